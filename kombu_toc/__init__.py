@@ -1,0 +1,57 @@
+"""A timeout center on Redis, and its Kombu transport.
+
+Importing this package registers the URL schemes (``toc+redis://`` and the rest), which
+``pip install`` alone also brings about; everything else is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .plugin import register
+from .version import __version__
+
+if TYPE_CHECKING:
+    from .center import Cancelled, Counts, Delivery, Found, Popped, TimeoutCenter
+    from .connections import center_for
+    from .embedded import EmbeddedServer
+
+_PLACES = {
+    "TimeoutCenter": "center",
+    "Cancelled": "center",
+    "Counts": "center",
+    "Delivery": "center",
+    "Found": "center",
+    "Popped": "center",
+    "Topic": "topics",
+    "center_for": "connections",
+    "EmbeddedServer": "embedded",
+    "Capacity": "transport.channel",
+    "Channel": "transport.channel",
+    "Message": "transport.channel",
+    "Transport": "transport.transport",
+    "use_timezone": "transport.channel",
+    "ActionTimeError": "errors",
+    "ConfigurationError": "errors",
+    "EmbeddedServerError": "errors",
+    "EnvelopeError": "errors",
+    "ServerError": "errors",
+    "SlotCountError": "errors",
+    "TocError": "errors",
+}
+
+__all__ = ("__version__", "register", *_PLACES)
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        place = _PLACES[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    value = getattr(import_module(f".{place}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+register()

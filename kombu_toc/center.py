@@ -1,0 +1,759 @@
+"""The timeout center: messages in Redis that become visible at their action time.
+
+Plain redis-py; nothing of Kombu and nothing of Celery. Bodies are bytes that the center does
+not look into::
+
+    center = TimeoutCenter(redis.Redis())
+    center.put("mail", "order-7", b"remind", delay=3600)
+    for message in center.pop("mail", limit=10).messages:
+        ...
+        center.ack([message])
+
+Every operation is one script (``scripts/``), atomic, by Redis's own clock. Operations are first
+built as a :class:`Call` and then run, so that the transport can send many at once over a
+connection of its own without waiting for each reply.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from redis.exceptions import NoScriptError
+
+from . import scores
+from .errors import ConfigurationError, SlotCountError
+from .scripts import Script, load
+from .topics import DEFAULT_SLOTS, PRIORITY_STEPS, Declaration, Keys, Slot, Topic, check_steps
+
+#: Seconds a delivered message may stay unacknowledged and unrenewed.
+VISIBILITY_TIMEOUT = 60.0
+
+#: Expired leases that one pop rolls back per slot, at most.
+RECOVER = 100
+
+#: Messages that one call of purge deletes per slot.
+PURGE_STEP = 1000
+
+WAITING, IN_FLIGHT, DEAD = "waiting", "in flight", "dead"
+_STATES = {1: WAITING, 2: IN_FLIGHT, 3: DEAD}
+
+
+class Delivery(NamedTuple):
+    """A message as pop delivered it."""
+
+    topic: str
+    slot: int
+    step: int
+    id: str
+    score: int
+    body: bytes
+    limit: int  #: the topic's retries
+
+    @property
+    def action_us(self) -> int:
+        """Microseconds since the epoch when it was due; 0 if it was rolled back."""
+        return scores.action_time(self.score)
+
+    @property
+    def retries_left(self) -> int:
+        left = scores.retries_left(self.score)
+        return self.limit if left is None else left
+
+    @property
+    def failures(self) -> int:
+        """How often it was delivered before and rolled back."""
+        return max(self.limit - self.retries_left, 0)
+
+
+class Popped(NamedTuple):
+    """What one pop did."""
+
+    now_us: int  #: Redis's clock
+    more: bool  #: something that is due was left
+    messages: list[Delivery]
+    bare: list[str]  #: ids without a body; they are removed
+    rolled_back: list[str]  #: ids whose leases had ended
+    died: list[str]  #: of these, those that had no retries left
+
+
+class Found(NamedTuple):
+    """A message looked up by id."""
+
+    topic: str
+    slot: int
+    id: str
+    state: str  #: WAITING, IN_FLIGHT or DEAD
+    step: int
+    score: int
+    body: bytes
+    reason: str  #: of a dead message
+
+    @property
+    def time_us(self) -> int:
+        """When it is due, when its lease ends, or when it died."""
+        if self.state == WAITING:
+            return scores.action_time(self.score)
+        return scores.read_lease(self.score).ms * 1000
+
+
+class Cancelled(NamedTuple):
+    """What cancel did about one message."""
+
+    id: str
+    state: str  #: what it was
+    deleted: bool
+
+
+class Counts(NamedTuple):
+    """How many messages a topic or a slot holds."""
+
+    ready: int  #: due
+    scheduled: int  #: waiting for their action time
+    in_flight: int
+    dead: int
+
+    @property
+    def waiting(self) -> int:
+        return self.ready + self.scheduled
+
+
+class Call(NamedTuple):
+    """An operation ready to be sent: a script with its arguments, and how to read its reply."""
+
+    script: Script
+    keys: Sequence[str]
+    args: Sequence[Any]
+    parse: Callable[[Any], Any]
+
+    def command(self, *, whole: bool = False) -> tuple[Any, ...]:
+        """As a Redis command: by its SHA-1, or with the whole text."""
+        if whole:
+            return ("EVAL", self.script.text, len(self.keys), *self.keys, *self.args)
+        return ("EVALSHA", self.script.sha, len(self.keys), *self.keys, *self.args)
+
+
+def _when(at_us: int | None, delay_us: int | None) -> str:
+    if delay_us is not None:
+        return f"+{delay_us}" if delay_us > 0 else ""
+    return "" if at_us is None else str(scores.check(at_us))
+
+
+def _microseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1_000_000)
+
+
+def _texts(raw: Iterable[bytes]) -> list[str]:
+    return [item.decode("utf-8", "surrogatepass") for item in raw]
+
+
+class TimeoutCenter:
+    """The operations on topics.
+
+    client: a redis-py client that returns bytes (``decode_responses=False``)
+    prefix: what every key begins with
+    steps: priority steps; every producer and consumer must use the same
+    slots: slot count of a topic that is used before anyone has declared it
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        prefix: str = "toc:",
+        *,
+        steps: Sequence[int] = PRIORITY_STEPS,
+        slots: int = DEFAULT_SLOTS,
+    ) -> None:
+        if client.get_encoder().decode_responses:
+            raise ConfigurationError(
+                "the center keeps bytes: give it a redis-py client without decode_responses=True"
+            )
+        self.client = client
+        self.keys = Keys(prefix)
+        self.steps = check_steps(steps)
+        self.slots = slots
+        self._topics: dict[str, Topic] = {}
+
+    # -- running
+
+    def run(self, call: Call) -> Any:
+        """Run one operation and return what it found."""
+        execute = self.client.execute_command
+        try:
+            return call.parse(execute(*call.command()))
+        except NoScriptError:
+            return call.parse(execute(*call.command(whole=True)))
+
+    def run_all(self, calls: Sequence[Call]) -> list[Any]:
+        """Run operations in one round trip; return what each found.
+
+        Raises the first error, after all have run.
+        """
+        if not calls:
+            return []
+        if len(calls) == 1:
+            return [self.run(calls[0])]
+        with self.client.pipeline(transaction=False) as pipe:
+            for call in calls:
+                pipe.execute_command(*call.command())
+            replies = pipe.execute(raise_on_error=False)
+        found, errors = [], []
+        for call, reply in zip(calls, replies, strict=True):
+            if isinstance(reply, NoScriptError):
+                found.append(self.run(call))
+            elif isinstance(reply, Exception):
+                errors.append(reply)
+            else:
+                found.append(call.parse(reply))
+        if errors:
+            raise errors[0]
+        return found
+
+    # -- topics
+
+    def declare(self, name: str, **limits: Any) -> Topic:
+        """Declare a topic and return it as it stands.
+
+        limits: ``slots`` (a power of two), ``retries``, ``visibility`` (seconds), ``expires``
+            (milliseconds); what is left out agrees with any declaration.
+
+        The first declaration stands. Raises SlotCountError if it has another slot count than
+        the one asked for, ConfigurationError if a limit makes no sense.
+        """
+        asked = limits.get("slots")
+        if asked is None:
+            limits = {**limits, "slots": self.slots}
+        wanted = Declaration.of(name, **limits)
+        topic = self.run(self.declaring(name, wanted))
+        if asked is not None and asked != topic.slots:
+            raise SlotCountError(
+                f"topic {name!r} was declared with {topic.slots} slots, not {asked}; "
+                f"declare it with {topic.slots}, or delete the queue once it is empty and "
+                "declare it again"
+            )
+        return topic
+
+    def declaring(self, name: str, wanted: Declaration) -> Call:
+        """The call that declares a topic; its result is the topic as it stands."""
+
+        def parse(raw: bytes) -> Topic:
+            topic = Topic(name, Declaration.from_json(raw), self.keys.prefix, self.steps)
+            self._topics[name] = topic
+            return topic
+
+        return Call(
+            load("declare"),
+            (self.keys.topics, self.keys.expiring),
+            (name, wanted.to_json(), wanted.expires or 0),
+            parse,
+        )
+
+    def topic(self, name: str) -> Topic:
+        """The topic of that name; it is declared with the defaults if nobody has done so."""
+        try:
+            return self._topics[name]
+        except KeyError:
+            return self.declare(name)
+
+    def declared(self, name: str) -> Topic | None:
+        """The topic of that name, or None if nobody has declared it."""
+        raw = self.client.hget(self.keys.topics, name)
+        if raw is None:
+            self._topics.pop(name, None)
+            return None
+        topic = Topic(name, Declaration.from_json(raw), self.keys.prefix, self.steps)
+        self._topics[name] = topic
+        return topic
+
+    def topics(self) -> list[str]:
+        """The names of all declared topics."""
+        return sorted(_texts(self.client.hkeys(self.keys.topics)))
+
+    def forget(self, name: str) -> None:
+        """Read the topic's declaration anew when it is next used."""
+        self._topics.pop(name, None)
+
+    # -- put, pop, and what ends a delivery
+
+    def put(
+        self,
+        topic: str,
+        id: str,
+        body: bytes,
+        *,
+        at: float | None = None,
+        delay: float | None = None,
+        basis: str | None = None,
+        priority: int = 0,
+        token: str | None = None,
+        ensure: bool = False,
+    ) -> str | None:
+        """Add a message and return the id it is kept under.
+
+        at: action time, seconds since the epoch; a past one means now
+        delay: instead of `at`, seconds from now by Redis's clock
+        basis: slot basis; the id unless given
+        priority: 0 goes first
+        token: tells this message from another live one with the same id, which may then have
+            two; without it, the CRC-32 of the body does
+        ensure: return None, and add nothing, if a live message has this id
+
+        Raises ActionTimeError beyond the year 2255.
+        """
+        made, added = self.run(
+            self.putting(
+                self.topic(topic),
+                id,
+                body,
+                at_us=_microseconds(at),
+                delay_us=_microseconds(delay),
+                basis=basis,
+                priority=priority,
+                token=token,
+                ensure=ensure,
+            )
+        )
+        return made if added or not ensure else None
+
+    def putting(
+        self,
+        topic: Topic,
+        id: str,
+        body: bytes,
+        *,
+        at_us: int | None = None,
+        delay_us: int | None = None,
+        basis: str | None = None,
+        priority: int = 0,
+        token: str | None = None,
+        ensure: bool = False,
+    ) -> Call:
+        """The call that adds a message; times in microseconds. Result: (id, added)."""
+        slot = topic.slot_for(basis or id)
+        if token is None:
+            token = f"{zlib.crc32(body):08x}"
+        return Call(
+            load("put"),
+            (
+                slot.stores[topic.step_index(priority)],
+                slot.body,
+                slot.armed,
+                slot.copies(id),
+                self.keys.wake(topic.name),
+            ),
+            (
+                id,
+                body,
+                _when(at_us, delay_us),
+                slot.number,
+                token,
+                topic.declaration.expires or 0,
+                1 if ensure else 0,
+            ),
+            _read_put,
+        )
+
+    def pop(
+        self,
+        topic: str,
+        limit: int = 1,
+        *,
+        visibility: float = VISIBILITY_TIMEOUT,
+        slots: Iterable[int] | None = None,
+        recover: int = RECOVER,
+    ) -> Popped:
+        """Deliver up to `limit` messages that are due.
+
+        visibility: seconds they may stay unacknowledged and unrenewed, unless the topic says
+        slots: only these; all unless given
+        recover: expired leases to roll back first, per slot
+        """
+        declared = self.topic(topic)
+        return self.run(
+            self.popping(declared, slots, soon=limit, visibility=visibility, recover=recover)
+        )
+
+    def popping(
+        self,
+        topic: Topic,
+        slots: Iterable[int] | None = None,
+        *,
+        soon: int,
+        lookahead_us: int = 0,
+        late: int = 0,
+        behind_us: int = 0,
+        visibility: float = VISIBILITY_TIMEOUT,
+        recover: int = 0,
+    ) -> Call:
+        """The call that delivers messages. Result: :class:`Popped`.
+
+        soon, lookahead_us: how many that are due within that many microseconds
+        late, behind_us: how many that have been due for that many microseconds (the two
+            numbers include each other)
+        """
+        numbers = range(topic.slots) if slots is None else sorted(slots)
+        keys = self._slot_keys(topic, numbers)
+        seconds = topic.declaration.visibility or visibility
+        retries = topic.declaration.retries
+        name = topic.name
+
+        def parse(raw: list[Any]) -> Popped:
+            now, more, flat, bare, rolled, died, said, unsaid = raw
+            messages = [
+                Delivery(
+                    name,
+                    numbers[flat[i]],
+                    flat[i + 1],
+                    flat[i + 2].decode("utf-8", "surrogatepass"),
+                    flat[i + 3],
+                    flat[i + 4],
+                    retries,
+                )
+                for i in range(0, len(flat), 5)
+            ]
+            return Popped(now, bool(more), messages, _texts(bare), _texts(rolled), _texts(died))
+
+        return Call(
+            load("pop"),
+            keys,
+            (
+                len(numbers),
+                len(topic.steps),
+                soon,
+                lookahead_us,
+                late,
+                behind_us,
+                int(seconds * 1000),
+                retries,
+                recover,
+                *numbers,
+            ),
+            parse,
+        )
+
+    def ack(self, deliveries: Iterable[Delivery]) -> int:
+        """Acknowledge messages; return how many there still were."""
+        return sum(self.run_all(self.acking(deliveries)))
+
+    def acking(self, deliveries: Iterable[Delivery]) -> list[Call]:
+        """The calls that acknowledge messages, one per topic. Result: how many there were."""
+        by_topic: dict[str, list[Delivery]] = defaultdict(list)
+        for delivery in deliveries:
+            by_topic[delivery.topic].append(delivery)
+        return [self._acking(self.topic(name), batch) for name, batch in by_topic.items()]
+
+    def _acking(self, topic: Topic, batch: list[Delivery]) -> Call:
+        numbers = sorted({delivery.slot for delivery in batch})
+        index = {number: at for at, number in enumerate(numbers)}
+        keys = self._slot_keys(topic, numbers)
+        wake = keys.pop()
+        args: list[Any] = []
+        sets: list[str] = []
+        for delivery in batch:
+            base, copy, _ = delivery.id.rpartition("#")
+            if copy:
+                sets.append(topic.slot(delivery.slot).copies(base))
+            args += (index[delivery.slot], delivery.id, len(sets) if copy else 0)
+        return Call(
+            load("ack"),
+            [*keys, *sets, wake],
+            (len(numbers), len(topic.steps), len(sets), *numbers, *args),
+            _first,
+        )
+
+    def reject(
+        self, delivery: Delivery, *, requeue: bool, reason: str = "", backoff: float = 0.0
+    ) -> str | None:
+        """Give a message back after a failure.
+
+        requeue: roll it back with one retry less, due in `backoff` seconds; without it, or with
+            no retries left, it goes to DeadQueue with the reason
+
+        Returns the state it is in now, or None if it was there no more.
+        """
+        return self.run(
+            self.rejecting(delivery, requeue=requeue, reason=reason, backoff=backoff)
+        )
+
+    def rejecting(
+        self, delivery: Delivery, *, requeue: bool, reason: str = "", backoff: float = 0.0
+    ) -> Call:
+        """The call that gives a message back after a failure. Result: as :meth:`reject`."""
+        topic = self.topic(delivery.topic)
+        slot = topic.slot(delivery.slot)
+        if not reason:
+            reason = "no retries left: rejected again and again" if requeue else "rejected"
+        return Call(
+            load("reject"),
+            (
+                slot.armed,
+                slot.prepare,
+                slot.dead,
+                slot.reasons,
+                *slot.stores,
+                self.keys.wake(topic.name),
+            ),
+            (
+                len(topic.steps),
+                slot.number,
+                delivery.id,
+                1 if requeue else 0,
+                int(backoff * 1000),
+                reason,
+                topic.declaration.retries,
+            ),
+            lambda raw: {1: WAITING, 2: DEAD}.get(raw[0]),
+        )
+
+    def release(self, deliveries: Iterable[Delivery]) -> int:
+        """Take messages back unhandled, their time, order and retries unchanged.
+
+        Returns how many were still in flight.
+        """
+        return sum(self.run_all(self.releasing(deliveries)))
+
+    def releasing(self, deliveries: Iterable[Delivery]) -> list[Call]:
+        """The calls that take messages back, one per slot. Result: how many there were."""
+        by_slot: dict[tuple[str, int], list[Delivery]] = defaultdict(list)
+        for delivery in deliveries:
+            by_slot[delivery.topic, delivery.slot].append(delivery)
+        calls = []
+        for (name, number), batch in by_slot.items():
+            topic = self.topic(name)
+            slot = topic.slot(number)
+            args: list[Any] = []
+            for delivery in batch:
+                args += (delivery.id, delivery.score, delivery.step)
+            calls.append(
+                Call(
+                    load("release"),
+                    (slot.armed, slot.prepare, *slot.stores, self.keys.wake(name)),
+                    (len(topic.steps), number, *args),
+                    _first,
+                )
+            )
+        return calls
+
+    def extend(
+        self, deliveries: Iterable[Delivery], visibility: float = VISIBILITY_TIMEOUT
+    ) -> list[Delivery]:
+        """Renew leases: each ends `visibility` seconds from now, or what its topic says.
+
+        Returns those whose leases had ended already.
+        """
+        by_slot: dict[tuple[str, int], list[Delivery]] = defaultdict(list)
+        for delivery in deliveries:
+            by_slot[delivery.topic, delivery.slot].append(delivery)
+        calls = []
+        for (name, number), batch in by_slot.items():
+            topic = self.topic(name)
+            seconds = topic.declaration.visibility or visibility
+            calls.append(
+                Call(
+                    load("extend"),
+                    (topic.slot(number).prepare,),
+                    (int(seconds * 1000), *(delivery.id for delivery in batch)),
+                    _texts,
+                )
+            )
+        lost = []
+        for batch, ids in zip(by_slot.values(), self.run_all(calls), strict=True):
+            gone = set(ids)
+            lost += [delivery for delivery in batch if delivery.id in gone]
+        return lost
+
+    # -- for people and tools, by id
+
+    def get(self, topic: str, id: str, *, basis: str | None = None) -> list[Found]:
+        """Look a message up, and the copies that share its id; an empty list if there is none.
+
+        basis: slot basis, if the sender gave one; without it every slot is asked, after the
+            one that the id alone picks
+        """
+        declared = self.topic(topic)
+
+        def call(slot: Slot) -> Call:
+            def parse(raw: list[Any]) -> list[Found]:
+                return [
+                    Found(
+                        topic,
+                        slot.number,
+                        raw[i].decode("utf-8", "surrogatepass"),
+                        _STATES[raw[i + 1]],
+                        raw[i + 2],
+                        raw[i + 3],
+                        raw[i + 4],
+                        raw[i + 5].decode("utf-8", "replace"),
+                    )
+                    for i in range(0, len(raw), 6)
+                ]
+
+            keys = (slot.prepare, slot.dead, slot.reasons, slot.body, slot.copies(id))
+            return Call(load("get"), (*keys, *slot.stores), (id,), parse)
+
+        return self._by_id(declared, id, basis, call) or []
+
+    def cancel(
+        self, topic: str, id: str, *, basis: str | None = None, in_flight: bool = False
+    ) -> list[Cancelled]:
+        """Delete a message by id, and the copies that share it.
+
+        in_flight: delete those too that a worker has taken; it is not told
+
+        Returns what there was and whether it is deleted: one that is in flight was cancelled
+        too late. An empty list if there was none.
+        """
+        declared = self.topic(topic)
+
+        def call(slot: Slot) -> Call:
+            def parse(raw: list[Any]) -> list[Cancelled]:
+                flat = raw[0]
+                return [
+                    Cancelled(
+                        flat[i].decode("utf-8", "surrogatepass"),
+                        _STATES[flat[i + 1]],
+                        bool(flat[i + 2]),
+                    )
+                    for i in range(0, len(flat), 3)
+                ]
+
+            keys = (slot.armed, slot.prepare, slot.dead, slot.reasons, slot.body, slot.copies(id))
+            return Call(
+                load("cancel"),
+                (*keys, *slot.stores, self.keys.wake(topic)),
+                (len(slot.stores), slot.number, id, 1 if in_flight else 0),
+                parse,
+            )
+
+        return self._by_id(declared, id, basis, call) or []
+
+    def reschedule(
+        self,
+        topic: str,
+        id: str,
+        *,
+        at: float | None = None,
+        delay: float | None = None,
+        basis: str | None = None,
+    ) -> str | None:
+        """Give a waiting message another action time; neither `at` nor `delay` means now.
+
+        at: seconds since the epoch
+        delay: seconds from now by Redis's clock
+
+        Returns the state it was found in, or None if there is none. Only a WAITING one has been
+        moved. Raises ActionTimeError beyond the year 2255.
+        """
+        declared = self.topic(topic)
+        when = _when(_microseconds(at), _microseconds(delay))
+
+        def call(slot: Slot) -> Call:
+            return Call(
+                load("reschedule"),
+                (slot.armed, slot.prepare, slot.dead, *slot.stores, self.keys.wake(topic)),
+                (len(slot.stores), slot.number, id, when),
+                lambda raw: _STATES.get(raw[0]),
+            )
+
+        return self._by_id(declared, id, basis, call)
+
+    def _by_id(
+        self, topic: Topic, id: str, basis: str | None, call: Callable[[Slot], Call]
+    ) -> Any:
+        first = topic.slot_for(basis or id.partition("#")[0])
+        found = self.run(call(first))
+        if found or basis is not None:
+            return found
+        others = [slot for slot in topic.all_slots() if slot.number != first.number]
+        return next((found for found in self.run_all([call(slot) for slot in others]) if found), found)
+
+    # -- for whole topics
+
+    def counts_by_slot(self, topic: str) -> list[Counts]:
+        """How many messages each slot holds, by slot number."""
+        return self.run(self._counting(self.topic(topic)))
+
+    def counts(self, topic: str) -> Counts:
+        """How many messages a topic holds."""
+        by_slot = self.counts_by_slot(topic)
+        return Counts(*(sum(column) for column in zip(*by_slot, strict=True)))
+
+    def _counting(self, topic: Topic) -> Call:
+        keys: list[str] = []
+        for slot in topic.all_slots():
+            keys += (slot.prepare, slot.dead, *slot.stores)
+        return Call(
+            load("counts"),
+            keys,
+            (topic.slots, len(topic.steps)),
+            lambda raw: [Counts(*raw[i : i + 4]) for i in range(0, len(raw), 4)],
+        )
+
+    def purge(self, topic: str) -> int:
+        """Delete every waiting message, due or not; return how many there were.
+
+        Those in flight and those dead stay. In bounded steps, so that a large topic does not
+        block the server; what is put meanwhile may survive.
+        """
+        declared = self.topic(topic)
+        total = 0
+        for slot in declared.all_slots():
+            keys = (slot.armed, slot.body, *slot.stores, self.keys.wake(topic))
+            call = Call(
+                load("purge"),
+                keys,
+                (len(slot.stores), slot.number, PURGE_STEP),
+                lambda raw: (raw[0], _texts(raw[2])),
+            )
+            while True:
+                count, copies = self.run(call)
+                total += count
+                for id in copies:
+                    self.client.srem(slot.copies(id.rpartition("#")[0]), id)
+                if count < PURGE_STEP:
+                    break
+        return total
+
+    def delete(self, topic: str) -> None:
+        """Delete a topic with everything in it: waiting, in flight and dead."""
+        declared = self.declared(topic) or Topic(
+            topic, Declaration(slots=self.slots), self.keys.prefix, self.steps
+        )
+        self.purge(topic)
+        with self.client.pipeline(transaction=False) as pipe:
+            for slot in declared.all_slots():
+                pipe.unlink(*slot.all())
+            pipe.unlink(self.keys.wake(topic))
+            pipe.hdel(self.keys.topics, topic)
+            pipe.zrem(self.keys.expiring, f"topic:{topic}")
+            pipe.execute()
+        self.forget(topic)
+
+    # -- the wake index
+
+    def announcing(self, topic: str, times: dict[tuple[int, int], None]) -> tuple[Any, ...]:
+        """The command that hands claims back: {(slot, microseconds): None}."""
+        command: list[Any] = ["ZADD", self.keys.wake(topic)]
+        for slot, us in times:
+            command += (us, f"{slot}:{us}")
+        return tuple(command)
+
+    # -- shared
+
+    def _slot_keys(self, topic: Topic, numbers: Iterable[int]) -> list[str]:
+        keys: list[str] = []
+        for number in numbers:
+            slot = topic.slot(number)
+            keys += (slot.armed, slot.prepare, slot.body, slot.dead, slot.reasons, *slot.stores)
+        keys.append(self.keys.wake(topic.name))
+        return keys
+
+
+def _first(raw: list[Any]) -> int:
+    return raw[0]
+
+
+def _read_put(raw: list[Any]) -> tuple[str, bool]:
+    return raw[0].decode("utf-8", "surrogatepass"), bool(raw[1])

