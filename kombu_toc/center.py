@@ -19,6 +19,7 @@ from __future__ import annotations
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from redis.exceptions import NoScriptError
@@ -257,6 +258,10 @@ class TimeoutCenter:
         except KeyError:
             return self.declare(name)
 
+    def known(self, name: str) -> Topic | None:
+        """The topic of that name, if this center has dealt with it before; asks nobody."""
+        return self._topics.get(name)
+
     def declared(self, name: str) -> Topic | None:
         """The topic of that name, or None if nobody has declared it."""
         raw = self.client.hget(self.keys.topics, name)
@@ -274,6 +279,15 @@ class TimeoutCenter:
     def forget(self, name: str) -> None:
         """Read the topic's declaration anew when it is next used."""
         self._topics.pop(name, None)
+
+    def refresh(self, name: str, expires_ms: int) -> None:
+        """Keep a topic that expires from going stale; declare it again if it has."""
+        declared = self.topic(name).declaration
+        self.run(self.declaring(name, replace(declared, expires=expires_ms)))
+
+    def stale(self, most: int = 100) -> list[str]:
+        """Take the names of what went stale: ``topic:NAME`` and ``exchange:NAME``."""
+        return self.run(Call(load("sweep"), (self.keys.expiring,), (most,), _texts))
 
     # -- put, pop, and what ends a delivery
 

@@ -1,0 +1,137 @@
+"""What a worker gains when its broker is a timeout center.
+
+Active without any set-up: the transport loads this module wherever Celery is in use (entry point
+``kombu_toc.extensions``), and a worker whose broker is ours then gets one more bootstep. It
+
+- tells the channel how many tasks could start at once, so that no task is fetched by a busy
+  worker while an idle one could start it;
+- hands a task that arrives when it is due straight on, instead of to a timer: whatever our
+  transport delivers has waited in Redis, by Redis's clock, and ``request.eta`` stays as sent;
+- keeps the messages of executing tasks when the connection breaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from celery import bootsteps, signals
+from celery.worker import state
+from celery.worker.consumer.tasks import Tasks
+
+import kombu_toc
+
+__all__ = ("TimeoutCenterStep", "install")
+
+
+def install() -> None:
+    """Add the bootstep to every worker that starts from now on, and tell apps' time zones."""
+    signals.worker_init.connect(_add_step, weak=False, dispatch_uid="celery_toc.worker")
+    kombu_toc.use_timezone(_in_the_apps_timezone)
+
+
+def _add_step(sender: Any, **_: Any) -> None:
+    sender.app.steps["consumer"].add(TimeoutCenterStep)
+
+
+def _in_the_apps_timezone(moment: Any) -> Any:
+    # As celery.worker.request.Request does with an eta that has no time zone.
+    from celery import current_app
+    from celery.utils.time import maybe_make_aware
+
+    return maybe_make_aware(moment, current_app.timezone)
+
+
+class _PastTimers:
+    """The consumer's timer, but for tasks that have waited already: they start at once."""
+
+    def __init__(self, timer: Any) -> None:
+        self._timer = timer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._timer, name)
+
+    def call_at(
+        self, eta: Any, fun: Callable[..., Any], args: Any = (), kwargs: Any = None,
+        priority: int = 0,
+    ) -> Any:
+        message = getattr(args[0], "message", None) if args else None
+        if not isinstance(message, kombu_toc.Message) or message.delivery is None:
+            return self._timer.call_at(eta, fun, args, kwargs, priority)
+        entry = self._timer.Entry(fun, args, kwargs)
+        entry()
+        return entry
+
+
+class TimeoutCenterStep(bootsteps.StartStopStep):
+    """See the module."""
+
+    label = "Timeout center"
+    requires = (Tasks,)
+
+    def __init__(self, c: Any, **kwargs: Any) -> None:
+        super().__init__(c, **kwargs)
+        transport = c.conninfo.get_transport_cls()
+        self.enabled = isinstance(transport, type) and issubclass(transport, kombu_toc.Transport)
+        self._poller: Any = None
+        if self.enabled:
+            # Strategies bind the timer's method when the Tasks step starts, before this one.
+            c.timer = _PastTimers(c.timer)
+
+    def include_if(self, c: Any) -> bool:
+        return self.enabled
+
+    def start(self, c: Any) -> None:
+        channel = c.task_consumer.channel
+        self._poller = channel.poller
+        self._poller.steady = True
+        channel.free = lambda: self._limit(c) - len(state.reserved_requests)
+        channel.keep = lambda message: self._executing(c, message)
+        channel.no_prefetch = bool(c.app.conf.get("worker_disable_prefetch"))
+        if not c.hub or _ends_tasks_in_threads(c.pool):
+            self._tell_when_tasks_end(c.pool)
+
+    def stop(self, c: Any) -> None:
+        self._poller = None
+
+    @staticmethod
+    def _limit(c: Any) -> int:
+        return getattr(c.controller, "max_concurrency", None) or c.pool.num_processes or 1
+
+    @staticmethod
+    def _executing(c: Any, message: kombu_toc.Message) -> bool:
+        """Whether the connection alone is lost, and this message's task is being executed."""
+        if c.controller.blueprint.state != bootsteps.RUN or state.should_stop is not None:
+            return False
+        return any(request.message is message for request in list(state.active_requests))
+
+    def _tell_when_tasks_end(self, pool: Any) -> None:
+        """In these pools nothing wakes the loop when a task ends."""
+        if getattr(pool, "_toc_step", None) is not None:
+            pool._toc_step = self
+            return
+        pool._toc_step = self
+        apply = pool.on_apply
+
+        def on_apply(
+            target: Any, args: Any = None, kwargs: Any = None, callback: Any = None, **options: Any
+        ) -> Any:
+            def ended(*result: Any) -> Any:
+                try:
+                    return callback(*result)
+                finally:
+                    poller = pool._toc_step._poller
+                    if poller is not None:
+                        poller.nudge()
+
+            return apply(target, args, kwargs, callback=ended if callback else None, **options)
+
+        pool.on_apply = on_apply
+
+
+def _ends_tasks_in_threads(pool: Any) -> bool:
+    try:
+        from celery.concurrency.thread import TaskPool
+    except ImportError:  # no concurrent.futures
+        return False
+    return isinstance(pool, TaskPool)

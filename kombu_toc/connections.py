@@ -1,0 +1,225 @@
+"""Broker URL -> redis-py client: standalone, TLS, unix socket, embedded server."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    InvalidResponse,
+    NoPermissionError,
+    ResponseError,
+)
+from redis.retry import Retry
+
+from .center import TimeoutCenter
+from .errors import ConfigurationError, ServerError
+from .options import Settings, read
+from .plugin import KINDS
+
+DEFAULT_PORT = 6379
+
+#: Seconds after which a command without a reply counts as a broken connection.
+SOCKET_TIMEOUT = 10.0
+
+#: Seconds that opening a connection may take, where Kombu does not say.
+CONNECT_TIMEOUT = 5.0
+
+#: The oldest server whose commands suffice.
+OLDEST = (6, 2)
+
+_SECRET = re.compile(r"(://[^/?#]*?:)[^/?#]*(@)|([?&](?:password|ssl_password)=)[^&#]*")
+
+
+def mask_password(url: str, mask: str = "**") -> str:
+    """The URL without its passwords."""
+
+    def hide(match: re.Match[str]) -> str:
+        if match[3]:
+            return f"{match[3]}{mask}"
+        return f"{match[1]}{mask}{match[2]}"
+
+    return _SECRET.sub(hide, url)
+
+
+@dataclass
+class Address:
+    """Where a server is, and how to get in."""
+
+    kind: str
+    host: str = "localhost"
+    port: int = DEFAULT_PORT
+    path: str = ""
+    db: int = 0
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    query: dict[str, str] = field(default_factory=dict, repr=False)
+
+
+def read_url(url: str) -> Address:
+    """Take a broker URL apart, with or without its ``toc+``.
+
+    Raises ConfigurationError, without the password in it, if it cannot be used.
+    """
+    scheme, _, rest = url.partition("://")
+    kind = "redis" if scheme == "toc" else scheme.removeprefix("toc+")
+    shown = mask_password(url)
+    if kind not in KINDS:
+        raise ConfigurationError(
+            f"{shown}: unknown scheme; use one of {', '.join('toc+' + k for k in KINDS)}"
+        )
+    if kind in ("sentinel", "cluster"):
+        raise ConfigurationError(
+            f"{shown}: this release serves one Redis or Valkey server, its URL toc+redis://, "
+            "toc+rediss:// or toc+unix://; Sentinel and Cluster are not supported yet"
+        )
+    try:
+        parts = urlsplit("//" + rest)
+        port = parts.port
+    except ValueError as exc:
+        raise ConfigurationError(f"{shown}: {exc}") from None
+    address = Address(
+        kind,
+        username=unquote(parts.username) if parts.username else None,
+        password=unquote(parts.password) if parts.password else None,
+        query=dict(parse_qsl(parts.query, keep_blank_values=True)),
+    )
+    if kind in ("unix", "embedded"):
+        # Kombu's own spelling of sockets, redis+socket://, allows a host part: a relative path.
+        address.path = unquote((parts.netloc.rpartition("@")[2]) + parts.path)
+        address.db = _database(shown, address.query.pop("virtual_host", None))
+        address.db = _database(shown, address.query.pop("db", None)) or address.db
+        if kind == "unix" and not address.path:
+            raise ConfigurationError(f"{shown}: name the socket, as in toc+unix:///run/redis.sock")
+        return address
+    address.host = unquote(parts.hostname or "localhost")
+    address.port = port or DEFAULT_PORT
+    path = unquote(parts.path).strip("/")
+    address.db = _database(shown, address.query.pop("db", None) or path)
+    return address
+
+
+def _database(shown: str, text: Any) -> int:
+    text = str(text or "0").strip("/") or "0"
+    if not text.isdigit():
+        raise ConfigurationError(f"{shown}: the database must be a number, not {text!r}")
+    return int(text)
+
+
+def connect(
+    address: Address,
+    settings: Settings,
+    *,
+    connect_timeout: float | None = None,
+    ssl: Any = None,
+    credential_provider: Any = None,
+) -> redis.Redis:
+    """A client for the server at this address; nothing is sent yet.
+
+    Raises EmbeddedServerError if the embedded server cannot be started.
+    """
+    arguments: dict[str, Any] = {
+        "db": address.db,
+        "username": address.username,
+        "password": address.password,
+        "socket_timeout": SOCKET_TIMEOUT,
+        "socket_connect_timeout": connect_timeout or CONNECT_TIMEOUT,
+        "socket_keepalive": True,
+        "health_check_interval": 0,
+        **settings.connection,
+        # A command whose reply was lost may have run: only who sent it knows what to do.
+        "retry": Retry(NoBackoff(), 0),
+        # Replies are read raw; the older protocol is the one that every server version shares.
+        "protocol": 2,
+    }
+    most = arguments.pop("max_connections", None)
+    timeout = arguments.pop("timeout", None)
+    if credential_provider is not None:
+        arguments["credential_provider"] = credential_provider
+    if arguments.get("credential_provider") is not None:
+        arguments["username"] = arguments["password"] = None
+    if address.kind in ("unix", "embedded"):
+        if address.kind == "embedded":
+            from .embedded import EmbeddedServer
+
+            arguments["path"] = EmbeddedServer.join(address.path).socket
+        else:
+            arguments["path"] = address.path
+        for name in ("socket_keepalive", "socket_keepalive_options"):
+            arguments.pop(name, None)
+        cls: type = redis.UnixDomainSocketConnection
+    else:
+        arguments.update(host=address.host, port=address.port)
+        cls = redis.Connection
+        if address.kind == "rediss" or ssl:
+            cls = redis.SSLConnection
+            if isinstance(ssl, dict):
+                arguments.update(_ssl_arguments(ssl))
+    if most:
+        pool: redis.ConnectionPool = redis.BlockingConnectionPool(
+            connection_class=cls, max_connections=int(most), timeout=timeout or 20, **arguments
+        )
+    else:
+        pool = redis.ConnectionPool(connection_class=cls, **arguments)
+    return redis.Redis(connection_pool=pool)
+
+
+def _ssl_arguments(ssl: dict[str, Any]) -> dict[str, Any]:
+    """``broker_use_ssl`` with or without the prefix ``ssl_``."""
+    return {k if k.startswith("ssl_") else f"ssl_{k}": v for k, v in ssl.items()}
+
+
+def check_server(client: redis.Redis) -> dict[str, Any]:
+    """Make sure that a usable Redis or Valkey answers; return its ``INFO server``.
+
+    Raises ServerError, or redis-py's own AuthenticationError and ConnectionError.
+    """
+    pool = client.connection_pool.connection_kwargs
+    where = pool.get("path") or f"{pool.get('host')}:{pool.get('port')}"
+    try:
+        info = client.info("server")
+    except (AuthenticationError, AuthorizationError):
+        raise
+    except NoPermissionError:
+        client.ping()  # an ACL user who may not ask; the scripts will tell
+        return {}
+    except (InvalidResponse, ResponseError, ValueError, IndexError, AttributeError) as exc:
+        raise ServerError(f"{where} does not answer as a Redis or Valkey server: {exc}") from exc
+    name = "Valkey" if "valkey_version" in info else "Redis"
+    version = str(info.get("valkey_version") or info.get("redis_version") or "")
+    numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:2])
+    if not numbers:
+        raise ServerError(f"{where} does not answer as a Redis or Valkey server")
+    if numbers < OLDEST:
+        raise ServerError(f"{where} runs {name} {version}; 6.2 is the oldest that will do")
+    if info.get("redis_mode") == "cluster" or info.get("server_mode") == "cluster":
+        raise ServerError(
+            f"{where} runs in cluster mode, which this release does not support; "
+            "use a server that does not"
+        )
+    return info
+
+
+def center_for(url: str, **options: Any) -> TimeoutCenter:
+    """The timeout center behind a broker URL.
+
+    options: as in ``broker_transport_options``
+
+    Raises ConfigurationError; the connection is made when it is first used.
+    """
+    address = read_url(url)
+    settings = read(address.query, options)
+    return make_center(connect(address, settings), settings)
+
+
+def make_center(client: redis.Redis, settings: Settings) -> TimeoutCenter:
+    """A center with these settings."""
+    return TimeoutCenter(
+        client, settings.prefix, steps=settings.priority_steps, slots=settings.slots
+    )

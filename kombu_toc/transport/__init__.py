@@ -1,0 +1,1 @@
+"""The Kombu adapter: how messages of Kombu come to the timeout center, and back."""

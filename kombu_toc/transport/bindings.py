@@ -1,0 +1,45 @@
+"""Which queues are bound to which exchange: kept in Redis, so that all processes agree."""
+
+from __future__ import annotations
+
+import json
+
+from ..center import Call, TimeoutCenter
+from ..scripts import load
+
+
+def binding(routing_key: str, pattern: str | None, queue: str) -> str:
+    """A binding as it is kept."""
+    return json.dumps([routing_key or "", pattern or "", queue], separators=(",", ":"))
+
+
+class Bindings:
+    """The bindings of exchanges; those of transient queues go stale unless refreshed."""
+
+    def __init__(self, center: TimeoutCenter) -> None:
+        self._center = center
+        self._keys = center.keys
+
+    def add(self, exchange: str, member: str, ttl_ms: int = 0) -> int:
+        """Record or refresh a binding; return Redis's clock in milliseconds.
+
+        ttl_ms: when it goes stale unless it is refreshed; 0 for never
+        """
+        keys = (self._keys.bindings(exchange), self._keys.expiring)
+        return self._center.run(Call(load("bind"), keys, (exchange, member, ttl_ms), int))
+
+    def remove(self, exchange: str, member: str) -> None:
+        """Forget a binding; with the last one goes the exchange's stream."""
+        self._center.client.zrem(self._keys.bindings(exchange), member)
+        self.of(exchange)
+
+    def clear(self, exchange: str) -> None:
+        """Forget all bindings of an exchange."""
+        self._center.client.unlink(self._keys.bindings(exchange), self._keys.fanout(exchange))
+        self._center.client.zrem(self._keys.expiring, f"exchange:{exchange}")
+
+    def of(self, exchange: str) -> list[tuple[str, str, str]]:
+        """(routing key, pattern, queue) of each binding of an exchange."""
+        keys = (self._keys.bindings(exchange), self._keys.fanout(exchange), self._keys.expiring)
+        raw = self._center.run(Call(load("bindings"), keys, (exchange,), list))
+        return [tuple(json.loads(member)) for member in raw]

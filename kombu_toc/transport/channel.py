@@ -1,0 +1,655 @@
+"""The channel: Kombu's operations in terms of the timeout center."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime, timedelta, timezone
+from itertools import count
+from typing import Any, NamedTuple
+
+from amqp.protocol import queue_declare_ok_t
+from kombu import message as kombu_message
+from kombu.exceptions import ChannelError, KombuError
+from kombu.transport import virtual
+from kombu.transport.base import to_rabbitmq_queue_arguments
+from kombu.utils.uuid import uuid
+
+from .. import envelope
+from ..center import Call, Delivery
+from ..errors import EnvelopeError
+from ..topics import Topic
+from .bindings import Bindings, binding
+from .fanout import Subscription, broadcasting, last_id, matches, recall, remember
+from .link import BROKEN
+from .qos import QoS
+
+try:
+    from kombu.exceptions import BatchPublishError
+except ImportError:  # Kombu before 5.7 publishes no batches
+
+    class BatchPublishError(KombuError):  # type: ignore[no-redef]
+        """A batch failed; what of it was delivered is uncertain."""
+
+
+logger = logging.getLogger(__name__)
+
+#: Messages that one pop takes where neither a prefetch count nor a worker's pool sets a bound.
+BATCH = 100
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_MICROSECOND = timedelta(microseconds=1)
+_FRACTION = re.compile(r"\.(\d+)")
+
+#: Delivery tags, unique within the process: one may be settled on a channel that is closed.
+_tags = count(1)
+
+
+class Capacity(NamedTuple):
+    """How much a consumer can take."""
+
+    free: int  #: that many could start at once; negative if more is queued than can start
+    room: int  #: that many fit, those included
+
+
+def _naive_is_utc(moment: datetime) -> datetime:
+    return moment.replace(tzinfo=timezone.utc)
+
+
+_aware: Callable[[datetime], datetime] = _naive_is_utc
+
+
+def use_timezone(aware: Callable[[datetime], datetime]) -> None:
+    """Say what an ``eta`` without time zone means: `aware` gives it one. UTC unless told."""
+    global _aware
+    _aware = aware
+
+
+def eta_us(eta: Any) -> int:
+    """An ``eta`` header as microseconds since the epoch.
+
+    eta: ISO 8601, or a datetime. Raises ValueError or TypeError if it is neither.
+    """
+    if not isinstance(eta, datetime):
+        if not isinstance(eta, str):
+            raise TypeError(f"not a time: {eta!r}")
+        try:
+            eta = datetime.fromisoformat(eta)
+        except ValueError:
+            # Python 3.10 knows no 'Z' and only three or six digits of a second's fraction.
+            text = _FRACTION.sub(lambda m: "." + m[1][:6].ljust(6, "0"), eta, count=1)
+            eta = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    if eta.tzinfo is None:
+        eta = _aware(eta)
+    return (eta - _EPOCH) // _MICROSECOND
+
+
+class Message(kombu_message.Message):
+    """A delivered message.
+
+    delivery: what the center knows of it; None for a broadcast. A message that has one was held
+        back until its action time.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        content: dict[str, Any],
+        delivery: Delivery | None,
+        subscription: Subscription | None = None,
+    ) -> None:
+        properties = content["properties"]
+        info = properties.setdefault("delivery_info", {})
+        tag = properties["delivery_tag"] = next(_tags)
+        headers = content["headers"]
+        if delivery is not None and delivery.failures:
+            info["redelivered"] = True
+            headers["x-delivery-count"] = delivery.failures
+        self.delivery = delivery
+        self.subscription = subscription
+        super().__init__(
+            body=content["body"],
+            channel=channel,
+            delivery_tag=tag,
+            content_type=content["content-type"],
+            content_encoding=content["content-encoding"],
+            headers=headers,
+            properties=properties,
+            delivery_info=info,
+        )
+        #: to be delivered again, a broadcast needs what it came as
+        self.origin: tuple[str, bytes] | None = None
+
+
+class _Receiver(NamedTuple):
+    callback: Callable[[Any], Any]
+    no_ack: bool
+
+
+class Channel(virtual.Channel):
+    """See the module."""
+
+    QoS = QoS
+    Message = Message
+    supports_fanout = True
+    supports_batch_publish = True
+    do_restore = True
+
+    #: What could start at once, if a worker says so: a function that returns that number.
+    free: Callable[[], int] | None = None
+    #: Whether a worker wants nothing queued that could not start at once.
+    no_prefetch = False
+    #: Whether a message that is not settled stays with this process when the channel closes.
+    keep: Callable[[Message], bool] | None = None
+
+    def __init__(self, connection: Any, **kwargs: Any) -> None:
+        super().__init__(connection, **kwargs)
+        self.transport = connection
+        self.settings = connection.settings
+        self.center = connection.center
+        self.poller = connection.poller
+        self.heartbeat = connection.heartbeat
+        self._pid = os.getpid()
+        self._receivers: dict[str, _Receiver] = {}
+        self._fanout_queues: dict[str, Subscription] = {}
+        #: milliseconds for which a transient queue outlives its last refresh
+        self._transient: dict[str, int] = {}
+        self._auto_delete: set[str] = set()
+        self._exclusive: set[str] = set()
+        self._batch: PublishBatch | None = None
+
+    # -- publishing
+
+    def basic_publish(
+        self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any
+    ) -> Any:
+        """Publish a prepared message.
+
+        Raises ActionTimeError if its time lies beyond what can be kept.
+        """
+        properties = message["properties"]
+        # Kombu repeats a publish with the same properties: it stays one message.
+        properties.setdefault("delivery_tag", uuid())
+        properties["delivery_info"].update(exchange=exchange, routing_key=routing_key)
+        self._batch = kwargs.get("_publish_batch")
+        try:
+            if exchange:
+                return self.typeof(exchange).deliver(message, exchange, routing_key)
+            return self._put(routing_key, message)
+        finally:
+            self._batch = None
+
+    def create_publish_batch(self, max_size: int) -> PublishBatch:
+        """What ``Producer.batch()`` publishes through."""
+        return PublishBatch(self, max_size)
+
+    def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
+        self._publish(self._putting(self._topic(queue), message))
+
+    def _put_fanout(
+        self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any
+    ) -> None:
+        packed = envelope.pack(message, deflate=False)
+        self._publish(
+            broadcasting(
+                self.center, exchange, routing_key, packed, self.settings.toc_fanout_length
+            )
+        )
+
+    def _publish(self, call: Call) -> None:
+        if self._batch is not None:
+            self._batch.add(call)
+        else:
+            self.center.run(call)
+
+    def _putting(self, topic: Topic, message: dict[str, Any]) -> Call:
+        headers = message.get("headers") or {}
+        tag = message["properties"]["delivery_tag"]
+        id = headers.get("id")
+        if not isinstance(id, str) or not id:
+            id = tag
+        at_us, delay_us = self._action_time(headers, id)
+        waits = at_us is not None or delay_us is not None
+        basis = headers.get("x-slot-basis")
+        message["properties"]["k"] = token = tag[:8]
+        packed = envelope.pack(message, deflate=waits and self.settings.toc_deflate)
+        return self.center.putting(
+            topic,
+            id,
+            packed,
+            at_us=at_us,
+            delay_us=delay_us,
+            basis=None if basis is None else str(basis),
+            priority=self._get_message_priority(message),
+            token=token,
+        )
+
+    def _action_time(self, headers: dict[str, Any], id: str) -> tuple[int | None, int | None]:
+        """(microseconds since the epoch, microseconds from now); both None for now."""
+        eta = headers.get("eta")
+        if eta is not None:
+            try:
+                return eta_us(eta), None
+            except (ValueError, TypeError, OverflowError) as exc:
+                logger.warning("task %s: unusable eta %r (%s): it is due now", id, eta, exc)
+                return None, None
+        delay = headers.get("x-delay")
+        if delay is not None:
+            try:
+                return None, int(float(delay) * 1000)
+            except (ValueError, TypeError, OverflowError) as exc:
+                logger.warning("message %s: unusable x-delay %r (%s): due now", id, delay, exc)
+        return None, None
+
+    # -- consuming
+
+    def basic_consume(
+        self,
+        queue: str,
+        no_ack: bool,
+        callback: Callable[[Any], Any],
+        consumer_tag: str,
+        **kwargs: Any,
+    ) -> None:
+        """Deliver what comes to a queue to `callback`."""
+        self._tag_to_queue[consumer_tag] = queue
+        self._active_queues.append(queue)
+        self._consumers.add(consumer_tag)
+        self._receivers[queue] = _Receiver(callback, no_ack)
+        subscription = self._fanout_queues.get(queue)
+        if subscription is not None:
+            self.poller.follow(self, subscription)
+        else:
+            self._topic(queue)
+            self.poller.consume(self, queue)
+
+    def basic_cancel(self, consumer_tag: str) -> None:
+        """Deliver no more to this consumer; its auto-delete queue goes with it."""
+        if consumer_tag not in self._consumers:
+            return
+        self._consumers.remove(consumer_tag)
+        queue = self._tag_to_queue.pop(consumer_tag)
+        with suppress(ValueError):
+            self._active_queues.remove(queue)
+        if queue in self._active_queues:  # it has another consumer
+            return
+        self._receivers.pop(queue, None)
+        if os.getpid() != self._pid:
+            return
+        if queue in self._fanout_queues:
+            subscription = self.poller.unfollow(queue)
+            if subscription is not None:
+                remember(self.transport.identity, subscription)
+        else:
+            self.poller.cancel(self, queue)
+        if queue in self._auto_delete and not self._has_other_consumer(queue):
+            self._delete_transient(queue)
+
+    def _has_other_consumer(self, queue: str) -> bool:
+        return any(
+            queue in channel._active_queues
+            for channel in self.transport.channels
+            if channel is not self
+        )
+
+    def _delete_transient(self, queue: str) -> None:
+        try:
+            self.queue_delete(queue)
+        except BROKEN as exc:
+            logger.debug("queue %s is left to go stale: %s", queue, exc)
+
+    def receive(self, delivery: Delivery) -> None:
+        """Hand a message to the queue's consumer."""
+        receiver = self._receivers.get(delivery.topic)
+        if receiver is None:
+            self.poller.release([delivery])
+            return
+        try:
+            message = Message(self, envelope.unpack(delivery.body), delivery)
+        except EnvelopeError as exc:
+            logger.error("message %s of %s to DeadQueue: %s", delivery.id, delivery.topic, exc)
+            self.poller.give_back(delivery, requeue=False, reason=str(exc))
+            return
+        if receiver.no_ack:
+            self.poller.settle(delivery)
+        else:
+            self.qos.append(message, message.delivery_tag)
+        receiver.callback(message)
+
+    def receive_broadcast(
+        self, subscription: Subscription, routing_key: str, packed: bytes
+    ) -> None:
+        """Hand a broadcast to the queue's consumer, if its binding matches."""
+        receiver = self._receivers.get(subscription.queue)
+        if receiver is None or not matches(subscription.binding, routing_key):
+            return
+        try:
+            message = Message(self, envelope.unpack(packed), None, subscription)
+        except EnvelopeError as exc:
+            logger.error("broadcast of %s dropped: %s", subscription.exchange, exc)
+            return
+        message.origin = (routing_key, packed)
+        if not receiver.no_ack:
+            self.qos.append(message, message.delivery_tag)
+        receiver.callback(message)
+
+    def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Message | None:
+        """One message that is due, or None."""
+        topic = self._topic(queue)
+        visibility = topic.declaration.visibility or self.settings.visibility_timeout
+        while True:
+            popped = self.center.pop(queue, 1, visibility=self.settings.visibility_timeout)
+            for id in popped.bare:
+                logger.error("message %s of %s had no body: removed", id, queue)
+            if not popped.messages:
+                if popped.bare:
+                    continue
+                return None
+            delivery = popped.messages[0]
+            try:
+                message = Message(self, envelope.unpack(delivery.body), delivery)
+            except EnvelopeError as exc:
+                logger.error("message %s of %s to DeadQueue: %s", delivery.id, queue, exc)
+                self.center.reject(delivery, requeue=False, reason=str(exc))
+                continue
+            if no_ack:
+                self.center.ack([delivery])
+            else:
+                self.heartbeat.hold(delivery, visibility)
+                self.qos.append(message, message.delivery_tag)
+            return message
+
+    def capacity(self, held: int) -> Capacity:
+        """How much this channel can take; `held` messages are fetched and not yet due."""
+        qos = self.qos
+        most = qos.can_consume_max_estimate()
+        if most is None:
+            # Without a bound and without an event loop, a consumer gets what it asks for.
+            most = BATCH if self.poller.steady else 1
+        room = most - held if qos.can_consume() else 0
+        if self.free is None:
+            return Capacity(room, room)
+        free = self.free() - held
+        return Capacity(free, min(room, free) if self.no_prefetch else room)
+
+    def window(self) -> int:
+        """The prefetch count, or what stands for it."""
+        return self.qos.prefetch_count or BATCH
+
+    # -- settling
+
+    def basic_ack(self, delivery_tag: Any, multiple: bool = False) -> None:
+        """Acknowledge a message; with `multiple`, and those delivered before it."""
+        if multiple:
+            for tag in self.qos.unsettled():
+                if tag <= delivery_tag:
+                    self.qos.ack(tag)
+        else:
+            self.qos.ack(delivery_tag)
+
+    def basic_recover(self, requeue: bool = False) -> None:
+        """Give back everything that is not settled."""
+        if not requeue:
+            raise NotImplementedError("Does not support recover(requeue=False)")
+        self.qos.restore_unacked()
+
+    def settle(self, message: Message) -> None:
+        """The QoS has taken an acknowledgement."""
+        if message.delivery is not None:
+            self.poller.settle(message.delivery)
+
+    def give_back(self, message: Message, requeue: bool) -> None:
+        """The QoS has taken a rejection."""
+        if message.delivery is not None:
+            self.poller.give_back(message.delivery, requeue)
+        elif requeue and message.subscription is not None:
+            message.subscription.returned.append(message.origin)
+
+    def keeps(self, message: Message) -> bool:
+        """Whether it stays with this process although the channel closes."""
+        return self.keep is not None and self.keep(message)
+
+    def release(self, messages: list[Message]) -> None:
+        """Give messages back unhandled."""
+        self.poller.release([m.delivery for m in messages if m.delivery is not None])
+        for message in messages:
+            if message.delivery is None and message.subscription is not None:
+                message.subscription.returned.append(message.origin)
+
+    # -- queues
+
+    def prepare_queue_arguments(self, arguments: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return to_rabbitmq_queue_arguments(arguments, **kwargs)
+
+    def queue_declare(
+        self,
+        queue: str | None = None,
+        passive: bool = False,
+        durable: bool = False,
+        exclusive: bool = False,
+        auto_delete: bool = False,
+        arguments: dict[str, Any] | None = None,
+        nowait: bool = False,
+        **kwargs: Any,
+    ) -> queue_declare_ok_t:
+        """Declare a queue. Of its arguments, ``x-slots``, ``x-retries``, ``x-visibility``
+        (seconds) and ``x-expires`` (milliseconds) are used.
+
+        Raises SlotCountError if it was declared with another slot count, and Kombu's
+        ChannelError if `passive` and it was not.
+        """
+        queue = queue or f"amq.gen-{uuid()}"
+        if passive:
+            if self.center.declared(queue) is None:
+                raise ChannelError(
+                    f"NOT_FOUND - no queue {queue!r}", (50, 10), "Channel.queue_declare", "404"
+                )
+            return queue_declare_ok_t(queue, self._size(queue), 0)
+        arguments = arguments or {}
+        expires = arguments.get("x-expires")
+        if exclusive or auto_delete or expires:
+            stale = int(self.settings.toc_stale_after * 1000)
+            self._transient[queue] = max(int(expires or 0), stale)
+            if auto_delete:
+                self._auto_delete.add(queue)
+            if exclusive:
+                self._exclusive.add(queue)
+        limits = {
+            name: arguments[f"x-{name}"]
+            for name in ("slots", "retries", "visibility")
+            if f"x-{name}" in arguments
+        }
+        if queue in self._transient and not limits:
+            # Perhaps it will be bound to a fanout exchange, and is no topic at all.
+            return queue_declare_ok_t(queue, 0, 0)
+        self._declare_topic(queue, limits)
+        return queue_declare_ok_t(queue, self._size(queue), 0)
+
+    def _declare_topic(self, queue: str, limits: dict[str, Any]) -> Topic:
+        limits = {**self.settings.toc_topics.get(queue, {}), **limits}
+        expires = self._transient.get(queue)
+        if expires:
+            limits.setdefault("slots", 1)
+        elif self.settings.toc_slots:
+            limits.setdefault("slots", self.settings.toc_slots)
+        limits.setdefault("retries", self.settings.toc_retries)
+        topic = self.center.declare(queue, expires=expires, **limits)
+        if expires:
+            self.heartbeat.keep_topic(queue, expires)
+        return topic
+
+    def _topic(self, queue: str) -> Topic:
+        """The topic of a queue; declared if nobody has done so."""
+        known = self.center.known(queue)
+        if queue in self._transient:
+            expires = known is not None and known.declaration.expires
+            return known if expires else self._declare_topic(queue, {})
+        return known or self.center.declared(queue) or self._declare_topic(queue, {})
+
+    def queue_bind(
+        self,
+        queue: str,
+        exchange: str | None = None,
+        routing_key: str = "",
+        arguments: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Bind a queue to an exchange; to one of type fanout, for the messages to come."""
+        exchange = exchange or "amq.direct"
+        kind = self.typeof(exchange)
+        self.state.binding_declare(queue, exchange, routing_key, arguments)
+        member = binding(*kind.prepare_bind(queue, exchange, routing_key, arguments))
+        ttl = self._transient.get(queue, 0)
+        if kind.type == "fanout" and not ttl:
+            # A broadcast reaches who listens: nobody does once the process is gone.
+            ttl = int(self.settings.toc_stale_after * 1000)
+        now_ms = Bindings(self.center).add(exchange, member, ttl)
+        if ttl:
+            self.heartbeat.keep_binding(exchange, member, ttl)
+        if kind.type == "fanout":
+            if queue not in self._fanout_queues:
+                self._fanout_queues[queue] = recall(
+                    self.transport.identity, exchange, queue
+                ) or Subscription(
+                    queue, exchange, routing_key or "", last_id(self.center, exchange, now_ms)
+                )
+        else:
+            self._topic(queue)
+
+    def queue_unbind(
+        self, queue: str, exchange: str | None = None, routing_key: str = "", *args: Any, **kw: Any
+    ) -> None:
+        """Undo a binding."""
+        exchange = exchange or "amq.direct"
+        self.state.binding_delete(queue, exchange, routing_key)
+        self._unbind(queue, exchange, routing_key, None)
+
+    def _unbind(self, queue: str, exchange: str, routing_key: str, arguments: Any) -> None:
+        kind = self.typeof(exchange)
+        member = binding(*kind.prepare_bind(queue, exchange, routing_key, arguments))
+        self.heartbeat.leave_binding(exchange, member)
+        Bindings(self.center).remove(exchange, member)
+
+    def queue_delete(
+        self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any
+    ) -> int:
+        """Delete a queue with all its messages and bindings; return how many were waiting."""
+        if if_unused and queue in self._active_queues:
+            return 0
+        size = self._size(queue)
+        if if_empty and size:
+            return 0
+        for exchange, routing_key, arguments in list(self.state.queue_bindings(queue)):
+            self._unbind(queue, exchange, routing_key, arguments)
+        self.state.queue_bindings_delete(queue)
+        self.heartbeat.leave_topic(queue)
+        self._transient.pop(queue, None)
+        self._auto_delete.discard(queue)
+        self._exclusive.discard(queue)
+        if self._fanout_queues.pop(queue, None) is None:
+            self.center.delete(queue)
+        return size
+
+    def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False) -> None:
+        """Delete an exchange and its bindings; the queues stay."""
+        Bindings(self.center).clear(exchange)
+        for queue, name, routing_key in list(self.state.bindings):
+            if name == exchange:
+                self.state.binding_delete(queue, name, routing_key)
+        self.state.exchanges.pop(exchange, None)
+
+    def get_table(self, exchange: str) -> list[tuple[str, str, str]]:
+        """(routing key, pattern, queue) of each binding of an exchange."""
+        return Bindings(self.center).of(exchange)
+
+    def _has_queue(self, queue: str, **kwargs: Any) -> bool:
+        return self.center.declared(queue) is not None
+
+    def _size(self, queue: str) -> int:
+        """How many messages wait in a queue, due or not."""
+        if queue in self._fanout_queues or (
+            queue in self._transient and self.center.declared(queue) is None
+        ):
+            return 0
+        return self.center.counts(queue).waiting
+
+    def _purge(self, queue: str) -> int:
+        return 0 if queue in self._fanout_queues else self.center.purge(queue)
+
+    # -- the end
+
+    def close(self) -> None:
+        """Cancel the consumers and give everything unsettled back."""
+        if self.closed:
+            return
+        if os.getpid() != self._pid:  # a child process: the connection is its parent's
+            self.closed = True
+            return
+        self.closed = True
+        for tag in list(self._consumers):
+            self.basic_cancel(tag)
+        self.poller.flush()
+        if self._qos is not None:
+            self._qos.restore_unacked_once()
+        for queue in list(self._exclusive | self._auto_delete):
+            if not self._has_other_consumer(queue):
+                self._delete_transient(queue)
+        for queue in list(self._transient):
+            self.heartbeat.leave_topic(queue)
+        if self.connection is not None:
+            self.connection.close_channel(self)
+        self.exchange_types = None
+
+
+class PublishBatch:
+    """Publishes that leave together, for ``Producer.batch()`` of Kombu 5.7.
+
+    A message that is sent twice because a reply was lost stays one message, so a batch may be
+    repeated as a whole.
+    """
+
+    def __init__(self, channel: Channel, max_size: int) -> None:
+        self.channel = channel
+        self.max_size = max_size
+        self._calls: list[Call] = []
+        self._over = ""
+
+    def publish(self, message: dict[str, Any], **kwargs: Any) -> Any:
+        """Route a prepared message and keep it until the batch is full or flushed."""
+        self._check()
+        result = self.channel.basic_publish(message, _publish_batch=self, **kwargs)
+        if len(self._calls) >= self.max_size:
+            self.flush()
+        return result
+
+    def add(self, call: Call) -> None:
+        """Take what the channel has made of a message."""
+        self._calls.append(call)
+
+    def flush(self) -> None:
+        """Send what has gathered. Raises Kombu's BatchPublishError if any of it fails."""
+        self._check()
+        calls, self._calls = self._calls, []
+        try:
+            self.channel.center.run_all(calls)
+        except Exception as exc:
+            self._over = "has failed before"
+            raise BatchPublishError("publish batch failed; delivery is uncertain") from exc
+
+    def discard(self) -> None:
+        """Forget what was not sent yet."""
+        self._calls = []
+        self._over = "is aborted"
+
+    def close(self) -> None:
+        self._over = self._over or "is closed"
+
+    def _check(self) -> None:
+        if self._over:
+            raise RuntimeError(f"the publish batch {self._over}")
+
+
+__all__ = ("Capacity", "Channel", "Message", "PublishBatch", "use_timezone")

@@ -1,0 +1,110 @@
+"""Broadcast: fanout exchanges as streams, so that a consumer that reconnects misses nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from ..center import Call, TimeoutCenter
+from ..scripts import load
+
+#: Milliseconds after which a stream that nothing is added to goes away.
+RETENTION_MS = 600_000
+
+#: Seconds for which this process remembers how far a queue had read.
+MEMORY = 300.0
+
+
+@lru_cache(maxsize=1024)
+def _pattern(binding: str) -> re.Pattern[str]:
+    # As Kombu's Redis transport: '#' and '*' both stand for anything, dots included.
+    return re.compile(".*".join(map(re.escape, re.split(r"[#*]", binding))), re.DOTALL)
+
+
+def matches(binding: str, routing_key: str) -> bool:
+    """Whether a queue bound with `binding` gets a broadcast with that routing key.
+
+    A fanout exchange of AMQP ignores both; Kombu's Redis transport compares them, and Celery's
+    events rely on it. Where either is empty, it is AMQP.
+    """
+    if not binding or not routing_key:
+        return True
+    return _pattern(binding).fullmatch(routing_key) is not None
+
+
+@dataclass
+class Subscription:
+    """A queue that is bound to a fanout exchange, and how far it has read."""
+
+    queue: str
+    exchange: str
+    binding: str
+    last: str  #: stream id
+    returned: list[Any] = field(default_factory=list)  #: given back unhandled by a lost connection
+    left: float = 0.0  #: monotonic seconds when its consumer went away
+
+
+_memory: dict[Hashable, Subscription] = {}
+os.register_at_fork(after_in_child=_memory.clear)
+
+
+def remember(identity: Hashable, subscription: Subscription) -> None:
+    """Keep how far a queue has read, for a consumer that comes back within minutes."""
+    now = time.monotonic()
+    for key, old in list(_memory.items()):
+        if now - old.left > MEMORY:
+            del _memory[key]
+    subscription.left = now
+    _memory[identity, subscription.exchange, subscription.queue] = subscription
+
+
+def recall(identity: Hashable, exchange: str, queue: str) -> Subscription | None:
+    """What was remembered of a queue, if it is not too long ago."""
+    found = _memory.pop((identity, exchange, queue), None)
+    return found if found and time.monotonic() - found.left <= MEMORY else None
+
+
+def broadcasting(
+    center: TimeoutCenter, exchange: str, routing_key: str, envelope: bytes, length: int
+) -> Call:
+    """The call that broadcasts a message, if anybody is bound to the exchange."""
+    keys = (center.keys.bindings(exchange), center.keys.fanout(exchange))
+    args = (routing_key or "", envelope, length, RETENTION_MS)
+    return Call(load("broadcast"), keys, args, lambda raw: raw)
+
+
+def last_id(center: TimeoutCenter, exchange: str, now_ms: int) -> str:
+    """Where a queue that is bound now begins to read."""
+    newest = center.client.xrevrange(center.keys.fanout(exchange), count=1)
+    return newest[0][0].decode() if newest else f"{now_ms - 1}-0"
+
+
+def listening(center: TimeoutCenter, positions: dict[str, str], block_ms: int) -> tuple[Any, ...]:
+    """The command that waits for broadcasts: {exchange: last id}."""
+    exchanges = list(positions)
+    return (
+        "XREAD",
+        "COUNT",
+        100,
+        "BLOCK",
+        block_ms,
+        "STREAMS",
+        *(center.keys.fanout(exchange) for exchange in exchanges),
+        *(positions[exchange] for exchange in exchanges),
+    )
+
+
+def read_entries(reply: Any) -> list[tuple[bytes, str, str, bytes]]:
+    """(stream key, id, routing key, envelope) of each entry of an XREAD reply."""
+    found = []
+    for key, entries in reply or ():
+        for id, flat in entries:
+            fields = dict(zip(flat[::2], flat[1::2], strict=True))
+            routing_key = fields.get(b"r", b"").decode("utf-8", "surrogatepass")
+            found.append((key, id.decode(), routing_key, fields.get(b"m", b"")))
+    return found

@@ -1,0 +1,148 @@
+"""A connection of its own, on which commands are sent without waiting for their replies."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import redis
+from redis.exceptions import NoScriptError, ResponseError
+
+from ..center import Call
+from ..errors import ServerError
+
+#: What a broken connection raises.
+BROKEN = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError)
+
+
+class _Waiting(NamedTuple):
+    what: Call | tuple[Any, ...]
+    on_reply: Callable[[Any], None] | None
+    owed: bool
+
+
+class Link:
+    """Sends commands, and reads their replies when the socket has them.
+
+    pool: where the arguments of the connection come from; the connection is none of the pool's
+    on_open, on_close: told the socket's file descriptor
+    on_owed: told the calls that must run but whose replies never came
+    """
+
+    def __init__(
+        self,
+        pool: redis.ConnectionPool,
+        on_open: Callable[[int, Callable[[], None]], None],
+        on_close: Callable[[int], None],
+        on_owed: Callable[[list[Call]], None],
+    ) -> None:
+        self._pool = pool
+        self._on_open = on_open
+        self._on_close = on_close
+        self._on_owed = on_owed
+        self._connection: Any = None
+        self._fd: int | None = None
+        self._waiting: deque[_Waiting] = deque()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a reply is still to come."""
+        return bool(self._waiting)
+
+    def send(
+        self,
+        items: list[tuple[Call | tuple[Any, ...], Callable[[Any], None] | None]],
+        *,
+        owed: bool = False,
+    ) -> None:
+        """Send calls or plain commands, each with what is to be told its result.
+
+        owed: they must run; if the connection breaks first, `on_owed` gets them
+
+        Raises redis-py's ConnectionError or TimeoutError.
+        """
+        try:
+            if self._connection is None:
+                self._open()
+            connection = self._connection
+            for what, on_reply in items:
+                self._waiting.append(_Waiting(what, on_reply, owed))
+            connection.send_packed_command(
+                connection.pack_commands(
+                    [w.command() if isinstance(w, Call) else w for w, _ in items]
+                ),
+                check_health=False,
+            )
+        except BaseException:
+            if owed and self._connection is None:
+                self._on_owed([what for what, _ in items if isinstance(what, Call)])
+            self.close()
+            raise
+
+    def read(self) -> None:
+        """Take the replies that have come. Raises ServerError for one that is an error."""
+        while self._waiting:
+            connection = self._connection
+            try:
+                reply = connection.read_response()
+            except NoScriptError:
+                waiting = self._waiting.popleft()
+                self._resend(waiting)
+            except ResponseError as exc:
+                waiting = self._waiting.popleft()
+                if waiting.owed and isinstance(waiting.what, Call):
+                    self._on_owed([waiting.what])
+                self.close()
+                raise ServerError(f"Redis refused a command: {exc}") from exc
+            except BaseException:
+                self.close()
+                raise
+            else:
+                what, on_reply, _ = self._waiting.popleft()
+                if on_reply is not None:
+                    on_reply(what.parse(reply) if isinstance(what, Call) else reply)
+            if self._connection is None or not self._waiting:
+                return
+            try:
+                if not self._connection.can_read(timeout=0):
+                    return
+            except BaseException:
+                self.close()
+                raise
+        if self._connection is not None:
+            # Readable with nothing asked for: the server has closed the connection.
+            self.close()
+            raise redis.exceptions.ConnectionError("the server closed the connection")
+
+    def close(self) -> None:
+        """Close the connection; whatever is owed goes to `on_owed`."""
+        connection, self._connection = self._connection, None
+        waiting, self._waiting = self._waiting, deque()
+        if self._fd is not None:
+            fd, self._fd = self._fd, None
+            self._on_close(fd)
+        if connection is not None:
+            connection.disconnect()
+        owed = [w.what for w in waiting if w.owed and isinstance(w.what, Call)]
+        if owed:
+            self._on_owed(owed)
+
+    def _open(self) -> None:
+        connection = self._pool.connection_class(**self._pool.connection_kwargs)
+        connection.connect()
+        self._connection = connection
+        self._fd = connection._sock.fileno()
+        self._on_open(self._fd, self.read)
+
+    def _resend(self, waiting: _Waiting) -> None:
+        # The server has forgotten its scripts (a restart, SCRIPT FLUSH): the text goes along.
+        self._waiting.append(waiting)
+        connection = self._connection
+        try:
+            connection.send_packed_command(
+                connection.pack_command(*waiting.what.command(whole=True)), check_health=False
+            )
+        except BaseException:
+            self.close()
+            raise

@@ -1,0 +1,654 @@
+"""Waits for messages without polling: claims, due times, and what is sent when.
+
+One poller serves all channels of a connection, in Kombu's event loop or without one. It has a
+link that blocks on the wake indexes, a link for everything that is answered at once, and, if
+broadcasts are consumed, a link that blocks on the streams. What is claimed and what is held
+until its action time share one heap, for which one timer is armed.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import os
+import socket
+import time
+from collections import deque
+from contextlib import suppress
+from itertools import count
+from queue import Empty
+from typing import TYPE_CHECKING, Any
+
+from kombu.utils.eventio import ERR, READ, poll
+
+from ..center import RECOVER, Call, Delivery, Popped
+from .fanout import Subscription, listening, read_entries
+from .link import BROKEN, Link
+
+if TYPE_CHECKING:
+    from .channel import Channel
+    from .transport import Transport
+
+logger = logging.getLogger(__name__)
+
+#: Seconds a blocking command waits at the server before it is sent again.
+WAKE_BLOCK = 2.0
+STREAM_BLOCK = 10.0
+
+#: The event loop's poller waits whole milliseconds, rounded up; the rest is slept.
+TICK = 0.001
+
+#: Seconds for which samples of Redis's clock count.
+CLOCK_WINDOW = 5.0
+
+
+class ServerClock:
+    """Redis's clock as seen from here: never ahead of it.
+
+    A reply's time was read before the reply arrived, so each sample is a lower bound of how far
+    the server's clock is ahead of ours; the best of the last seconds is used.
+    """
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, int]] = deque()
+        self._ahead: int | None = None
+
+    def sample(self, server_us: int, monotonic: float) -> None:
+        """Learn that the server's clock had shown `server_us` by `monotonic`."""
+        ahead = server_us - int(monotonic * 1_000_000)
+        samples = self._samples
+        while samples and (
+            samples[0][0] < monotonic - CLOCK_WINDOW or samples[0][1] <= ahead
+        ):
+            samples.popleft()
+        while samples and samples[-1][1] <= ahead:
+            samples.pop()
+        samples.append((monotonic, ahead))
+        self._ahead = samples[0][1]
+
+    @property
+    def known(self) -> bool:
+        return self._ahead is not None
+
+    def at(self, monotonic: float) -> int:
+        """Microseconds since the epoch by the server's clock, at the latest."""
+        return int(monotonic * 1_000_000) + (self._ahead or 0)
+
+    def until(self, server_us: int, monotonic: float) -> float:
+        """Seconds from `monotonic` until the server's clock shows `server_us`."""
+        return (server_us - self.at(monotonic)) / 1_000_000
+
+
+class Intake:
+    """What one channel takes from its topics."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        #: in the order in which they are asked next
+        self.topics: deque[str] = deque()
+        #: topics to be asked, and which of their slots; None for all
+        self.asked: dict[str, set[int] | None] = {}
+        #: claims that have come due and are not settled: (topic, slot, us)
+        self.owed: dict[tuple[str, int, int], None] = {}
+        #: messages fetched and not yet due
+        self.held = 0
+        #: a pop is on its way
+        self.flying = False
+        #: monotonic seconds of the next look into all slots
+        self.next_look = 0.0
+        self.last_recovery = 0.0
+        #: free processes when last asked, negative if more is reserved than there are
+        self.last_free = 0
+
+    def ask(self, topic: str, slot: int | None = None) -> None:
+        """Look into a topic when there is room: into a slot, or into all."""
+        if slot is None:
+            self.asked[topic] = None
+        else:
+            slots = self.asked.setdefault(topic, set())
+            if slots is not None:
+                slots.add(slot)
+
+    def ask_all(self) -> None:
+        for topic in self.topics:
+            self.asked[topic] = None
+
+    def next_asked(self) -> str:
+        """The topic whose turn it is; it goes to the end of the row."""
+        for _ in range(len(self.topics)):
+            topic = self.topics[0]
+            self.topics.rotate(-1)
+            if topic in self.asked:
+                return topic
+        self.asked.clear()
+        raise Empty
+
+
+class Poller:
+    """See the module. It stands where Kombu's transports have their ``cycle``."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+        self.settings = transport.settings
+        self.center = transport.center
+        self.heartbeat = transport.heartbeat
+        self.clock = ServerClock()
+        self.intakes: dict[Any, Intake] = {}
+        self.subscriptions: dict[str, tuple[Channel, Subscription]] = {}
+        #: a worker's event loop or a loop that never leaves drain_events for long
+        self.steady = False
+        self._pid = os.getpid()
+        self._hub: Any = None
+        self._own: Any = None
+        self._callbacks: dict[int, Any] = {}
+        self._heap: list[tuple[int, int, Intake, Any]] = []
+        self._number = count()
+        self._armed: float | None = None
+        self._look_timer: Any = None
+        self._in_tick = False
+        self._delivered = 0
+        self._acks: list[Delivery] = []
+        self._calls: list[Call] = []
+        self._wake_topics: dict[bytes, str] = {}
+        self._turn = 0
+        self._listened: dict[str, str] = {}
+        pool = self.center.client.connection_pool
+        self._wake, self._work, self._stream = (
+            Link(pool, self._opened, self._closed, self.heartbeat.owe) for _ in range(3)
+        )
+        self._nudge: tuple[socket.socket, socket.socket] | None = None
+
+    # -- what channels say
+
+    def consume(self, channel: Channel, topic: str) -> None:
+        """Take messages of a topic for a channel."""
+        intake = self.intakes.get(channel)
+        if intake is None:
+            intake = self.intakes[channel] = Intake(channel)
+        if topic not in intake.topics:
+            intake.topics.append(topic)
+        intake.ask(topic)
+        self.nudge()
+
+    def cancel(self, channel: Channel, topic: str) -> None:
+        """Take no more of it: hand back what was claimed, release what is held."""
+        intake = self.intakes.get(channel)
+        if intake is None or topic not in intake.topics:
+            return
+        intake.topics.remove(topic)
+        intake.asked.pop(topic, None)
+        claims = {claim: None for claim in intake.owed if claim[0] == topic}
+        held, rest = [], []
+        for entry in self._heap:
+            _, _, owner, item = entry
+            if owner is not intake:
+                rest.append(entry)
+            elif isinstance(item, Delivery):
+                (held if item.topic == topic else rest).append(
+                    item if item.topic == topic else entry
+                )
+            elif item[0] == topic:
+                claims[item] = None
+            else:
+                rest.append(entry)
+        heapq.heapify(rest)
+        self._heap = rest
+        intake.held -= len(held)
+        for claim in claims:
+            intake.owed.pop(claim, None)
+        if not intake.topics:
+            del self.intakes[channel]
+        self._announce_now(claims)
+        self.release(held)
+
+    def follow(self, channel: Channel, subscription: Subscription) -> None:
+        """Deliver a fanout exchange's broadcasts to a channel."""
+        self.subscriptions[subscription.queue] = (channel, subscription)
+        self.nudge()
+
+    def unfollow(self, queue: str) -> Subscription | None:
+        """Deliver them no more."""
+        found = self.subscriptions.pop(queue, None)
+        return found[1] if found else None
+
+    def settle(self, delivery: Delivery) -> None:
+        """Acknowledge: within this turn of the loop, or at once without one."""
+        self.heartbeat.drop(delivery)
+        if self._hub is not None:
+            self._acks.append(delivery)
+        else:
+            self._run_or_owe(self.center.acking([delivery]))
+            self.nudge()
+
+    def give_back(self, delivery: Delivery, requeue: bool, reason: str = "") -> None:
+        """Reject, as soon as :meth:`settle` acknowledges."""
+        self.heartbeat.drop(delivery)
+        call = self.center.rejecting(delivery, requeue=requeue, reason=reason)
+        if self._hub is not None:
+            self._calls.append(call)
+        else:
+            self._run_or_owe([call])
+            self.nudge()
+
+    def release(self, deliveries: list[Delivery]) -> None:
+        """Give messages back unhandled, now."""
+        for delivery in deliveries:
+            self.heartbeat.drop(delivery)
+        self._run_or_owe(self.center.releasing(deliveries))
+
+    def flush(self) -> None:
+        """Send, and wait until it has happened, what was to leave with the next turn."""
+        acks, self._acks = self._acks, []
+        calls, self._calls = self._calls, []
+        self._run_or_owe(self.center.acking(acks) + calls)
+
+    def _run_or_owe(self, calls: list[Call]) -> None:
+        if not calls:
+            return
+        try:
+            self.center.run_all(calls)
+        except BROKEN as exc:
+            # Each may run twice without harm, and none may be forgotten.
+            self.heartbeat.owe(calls)
+            logger.info("said later, when the server can be reached: %s", exc)
+
+    # -- the event loop
+
+    def attach(self, hub: Any) -> None:
+        """Work within Kombu's event loop."""
+        self._hub = hub
+        self.steady = True
+        hub.on_tick.add(self.tick)
+        self._look_timer = hub.call_repeatedly(self.settings.toc_poll_interval, self._no_work)
+        self._open_nudge()
+
+    def _no_work(self) -> None:
+        """The timer only ends the wait: the turn that follows does the work."""
+
+    def detach(self) -> None:
+        hub, self._hub = self._hub, None
+        if hub is not None:
+            hub.on_tick.discard(self.tick)
+            if self._look_timer is not None:
+                self._look_timer.cancel()
+        self._armed = None
+
+    def nudge(self) -> None:
+        """End the wait, from any thread: something has changed."""
+        if self._nudge is None:
+            return
+        with suppress(OSError):  # full: it will end anyway; closed: nobody waits
+            self._nudge[1].send(b"\0")
+
+    def _open_nudge(self) -> None:
+        if self._nudge is None:
+            self._nudge = socket.socketpair()
+            for end in self._nudge:
+                end.setblocking(False)
+            self._opened(self._nudge[0].fileno(), self._nudged)
+
+    def _nudged(self) -> None:
+        with suppress(OSError):
+            self._nudge[0].recv(4096)
+
+    def _opened(self, fd: int, callback: Any) -> None:
+        self._callbacks[fd] = callback
+        if self._hub is not None:
+            self._hub.add_reader(fd, self._readable, fd)
+        if self._own is not None:  # Celery's mingle waits without the loop that it has
+            self._own.register(fd, READ | ERR)
+
+    def _closed(self, fd: int) -> None:
+        self._callbacks.pop(fd, None)
+        if self._hub is not None:
+            self._hub.remove(fd)
+        if self._own is not None:
+            with suppress(KeyError, ValueError, OSError):
+                self._own.unregister(fd)
+
+    def _readable(self, fd: int) -> None:
+        callback = self._callbacks.get(fd)
+        if callback is not None:
+            callback()
+
+    def tick(self) -> None:
+        """Before each wait: send what is to be sent, deliver what is due."""
+        self._in_tick = True
+        try:
+            self._send_settled()
+            self._run_due()
+            now = time.monotonic()
+            for intake in list(self.intakes.values()):
+                self._consider(intake, now)
+            self._listen()
+            self._listen_streams()
+        finally:
+            self._in_tick = False
+
+    def close(self) -> None:
+        """Leave nothing behind: no claim, no held message, no acknowledgement unsent."""
+        self.detach()
+        if os.getpid() != self._pid:
+            return
+        self.flush()
+        for channel, intake in list(self.intakes.items()):
+            for topic in list(intake.topics):
+                self.cancel(channel, topic)
+        for link in (self._wake, self._work, self._stream):
+            link.close()
+        if self._nudge is not None:
+            self._closed(self._nudge[0].fileno())
+            for end in self._nudge:
+                end.close()
+            self._nudge = None
+        if self._own is not None:
+            self._own.close()
+            self._own = None
+
+    # -- without an event loop
+
+    def get(self, callback: Any, timeout: float | None = None) -> None:
+        """Wait until something was delivered; raises Empty after `timeout` seconds."""
+        if self._own is None:
+            self._own = poll()
+            for fd in self._callbacks:
+                self._own.register(fd, READ | ERR)
+            self._open_nudge()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self._delivered = 0
+        try:
+            self._wait_and_deliver(deadline)
+        finally:
+            self._most = WAKE_BLOCK
+
+    def _wait_and_deliver(self, deadline: float | None) -> None:
+        while True:
+            if deadline is not None and not self.steady:
+                self._most = max(deadline - time.monotonic(), 0.001)
+            self.tick()
+            if self._delivered:
+                return
+            now = time.monotonic()
+            if deadline is not None and now >= deadline and not self._work.busy:
+                self._leave()
+                raise Empty
+            for fd, _ in self._own.poll(self._wait(now, deadline)) or ():
+                self._readable(fd)
+            if self._delivered:
+                return
+
+    #: seconds for which a command may block at the server, whoever waits for it
+    _most = WAKE_BLOCK
+
+    def _wait(self, now: float, deadline: float | None) -> float:
+        """Seconds until something is to be done."""
+        times = [intake.next_look for intake in self.intakes.values()]
+        if self._heap:
+            times.append(now + self.clock.until(self._heap[0][0], now))
+        if deadline is not None and not self._work.busy:
+            times.append(deadline)
+        if deadline is not None and self._work.busy:
+            times.append(now + 0.05)
+        return max(min(times, default=now + 1.0) - now, 0.0)
+
+    def _leave(self) -> None:
+        # Nobody may come back to what is claimed: others shall have it.
+        if self.steady:
+            return
+        claims: dict[tuple[str, int, int], None] = {}
+        rest = []
+        for entry in self._heap:
+            if isinstance(entry[3], Delivery):
+                rest.append(entry)
+            else:
+                claims[entry[3]] = None
+        if claims:
+            heapq.heapify(rest)
+            self._heap = rest
+            self._announce_now(claims)
+
+    # -- settling
+
+    def _send_settled(self) -> None:
+        if not self._acks and not self._calls:
+            return
+        acks, self._acks = self._acks, []
+        calls, self._calls = self._calls, []
+        self._work.send([(call, None) for call in self.center.acking(acks) + calls], owed=True)
+
+    # -- taking
+
+    def _consider(self, intake: Intake, now: float) -> None:
+        """Send a pop if something may be there and there is room for it."""
+        if intake.flying or not intake.topics:
+            return
+        free, room = intake.channel.capacity(intake.held)
+        finished, intake.last_free = free > intake.last_free, free
+        soon = max(min(free, room), 0)
+        if soon and now >= intake.next_look:
+            intake.next_look = now + self.settings.toc_poll_interval
+            intake.ask_all()
+        if not soon and intake.owed:
+            # Somebody idle shall have it; whatever is left then is asked for when a task ends.
+            for topic, _, _ in intake.owed:
+                intake.ask(topic)
+            self._hand_back(intake)
+        if not intake.asked:
+            return
+        if not soon and not (finished and 2 * room >= intake.channel.window()):
+            return
+        try:
+            topic = intake.next_asked()
+        except Empty:
+            return
+        slots = intake.asked.pop(topic)
+        recover = 0
+        if slots is None and now >= intake.last_recovery + self.settings.toc_poll_interval:
+            recover, intake.last_recovery = RECOVER, now
+        settings = self.settings
+        lookahead = int(settings.toc_lookahead * 1_000_000) if self._hub is not None else 0
+        declared = self.center.topic(topic)
+        if slots is not None:
+            # Announced by a producer that knows more slots than we do: read it anew.
+            if max(slots) >= declared.slots:
+                declared = self.center.declared(topic) or declared
+            slots = {slot for slot in slots if slot < declared.slots}
+            if not slots:
+                return
+        call = self.center.popping(
+            declared,
+            slots,
+            soon=soon,
+            lookahead_us=lookahead,
+            late=room,
+            behind_us=int(settings.toc_queue_after * 1_000_000),
+            visibility=settings.visibility_timeout,
+            recover=recover,
+        )
+        visibility = declared.declaration.visibility or settings.visibility_timeout
+        horizon = lookahead if soon else -int(settings.toc_queue_after * 1_000_000)
+        intake.flying = True
+
+        def popped(result: Popped) -> None:
+            self._popped(intake, topic, result, visibility, horizon)
+
+        self._work.send([(call, popped)])
+
+    def _popped(
+        self, intake: Intake, topic: str, result: Popped, visibility: float, horizon: int
+    ) -> None:
+        intake.flying = False
+        now = time.monotonic()
+        self.clock.sample(result.now_us, now)
+        for claim in [c for c in intake.owed if c[0] == topic and c[2] <= result.now_us + horizon]:
+            del intake.owed[claim]
+        if result.more:
+            intake.ask(topic)
+        for id in result.bare:
+            logger.error("message %s of %s had no body: removed", id, topic)
+        for id in result.rolled_back:
+            logger.warning("message %s of %s: its lease ended, it is delivered again", id, topic)
+        for id in result.died:
+            logger.error("message %s of %s: no retries left, it is in DeadQueue", id, topic)
+        alive = intake.channel in self.intakes and topic in intake.topics
+        if not alive:
+            self.release(result.messages)
+            return
+        for delivery in result.messages:
+            self.heartbeat.hold(delivery, visibility)
+            intake.held += 1
+            heapq.heappush(
+                self._heap, (delivery.action_us, next(self._number), intake, delivery)
+            )
+        self._run_due()
+        self._consider(intake, time.monotonic())
+        self._arm()
+
+    def _run_due(self) -> None:
+        """Deliver held messages whose time has come, and act on claims."""
+        started = time.monotonic()
+        while self._heap and self._heap[0][0] <= self.clock.at(time.monotonic()):
+            _, _, intake, item = heapq.heappop(self._heap)
+            if isinstance(item, Delivery):
+                intake.held -= 1
+                self._delivered += 1
+                intake.channel.receive(item)
+                if self._acks and time.monotonic() - started > 0.005:
+                    # Tasks run inside the delivery (solo pool): what has run is settled now.
+                    self._send_settled()
+                    started = time.monotonic()
+            else:
+                intake.owed[item] = None
+                intake.ask(item[0], item[1])
+
+    def _arm(self) -> None:
+        """See to it that the loop wakes for whatever comes first."""
+        if self._hub is None or not self._heap:
+            return
+        now = time.monotonic()
+        wait = max(self.clock.until(self._heap[0][0], now), 0.0)
+        if self._armed is not None and self._armed <= now + wait:
+            return
+        self._armed = now + wait
+        self._hub.call_later(max(wait - TICK, 0.0), self._on_timer, self._armed)
+        if self._in_tick:
+            self.nudge()  # the loop has already decided how long to wait
+
+    def _on_timer(self, armed: float) -> None:
+        if self._armed != armed:
+            return
+        self._armed = None
+        rest = armed - time.monotonic()
+        if 0 < rest <= 2 * TICK:
+            time.sleep(rest)
+        self._run_due()
+        now = time.monotonic()
+        for intake in list(self.intakes.values()):
+            self._consider(intake, now)
+        self._arm()
+
+    # -- claims
+
+    def _listen(self) -> None:
+        """Block on the wake indexes of whoever is idle."""
+        if self._wake.busy:
+            return
+        topics: list[str] = []
+        for intake in self.intakes.values():
+            free, room = intake.channel.capacity(intake.held)
+            if free > 0 and room > 0 and not intake.flying and not intake.asked:
+                topics += intake.topics
+        if not topics:
+            return
+        self._turn = (self._turn + 1) % len(topics)
+        topics = topics[self._turn :] + topics[: self._turn]
+        keys = [self.center.keys.wake(topic) for topic in topics]
+        self._wake_topics = {
+            key.encode("utf-8", "surrogatepass"): topic
+            for key, topic in zip(keys, topics, strict=True)
+        }
+        block = min(WAKE_BLOCK, self._most)
+        self._wake.send([(("BZPOPMIN", *keys, f"{block:.3f}"), self._claimed)])
+
+    def _claimed(self, reply: Any) -> None:
+        if not reply:
+            return
+        topic = self._wake_topics[reply[0]]
+        slot, _, us = reply[1].decode().partition(":")
+        claim = (topic, int(slot), int(us))
+        intake = next((i for i in self.intakes.values() if topic in i.topics), None)
+        if intake is None:
+            self._announce_now({claim: None})
+            return
+        lookahead = int(self.settings.toc_lookahead * 1_000_000) if self._hub is not None else 0
+        heapq.heappush(self._heap, (claim[2] - lookahead, next(self._number), intake, claim))
+        self._run_due()
+        self._consider(intake, time.monotonic())
+        self._arm()
+        self._listen()
+
+    def _hand_back(self, intake: Intake) -> None:
+        for topic, times in _by_topic(intake.owed).items():
+            self._work.send([(self.center.announcing(topic, times), None)])
+        intake.owed.clear()
+
+    def _announce_now(self, claims: dict[tuple[str, int, int], None]) -> None:
+        for topic, times in _by_topic(claims).items():
+            try:
+                self.center.client.execute_command(*self.center.announcing(topic, times))
+            except BROKEN as exc:
+                # The others look into all slots within a second.
+                logger.debug("claims of %s were not handed back: %s", topic, exc)
+
+    # -- broadcasts
+
+    def _listen_streams(self) -> None:
+        positions: dict[str, str] = {}
+        for channel, subscription in self.subscriptions.values():
+            while subscription.returned:
+                self._delivered += 1
+                channel.receive_broadcast(subscription, *subscription.returned.pop(0))
+            if channel.qos.can_consume():
+                known = positions.get(subscription.exchange)
+                if known is None or _order(subscription.last) < _order(known):
+                    positions[subscription.exchange] = subscription.last
+        if self._stream.busy:
+            if set(positions) <= set(self._listened):
+                return
+            # It waits for too little: nothing is lost, for it is read by position.
+            self._stream.close()
+        if positions:
+            self._listened = positions
+            block = STREAM_BLOCK if self.steady else min(self._most, STREAM_BLOCK)
+            self._stream.send(
+                [(listening(self.center, positions, max(int(block * 1000), 1)), self._broadcast)]
+            )
+
+    def _broadcast(self, reply: Any) -> None:
+        keys = {
+            self.center.keys.fanout(exchange).encode("utf-8", "surrogatepass"): exchange
+            for exchange in self._listened
+        }
+        for key, id, routing_key, envelope in read_entries(reply):
+            exchange = keys[key]
+            for channel, subscription in list(self.subscriptions.values()):
+                if subscription.exchange != exchange or _order(id) <= _order(subscription.last):
+                    continue
+                subscription.last = id
+                self._delivered += 1
+                channel.receive_broadcast(subscription, routing_key, envelope)
+
+
+def _order(id: str) -> tuple[int, int]:
+    """A stream id in the order of streams."""
+    ms, _, number = id.partition("-")
+    return int(ms), int(number or 0)
+
+
+def _by_topic(
+    claims: dict[tuple[str, int, int], None],
+) -> dict[str, dict[tuple[int, int], None]]:
+    by_topic: dict[str, dict[tuple[int, int], None]] = {}
+    for topic, slot, us in claims:
+        by_topic.setdefault(topic, {})[slot, us] = None
+    return by_topic

@@ -1,0 +1,76 @@
+"""What a channel has delivered and not yet settled, and how much more it may take."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+from kombu.transport import virtual
+
+logger = logging.getLogger(__name__)
+
+
+class QoS(virtual.QoS):
+    """Prefetch window of a channel. Acknowledgements may come from any thread."""
+
+    def __init__(self, channel: Any, prefetch_count: int = 0) -> None:
+        super().__init__(channel, prefetch_count)
+        self._delivered: dict[Any, Any] = {}
+
+    def can_consume(self) -> bool:
+        """Whether one more message fits. Celery's worker_disable_prefetch replaces this."""
+        return not self.prefetch_count or len(self._delivered) < self.prefetch_count
+
+    def can_consume_max_estimate(self) -> int | None:
+        """How many more messages fit; None if there is no limit."""
+        if not self.prefetch_count:
+            return None
+        return max(self.prefetch_count - len(self._delivered), 0)
+
+    def append(self, message: Any, delivery_tag: Any) -> None:
+        self._delivered[delivery_tag] = message
+
+    def get(self, delivery_tag: Any) -> Any:
+        return self._delivered[delivery_tag]
+
+    def unsettled(self) -> list[Any]:
+        """The delivery tags that are neither acknowledged nor rejected."""
+        return list(self._delivered)
+
+    def ack(self, delivery_tag: Any) -> None:
+        message = self._delivered.pop(delivery_tag, None)
+        if message is not None:
+            self.channel.settle(message)
+
+    def reject(self, delivery_tag: Any, requeue: bool = False) -> None:
+        message = self._delivered.pop(delivery_tag, None)
+        if message is not None:
+            self.channel.give_back(message, requeue)
+
+    def restore_unacked(self) -> list[Any]:
+        """Give back unhandled whatever is not settled, but for what the worker still executes."""
+        taken = []
+        while self._delivered:
+            try:
+                taken.append(self._delivered.popitem()[1])
+            except KeyError:  # another thread has just settled the last one
+                break
+        self.channel.release([message for message in taken if not self.channel.keeps(message)])
+        # What is kept is settled by its tag, later, through this channel.
+        for message in taken:
+            if self.channel.keeps(message):
+                self._delivered[message.delivery_tag] = message
+        return []
+
+    def restore_unacked_once(self, stderr: Any = None) -> None:
+        """As restore_unacked, when the channel closes or the program ends; once."""
+        self._on_collect.cancel()
+        if not self.restore_at_shutdown or not self.channel.do_restore:
+            return
+        if self._delivered:
+            try:
+                self.restore_unacked()
+            except Exception:
+                print("cannot give messages back:", sys.exc_info()[1], file=stderr or sys.stderr)
+                raise

@@ -1,0 +1,261 @@
+"""The transport: a connection of Kombu's to the timeout center."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+
+from importlib.metadata import entry_points
+from queue import Empty
+from typing import Any
+from urllib.parse import quote
+
+import redis
+from kombu.transport import virtual
+from kombu.utils.url import as_url
+from redis import exceptions
+
+from ..center import TimeoutCenter
+from ..connections import (
+    Address,
+    check_server,
+    connect,
+    make_center,
+    mask_password,
+    read_url,
+)
+
+from ..options import Settings, read
+from .channel import Channel
+from .heartbeat import Heartbeat
+from .poller import Poller
+
+logger = logging.getLogger(__name__)
+
+_extended: set[str] = set()
+
+
+def _load_extensions() -> None:
+    """Load what is built on this transport: an extension named for a package, where that
+    package is in use."""
+    for entry in entry_points(group="kombu_toc.extensions"):
+        if entry.name in _extended or entry.name not in sys.modules:
+            continue
+        _extended.add(entry.name)
+        try:
+            entry.load()()
+        except Exception:  # the transport works without; who misses it finds this
+            logger.exception("cannot load the extension %s", entry.value)
+
+
+class Transport(virtual.Transport):
+    """Kombu's side of the timeout center."""
+
+    Channel = Channel
+
+    can_parse_url = True
+    default_port = 6379
+    polling_interval = None
+    #: Celery's events, gossip, mingle and worker_disable_prefetch ask for it by this name.
+    driver_type = "redis"
+    driver_name = "redis"
+
+    implements = virtual.Transport.implements.extend(
+        asynchronous=True,
+        batch_publish=True,
+        exchange_type=frozenset(["direct", "topic", "fanout"]),
+    )
+
+    connection_errors = (
+        *virtual.Transport.connection_errors,
+        OSError,
+        exceptions.ConnectionError,
+        exceptions.TimeoutError,
+        exceptions.BusyLoadingError,
+        exceptions.AuthenticationError,
+        exceptions.AuthorizationError,
+        exceptions.InvalidResponse,
+        exceptions.ReadOnlyError,
+    )
+    channel_errors = (
+        *virtual.Transport.channel_errors,
+        exceptions.DataError,
+        exceptions.ResponseError,
+    )
+
+    def __init__(self, client: Any, **kwargs: Any) -> None:
+        super().__init__(client, **kwargs)
+        self.address, self.settings = self._read(client)
+        # The URL stays in `hostname`, which Celery shows in `inspect stats`: not the password.
+        if self.address.password and "://" in str(client.hostname or ""):
+            client.password = self.address.password
+            client.hostname = _without_password(client.hostname)
+        self._client: redis.Redis | None = None
+        self._center: TimeoutCenter | None = None
+        self._heartbeat: Heartbeat | None = None
+        self._poller: Poller | None = None
+        # The base class makes a cycle that would poll each channel; the poller stands for it.
+        self.cycle = None
+        _load_extensions()
+
+    @staticmethod
+    def _read(client: Any) -> tuple[Address, Settings]:
+        hostname = str(client.hostname or "")
+        if "://" in hostname:
+            address = read_url(hostname)
+        else:
+            # After a failover Kombu has taken the URL apart itself.
+            scheme = str(client.transport_cls or "toc")
+            kind = scheme.partition("+")[2] or "redis"
+            rest = f"/{client.virtual_host}".replace("//", "/") if client.virtual_host else ""
+            address = read_url(f"{kind}://{hostname}{f':{client.port}' if client.port else ''}{rest}")
+        address.username = address.username or client.userid or None
+        address.password = address.password or client.password or None
+        if callable(address.password):
+            address.password = address.password()
+        return address, read(address.query, client.transport_options or {})
+
+    # -- what it is made of, made when first used
+
+    def _connect(self) -> redis.Redis:
+        return connect(
+            self.address,
+            self.settings,
+            connect_timeout=self.client.connect_timeout,
+            ssl=self.client.ssl,
+            credential_provider=getattr(self.client, "credential_provider", None),
+        )
+
+    @property
+    def center(self) -> TimeoutCenter:
+        """The timeout center behind this connection."""
+        if self._center is None:
+            self._client = self._connect()
+            self._center = make_center(self._client, self.settings)
+        return self._center
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """Tells one server and prefix from another."""
+        a = self.address
+        return (a.kind, a.host, a.port, a.path, a.db, a.username, self.settings.prefix)
+
+    @property
+    def heartbeat(self) -> Heartbeat:
+        if self._heartbeat is None:
+            settings, address = self.settings, self.address
+            ssl = self.client.ssl
+            provider = getattr(self.client, "credential_provider", None)
+
+            def center() -> TimeoutCenter:
+                made = connect(address, settings, ssl=ssl, credential_provider=provider)
+                return make_center(made, settings)
+
+            self._heartbeat = Heartbeat.of(self.identity, center, settings.toc_stale_after)
+        return self._heartbeat
+
+    @property
+    def poller(self) -> Poller:
+        if self._poller is None:
+            self._poller = Poller(self)
+        return self._poller
+
+    # -- Kombu's calls
+
+    def driver_version(self) -> str:
+        return redis.__version__
+
+    @property
+    def default_connection_params(self) -> dict[str, Any]:
+        return {"hostname": "redis://localhost", "port": self.default_port}
+
+    def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
+        """The broker's URL, its passwords masked unless asked for."""
+        client = self.client
+        if "://" not in str(uri or ""):
+            scheme = str(client.transport_cls or "toc")
+            scheme = scheme if scheme.startswith("toc") else f"toc+{scheme}"
+            uri = as_url(
+                scheme, uri, client.port, client.userid, client.password,
+                quote(str(client.virtual_host or "").strip("/")),
+            )
+        else:
+            if client.password and include_password:
+                uri = _with_password(uri, client.password)
+            elif client.password:
+                uri = _with_password(uri, "x")
+            if not uri.startswith("toc"):
+                uri = f"toc+{uri}"
+        return uri if include_password else mask_password(uri, mask)
+
+    def establish_connection(self) -> Transport:
+        """Make sure that a usable server answers.
+
+        Raises one of ``connection_errors``.
+        """
+        try:
+            check_server(self.center.client)
+            self._avail_channels.append(self.create_channel(self))
+        except BaseException:
+            self._drop_client()
+            raise
+        return self
+
+    def verify_connection(self, connection: Any) -> bool:
+        return True
+
+    def close_connection(self, connection: Any) -> None:
+        try:
+            for channels in self._avail_channels, self.channels:
+                while channels:
+                    channels.pop().close()
+        finally:
+            if self._poller is not None:
+                self._poller.close()
+                self._poller = None
+            self._drop_client()
+
+    def _drop_client(self) -> None:
+        client, self._client, self._center = self._client, None, None
+        if client is not None:
+            client.close()
+            client.connection_pool.disconnect()
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        self.poller.attach(loop)
+
+    def unregister_from_event_loop(self, connection: Any, loop: Any) -> None:
+        self.poller.detach()
+
+    def drain_events(self, connection: Any, timeout: float | None = None) -> None:
+        """Deliver what has come; raises socket.timeout if nothing does in `timeout` seconds."""
+        try:
+            self.poller.get(None, timeout=timeout)
+        except Empty:
+            raise socket.timeout() from None
+
+    def on_readable(self, connection: Any, loop: Any) -> None:
+        self.poller.tick()
+
+    @property
+    def supports_batch_publish(self) -> bool:
+        return True
+
+
+def _without_password(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    head, slash, tail = rest.partition("/")
+    user, at, host = head.rpartition("@")
+    user = user.partition(":")[0]
+    return f"{scheme}://{f'{user}@' if user and at else ''}{host}{slash}{tail}"
+
+
+def _with_password(url: str, password: str) -> str:
+    scheme, _, rest = url.partition("://")
+    head, slash, tail = rest.partition("/")
+    user, _, host = head.rpartition("@")
+    user = user.partition(":")[0]
+    return f"{scheme}://{user}:{quote(str(password), safe='')}@{host}{slash}{tail}"
+
+
