@@ -52,7 +52,11 @@ class _PastTimers:
         return getattr(self._timer, name)
 
     def call_at(
-        self, eta: Any, fun: Callable[..., Any], args: Any = (), kwargs: Any = None,
+        self,
+        eta: Any,
+        fun: Callable[..., Any],
+        args: Any = (),
+        kwargs: Any = None,
         priority: int = 0,
     ) -> Any:
         message = getattr(args[0], "message", None) if args else None

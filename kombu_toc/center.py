@@ -272,6 +272,14 @@ class TimeoutCenter:
         self._topics[name] = topic
         return topic
 
+    def _standing(self, name: str) -> Topic:
+        """The topic of that name; as it would be by default if nobody has declared it."""
+        return (
+            self.known(name)
+            or self.declared(name)
+            or Topic(name, Declaration(slots=self.slots), self.keys.prefix, self.steps)
+        )
+
     def topics(self) -> list[str]:
         """The names of all declared topics."""
         return sorted(_texts(self.client.hkeys(self.keys.topics)))
@@ -487,9 +495,7 @@ class TimeoutCenter:
 
         Returns the state it is in now, or None if it was there no more.
         """
-        return self.run(
-            self.rejecting(delivery, requeue=requeue, reason=reason, backoff=backoff)
-        )
+        return self.run(self.rejecting(delivery, requeue=requeue, reason=reason, backoff=backoff))
 
     def rejecting(
         self, delivery: Delivery, *, requeue: bool, reason: str = "", backoff: float = 0.0
@@ -586,7 +592,7 @@ class TimeoutCenter:
         basis: slot basis, if the sender gave one; without it every slot is asked, after the
             one that the id alone picks
         """
-        declared = self.topic(topic)
+        declared = self._standing(topic)
 
         def call(slot: Slot) -> Call:
             def parse(raw: list[Any]) -> list[Found]:
@@ -619,7 +625,7 @@ class TimeoutCenter:
         Returns what there was and whether it is deleted: one that is in flight was cancelled
         too late. An empty list if there was none.
         """
-        declared = self.topic(topic)
+        declared = self._standing(topic)
 
         def call(slot: Slot) -> Call:
             def parse(raw: list[Any]) -> list[Cancelled]:
@@ -660,7 +666,7 @@ class TimeoutCenter:
         Returns the state it was found in, or None if there is none. Only a WAITING one has been
         moved. Raises ActionTimeError beyond the year 2255.
         """
-        declared = self.topic(topic)
+        declared = self._standing(topic)
         when = _when(_microseconds(at), _microseconds(delay))
 
         def call(slot: Slot) -> Call:
@@ -673,21 +679,21 @@ class TimeoutCenter:
 
         return self._by_id(declared, id, basis, call)
 
-    def _by_id(
-        self, topic: Topic, id: str, basis: str | None, call: Callable[[Slot], Call]
-    ) -> Any:
+    def _by_id(self, topic: Topic, id: str, basis: str | None, call: Callable[[Slot], Call]) -> Any:
         first = topic.slot_for(basis or id.partition("#")[0])
         found = self.run(call(first))
         if found or basis is not None:
             return found
         others = [slot for slot in topic.all_slots() if slot.number != first.number]
-        return next((found for found in self.run_all([call(slot) for slot in others]) if found), found)
+        return next(
+            (found for found in self.run_all([call(slot) for slot in others]) if found), found
+        )
 
     # -- for whole topics
 
     def counts_by_slot(self, topic: str) -> list[Counts]:
         """How many messages each slot holds, by slot number."""
-        return self.run(self._counting(self.topic(topic)))
+        return self.run(self._counting(self._standing(topic)))
 
     def counts(self, topic: str) -> Counts:
         """How many messages a topic holds."""
@@ -711,7 +717,7 @@ class TimeoutCenter:
         Those in flight and those dead stay. In bounded steps, so that a large topic does not
         block the server; what is put meanwhile may survive.
         """
-        declared = self.topic(topic)
+        declared = self._standing(topic)
         total = 0
         for slot in declared.all_slots():
             keys = (slot.armed, slot.body, *slot.stores, self.keys.wake(topic))
@@ -732,9 +738,7 @@ class TimeoutCenter:
 
     def delete(self, topic: str) -> None:
         """Delete a topic with everything in it: waiting, in flight and dead."""
-        declared = self.declared(topic) or Topic(
-            topic, Declaration(slots=self.slots), self.keys.prefix, self.steps
-        )
+        declared = self._standing(topic)
         self.purge(topic)
         with self.client.pipeline(transaction=False) as pipe:
             for slot in declared.all_slots():

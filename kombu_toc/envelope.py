@@ -31,12 +31,12 @@ DICTIONARY = (
     b'"destination":"pattern":"matcher":"reply_to":{"exchange":"reply.celery.pidbox",'
     b'"errbacks":[{"task":"args":[],"kwargs":{},"options":{"task_id":"reply_to":'
     b'"subtask_type":"chain","chord_size":"immutable":true,"max_retries":3,"celery.chord_unlock"'
-    b'celery.backend_cleanupcelery.chord_unlockcelery.accumulatecelery.groupcelery.map'
+    b"celery.backend_cleanupcelery.chord_unlockcelery.accumulatecelery.groupcelery.map"
     b'"x-delay":"x-slot-basis":"application/x-python-serialize""binary""application/data"'
     b'[[1, 2, 3], {"key": "value", "id": 1, "user_id": 1, "name": "", "email": "'
     b'"callbacks": [], "errbacks": [], "chain": [], "chord": null, '
     b'"1.tasks.send_email_notification_process_update_check_order_payment_cleanup_expire'
-    b'app.tasks.project.worker.jobs.'
+    b"app.tasks.project.worker.jobs."
     b'@ip-10-0-gen1@localhost"[null, null]'
     b'"timelimit":[300,240],"stamped_headers":[],"stamps":{},"replaced_task_nesting":1,'
     b'"ignore_result":true,"retries":1,"2026-01-01T00:00:00.000000+00:00",'

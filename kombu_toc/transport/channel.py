@@ -539,9 +539,13 @@ class Channel(virtual.Channel):
         """Delete a queue with all its messages and bindings; return how many were waiting."""
         if if_unused and queue in self._active_queues:
             return 0
-        size = self._size(queue)
-        if if_empty and size:
-            return 0
+        fanout = self._fanout_queues.pop(queue, None) is not None
+        size = 0
+        declared = None if fanout else self.center.declared(queue)
+        if declared is not None:
+            size = self.center.counts(queue).waiting
+            if if_empty and size:
+                return 0
         for exchange, routing_key, arguments in list(self.state.queue_bindings(queue)):
             self._unbind(queue, exchange, routing_key, arguments)
         self.state.queue_bindings_delete(queue)
@@ -549,7 +553,7 @@ class Channel(virtual.Channel):
         self._transient.pop(queue, None)
         self._auto_delete.discard(queue)
         self._exclusive.discard(queue)
-        if self._fanout_queues.pop(queue, None) is None:
+        if declared is not None:
             self.center.delete(queue)
         return size
 
@@ -570,9 +574,7 @@ class Channel(virtual.Channel):
 
     def _size(self, queue: str) -> int:
         """How many messages wait in a queue, due or not."""
-        if queue in self._fanout_queues or (
-            queue in self._transient and self.center.declared(queue) is None
-        ):
+        if queue in self._fanout_queues or not self._has_queue(queue):
             return 0
         return self.center.counts(queue).waiting
 

@@ -38,6 +38,9 @@ STREAM_BLOCK = 10.0
 #: The event loop's poller waits whole milliseconds, rounded up; the rest is slept.
 TICK = 0.001
 
+#: Seconds that drain_events waits beyond its timeout for a reply that is on its way.
+LAST_REPLY = 1.0
+
 #: Seconds for which samples of Redis's clock count.
 CLOCK_WINDOW = 5.0
 
@@ -57,9 +60,7 @@ class ServerClock:
         """Learn that the server's clock had shown `server_us` by `monotonic`."""
         ahead = server_us - int(monotonic * 1_000_000)
         samples = self._samples
-        while samples and (
-            samples[0][0] < monotonic - CLOCK_WINDOW or samples[0][1] <= ahead
-        ):
+        while samples and (samples[0][0] < monotonic - CLOCK_WINDOW or samples[0][1] <= ahead):
             samples.popleft()
         while samples and samples[-1][1] <= ahead:
             samples.pop()
@@ -143,7 +144,8 @@ class Poller:
         self._callbacks: dict[int, Any] = {}
         self._heap: list[tuple[int, int, Intake, Any]] = []
         self._number = count()
-        self._armed: float | None = None
+        self._armed = 0.0
+        self._timer: Any = None
         self._look_timer: Any = None
         self._in_tick = False
         self._delivered = 0
@@ -271,7 +273,9 @@ class Poller:
             hub.on_tick.discard(self.tick)
             if self._look_timer is not None:
                 self._look_timer.cancel()
-        self._armed = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def nudge(self) -> None:
         """End the wait, from any thread: something has changed."""
@@ -290,6 +294,9 @@ class Poller:
     def _nudged(self) -> None:
         with suppress(OSError):
             self._nudge[0].recv(4096)
+        if self._hub is not None:
+            self._rest()
+            self._run_due()
 
     def _opened(self, fd: int, callback: Any) -> None:
         self._callbacks[fd] = callback
@@ -316,12 +323,17 @@ class Poller:
         self._in_tick = True
         try:
             self._send_settled()
+            delivered = self._delivered
             self._run_due()
+            if self._delivered > delivered:
+                # The pool's own tick may have come before this one, and would let the tasks lie.
+                self.nudge()
             now = time.monotonic()
             for intake in list(self.intakes.values()):
                 self._consider(intake, now)
             self._listen()
             self._listen_streams()
+            self._arm()
         finally:
             self._in_tick = False
 
@@ -369,9 +381,11 @@ class Poller:
             if self._delivered:
                 return
             now = time.monotonic()
-            if deadline is not None and now >= deadline and not self._work.busy:
-                self._leave()
-                raise Empty
+            # What has been asked for may be a message: its reply is waited for, but not forever.
+            if deadline is not None and now >= deadline:
+                if not self._work.busy or now >= deadline + LAST_REPLY:
+                    self._leave()
+                    raise Empty
             for fd, _ in self._own.poll(self._wait(now, deadline)) or ():
                 self._readable(fd)
             if self._delivered:
@@ -381,15 +395,14 @@ class Poller:
     _most = WAKE_BLOCK
 
     def _wait(self, now: float, deadline: float | None) -> float:
-        """Seconds until something is to be done."""
-        times = [intake.next_look for intake in self.intakes.values()]
+        """Seconds until something is to be done, whatever comes in."""
+        times = [now + self.settings.toc_poll_interval]
+        times += [i.next_look for i in self.intakes.values() if not i.flying and i.next_look > now]
         if self._heap:
             times.append(now + self.clock.until(self._heap[0][0], now))
-        if deadline is not None and not self._work.busy:
-            times.append(deadline)
-        if deadline is not None and self._work.busy:
-            times.append(now + 0.05)
-        return max(min(times, default=now + 1.0) - now, 0.0)
+        if deadline is not None:
+            times.append(deadline + LAST_REPLY if self._work.busy else deadline)
+        return max(min(times) - now, 0.0)
 
     def _leave(self) -> None:
         # Nobody may come back to what is claimed: others shall have it.
@@ -470,18 +483,25 @@ class Poller:
         intake.flying = True
 
         def popped(result: Popped) -> None:
-            self._popped(intake, topic, result, visibility, horizon)
+            self._popped(intake, topic, slots, result, visibility, horizon)
 
         self._work.send([(call, popped)])
 
     def _popped(
-        self, intake: Intake, topic: str, result: Popped, visibility: float, horizon: int
+        self,
+        intake: Intake,
+        topic: str,
+        slots: set[int] | None,
+        result: Popped,
+        visibility: float,
+        horizon: int,
     ) -> None:
         intake.flying = False
-        now = time.monotonic()
-        self.clock.sample(result.now_us, now)
-        for claim in [c for c in intake.owed if c[0] == topic and c[2] <= result.now_us + horizon]:
-            del intake.owed[claim]
+        self.clock.sample(result.now_us, time.monotonic())
+        for claim in list(intake.owed):
+            settled = claim[0] == topic and claim[2] <= result.now_us + horizon
+            if settled and (slots is None or claim[1] in slots):
+                del intake.owed[claim]
         if result.more:
             intake.ask(topic)
         for id in result.bare:
@@ -497,9 +517,7 @@ class Poller:
         for delivery in result.messages:
             self.heartbeat.hold(delivery, visibility)
             intake.held += 1
-            heapq.heappush(
-                self._heap, (delivery.action_us, next(self._number), intake, delivery)
-            )
+            heapq.heappush(self._heap, (delivery.action_us, next(self._number), intake, delivery))
         self._run_due()
         self._consider(intake, time.monotonic())
         self._arm()
@@ -526,26 +544,33 @@ class Poller:
         if self._hub is None or not self._heap:
             return
         now = time.monotonic()
-        wait = max(self.clock.until(self._heap[0][0], now), 0.0)
-        if self._armed is not None and self._armed <= now + wait:
-            return
-        self._armed = now + wait
-        self._hub.call_later(max(wait - TICK, 0.0), self._on_timer, self._armed)
-        if self._in_tick:
-            self.nudge()  # the loop has already decided how long to wait
+        wait = self.clock.until(self._heap[0][0], now)
+        if self._timer is not None:
+            if self._armed <= now + wait and not self._timer.canceled:
+                return
+            self._timer.cancel()
+        # Kombu's hub runs ten due timers a turn and may then sleep for a second: there must
+        # never be more than one of ours, and none that is due at once.
+        if wait <= TICK:
+            self._timer = None
+            self.nudge()
+        else:
+            self._armed = now + wait
+            self._timer = self._hub.call_later(wait - TICK, self._on_timer)
+            if self._in_tick:
+                self.nudge()  # the loop has already decided how long to wait
 
-    def _on_timer(self, armed: float) -> None:
-        if self._armed != armed:
-            return
-        self._armed = None
-        rest = armed - time.monotonic()
-        if 0 < rest <= 2 * TICK:
-            time.sleep(rest)
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._rest()
         self._run_due()
-        now = time.monotonic()
-        for intake in list(self.intakes.values()):
-            self._consider(intake, now)
-        self._arm()
+
+    def _rest(self) -> None:
+        """Wait the part of a millisecond for which the loop's poller is too coarse."""
+        if self._heap:
+            rest = self.clock.until(self._heap[0][0], time.monotonic())
+            if 0 < rest <= 2 * TICK:
+                time.sleep(rest)
 
     # -- claims
 

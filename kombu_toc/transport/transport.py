@@ -109,7 +109,9 @@ class Transport(virtual.Transport):
             scheme = str(client.transport_cls or "toc")
             kind = scheme.partition("+")[2] or "redis"
             rest = f"/{client.virtual_host}".replace("//", "/") if client.virtual_host else ""
-            address = read_url(f"{kind}://{hostname}{f':{client.port}' if client.port else ''}{rest}")
+            address = read_url(
+                f"{kind}://{hostname}{f':{client.port}' if client.port else ''}{rest}"
+            )
         address.username = address.username or client.userid or None
         address.password = address.password or client.password or None
         if callable(address.password):
@@ -177,7 +179,11 @@ class Transport(virtual.Transport):
             scheme = str(client.transport_cls or "toc")
             scheme = scheme if scheme.startswith("toc") else f"toc+{scheme}"
             uri = as_url(
-                scheme, uri, client.port, client.userid, client.password,
+                scheme,
+                uri,
+                client.port,
+                client.userid,
+                client.password,
                 quote(str(client.virtual_host or "").strip("/")),
             )
         else:
@@ -257,5 +263,3 @@ def _with_password(url: str, password: str) -> str:
     user, _, host = head.rpartition("@")
     user = user.partition(":")[0]
     return f"{scheme}://{user}:{quote(str(password), safe='')}@{host}{slash}{tail}"
-
-
