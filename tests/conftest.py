@@ -1,0 +1,34 @@
+"""Fixtures that every kind of test uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from kombu_toc import TimeoutCenter
+
+from .servers import Server
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A real server, shared by the whole run."""
+    made = Server(tmp_path_factory.mktemp("server")).start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[redis.Redis]:
+    """A client of the shared server, which is empty."""
+    with server.client() as made:
+        made.flushall()
+        yield made
+
+
+@pytest.fixture
+def center(client: redis.Redis) -> TimeoutCenter:
+    """A timeout center on the shared server, which is empty."""
+    return TimeoutCenter(client)

