@@ -1,4 +1,4 @@
-"""What Celery gains from a timeout center. Workers need not import this: the broker URL is enough."""
+"""What Celery gains from a timeout center. Nobody need import it: the broker URL is enough."""
 
 from __future__ import annotations
 

@@ -7,16 +7,12 @@ Importing this package registers the URL schemes (``toc+redis://`` and the rest)
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .plugin import register
 from .version import __version__
 
-if TYPE_CHECKING:
-    from .center import Cancelled, Counts, Delivery, Found, Popped, TimeoutCenter
-    from .connections import center_for
-    from .embedded import EmbeddedServer
-
+#: The public names, and the module each lives in.
 _PLACES = {
     "TimeoutCenter": "center",
     "Cancelled": "center",

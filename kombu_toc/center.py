@@ -16,16 +16,17 @@ connection of its own without waiting for each reply.
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from redis.exceptions import NoScriptError
+from redis.exceptions import NoScriptError, ResponseError
 
 from . import scores
-from .errors import ConfigurationError, SlotCountError
+from .errors import ActionTimeError, ConfigurationError, SlotCountError
 from .scripts import Script, load
 from .topics import DEFAULT_SLOTS, PRIORITY_STEPS, Declaration, Keys, Slot, Topic, check_steps
 
@@ -138,12 +139,20 @@ class Call(NamedTuple):
 
 def _when(at_us: int | None, delay_us: int | None) -> str:
     if delay_us is not None:
-        return f"+{delay_us}" if delay_us > 0 else ""
+        if delay_us <= 0:
+            return ""
+        scores.check(time.time_ns() // 1000 + delay_us)  # near enough to refuse the year 2255
+        return f"+{delay_us}"
     return "" if at_us is None else str(scores.check(at_us))
 
 
 def _microseconds(seconds: float | None) -> int | None:
-    return None if seconds is None else round(seconds * 1_000_000)
+    if seconds is None:
+        return None
+    try:
+        return round(seconds * 1_000_000)
+    except (OverflowError, ValueError):
+        raise ActionTimeError(f"{seconds!r} is not a time; choose another eta") from None
 
 
 def _texts(raw: Iterable[bytes]) -> list[str]:
@@ -203,7 +212,10 @@ class TimeoutCenter:
         found, errors = [], []
         for call, reply in zip(calls, replies, strict=True):
             if isinstance(reply, NoScriptError):
-                found.append(self.run(call))
+                try:
+                    found.append(self.run(call))
+                except ResponseError as exc:
+                    errors.append(exc)
             elif isinstance(reply, Exception):
                 errors.append(reply)
             else:
@@ -289,9 +301,16 @@ class TimeoutCenter:
         self._topics.pop(name, None)
 
     def refresh(self, name: str, expires_ms: int) -> None:
-        """Keep a topic that expires from going stale; declare it again if it has."""
+        """Keep a topic that expires, and what is in it, from going stale; declare it again if
+        it has."""
         declared = self.topic(name).declaration
-        self.run(self.declaring(name, replace(declared, expires=expires_ms)))
+        topic = self.run(self.declaring(name, replace(declared, expires=expires_ms)))
+        with self.client.pipeline(transaction=False) as pipe:
+            for slot in topic.all_slots():
+                for key in slot.all():
+                    pipe.pexpire(key, expires_ms)
+            pipe.pexpire(self.keys.wake(name), expires_ms)
+            pipe.execute()
 
     def stale(self, most: int = 100) -> list[str]:
         """Take the names of what went stale: ``topic:NAME`` and ``exchange:NAME``."""
@@ -415,14 +434,14 @@ class TimeoutCenter:
         late, behind_us: how many that have been due for that many microseconds (the two
             numbers include each other)
         """
-        numbers = range(topic.slots) if slots is None else sorted(slots)
+        numbers = range(topic.slots) if slots is None else sorted(set(slots))
         keys = self._slot_keys(topic, numbers)
         seconds = topic.declaration.visibility or visibility
         retries = topic.declaration.retries
         name = topic.name
 
         def parse(raw: list[Any]) -> Popped:
-            now, more, flat, bare, rolled, died, said, unsaid = raw
+            now, more, flat, bare, rolled, died, *_ = raw
             messages = [
                 Delivery(
                     name,
@@ -493,7 +512,7 @@ class TimeoutCenter:
         requeue: roll it back with one retry less, due in `backoff` seconds; without it, or with
             no retries left, it goes to DeadQueue with the reason
 
-        Returns the state it is in now, or None if it was there no more.
+        Returns the state it is in now, or None if it was in flight no more.
         """
         return self.run(self.rejecting(delivery, requeue=requeue, reason=reason, backoff=backoff))
 
@@ -640,9 +659,10 @@ class TimeoutCenter:
                 ]
 
             keys = (slot.armed, slot.prepare, slot.dead, slot.reasons, slot.body, slot.copies(id))
+            among = slot.copies(id.rpartition("#")[0] or id)
             return Call(
                 load("cancel"),
-                (*keys, *slot.stores, self.keys.wake(topic)),
+                (*keys, among, *slot.stores, self.keys.wake(topic)),
                 (len(slot.stores), slot.number, id, 1 if in_flight else 0),
                 parse,
             )
@@ -740,9 +760,17 @@ class TimeoutCenter:
         """Delete a topic with everything in it: waiting, in flight and dead."""
         declared = self._standing(topic)
         self.purge(topic)
+        copies = [
+            slot.copies(id.rpartition("#")[0])
+            for slot in declared.all_slots()
+            for key in (slot.prepare, slot.dead)
+            for id in _texts(raw for raw, _ in self.client.zscan_iter(key, match="*#*"))
+        ]
         with self.client.pipeline(transaction=False) as pipe:
             for slot in declared.all_slots():
                 pipe.unlink(*slot.all())
+            for key in copies:
+                pipe.unlink(key)
             pipe.unlink(self.keys.wake(topic))
             pipe.hdel(self.keys.topics, topic)
             pipe.zrem(self.keys.expiring, f"topic:{topic}")

@@ -34,16 +34,22 @@ CONNECT_TIMEOUT = 5.0
 #: The oldest server whose commands suffice.
 OLDEST = (6, 2)
 
-_SECRET = re.compile(r"(://[^/?#]*?:)[^/?#]*(@)|([?&](?:password|ssl_password)=)[^&#]*")
+# The second form is a password with a '/', '?' or '#' that should have been percent-encoded, or
+# what lacks a scheme: unusable, and therefore shown in an error.
+_SECRET = re.compile(
+    r"(://[^/?#]*?:)[^/?#]*(@)"
+    r"|((?:^|://)[^/?#@:;]*:(?!//|\d*(?:/\d*)?\?))[^;]*(@)"
+    r"|([?&](?:password|ssl_password)=)[^&#]*"
+)
 
 
 def mask_password(url: str, mask: str = "**") -> str:
     """The URL without its passwords."""
 
     def hide(match: re.Match[str]) -> str:
-        if match[3]:
-            return f"{match[3]}{mask}"
-        return f"{match[1]}{mask}{match[2]}"
+        if match[5]:
+            return f"{match[5]}{mask}"
+        return f"{match[1] or match[3]}{mask}@"
 
     return _SECRET.sub(hide, url)
 
@@ -82,8 +88,11 @@ def read_url(url: str) -> Address:
     try:
         parts = urlsplit("//" + rest)
         port = parts.port
-    except ValueError as exc:
-        raise ConfigurationError(f"{shown}: {exc}") from None
+    except ValueError:  # its text may hold the password
+        raise ConfigurationError(
+            f"{shown}: the host or the port cannot be read; in a password, percent-encode '/', "
+            "'?', '#' and '@'"
+        ) from None
     address = Address(
         kind,
         username=unquote(parts.username) if parts.username else None,
@@ -107,8 +116,8 @@ def read_url(url: str) -> Address:
 
 def _database(shown: str, text: Any) -> int:
     text = str(text or "0").strip("/") or "0"
-    if not text.isdigit():
-        raise ConfigurationError(f"{shown}: the database must be a number, not {text!r}")
+    if not (text.isascii() and text.isdigit()):
+        raise ConfigurationError(f"{shown}: the database must be a number")
     return int(text)
 
 

@@ -22,6 +22,8 @@ from importlib import import_module
 from pathlib import Path
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from .errors import EmbeddedServerError
 
@@ -114,7 +116,8 @@ class EmbeddedServer:
         return f"redis+socket://{self.socket}"
 
     def client(self) -> redis.Redis:
-        return redis.Redis(unix_socket_path=self.socket, protocol=2)
+        # redis-py would retry for seconds: whether the server answers must be known at once.
+        return redis.Redis(unix_socket_path=self.socket, protocol=2, retry=Retry(NoBackoff(), 0))
 
     def answers(self) -> bool:
         client = self.client()
@@ -178,11 +181,12 @@ def keep(directory: Path, socket: str, program: str, ephemeral: bool) -> int:
     """Run the server until nobody uses it; the keeper process does nothing else."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a terminal's Ctrl-C is for its program, not for us
-    durable = ["--save", ""] if ephemeral else ["--appendonly", "yes", "--appendfsync", "everysec"]
+    durable = [] if ephemeral else ["--appendonly", "yes", "--appendfsync", "everysec"]
     command = [program, "--port", "0", "--unixsocket", socket, "--unixsocketperm", "700"]
     command += ["--dir", str(directory), "--logfile", str(directory / "server.log")]
     server = subprocess.Popen(
-        [*command, "--daemonize", "no", "--maxmemory-policy", "noeviction", *durable]
+        # No snapshots: if one cannot be written, the server refuses to end.
+        [*command, "--daemonize", "no", "--save", "", "--maxmemory-policy", "noeviction", *durable]
     )
 
     def ended(*_: object) -> None:
@@ -196,19 +200,28 @@ def keep(directory: Path, socket: str, program: str, ephemeral: bool) -> int:
     if server.poll() is not None:  # it ended before anybody listened
         return server.returncode
     while True:
-        with _lock(directory / "users", fcntl.LOCK_EX):  # waits until nobody uses the server
-            try:
-                with _lock(directory / "gate", fcntl.LOCK_EX | fcntl.LOCK_NB):
-                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                    server.terminate()
-                    server.wait()
-                    Path(socket).unlink(missing_ok=True)
-                    if ephemeral:
-                        shutil.rmtree(directory, ignore_errors=True)
-                    return 0
-            except BlockingIOError:
-                pass  # somebody is joining just now and waits for the lock that we hold
+        try:
+            with (
+                _lock(directory / "users", fcntl.LOCK_EX),  # waits until nobody uses the server
+                _lock(directory / "gate", fcntl.LOCK_EX | fcntl.LOCK_NB),
+            ):
+                _stop(server, directory, socket, ephemeral)
+                return 0
+        except BlockingIOError:
+            pass  # somebody is joining just now and waits for the lock that we hold
+        except FileNotFoundError:  # the directory was deleted: nobody can join any more
+            _stop(server, directory, socket, ephemeral)
+            return 0
         time.sleep(0.05)
+
+
+def _stop(server: subprocess.Popen[bytes], directory: Path, socket: str, ephemeral: bool) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    server.terminate()
+    server.wait()
+    Path(socket).unlink(missing_ok=True)
+    if ephemeral:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 if __name__ == "__main__":

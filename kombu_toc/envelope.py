@@ -127,5 +127,5 @@ def unpack(data: bytes) -> dict[str, Any]:
             "content-encoding": meta["e"],
             "body": body,
         }
-    except (ValueError, KeyError, TypeError) as exc:
+    except Exception as exc:  # also whatever a decoder that was registered with Kombu raises
         raise EnvelopeError(f"damaged envelope: {type(exc).__name__}: {exc}") from exc

@@ -1,4 +1,4 @@
-"""Options: what a URL's query and ``broker_transport_options`` may say, with checks and defaults."""
+"""Options: what a URL's query and ``broker_transport_options`` may say; checks and defaults."""
 
 from __future__ import annotations
 
@@ -204,7 +204,16 @@ def read(query: Mapping[str, str], options: Mapping[str, Any]) -> Settings:
             setattr(settings, name, _CHECKS[name](name, value))
         elif name in _REDIS:
             parser = URL_QUERY_ARGUMENT_PARSERS.get(name)
-            settings.connection[name] = parser(value) if parser else value
+            if name == "ssl_cert_reqs":  # Kombu spells it as Python's ssl module does
+                value = value.removeprefix("CERT_").lower()
+            try:
+                settings.connection[name] = parser(value) if parser else value
+            except (TypeError, ValueError):
+                raise ConfigurationError(f"{name} cannot be {value!r}") from None
+        elif name == "toc_topics":
+            raise ConfigurationError(
+                "toc_topics has no form that fits the URL: put it in broker_transport_options"
+            )
         elif name not in _KOMBU and name not in _IGNORED:
             raise _unknown(name, "the URL")
     Declaration.of("*", retries=settings.toc_retries)

@@ -28,6 +28,10 @@ def slot_of(basis: str, slots: int) -> int:
     return _crc32(basis.encode("utf-8", "surrogatepass")) % slots
 
 
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def check_slots(topic: str, slots: object) -> int:
     """Return `slots`, or raise SlotCountError if it is not a power of two within bounds."""
     if (
@@ -79,12 +83,18 @@ class Declaration:
             )
         made = cls(**given)
         check_slots(topic, made.slots)
-        if not isinstance(made.retries, int) or not 0 <= made.retries <= TRIED:
+        if not _whole(made.retries) or not 0 <= made.retries <= TRIED:
             raise ConfigurationError(
                 f"topic {topic!r}: retries must be within 0..{TRIED}, not {made.retries!r}"
             )
         if made.visibility is not None:
-            check_visibility(f"topic {topic!r}", made.visibility)
+            seconds = check_visibility(f"topic {topic!r}", made.visibility)
+            made = replace(made, visibility=seconds)
+        if made.expires is not None and not (_whole(made.expires) and 1 <= made.expires <= 10**12):
+            raise ConfigurationError(
+                f"topic {topic!r}: expires must be a whole number of milliseconds from 1 up, "
+                f"not {made.expires!r}"
+            )
         return made
 
     def to_json(self) -> str:

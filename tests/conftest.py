@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +18,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A real server, shared by the whole run."""
     made = Server(tmp_path_factory.mktemp("server")).start()
     yield made
+    # Celery's results unsubscribe when they are collected: while there is a server to say it to.
+    gc.collect()
     made.stop()
 
 

@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from kombu_toc.embedded import server_program
 
@@ -80,4 +82,5 @@ class Server:
         return f"toc+{self.url}"
 
     def client(self, db: int = 0) -> redis.Redis:
-        return redis.Redis(port=self.port, db=db, protocol=2)
+        # Without redis-py's retries: whether it answers is asked again and again anyway.
+        return redis.Redis(port=self.port, db=db, protocol=2, retry=Retry(NoBackoff(), 0))

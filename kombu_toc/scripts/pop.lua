@@ -15,7 +15,8 @@
 --          ids without a body, ids rolled back, ids that died, announcements, settled}
 --
 -- Steps in their order, and within a step by score over all the slots. Whatever the horizon
--- has passed is settled in the wake index, and each slot's next time is announced.
+-- has passed is settled in the wake index, and each slot's next time is announced. A slot that
+-- holds nothing more has nothing announced.
 --@ clock wake
 
 local slots, steps = tonumber(ARGV[1]), tonumber(ARGV[2])
@@ -31,6 +32,13 @@ local rolled, died, bare = {}, {}, {}
 
 local function key(slot, part) return KEYS[(slot - 1) * width + part] end
 local function store(slot, step) return key(slot, 5 + step) end
+
+-- Lua unpacks some thousands of values and then fails, halfway through the script.
+local function in_parts(command, key, values)
+  for from = 1, #values, 1000 do
+    redis.call(command, key, unpack(values, from, math.min(from + 999, #values)))
+  end
+end
 
 if recover > 0 then
   for slot = 1, slots do
@@ -72,7 +80,7 @@ local order = {}
 
 for step = 1, used do
   local found = {}
-  local horizon = taken < soon and soon_score or late_score
+  local horizon = soon > 0 and soon_score or late_score
   local want = most - taken
   for slot = 1, slots do
     local some = redis.call('ZRANGEBYSCORE', store(slot, step), '-inf', horizon,
@@ -107,13 +115,16 @@ local bodies = {}
 for slot = 1, slots do
   local ids = {}
   for step, part in pairs(chosen[slot].by_step) do
-    redis.call('ZREM', store(slot, step), unpack(part))
+    in_parts('ZREM', store(slot, step), part)
     for i = 1, #part do ids[#ids + 1] = part[i] end
   end
   if #ids > 0 then
     bodies[slot] = {}
-    local values = redis.call('HMGET', key(slot, 3), unpack(ids))
-    for i = 1, #ids do bodies[slot][ids[i]] = values[i] end
+    for from = 1, #ids, 1000 do
+      local to = math.min(from + 999, #ids)
+      local values = redis.call('HMGET', key(slot, 3), unpack(ids, from, to))
+      for i = from, to do bodies[slot][ids[i]] = values[i - from + 1] end
+    end
   end
 end
 
@@ -138,17 +149,17 @@ for i = 1, taken do
     bare[#bare + 1] = id
   end
 end
-for slot, part in pairs(leases) do redis.call('ZADD', key(slot, 2), unpack(part)) end
+for slot, part in pairs(leases) do in_parts('ZADD', key(slot, 2), part) end
 
 local passed = soon > 0 and soon_us or late_us
 for slot = 1, slots do
   local armed, number = key(slot, 1), ARGV[9 + slot]
-  settle(wake, armed, number, passed)
   local first
   for step = 1, used do
     local head = redis.call('ZRANGE', store(slot, step), 0, 0, 'WITHSCORES')[2]
     if head and (not first or tonumber(head) < first) then first = tonumber(head) end
   end
+  settle(wake, armed, number, first and passed or '+inf')
   if first then
     local us = action_time(first)
     if us == 0 then us = now end

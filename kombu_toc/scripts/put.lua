@@ -12,18 +12,24 @@
 --
 -- The same bytes under the same id are the same publish, sent again because its reply was
 -- lost: it is not added twice. A time that is earlier than everything the slot has announced
--- is announced. Two messages with one action time keep the order in which they were put.
+-- is announced. Messages with one action time keep the order in which they were put; beyond some
+-- 60,000 in one slot and instant, they no longer do.
 --@ clock wake
 
 local store, body, armed, copies, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local id, envelope, ttl = ARGV[1], ARGV[2], tonumber(ARGV[6])
 
+local function keep(key) -- for as long as the slot, unless it is kept for longer already
+  if redis.call('PTTL', key) < ttl then redis.call('PEXPIRE', key, ttl) end
+end
+
+if ARGV[7] == '1' and redis.call('EXISTS', copies) == 1 then return {id, 0, said} end
 if redis.call('HEXISTS', body, id) == 1 then
   if ARGV[7] == '1' or redis.call('HGET', body, id) == envelope then return {id, 0, said} end
   id = id .. '#' .. ARGV[5]
   if redis.call('HEXISTS', body, id) == 1 then return {id, 0, said} end
   redis.call('SADD', copies, id)
-  if ttl > 0 then redis.call('PEXPIRE', copies, ttl) end
+  if ttl > 0 then keep(copies) end
 end
 
 local now = clock()
@@ -35,15 +41,25 @@ else
   if string.sub(ARGV[3], 1, 1) == '+' then us = now + us end
   score = action_score(us)
 end
-local last_of_ms = math.floor(score / 1000) * 1000 + 999
-local later = redis.call('ZREVRANGEBYSCORE', store, last_of_ms, score, 'WITHSCORES', 'LIMIT', 0, 1)
-if later[2] then score = math.min(tonumber(later[2]) + 1, last_of_ms) end
+-- Behind the last one that has this time or a later one of the same millisecond; a millisecond
+-- that is full spills into the next.
+local ms = math.floor(score / 1000)
+for _ = 1, 64 do
+  local last = redis.call('ZREVRANGEBYSCORE', store, ms * 1000 + 999, score, 'WITHSCORES', 'LIMIT', 0, 1)[2]
+  if not last then break end
+  if tonumber(last) < ms * 1000 + 999 then
+    score = tonumber(last) + 1
+    break
+  end
+  ms = ms + 1
+  score = ms * 1000 + 32
+end
 
 redis.call('HSET', body, id, envelope)
 redis.call('ZADD', store, score, id)
 announce_if_first(wake, armed, ARGV[4], math.max(us, action_time(score)), now)
 if ttl > 0 then
-  for i = 1, 3 do redis.call('PEXPIRE', KEYS[i], ttl) end
-  if wake then redis.call('PEXPIRE', wake, ttl) end
+  for i = 1, 3 do keep(KEYS[i]) end
+  if wake then keep(wake) end
 end
 return {id, 1, said}

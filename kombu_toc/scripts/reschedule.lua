@@ -18,7 +18,7 @@ for step = 1, steps do
   if score then
     local low = tonumber(score) % 1000
     if low < 32 then
-      score = math.ceil(us / 1000) * 1000 + low
+      score = (ARGV[4] == '' and math.floor(us / 1000) or math.ceil(us / 1000)) * 1000 + low
     else
       score = ARGV[4] == '' and due_score(us) or action_score(us)
     end

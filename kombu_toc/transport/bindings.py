@@ -8,9 +8,9 @@ from ..center import Call, TimeoutCenter
 from ..scripts import load
 
 
-def binding(routing_key: str, pattern: str | None, queue: str) -> str:
-    """A binding as it is kept."""
-    return json.dumps([routing_key or "", pattern or "", queue], separators=(",", ":"))
+def binding(kind: str, routing_key: str, pattern: str | None, queue: str) -> str:
+    """A binding as it is kept; `kind` is the exchange's type."""
+    return json.dumps([routing_key or "", pattern or "", queue, kind], separators=(",", ":"))
 
 
 class Bindings:
@@ -38,8 +38,13 @@ class Bindings:
         self._center.client.unlink(self._keys.bindings(exchange), self._keys.fanout(exchange))
         self._center.client.zrem(self._keys.expiring, f"exchange:{exchange}")
 
+    def kind(self, exchange: str) -> str | None:
+        """The type of an exchange that something is bound to, whoever has declared it."""
+        member = self._center.client.zrange(self._keys.bindings(exchange), 0, 0)
+        return json.loads(member[0])[3] if member else None
+
     def of(self, exchange: str) -> list[tuple[str, str, str]]:
         """(routing key, pattern, queue) of each binding of an exchange."""
         keys = (self._keys.bindings(exchange), self._keys.fanout(exchange), self._keys.expiring)
         raw = self._center.run(Call(load("bindings"), keys, (exchange,), list))
-        return [tuple(json.loads(member)) for member in raw]
+        return [tuple(json.loads(member)[:3]) for member in raw]

@@ -321,20 +321,21 @@ class Channel(virtual.Channel):
 
     def receive_broadcast(
         self, subscription: Subscription, routing_key: str, packed: bytes
-    ) -> None:
-        """Hand a broadcast to the queue's consumer, if its binding matches."""
+    ) -> bool:
+        """Hand a broadcast to the queue's consumer; return whether its binding matches."""
         receiver = self._receivers.get(subscription.queue)
         if receiver is None or not matches(subscription.binding, routing_key):
-            return
+            return False
         try:
             message = Message(self, envelope.unpack(packed), None, subscription)
         except EnvelopeError as exc:
             logger.error("broadcast of %s dropped: %s", subscription.exchange, exc)
-            return
+            return False
         message.origin = (routing_key, packed)
         if not receiver.no_ack:
             self.qos.append(message, message.delivery_tag)
         receiver.callback(message)
+        return True
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Message | None:
         """One message that is due, or None."""
@@ -501,7 +502,7 @@ class Channel(virtual.Channel):
         exchange = exchange or "amq.direct"
         kind = self.typeof(exchange)
         self.state.binding_declare(queue, exchange, routing_key, arguments)
-        member = binding(*kind.prepare_bind(queue, exchange, routing_key, arguments))
+        member = binding(kind.type, *kind.prepare_bind(queue, exchange, routing_key, arguments))
         ttl = self._transient.get(queue, 0)
         if kind.type == "fanout" and not ttl:
             # A broadcast reaches who listens: nobody does once the process is gone.
@@ -529,7 +530,7 @@ class Channel(virtual.Channel):
 
     def _unbind(self, queue: str, exchange: str, routing_key: str, arguments: Any) -> None:
         kind = self.typeof(exchange)
-        member = binding(*kind.prepare_bind(queue, exchange, routing_key, arguments))
+        member = binding(kind.type, *kind.prepare_bind(queue, exchange, routing_key, arguments))
         self.heartbeat.leave_binding(exchange, member)
         Bindings(self.center).remove(exchange, member)
 
@@ -564,6 +565,12 @@ class Channel(virtual.Channel):
             if name == exchange:
                 self.state.binding_delete(queue, name, routing_key)
         self.state.exchanges.pop(exchange, None)
+
+    def typeof(self, exchange: str, default: str = "direct") -> Any:
+        """The type of an exchange; of one that this process has not declared, as it is bound."""
+        known = self.state.exchanges.get(exchange)
+        name = known["type"] if known else Bindings(self.center).kind(exchange) or default
+        return self.exchange_types[name]
 
     def get_table(self, exchange: str) -> list[tuple[str, str, str]]:
         """(routing key, pattern, queue) of each binding of an exchange."""

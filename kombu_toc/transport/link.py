@@ -44,6 +44,8 @@ class Link:
         self._connection: Any = None
         self._fd: int | None = None
         self._waiting: deque[_Waiting] = deque()
+        #: by which the server knows the connection
+        self.client_id = 0
 
     @property
     def busy(self) -> bool:
@@ -131,6 +133,8 @@ class Link:
     def _open(self) -> None:
         connection = self._pool.connection_class(**self._pool.connection_kwargs)
         connection.connect()
+        connection.send_command("CLIENT", "ID")
+        self.client_id = connection.read_response()
         self._connection = connection
         self._fd = connection._sock.fileno()
         self._on_open(self._fd, self.read)

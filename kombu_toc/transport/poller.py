@@ -20,6 +20,7 @@ from queue import Empty
 from typing import TYPE_CHECKING, Any
 
 from kombu.utils.eventio import ERR, READ, poll
+from redis.exceptions import ResponseError
 
 from ..center import RECOVER, Call, Delivery, Popped
 from .fanout import Subscription, listening, read_entries
@@ -89,6 +90,9 @@ class Intake:
         self.topics: deque[str] = deque()
         #: topics to be asked, and which of their slots; None for all
         self.asked: dict[str, set[int] | None] = {}
+        #: topics that have held more than there was room for: what has been due for a while may
+        #: be queued here, for no idle consumer has wanted it
+        self.backlog: set[str] = set()
         #: claims that have come due and are not settled: (topic, slot, us)
         self.owed: dict[tuple[str, int, int], None] = {}
         #: messages fetched and not yet due
@@ -97,7 +101,8 @@ class Intake:
         self.flying = False
         #: monotonic seconds of the next look into all slots
         self.next_look = 0.0
-        self.last_recovery = 0.0
+        #: topic -> monotonic seconds when expired leases were last rolled back
+        self.recovered: dict[str, float] = {}
         #: free processes when last asked, negative if more is reserved than there are
         self.last_free = 0
 
@@ -148,6 +153,7 @@ class Poller:
         self._timer: Any = None
         self._look_timer: Any = None
         self._in_tick = False
+        self._stopping = False
         self._delivered = 0
         self._acks: list[Delivery] = []
         self._calls: list[Call] = []
@@ -170,6 +176,7 @@ class Poller:
         if topic not in intake.topics:
             intake.topics.append(topic)
         intake.ask(topic)
+        self._stop_listening()
         self.nudge()
 
     def cancel(self, channel: Channel, topic: str) -> None:
@@ -177,8 +184,11 @@ class Poller:
         intake = self.intakes.get(channel)
         if intake is None or topic not in intake.topics:
             return
+        if topic in self._wake_topics.values():
+            self._stop_listening()
         intake.topics.remove(topic)
         intake.asked.pop(topic, None)
+        intake.backlog.discard(topic)
         claims = {claim: None for claim in intake.owed if claim[0] == topic}
         held, rest = [], []
         for entry in self._heap:
@@ -368,9 +378,12 @@ class Poller:
             self._open_nudge()
         deadline = None if timeout is None else time.monotonic() + timeout
         self._delivered = 0
+        # One event a call, for callers count calls; a green worker's loop does not.
+        self._one = self._hub is not None or not self.steady
         try:
             self._wait_and_deliver(deadline)
         finally:
+            self._one = False
             self._most = WAKE_BLOCK
 
     def _wait_and_deliver(self, deadline: float | None) -> None:
@@ -382,10 +395,10 @@ class Poller:
                 return
             now = time.monotonic()
             # What has been asked for may be a message: its reply is waited for, but not forever.
-            if deadline is not None and now >= deadline:
-                if not self._work.busy or now >= deadline + LAST_REPLY:
-                    self._leave()
-                    raise Empty
+            last = LAST_REPLY if self._work.busy else 0.0
+            if deadline is not None and now >= deadline + last:
+                self._leave()
+                raise Empty
             for fd, _ in self._own.poll(self._wait(now, deadline)) or ():
                 self._readable(fd)
             if self._delivered:
@@ -393,6 +406,13 @@ class Poller:
 
     #: seconds for which a command may block at the server, whoever waits for it
     _most = WAKE_BLOCK
+
+    #: whether no more than one message is to be delivered for now
+    _one = False
+
+    @property
+    def _enough(self) -> bool:
+        return self._one and self._delivered > 0
 
     def _wait(self, now: float, deadline: float | None) -> float:
         """Seconds until something is to be done, whatever comes in."""
@@ -408,6 +428,7 @@ class Poller:
         # Nobody may come back to what is claimed: others shall have it.
         if self.steady:
             return
+        self._stop_listening()
         claims: dict[tuple[str, int, int], None] = {}
         rest = []
         for entry in self._heap:
@@ -445,6 +466,7 @@ class Poller:
             # Somebody idle shall have it; whatever is left then is asked for when a task ends.
             for topic, _, _ in intake.owed:
                 intake.ask(topic)
+                intake.backlog.add(topic)
             self._hand_back(intake)
         if not intake.asked:
             return
@@ -456,8 +478,9 @@ class Poller:
             return
         slots = intake.asked.pop(topic)
         recover = 0
-        if slots is None and now >= intake.last_recovery + self.settings.toc_poll_interval:
-            recover, intake.last_recovery = RECOVER, now
+        again = intake.recovered.get(topic, 0.0) + self.settings.toc_poll_interval
+        if slots is None and now >= again:
+            recover, intake.recovered[topic] = RECOVER, now
         settings = self.settings
         lookahead = int(settings.toc_lookahead * 1_000_000) if self._hub is not None else 0
         declared = self.center.topic(topic)
@@ -473,37 +496,40 @@ class Poller:
             slots,
             soon=soon,
             lookahead_us=lookahead,
-            late=room,
+            late=room if topic in intake.backlog else soon,
             behind_us=int(settings.toc_queue_after * 1_000_000),
             visibility=settings.visibility_timeout,
             recover=recover,
         )
         visibility = declared.declaration.visibility or settings.visibility_timeout
         horizon = lookahead if soon else -int(settings.toc_queue_after * 1_000_000)
+        # What the pop announces anew may be claimed here before its reply is read: that is a
+        # claim of its own, so those that the pop settles are set apart now.
+        settling = [
+            claim
+            for claim in intake.owed
+            if claim[0] == topic and (slots is None or claim[1] in slots)
+        ]
+        for claim in settling:
+            del intake.owed[claim]
         intake.flying = True
 
         def popped(result: Popped) -> None:
-            self._popped(intake, topic, slots, result, visibility, horizon)
+            for claim in settling:
+                if claim[2] > result.now_us + horizon:
+                    intake.owed[claim] = None
+            self._popped(intake, topic, result, visibility)
 
         self._work.send([(call, popped)])
 
-    def _popped(
-        self,
-        intake: Intake,
-        topic: str,
-        slots: set[int] | None,
-        result: Popped,
-        visibility: float,
-        horizon: int,
-    ) -> None:
+    def _popped(self, intake: Intake, topic: str, result: Popped, visibility: float) -> None:
         intake.flying = False
         self.clock.sample(result.now_us, time.monotonic())
-        for claim in list(intake.owed):
-            settled = claim[0] == topic and claim[2] <= result.now_us + horizon
-            if settled and (slots is None or claim[1] in slots):
-                del intake.owed[claim]
         if result.more:
             intake.ask(topic)
+            intake.backlog.add(topic)
+        else:
+            intake.backlog.discard(topic)
         for id in result.bare:
             logger.error("message %s of %s had no body: removed", id, topic)
         for id in result.rolled_back:
@@ -526,6 +552,8 @@ class Poller:
         """Deliver held messages whose time has come, and act on claims."""
         started = time.monotonic()
         while self._heap and self._heap[0][0] <= self.clock.at(time.monotonic()):
+            if self._enough:
+                return
             _, _, intake, item = heapq.heappop(self._heap)
             if isinstance(item, Delivery):
                 intake.held -= 1
@@ -576,7 +604,7 @@ class Poller:
 
     def _listen(self) -> None:
         """Block on the wake indexes of whoever is idle."""
-        if self._wake.busy:
+        if self._wake.busy or self._enough or self._stopping:
             return
         topics: list[str] = []
         for intake in self.intakes.values():
@@ -595,10 +623,29 @@ class Poller:
         block = min(WAKE_BLOCK, self._most)
         self._wake.send([(("BZPOPMIN", *keys, f"{block:.3f}"), self._claimed)])
 
+    def _stop_listening(self) -> None:
+        """End the wait on the wake indexes: it is for other topics than it should be."""
+        if not self._wake.busy:
+            return
+        self._stopping = True
+        try:
+            self.center.client.execute_command("CLIENT", "UNBLOCK", self._wake.client_id)
+            self._wake.read()  # a claim, if one has come just now; else nothing
+        except BROKEN:
+            self._wake.close()
+        except ResponseError as exc:
+            # Not permitted: a claim may be lost with the connection, and is made up for by
+            # whoever looks into all slots next.
+            logger.debug("CLIENT UNBLOCK: %s", exc)
+            self._wake.close()
+        finally:
+            self._stopping = False
+
     def _claimed(self, reply: Any) -> None:
+        topics, self._wake_topics = self._wake_topics, {}
         if not reply:
             return
-        topic = self._wake_topics[reply[0]]
+        topic = topics[reply[0]]
         slot, _, us = reply[1].decode().partition(":")
         claim = (topic, int(slot), int(us))
         intake = next((i for i in self.intakes.values() if topic in i.topics), None)
@@ -630,9 +677,9 @@ class Poller:
     def _listen_streams(self) -> None:
         positions: dict[str, str] = {}
         for channel, subscription in self.subscriptions.values():
-            while subscription.returned:
-                self._delivered += 1
-                channel.receive_broadcast(subscription, *subscription.returned.pop(0))
+            while subscription.returned and not self._enough:
+                if channel.receive_broadcast(subscription, *subscription.returned.pop(0)):
+                    self._delivered += 1
             if channel.qos.can_consume():
                 known = positions.get(subscription.exchange)
                 if known is None or _order(subscription.last) < _order(known):
@@ -660,8 +707,10 @@ class Poller:
                 if subscription.exchange != exchange or _order(id) <= _order(subscription.last):
                     continue
                 subscription.last = id
-                self._delivered += 1
-                channel.receive_broadcast(subscription, routing_key, envelope)
+                if self._enough:
+                    subscription.returned.append((routing_key, envelope))
+                elif channel.receive_broadcast(subscription, routing_key, envelope):
+                    self._delivered += 1
 
 
 def _order(id: str) -> tuple[int, int]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import socket
 import sys
-
 from importlib.metadata import entry_points
 from queue import Empty
 from typing import Any
@@ -25,7 +23,6 @@ from ..connections import (
     mask_password,
     read_url,
 )
-
 from ..options import Settings, read
 from .channel import Channel
 from .heartbeat import Heartbeat
@@ -239,7 +236,7 @@ class Transport(virtual.Transport):
         try:
             self.poller.get(None, timeout=timeout)
         except Empty:
-            raise socket.timeout() from None
+            raise TimeoutError() from None
 
     def on_readable(self, connection: Any, loop: Any) -> None:
         self.poller.tick()

@@ -1,0 +1,193 @@
+"""``celery_setup`` and its parts, as pytest-celery names them, on local processes."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from pytest_celery import (
+    CeleryBackendCluster,
+    CeleryBrokerCluster,
+    CeleryTestSetup,
+    CeleryWorkerCluster,
+)
+
+import kombu_toc
+
+from ..servers import Server
+from .nodes import Backend, Broker, ServerProcess, Worker, WorkerProcess
+from .tasks import make_app
+
+POOLS = {
+    "prefork": ("-P", "prefork", "-c", "2"),
+    "threads": ("-P", "threads", "-c", "4"),
+    "solo": ("-P", "solo"),
+    "gevent": ("-P", "gevent", "-c", "20"),
+    "eventlet": ("-P", "eventlet", "-c", "20"),
+}
+
+
+class Journal:
+    """What tasks have written down."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+
+    def entries(self, prefix: str = "") -> list[dict[str, Any]]:
+        found = [json.loads(raw) for raw in self._client.lrange("log", 0, -1)]
+        return [entry for entry in found if entry["name"].startswith(prefix)]
+
+    def wait_for(self, prefix: str, number: int, timeout: float = 30) -> list[dict[str, Any]]:
+        """The entries of that prefix as soon as there are so many."""
+        deadline = time.monotonic() + timeout
+        while len(found := self.entries(prefix)) < number:
+            assert time.monotonic() < deadline, f"{len(found)} of {number} {prefix!r}: {found}"
+            time.sleep(0.02)  # the tasks run in other processes
+        return found
+
+
+@pytest.fixture(scope="session")
+def celery_broker_cluster(server: Server) -> CeleryBrokerCluster:
+    """The timeout center, in database 0 of the shared server."""
+    return CeleryBrokerCluster(Broker(ServerProcess(server, server.toc_url)))
+
+
+@pytest.fixture(scope="session")
+def celery_backend_cluster(server: Server) -> CeleryBackendCluster:
+    """Results, in database 1."""
+    url = server.url.removesuffix("/0") + "/1"
+    return CeleryBackendCluster(Backend(ServerProcess(server, url)))
+
+
+@pytest.fixture(scope="session")
+def log_url(server: Server) -> Iterator[str]:
+    """What tasks write down, in database 2."""
+    url = server.url.removesuffix("/0") + "/2"
+    os.environ["E2E_LOG"] = url
+    yield url
+    del os.environ["E2E_LOG"]
+
+
+@pytest.fixture
+def journal(server: Server, log_url: str) -> Iterator[Journal]:
+    with server.client(2) as client:
+        client.flushdb()
+        yield Journal(client)
+
+
+StartWorkers = Callable[..., list[Worker]]
+
+
+@pytest.fixture(scope="session")
+def _start(
+    tmp_path_factory: pytest.TempPathFactory,
+    celery_broker_cluster: CeleryBrokerCluster,
+    celery_backend_cluster: CeleryBackendCluster,
+    log_url: str,
+) -> Callable[..., Worker]:
+    def start(*options: str, broker: str | None = None, **settings: Any) -> Worker:
+        process = WorkerProcess(
+            tmp_path_factory.mktemp("worker"),
+            broker or celery_broker_cluster[0].config()["url"],
+            celery_backend_cluster[0].config()["url"],
+            log_url,
+            *options,
+            settings=settings,
+        )
+        return Worker(process.start(), None)
+
+    return start
+
+
+@pytest.fixture
+def start_workers(
+    _start: Callable[..., Worker], client: redis.Redis
+) -> Iterator[Callable[..., list[Worker]]]:
+    """Start workers for one test, on an empty broker: options and settings as a worker's."""
+    with contextlib.ExitStack() as stack:
+
+        def start(number: int, *options: str, **settings: Any) -> list[Worker]:
+            workers = [_start(*options, **settings) for _ in range(number)]
+            for worker in workers:
+                stack.callback(worker.teardown)
+            for worker in workers:
+                worker.ready()
+            return workers
+
+        yield start
+
+
+@pytest.fixture(scope="module", params=list(POOLS))
+def pool(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def celery_worker_cluster(
+    _start: Callable[..., Worker], server: Server, pool: str
+) -> Iterator[CeleryWorkerCluster]:
+    """One worker, in the pool that the test is for; shared by the tests of a module."""
+    with server.client() as client:
+        client.flushall()
+    worker = _start(*POOLS[pool])
+    worker.ready()
+    yield CeleryWorkerCluster(worker)
+    worker.teardown()
+
+
+@pytest.fixture
+def celery_setup_app(
+    celery_broker_cluster: CeleryBrokerCluster,
+    celery_backend_cluster: CeleryBackendCluster,
+    journal: Journal,
+) -> Iterator[Celery]:
+    """The app as a producer has it; nothing of kombu_toc is imported for it."""
+    with _app(celery_broker_cluster, celery_backend_cluster) as app:
+        yield app
+
+
+@contextlib.contextmanager
+def _app(broker: CeleryBrokerCluster, backend: CeleryBackendCluster) -> Iterator[Celery]:
+    app = make_app(broker[0].config()["url"], backend[0].config()["url"])
+    app.set_default()
+    try:
+        yield app
+    finally:
+        gc.collect()  # results that are not needed any more unsubscribe now, not after the server
+        app.backend.result_consumer.stop()
+        app.close()
+
+
+@pytest.fixture
+def app(celery_setup_app: Celery) -> Celery:
+    """The app, for tests that start workers of their own."""
+    return celery_setup_app
+
+
+@pytest.fixture
+def toc(server: Server) -> kombu_toc.TimeoutCenter:
+    """The timeout center of the broker."""
+    return kombu_toc.center_for(server.toc_url)
+
+
+@pytest.fixture
+def setup(celery_setup: CeleryTestSetup) -> CeleryTestSetup:
+    """pytest-celery's setup; short, because nearly every test asks for it."""
+    return celery_setup
+
+
+def slot_keys(client: redis.Redis) -> list[str]:
+    """The keys of slots: a drained topic has none."""
+    return sorted(key.decode() for key in client.keys("toc:{*:*}:*"))
+
+
+__all__ = ("Journal", "Path", "slot_keys")

@@ -1,0 +1,122 @@
+"""The Celery app that the end-to-end tests run: an ordinary one, told by its environment.
+
+Nothing here knows of a timeout center but the broker's URL. What tasks saw, they write down
+in a list in Redis, apart from broker and results.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+import redis
+from celery import Celery, Task
+from kombu import Exchange, Queue
+from kombu.common import Broadcast
+
+
+def make_app(broker: str, backend: str, **settings: Any) -> Celery:
+    """An app with the tests' tasks."""
+    app = Celery("e2e", broker=broker, backend=backend)
+    app.conf.update(
+        broker_connection_retry_on_startup=True,
+        result_expires=600,
+        worker_hijack_root_logger=True,
+        task_queues=(
+            Queue("celery"),
+            Queue("urgent"),
+            Queue("news", Exchange("news", type="topic"), routing_key="news.#"),
+            Queue("one-slot", queue_arguments={"x-slots": 1}),
+            Broadcast("everyone"),
+        ),
+        task_default_queue="celery",
+    )
+    app.conf.update(settings)
+    for function in (add, fail, mul, nap, note, note_error, total):
+        app.task(name=f"e2e.{function.__name__}")(function)
+    app.task(name="e2e.again", bind=True, max_retries=5)(again)
+    app.task(name="e2e.stamp", bind=True)(stamp)
+    app.task(name="e2e.late_ack", bind=True, acks_late=True)(late_ack)
+    return app
+
+
+def log() -> redis.Redis:
+    """Where tasks write down what they saw."""
+    return redis.Redis.from_url(os.environ["E2E_LOG"])
+
+
+def write(**entry: Any) -> None:
+    entry.setdefault("at", time.time())
+    entry["pid"] = os.getpid()
+    log().rpush("log", json.dumps(entry))
+
+
+def add(x: float, y: float) -> float:
+    return x + y
+
+
+def mul(x: float, y: float) -> float:
+    return x * y
+
+
+def total(numbers: list[float]) -> float:
+    return sum(numbers)
+
+
+def fail(text: str = "on purpose") -> None:
+    raise ValueError(text)
+
+
+def note(name: str, due: float | None = None) -> float:
+    """Write down when it started."""
+    now = time.time()
+    write(name=name, at=now, due=due)
+    return now
+
+
+def note_error(request: Any, exc: Any, traceback: Any) -> None:
+    write(name="errback", text=str(exc))
+
+
+def nap(name: str, seconds: float, due: float | None = None) -> float:
+    """Write down when it started, and take that long."""
+    now = time.time()
+    write(name=name, at=now, due=due)
+    time.sleep(seconds)
+    return now
+
+
+def again(self: Task, times: int, countdown: float) -> list[float]:
+    """Fail and be retried some times; return when each attempt ran."""
+    write(name=f"again-{self.request.id}", retries=self.request.retries)
+    if self.request.retries < times:
+        raise self.retry(countdown=countdown)
+    return self.request.retries
+
+
+def stamp(self: Task) -> dict[str, Any]:
+    """What the task is told about itself."""
+    return {
+        "eta": self.request.eta,
+        "redelivered": self.request.delivery_info.get("redelivered"),
+        "priority": self.request.delivery_info.get("priority"),
+        "routing_key": self.request.delivery_info.get("routing_key"),
+        "at": time.time(),
+    }
+
+
+def late_ack(self: Task, name: str, seconds: float) -> None:
+    """As nap, acknowledged when it is done."""
+    write(name=name)
+    time.sleep(seconds)
+    write(name=f"{name}-done")
+
+
+if "E2E_BROKER" in os.environ:
+    app = make_app(
+        os.environ["E2E_BROKER"],
+        os.environ["E2E_BACKEND"],
+        **json.loads(os.environ.get("E2E_SETTINGS", "{}")),
+    )

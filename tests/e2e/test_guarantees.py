@@ -1,0 +1,202 @@
+"""What a timeout center promises beyond an ordinary broker, on real workers."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+
+import psutil
+import pytest
+import redis
+from celery import Celery
+
+import kombu_toc
+
+from .conftest import Journal, slot_keys
+from .nodes import Worker
+
+StartWorkers = Callable[..., list[Worker]]
+
+
+def at(seconds: float) -> datetime:
+    return datetime.now(timezone.utc) + timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize("number", [1, 4])
+def test_countdown_tasks_start_on_time_and_never_early(
+    start_workers: StartWorkers, app: Celery, journal: Journal, number: int
+) -> None:
+    """A3, X2. The bound is loose; benchmarks show how late they are."""
+    start_workers(number, "-c", "1")
+    for i in range(100):
+        due = at(1 + i * 0.03)
+        app.tasks["e2e.note"].apply_async((f"sparse-{i}", due.timestamp()), eta=due)
+    lateness = [e["at"] - e["due"] for e in journal.wait_for("sparse-", 100)]
+    assert min(lateness) >= 0
+    assert statistics.median(lateness) < 0.1
+
+
+def test_tasks_far_beyond_the_visibility_timeout_run_exactly_once(
+    start_workers: StartWorkers, app: Celery, journal: Journal
+) -> None:
+    """A4, A5: 200 tasks, their ETA three visibility timeouts away."""
+    options = {"broker_transport_options": {"visibility_timeout": 1}}
+    start_workers(2, "-c", "2", **options)
+    for i in range(200):
+        app.tasks["e2e.note"].apply_async((f"far-{i}",), countdown=3)
+    journal.wait_for("far-", 200)
+    time.sleep(2.5)  # a second run would come when a lease has ended: wait for two of them
+    runs = Counter(entry["name"] for entry in journal.entries("far-"))
+    assert len(runs) == 200
+    assert set(runs.values()) == {1}
+
+
+def test_a_task_longer_than_the_visibility_timeout_runs_once(
+    start_workers: StartWorkers, app: Celery, journal: Journal
+) -> None:
+    """A5: its lease is renewed, also while a solo worker's only thread runs it."""
+    options = {"broker_transport_options": {"visibility_timeout": 1}}
+    start_workers(1, "-P", "solo", **options)
+    start_workers(1, "-c", "1", **options)
+    results = [app.tasks["e2e.late_ack"].delay(f"long-{i}", 3.5) for i in range(2)]
+    for result in results:
+        result.get(timeout=30)
+    runs = Counter(entry["name"] for entry in journal.entries("long-"))
+    assert set(runs) == {"long-0", "long-1", "long-0-done", "long-1-done"}
+    assert set(runs.values()) == {1}
+
+
+def test_scheduled_tasks_cost_a_worker_no_memory(
+    start_workers: StartWorkers, app: Celery, toc: kombu_toc.TimeoutCenter
+) -> None:
+    """X3: 50,000 tasks an hour ahead."""
+    [worker] = start_workers(1, "-c", "1")
+    app.tasks["e2e.add"].delay(1, 1).get(timeout=10)
+    main = psutil.Process(worker.container.pid)
+    before = main.memory_info().rss
+    sent = app.tasks["e2e.note"].apply_async(("later",), countdown=3600)
+    [one] = toc.get("celery", sent.id)
+    topic = toc.topic("celery")
+    for start in range(1, 50_000, 1000):
+        # The same message under other ids: what apply_async would send, sent faster.
+        ids = [f"copy-{i}" for i in range(start, min(start + 1000, 50_000))]
+        toc.run_all([toc.putting(topic, id, one.body, at_us=one.time_us) for id in ids])
+    app.tasks["e2e.add"].delay(1, 1).get(timeout=10)
+    time.sleep(1.5)  # the worker has looked into all slots at least once
+    assert main.memory_info().rss - before < 2 * 1024 * 1024
+    assert toc.counts("celery").scheduled == 50_000
+    assert toc.purge("celery") == 50_000
+
+
+def test_one_producers_tasks_start_in_the_order_in_which_they_were_sent(
+    start_workers: StartWorkers, app: Celery, journal: Journal
+) -> None:
+    """K5: 1,000 tasks through one slot to a worker of one process."""
+    start_workers(1, "-c", "1", "-Q", "one-slot")
+    for i in range(1000):
+        app.tasks["e2e.note"].apply_async((f"order-{i:04}",), queue="one-slot")
+    names = [entry["name"] for entry in journal.wait_for("order-", 1000, timeout=60)]
+    assert names == sorted(names)
+
+
+def test_tasks_with_one_eta_start_in_the_order_in_which_they_were_sent(
+    start_workers: StartWorkers, app: Celery, journal: Journal
+) -> None:
+    """K5, for tasks that waited."""
+    start_workers(1, "-c", "1", "-Q", "one-slot")
+    due = at(2)
+    for i in range(300):
+        app.tasks["e2e.note"].apply_async((f"same-{i:04}",), queue="one-slot", eta=due)
+    names = [entry["name"] for entry in journal.wait_for("same-", 300)]
+    assert names == sorted(names)
+
+
+def test_a_drained_topic_leaves_no_slot_keys(
+    start_workers: StartWorkers, app: Celery, journal: Journal, client: redis.Redis
+) -> None:
+    """K6"""
+    [worker] = start_workers(1, "-c", "2")
+    for i in range(50):
+        app.tasks["e2e.note"].apply_async((f"drain-{i}",), countdown=(i % 5) * 0.2, priority=i % 10)
+    again = app.tasks["e2e.again"].delay(2, 0.1)
+    journal.wait_for("drain-", 50)
+    again.get(timeout=10)
+    worker.teardown()
+    assert slot_keys(client) == []
+
+
+def test_remote_control_and_workers_that_come_and_go_leave_nothing(
+    start_workers: StartWorkers, app: Celery, client: redis.Redis
+) -> None:
+    """K6: 1,000 pings, and two workers that end."""
+    workers = start_workers(2, "-P", "solo", "-E")
+    for _ in range(1000):
+        assert len(app.control.ping(timeout=2, limit=2)) == 2
+    for worker in workers:
+        worker.teardown()
+    left = sorted(key.decode() for key in client.keys("*"))
+    # What stays was declared to stay: durable queues and their bindings.
+    assert [key for key in left if "pidbox" in key or "celeryev" in key] == []
+    assert [key for key in left if ":wake:" in key or ":fanout:" in key] == []
+    assert slot_keys(client) == []
+    topics = {name.decode() for name in client.hkeys("toc:{toc}:topics")}
+    assert topics == {"celery", "urgent", "news", "one-slot"}
+    assert client.exists("toc:{toc}:expiring") == 0
+
+
+def test_a_burst_spreads_over_idle_workers(
+    start_workers: StartWorkers, app: Celery, journal: Journal
+) -> None:
+    """X1: four tasks due at once on four idle one-process workers, again and again."""
+    start_workers(4, "-c", "1")
+    rounds = 8
+    first = at(2)
+    for i in range(rounds):
+        due = first + timedelta(seconds=i * 0.5)
+        for j in range(4):
+            app.tasks["e2e.nap"].apply_async((f"burst-{i}-{j}", 0.2, due.timestamp()), eta=due)
+    entries = journal.wait_for("burst-", rounds * 4)
+    assert min(e["at"] - e["due"] for e in entries) >= 0
+    # One that waited for another would be 200 ms late.
+    assert max(e["at"] - e["due"] for e in entries) < 0.15
+
+
+def test_no_short_task_waits_behind_a_long_one_while_a_worker_idles(
+    start_workers: StartWorkers, app: Celery, journal: Journal
+) -> None:
+    """X1: two one-process workers, default prefetch, one of them busy for 6 seconds."""
+    start_workers(2, "-c", "1")
+    app.tasks["e2e.nap"].delay("long", 6)
+    journal.wait_for("long", 1)
+    for i in range(60):
+        app.tasks["e2e.nap"].apply_async((f"short-{i}", 0.01, time.time()))
+        time.sleep(0.05)  # a stream of tasks, not a backlog
+    waits = [e["at"] - e["due"] for e in journal.wait_for("short-", 60)]
+    assert max(waits) < 0.5
+
+
+def test_an_idle_worker_is_quiet(start_workers: StartWorkers, client: redis.Redis) -> None:
+    """Y5: a handful of commands a second, and next to no CPU."""
+    [worker] = start_workers(1, "-c", "1", "--without-heartbeat", "--without-gossip")
+    time.sleep(2)  # its start is over
+    main = psutil.Process(worker.container.pid)
+    cpu, commands, began = _cpu(main), _received(client), time.monotonic()
+    time.sleep(6)  # idleness takes time to measure
+    seconds = time.monotonic() - began
+    assert (_cpu(main) - cpu) / seconds < 0.03
+    assert (_received(client) - commands) / seconds < 5
+
+
+def _cpu(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+def _received(client: redis.Redis) -> int:
+    """Commands that came over connections; those within scripts do not."""
+    stats = client.info("commandstats")
+    outer = ("evalsha", "eval", "bzpopmin", "xread", "zadd", "hget", "ping", "xrevrange")
+    return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in outer)

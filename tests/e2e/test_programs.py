@@ -1,0 +1,228 @@
+"""K1: Celery's own programs and the rest of remote control; X7: the embedded server."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+from celery import Celery
+
+from kombu_toc import EmbeddedServer, TimeoutCenter
+
+from ..servers import Server
+from .conftest import Journal
+from .nodes import ROOT, Worker
+
+StartWorkers = Callable[..., list[Worker]]
+
+
+def test_celery_events_dump_shows_tasks_with_their_eta(
+    start_workers: StartWorkers, app: Celery, server: Server, tmp_path: Path
+) -> None:
+    start_workers(1, "-c", "1", "-E")
+    command = [sys.executable, "-m", "celery", "-b", server.toc_url, "events", "--dump"]
+    with open(tmp_path / "dump", "wb") as dump:
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=dump, stderr=dump, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+        )
+        try:
+            deadline = time.monotonic() + 30
+            while b"heartbeat" not in (tmp_path / "dump").read_bytes():
+                assert time.monotonic() < deadline, (tmp_path / "dump").read_text()
+                time.sleep(0.1)  # heartbeats come every two seconds
+            result = app.tasks["e2e.add"].apply_async((1, 2), countdown=0.5)
+            assert result.get(timeout=10) == 3
+            while b"task succeeded" not in (tmp_path / "dump").read_bytes():
+                assert time.monotonic() < deadline, (tmp_path / "dump").read_text()
+                time.sleep(0.1)  # the program prints when it likes
+        finally:
+            process.terminate()
+            process.wait(10)
+    text = (tmp_path / "dump").read_text()
+    [received] = [line for line in text.splitlines() if "task received" in line]
+    assert result.id in received
+    assert "eta=None" not in received
+
+
+def test_beat_sends_periodic_tasks(
+    start_workers: StartWorkers, app: Celery, journal: Journal, tmp_path: Path
+) -> None:
+    schedule = {"every": {"task": "e2e.note", "schedule": 0.5, "args": ["tick"]}}
+    beat = ("-B", "-s", str(tmp_path / "schedule"))
+    start_workers(1, "-c", "1", *beat, beat_schedule=schedule)
+    assert len(journal.wait_for("tick", 4)) >= 4
+
+
+def test_the_pool_grows_and_shrinks(
+    start_workers: StartWorkers, app: Celery, journal: Journal
+) -> None:
+    [worker] = start_workers(1, "-c", "1")
+    name = worker.hostname()
+    [answer] = app.control.pool_grow(2, destination=[name], reply=True, timeout=5)
+    assert "ok" in answer[name]
+    for attempt in range(10):  # new processes take a while until they take tasks
+        results = [app.tasks["e2e.nap"].delay(f"grown-{attempt}-{i}", 0.5) for i in range(3)]
+        times = [result.get(timeout=10) for result in results]
+        if max(times) - min(times) < 0.4:
+            break
+    else:
+        raise AssertionError("the three processes never worked side by side")
+    [answer] = app.control.pool_shrink(1, destination=[name], reply=True, timeout=5)
+    assert "ok" in answer[name]
+    assert app.tasks["e2e.add"].delay(1, 1).get(timeout=10) == 2
+
+
+def test_an_autoscaled_pool_takes_what_it_can_start(
+    start_workers: StartWorkers, app: Celery, journal: Journal
+) -> None:
+    start_workers(1, "--autoscale", "3,1")
+    for i in range(3):
+        app.tasks["e2e.nap"].delay(f"scaled-{i}", 1.5)
+    times = [entry["at"] for entry in journal.wait_for("scaled-", 3)]
+    assert max(times) - min(times) < 1.4
+
+
+def test_disabled_prefetch_takes_only_what_can_start(
+    start_workers: StartWorkers, app: Celery, journal: Journal, toc: TimeoutCenter
+) -> None:
+    start_workers(1, "-c", "1", "--disable-prefetch")
+    for i in range(5):
+        app.tasks["e2e.nap"].delay(f"single-{i}", 0.4)
+    journal.wait_for("single-", 1)
+    time.sleep(0.1)  # what would be prefetched would be so by now
+    assert toc.counts("celery").ready == 4
+    journal.wait_for("single-", 5)
+
+
+def test_early_and_late_acknowledgement_both_drain(
+    start_workers: StartWorkers, app: Celery, journal: Journal, toc: TimeoutCenter
+) -> None:
+    start_workers(1, "-c", "2", task_acks_late=True)
+    for i in range(20):
+        app.tasks["e2e.note"].delay(f"late-{i}")
+        app.tasks["e2e.late_ack"].delay(f"late-ack-{i}", 0.01)
+    journal.wait_for("late-ack-", 40)
+    deadline = time.monotonic() + 5
+    while toc.counts("celery") != (0, 0, 0, 0):
+        assert time.monotonic() < deadline, toc.counts("celery")
+        time.sleep(0.02)  # the last acknowledgement is on its way
+
+
+def test_a_warm_shutdown_gives_prefetched_tasks_back_at_once(
+    start_workers: StartWorkers, app: Celery, journal: Journal, toc: TimeoutCenter
+) -> None:
+    [worker] = start_workers(1, "-c", "1")
+    app.tasks["e2e.nap"].delay("running", 2)
+    journal.wait_for("running", 1)
+    for i in range(3):
+        app.tasks["e2e.note"].delay(f"waiting-{i}")
+    worker.teardown()
+    assert toc.counts("celery").in_flight == 0
+    waiting = toc.counts("celery").ready
+    start_workers(1, "-c", "1")
+    journal.wait_for("waiting-", 3)
+    assert waiting + len(journal.entries("waiting-")) >= 3
+
+
+def test_a_killed_workers_messages_come_back_within_the_visibility_timeout(
+    start_workers: StartWorkers, app: Celery, journal: Journal
+) -> None:
+    """A5, W6"""
+    options = {"broker_transport_options": {"visibility_timeout": 1}}
+    [victim] = start_workers(1, "-P", "solo", **options)
+    app.tasks["e2e.late_ack"].delay("killed", 3)
+    journal.wait_for("killed", 1)
+    victim.container.kill("SIGKILL")
+    began = time.monotonic()
+    start_workers(1, "-P", "solo", **options)
+    journal.wait_for("killed", 2, timeout=10)
+    assert time.monotonic() - began < 8
+
+
+def embedded_app(tmp_path: Path) -> tuple[Celery, str]:
+    from .tasks import make_app
+
+    broker = f"toc+embedded://{tmp_path / 'data'}"
+    server = EmbeddedServer.join(str(tmp_path / "data"))
+    app = make_app(broker, f"{server.url}?virtual_host=1")
+    return app, broker
+
+
+def test_an_embedded_server_serves_producer_and_worker(
+    tmp_path: Path, journal: Journal, start_workers: StartWorkers
+) -> None:
+    """X7"""
+    app, broker = embedded_app(tmp_path)
+    try:
+        start_workers(1, "-c", "1", broker=broker)
+        sent = time.time()
+        app.tasks["e2e.note"].apply_async(("embedded",), countdown=0.5)
+        assert journal.wait_for("embedded", 1)[0]["at"] - sent >= 0.5
+    finally:
+        app.close()
+        EmbeddedServer.join(str(tmp_path / "data")).leave()
+
+
+JOIN = """
+import sys, time
+from kombu_toc import EmbeddedServer, TimeoutCenter
+server = EmbeddedServer.join(sys.argv[1])
+client = server.client()
+client.incr("joined")
+print(client.info("server")["process_id"], flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_embedded_server_stops_with_the_last_process_and_keeps_its_data(
+    tmp_path: Path,
+) -> None:
+    """Also when that process is killed; the next one finds the data again."""
+    directory = str(tmp_path / "data")
+
+    def join() -> tuple[subprocess.Popen[str], int]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", JOIN, directory],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        return process, int(process.stdout.readline())
+
+    first, pid = join()
+    second, same = join()
+    assert pid == same
+    first.communicate("")
+    assert psutil.pid_exists(pid)
+    second.kill()
+    second.communicate()
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(pid):
+        assert time.monotonic() < deadline, "the server outlives its users"
+        time.sleep(0.02)  # the keeper process stops it
+    server = EmbeddedServer.join(directory)
+    try:
+        assert server.client().get("joined") == b"2"
+        assert server.client().config_get("appendonly") == {"appendonly": "yes"}
+    finally:
+        server.leave()
+
+
+def test_the_app_of_a_producer_imports_nothing_of_ours(server: Server) -> None:
+    """X7: a web process that never heard of us sends a task by its URL alone."""
+    code = (
+        "import sys; from celery import Celery\n"
+        f"app = Celery('web', broker={server.toc_url!r})\n"
+        "print(app.send_task('e2e.add', (1, 2), countdown=3600).id)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    with server.client() as client:
+        assert any(done.stdout.strip().encode() in client.hkeys(k) for k in client.keys("*body"))
+        client.flushdb()

@@ -1,0 +1,646 @@
+"""Two-phase consumption: put, pop, and every way a delivery can end (A3 to A7, Y3, D2)."""
+
+from __future__ import annotations
+
+import time
+from importlib.resources import files
+
+import pytest
+import redis
+
+from kombu_toc import ActionTimeError, ConfigurationError, TimeoutCenter, scores
+from kombu_toc.center import DEAD, IN_FLIGHT, WAITING
+
+from .inspection import check_slots, now_us, residue
+
+HOUR = 3600.0
+
+
+@pytest.fixture
+def one(center):
+    """A center with a topic 'one' of a single slot."""
+    center.declare("one", slots=1)
+    return center
+
+
+def pop_ids(center, topic="one", limit=100, **kwargs):
+    return [message.id for message in center.pop(topic, limit, **kwargs).messages]
+
+
+def pop_now(center, topic="one", *, visibility=60.0, **kwargs):
+    """Pop through the lower level, which allows leases of less than a second."""
+    declared = center.topic(topic)
+    return center.run(center.popping(declared, visibility=visibility, **kwargs))
+
+
+def end_lease(center, *deliveries):
+    """Let leases end now, so that nobody has to wait for it."""
+    assert center.extend(deliveries, 0) == []
+
+
+# -- action times
+
+
+def test_a_message_is_never_delivered_before_its_action_time(one, client):
+    """A3; sleeps, for the action time must come by itself"""
+    start = now_us(client)
+    at = start + 30_000
+    one.put("one", "x", b"", at=at / 1e6)
+    while not (popped := one.pop("one")).messages:
+        assert popped.now_us < start + 5_000_000
+        time.sleep(0.001)
+    assert popped.now_us >= at
+    assert at <= popped.messages[0].action_us <= at + 3
+
+
+def test_without_a_time_a_message_is_due_at_once(one):
+    one.put("one", "x", b"body")
+    [message] = one.pop("one").messages
+    assert (message.topic, message.slot, message.step, message.id) == ("one", 0, 0, "x")
+    assert (message.body, message.retries_left, message.failures) == (b"body", 16, 0)
+
+
+def test_a_past_action_time_means_now(one):
+    """A7"""
+    one.put("one", "x", b"", at=1.0)
+    one.put("one", "y", b"", at=-5.0)
+    one.put("one", "z", b"", delay=-3)
+    assert pop_ids(one) == ["y", "x", "z"]
+
+
+def test_a_delay_counts_by_the_servers_clock(one, client):
+    before = now_us(client)
+    one.put("one", "x", b"", delay=HOUR)
+    after = now_us(client)
+    [found] = one.get("one", "x")
+    assert before + 3_600_000_000 <= found.time_us <= after + 3_600_000_003
+    assert pop_ids(one) == []
+
+
+@pytest.mark.parametrize(
+    "when", [{"at": 9.1e9}, {"at": float("inf")}, {"delay": 9e9}, {"delay": float("inf")}]
+)
+def test_an_action_time_beyond_2255_is_refused_and_nothing_kept(one, client, when):
+    with pytest.raises(ActionTimeError):
+        one.put("one", "x", b"", **when)
+    assert residue(client) == []
+
+
+def test_the_scripts_and_the_python_codec_compute_the_same_scores(client):
+    """A6"""
+    clock = files("kombu_toc.scripts").joinpath("clock.lua").read_text()
+    loop = """
+local out = {}
+for i = 1, #ARGV do
+  local us = tonumber(ARGV[i])
+  local score = action_score(us)
+  out[i] = {score, due_score(us), action_time(score), action_time(math.floor(us / 32))}
+end
+return out"""
+    now = now_us(client)
+    times = [*range(2000), *range(now, now + 2000), scores.LAST_MS * 1000 - 1]
+    told = client.eval(clock + loop, 0, *times)
+    assert told == [
+        [
+            scores.action(us),
+            scores.due(us),
+            scores.action_time(scores.action(us)),
+            scores.action_time(us // 32),
+        ]
+        for us in times
+    ]
+
+
+# -- what put does
+
+
+def test_the_same_bytes_under_one_id_are_kept_once(one):
+    """A publish that is repeated because its reply was lost stays one message."""
+    assert one.put("one", "x", b"same") == "x"
+    assert one.put("one", "x", b"same") == "x"
+    assert pop_ids(one) == ["x"]
+
+
+def test_two_live_messages_may_share_an_id(one):
+    """Celery's retry republishes the id of the task that still runs."""
+    one.put("one", "x", b"first")
+    first = one.pop("one").messages
+    copy = one.put("one", "x", b"second")
+    assert copy.startswith("x#")
+    assert one.ack(first) == 1
+    [second] = one.pop("one").messages
+    assert (second.id, second.body) == (copy, b"second")
+    assert one.ack([second]) == 1
+    assert residue(one.client) == []
+
+
+def test_a_copy_that_is_put_twice_is_kept_once(one):
+    one.put("one", "x", b"first")
+    assert one.put("one", "x", b"second") == one.put("one", "x", b"second")
+    assert one.counts("one").waiting == 2
+
+
+def test_a_token_tells_copies_apart(one):
+    assert one.put("one", "x", b"1", token="aa") == "x"
+    assert one.put("one", "x", b"2", token="bb") == "x#bb"
+    assert one.put("one", "x", b"3", token="cc") == "x#cc"
+    check_slots(one, "one")
+
+
+@pytest.mark.parametrize("state", [WAITING, IN_FLIGHT, DEAD])
+def test_ensure_adds_nothing_while_a_message_has_the_id_in_any_state(one, state):
+    """D3"""
+    assert one.put("one", "x", b"1", ensure=True) == "x"
+    if state != WAITING:
+        [message] = one.pop("one").messages
+    if state == DEAD:
+        one.reject(message, requeue=False)
+    assert one.put("one", "x", b"2", ensure=True) is None
+    assert one.put("one", "x", b"1", ensure=True) is None
+    assert [found.state for found in one.get("one", "x")] == [state]
+
+
+def test_ensure_adds_nothing_while_a_copy_of_the_id_is_live(one):
+    """D3"""
+    one.put("one", "x", b"1")
+    one.put("one", "x", b"2")
+    one.ack(one.pop("one").messages)
+    assert one.put("one", "x", b"3", ensure=True) is None
+    one.ack(one.pop("one").messages)
+    assert one.put("one", "x", b"3", ensure=True) == "x"
+
+
+def test_a_basis_puts_messages_into_one_slot(center):
+    """A2, A7"""
+    for number in range(20):
+        center.put("mail", str(number), b"", basis="order-7")
+    slot = center.topic("mail").slot_for("order-7").number
+    assert {message.slot for message in center.pop("mail", 50).messages} == {slot}
+
+
+def test_a_center_refuses_a_client_that_decodes(server):
+    with (
+        redis.Redis(port=server.port, decode_responses=True) as client,
+        pytest.raises(ConfigurationError, match="decode_responses"),
+    ):
+        TimeoutCenter(client)
+
+
+@pytest.mark.parametrize("id", ["", "ünïcode", "a b\nc", "#", "a#b", "x" * 1000, "{1}", "%s"])
+def test_an_id_may_be_any_text(center, client, id):
+    assert center.put("mail", id, b"1") == id
+    assert [found.id for found in center.get("mail", id)] == [id]
+    messages = center.pop("mail").messages
+    assert [message.id for message in messages] == [id]
+    assert center.ack(messages) == 1
+    assert residue(client) == []
+
+
+def test_a_body_may_be_any_bytes(one):
+    body = bytes(range(256)) + b"\r\n$-1\r\n"
+    one.put("one", "x", body)
+    assert one.pop("one").messages[0].body == body
+
+
+# -- order
+
+
+def test_messages_come_in_the_order_of_their_action_times(center):
+    """A3: over all slots, whatever the order they were put in"""
+    times = [30, 10, 50, 20, 40]
+    for at in times:
+        center.put("mail", f"{at}", b"", at=at)
+    assert pop_ids(center, "mail") == ["10", "20", "30", "40", "50"]
+
+
+def test_messages_with_one_action_time_keep_their_publish_order_within_a_slot(one):
+    """K5"""
+    ids = [f"{(number * 37) % 101}" for number in range(101)]
+    for id in ids:
+        one.put("one", id, b"", at=1000.0005)
+    assert pop_ids(one, limit=101) == ids
+
+
+def test_messages_put_for_now_keep_their_publish_order_within_a_slot(one):
+    """K5"""
+    ids = [f"{(number * 37) % 101}" for number in range(101)]
+    calls = [one.putting(one.topic("one"), id, b"") for id in ids]
+    one.run_all(calls)
+    assert pop_ids(one, limit=101) == ids
+
+
+def test_a_higher_step_waits_for_the_lower_ones(center):
+    """K3: 0 goes first, over all slots, whatever the action times"""
+    for number, priority in enumerate([9, 6, 3, 0, 9, 0]):
+        center.put("mail", f"{number}", b"", at=number + 1, priority=priority)
+    popped = center.pop("mail", 10)
+    assert [message.id for message in popped.messages] == ["3", "5", "2", "1", "0", "4"]
+    assert [message.step for message in popped.messages] == [0, 0, 1, 2, 3, 3]
+
+
+def test_a_priority_between_two_steps_belongs_to_the_lower(one):
+    """K3"""
+    one.put("one", "five", b"", priority=5)
+    one.put("one", "three", b"", priority=3)
+    assert pop_ids(one) == ["five", "three"]
+
+
+def test_the_limit_bounds_a_pop_and_more_says_that_something_was_left(center):
+    """Y6"""
+    for number in range(10):
+        center.put("mail", f"{number}", b"", at=number + 1)
+    first = center.pop("mail", 4)
+    assert [message.id for message in first.messages] == list("0123")
+    assert first.more
+    second = center.pop("mail", 6)
+    assert [message.id for message in second.messages] == list("456789")
+    assert not second.more
+
+
+def test_a_limit_of_thousands_delivers_thousands(one, client):
+    """W7; once, Lua unpacked too much at a time and the messages were lost"""
+    declared = one.topic("one")
+    one.run_all([one.putting(declared, f"{number}", b"b") for number in range(9000)])
+    popped = one.pop("one", 9000)
+    assert len(popped.messages) == 9000
+    assert [message.id for message in popped.messages[:2]] == ["0", "1"]
+    assert {message.body for message in popped.messages} == {b"b"}
+    assert client.zcard(declared.slot(0).prepare) == 9000
+    assert one.ack(popped.messages) == 9000
+    assert residue(client) == []
+
+
+def test_a_pop_of_some_slots_leaves_the_others_alone(center):
+    for number in range(40):
+        center.put("mail", f"{number}", b"")
+    popped = center.pop("mail", 100, slots=[5, 2, 2])
+    assert {message.slot for message in popped.messages} == {2, 5}
+    assert len({message.id for message in popped.messages}) == len(popped.messages)
+    check_slots(center, "mail")
+
+
+# -- horizons
+
+
+def test_soon_reaches_ahead_and_late_only_behind(one, client):
+    """X1: what can start is fetched ahead; what would only queue must have been due for a while"""
+    now = now_us(client) / 1e6
+    one.put("one", "old", b"", at=now - 10)
+    one.put("one", "ahead", b"", at=now + 20)
+    one.put("one", "far", b"", at=now + HOUR)
+    declared = one.topic("one")
+
+    late = one.run(one.popping(declared, soon=0, late=5, behind_us=15_000_000))
+    assert late.messages == []
+    soon = one.run(one.popping(declared, soon=3, lookahead_us=60_000_000))
+    assert [message.id for message in soon.messages] == ["old", "ahead"]
+    assert not soon.more
+    check_slots(one, "one")
+
+
+def test_late_takes_what_has_been_due_for_long_and_leaves_the_rest_to_idle_workers(one, client):
+    """X1"""
+    now = now_us(client) / 1e6
+    for id, ago in (("a", 30), ("b", 20), ("c", 10), ("d", 0.5)):
+        one.put("one", id, b"", at=now - ago)
+    popped = pop_now(one, soon=1, late=4, behind_us=15_000_000)
+    assert [message.id for message in popped.messages] == ["a", "b"]
+    assert popped.more
+    check_slots(one, "one")
+
+
+def test_the_two_counts_include_each_other(one, client):
+    now = now_us(client) / 1e6
+    for number in range(10):
+        one.put("one", f"{number}", b"", at=now - 100 + number)
+    assert len(pop_now(one, soon=2, late=5, behind_us=1000).messages) == 5
+    assert len(pop_now(one, soon=3, late=1, behind_us=1000).messages) == 3
+
+
+def test_the_counts_hold_over_priority_steps(one, client):
+    now = now_us(client) / 1e6
+    one.put("one", "fresh", b"", at=now - 1, priority=0)
+    one.put("one", "old", b"", at=now - 50, priority=9)
+    one.put("one", "new", b"", at=now - 0.9, priority=9)
+    popped = pop_now(one, soon=1, late=5, behind_us=10_000_000)
+    assert [message.id for message in popped.messages] == ["fresh", "old"]
+    check_slots(one, "one")
+
+
+def test_a_pop_that_wants_nothing_takes_nothing_and_says_what_is_due(one):
+    one.put("one", "x", b"")
+    assert pop_now(one, soon=0).messages == []
+    assert pop_now(one, soon=0).more
+    check_slots(one, "one")
+
+
+# -- acknowledgement
+
+
+def test_an_acknowledged_message_is_gone(center, client):
+    """A5"""
+    for number in range(20):
+        center.put("mail", f"{number}", b"", priority=number % 10)
+    messages = center.pop("mail", 20).messages
+    assert center.ack(messages) == 20
+    assert center.ack(messages) == 0
+    assert residue(client) == []
+
+
+def test_an_acknowledgement_counts_however_late_it_comes(center, client):
+    """A5: also once the lease has ended and the message is back in its store"""
+    center.put("mail", "x", b"", priority=6)
+    messages = center.pop("mail").messages
+    end_lease(center, *messages)
+    assert center.pop("mail", 0).rolled_back == ["x"]
+    assert center.ack(messages) == 1
+    assert residue(client) == []
+
+
+def test_an_acknowledgement_counts_also_after_the_next_delivery(one):
+    one.put("one", "x", b"")
+    first = one.pop("one").messages
+    end_lease(one, *first)
+    assert pop_ids(one) == ["x"]
+    assert one.ack(first) == 1
+    assert residue(one.client) == []
+
+
+def test_a_dead_message_can_still_be_acknowledged(one, client):
+    one.put("one", "x", b"")
+    [message] = one.pop("one").messages
+    one.reject(message, requeue=False)
+    assert one.ack([message]) == 1
+    assert residue(client) == []
+
+
+def test_messages_of_many_topics_are_acknowledged_at_once(center, client):
+    for topic in ("a", "b", "c"):
+        center.put(topic, "x", b"1")
+        center.put(topic, "x", b"2")
+    messages = [message for topic in "abc" for message in center.pop(topic, 5).messages]
+    assert center.ack(messages) == 6
+    assert residue(client) == []
+
+
+# -- rejection
+
+
+def test_a_message_is_delivered_17_times_at_most_then_it_is_dead(one):
+    """A6: 16 redeliveries, counted down in the score"""
+    one.put("one", "x", b"poison", priority=3)
+    left = []
+    while messages := one.pop("one").messages:
+        left.append(messages[0].retries_left)
+        assert messages[0].failures == len(left) - 1
+        assert messages[0].step == 1
+        state = one.reject(messages[0], requeue=True)
+    assert left == list(range(16, -1, -1))
+    assert state == DEAD
+    [found] = one.get("one", "x")
+    assert (found.state, found.body) == (DEAD, b"poison")
+    assert "no retries left" in found.reason
+    check_slots(one, "one")
+
+
+def test_a_topic_may_allow_no_redelivery_at_all(center):
+    """W2"""
+    center.declare("once", slots=1, retries=0)
+    center.put("once", "x", b"")
+    [message] = center.pop("once").messages
+    assert message.retries_left == 0
+    assert center.reject(message, requeue=True) == DEAD
+
+
+def test_a_rejected_message_goes_ahead_of_everything_untried(one):
+    one.put("one", "x", b"")
+    [message] = one.pop("one").messages
+    one.put("one", "old", b"", at=1)
+    assert one.reject(message, requeue=True) == WAITING
+    assert pop_ids(one) == ["x", "old"]
+
+
+def test_a_back_off_delays_the_redelivery(one, client):
+    one.put("one", "x", b"")
+    [message] = one.pop("one").messages
+    before = now_us(client)
+    assert one.reject(message, requeue=True, backoff=HOUR) == WAITING
+    [found] = one.get("one", "x")
+    assert before - 1000 <= found.time_us - 3_600_000_000 <= now_us(client)
+    assert pop_ids(one) == []
+    check_slots(one, "one")
+    one.reschedule("one", "x")
+    assert one.pop("one").messages[0].retries_left == 15
+
+
+def test_a_message_that_is_not_to_be_tried_again_is_kept_with_the_reason(one):
+    """A6: nothing is deleted silently"""
+    one.put("one", "x", b"body")
+    [message] = one.pop("one").messages
+    assert one.reject(message, requeue=False, reason="ill-formed ü") == DEAD
+    [found] = one.get("one", "x")
+    assert (found.state, found.body, found.reason) == (DEAD, b"body", "ill-formed ü")
+    assert one.counts("one").dead == 1
+
+
+def test_a_rejection_after_the_lease_ended_costs_no_second_retry(one):
+    one.put("one", "x", b"")
+    [message] = one.pop("one").messages
+    end_lease(one, message)
+    one.pop("one", 0)
+    assert one.reject(message, requeue=True) is None
+    assert one.pop("one").messages[0].retries_left == 15
+
+
+@pytest.mark.parametrize("delivered", [False, True])
+def test_a_final_rejection_counts_also_after_the_lease_ended(one, delivered):
+    one.put("one", "x", b"", priority=9)
+    [message] = one.pop("one").messages
+    end_lease(one, message)
+    one.pop("one", 1 if delivered else 0)
+    assert one.reject(message, requeue=False) == DEAD
+    check_slots(one, "one")
+
+
+def test_rejecting_what_is_gone_brings_nothing_back(one, client):
+    one.put("one", "x", b"")
+    [message] = one.pop("one").messages
+    one.ack([message])
+    assert one.reject(message, requeue=True) is None
+    assert one.reject(message, requeue=False) is None
+    assert residue(client) == []
+
+
+# -- release
+
+
+def test_a_released_message_keeps_its_place_its_time_and_its_retries(one):
+    """The design: a worker that shuts down gives back what it has not begun"""
+    for number in range(5):
+        one.put("one", f"{number}", b"", at=1000.25)
+    one.put("one", "last", b"", priority=3)
+    messages = one.pop("one", 6).messages
+    assert one.release(messages[1::2]) == 3
+    assert one.release(messages[::2]) == 3
+    assert one.pop("one", 6).messages == messages
+
+
+def test_a_message_held_ahead_and_released_is_not_due_earlier_than_it_was(one, client):
+    """A3"""
+    one.put("one", "x", b"", delay=30)
+    [found] = one.get("one", "x")
+    [message] = pop_now(one, soon=1, lookahead_us=60_000_000).messages
+    assert one.release([message]) == 1
+    assert one.get("one", "x") == [found]
+    assert pop_ids(one) == []
+    check_slots(one, "one")
+
+
+def test_releasing_a_tried_message_takes_no_retry(one):
+    one.put("one", "x", b"")
+    one.reject(one.pop("one").messages[0], requeue=True)
+    for _ in range(3):
+        [message] = one.pop("one").messages
+        assert message.retries_left == 15
+        one.release([message])
+
+
+def test_releasing_what_is_gone_brings_nothing_back(center, client):
+    center.put("mail", "x", b"")
+    messages = center.pop("mail").messages
+    center.ack(messages)
+    assert center.release(messages) == 0
+    assert residue(client) == []
+
+
+# -- leases
+
+
+def test_a_message_comes_back_by_itself_when_its_lease_ends(one):
+    """A5, Y3; sleeps, for the lease must end by itself"""
+    one.put("one", "x", b"")
+    assert len(pop_now(one, soon=1, visibility=0.05).messages) == 1
+    assert pop_ids(one) == []
+    time.sleep(0.06)
+    popped = one.pop("one")
+    assert popped.rolled_back == ["x"]
+    assert popped.messages[0].retries_left == 15
+    assert popped.messages[0].failures == 1
+
+
+def test_a_lease_that_keeps_ending_leads_to_the_dead_queue(one):
+    """A6"""
+    one.put("one", "x", b"body")
+    deliveries = 0
+    while messages := (popped := one.pop("one")).messages:
+        deliveries += 1
+        end_lease(one, *messages)
+    assert deliveries == 17
+    assert popped.died == ["x"]
+    [found] = one.get("one", "x")
+    assert (found.state, found.body) == (DEAD, b"body")
+    assert "lease" in found.reason
+    check_slots(one, "one")
+
+
+def test_a_rolled_back_message_keeps_its_priority(one):
+    """K3"""
+    one.put("one", "low", b"", priority=9)
+    end_lease(one, *one.pop("one").messages)
+    one.put("one", "high", b"", priority=0)
+    popped = one.pop("one", 5)
+    assert [(message.id, message.step) for message in popped.messages] == [("high", 0), ("low", 3)]
+
+
+def test_a_pop_rolls_back_a_bounded_number_of_leases(one):
+    for number in range(10):
+        one.put("one", f"{number}", b"")
+    end_lease(one, *one.pop("one", 10).messages)
+    assert len(one.pop("one", 0, recover=4).rolled_back) == 4
+    assert one.pop("one", 0, recover=0).rolled_back == []
+    assert len(one.pop("one", 0).rolled_back) == 6
+    check_slots(one, "one")
+
+
+def test_a_renewed_lease_ends_later(one, client):
+    """D2"""
+    one.put("one", "x", b"", priority=6)
+    [message] = one.pop("one", visibility=2).messages
+    before = now_us(client)
+    assert one.extend([message], 500) == []
+    [found] = one.get("one", "x")
+    assert found.state == IN_FLIGHT
+    assert found.time_us >= before + 499_999_000
+    assert scores.read_lease(found.score)[1:] == (2, 16)
+
+
+def test_renewing_names_the_leases_that_had_ended(center):
+    for number in range(6):
+        center.put("mail", f"{number}", b"")
+    messages = center.pop("mail", 6).messages
+    center.ack(messages[:2])
+    end_lease(center, messages[2])
+    center.pop("mail", 0)
+    assert sorted(center.extend(messages)) == sorted(messages[:3])
+
+
+def test_a_topic_may_have_a_visibility_timeout_of_its_own(center, client):
+    """W2"""
+    center.declare("slow", slots=1, visibility=500)
+    center.put("slow", "x", b"")
+    messages = center.pop("slow", visibility=1).messages
+    for _ in range(2):
+        assert center.get("slow", "x")[0].time_us >= now_us(client) + 490_000_000
+        center.extend(messages, 1)
+
+
+# -- what should not happen
+
+
+def test_an_id_without_a_body_is_named_and_removed(center, client):
+    """D4"""
+    center.put("mail", "x", b"")
+    center.put("mail", "y", b"")
+    client.hdel(center.topic("mail").slot_for("x").body, "x")
+    popped = center.pop("mail", 5)
+    assert popped.bare == ["x"]
+    assert [message.id for message in popped.messages] == ["y"]
+    center.ack(popped.messages)
+    assert residue(client) == []
+
+
+def test_a_server_that_forgot_the_scripts_is_told_them_again(one, client):
+    client.script_flush()
+    one.put("one", "x", b"")
+    client.script_flush()
+    [message] = one.pop("one").messages
+    client.script_flush()
+    assert one.ack([message]) == 1
+
+
+def test_a_batch_to_a_server_that_forgot_the_scripts_is_complete_and_in_order(center, client):
+    topics = [center.declare(name, slots=1) for name in "abc"]
+    client.script_flush()
+    made = center.run_all([center.putting(topic, topic.name, b"") for topic in topics])
+    assert made == [("a", True), ("b", True), ("c", True)]
+    client.script_flush()
+    popped = center.run_all([center.popping(topic, soon=1) for topic in topics])
+    assert [one.messages[0].id for one in popped] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_batch_runs_as_a_whole_and_raises_the_first_error(center, client, forgotten):
+    topics = [center.declare(name, slots=1) for name in "abc"]
+    center.put("a", "y", b"", delay=HOUR)
+    if forgotten:
+        client.script_flush()
+    client.set(topics[1].slot(0).body, "not a hash")
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        center.run_all([center.putting(topic, "x", b"") for topic in topics])
+    assert center.counts("a").ready == center.counts("c").ready == 1
+
+
+def test_an_empty_batch_is_no_round_trip(center):
+    assert center.run_all([]) == []
+    assert center.ack([]) == center.release([]) == 0
+    assert center.extend([]) == []

@@ -1,0 +1,281 @@
+"""The center against a model of it in plain Python, over sequences of operations that nobody
+thought of (A3 to A7, A8, Y2, Y3, D2, D5).
+
+Nothing sleeps: what is due is put for now, what waits is put an hour ahead and rescheduled, and
+a lease ends because it is renewed for no time at all.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from kombu_toc import Cancelled, TimeoutCenter, scores
+from kombu_toc.center import DEAD, IN_FLIGHT, WAITING, Counts, Delivery
+
+from .inspection import check_slots, residue
+
+TOPIC = "model"
+SLOTS, RETRIES = 2, 2
+HOUR = 3600.0
+
+ids = st.sampled_from("abcd")
+bodies = st.sampled_from([b"1", b"2", b"3"])
+priorities = st.sampled_from([0, 3, 9])
+flags = st.booleans()
+numbers = st.integers(0, 1000)
+
+something_lives = precondition(lambda self: self.live)
+something_was_delivered = precondition(lambda self: self.seen)
+
+
+@dataclass
+class Modelled:
+    """What the model knows of a live message."""
+
+    body: bytes
+    step: int
+    due: bool
+    state: str = WAITING
+    left: int | None = None  #: retries, once it was tried
+    ended: bool = False  #: its lease has
+
+
+class Machine(RuleBasedStateMachine):
+    client = None  # set by the test
+
+    def __init__(self):
+        super().__init__()
+        self.client.flushall()
+        self.center = TimeoutCenter(self.client)
+        self.topic = self.center.declare(TOPIC, slots=SLOTS, retries=RETRIES)
+        self.live: dict[str, Modelled] = {}
+        self.seen: list[Delivery] = []
+
+    def sharing(self, id: str) -> list[str]:
+        """The live ids that a lookup of `id` finds."""
+        copies = sorted(other for other in self.live if other.startswith(f"{id}#"))
+        return [id, *copies] if id in self.live else copies
+
+    def fail(self, id: str) -> str:
+        """A delivery failed: one retry less, or dead."""
+        message = self.live[id]
+        left = RETRIES if message.left is None else message.left
+        message.ended = False
+        if left:
+            message.state, message.left, message.due = WAITING, left - 1, True
+        else:
+            message.state = DEAD
+        return message.state
+
+    def pick(self, number: int) -> Delivery:
+        """One of the deliveries so far, also of a message that is long gone."""
+        return self.seen[-1 - number % min(len(self.seen), 12)]
+
+    # -- operations
+
+    @initialize(puts=st.lists(st.tuples(ids, bodies, flags, priorities), min_size=2, max_size=6))
+    def begin(self, puts):
+        for one in puts:
+            self.put(*one, ensure=False)
+
+    @rule(id=ids, body=bodies, later=flags, priority=priorities, ensure=flags)
+    def put(self, id, body, later, priority, ensure):
+        expected, adds = id, True
+        if ensure and self.sharing(id):
+            expected, adds = None, False
+        elif id in self.live:
+            if self.live[id].body == body:
+                adds = False
+            else:
+                expected = f"{id}#{zlib.crc32(body):08x}"
+                adds = expected not in self.live
+        if ensure and not adds:
+            expected = None
+        delay = HOUR if later else None
+        made = self.center.put(TOPIC, id, body, delay=delay, priority=priority, ensure=ensure)
+        assert made == expected
+        if adds:
+            self.live[made] = Modelled(body, self.topic.step_index(priority), not later)
+
+    @rule(limit=st.integers(0, 5), recover=flags)
+    def pop(self, limit, recover):
+        popped = self.center.pop(TOPIC, limit, recover=100 if recover else 0)
+        ended = [id for id, message in self.live.items() if message.ended] if recover else []
+        back = {id: self.fail(id) for id in ended}
+        assert sorted(popped.rolled_back) == sorted(id for id in back if back[id] == WAITING)
+        assert sorted(popped.died) == sorted(id for id in back if back[id] == DEAD)
+        assert popped.bare == []
+
+        due = {id for id, m in self.live.items() if m.state == WAITING and m.due}
+        assert len(popped.messages) == min(limit, len(due))
+        assert popped.more is (len(due) > limit)
+        keys = [(message.step, message.score) for message in popped.messages]
+        assert keys == sorted(keys)
+        steps = sorted(self.live[id].step for id in due)
+        assert [step for step, _ in keys] == steps[:limit]
+        for delivery in popped.messages:
+            assert delivery.id in due
+            message = self.live[delivery.id]
+            assert (delivery.body, delivery.step) == (message.body, message.step)
+            assert delivery.retries_left == (RETRIES if message.left is None else message.left)
+            assert scores.action_time(delivery.score) <= popped.now_us
+            message.state = IN_FLIGHT
+        self.seen += popped.messages
+
+    @something_was_delivered
+    @rule(picked=st.lists(numbers, max_size=4))
+    def ack(self, picked):
+        batch = [self.pick(number) for number in picked]
+        batch = list({delivery.id: delivery for delivery in batch}.values())
+        there = [delivery.id for delivery in batch if delivery.id in self.live]
+        assert self.center.ack(batch) == len(there)
+        for id in there:
+            del self.live[id]
+
+    @something_was_delivered
+    @rule(number=numbers, requeue=flags, backoff=flags)
+    def reject(self, number, requeue, backoff):
+        delivery = self.pick(number)
+        state = self.center.reject(delivery, requeue=requeue, backoff=HOUR if backoff else 0)
+        message = self.live.get(delivery.id)
+        if message is None or message.state == DEAD:
+            expected = None
+        elif message.state == IN_FLIGHT and requeue:
+            expected = self.fail(delivery.id)
+            message.due = not backoff
+        elif requeue:
+            expected = None
+        else:
+            expected = message.state = DEAD
+            message.ended = False
+        assert state == expected
+
+    @something_was_delivered
+    @rule(picked=st.lists(numbers, max_size=4))
+    def release(self, picked):
+        batch = [self.pick(number) for number in picked]
+        batch = list({delivery.id: delivery for delivery in batch}.values())
+        held = [d for d in batch if d.id in self.live and self.live[d.id].state == IN_FLIGHT]
+        assert self.center.release(batch) == len(held)
+        for delivery in held:
+            message = self.live[delivery.id]
+            message.state, message.due, message.ended = WAITING, True, False
+            message.step, message.left = delivery.step, scores.retries_left(delivery.score)
+
+    @something_was_delivered
+    @rule(number=numbers, ends=flags)
+    def extend(self, number, ends):
+        delivery = self.pick(number)
+        message = self.live.get(delivery.id)
+        held = message is not None and message.state == IN_FLIGHT
+        assert self.center.extend([delivery], 0 if ends else HOUR) == ([] if held else [delivery])
+        if held:
+            message.ended = ends
+
+    @something_lives
+    @rule(id=ids, copy=flags, in_flight=flags)
+    def cancel(self, id, copy, in_flight):
+        sharing = self.sharing(id)
+        if copy and sharing:
+            id = sharing[-1]
+        expected = []
+        for one in self.sharing(id):
+            state = self.live[one].state
+            deleted = in_flight or state != IN_FLIGHT
+            expected.append(Cancelled(one, state, deleted))
+            if deleted:
+                del self.live[one]
+        cancelled = self.center.cancel(TOPIC, id, in_flight=in_flight)
+        assert sorted(cancelled) == sorted(expected)
+
+    @something_lives
+    @rule(id=ids, copy=flags, later=flags)
+    def reschedule(self, id, copy, later):
+        sharing = self.sharing(id)
+        if copy and sharing:
+            id = sharing[-1]
+        message = self.live.get(id)
+        state = self.center.reschedule(TOPIC, id, delay=HOUR if later else None)
+        assert state == (message.state if message else None)
+        if state == WAITING:
+            message.due = not later
+
+    @something_lives
+    @rule(id=ids)
+    def get(self, id):
+        found = {one.id: (one.state, one.step, one.body) for one in self.center.get(TOPIC, id)}
+        assert found == {
+            one: (self.live[one].state, self.live[one].step, self.live[one].body)
+            for one in self.sharing(id)
+        }
+
+    @something_lives
+    @rule(sure=st.integers(0, 4))
+    def purge(self, sure):
+        if sure:  # seldom: a full topic is the interesting one
+            return
+        waiting = [id for id, message in self.live.items() if message.state == WAITING]
+        assert self.center.purge(TOPIC) == len(waiting)
+        for id in waiting:
+            del self.live[id]
+
+    @rule()
+    def script_flush(self):
+        self.client.script_flush()
+
+    # -- what always holds
+
+    @invariant()
+    def every_message_is_in_one_place_with_its_body_and_every_slot_is_announced(self):
+        check_slots(self.center, TOPIC)
+
+    @invariant()
+    def the_counts_are_right(self):
+        states = [(message.state, message.due) for message in self.live.values()]
+        assert self.center.counts(TOPIC) == Counts(
+            ready=states.count((WAITING, True)),
+            scheduled=states.count((WAITING, False)),
+            in_flight=sum(state == IN_FLIGHT for state, _ in states),
+            dead=sum(state == DEAD for state, _ in states),
+        )
+
+    def teardown(self):
+        for number, id in enumerate(list(self.live)):
+            if number % 2:
+                self.center.cancel(TOPIC, id, in_flight=True)
+        while messages := self.center.pop(TOPIC, 100).messages:
+            self.center.ack(messages)
+        self.center.purge(TOPIC)
+        for id in self.live:
+            self.center.cancel(TOPIC, id, in_flight=True)
+        assert residue(self.client) == []
+
+
+def test_whatever_is_done_in_whatever_order_no_message_is_lost_and_none_left_behind(client):
+    """A5: a message is in one place, with its body, until it is acknowledged or deleted"""
+
+    class OnThisServer(Machine):
+        pass
+
+    OnThisServer.client = client
+    run_state_machine_as_test(
+        OnThisServer,
+        settings=settings(
+            max_examples=60,
+            stateful_step_count=40,
+            deadline=None,  # a server's pace is not the code's
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

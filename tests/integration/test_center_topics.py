@@ -1,0 +1,499 @@
+"""Topics as wholes: declaring, counting, purging, deleting, going stale; and the wake index."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from kombu_toc import ConfigurationError, SlotCountError, TimeoutCenter
+from kombu_toc.center import Counts
+
+from ..servers import Server, free_port
+from .inspection import announced, check_slots, now_us, residue
+
+HOUR = 3600.0
+
+
+@pytest.fixture
+def one(center):
+    """A center with a topic 'one' of a single slot."""
+    center.declare("one", slots=1)
+    return center
+
+
+# -- declarations
+
+
+def test_a_topic_has_eight_slots_unless_somebody_says_otherwise(center, client):
+    """A1"""
+    assert center.topic("mail").slots == 8
+    assert TimeoutCenter(client, slots=32).topic("other").slots == 32
+    assert center.topics() == ["mail", "other"]
+
+
+def test_another_slot_count_is_an_error_that_names_both_and_the_remedy(center, client):
+    """A1: one topic, one declaration"""
+    center.declare("mail", slots=16)
+    with pytest.raises(SlotCountError) as raised:
+        TimeoutCenter(client).declare("mail", slots=4)
+    message = str(raised.value)
+    assert "'mail'" in message
+    assert "16 slots, not 4" in message
+    assert "delete the queue" in message
+    assert center.topic("mail").slots == 16
+
+
+def test_what_a_declaration_leaves_out_agrees_with_any(center, client):
+    """A1"""
+    center.declare("mail", slots=16, retries=3, visibility=90)
+    other = TimeoutCenter(client).declare("mail")
+    assert (other.slots, other.declaration.retries, other.declaration.visibility) == (16, 3, 90)
+
+
+def test_centers_with_different_defaults_use_one_slot_count(center, client):
+    """A1, A2: a message that one puts is popped by the other"""
+    center.declare("mail", slots=2)
+    other = TimeoutCenter(client, slots=64)
+    for number in range(20):
+        other.put("mail", f"{number}", b"")
+    assert len(center.pop("mail", 50).messages) == 20
+
+
+@pytest.mark.parametrize("limits", [{"slots": 3}, {"retries": 99}, {"visibility": 0}])
+def test_a_declaration_that_makes_no_sense_leaves_nothing_behind(center, client, limits):
+    with pytest.raises(ConfigurationError, match="'mail'"):
+        center.declare("mail", **limits)
+    assert client.keys() == []
+
+
+@pytest.mark.parametrize("name", ["a{b}c", "{}", "100%", "ü\n", "toc", "a:1"])
+def test_a_topic_may_have_any_name(center, client, name):
+    """A4"""
+    center.put(name, "x", b"1")
+    center.put(name, "x", b"2", delay=HOUR)
+    assert center.topics() == [name]
+    assert center.counts(name).waiting == 2
+    check_slots(center, name)
+    center.ack(center.pop(name).messages)
+    assert center.purge(name) == 1
+    assert residue(client) == []
+
+
+def test_topics_do_not_see_each_other(center):
+    center.put("a", "x", b"1")
+    center.put("b", "x", b"2")
+    assert [message.body for message in center.pop("a", 5).messages] == [b"1"]
+    assert center.cancel("a", "y") == []
+    assert center.counts("b").ready == 1
+
+
+def test_prefixes_keep_applications_apart(client):
+    one, two = TimeoutCenter(client, "one:toc:"), TimeoutCenter(client, "two:toc:")
+    one.put("mail", "x", b"1")
+    assert two.topics() == []
+    assert two.pop("mail").messages == []
+    assert all(key.startswith((b"one:toc:{", b"two:toc:{")) for key in client.scan_iter())
+
+
+# -- counts
+
+
+def test_counts_tell_the_states_apart(center):
+    """D1, D8"""
+    for number in range(7):
+        center.put("mail", f"s{number}", b"", delay=HOUR, priority=number)
+    for number in range(6):
+        center.put("mail", f"r{number}", b"", priority=number)
+    messages = center.pop("mail", 3).messages
+    center.reject(messages[0], requeue=False)
+    assert center.counts("mail") == Counts(ready=3, scheduled=7, in_flight=2, dead=1)
+    assert center.counts("mail").waiting == 10
+
+
+def test_counts_by_slot_add_up(center):
+    """D1: shard sizes"""
+    for number in range(50):
+        center.put("mail", f"{number}", b"")
+    by_slot = center.counts_by_slot("mail")
+    assert len(by_slot) == 8
+    topic = center.topic("mail")
+    for number, counts in enumerate(by_slot):
+        ids = [str(n) for n in range(50) if topic.slot_for(str(n)).number == number]
+        assert counts == Counts(len(ids), 0, 0, 0)
+
+
+# -- purge and delete
+
+
+def test_purging_deletes_what_waits_and_nothing_else(center, client):
+    """D1: clear"""
+    center.put("mail", "flight", b"1")
+    center.put("mail", "dead", b"1")
+    flight, dead = sorted(center.pop("mail", 2).messages, key=lambda m: m.id, reverse=True)
+    center.reject(dead, requeue=False)
+    for number in range(30):
+        center.put("mail", f"{number}", b"", delay=number and HOUR, priority=number % 10)
+    copy = center.put("mail", "flight", b"2")
+    assert copy != "flight"
+    assert center.purge("mail") == 31
+    assert center.counts("mail") == Counts(0, 0, 1, 1)
+    check_slots(center, "mail")
+    center.ack([flight])
+    center.cancel("mail", "dead")
+    assert residue(client) == []
+
+
+def test_a_large_topic_is_purged_in_steps(one, client):
+    topic = one.topic("one")
+    calls = [
+        one.putting(topic, f"{n}", b"", delay_us=10**9, priority=n % 2 * 9) for n in range(2500)
+    ]
+    one.run_all(calls)
+    assert one.purge("one") == 2500
+    assert one.purge("one") == 0
+    assert residue(client) == []
+
+
+def test_deleting_a_topic_deletes_everything_in_it(center, client):
+    for topic in ("mail", "other"):
+        for body in (b"1", b"2", b"3", b"4"):
+            center.put(topic, "x", body)  # copies
+        center.put(topic, "later", b"", delay=HOUR)
+    messages = center.pop("mail", 3).messages
+    center.reject(messages[1], requeue=False)
+    center.reject(messages[2], requeue=False)
+    center.delete("mail")
+    assert center.topics() == ["other"]
+    assert not [key for key in client.scan_iter() if b"mail" in key]
+    center.delete("other")
+    assert client.keys() == []
+
+
+def test_a_deleted_topic_may_be_declared_with_another_slot_count(center):
+    center.declare("mail", slots=16)
+    center.delete("mail")
+    assert center.declare("mail", slots=4).slots == 4
+
+
+# -- nothing is left behind
+
+
+def _ack(center, messages):
+    center.ack(messages)
+
+
+def _roll_back_and_ack(center, messages):
+    center.extend(messages, 0)
+    center.pop("mail", 0)
+    center.ack(messages)
+
+
+def _release_and_purge(center, messages):
+    center.release(messages)
+    center.purge("mail")
+
+
+def _reject_and_cancel(center, messages):
+    for message in messages:
+        center.reject(message, requeue=False)
+        center.cancel("mail", message.id)
+
+
+def _exhaust_and_ack(center, messages):
+    for message in messages:
+        for _ in range(17):
+            center.reject(message, requeue=True)
+            center.pop("mail", 1, slots=[message.slot])
+    center.ack(messages)
+
+
+def _cancel_in_flight(center, messages):
+    for message in messages:
+        center.cancel("mail", message.id, in_flight=True)
+
+
+def _back_off_and_cancel(center, messages):
+    for message in messages:
+        center.reject(message, requeue=True, backoff=HOUR)
+        center.cancel("mail", message.id)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        _ack,
+        _roll_back_and_ack,
+        _release_and_purge,
+        _reject_and_cancel,
+        _exhaust_and_ack,
+        _cancel_in_flight,
+        _back_off_and_cancel,
+    ],
+)
+def test_a_drained_topic_leaves_no_key_however_its_messages_ended(center, client, end):
+    """K6 and the design: no residue, ever"""
+    for number in range(10):
+        center.put("mail", f"{number}", b"1", priority=number)
+        center.put("mail", f"{number}", b"2", delay=HOUR)
+        center.reschedule("mail", center.put("mail", f"{number}", b"3", delay=HOUR))
+    for number in range(10):
+        copies = [found.id for found in center.get("mail", f"{number}") if "#" in found.id]
+        for id in copies:
+            center.reschedule("mail", id)
+    messages = center.pop("mail", 50).messages
+    assert len(messages) == 30
+    check_slots(center, "mail")
+    end(center, messages)
+    assert residue(client) == []
+
+
+def test_a_topic_drained_before_a_cancelled_messages_time_leaves_no_key(one, client):
+    """The announcement of a message that is gone goes with the last message."""
+    one.put("one", "later", b"", delay=HOUR)
+    one.put("one", "now", b"")
+    one.cancel("one", "later")
+    one.ack(one.pop("one").messages)
+    assert residue(client) == []
+
+
+# -- the wake index
+
+
+def test_only_what_is_earlier_than_everything_announced_is_announced(one):
+    """W3, Y5"""
+    for at in (2e9, 2.2e9, 2e9, 1.9e9, 1.95e9):
+        one.put("one", f"{at}-{at}", b"%d" % at, at=at)
+        check_slots(one, "one")
+    assert announced(one, "one") == {(0, 2 * 10**15), (0, 19 * 10**14)}
+
+
+def test_every_slot_announces_for_itself(center):
+    """A8: no slot is left unserved"""
+    for number in range(100):
+        center.put("mail", f"{number}", b"", at=2e9 + number)
+    assert {slot for slot, _ in announced(center, "mail")} == set(range(8))
+    check_slots(center, "mail")
+
+
+def test_a_claimed_time_is_not_announced_again_by_later_messages(one, client):
+    """Y5: one consumer wakes for it, not the fleet"""
+    one.put("one", "a", b"", at=2e9)
+    assert client.zpopmin(one.keys.wake("one")) == [(b"0:2000000000000000", 2e15)]
+    one.put("one", "b", b"", at=2e9)
+    one.put("one", "c", b"", at=2.1e9)
+    assert announced(one, "one") == set()
+    one.put("one", "d", b"", at=1.9e9)
+    assert announced(one, "one") == {(0, 1_900_000_000_000_000)}
+
+
+def test_a_pop_settles_what_its_horizon_passed_and_announces_what_comes_next(one, client):
+    """A8"""
+    one.put("one", "later", b"", at=2e9)
+    one.put("one", "now", b"")
+    assert len(announced(one, "one")) == 2
+    one.pop("one")
+    assert announced(one, "one") == {(0, 2 * 10**15)}
+    check_slots(one, "one")
+
+
+def test_the_next_time_is_announced_also_if_its_first_announcement_was_settled(one):
+    """A8: a pop that reaches ahead passes the time of a message that it has no room for"""
+    one.put("one", "a", b"", delay=10)
+    one.put("one", "b", b"", delay=20)
+    declared = one.topic("one")
+    popped = one.run(one.popping(declared, soon=1, lookahead_us=60_000_000))
+    assert [message.id for message in popped.messages] == ["a"]
+    assert len(announced(one, "one")) == 1
+    check_slots(one, "one")
+
+
+@pytest.mark.parametrize("requeue", ["reject", "release", "backoff", "lease"])
+def test_what_comes_back_is_announced(one, requeue):
+    """A8"""
+    one.put("one", "x", b"")
+    [message] = one.pop("one").messages
+    assert announced(one, "one") == set()
+    if requeue == "release":
+        one.release([message])
+    elif requeue == "lease":
+        one.extend([message], 0)
+        one.pop("one", 0)
+    else:
+        one.reject(message, requeue=True, backoff=HOUR if requeue == "backoff" else 0)
+    assert len(announced(one, "one")) == 1
+    check_slots(one, "one")
+
+
+def test_what_a_consumer_claimed_and_then_died_is_announced_again(one, client):
+    """Y4, W5; sleeps, for a claim counts as lost once it is overdue by 100 ms"""
+    one.put("one", "x", b"")
+    client.zpopmin(one.keys.wake("one"))
+    one.put("one", "y", b"")
+    assert announced(one, "one") == set()
+    time.sleep(0.11)
+    one.put("one", "z", b"")
+    assert len(announced(one, "one")) == 1
+
+
+def test_a_claim_that_is_handed_back_is_announced_as_it_was(one, client):
+    one.put("one", "x", b"", at=2e9)
+    before = announced(one, "one")
+    client.zpopmin(one.keys.wake("one"))
+    client.execute_command(*one.announcing("one", dict.fromkeys(before)))
+    assert announced(one, "one") == before
+    check_slots(one, "one")
+
+
+# -- topics that expire
+
+
+def test_the_keys_of_a_topic_that_expires_carry_a_ttl(center, client):
+    """K6: a process that dies leaves nothing behind"""
+    center.declare("reply", slots=1, expires=60_000)
+    center.put("reply", "x", b"1")
+    center.put("reply", "x", b"2", delay=HOUR, priority=9)
+    keys = residue(client)
+    assert len(keys) == 7
+    for key in keys:
+        if not key.endswith(":expiring"):
+            assert 0 < client.pttl(key) <= 60_000, key
+
+
+def test_refreshing_a_topic_keeps_what_waits_in_it_and_what_is_in_flight(center, client):
+    """A message with an action time beyond the expiry is not lost while somebody listens."""
+    center.declare("reply", slots=1, expires=60_000)
+    center.put("reply", "now", b"")
+    center.put("reply", "later", b"", delay=HOUR)
+    center.pop("reply")
+    for key in residue(client):
+        client.pexpire(key, 100)
+    center.refresh("reply", 60_000)
+    for key in residue(client):
+        if not key.endswith(":expiring"):
+            assert 50_000 < client.pttl(key) <= 60_000, key
+
+
+def test_a_message_never_shortens_the_life_of_the_others(center, client):
+    center.declare("reply", slots=1, expires=60_000)
+    center.put("reply", "a", b"")
+    center.refresh("reply", 600_000)
+    center.put("reply", "b", b"")
+    assert client.pttl(center.topic("reply").slot(0).body) > 500_000
+
+
+def test_a_topic_that_does_not_expire_has_no_ttl(center, client):
+    center.put("mail", "x", b"")
+    assert {client.pttl(key) for key in client.scan_iter()} == {-1}
+
+
+def test_a_stale_topic_is_named_to_one_client_only(center, client):
+    """K6; the time it went stale is set back, so that nobody has to wait"""
+    center.declare("reply", slots=1, expires=60_000)
+    center.declare("mail")
+    assert center.stale() == []
+    client.zadd(center.keys.expiring, {"topic:reply": 1})
+    assert center.stale() == ["topic:reply"]
+    assert center.stale() == []
+
+
+def test_a_refreshed_topic_does_not_go_stale(center, client):
+    center.declare("reply", slots=1, expires=1000)
+    client.zadd(center.keys.expiring, {"topic:reply": 1})
+    center.refresh("reply", 60_000)
+    assert center.stale() == []
+    assert client.zscore(center.keys.expiring, "topic:reply") > now_us(client) / 1000 + 50_000
+
+
+def test_a_refresh_declares_a_topic_again_that_went_stale(center, client):
+    center.declare("reply", slots=1, retries=2, expires=60_000)
+    TimeoutCenter(client).delete("reply")
+    center.refresh("reply", 60_000)
+    standing = TimeoutCenter(client).declared("reply").declaration
+    assert (standing.slots, standing.retries, standing.expires) == (1, 2, 60_000)
+
+
+def test_sweeping_names_a_bounded_number(center, client):
+    client.zadd(center.keys.expiring, {f"topic:{n}": 1 for n in range(10)})
+    assert len(center.stale(4)) == 4
+    assert len(center.stale()) == 6
+
+
+# -- Redis Cluster
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory):
+    """The only node of a cluster: it refuses a command whose keys are not all of one slot."""
+    server = Server(tmp_path_factory.mktemp("node"), "--cluster-enabled", "yes")
+    while server.port + 10_000 > 65_535:  # where a node listens for the others
+        server.port = free_port()
+    server.start()
+    with server.client() as client:
+        client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
+        deadline = time.monotonic() + 30
+        while b"cluster_state:ok" not in client.execute_command("CLUSTER", "INFO", NEVER_DECODE=1):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)  # the node says only when asked
+        yield client
+    server.stop()
+
+
+class PerSlot(TimeoutCenter):
+    """Sends what concerns one slot without the wake index, which is on another node."""
+
+    def run(self, call):
+        keys = [key for key in call.keys if "{toc}:wake:" not in key]
+        return super().run(call._replace(keys=keys))
+
+    def run_all(self, calls):
+        return [self.run(call) for call in calls]
+
+
+@pytest.mark.parametrize("name", ["mail", "a{b}c", "%{"])
+def test_every_operation_keeps_to_one_cluster_node(node, name):
+    """A4, K8: the wake index aside, the keys of each script share a hash slot"""
+    node.flushall()
+    center = PerSlot(node)
+    center.declare(name, slots=2)
+    for number in range(10):
+        center.put(name, f"{number}", b"1", priority=number)
+        center.put(name, f"{number}", b"2", delay=HOUR)
+    seen = []
+    for slot in range(2):
+        seen += center.pop(name, 4, slots=[slot]).messages
+    by_slot = [[message for message in seen if message.slot == slot] for slot in range(2)]
+    for batch in by_slot:
+        assert len(batch) == 4
+        assert center.ack(batch[:1]) == 1
+        assert center.release(batch[1:2]) == 1
+        assert center.reject(batch[2], requeue=True) == "waiting"
+        assert center.reject(batch[3], requeue=False) == "dead"
+        assert center.extend(batch) == batch
+    for number in range(10):
+        for found in center.get(name, f"{number}"):
+            assert center.reschedule(name, found.id) in ("waiting", "dead")
+            if "#" in found.id:
+                assert center.cancel(name, found.id)
+    assert center.purge(name) > 0
+    for batch in by_slot:
+        center.cancel(name, batch[3].id)
+    assert [key for key in node.scan_iter() if b"{toc}" not in key] == []
+
+
+def test_a_script_without_the_wake_index_says_what_to_write_there(node):
+    """K8: the client does it then"""
+    node.flushall()
+    center = PerSlot(node)
+    center.declare("one", slots=1)
+
+    def raw(call):
+        keys = [key for key in call.keys if "{toc}:wake:" not in key]
+        return node.execute_command(*call._replace(keys=keys).command(whole=True))
+
+    declared = center.topic("one")
+    assert raw(center.putting(declared, "a", b"", at_us=2 * 10**15))[2] == [0, 2 * 10**15]
+    assert raw(center.putting(declared, "b", b"", at_us=21 * 10**14))[2] == []
+    assert raw(center.putting(declared, "c", b"", at_us=10**15))[2] == [0, 10**15]
+    said, unsaid = raw(center.popping(declared, soon=1))[6:8]
+    assert (said, unsaid) == ([], [0, 10**15])

@@ -1,0 +1,680 @@
+"""The transport on a real server: Kombu's operations, one promise each."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from kombu import Connection, Consumer, Exchange, Message, Producer, Queue
+from kombu.asynchronous import Hub
+from kombu.exceptions import ChannelError
+
+import kombu_toc
+
+from ..servers import Server
+from .conftest import drain
+
+Connect = Callable[..., Connection]
+
+
+class Inbox:
+    """What a consumer got."""
+
+    def __init__(self, ack: bool = True) -> None:
+        self.messages: list[Message] = []
+        self._ack = ack
+
+    def __call__(self, body: Any, message: Message) -> None:
+        self.messages.append(message)
+        if self._ack:
+            message.ack()
+
+    @property
+    def bodies(self) -> list[Any]:
+        return [message.payload for message in self.messages]
+
+
+def publish(connection: Connection, body: Any, queue: str = "mail", **options: Any) -> None:
+    Producer(connection.default_channel).publish(body, routing_key=queue, **options)
+
+
+def slot_keys(client: redis.Redis) -> list[bytes]:
+    return client.keys("toc:{*:*}:*")
+
+
+# -- publishing and consuming
+
+
+def test_a_message_arrives_with_its_headers_and_properties(connection: Connection) -> None:
+    inbox = Inbox()
+    with Consumer(connection, [Queue("mail")], callbacks=[inbox]):
+        publish(connection, {"a": 1}, headers={"h": [1, None]}, correlation_id="c", priority=3)
+        connection.drain_events(timeout=5)
+    [message] = inbox.messages
+    assert message.payload == {"a": 1}
+    assert message.headers == {"h": [1, None]}
+    assert message.properties["correlation_id"] == "c"
+    assert message.delivery_info["routing_key"] == "mail"
+    assert message.content_type == "application/json"
+
+
+@pytest.mark.parametrize("body", [b"\x00\xff raw", "text \N{SNOWMAN}", {"k": [1, 2]}])
+def test_bodies_of_every_kind_arrive(connection: Connection, body: Any) -> None:
+    with connection.SimpleQueue("kinds") as queue:
+        queue.put(body)
+        message = queue.get(timeout=5)
+        assert message.payload == body
+        message.ack()
+
+
+def test_a_compressed_body_arrives(connection: Connection) -> None:
+    with connection.SimpleQueue("small") as queue:
+        queue.put({"x": "y" * 500}, compression="zlib")
+        message = queue.get(timeout=5)
+        assert message.payload == {"x": "y" * 500}
+        message.ack()
+
+
+def test_an_acknowledged_message_is_gone(connection: Connection, client: redis.Redis) -> None:
+    with connection.SimpleQueue("mail") as queue:
+        queue.put("x")
+        queue.get(timeout=5).ack()
+    assert slot_keys(client) == []
+
+
+def test_acknowledging_several_at_once(connection: Connection, client: redis.Redis) -> None:
+    inbox = Inbox(ack=False)
+    with Consumer(connection, [Queue("mail")], callbacks=[inbox], prefetch_count=10):
+        for i in range(3):
+            publish(connection, i)
+        drain(connection)
+        inbox.messages[1].ack(multiple=True)
+        inbox.messages[2].ack()
+    assert slot_keys(client) == []
+
+
+def test_a_rejected_message_goes_to_dead_queue(connection: Connection) -> None:
+    with connection.SimpleQueue("mail") as queue:
+        queue.put("x", headers={"id": "m1"})
+        queue.get(timeout=5).reject()
+    [found] = connection.transport.center.get("mail", "m1")
+    assert (found.state, found.reason) == ("dead", "rejected")
+
+
+def test_a_requeued_message_comes_again_and_says_so(connection: Connection) -> None:
+    with connection.SimpleQueue("mail") as queue:
+        queue.put("x")
+        first = queue.get(timeout=5)
+        assert not first.delivery_info.get("redelivered")
+        first.requeue()
+        second = queue.get(timeout=5)
+        assert second.delivery_info["redelivered"] is True
+        assert second.headers["x-delivery-count"] == 1
+        second.ack()
+
+
+def test_recover_gives_back_what_is_not_settled(connection: Connection) -> None:
+    inbox = Inbox(ack=False)
+    channel = connection.default_channel
+    with Consumer(channel, [Queue("mail")], callbacks=[inbox]):
+        publish(connection, "x")
+        connection.drain_events(timeout=5)
+        channel.basic_recover(requeue=True)
+        connection.drain_events(timeout=5)
+        inbox.messages[1].ack()
+    assert inbox.bodies == ["x", "x"]
+    assert not inbox.messages[1].delivery_info.get("redelivered")
+
+
+def test_closing_a_channel_gives_messages_back_with_their_retries_unchanged(
+    connect: Connect,
+) -> None:
+    first, second = connect(), connect()
+    inbox = Inbox(ack=False)
+    Consumer(first, [Queue("mail")], callbacks=[inbox]).consume()
+    publish(first, "x", headers={"id": "m1"})
+    first.drain_events(timeout=5)
+    first.release()
+    [found] = second.transport.center.get("mail", "m1")
+    assert found.state == "waiting"
+    message = second.SimpleQueue("mail").get(timeout=5)
+    assert message.delivery.retries_left == 16
+    message.ack()
+
+
+def test_a_no_ack_consumer_leaves_nothing_behind(
+    connection: Connection, client: redis.Redis
+) -> None:
+    inbox = Inbox(ack=False)
+    with Consumer(connection, [Queue("mail")], callbacks=[inbox], no_ack=True):
+        publish(connection, "x")
+        connection.drain_events(timeout=5)
+    assert inbox.bodies == ["x"]
+    assert slot_keys(client) == []
+
+
+def test_priorities_go_by_steps_zero_first(connection: Connection) -> None:
+    """K3"""
+    inbox = Inbox()
+    for priority in (9, 5, 0, 3, 7, 0):
+        publish(connection, priority, priority=priority)
+    with Consumer(connection, [Queue("mail")], callbacks=[inbox]):
+        drain(connection)
+    assert inbox.bodies == [0, 0, 5, 3, 7, 9]
+
+
+def test_one_consumer_serves_many_queues(connection: Connection) -> None:
+    inbox = Inbox()
+    queues = [Queue(f"q{i}") for i in range(5)]
+    with Consumer(connection, queues, callbacks=[inbox]):
+        for i in range(5):
+            publish(connection, i, f"q{i}")
+        drain(connection)
+    assert sorted(inbox.bodies) == list(range(5))
+
+
+def test_the_same_publish_twice_is_one_message(connection: Connection) -> None:
+    """What Kombu repeats because a reply was lost does not become two messages."""
+    channel = connection.default_channel
+    properties: dict[str, Any] = {"delivery_mode": 2}
+    for _ in range(2):
+        message = channel.prepare_message("x", headers={"id": "m1"}, properties=properties)
+        channel.basic_publish(message, exchange="", routing_key="mail")
+    assert connection.transport.center.counts("mail").waiting == 1
+
+
+def test_two_messages_of_one_task_id_live_side_by_side(connection: Connection) -> None:
+    """Celery's retry republishes the id of the task that is still running."""
+    with connection.SimpleQueue("mail") as queue:
+        queue.put("first", headers={"id": "m1"})
+        first = queue.get(timeout=5)
+        queue.put("second", headers={"id": "m1"})
+        first.ack()
+        second = queue.get(timeout=5)
+        assert second.payload == "second"
+        second.ack()
+
+
+# -- action times
+
+
+def test_x_delay_holds_a_message_back(connection: Connection) -> None:
+    with connection.SimpleQueue("mail") as queue:
+        sent = time.monotonic()
+        queue.put("x", headers={"x-delay": 400})
+        queue.get(timeout=5).ack()
+        assert time.monotonic() - sent >= 0.4
+
+
+def test_the_eta_header_goes_before_x_delay(connection: Connection) -> None:
+    publish(connection, "x", headers={"id": "m1", "eta": "2100-01-01T00:00:00Z", "x-delay": 1})
+    [found] = connection.transport.center.get("mail", "m1")
+    assert found.time_us == 4_102_444_800_000_000
+
+
+@pytest.mark.parametrize(
+    "headers", [{"eta": "tomorrow"}, {"eta": 7}, {"x-delay": "soon"}, {"x-delay": []}]
+)
+def test_an_unusable_time_means_now_and_a_warning_names_the_task(
+    connection: Connection, caplog: pytest.LogCaptureFixture, headers: dict[str, Any]
+) -> None:
+    with caplog.at_level(logging.WARNING), connection.SimpleQueue("mail") as queue:
+        queue.put("x", headers={"id": "m-17", **headers})
+        queue.get(timeout=2).ack()
+    assert "m-17" in caplog.text
+
+
+def test_a_time_beyond_every_score_is_an_error_to_the_sender(connection: Connection) -> None:
+    with pytest.raises(kombu_toc.ActionTimeError, match="2255"):
+        publish(connection, "x", headers={"eta": "9999-01-01T00:00:00+00:00"})
+
+
+def test_x_slot_basis_names_the_slot(connection: Connection) -> None:
+    """A2, A7"""
+    for i in range(20):
+        publish(connection, i, headers={"x-slot-basis": "customer-7", "x-delay": 60_000})
+    by_slot = connection.transport.center.counts_by_slot("mail")
+    assert sorted(counts.scheduled for counts in by_slot) == [0] * 7 + [20]
+
+
+# -- exchanges and bindings
+
+
+def test_a_direct_exchange_routes_by_key(connection: Connection) -> None:
+    exchange = Exchange("work", "direct")
+    inbox = Inbox()
+    queues = [Queue("a", exchange, "key-a"), Queue("b", exchange, "key-b")]
+    with Consumer(connection, queues, callbacks=[inbox]):
+        for key in ("key-a", "key-b", "key-c"):
+            Producer(connection, exchange).publish(key, routing_key=key)
+        drain(connection)
+    assert sorted(inbox.bodies) == ["key-a", "key-b"]
+
+
+@pytest.mark.parametrize(
+    ("binding", "key", "matches"),
+    [
+        ("news.*", "news.sports", True),
+        ("news.*", "news.sports.chess", False),
+        ("news.#", "news.sports.chess", True),
+        ("*.sports", "news.sports", True),
+        ("news.sports", "news.weather", False),
+    ],
+)
+def test_a_topic_exchange_routes_by_pattern(
+    connection: Connection, binding: str, key: str, matches: bool
+) -> None:
+    exchange = Exchange("press", "topic")
+    inbox = Inbox()
+    with Consumer(connection, [Queue("reader", exchange, binding)], callbacks=[inbox]):
+        Producer(connection, exchange).publish(1, routing_key=key)
+        drain(connection)
+    assert len(inbox.messages) == matches
+
+
+def test_a_producer_that_declares_nothing_still_routes_by_pattern(connect: Connect) -> None:
+    consumer, producer = connect(), connect()
+    inbox = Inbox()
+    queue = Queue("reader", Exchange("press", "topic"), "news.#")
+    with Consumer(consumer, [queue], callbacks=[inbox]):
+        channel = producer.default_channel
+        Producer(channel, auto_declare=False).publish(1, exchange="press", routing_key="news.x.y")
+        drain(consumer)
+    assert len(inbox.messages) == 1
+
+
+def test_a_fanout_exchange_reaches_every_queue(connect: Connect) -> None:
+    """K2"""
+    exchange = Exchange("everyone", "fanout")
+    inboxes = [Inbox() for _ in range(3)]
+    connections = [connect() for _ in range(3)]
+    for number, (connection, inbox) in enumerate(zip(connections, inboxes, strict=True)):
+        Consumer(connection, [Queue(f"f{number}", exchange)], callbacks=[inbox]).consume()
+    for i in range(5):
+        Producer(connections[0], exchange).publish(i)
+    for connection in connections:
+        drain(connection)
+    assert [inbox.bodies for inbox in inboxes] == [list(range(5))] * 3
+
+
+def test_a_broadcast_before_the_binding_is_not_seen(connection: Connection) -> None:
+    exchange = Exchange("everyone", "fanout")
+    other = Consumer(connection, [Queue("early", exchange)], callbacks=[Inbox()])
+    other.consume()
+    Producer(connection, exchange).publish("before")
+    inbox = Inbox()
+    with Consumer(connection.channel(), [Queue("late", exchange)], callbacks=[inbox]):
+        Producer(connection, exchange).publish("after")
+        drain(connection)
+    assert inbox.bodies == ["after"]
+
+
+def test_broadcasts_survive_a_reconnect_of_the_consumer(connect: Connect) -> None:
+    """K2: fanout loses nothing across a reconnect."""
+    exchange = Exchange("everyone", "fanout")
+    first, producer = connect(), connect()
+    inbox = Inbox()
+    Consumer(first, [Queue("me", exchange)], callbacks=[inbox]).consume()
+    Producer(producer, exchange).publish("one")
+    drain(first)
+    first.collect()  # as Celery does with a connection that broke
+    Producer(producer, exchange).publish("meanwhile")
+    second = connect()
+    Consumer(second, [Queue("me", exchange)], callbacks=[inbox]).consume()
+    Producer(producer, exchange).publish("two")
+    drain(second)
+    assert inbox.bodies == ["one", "meanwhile", "two"]
+
+
+def test_events_are_filtered_by_their_binding(connection: Connection) -> None:
+    exchange = Exchange("events", "fanout")
+    inbox = Inbox()
+    with Consumer(connection, [Queue("w", exchange, "worker.#")], callbacks=[inbox]):
+        for key in ("worker.online", "task.received"):
+            Producer(connection, exchange).publish(key, routing_key=key)
+        drain(connection)
+    assert inbox.bodies == ["worker.online"]
+
+
+def test_unbinding_and_deleting_end_the_routing(
+    connection: Connection, client: redis.Redis
+) -> None:
+    exchange = Exchange("work", "direct")(connection.default_channel)
+    queue = Queue("a", exchange, "key")(connection.default_channel)
+    queue.declare()
+    queue.unbind_from(exchange, "key")
+    Producer(connection, exchange).publish(1, routing_key="key")
+    assert connection.transport.center.counts("a").waiting == 0
+    queue.bind_to(exchange, "key")
+    Producer(connection, exchange).publish(1, routing_key="key")
+    assert connection.transport.center.counts("a").waiting == 1
+    assert queue.delete() == 1
+    exchange.delete()
+    assert client.keys("*") == []
+
+
+# -- queues
+
+
+def test_an_exclusive_queue_goes_with_its_connection(connect: Connect, client: redis.Redis) -> None:
+    """K6"""
+    connection = connect()
+    queue = Queue("mine", Exchange("work", "direct"), "key", exclusive=True)
+    queue(connection.default_channel).declare()
+    Producer(connection, queue.exchange).publish(1, routing_key="key")
+    assert connection.transport.center.counts("mine").waiting == 1
+    connection.release()
+    assert client.keys("*") == []
+
+
+def test_an_auto_delete_queue_goes_with_its_last_consumer(
+    connection: Connection, client: redis.Redis
+) -> None:
+    """K6"""
+    queue = Queue("brief", Exchange("work", "direct"), "key", auto_delete=True)
+    with Consumer(connection, [queue], callbacks=[Inbox()]):
+        assert client.hexists("toc:{toc}:topics", "brief")
+    assert client.keys("*") == []
+
+
+def test_an_expiring_queue_goes_when_nobody_refreshes_it(
+    connect: Connect, client: redis.Redis
+) -> None:
+    """K6: also when its process was killed."""
+    from kombu_toc.transport.heartbeat import sweep
+
+    connection = connect(toc_stale_after=0.05)
+    queue = Queue("dying", Exchange("work", "direct"), "key", expires=0.05)
+    queue(connection.default_channel).declare()
+    Producer(connection, queue.exchange).publish(1, routing_key="key")
+    center = connection.transport.center
+    connection.transport.heartbeat.leave_topic("dying")
+    for exchange, member in list(connection.transport.heartbeat._bindings):
+        connection.transport.heartbeat.leave_binding(exchange, member)
+    time.sleep(0.2)  # the server's own clock decides what is stale
+    assert set(sweep(center)) == {"topic:dying", "exchange:work"}
+    assert client.keys("*") == []
+
+
+def test_a_queue_that_is_used_does_not_expire(connect: Connect) -> None:
+    from kombu_toc.transport.heartbeat import sweep
+
+    connection = connect(toc_stale_after=0.3)
+    queue = Queue("living", Exchange("work", "direct"), "key", expires=0.3)
+    queue(connection.default_channel).declare()
+    time.sleep(0.8)  # the server's own clock decides what is stale
+    assert sweep(connection.transport.center) == []
+    assert connection.transport.center.declared("living") is not None
+
+
+def test_declaring_a_queue_passively_tells_whether_it_is_there(connection: Connection) -> None:
+    channel = connection.default_channel
+    with pytest.raises(ChannelError, match="NOT_FOUND"):
+        channel.queue_declare("nowhere", passive=True)
+    channel.queue_declare("somewhere")
+    publish(connection, 1, "somewhere")
+    assert channel.queue_declare("somewhere", passive=True).message_count == 1
+
+
+def test_purging_deletes_what_waits_and_leaves_what_is_in_flight(
+    connection: Connection,
+) -> None:
+    channel = connection.default_channel
+    for i in range(5):
+        publish(connection, i, headers={"x-delay": 60_000 * (i % 2)})
+    message = channel.basic_get("mail")
+    assert channel.queue_purge("mail") == 4
+    assert connection.transport.center.counts("mail") == (0, 0, 1, 0)
+    message.ack()
+
+
+def test_basic_get_returns_one_message_that_is_due(connection: Connection) -> None:
+    """K4"""
+    channel = connection.default_channel
+    assert channel.basic_get("mail") is None
+    publish(connection, "later", headers={"x-delay": 60_000})
+    assert channel.basic_get("mail") is None
+    publish(connection, "now")
+    message = channel.basic_get("mail")
+    assert message.payload == "now"
+    message.ack()
+    publish(connection, "unacknowledged")
+    assert channel.basic_get("mail", no_ack=True).payload == "unacknowledged"
+    assert connection.transport.center.counts("mail") == (0, 1, 0, 0)
+
+
+def test_a_simple_buffer_works(connection: Connection) -> None:
+    with connection.SimpleBuffer("buffer") as buffer:
+        buffer.put({"a": 1})
+        assert buffer.get(timeout=5).payload == {"a": 1}
+
+
+# -- prefetch
+
+
+def test_prefetch_bounds_what_is_unsettled_and_may_change_meanwhile(
+    connection: Connection,
+) -> None:
+    inbox = Inbox(ack=False)
+    consumer = Consumer(connection, [Queue("mail")], callbacks=[inbox], prefetch_count=2)
+    consumer.consume()
+    for i in range(10):
+        publish(connection, i, headers={"x-slot-basis": "one"})
+    drain(connection)
+    assert inbox.bodies == [0, 1]
+    consumer.qos(prefetch_count=5)
+    drain(connection)
+    assert inbox.bodies == [0, 1, 2, 3, 4]
+    inbox.messages[0].ack()
+    drain(connection)
+    assert inbox.bodies == [0, 1, 2, 3, 4, 5]
+    consumer.qos(prefetch_count=0)
+    drain(connection)
+    assert inbox.bodies == list(range(10))
+    for message in inbox.messages[1:]:
+        message.ack()
+
+
+def test_a_replaced_can_consume_is_heeded(connection: Connection) -> None:
+    """Celery's worker_disable_prefetch replaces the method on the channel's QoS."""
+    inbox = Inbox()
+    consumer = Consumer(connection, [Queue("mail")], callbacks=[inbox])
+    consumer.consume()
+    connection.default_channel.qos.can_consume = lambda: False
+    publish(connection, 1)
+    drain(connection, timeout=1.3)
+    assert inbox.bodies == []
+    connection.default_channel.qos.can_consume = lambda: True
+    drain(connection)
+    assert inbox.bodies == [1]
+
+
+# -- the event loop
+
+
+def test_messages_arrive_in_an_event_loop(connection: Connection) -> None:
+    hub = Hub()
+    inbox = Inbox()
+    connection.register_with_event_loop(hub)
+    consumer = Consumer(connection, [Queue("mail")], callbacks=[inbox])
+    consumer.consume()
+    due = [time.time() + 0.3 + i * 0.01 for i in range(30)]
+    started: list[float] = []
+    consumer.callbacks.append(lambda body, message: started.append(time.time()))
+    for i, moment in enumerate(due):
+        eta = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(moment)) + f"{moment % 1:.6f}"[1:]
+        publish(connection, i, headers={"id": str(i), "eta": eta})
+    deadline = time.monotonic() + 10
+    while len(inbox.messages) < 30 and time.monotonic() < deadline:
+        hub.run_once()
+    hub.run_once()  # acknowledgements leave with the next turn
+    assert inbox.bodies == list(range(30))
+    assert all(at >= moment for at, moment in zip(started, due, strict=True))
+    connection.transport.poller.flush()
+    assert connection.transport.center.counts("mail") == (0, 0, 0, 0)
+    connection.release()
+    hub.close()
+
+
+def test_the_event_loops_timer_never_holds_more_than_a_few_entries(
+    connection: Connection,
+) -> None:
+    """A thousand due times, one timer: Kombu's hub runs only ten due timers a turn."""
+    hub = Hub()
+    connection.register_with_event_loop(hub)
+    consumer = Consumer(connection, [Queue("mail")], callbacks=[Inbox()])
+    consumer.consume()
+    for i in range(300):
+        publish(connection, i, headers={"x-delay": 300 + i * 2})
+    deadline = time.monotonic() + 10
+    most = 0
+    while connection.transport.center.counts("mail").waiting and time.monotonic() < deadline:
+        hub.run_once()
+        most = max(most, sum(not entry[2].canceled for entry in hub.timer._queue))
+    assert most <= 3
+    connection.release()
+    hub.close()
+
+
+# -- batch publishing
+
+
+def test_a_batch_is_published_as_a_whole(connection: Connection) -> None:
+    producer = Producer(connection)
+    if not hasattr(producer, "batch"):
+        with pytest.raises(AttributeError):  # Kombu before 5.7 has no batches
+            producer.batch()
+        return
+    with producer.batch(max_size=7):
+        for i in range(20):
+            producer.publish(i, routing_key="mail")
+        assert connection.transport.center.counts("mail").waiting == 14
+    assert connection.transport.center.counts("mail").waiting == 20
+    with pytest.raises(ZeroDivisionError), producer.batch():
+        producer.publish("not sent", routing_key="mail")
+        raise ZeroDivisionError
+    assert connection.transport.center.counts("mail").waiting == 20
+
+
+# -- bad input
+
+
+def test_a_server_that_cannot_be_reached_is_a_connection_error() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, but nobody listens
+        port = taken.getsockname()[1]
+        connection = Connection(f"toc+redis://127.0.0.1:{port}/0")
+        with pytest.raises(connection.connection_errors):
+            connection.connect()
+
+
+def test_a_wrong_password_is_a_connection_error_that_does_not_print_it(
+    server: Server, client: redis.Redis
+) -> None:
+    client.config_set("requirepass", "right")
+    try:
+        connection = Connection(f"toc+redis://:wr0ng-pw@127.0.0.1:{server.port}/0")
+        with pytest.raises(connection.connection_errors) as caught:
+            connection.connect()
+        assert "wr0ng-pw" not in str(caught.value)
+        assert "wr0ng-pw" not in repr(connection)
+        assert "wr0ng-pw" not in str(
+            {k: v for k, v in connection.info().items() if k != "password"}
+        )
+        good = Connection(f"toc+redis://:right@127.0.0.1:{server.port}/0")
+        good.connect()
+        assert good.as_uri() == f"toc+redis://:**@127.0.0.1:{server.port}/0"
+        assert good.clone().connect()
+        good.release()
+    finally:
+        with redis.Redis(port=server.port, password="right") as admin:
+            admin.config_set("requirepass", "")
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-x\r\n", b""])
+def test_what_is_not_a_redis_is_a_connection_error_and_never_a_hang(answer: bytes) -> None:
+    import threading
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            for _ in range(3):
+                try:
+                    peer, _ = listener.accept()
+                except OSError:
+                    return
+                with peer:
+                    peer.recv(4096)
+                    peer.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        connection = Connection(f"toc+redis://127.0.0.1:{listener.getsockname()[1]}/0")
+        with pytest.raises(connection.connection_errors):
+            connection.connect()
+
+
+def test_a_server_that_never_answers_is_a_connection_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"toc+redis://127.0.0.1:{listener.getsockname()[1]}/0?socket_timeout=0.3"
+        connection = Connection(url)
+        with pytest.raises(connection.connection_errors):
+            connection.connect()
+
+
+def test_another_slot_count_is_an_error_that_names_everything(connect: Connect) -> None:
+    """A1"""
+    first = connect()
+    first.default_channel.queue_declare("mail", arguments={"x-slots": 4})
+    with pytest.raises(kombu_toc.SlotCountError) as caught:
+        connect().default_channel.queue_declare("mail", arguments={"x-slots": 16})
+    for part in ("'mail'", "4", "16", "declare"):
+        assert part in str(caught.value)
+    with pytest.raises(kombu_toc.SlotCountError, match="power of two"):
+        first.default_channel.queue_declare("other", arguments={"x-slots": 6})
+    first.default_channel.queue_declare("mail")  # without a count, it agrees
+
+
+def test_an_unknown_option_is_an_error_that_names_the_nearest(server: Server) -> None:
+    with pytest.raises(kombu_toc.ConfigurationError, match=r"toc_slot'.*'toc_slots'"):
+        Connection(server.toc_url, transport_options={"toc_slot": 4}).connect()
+    with pytest.raises(kombu_toc.ConfigurationError, match="visibilty_timeout"):
+        Connection(f"{server.toc_url}?visibilty_timeout=4").connect()
+
+
+@pytest.mark.parametrize("damage", [b"\x07whatever", b"{broken", b"\x01\xff\xff", b""])
+def test_a_damaged_body_goes_to_dead_queue_and_the_consumer_goes_on(
+    connection: Connection, client: redis.Redis, damage: bytes
+) -> None:
+    center = connection.transport.center
+    slot = center.topic("mail").slot_for("m1")
+    publish(connection, "x", headers={"id": "m1"})
+    client.hset(slot.body, "m1", damage)
+    inbox = Inbox()
+    with Consumer(connection, [Queue("mail")], callbacks=[inbox]):
+        publish(connection, "good")
+        drain(connection)
+    assert inbox.bodies == ["good"]
+    [found] = center.get("mail", "m1")
+    assert found.state == "dead"
+    assert "envelope" in found.reason
+    assert found.body == damage
+
+
+def test_an_id_without_a_body_is_removed_and_logged_once(
+    connection: Connection, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    center = connection.transport.center
+    publish(connection, "x", headers={"id": "m1"})
+    client.hdel(center.topic("mail").slot_for("m1").body, "m1")
+    inbox = Inbox()
+    with Consumer(connection, [Queue("mail")], callbacks=[inbox]):
+        publish(connection, "good")
+        drain(connection)
+    assert inbox.bodies == ["good"]
+    assert caplog.text.count("m1") == 1
+    assert slot_keys(client) == []

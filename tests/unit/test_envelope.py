@@ -1,0 +1,220 @@
+"""A message comes out of its envelope as it went in (X3)."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from uuid import UUID
+
+import pytest
+from celery import Celery
+from hypothesis import example, given
+from hypothesis import strategies as st
+from kombu.serialization import dumps
+
+from kombu_toc import EnvelopeError, envelope
+
+texts = st.text(max_size=20)
+plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts
+#: What JSON knows, and what Kombu's JSON adds to it.
+rich = (
+    plain
+    | st.datetimes(timezones=st.none() | st.just(timezone.utc))
+    | st.dates()
+    | st.times()
+    | st.uuids()
+    | st.decimals(allow_nan=False)
+    | st.binary(max_size=20)
+)
+values = st.recursive(
+    rich, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4)
+)
+messages = st.fixed_dictionaries(
+    {
+        "headers": st.dictionaries(texts, values, max_size=6),
+        "properties": st.dictionaries(texts, values, max_size=6),
+        "content-type": st.none() | texts,
+        "content-encoding": st.none() | texts,
+        "body": st.binary(max_size=300),
+    }
+)
+
+
+def message(body=b"[]", **headers):
+    return {
+        "headers": headers,
+        "properties": {"correlation_id": "7", "delivery_info": {"exchange": ""}},
+        "content-type": "application/json",
+        "content-encoding": "utf-8",
+        "body": body,
+    }
+
+
+def celery_message() -> dict:
+    """What Celery sends for a task with an eta, as Channel.prepare_message returns it."""
+    id = "7b0e1f5c-44c5-4a52-93d7-0c5d62ab3f1e"
+    app = Celery("shop")
+    task = app.amqp.as_task_v2(
+        id,
+        "shop.orders.tasks.cancel_unpaid_order",
+        args=(982734, "EUR"),
+        kwargs={"notify": True, "template": "order_cancelled"},
+        eta=datetime(2026, 3, 14, 15, 9, 26, 535897, tzinfo=timezone.utc),
+        reply_to="c6a4ee55-9d41-3f04-8b0d-8f52a1f8e6f0",
+        root_id=id,
+        origin="gen4711@web-3",
+    )
+    content_type, content_encoding, body = dumps(task.body, "json")
+    return {
+        "headers": json.loads(json.dumps(task.headers)),
+        "properties": {
+            **task.properties,
+            "delivery_mode": 2,
+            "delivery_info": {"exchange": "", "routing_key": "orders"},
+            "priority": 0,
+            "body_encoding": "base64",
+            "delivery_tag": "0f4d3a6e-8d1c-4b1f-b8ad-6a8e7d0a3c11",
+        },
+        "content-type": content_type,
+        "content-encoding": content_encoding,
+        "body": body,
+    }
+
+
+@given(messages, st.booleans())
+def test_any_message_comes_out_as_it_went_in(message, deflate):
+    assert "delivery_tag" not in message["properties"]
+    message["properties"].pop("body_encoding", None)
+    assert envelope.unpack(envelope.pack(message, deflate=deflate)) == message
+
+
+@given(st.binary(), st.booleans())
+@example(b"\n\n", False)
+@example(b"", True)
+@example(b"\x01\x00{", False)
+def test_a_body_may_hold_any_bytes(body, deflate):
+    assert envelope.unpack(envelope.pack(message(body), deflate=deflate))["body"] == body
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        datetime(2026, 3, 14, 15, 9, 26, 535897, tzinfo=timezone(timedelta(hours=-5))),
+        datetime(2026, 3, 14),
+        date(2026, 3, 14),
+        time(15, 9),
+        UUID("7b0e1f5c-44c5-4a52-93d7-0c5d62ab3f1e"),
+        Decimal("0.10"),
+        b"\xff\x00",
+    ],
+)
+def test_what_kombus_json_knows_stays_what_it_is(value):
+    out = envelope.unpack(envelope.pack(message(at=value, deep=[{"x": value}]), deflate=True))
+    assert out["headers"] == {"at": value, "deep": [{"x": value}]}
+    assert type(out["headers"]["at"]) is type(value)
+
+
+def test_a_body_of_text_is_stored_as_utf_8_and_none_as_nothing():
+    assert (
+        envelope.unpack(envelope.pack(message("Grüße"), deflate=False))["body"] == "Grüße".encode()
+    )
+    assert envelope.unpack(envelope.pack(message(None), deflate=False))["body"] == b""
+
+
+def test_what_means_something_only_within_a_process_is_left_out():
+    kept = envelope.unpack(envelope.pack(celery_message(), deflate=False))["properties"]
+    assert "delivery_tag" not in kept
+    assert "body_encoding" not in kept
+    assert kept["delivery_info"] == {"exchange": "", "routing_key": "orders"}
+
+
+def test_a_message_that_is_due_at_once_can_be_read_by_a_person():
+    """The design: one line of JSON, then the raw body."""
+    line, _, body = envelope.pack(celery_message(), deflate=False).partition(b"\n")
+    assert json.loads(line)["h"]["task"] == "shop.orders.tasks.cancel_unpaid_order"
+    assert json.loads(body)[0] == [982734, "EUR"]
+
+
+def test_a_waiting_celery_message_takes_less_than_three_tenths_of_its_size():
+    """X3"""
+    made = celery_message()
+    whole = len(envelope.pack(made, deflate=False))
+    small = len(envelope.pack(made, deflate=True))
+    assert 800 <= whole <= 1000
+    assert small < 0.3 * whole
+    assert envelope.unpack(envelope.pack(made, deflate=True))["headers"] == made["headers"]
+
+
+@given(st.binary(max_size=200))
+def test_deflating_never_makes_a_message_larger(body):
+    made = message(body)
+    assert len(envelope.pack(made, deflate=True)) <= len(envelope.pack(made, deflate=False))
+
+
+# Whatever was stored stays readable: these bytes were written by the first release.
+DICTIONARY_CRC = 0x677BC0FE
+
+
+def test_the_dictionary_of_version_1_never_changes():
+    assert zlib.crc32(envelope.DICTIONARY) == DICTIONARY_CRC
+
+
+# -- damage
+
+
+@given(st.binary(max_size=300))
+@example(b"")
+@example(b"{")
+@example(b"{}\n")
+@example(b"\x01")
+@example(b'{"h":[],"p":{},"t":null,"e":null}\n')
+@example(b'{"h":' + b"[" * 100_000)
+@example(b'{"h":{"a":{"__type__":"decimal","__value__":"x"}},"p":{},"t":null,"e":null}\n')
+@example(b'{"h":{"a":{"__type__":"datetime","__value__":7}},"p":{},"t":null,"e":null}\n')
+@example(b'{"h":{"a":{"__type__":"bytes","__value__":7}},"p":{},"t":null,"e":null}\n')
+@example(b'{"h":{"a":{"__type__":[],"__value__":7}},"p":{},"t":null,"e":null}\n')
+def test_bytes_that_are_no_envelope_raise_envelope_error_and_nothing_else(data):
+    try:
+        envelope.unpack(data)
+    except EnvelopeError as exc:
+        assert "envelope" in str(exc)
+
+
+@given(st.binary(max_size=300).map(lambda tail: b"\x01" + tail))
+def test_bytes_that_cannot_be_inflated_raise_envelope_error_and_nothing_else(data):
+    try:
+        envelope.unpack(data)
+    except EnvelopeError:
+        pass
+
+
+@pytest.mark.parametrize("deflate", [False, True])
+def test_an_envelope_cut_short_before_its_body_is_damaged(deflate):
+    data = envelope.pack(celery_message(), deflate=deflate)
+    end = len(data) if deflate else data.index(b"\n") + 1
+    for length in range(1, end):
+        with pytest.raises(EnvelopeError):
+            envelope.unpack(data[:length])
+
+
+@given(st.data(), st.booleans())
+def test_a_flipped_byte_raises_envelope_error_or_nothing(data, deflate):
+    packed = bytearray(envelope.pack(celery_message(), deflate=deflate))
+    where = data.draw(st.integers(0, len(packed) - 1))
+    packed[where] ^= data.draw(st.integers(1, 255))
+    try:
+        out = envelope.unpack(bytes(packed))
+    except EnvelopeError:
+        return
+    assert isinstance(out["headers"], dict)
+    assert isinstance(out["properties"], dict)
+    assert isinstance(out["body"], bytes)
+
+
+@pytest.mark.parametrize("first", [b"\x00", b"\x02", b"\x7f", b"[", b" "])
+def test_a_form_of_a_newer_release_is_named(first):
+    with pytest.raises(EnvelopeError, match="unknown envelope version") as raised:
+        envelope.unpack(first + b'{"h":{}}\n')
+    assert repr(first) in str(raised.value)

@@ -1,0 +1,302 @@
+"""URLs and options: what is meant is understood, what is not is named (K8)."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kombu_toc import ConfigurationError, SlotCountError
+from kombu_toc.connections import connect, mask_password, read_url
+from kombu_toc.options import Settings, read
+
+SECRET = "sesame"
+
+
+def settings(url_query=None, **options) -> Settings:
+    return read(url_query or {}, options)
+
+
+# -- options
+
+
+def test_without_options_everything_has_its_default():
+    made = settings()
+    assert made == Settings()
+    assert (made.visibility_timeout, made.prefix, made.slots) == (60.0, "toc:", 8)
+
+
+def test_a_url_may_say_what_the_transport_options_may():
+    query = {
+        "visibility_timeout": "30",
+        "global_keyprefix": "app:",
+        "priority_steps": "0,5",
+        "toc_slots": "16",
+        "toc_retries": "3",
+        "toc_deflate": "no",
+        "toc_poll_interval": "0.5",
+    }
+    made = settings(query)
+    assert made.visibility_timeout == 30
+    assert made.prefix == "app:toc:"
+    assert made.priority_steps == (0, 5)
+    assert (made.toc_slots, made.slots, made.toc_retries) == (16, 16, 3)
+    assert made.toc_deflate is False
+    assert made.toc_poll_interval == 0.5
+
+
+def test_the_url_goes_before_the_transport_options():
+    assert settings({"toc_slots": "4"}, toc_slots=16).slots == 4
+
+
+def test_limits_per_topic_are_checked_and_the_topic_named():
+    """W2"""
+    assert settings(toc_topics={"mail": {"slots": 16}}).toc_topics == {"mail": {"slots": 16}}
+    with pytest.raises(SlotCountError, match="'mail'"):
+        settings(toc_topics={"mail": {"slots": 5}})
+    with pytest.raises(ConfigurationError, match=r"'mail'.*'slot'"):
+        settings(toc_topics={"mail": {"slot": 4}})
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("visibility_timout", "visibility_timeout"),
+        ("toc_slot", "toc_slots"),
+        ("prioritysteps", "priority_steps"),
+        ("socket_timout", "socket_timeout"),
+    ],
+)
+def test_an_unknown_option_in_the_url_is_named_with_the_nearest_that_is_known(name, near):
+    with pytest.raises(ConfigurationError, match=f"{name!r} in the URL.*{near!r}"):
+        settings({name: "1"})
+
+
+def test_an_unknown_toc_option_is_named_with_the_nearest_that_is_known():
+    with pytest.raises(ConfigurationError, match=r"'toc_slot' in broker_.*'toc_slots'"):
+        settings(toc_slot=8)
+
+
+def test_a_transport_option_that_is_for_others_is_left_to_them():
+    assert settings(max_retries=3, fanout_prefix=True, retry_on_timeout=True) == Settings()
+    assert settings({"max_retries": "3", "retry_on_timeout": "1"}) == Settings()
+
+
+def test_limits_per_topic_have_no_form_that_fits_a_url():
+    with pytest.raises(ConfigurationError, match=r"toc_topics.*broker_transport_options"):
+        settings({"toc_topics": "mail"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("visibility_timeout", "soon"),
+        ("visibility_timeout", 0),
+        ("visibility_timeout", float("nan")),
+        ("priority_steps", "1,2"),
+        ("priority_steps", 7),
+        ("toc_retries", "many"),
+        ("toc_retries", 32),
+        ("toc_retries", -1),
+        ("toc_topics", ["mail"]),
+        ("toc_topics", {"mail": 8}),
+        ("toc_lookahead", -0.1),
+        ("toc_queue_after", "x"),
+        ("toc_poll_interval", 0),
+        ("toc_poll_interval", float("inf")),
+        ("toc_deflate", "perhaps"),
+        ("toc_fanout_length", "long"),
+        ("toc_stale_after", 0),
+    ],
+)
+def test_a_bad_value_is_refused_and_its_option_named(name, value):
+    with pytest.raises(ConfigurationError, match=name.removeprefix("toc_").split("_")[0]):
+        settings(**{name: value})
+
+
+@pytest.mark.parametrize("value", ["7", "0", "-8", "1024"])
+def test_a_bad_slot_count_is_refused(value):
+    with pytest.raises(SlotCountError, match="power of two"):
+        settings({"toc_slots": value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("socket_timeout", "long"), ("max_connections", "many"), ("health_check_interval", "x")],
+)
+def test_a_bad_value_for_redis_py_is_refused_and_its_option_named(name, value):
+    with pytest.raises(ConfigurationError, match=f"{name}.*{value!r}"):
+        settings({name: value})
+
+
+def test_redis_pys_own_options_reach_its_connections():
+    address = read_url("toc+redis://h/3?socket_timeout=2.5&client_name=web")
+    with connect(address, read(address.query, {"socket_connect_timeout": 7})) as client:
+        arguments = client.connection_pool.connection_kwargs
+    assert arguments["socket_timeout"] == 2.5
+    assert arguments["client_name"] == "web"
+    assert arguments["socket_connect_timeout"] == 7
+    assert arguments["db"] == 3
+
+
+@pytest.mark.parametrize("name", ["decode_responses", "protocol", "parser_class"])
+def test_options_of_redis_py_that_would_break_the_transport_are_not_known(name):
+    with pytest.raises(ConfigurationError, match=name):
+        settings({name: "1"})
+
+
+# -- URLs
+
+
+@pytest.mark.parametrize("scheme", ["toc", "toc+redis", "redis"])
+def test_a_url_says_where_the_server_is(scheme):
+    made = read_url(f"{scheme}://me:{SECRET}@example.org:7000/2?toc_slots=4")
+    assert made.kind == "redis"
+    assert (made.host, made.port, made.db) == ("example.org", 7000, 2)
+    assert (made.username, made.password) == ("me", SECRET)
+    assert made.query == {"toc_slots": "4"}
+
+
+@pytest.mark.parametrize("url", ["toc://", "toc+redis://", "toc+redis://localhost/", "toc://:6379"])
+def test_what_a_url_leaves_out_is_localhost_6379_database_0(url):
+    made = read_url(url)
+    assert (made.host, made.port, made.db) == ("localhost", 6379, 0)
+    assert (made.username, made.password) == (None, None)
+
+
+def test_rediss_means_tls():
+    address = read_url("toc+rediss://h:6380/1?ssl_cert_reqs=none")
+    assert (address.kind, address.port, address.db) == ("rediss", 6380, 1)
+    with connect(address, read(address.query, {})) as client:
+        assert client.connection_pool.connection_class is redis.SSLConnection
+        assert client.connection_pool.connection_kwargs["ssl_cert_reqs"] == "none"
+
+
+def test_unix_names_a_socket_and_perhaps_a_database():
+    address = read_url(f"toc+unix://:{SECRET}@/run/redis%20a.sock?db=4")
+    assert (address.kind, address.path, address.db) == ("unix", "/run/redis a.sock", 4)
+    assert address.password == SECRET
+    assert read_url("toc+unix:///run/redis.sock?virtual_host=2").db == 2
+    with connect(address, read(address.query, {})) as client:
+        assert client.connection_pool.connection_class is redis.UnixDomainSocketConnection
+        assert client.connection_pool.connection_kwargs["path"] == "/run/redis a.sock"
+
+
+def test_unix_without_a_socket_is_refused():
+    with pytest.raises(ConfigurationError, match="name the socket"):
+        read_url("toc+unix://")
+
+
+def test_embedded_names_a_directory_or_none():
+    """X7"""
+    assert read_url("toc+embedded:///var/lib/shop").path == "/var/lib/shop"
+    assert read_url("toc+embedded://").path == ""
+    assert read_url("toc+embedded:///var/lib/shop?db=2").db == 2
+
+
+def test_percent_encoded_characters_are_decoded():
+    made = read_url("toc+redis://m%40e:p%2Fw%3A%3F@h/0")
+    assert (made.username, made.password) == ("m@e", "p/w:?")
+
+
+def test_an_ipv6_address_is_understood():
+    assert (read_url("toc+redis://[::1]:7000/0").host, read_url("toc://[::1]").port) == (
+        "::1",
+        6379,
+    )
+
+
+@pytest.mark.parametrize("url", ["amqp://h", "toc+http://h", "redis+toc://h", "h:6379", ""])
+def test_an_unknown_scheme_is_refused_with_those_that_are_known(url):
+    with pytest.raises(ConfigurationError, match=r"toc\+redis"):
+        read_url(url)
+
+
+@pytest.mark.parametrize("kind", ["sentinel", "cluster"])
+def test_what_is_not_supported_yet_says_so(kind):
+    with pytest.raises(ConfigurationError, match="not supported yet"):
+        read_url(f"toc+{kind}://h1:7000,h2:7000/0")
+
+
+@pytest.mark.parametrize("url", ["toc://h/x", "toc://h/-1", "toc://h?db=x", "toc://h/²"])
+def test_a_database_that_is_no_number_is_refused(url):
+    with pytest.raises(ConfigurationError, match="database must be a number"):
+        read_url(url)
+
+
+@pytest.mark.parametrize("url", ["toc://h:port", "toc://h:99999", "toc://[::1"])
+def test_a_port_or_host_that_cannot_be_read_is_refused(url):
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        read_url(url)
+
+
+# -- passwords
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"toc+redis://:{SECRET}@h/0",
+        f"toc+redis://me:{SECRET}@h:6379/0?toc_slots=4",
+        f"toc+redis://me:a:{SECRET}@h",
+        f"toc+redis://:{SECRET}@x@h/0",
+        f"toc+redis://h/0?password={SECRET}&db=1",
+        f"toc+rediss://h/0?ssl_password={SECRET}",
+        f"toc+sentinel://:{SECRET}@h1:26379,:{SECRET}@h2:26379/0",
+        f"toc+redis://:{SECRET}@h1/0;toc+redis://:{SECRET}@h2/0",
+        # not percent-encoded, as it happens:
+        f"toc+redis://:pa/{SECRET}@h/0",
+        f"toc+redis://:{SECRET}/x@h/0",
+        f"toc+redis://me:{SECRET}?x@h/0",
+        f"toc+redis://me:{SECRET}#x@h/0",
+        f"toc+redis://me:12/{SECRET}@h/0",
+        f"redis:{SECRET}@h",
+        f"toc+redis:/:{SECRET}@h/0",
+        f"amqp://me:{SECRET}@h//",
+        f"toc+redis://me:{SECRET}\u2100@h/0",
+        f"toc+redis://me:{SECRET}@h:port/0",
+        f"toc+redis://me:{SECRET}@h/notadb",
+        f"toc+unix://me:{SECRET}@",
+        f"toc+redis://me:{SECRET}@[::1/0",
+    ],
+)
+def test_no_password_is_ever_shown(url):
+    assert SECRET not in mask_password(url)
+    try:
+        shown = repr(read_url(url))
+    except ConfigurationError as exc:
+        shown = str(exc)
+        assert exc.__suppress_context__ or exc.__context__ is None
+    assert SECRET not in shown
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters=";"), min_size=1, max_size=12))
+def test_no_password_is_shown_whatever_characters_it_has(tail):
+    url = f"toc+redis://me:{SECRET}{tail}@h/0"
+    assert SECRET not in mask_password(url)
+    try:
+        shown = repr(read_url(url))
+    except ConfigurationError as exc:
+        shown = str(exc)
+    assert SECRET not in shown
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "toc+redis://h:6379/0",
+        "toc+redis://me@h/0",
+        "toc+redis://h:6379/0?client_name=a@b",
+        "toc+unix:///run/a:b@c.sock",
+        "toc+embedded://",
+    ],
+)
+def test_a_url_without_a_password_is_shown_as_it_is(url):
+    assert mask_password(url) == url
+
+
+def test_what_surrounds_a_password_stays_to_be_seen():
+    assert mask_password("toc+redis://me:x@h:1/2?a=b&password=y&c=d") == (
+        "toc+redis://me:**@h:1/2?a=b&password=**&c=d"
+    )

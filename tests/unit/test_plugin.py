@@ -1,0 +1,198 @@
+"""Installed is enough: the URL schemes are known without an import (K1, X7); and what may
+import what."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import celery_toc
+import kombu_toc
+
+KOMBU_TOC = Path(kombu_toc.__file__).parent
+CELERY_TOC = Path(celery_toc.__file__).parent
+
+
+def python(program: str) -> str:
+    """What a fresh interpreter prints that runs this program."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def imports(path: Path) -> set[str]:
+    """The top-level packages that a module imports, at its head or in a function."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add((node.module or "").partition(".")[0])
+    return found
+
+
+# -- registration
+
+
+@pytest.mark.parametrize("scheme", ["toc", "toc+redis", "toc+rediss"])
+def test_a_program_that_imports_only_celery_has_the_transport(scheme):
+    """K1: change the URL, nothing else."""
+    program = f"""
+from celery import Celery
+app = Celery(broker="{scheme}://localhost:1/0")
+transport = app.connection().transport
+print(type(transport).__module__, transport.driver_type)
+"""
+    assert python(program) == "kombu_toc.transport.transport redis"
+
+
+def test_a_program_that_sends_a_task_needs_no_import_of_ours(server):
+    """K1"""
+    program = f"""
+from celery import Celery
+app = Celery(broker="{server.toc_url}")
+app.send_task("x", countdown=3600, queue="plugin-celery")
+with app.connection() as connection:
+    print(connection.default_channel.queue_declare("plugin-celery").message_count)
+"""
+    assert python(program) == "1"
+
+
+def test_a_program_that_produces_with_kombu_imports_the_package_first(server):
+    program = f"""
+import kombu_toc
+from kombu import Connection, Producer
+with Connection("{server.toc_url}") as connection:
+    Producer(connection).publish({{"n": 1}}, routing_key="plugin-kombu")
+    print(connection.default_channel.queue_declare("plugin-kombu").message_count)
+"""
+    assert python(program) == "1"
+
+
+def test_once_kombu_has_serialized_anything_the_schemes_are_known():
+    program = """
+from kombu import Connection
+from kombu.serialization import dumps, loads
+content_type, encoding, data = dumps({"a": 1})
+loads(data, content_type, encoding)
+print(type(Connection("toc+redis://localhost:1/0").transport).__module__)
+"""
+    assert python(program) == "kombu_toc.transport.transport"
+
+
+def test_the_plugin_imports_neither_redis_nor_celery():
+    program = """
+import sys, kombu_toc.plugin
+heavy = {"redis", "celery", "crcmod", "kombu_toc.center", "kombu_toc.transport"}
+print(sorted(heavy & set(sys.modules)))
+"""
+    assert python(program) == "[]"
+
+
+def test_kombu_alone_does_not_load_celery_through_us(server):
+    program = f"""
+import sys, kombu_toc
+from kombu import Connection
+with Connection("{server.toc_url}") as connection:
+    connection.default_channel
+print("celery" in sys.modules, "celery_toc" in sys.modules)
+"""
+    assert python(program) == "False False"
+
+
+def test_the_registered_serializer_changes_nothing_for_others():
+    program = """
+from kombu.serialization import dumps, loads
+content_type, encoding, data = dumps({"a": 1})
+print(content_type, encoding, loads(data, content_type, encoding))
+"""
+    assert python(program) == "application/json utf-8 {'a': 1}"
+
+
+def test_registering_never_raises_even_where_kombu_has_no_such_table():
+    program = """
+import sys, types
+sys.modules["kombu"] = types.ModuleType("kombu")
+sys.modules["kombu.transport"] = types.ModuleType("kombu.transport")
+import kombu_toc.plugin
+kombu_toc.plugin.register()
+print("quiet")
+"""
+    assert python(program) == "quiet"
+
+
+def test_a_scheme_that_somebody_else_registered_is_left_alone():
+    program = """
+from kombu.transport import TRANSPORT_ALIASES
+TRANSPORT_ALIASES["toc"] = "theirs:Transport"
+import kombu_toc
+print(TRANSPORT_ALIASES["toc"], TRANSPORT_ALIASES["toc+redis"])
+"""
+    assert python(program) == "theirs:Transport kombu_toc.transport.transport:Transport"
+
+
+def test_registering_twice_is_registering_once():
+    from kombu.transport import TRANSPORT_ALIASES
+
+    before = dict(TRANSPORT_ALIASES)
+    kombu_toc.register()
+    assert before == TRANSPORT_ALIASES
+    assert {"toc", "toc+redis", "toc+rediss", "toc+unix", "toc+embedded"} <= set(before)
+
+
+# -- the arrows between the packages run one way
+
+
+@pytest.mark.parametrize("path", sorted(KOMBU_TOC.rglob("*.py")), ids=lambda path: path.name)
+def test_kombu_toc_imports_nothing_of_celery(path):
+    assert not imports(path) & {"celery", "celery_toc"}
+
+
+@pytest.mark.parametrize(
+    "name", ["center.py", "topics.py", "scores.py", "errors.py", "scripts/__init__.py"]
+)
+def test_the_center_and_what_it_rests_on_import_nothing_of_kombu(name):
+    path = KOMBU_TOC / name
+    assert "kombu" not in imports(path)
+    relative = {
+        node.module
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.level
+    }
+    assert not relative & {"envelope", "plugin", "transport", "options", "connections"}
+
+
+@pytest.mark.parametrize("path", sorted(CELERY_TOC.rglob("*.py")), ids=lambda path: path.name)
+def test_celery_toc_uses_only_the_public_names_of_kombu_toc(path):
+    tree = ast.parse(path.read_text())
+    used = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kombu_toc"):
+            assert node.module == "kombu_toc"
+            used |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            assert not any(alias.name.startswith("kombu_toc.") for alias in node.names)
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "kombu_toc"
+        ):
+            used.add(node.attr)
+    assert used <= set(kombu_toc.__all__)
+
+
+def test_every_public_name_is_there():
+    for package in (kombu_toc, celery_toc):
+        for name in package.__all__:
+            assert getattr(package, name) is not None
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="'nothing'"):
+        kombu_toc.nothing  # noqa: B018
