@@ -39,6 +39,9 @@ RECOVER = 100
 #: Messages that one call of purge deletes per slot.
 PURGE_STEP = 1000
 
+#: Topics whose declarations a center remembers.
+MOST_KNOWN = 4096
+
 WAITING, IN_FLIGHT, DEAD = "waiting", "in flight", "dead"
 _STATES = {1: WAITING, 2: IN_FLIGHT, 3: DEAD}
 
@@ -63,6 +66,11 @@ class Delivery(NamedTuple):
     def retries_left(self) -> int:
         left = scores.retries_left(self.score)
         return self.limit if left is None else left
+
+    @property
+    def mark(self) -> int:
+        """What tells its lease from one of another delivery of the same message."""
+        return scores.lease(0, self.step, self.retries_left)
 
     @property
     def failures(self) -> int:
@@ -252,9 +260,7 @@ class TimeoutCenter:
         """The call that declares a topic; its result is the topic as it stands."""
 
         def parse(raw: bytes) -> Topic:
-            topic = Topic(name, Declaration.from_json(raw), self.keys.prefix, self.steps)
-            self._topics[name] = topic
-            return topic
+            return self._remember(name, raw)
 
         return Call(
             load("declare"),
@@ -280,7 +286,12 @@ class TimeoutCenter:
         if raw is None:
             self._topics.pop(name, None)
             return None
+        return self._remember(name, raw)
+
+    def _remember(self, name: str, raw: bytes) -> Topic:
         topic = Topic(name, Declaration.from_json(raw), self.keys.prefix, self.steps)
+        if len(self._topics) > MOST_KNOWN:  # reply queues come and go
+            self._topics.clear()
         self._topics[name] = topic
         return topic
 
@@ -314,7 +325,9 @@ class TimeoutCenter:
 
     def stale(self, most: int = 100) -> list[str]:
         """Take the names of what went stale: ``topic:NAME`` and ``exchange:NAME``."""
-        return self.run(Call(load("sweep"), (self.keys.expiring,), (most,), _texts))
+        return self.run(
+            Call(load("sweep"), (self.keys.expiring, self.keys.topics), (most,), _texts)
+        )
 
     # -- put, pop, and what ends a delivery
 
@@ -542,6 +555,7 @@ class TimeoutCenter:
                 int(backoff * 1000),
                 reason,
                 topic.declaration.retries,
+                delivery.mark,
             ),
             lambda raw: {1: WAITING, 2: DEAD}.get(raw[0]),
         )
@@ -549,7 +563,7 @@ class TimeoutCenter:
     def release(self, deliveries: Iterable[Delivery]) -> int:
         """Take messages back unhandled, their time, order and retries unchanged.
 
-        Returns how many were still in flight.
+        Returns how many were still in flight; one that was delivered again since is another's.
         """
         return sum(self.run_all(self.releasing(deliveries)))
 
@@ -564,7 +578,7 @@ class TimeoutCenter:
             slot = topic.slot(number)
             args: list[Any] = []
             for delivery in batch:
-                args += (delivery.id, delivery.score, delivery.step)
+                args += (delivery.id, delivery.score, delivery.step, delivery.mark)
             calls.append(
                 Call(
                     load("release"),
@@ -593,7 +607,7 @@ class TimeoutCenter:
                 Call(
                     load("extend"),
                     (topic.slot(number).prepare,),
-                    (int(seconds * 1000), *(delivery.id for delivery in batch)),
+                    (int(seconds * 1000), *(x for d in batch for x in (d.id, d.mark))),
                     _texts,
                 )
             )
@@ -779,12 +793,16 @@ class TimeoutCenter:
 
     # -- the wake index
 
-    def announcing(self, topic: str, times: dict[tuple[int, int], None]) -> tuple[Any, ...]:
-        """The command that hands claims back: {(slot, microseconds): None}."""
-        command: list[Any] = ["ZADD", self.keys.wake(topic)]
-        for slot, us in times:
-            command += (us, f"{slot}:{us}")
-        return tuple(command)
+    def handing_back(self, topic: str, claims: Iterable[tuple[int, int]]) -> Call:
+        """The call that announces claims again, each a slot and a time in microseconds.
+
+        What was settled meanwhile is not announced. Result: how many were.
+        """
+        pairs = list(claims)
+        declared = self._standing(topic)
+        armed = [declared.slot(slot).armed for slot, _ in pairs]
+        args = [value for pair in pairs for value in pair]
+        return Call(load("hand_back"), (*armed, self.keys.wake(topic)), args, int)
 
     # -- shared
 

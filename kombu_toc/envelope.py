@@ -118,8 +118,9 @@ def unpack(data: bytes) -> dict[str, Any]:
         if not newline:
             raise ValueError("no body")
         headers, properties = meta["h"], meta["p"]
-        if not isinstance(headers, dict) or not isinstance(properties, dict):
-            raise ValueError("headers or properties are not a mapping")
+        info = properties.get("delivery_info", {}) if isinstance(properties, dict) else None
+        if not isinstance(headers, dict) or not isinstance(info, dict):
+            raise ValueError("headers, properties or delivery_info are not a mapping")
         return {
             "headers": headers,
             "properties": properties,

@@ -7,10 +7,11 @@
 -- ARGV[1] number of priority steps   ARGV[2] slot number   ARGV[3] id
 -- ARGV[4] 1: try it again            ARGV[5] milliseconds until then
 -- ARGV[6] reason                     ARGV[7] retries of a message that has not been tried
+-- ARGV[8] what its lease says beside its end
 -- Returns {0 unknown | 1 rolled back | 2 dead, announcements, settled}
 --
--- A message that was rolled back by its lease in the meantime stays where it is, unless it is
--- not to be tried again.
+-- A message whose lease has ended in the meantime, and perhaps is another's by now, stays where
+-- it is, unless it is not to be tried again: that counts as an acknowledgement would.
 --@ clock wake
 
 local steps = tonumber(ARGV[1])
@@ -21,6 +22,9 @@ local now_ms = math.floor(now / 1000)
 local low
 
 local lease = redis.call('ZSCORE', KEYS[2], id)
+if again and lease and tonumber(lease) % 1000 ~= tonumber(ARGV[8]) then
+  return {0, said, unsaid}
+end
 if lease then
   low = tonumber(lease) % 1000
   redis.call('ZREM', KEYS[2], id)

@@ -4,17 +4,20 @@
 -- KEYS[1] armed   KEYS[2] prepare   KEYS[3...] store (one per priority step)
 -- then the wake index, if it is on this node
 -- ARGV[1] number of priority steps   ARGV[2] slot number
--- ARGV[3...] per message: id, score in store, step index
--- Returns {how many were in prepare, announcements}. An id that is not is left alone.
+-- ARGV[3...] per message: id, score in store, step index, what its lease says beside its end
+-- Returns {how many were in prepare, announcements}. An id that is not, or whose lease is
+-- another's by now, is left alone.
 --@ clock wake
 
 local steps = tonumber(ARGV[1])
 local wake = KEYS[3 + steps]
 local now = clock()
 local count = 0
-for i = 3, #ARGV, 3 do
+for i = 3, #ARGV, 4 do
   local id, score = ARGV[i], tonumber(ARGV[i + 1])
-  if redis.call('ZREM', KEYS[2], id) == 1 then
+  local lease = redis.call('ZSCORE', KEYS[2], id)
+  if lease and tonumber(lease) % 1000 == tonumber(ARGV[i + 3]) then
+    redis.call('ZREM', KEYS[2], id)
     count = count + 1
     redis.call('ZADD', KEYS[3 + tonumber(ARGV[i + 2])], score, id)
     local us = action_time(score)

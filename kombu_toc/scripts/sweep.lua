@@ -1,11 +1,17 @@
--- Names what went stale, so that one client deletes it.
+-- Names what went stale, so that one client deletes it; a topic is no longer declared then.
+-- What that client leaves undone goes by itself: the keys of such a topic's slots expire.
 --
--- KEYS[1] expiring
+-- KEYS[1] expiring   KEYS[2] topics
 -- ARGV[1] how many at most
 -- Returns members 'topic:NAME' and 'exchange:NAME'; they are no longer in KEYS[1].
 
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local stale = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, tonumber(ARGV[1]))
-if #stale > 0 then redis.call('ZREM', KEYS[1], unpack(stale)) end
+for i = 1, #stale do
+  redis.call('ZREM', KEYS[1], stale[i])
+  if string.sub(stale[i], 1, 6) == 'topic:' then
+    redis.call('HDEL', KEYS[2], string.sub(stale[i], 7))
+  end
+end
 return stale

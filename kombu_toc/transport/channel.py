@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
@@ -39,6 +40,12 @@ logger = logging.getLogger(__name__)
 
 #: Messages that one pop takes where neither a prefetch count nor a worker's pool sets a bound.
 BATCH = 100
+
+#: Seconds for which a queue's declaration is not read again.
+RELOAD = 30.0
+
+#: Queues whose declarations a channel remembers.
+MOST_KNOWN = 4096
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND = timedelta(microseconds=1)
@@ -85,6 +92,12 @@ def eta_us(eta: Any) -> int:
     if eta.tzinfo is None:
         eta = _aware(eta)
     return (eta - _EPOCH) // _MICROSECOND
+
+
+class TopicExchange(virtual.exchange.TopicExchange):
+    """Patterns as AMQP has them, in every version of Kombu: ``*`` is one word."""
+
+    wildcards = {"*": r"[^\.]+", "#": r".*?"}
 
 
 class Message(kombu_message.Message):
@@ -134,6 +147,7 @@ class Channel(virtual.Channel):
 
     QoS = QoS
     Message = Message
+    exchange_types = {**virtual.Channel.exchange_types, "topic": TopicExchange}
     supports_fanout = True
     supports_batch_publish = True
     do_restore = True
@@ -160,6 +174,8 @@ class Channel(virtual.Channel):
         self._auto_delete: set[str] = set()
         self._exclusive: set[str] = set()
         self._batch: PublishBatch | None = None
+        #: queue -> monotonic seconds when its declaration was read
+        self._read_at: dict[str, float] = {}
 
     # -- publishing
 
@@ -479,16 +495,25 @@ class Channel(virtual.Channel):
         limits.setdefault("retries", self.settings.toc_retries)
         topic = self.center.declare(queue, expires=expires, **limits)
         if expires:
-            self.heartbeat.keep_topic(queue, expires)
+            # The keys live as long as the standing declaration says, whatever is asked now.
+            standing = topic.declaration.expires or expires
+            self.heartbeat.keep_topic(queue, min(expires, standing))
         return topic
 
     def _topic(self, queue: str) -> Topic:
         """The topic of a queue; declared if nobody has done so."""
         known = self.center.known(queue)
+        now = time.monotonic()
+        if now - self._read_at.get(queue, -RELOAD) >= RELOAD:
+            # It may have been deleted and declared anew, with other slots, by somebody else.
+            if len(self._read_at) > MOST_KNOWN:  # reply queues come and go
+                self._read_at.clear()
+            self._read_at[queue] = now
+            known = self.center.declared(queue)
         if queue in self._transient:
             expires = known is not None and known.declaration.expires
             return known if expires else self._declare_topic(queue, {})
-        return known or self.center.declared(queue) or self._declare_topic(queue, {})
+        return known or self._declare_topic(queue, {})
 
     def queue_bind(
         self,

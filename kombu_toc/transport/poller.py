@@ -484,13 +484,10 @@ class Poller:
         settings = self.settings
         lookahead = int(settings.toc_lookahead * 1_000_000) if self._hub is not None else 0
         declared = self.center.topic(topic)
-        if slots is not None:
-            # Announced by a producer that knows more slots than we do: read it anew.
-            if max(slots) >= declared.slots:
-                declared = self.center.declared(topic) or declared
-            slots = {slot for slot in slots if slot < declared.slots}
-            if not slots:
-                return
+        if slots is not None and max(slots) >= declared.slots:
+            # Announced by somebody who knows of more slots: of an older declaration or a newer
+            # one. It is served in any case.
+            declared = self.center.declared(topic) or declared
         call = self.center.popping(
             declared,
             slots,
@@ -660,14 +657,14 @@ class Poller:
         self._listen()
 
     def _hand_back(self, intake: Intake) -> None:
-        for topic, times in _by_topic(intake.owed).items():
-            self._work.send([(self.center.announcing(topic, times), None)])
+        for topic, pairs in _by_topic(intake.owed).items():
+            self._work.send([(self.center.handing_back(topic, pairs), None)])
         intake.owed.clear()
 
     def _announce_now(self, claims: dict[tuple[str, int, int], None]) -> None:
-        for topic, times in _by_topic(claims).items():
+        for topic, pairs in _by_topic(claims).items():
             try:
-                self.center.client.execute_command(*self.center.announcing(topic, times))
+                self.center.run(self.center.handing_back(topic, pairs))
             except BROKEN as exc:
                 # The others look into all slots within a second.
                 logger.debug("claims of %s were not handed back: %s", topic, exc)
@@ -719,10 +716,8 @@ def _order(id: str) -> tuple[int, int]:
     return int(ms), int(number or 0)
 
 
-def _by_topic(
-    claims: dict[tuple[str, int, int], None],
-) -> dict[str, dict[tuple[int, int], None]]:
-    by_topic: dict[str, dict[tuple[int, int], None]] = {}
+def _by_topic(claims: dict[tuple[str, int, int], None]) -> dict[str, list[tuple[int, int]]]:
+    by_topic: dict[str, list[tuple[int, int]]] = {}
     for topic, slot, us in claims:
-        by_topic.setdefault(topic, {})[slot, us] = None
+        by_topic.setdefault(topic, []).append((slot, us))
     return by_topic

@@ -644,3 +644,22 @@ def test_an_empty_batch_is_no_round_trip(center):
     assert center.run_all([]) == []
     assert center.ack([]) == center.release([]) == 0
     assert center.extend([]) == []
+
+
+@pytest.mark.parametrize("act", ["release", "requeue", "extend"])
+def test_a_message_that_was_delivered_again_is_not_taken_from_its_new_holder(one, act):
+    """Its first consumer was stopped for too long: only its acknowledgement counts."""
+    one.put("one", "x", b"")
+    [first] = one.pop("one").messages
+    end_lease(one, first)
+    [second] = one.pop("one").messages
+    if act == "release":
+        assert one.release([first]) == 0
+    elif act == "requeue":
+        assert one.reject(first, requeue=True) is None
+    else:
+        assert one.extend([first]) == [first]
+    [found] = one.get("one", "x")
+    assert found.state == IN_FLIGHT
+    assert one.extend([second]) == []
+    assert one.ack([first]) == 1

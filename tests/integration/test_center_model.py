@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -78,6 +78,14 @@ class Machine(RuleBasedStateMachine):
         else:
             message.state = DEAD
         return message.state
+
+    def holds(self, delivery: Delivery) -> bool:
+        """Whether the message is still in flight by this delivery, and by no later one."""
+        message = self.live.get(delivery.id)
+        if message is None or message.state != IN_FLIGHT:
+            return False
+        left = RETRIES if message.left is None else message.left
+        return (message.step, left) == (delivery.step, delivery.retries_left)
 
     def pick(self, number: int) -> Delivery:
         """One of the deliveries so far, also of a message that is long gone."""
@@ -152,7 +160,7 @@ class Machine(RuleBasedStateMachine):
         message = self.live.get(delivery.id)
         if message is None or message.state == DEAD:
             expected = None
-        elif message.state == IN_FLIGHT and requeue:
+        elif requeue and self.holds(delivery):
             expected = self.fail(delivery.id)
             message.due = not backoff
         elif requeue:
@@ -167,7 +175,7 @@ class Machine(RuleBasedStateMachine):
     def release(self, picked):
         batch = [self.pick(number) for number in picked]
         batch = list({delivery.id: delivery for delivery in batch}.values())
-        held = [d for d in batch if d.id in self.live and self.live[d.id].state == IN_FLIGHT]
+        held = [delivery for delivery in batch if self.holds(delivery)]
         assert self.center.release(batch) == len(held)
         for delivery in held:
             message = self.live[delivery.id]
@@ -179,7 +187,7 @@ class Machine(RuleBasedStateMachine):
     def extend(self, number, ends):
         delivery = self.pick(number)
         message = self.live.get(delivery.id)
-        held = message is not None and message.state == IN_FLIGHT
+        held = self.holds(delivery)
         assert self.center.extend([delivery], 0 if ends else HOUR) == ([] if held else [delivery])
         if held:
             message.ended = ends
@@ -276,6 +284,8 @@ def test_whatever_is_done_in_whatever_order_no_message_is_lost_and_none_left_beh
             max_examples=60,
             stateful_step_count=40,
             deadline=None,  # a server's pace is not the code's
+            # Not Phase.shrink, which takes minutes: add it to see the shortest way to a failure.
+            phases=(Phase.reuse, Phase.generate),
             suppress_health_check=list(HealthCheck),
         ),
     )

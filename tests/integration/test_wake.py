@@ -147,3 +147,48 @@ def test_a_slot_is_popped_by_sha_after_the_servers_scripts_were_flushed(
         queue.put(2)
         assert queue.get(timeout=5).payload == 2
         assert client.script_exists(load("pop").sha) == [True]
+
+
+def test_what_was_cancelled_is_not_handed_back(connect: Connect, client: redis.Redis) -> None:
+    leaving = connect()
+    Consumer(leaving, [Queue("mail")], callbacks=[lambda body, message: None]).consume()
+    leaving.transport.poller.steady = True
+    center = leaving.transport.center
+    center.put("mail", "m1", b"", delay=60)
+    deadline = time.monotonic() + 5
+    while client.exists("toc:{toc}:wake:mail"):
+        assert time.monotonic() < deadline, "nobody has claimed it"
+        try:
+            leaving.drain_events(timeout=0.05)
+        except TimeoutError:
+            pass
+    center.cancel("mail", "m1")
+    leaving.release()
+    assert client.keys("*mail*") == []
+
+
+def test_expired_leases_are_rolled_back_in_every_queue_of_a_consumer(connect: Connect) -> None:
+    """A5: however many queues it serves, and however few of them it asks at a time."""
+    connection = connect(visibility_timeout=1)
+    center = connection.transport.center
+    for i in range(4):
+        center.put(f"q{i}", "m", b'{"h":{},"p":{},"t":null,"e":null}\nx')
+        assert len(
+            center.run(center.popping(center.topic(f"q{i}"), soon=1, visibility=0.01)).messages
+        )
+    got: list[str] = []
+
+    def received(body: object, message: Message) -> None:
+        got.append(message.delivery.topic)
+        message.ack()
+
+    queues = [Queue(f"q{i}") for i in range(4)]
+    with Consumer(connection, queues, callbacks=[received], prefetch_count=1):
+        deadline = time.monotonic() + 8
+        while len(got) < 4:
+            assert time.monotonic() < deadline, got
+            try:
+                connection.drain_events(timeout=0.5)
+            except TimeoutError:
+                pass
+    assert sorted(got) == ["q0", "q1", "q2", "q3"]
