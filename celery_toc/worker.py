@@ -1,7 +1,7 @@
 """What a worker gains when its broker is a timeout center.
 
-Active without any set-up: the transport loads this module wherever Celery is in use (entry point
-``kombu_toc.extensions``), and a worker whose broker is ours then gets one more bootstep. It
+Active without any set-up: a worker whose broker is ours gets one more bootstep
+(`celery_toc.plugin` sees to that). It
 
 - tells the channel how many tasks could start at once, so that no task is fetched by a busy
   worker while an idle one could start it;
@@ -15,31 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from celery import bootsteps, signals
+from celery import bootsteps
 from celery.worker import state
 from celery.worker.consumer.tasks import Tasks
 
 import kombu_toc
 
-__all__ = ("TimeoutCenterStep", "install")
-
-
-def install() -> None:
-    """Add the bootstep to every worker that starts from now on, and tell apps' time zones."""
-    signals.worker_init.connect(_add_step, weak=False, dispatch_uid="celery_toc.worker")
-    kombu_toc.use_timezone(_in_the_apps_timezone)
-
-
-def _add_step(sender: Any, **_: Any) -> None:
-    sender.app.steps["consumer"].add(TimeoutCenterStep)
-
-
-def _in_the_apps_timezone(moment: Any) -> Any:
-    # As celery.worker.request.Request does with an eta that has no time zone.
-    from celery import current_app
-    from celery.utils.time import maybe_make_aware
-
-    return maybe_make_aware(moment, current_app.timezone)
+__all__ = ("TimeoutCenterStep",)
 
 
 class _PastTimers:

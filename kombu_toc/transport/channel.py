@@ -359,6 +359,7 @@ class Channel(virtual.Channel):
         visibility = topic.declaration.visibility or self.settings.visibility_timeout
         while True:
             popped = self.center.pop(queue, 1, visibility=self.settings.visibility_timeout)
+            self.poller.tally["bare"] += len(popped.bare)
             for id in popped.bare:
                 logger.error("message %s of %s had no body: removed", id, queue)
             if not popped.messages:

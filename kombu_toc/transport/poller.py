@@ -13,7 +13,7 @@ import logging
 import os
 import socket
 import time
-from collections import deque
+from collections import Counter, deque
 from contextlib import suppress
 from itertools import count
 from queue import Empty
@@ -141,6 +141,8 @@ class Poller:
         self.clock = ServerClock()
         self.intakes: dict[Any, Intake] = {}
         self.subscriptions: dict[str, tuple[Channel, Subscription]] = {}
+        #: what went wrong, counted: "bare" (ids without a body), "rolled back", "died"
+        self.tally: Counter[str] = Counter()
         #: a worker's event loop or a loop that never leaves drain_events for long
         self.steady = False
         self._pid = os.getpid()
@@ -527,6 +529,9 @@ class Poller:
             intake.backlog.add(topic)
         else:
             intake.backlog.discard(topic)
+        self.tally["bare"] += len(result.bare)
+        self.tally["rolled back"] += len(result.rolled_back)
+        self.tally["died"] += len(result.died)
         for id in result.bare:
             logger.error("message %s of %s had no body: removed", id, topic)
         for id in result.rolled_back:

@@ -260,3 +260,8 @@ def _with_password(url: str, password: str) -> str:
     user, _, host = head.rpartition("@")
     user = user.partition(":")[0]
     return f"{scheme}://{user}:{quote(str(password), safe='')}@{host}{slash}{tail}"
+
+
+# A worker resolves this class before it decides on its bootsteps, but may make a connection
+# only after that.
+_load_extensions()

@@ -677,4 +677,5 @@ def test_an_id_without_a_body_is_removed_and_logged_once(
         drain(connection)
     assert inbox.bodies == ["good"]
     assert caplog.text.count("m1") == 1
+    assert connection.transport.poller.tally["bare"] == 1
     assert slot_keys(client) == []
