@@ -16,10 +16,13 @@ from collections.abc import Callable
 from typing import Any
 
 from celery import bootsteps
+from celery.utils.log import get_logger
 from celery.worker import state
 from celery.worker.consumer.tasks import Tasks
 
 import kombu_toc
+
+logger = get_logger(__name__)
 
 __all__ = ("TimeoutCenterStep",)
 
@@ -60,6 +63,7 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
         transport = c.conninfo.get_transport_cls()
         self.enabled = isinstance(transport, type) and issubclass(transport, kombu_toc.Transport)
         self._poller: Any = None
+        self._warned = False
         if self.enabled:
             # Strategies bind the timer's method when the Tasks step starts, before this one.
             c.timer = _PastTimers(c.timer)
@@ -74,8 +78,17 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
         channel.free = lambda: self._limit(c) - len(state.reserved_requests)
         channel.keep = lambda message: self._executing(c, message)
         channel.no_prefetch = bool(c.app.conf.get("worker_disable_prefetch"))
+        self._warn_of_forgetfulness(c, channel)
         if not c.hub or _ends_tasks_in_threads(c.pool):
             self._tell_when_tasks_end(c.pool)
+
+    def _warn_of_forgetfulness(self, c: Any, channel: kombu_toc.Channel) -> None:
+        """Once, not at every reconnect."""
+        if self._warned or channel.transport.address.kind == "embedded":
+            return
+        self._warned = True
+        for warning in kombu_toc.durability_warnings(channel.center.client):
+            logger.warning("The broker %s may lose messages: %s", c.conninfo.as_uri(), warning)
 
     def stop(self, c: Any) -> None:
         self._poller = None

@@ -22,6 +22,7 @@ _PLACES = {
     "Popped": "center",
     "Topic": "topics",
     "center_for": "connections",
+    "durability_warnings": "connections",
     "EmbeddedServer": "embedded",
     "Capacity": "transport.channel",
     "Channel": "transport.channel",

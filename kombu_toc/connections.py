@@ -215,6 +215,31 @@ def check_server(client: redis.Redis) -> dict[str, Any]:
     return info
 
 
+def durability_warnings(client: redis.Redis) -> list[str]:
+    """What in a server's configuration may lose messages, each with what to set instead.
+
+    Empty if nothing does, or if the server does not say. Source: the Redis manual on key
+    eviction and on persistence.
+    """
+    warnings = []
+    try:
+        memory, persistence = client.info("memory"), client.info("persistence")
+        policy = memory.get("maxmemory_policy", "noeviction")
+        if memory.get("maxmemory") and policy != "noeviction":
+            warnings.append(
+                f"it evicts keys when its memory is full (maxmemory-policy {policy}): messages "
+                "may vanish; set maxmemory-policy noeviction"
+            )
+        if not persistence.get("aof_enabled") and not client.config_get("save").get("save"):
+            warnings.append(
+                "it forgets everything when it restarts (no append-only file, no snapshots): "
+                "set appendonly yes"
+            )
+    except (ResponseError, NoPermissionError):
+        pass  # a managed server that does not tell its configuration
+    return warnings
+
+
 def center_for(url: str, **options: Any) -> TimeoutCenter:
     """The timeout center behind a broker URL.
 

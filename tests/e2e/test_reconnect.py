@@ -34,7 +34,7 @@ def test_a_worker_goes_on_after_its_server_restarted(
     pool: str,
 ) -> None:
     """What was executing goes on and is not run again; what waited runs on time, once."""
-    start_workers(1, *POOLS[pool], broker=durable.toc_url)
+    [worker] = start_workers(1, *POOLS[pool], broker=durable.toc_url)
     app = make_app(durable.toc_url, "disabled://")
     app.tasks["e2e.late_ack"].delay("executing", 4)
     journal.wait_for("executing", 1)
@@ -54,4 +54,11 @@ def test_a_worker_goes_on_after_its_server_restarted(
             time.sleep(0.05)  # the acknowledgements are on their way
     runs = Counter(entry["name"] for entry in journal.entries())
     assert set(runs.values()) == {1}, runs
+    assert "may lose messages" not in worker.container.logs()
     app.close()
+
+
+def test_a_worker_warns_once_of_a_server_that_forgets(start_workers: StartWorkers) -> None:
+    """Y9"""
+    [worker] = start_workers(1, "-P", "solo")
+    assert worker.container.logs().count("may lose messages") == 1

@@ -1,0 +1,118 @@
+"""K8, X7: the URLs that lead to a server."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+import redis
+from kombu import Connection
+
+import kombu_toc
+
+from ..servers import Server
+
+
+def round_trip(connection: Connection) -> None:
+    """Send a message and get it back."""
+    with connection, connection.SimpleQueue("trip") as queue:
+        queue.put({"there": "and back"})
+        message = queue.get(timeout=5)
+        assert message.payload == {"there": "and back"}
+        message.ack()
+
+
+@pytest.fixture
+def by_socket(tmp_path: Path) -> Iterator[tuple[Server, Path]]:
+    path = tmp_path / "s"
+    server = Server(tmp_path, "--unixsocket", str(path)).start()
+    yield server, path
+    server.stop()
+
+
+def test_a_unix_socket_leads_to_a_server(by_socket: tuple[Server, Path]) -> None:
+    server, path = by_socket
+    round_trip(Connection(f"toc+unix://{path}?db=3"))
+    with server.client(3) as client:
+        assert client.hexists("toc:{toc}:topics", "trip")
+
+
+@pytest.mark.parametrize("url", ["toc://127.0.0.1:{port}/4", "toc+redis://127.0.0.1:{port}/4"])
+def test_a_url_names_the_database(server: Server, url: str) -> None:
+    round_trip(Connection(url.format(port=server.port)))
+    with server.client(4) as client:
+        assert client.hexists("toc:{toc}:topics", "trip")
+        client.flushdb()
+
+
+def test_an_acl_user_gets_in_by_name_and_password(server: Server, client: redis.Redis) -> None:
+    password = "p@ss:w/rd"
+    client.execute_command("ACL", "SETUSER", "app", "on", f">{password}", "~*", "&*", "+@all")
+    try:
+        url = f"toc+redis://app:{quote(password, safe='')}@127.0.0.1:{server.port}/0"
+        round_trip(Connection(url))
+        connection = Connection(url)
+        round_trip(connection.clone())
+        assert password not in str(connection.as_uri())
+        assert quote(password, safe="") not in connection.as_uri()
+        assert connection.as_uri(include_password=True) == url
+    finally:
+        client.execute_command("ACL", "DELUSER", "app")
+
+
+def test_prefixes_keep_apps_apart(server: Server, client: redis.Redis) -> None:
+    options = {"global_keyprefix": "shop:", "toc_prefix": "center:"}
+    round_trip(Connection(server.toc_url, transport_options=options))
+    keys = client.keys("*")
+    assert keys
+    assert all(key.startswith(b"shop:center:") for key in keys)
+
+
+def test_kombus_failover_goes_on_to_the_next_url(server: Server, client: redis.Redis) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, but nobody listens
+        dead = f"toc+redis://127.0.0.1:{taken.getsockname()[1]}/0"
+        connection = Connection(f"{dead};{server.toc_url}")
+        connection.ensure_connection(max_retries=3, interval_start=0, interval_step=0)
+        assert connection.as_uri() == server.toc_url
+        round_trip(connection)
+
+
+def test_an_embedded_server_leads_to_itself(tmp_path: Path) -> None:
+    url = f"toc+embedded://{tmp_path / 'data'}"
+    round_trip(Connection(url))
+    center = kombu_toc.center_for(url)
+    assert center.topics() == ["trip"]
+    center.client.close()
+    kombu_toc.EmbeddedServer.join(str(tmp_path / "data")).leave()
+
+
+def test_an_embedded_server_that_cannot_keep_its_data_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(kombu_toc.EmbeddedServerError, match="file"):
+        kombu_toc.EmbeddedServer.join(str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize("kind", ["sentinel", "cluster"])
+def test_what_is_not_supported_yet_is_refused_at_once(kind: str) -> None:
+    with pytest.raises(kombu_toc.ConfigurationError, match="not supported yet"):
+        Connection(f"toc+{kind}://127.0.0.1:26379/0").connect()
+
+
+def test_a_server_that_may_lose_messages_is_told_what_to_set(tmp_path: Path) -> None:
+    """Y9"""
+    server = Server(tmp_path, "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru").start()
+    try:
+        with server.client() as client:
+            eviction, restart = kombu_toc.durability_warnings(client)
+            assert "allkeys-lru" in eviction
+            assert "noeviction" in eviction
+            assert "appendonly yes" in restart
+            client.config_set("maxmemory-policy", "noeviction")
+            client.config_set("appendonly", "yes")
+            assert kombu_toc.durability_warnings(client) == []
+    finally:
+        server.stop()
