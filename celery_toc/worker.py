@@ -64,6 +64,8 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
         self.enabled = isinstance(transport, type) and issubclass(transport, kombu_toc.Transport)
         self._poller: Any = None
         self._warned = False
+        #: requests that a pool of threads or greenlets was given
+        self._submitted: set[Any] = set()
         if self.enabled:
             # Strategies bind the timer's method when the Tasks step starts, before this one.
             c.timer = _PastTimers(c.timer)
@@ -75,7 +77,7 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
         channel = c.task_consumer.channel
         self._poller = channel.poller
         self._poller.steady = True
-        channel.free = lambda: self._limit(c) - len(state.reserved_requests)
+        channel.free = lambda: self._limit(c) - self._busy()
         channel.keep = lambda message: self._executing(c, message)
         channel.no_prefetch = bool(c.app.conf.get("worker_disable_prefetch"))
         self._warn_of_forgetfulness(c, channel)
@@ -97,12 +99,22 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
     def _limit(c: Any) -> int:
         return getattr(c.controller, "max_concurrency", None) or c.pool.num_processes or 1
 
-    @staticmethod
-    def _executing(c: Any, message: kombu_toc.Message) -> bool:
-        """Whether the connection alone is lost, and this message's task is being executed."""
+    def _executing(self, c: Any, message: kombu_toc.Message) -> bool:
+        """Whether the connection alone is lost, and the pool has this message's task."""
         if c.controller.blueprint.state != bootsteps.RUN or state.should_stop is not None:
             return False
-        return any(request.message is message for request in list(state.active_requests))
+        cancels = c.app.conf.get("worker_cancel_long_running_tasks_on_connection_loss")
+        for request in {*state.active_requests, *self._submitted}:
+            if request.message is message:
+                # What Celery is about to cancel is left to be delivered again.
+                return not (cancels and request.task.acks_late and not request.acknowledged)
+        return False
+
+    def _busy(self) -> int:
+        """How many tasks the pool has or is about to get."""
+        reserved = state.reserved_requests
+        others = [r for r in (*state.active_requests, *self._submitted) if r not in reserved]
+        return len(reserved) + len(set(others))
 
     def _tell_when_tasks_end(self, pool: Any) -> None:
         """In these pools nothing wakes the loop when a task ends."""
@@ -115,15 +127,34 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
         def on_apply(
             target: Any, args: Any = None, kwargs: Any = None, callback: Any = None, **options: Any
         ) -> Any:
+            # Celery's request, whose method the callback is: the pool has it from now on, and
+            # starts it when it can, whatever becomes of the connection.
+            request = getattr(callback, "__self__", None)
+            step = pool._toc_step
+
+            def left() -> None:
+                step._submitted.discard(request)
+                poller = pool._toc_step._poller
+                if poller is not None:
+                    poller.nudge()
+
             def ended(*result: Any) -> Any:
                 try:
                     return callback(*result)
                 finally:
-                    poller = pool._toc_step._poller
-                    if poller is not None:
-                        poller.nudge()
+                    left()
 
-            return apply(target, args, kwargs, callback=ended if callback else None, **options)
+            def run(*args: Any, **kwargs: Any) -> Any:
+                try:
+                    return target(*args, **kwargs)
+                except BaseException:  # the pool does not call back then
+                    left()
+                    raise
+
+            if callback is None or not hasattr(request, "message"):
+                return apply(target, args, kwargs, callback=callback, **options)
+            step._submitted.add(request)
+            return apply(run, args, kwargs, callback=ended, **options)
 
         pool.on_apply = on_apply
 

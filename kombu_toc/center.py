@@ -303,6 +303,15 @@ class TimeoutCenter:
             or Topic(name, Declaration(slots=self.slots), self.keys.prefix, self.steps)
         )
 
+    def _topic_of(self, delivery: Delivery) -> Topic:
+        """The topic of a delivery, which may be deleted by now; asks nobody."""
+        return self.known(delivery.topic) or Topic(
+            delivery.topic,
+            Declaration(slots=self.slots, retries=delivery.limit),
+            self.keys.prefix,
+            self.steps,
+        )
+
     def topics(self) -> list[str]:
         """The names of all declared topics."""
         return sorted(_texts(self.client.hkeys(self.keys.topics)))
@@ -496,7 +505,7 @@ class TimeoutCenter:
         by_topic: dict[str, list[Delivery]] = defaultdict(list)
         for delivery in deliveries:
             by_topic[delivery.topic].append(delivery)
-        return [self._acking(self.topic(name), batch) for name, batch in by_topic.items()]
+        return [self._acking(self._topic_of(batch[0]), batch) for batch in by_topic.values()]
 
     def _acking(self, topic: Topic, batch: list[Delivery]) -> Call:
         numbers = sorted({delivery.slot for delivery in batch})
@@ -533,7 +542,7 @@ class TimeoutCenter:
         self, delivery: Delivery, *, requeue: bool, reason: str = "", backoff: float = 0.0
     ) -> Call:
         """The call that gives a message back after a failure. Result: as :meth:`reject`."""
-        topic = self.topic(delivery.topic)
+        topic = self._topic_of(delivery)
         slot = topic.slot(delivery.slot)
         if not reason:
             reason = "no retries left: rejected again and again" if requeue else "rejected"
@@ -574,7 +583,7 @@ class TimeoutCenter:
             by_slot[delivery.topic, delivery.slot].append(delivery)
         calls = []
         for (name, number), batch in by_slot.items():
-            topic = self.topic(name)
+            topic = self._topic_of(batch[0])
             slot = topic.slot(number)
             args: list[Any] = []
             for delivery in batch:
@@ -600,8 +609,8 @@ class TimeoutCenter:
         for delivery in deliveries:
             by_slot[delivery.topic, delivery.slot].append(delivery)
         calls = []
-        for (name, number), batch in by_slot.items():
-            topic = self.topic(name)
+        for (_, number), batch in by_slot.items():
+            topic = self._topic_of(batch[0])
             seconds = topic.declaration.visibility or visibility
             calls.append(
                 Call(

@@ -11,6 +11,8 @@ local lost = {}
 for i = 2, #ARGV, 2 do
   local score = redis.call('ZSCORE', KEYS[1], ARGV[i])
   if score and tonumber(score) % 1000 == tonumber(ARGV[i + 1]) then
+    -- Redis refuses what takes memory when it is full, but not after a script's first write.
+    redis.call('ZREM', KEYS[1], ARGV[i])
     redis.call('ZADD', KEYS[1], until_ms * 1000 + tonumber(score) % 1000, ARGV[i])
   else
     lost[#lost + 1] = ARGV[i]

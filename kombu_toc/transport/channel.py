@@ -167,6 +167,8 @@ class Channel(virtual.Channel):
         self.poller = connection.poller
         self.heartbeat = connection.heartbeat
         self._pid = os.getpid()
+        #: by which the heartbeat knows who uses a transient queue
+        self.channel_key = next(_tags)
         self._receivers: dict[str, _Receiver] = {}
         self._fanout_queues: dict[str, Subscription] = {}
         #: milliseconds for which a transient queue outlives its last refresh
@@ -283,7 +285,11 @@ class Channel(virtual.Channel):
             self.poller.consume(self, queue)
 
     def basic_cancel(self, consumer_tag: str) -> None:
-        """Deliver no more to this consumer; its auto-delete queue goes with it."""
+        """Deliver no more to this consumer.
+
+        With the last one goes an auto-delete queue: at once if nobody else can consume it, that
+        is, if it is exclusive or bound to a fanout exchange, else when it goes stale.
+        """
         if consumer_tag not in self._consumers:
             return
         self._consumers.remove(consumer_tag)
@@ -302,7 +308,14 @@ class Channel(virtual.Channel):
         else:
             self.poller.cancel(self, queue)
         if queue in self._auto_delete and not self._has_other_consumer(queue):
-            self._delete_transient(queue)
+            if queue in self._exclusive or queue in self._fanout_queues:
+                self._delete_transient(queue)
+            else:
+                # Others may consume it, elsewhere: they keep it, or it goes stale.
+                self.heartbeat.leave_topic(queue, self.channel_key)
+                for exchange, routing_key, arguments in self.state.queue_bindings(queue):
+                    member = self._member(queue, exchange, routing_key, arguments)
+                    self.heartbeat.leave_binding(exchange, member, self.channel_key)
 
     def _has_other_consumer(self, queue: str) -> bool:
         return any(
@@ -498,7 +511,7 @@ class Channel(virtual.Channel):
         if expires:
             # The keys live as long as the standing declaration says, whatever is asked now.
             standing = topic.declaration.expires or expires
-            self.heartbeat.keep_topic(queue, min(expires, standing))
+            self.heartbeat.keep_topic(queue, min(expires, standing), self.channel_key)
         return topic
 
     def _topic(self, queue: str) -> Topic:
@@ -528,14 +541,14 @@ class Channel(virtual.Channel):
         exchange = exchange or "amq.direct"
         kind = self.typeof(exchange)
         self.state.binding_declare(queue, exchange, routing_key, arguments)
-        member = binding(kind.type, *kind.prepare_bind(queue, exchange, routing_key, arguments))
+        member = self._member(queue, exchange, routing_key, arguments)
         ttl = self._transient.get(queue, 0)
         if kind.type == "fanout" and not ttl:
             # A broadcast reaches who listens: nobody does once the process is gone.
             ttl = int(self.settings.toc_stale_after * 1000)
         now_ms = Bindings(self.center).add(exchange, member, ttl)
         if ttl:
-            self.heartbeat.keep_binding(exchange, member, ttl)
+            self.heartbeat.keep_binding(exchange, member, ttl, self.channel_key)
         if kind.type == "fanout":
             if queue not in self._fanout_queues:
                 self._fanout_queues[queue] = recall(
@@ -554,10 +567,13 @@ class Channel(virtual.Channel):
         self.state.binding_delete(queue, exchange, routing_key)
         self._unbind(queue, exchange, routing_key, None)
 
-    def _unbind(self, queue: str, exchange: str, routing_key: str, arguments: Any) -> None:
+    def _member(self, queue: str, exchange: str, routing_key: str, arguments: Any) -> str:
         kind = self.typeof(exchange)
-        member = binding(kind.type, *kind.prepare_bind(queue, exchange, routing_key, arguments))
-        self.heartbeat.leave_binding(exchange, member)
+        return binding(kind.type, *kind.prepare_bind(queue, exchange, routing_key, arguments))
+
+    def _unbind(self, queue: str, exchange: str, routing_key: str, arguments: Any) -> None:
+        member = self._member(queue, exchange, routing_key, arguments)
+        self.heartbeat.forget_binding(exchange, member)
         Bindings(self.center).remove(exchange, member)
 
     def queue_delete(
@@ -576,7 +592,7 @@ class Channel(virtual.Channel):
         for exchange, routing_key, arguments in list(self.state.queue_bindings(queue)):
             self._unbind(queue, exchange, routing_key, arguments)
         self.state.queue_bindings_delete(queue)
-        self.heartbeat.leave_topic(queue)
+        self.heartbeat.forget_topic(queue)
         self._transient.pop(queue, None)
         self._auto_delete.discard(queue)
         self._exclusive.discard(queue)
@@ -629,11 +645,10 @@ class Channel(virtual.Channel):
         self.poller.flush()
         if self._qos is not None:
             self._qos.restore_unacked_once()
-        for queue in list(self._exclusive | self._auto_delete):
+        for queue in list(self._exclusive | (self._auto_delete & self._fanout_queues.keys())):
             if not self._has_other_consumer(queue):
                 self._delete_transient(queue)
-        for queue in list(self._transient):
-            self.heartbeat.leave_topic(queue)
+        self.heartbeat.leave_all(self.channel_key)
         if self.connection is not None:
             self.connection.close_channel(self)
         self.exchange_types = None

@@ -13,6 +13,9 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable
+from typing import Any
+
+from redis.exceptions import ResponseError
 
 from ..center import Call, Delivery, TimeoutCenter
 from ..errors import TocError
@@ -32,6 +35,9 @@ SWEEP_INTERVAL = 15.0
 
 #: Stale topics and exchanges that one look deletes at most.
 SWEEP_MOST = 100
+
+#: How replies begin that mean: not now.
+NOT_NOW = ("READONLY", "MISCONF", "NOREPLICAS", "OOM", "LOADING", "MASTERDOWN", "CLUSTERDOWN")
 
 _heartbeats: dict[Hashable, Heartbeat] = {}
 _guard = threading.Lock()
@@ -54,8 +60,9 @@ class Heartbeat:
         self._make_center = make_center
         self._stale_after = stale_after
         self._held: dict[tuple[str, int, str], tuple[Delivery, float]] = {}
-        self._topics: dict[str, int] = {}
-        self._bindings: dict[tuple[str, str], int] = {}
+        #: queue -> who uses it -> milliseconds it lives without being refreshed
+        self._topics: dict[str, dict[Hashable, int]] = {}
+        self._bindings: dict[tuple[str, str], dict[Hashable, int]] = {}
         self._owed: list[Call] = []
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -82,23 +89,39 @@ class Heartbeat:
 
     def drop(self, delivery: Delivery) -> None:
         """Do not renew it any longer."""
-        self._held.pop((delivery.topic, delivery.slot, delivery.id), None)
+        key = (delivery.topic, delivery.slot, delivery.id)
+        held = self._held.get(key)
+        if held is not None and held[0].mark == delivery.mark:  # else it was delivered again
+            self._held.pop(key, None)
 
-    def keep_topic(self, name: str, expires_ms: int) -> None:
-        """Keep a transient topic from going stale."""
-        self._topics[name] = expires_ms
+    def keep_topic(self, name: str, expires_ms: int, holder: Hashable) -> None:
+        """Keep a transient topic from going stale until its last holder leaves it."""
+        self._topics.setdefault(name, {})[holder] = expires_ms
         self._at_least_every(expires_ms / 1000 / BEATS_PER_LEASE)
 
-    def keep_binding(self, exchange: str, binding: str, ttl_ms: int) -> None:
-        """Keep a transient queue's binding from going stale."""
-        self._bindings[exchange, binding] = ttl_ms
+    def keep_binding(self, exchange: str, binding: str, ttl_ms: int, holder: Hashable) -> None:
+        """Keep a transient queue's binding from going stale until its last holder leaves it."""
+        self._bindings.setdefault((exchange, binding), {})[holder] = ttl_ms
         self._at_least_every(ttl_ms / 1000 / BEATS_PER_LEASE)
 
-    def leave_topic(self, name: str) -> None:
+    def leave_topic(self, name: str, holder: Hashable) -> None:
+        _leave(self._topics, name, holder)
+
+    def leave_binding(self, exchange: str, binding: str, holder: Hashable) -> None:
+        _leave(self._bindings, (exchange, binding), holder)
+
+    def forget_topic(self, name: str) -> None:
+        """It is deleted: nobody holds it any more."""
         self._topics.pop(name, None)
 
-    def leave_binding(self, exchange: str, binding: str) -> None:
+    def forget_binding(self, exchange: str, binding: str) -> None:
         self._bindings.pop((exchange, binding), None)
+
+    def leave_all(self, holder: Hashable) -> None:
+        """A channel is closed."""
+        for held in (self._topics, self._bindings):
+            for name in list(held):
+                _leave(held, name, holder)
 
     def owe(self, calls: list[Call]) -> None:
         """Run these as soon as the server can be reached."""
@@ -158,6 +181,11 @@ class Heartbeat:
             except BROKEN:
                 self.owe(owed)
                 raise
+            except ResponseError as exc:
+                if str(exc).startswith(NOT_NOW):
+                    self.owe(owed)
+                else:
+                    logger.error("cannot settle %d messages: %s", len(owed), exc)
         by_visibility: dict[float, list[Delivery]] = defaultdict(list)
         for delivery, visibility in list(self._held.values()):
             by_visibility[visibility].append(delivery)
@@ -172,10 +200,16 @@ class Heartbeat:
                         lost.topic,
                     )
         bindings = Bindings(center)
-        for name, expires_ms in list(self._topics.items()):
+        for name, holders in list(self._topics.items()):
+            expires_ms = min(list(holders.values()), default=0)
+            if not expires_ms:
+                continue
             intervals.append(expires_ms / 1000 / BEATS_PER_LEASE)
             center.refresh(name, expires_ms)
-        for (exchange, binding), ttl_ms in list(self._bindings.items()):
+        for (exchange, binding), holders in list(self._bindings.items()):
+            ttl_ms = max(list(holders.values()), default=0)
+            if not ttl_ms:
+                continue
             intervals.append(ttl_ms / 1000 / BEATS_PER_LEASE)
             bindings.add(exchange, binding, ttl_ms)
         if time.monotonic() - self._swept > SWEEP_INTERVAL:
@@ -185,6 +219,14 @@ class Heartbeat:
             self._interval = min(intervals)
             if self._owed:
                 self._interval = min(self._interval, RETRY_INTERVAL)
+
+
+def _leave(held: dict[Any, dict[Hashable, int]], name: Any, holder: Hashable) -> None:
+    holders = held.get(name)
+    if holders is not None:
+        holders.pop(holder, None)
+        if not holders:
+            held.pop(name, None)
 
 
 def sweep(center: TimeoutCenter) -> list[str]:

@@ -82,6 +82,13 @@ class Link:
             self.close()
             raise
 
+    def readable(self) -> bool:
+        """Whether a reply has come, or the end of the connection."""
+        try:
+            return self._connection is not None and self._connection.can_read(timeout=0)
+        except BROKEN:
+            return True
+
     def read(self) -> None:
         """Take the replies that have come. Raises ServerError for one that is an error."""
         while self._waiting:

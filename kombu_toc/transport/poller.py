@@ -248,7 +248,11 @@ class Poller:
         """Give messages back unhandled, now."""
         for delivery in deliveries:
             self.heartbeat.drop(delivery)
-        self._run_or_owe(self.center.releasing(deliveries))
+        try:
+            self.center.run_all(self.center.releasing(deliveries))
+        except (*BROKEN, ResponseError) as exc:
+            # Not to be repeated later, when another may hold them: their leases end.
+            logger.info("%d messages come back when their leases end: %s", len(deliveries), exc)
 
     def flush(self) -> None:
         """Send, and wait until it has happened, what was to leave with the next turn."""
@@ -261,7 +265,7 @@ class Poller:
             return
         try:
             self.center.run_all(calls)
-        except BROKEN as exc:
+        except (*BROKEN, ResponseError) as exc:
             # Each may run twice without harm, and none may be forgotten.
             self.heartbeat.owe(calls)
             logger.info("said later, when the server can be reached: %s", exc)
@@ -291,10 +295,10 @@ class Poller:
 
     def nudge(self) -> None:
         """End the wait, from any thread: something has changed."""
-        if self._nudge is None:
-            return
-        with suppress(OSError):  # full: it will end anyway; closed: nobody waits
-            self._nudge[1].send(b"\0")
+        ends = self._nudge
+        if ends is not None:
+            with suppress(OSError):  # full: it will end anyway; closed: nobody waits
+                ends[1].send(b"\0")
 
     def _open_nudge(self) -> None:
         if self._nudge is None:
@@ -358,6 +362,9 @@ class Poller:
         for channel, intake in list(self.intakes.items()):
             for topic in list(intake.topics):
                 self.cancel(channel, topic)
+        with suppress(*BROKEN):
+            while self._work.busy:  # what a pop on its way delivers is given back
+                self._work.read()
         for link in (self._wake, self._work, self._stream):
             link.close()
         if self._nudge is not None:
@@ -456,8 +463,14 @@ class Poller:
 
     def _consider(self, intake: Intake, now: float) -> None:
         """Send a pop if something may be there and there is room for it."""
-        if intake.flying or not intake.topics:
+        if not intake.topics:
             return
+        if intake.flying:
+            if self._work.busy:
+                return
+            # The link broke, and whoever drains this connection goes on with it.
+            intake.flying = False
+            intake.ask_all()
         free, room = intake.channel.capacity(intake.held)
         finished, intake.last_free = free > intake.last_free, free
         soon = max(min(free, room), 0)
@@ -631,8 +644,14 @@ class Poller:
             return
         self._stopping = True
         try:
-            self.center.client.execute_command("CLIENT", "UNBLOCK", self._wake.client_id)
-            self._wake.read()  # a claim, if one has come just now; else nothing
+            for _ in range(20):
+                unblock = ("CLIENT", "UNBLOCK", self._wake.client_id)
+                if self.center.client.execute_command(*unblock) or self._wake.readable():
+                    self._wake.read()  # a claim, if one has come just now; else nothing
+                    break
+                time.sleep(TICK / 2)  # what is to be ended has not even arrived
+            else:
+                self._wake.close()
         except BROKEN:
             self._wake.close()
         except ResponseError as exc:
@@ -650,10 +669,11 @@ class Poller:
         topic = topics[reply[0]]
         slot, _, us = reply[1].decode().partition(":")
         claim = (topic, int(slot), int(us))
-        intake = next((i for i in self.intakes.values() if topic in i.topics), None)
-        if intake is None:
+        intakes = [intake for intake in self.intakes.values() if topic in intake.topics]
+        if not intakes:
             self._announce_now({claim: None})
             return
+        intake = max(intakes, key=lambda i: min(i.channel.capacity(i.held)))
         lookahead = int(self.settings.toc_lookahead * 1_000_000) if self._hub is not None else 0
         heapq.heappush(self._heap, (claim[2] - lookahead, next(self._number), intake, claim))
         self._run_due()
@@ -678,7 +698,7 @@ class Poller:
 
     def _listen_streams(self) -> None:
         positions: dict[str, str] = {}
-        for channel, subscription in self.subscriptions.values():
+        for channel, subscription in list(self.subscriptions.values()):
             while subscription.returned and not self._enough:
                 if channel.receive_broadcast(subscription, *subscription.returned.pop(0)):
                     self._delivered += 1

@@ -51,16 +51,11 @@ class QoS(virtual.QoS):
     def restore_unacked(self) -> list[Any]:
         """Give back unhandled whatever is not settled, but for what the worker still executes."""
         taken = []
-        while self._delivered:
-            try:
-                taken.append(self._delivered.popitem()[1])
-            except KeyError:  # another thread has just settled the last one
-                break
-        self.channel.release([message for message in taken if not self.channel.keeps(message)])
-        # What is kept is settled by its tag, later, through this channel.
-        for message in taken:
-            if self.channel.keeps(message):
-                self._delivered[message.delivery_tag] = message
+        for tag, message in list(self._delivered.items()):
+            # What is kept stays here: it is settled by its tag, later, through this channel.
+            if not self.channel.keeps(message) and self._delivered.pop(tag, None) is not None:
+                taken.append(message)
+        self.channel.release(taken)
         return []
 
     def restore_unacked_once(self, stderr: Any = None) -> None:

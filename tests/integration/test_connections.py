@@ -104,15 +104,19 @@ def test_what_is_not_supported_yet_is_refused_at_once(kind: str) -> None:
 
 def test_a_server_that_may_lose_messages_is_told_what_to_set(tmp_path: Path) -> None:
     """Y9"""
-    server = Server(tmp_path, "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru").start()
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "good").mkdir()
+    evicts = ("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")
+    bad = Server(tmp_path / "bad", *evicts).start()
+    good = Server(tmp_path / "good", "--appendonly", "yes", "--maxmemory", "100mb").start()
     try:
-        with server.client() as client:
+        with bad.client() as client:
             eviction, restart = kombu_toc.durability_warnings(client)
             assert "allkeys-lru" in eviction
             assert "noeviction" in eviction
             assert "appendonly yes" in restart
-            client.config_set("maxmemory-policy", "noeviction")
-            client.config_set("appendonly", "yes")
+        with good.client() as client:
             assert kombu_toc.durability_warnings(client) == []
     finally:
-        server.stop()
+        bad.stop()
+        good.stop()

@@ -15,6 +15,7 @@ from kombu.asynchronous import Hub
 from kombu.exceptions import ChannelError
 
 import kombu_toc
+from kombu_toc.transport.heartbeat import sweep
 
 from ..servers import Server
 from .conftest import drain
@@ -372,38 +373,120 @@ def test_an_exclusive_queue_goes_with_its_connection(connect: Connect, client: r
     assert client.keys("*") == []
 
 
-def test_an_auto_delete_queue_goes_with_its_last_consumer(
-    connection: Connection, client: redis.Redis
+def test_an_auto_delete_queue_goes_after_its_last_consumer(
+    connect: Connect, client: redis.Redis
 ) -> None:
     """K6"""
+    first, second = connect(toc_stale_after=0.3), connect(toc_stale_after=0.3)
     queue = Queue("brief", Exchange("work", "direct"), "key", auto_delete=True)
-    with Consumer(connection, [queue], callbacks=[Inbox()]):
-        assert client.hexists("toc:{toc}:topics", "brief")
+    inbox = Inbox()
+    with Consumer(second, [queue], callbacks=[inbox]):
+        with Consumer(first, [queue], callbacks=[Inbox()]):
+            publish(first, "kept", "brief", headers={"x-delay": 700})
+        first.release()
+        time.sleep(0.6)  # the server's own clock decides what is stale
+        assert sweep(second.transport.center) == []
+        drain(second, timeout=0.6)
+    assert inbox.bodies == ["kept"]
+    second.release()
+    time.sleep(0.4)  # as above
+    with connect() as third:
+        assert set(sweep(third.transport.center)) == {"topic:brief", "exchange:work"}
     assert client.keys("*") == []
+
+
+def test_publishing_to_an_auto_delete_queue_does_not_delete_it(connect: Connect) -> None:
+    queue = Queue("brief", auto_delete=True)
+    with connect() as connection:
+        publish(connection, "kept", "brief", declare=[queue])
+    assert connect().transport.center.counts("brief").ready == 1
+
+
+def test_a_queue_lives_while_any_connection_of_the_process_uses_it(connect: Connect) -> None:
+    consumer, producer = connect(toc_stale_after=0.3), connect(toc_stale_after=0.3)
+    queue = Queue("living", expires=0.3)
+    inbox = Inbox()
+    with Consumer(consumer, [queue], callbacks=[inbox]):
+        publish(producer, "x", "living", declare=[queue], headers={"x-delay": 900})
+        producer.release()
+        drain(consumer, timeout=1.5)
+    assert inbox.bodies == ["x"]
+
+
+def test_settling_a_message_of_a_deleted_queue_does_not_declare_it_again(
+    connection: Connection, client: redis.Redis
+) -> None:
+    queue = Queue("gone")(connection.default_channel)
+    queue.declare()
+    publish(connection, "x", "gone")
+    message = queue.get()
+    queue.delete()
+    message.ack()
+    assert client.keys("*") == []
+
+
+def test_messages_of_a_pop_on_its_way_are_given_back_when_the_connection_closes(
+    connect: Connect,
+) -> None:
+    connection = connect()
+    for i in range(5):
+        publish(connection, i)
+    Consumer(connection, [Queue("mail")], callbacks=[Inbox()], prefetch_count=5).consume()
+    connection.transport.poller.tick()  # asks, and does not wait for the answer
+    connection.release()
+    assert connect().transport.center.counts("mail") == (5, 0, 0, 0)
+
+
+def test_a_consumer_goes_on_after_its_links_broke(connect: Connect, client: redis.Redis) -> None:
+    connection = connect()
+    inbox = Inbox()
+    with Consumer(connection, [Queue("mail")], callbacks=[inbox]):
+        connection.transport.poller.tick()  # asks, and does not wait for the answer
+        client.client_kill_filter(_type="normal", skipme=True)
+        errors = 0
+        for _ in range(4):  # each of its links may tell once
+            try:
+                drain(connection, timeout=0.1)
+            except connection.connection_errors:
+                errors += 1
+        assert 1 <= errors <= 3
+        with connect() as producer:
+            publish(producer, "afterwards")
+        drain(connection, timeout=1.5)
+    assert inbox.bodies == ["afterwards"]
+
+
+def test_a_claim_goes_to_the_channel_that_has_room(connection: Connection) -> None:
+    full, idle = Inbox(ack=False), Inbox()
+    channels = connection.channel(), connection.channel()
+    for channel, inbox in zip(channels, (full, idle), strict=True):
+        Consumer(channel, [Queue("mail")], callbacks=[inbox], prefetch_count=1).consume()
+    publish(connection, 0)
+    drain(connection)
+    assert len(full.messages) + len(idle.messages) == 1
+    before = connection.transport.center.client.info("stats")["total_commands_processed"]
+    publish(connection, 1)
+    drain(connection)
+    after = connection.transport.center.client.info("stats")["total_commands_processed"]
+    assert after - before < 500
 
 
 def test_an_expiring_queue_goes_when_nobody_refreshes_it(
     connect: Connect, client: redis.Redis
 ) -> None:
     """K6: also when its process was killed."""
-    from kombu_toc.transport.heartbeat import sweep
-
     connection = connect(toc_stale_after=0.05)
     queue = Queue("dying", Exchange("work", "direct"), "key", expires=0.05)
     queue(connection.default_channel).declare()
     Producer(connection, queue.exchange).publish(1, routing_key="key")
     center = connection.transport.center
-    connection.transport.heartbeat.leave_topic("dying")
-    for exchange, member in list(connection.transport.heartbeat._bindings):
-        connection.transport.heartbeat.leave_binding(exchange, member)
+    connection.transport.heartbeat.leave_all(connection.default_channel.channel_key)
     time.sleep(0.2)  # the server's own clock decides what is stale
     assert set(sweep(center)) == {"topic:dying", "exchange:work"}
     assert client.keys("*") == []
 
 
 def test_a_queue_that_is_used_does_not_expire(connect: Connect) -> None:
-    from kombu_toc.transport.heartbeat import sweep
-
     connection = connect(toc_stale_after=0.3)
     queue = Queue("living", Exchange("work", "direct"), "key", expires=0.3)
     queue(connection.default_channel).declare()
