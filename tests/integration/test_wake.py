@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import redis
 from kombu import Connection, Consumer, Message, Producer, Queue
@@ -63,6 +63,15 @@ def send(connection: Connection, number: int, first: float, step: float) -> None
         producer.publish(due, routing_key="mail", headers={"x-delay": (due - time.time()) * 1000})
 
 
+def wait_until_claimed(connection: Connection, client: redis.Redis) -> None:
+    """Drain a consumer's connection until it has claimed all that is announced."""
+    deadline = time.monotonic() + 5
+    while client.exists("toc:{toc}:wake:mail"):
+        assert time.monotonic() < deadline, "nobody has claimed it"
+        with suppress(TimeoutError):
+            connection.drain_events(timeout=0.05)
+
+
 def test_each_action_time_wakes_about_one_consumer(connect: Connect, client: redis.Redis) -> None:
     """W3, Y5: 20 idle consumers, 200 distinct times: about one script a message, not twenty."""
     fleet = Fleet(connect, 20)
@@ -89,15 +98,10 @@ def test_a_time_that_a_dead_consumer_had_claimed_is_served_by_the_others(
     Consumer(dead, [Queue("mail")], callbacks=[lambda body, message: None]).consume()
     dead.transport.poller.steady = True
     send(connect(), 1, first=1.0, step=0)
-    deadline = time.monotonic() + 5
-    while client.exists("toc:{toc}:wake:mail"):
-        assert time.monotonic() < deadline, "nobody has claimed it"
-        try:
-            dead.drain_events(timeout=0.05)
-        except TimeoutError:
-            pass
+    wait_until_claimed(dead, client)
     # From here on, nobody drains the first consumer: it may as well be dead.
     fleet = Fleet(connect, 1)
+    deadline = time.monotonic() + 5
     with fleet.running():
         while not fleet.got:
             assert time.monotonic() < deadline, "the message is stuck"
@@ -113,13 +117,7 @@ def test_a_consumer_that_ends_hands_back_what_it_claimed(
     consumer.consume()
     leaving.transport.poller.steady = True
     send(connect(), 1, first=60, step=0)
-    deadline = time.monotonic() + 5
-    while client.exists("toc:{toc}:wake:mail"):
-        assert time.monotonic() < deadline, "nobody has claimed it"
-        try:
-            leaving.drain_events(timeout=0.05)
-        except TimeoutError:
-            pass
+    wait_until_claimed(leaving, client)
     leaving.release()
     assert client.zcard("toc:{toc}:wake:mail") == 1
 
@@ -155,13 +153,7 @@ def test_what_was_cancelled_is_not_handed_back(connect: Connect, client: redis.R
     leaving.transport.poller.steady = True
     center = leaving.transport.center
     center.put("mail", "m1", b"", delay=60)
-    deadline = time.monotonic() + 5
-    while client.exists("toc:{toc}:wake:mail"):
-        assert time.monotonic() < deadline, "nobody has claimed it"
-        try:
-            leaving.drain_events(timeout=0.05)
-        except TimeoutError:
-            pass
+    wait_until_claimed(leaving, client)
     center.cancel("mail", "m1")
     leaving.release()
     assert client.keys("*mail*") == []
