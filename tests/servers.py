@@ -69,9 +69,14 @@ class Server:
 
     def stop(self) -> None:
         if self._process is not None:
-            self._process.terminate()
-            self._process.wait(30)
-            self._process = None
+            process, self._process = self._process, None
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                raise AssertionError("the server does not stop when it is told to") from None
 
     @property
     def url(self) -> str:
