@@ -101,7 +101,9 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
 
     def _executing(self, c: Any, message: kombu_toc.Message) -> bool:
         """Whether the connection alone is lost, and the pool has this message's task."""
-        if c.controller.blueprint.state != bootsteps.RUN or state.should_stop is not None:
+        # Celery asks the same of its flag: an exit code, which may be 0, or None or False.
+        stopping = state.should_stop is not None and state.should_stop is not False
+        if stopping or c.controller.blueprint.state != bootsteps.RUN:
             return False
         cancels = c.app.conf.get("worker_cancel_long_running_tasks_on_connection_loss")
         for request in {*state.active_requests, *self._submitted}:

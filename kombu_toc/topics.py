@@ -212,9 +212,6 @@ class Topic:
                 index = number
         return index
 
-    def with_steps(self, steps: tuple[int, ...]) -> Topic:
-        return replace(self, steps=steps)
-
 
 @lru_cache(maxsize=4096)
 def _slot(prefix: str, topic: str, number: int, steps: tuple[int, ...]) -> Slot:

@@ -149,7 +149,6 @@ class Channel(virtual.Channel):
     Message = Message
     exchange_types = {**virtual.Channel.exchange_types, "topic": TopicExchange}
     supports_fanout = True
-    supports_batch_publish = True
     do_restore = True
 
     #: What could start at once, if a worker says so: a function that returns that number.

@@ -56,9 +56,8 @@ os.register_at_fork(after_in_child=_after_fork)
 class Heartbeat:
     """See above. `make_center` gives it a center with a client of its own."""
 
-    def __init__(self, make_center: Callable[[], TimeoutCenter], stale_after: float) -> None:
+    def __init__(self, make_center: Callable[[], TimeoutCenter]) -> None:
         self._make_center = make_center
-        self._stale_after = stale_after
         self._held: dict[tuple[str, int, str], tuple[Delivery, float]] = {}
         #: queue -> who uses it -> milliseconds it lives without being refreshed
         self._topics: dict[str, dict[Hashable, int]] = {}
@@ -71,15 +70,13 @@ class Heartbeat:
         self._swept = 0.0
 
     @classmethod
-    def of(
-        cls, identity: Hashable, make_center: Callable[[], TimeoutCenter], stale_after: float
-    ) -> Heartbeat:
+    def of(cls, identity: Hashable, make_center: Callable[[], TimeoutCenter]) -> Heartbeat:
         """The heartbeat of this process for a server."""
         with _guard:
             try:
                 return _heartbeats[identity]
             except KeyError:
-                made = _heartbeats[identity] = cls(make_center, stale_after)
+                made = _heartbeats[identity] = cls(make_center)
                 return made
 
     def hold(self, delivery: Delivery, visibility: float) -> None:

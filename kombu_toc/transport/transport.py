@@ -151,7 +151,7 @@ class Transport(virtual.Transport):
                 made = connect(address, settings, ssl=ssl, credential_provider=provider)
                 return make_center(made, settings)
 
-            self._heartbeat = Heartbeat.of(self.identity, center, settings.toc_stale_after)
+            self._heartbeat = Heartbeat.of(self.identity, center)
         return self._heartbeat
 
     @property
@@ -205,9 +205,6 @@ class Transport(virtual.Transport):
             raise
         return self
 
-    def verify_connection(self, connection: Any) -> bool:
-        return True
-
     def close_connection(self, connection: Any) -> None:
         try:
             for channels in self._avail_channels, self.channels:
@@ -237,13 +234,6 @@ class Transport(virtual.Transport):
             self.poller.get(None, timeout=timeout)
         except Empty:
             raise TimeoutError() from None
-
-    def on_readable(self, connection: Any, loop: Any) -> None:
-        self.poller.tick()
-
-    @property
-    def supports_batch_publish(self) -> bool:
-        return True
 
 
 def _without_password(url: str) -> str:

@@ -169,6 +169,20 @@ def test_priorities_go_by_steps_zero_first(connection: Connection) -> None:
     assert inbox.bodies == [0, 0, 5, 3, 7, 9]
 
 
+def test_one_call_of_drain_events_delivers_one_event(connection: Connection) -> None:
+    """Kombu's remote control counts replies by its calls of drain_events."""
+    inbox = Inbox()
+    everyone = Exchange("everyone", "fanout")
+    queues = [Queue("mail"), Queue("f", everyone)]
+    with Consumer(connection, queues, callbacks=[inbox], prefetch_count=10):
+        for i in range(3):
+            publish(connection, i)
+            Producer(connection, everyone).publish(i)
+        for number in range(1, 7):
+            connection.drain_events(timeout=5)
+            assert len(inbox.messages) == number
+
+
 def test_one_consumer_serves_many_queues(connection: Connection) -> None:
     inbox = Inbox()
     queues = [Queue(f"q{i}") for i in range(5)]
@@ -429,6 +443,7 @@ def test_messages_of_a_pop_on_its_way_are_given_back_when_the_connection_closes(
     connect: Connect,
 ) -> None:
     connection = connect()
+    connection.transport.center.pop("other")  # the server knows the script: it runs when asked
     for i in range(5):
         publish(connection, i)
     Consumer(connection, [Queue("mail")], callbacks=[Inbox()], prefetch_count=5).consume()

@@ -197,7 +197,7 @@ def test_a_priority_belongs_to_the_highest_step_that_does_not_exceed_it(priority
 
 
 def test_each_step_has_a_store_and_the_first_no_suffix():
-    slot = topic().with_steps((0, 5)).slot(1)
+    slot = Topic("mail", Declaration(), "toc:", (0, 5)).slot(1)
     assert slot.stores == ("toc:{mail:1}:store", "toc:{mail:1}:store:5")
 
 
