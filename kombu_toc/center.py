@@ -16,6 +16,7 @@ connection of its own without waiting for each reply.
 
 from __future__ import annotations
 
+import re
 import time
 import zlib
 from collections import defaultdict
@@ -26,15 +27,30 @@ from typing import Any, NamedTuple
 from redis.exceptions import NoScriptError, ResponseError
 
 from . import scores
-from .errors import ActionTimeError, ConfigurationError, SlotCountError
+from .errors import ActionTimeError, ConfigurationError, ReplicationError, SlotCountError
 from .scripts import Script, load
-from .topics import DEFAULT_SLOTS, PRIORITY_STEPS, Declaration, Keys, Slot, Topic, check_steps
-
-#: Seconds a delivered message may stay unacknowledged and unrenewed.
-VISIBILITY_TIMEOUT = 60.0
+from .topics import (
+    DEFAULT_SLOTS,
+    PRIORITY_STEPS,
+    Declaration,
+    Keys,
+    Limits,
+    Slot,
+    Topic,
+    check_steps,
+)
 
 #: Expired leases that one pop rolls back per slot, at most.
 RECOVER = 100
+
+#: Seconds for which a producer's latest publish to a slot is remembered, lest it is repeated.
+REMEMBER = 60
+
+#: Ids that one call of check looks at, about.
+CHECK_STEP = 200
+
+#: Characters of an error that are kept with a message.
+ERROR_LENGTH = 1000
 
 #: Messages that one call of purge deletes per slot.
 PURGE_STEP = 1000
@@ -87,6 +103,8 @@ class Popped(NamedTuple):
     bare: list[str]  #: ids without a body; they are removed
     rolled_back: list[str]  #: ids whose leases had ended
     died: list[str]  #: of these, those that had no retries left
+    dropped: list[str]  #: ids that DeadQueue no longer keeps: too old, or too many
+    stray: list[tuple[str, str]]  #: (key, member) of copies sets: what is gone with these ids
 
 
 class Found(NamedTuple):
@@ -100,6 +118,7 @@ class Found(NamedTuple):
     score: int
     body: bytes
     reason: str  #: of a dead message
+    error: str = ""  #: the last one that a consumer told of it
 
     @property
     def time_us(self) -> int:
@@ -107,6 +126,27 @@ class Found(NamedTuple):
         if self.state == WAITING:
             return scores.action_time(self.score)
         return scores.read_lease(self.score).ms * 1000
+
+
+class Fault(NamedTuple):
+    """What check found wrong."""
+
+    topic: str
+    slot: int
+    kind: str  #: NO_BODY, NO_ENTRY, TWICE, STRAY_REASON, STRAY_COPY or UNANNOUNCED
+    id: str  #: empty if it is about the slot
+    places: tuple[str, ...]  #: the keys that have the id
+
+
+#: Kinds of faults, and what repair does about each.
+NO_BODY = "no body"  #: an id without a body: it is removed, for there is nothing to deliver
+NO_ENTRY = "no entry"  #: a body without an id: to DeadQueue, for nobody knows when it was due
+TWICE = "twice"  #: an id in several places: the one nearest to delivery stays, in flight first
+STRAY_REASON = "stray reason"  #: a reason or an error of no message: removed
+STRAY_COPY = "stray copy"  #: a copies set names a message that is gone: it does so no more
+UNANNOUNCED = "unannounced"  #: a slot's next time is not announced: it is announced
+
+_KINDS = {1: NO_BODY, 2: NO_ENTRY, 3: TWICE, 4: STRAY_REASON, 5: UNANNOUNCED}
 
 
 class Cancelled(NamedTuple):
@@ -174,6 +214,9 @@ class TimeoutCenter:
     prefix: what every key begins with
     steps: priority steps; every producer and consumer must use the same
     slots: slot count of a topic that is used before anyone has declared it
+    limits: what holds for topics whose declarations do not say
+    wait_replicas: how many replicas must have a message before its put returns
+    wait_timeout: seconds that a put waits for them
     """
 
     def __init__(
@@ -183,6 +226,9 @@ class TimeoutCenter:
         *,
         steps: Sequence[int] = PRIORITY_STEPS,
         slots: int = DEFAULT_SLOTS,
+        limits: Limits = Limits(),  # noqa: B008 - it is immutable
+        wait_replicas: int = 0,
+        wait_timeout: float = 1.0,
     ) -> None:
         if client.get_encoder().decode_responses:
             raise ConfigurationError(
@@ -192,6 +238,9 @@ class TimeoutCenter:
         self.keys = Keys(prefix)
         self.steps = check_steps(steps)
         self.slots = slots
+        self.limits = limits.checked("limits")
+        self.wait_replicas = wait_replicas
+        self.wait_timeout = wait_timeout
         self._topics: dict[str, Topic] = {}
 
     # -- running
@@ -232,13 +281,44 @@ class TimeoutCenter:
             raise errors[0]
         return found
 
+    def run_puts(self, calls: Sequence[Call]) -> list[Any]:
+        """Run calls that add messages; return what each found.
+
+        Raises ReplicationError if `wait_replicas` is set and not so many have them in time.
+        """
+        if not self.wait_replicas:
+            return self.run_all(calls)
+        replies: list[Any] = [None] * len(calls)
+        open_, whole = list(range(len(calls))), False
+        while open_:
+            # WAIT speaks of what its own connection has written; of that, and all before it.
+            with self.client.pipeline(transaction=False) as pipe:
+                for number in open_:
+                    pipe.execute_command(*calls[number].command(whole=whole))
+                pipe.execute_command("WAIT", self.wait_replicas, int(self.wait_timeout * 1000))
+                *some, replicas = pipe.execute(raise_on_error=False)
+            for number, reply in zip(open_, some, strict=True):
+                replies[number] = reply
+            open_ = [number for number in open_ if isinstance(replies[number], NoScriptError)]
+            whole = True
+        for reply in (*replies, replicas):
+            if isinstance(reply, Exception):
+                raise reply
+        if replicas < self.wait_replicas:
+            raise ReplicationError(
+                f"the message is kept, but only {replicas} of {self.wait_replicas} replicas have "
+                f"it after {self.wait_timeout:g} seconds; see to the replicas, or set "
+                "toc_wait_replicas lower"
+            )
+        return [call.parse(reply) for call, reply in zip(calls, replies, strict=True)]
+
     # -- topics
 
     def declare(self, name: str, **limits: Any) -> Topic:
         """Declare a topic and return it as it stands.
 
-        limits: ``slots`` (a power of two), ``retries``, ``visibility`` (seconds), ``expires``
-            (milliseconds); what is left out agrees with any declaration.
+        limits: ``slots`` (a power of two), ``retries``, ``expires`` (milliseconds) and those of
+            :class:`Limits` (seconds); what is left out agrees with any declaration.
 
         The first declaration stands. Raises SlotCountError if it has another slot count than
         the one asked for, ConfigurationError if a limit makes no sense.
@@ -352,6 +432,7 @@ class TimeoutCenter:
         priority: int = 0,
         token: str | None = None,
         ensure: bool = False,
+        publish: tuple[str, str] | None = None,
     ) -> str | None:
         """Add a message and return the id it is kept under.
 
@@ -362,22 +443,24 @@ class TimeoutCenter:
         token: tells this message from another live one with the same id, which may then have
             two; without it, the CRC-32 of the body does
         ensure: return None, and add nothing, if a live message has this id
+        publish: (producer, name of this publish): to repeat a producer's latest publish within
+            a minute, because its reply was lost, adds nothing, whatever has become of the message
 
-        Raises ActionTimeError beyond the year 2255.
+        Raises ActionTimeError beyond the year 2255, ReplicationError as :meth:`run_puts`.
         """
-        made, added = self.run(
-            self.putting(
-                self.topic(topic),
-                id,
-                body,
-                at_us=_microseconds(at),
-                delay_us=_microseconds(delay),
-                basis=basis,
-                priority=priority,
-                token=token,
-                ensure=ensure,
-            )
+        call = self.putting(
+            self.topic(topic),
+            id,
+            body,
+            at_us=_microseconds(at),
+            delay_us=_microseconds(delay),
+            basis=basis,
+            priority=priority,
+            token=token,
+            ensure=ensure,
+            publish=publish,
         )
+        [(made, added)] = self.run_puts([call])
         return made if added or not ensure else None
 
     def putting(
@@ -392,11 +475,13 @@ class TimeoutCenter:
         priority: int = 0,
         token: str | None = None,
         ensure: bool = False,
+        publish: tuple[str, str] | None = None,
     ) -> Call:
         """The call that adds a message; times in microseconds. Result: (id, added)."""
         slot = topic.slot_for(basis or id)
         if token is None:
             token = f"{zlib.crc32(body):08x}"
+        producer, name = publish or ("", "")
         return Call(
             load("put"),
             (
@@ -404,6 +489,7 @@ class TimeoutCenter:
                 slot.body,
                 slot.armed,
                 slot.copies(id),
+                slot.sent(producer),
                 self.keys.wake(topic.name),
             ),
             (
@@ -414,6 +500,8 @@ class TimeoutCenter:
                 token,
                 topic.declaration.expires or 0,
                 1 if ensure else 0,
+                name,
+                REMEMBER,
             ),
             _read_put,
         )
@@ -423,7 +511,7 @@ class TimeoutCenter:
         topic: str,
         limit: int = 1,
         *,
-        visibility: float = VISIBILITY_TIMEOUT,
+        visibility: float | None = None,
         slots: Iterable[int] | None = None,
         recover: int = RECOVER,
     ) -> Popped:
@@ -431,12 +519,16 @@ class TimeoutCenter:
 
         visibility: seconds they may stay unacknowledged and unrenewed, unless the topic says
         slots: only these; all unless given
-        recover: expired leases to roll back first, per slot
+        recover: expired leases to roll back first, per slot, and messages that DeadQueue need
+            not keep any longer
         """
         declared = self.topic(topic)
-        return self.run(
+        popped = self.run(
             self.popping(declared, slots, soon=limit, visibility=visibility, recover=recover)
         )
+        for key, member in popped.stray:
+            self.client.srem(key, member)
+        return popped
 
     def popping(
         self,
@@ -447,7 +539,7 @@ class TimeoutCenter:
         lookahead_us: int = 0,
         late: int = 0,
         behind_us: int = 0,
-        visibility: float = VISIBILITY_TIMEOUT,
+        visibility: float | None = None,
         recover: int = 0,
     ) -> Call:
         """The call that delivers messages. Result: :class:`Popped`.
@@ -455,15 +547,18 @@ class TimeoutCenter:
         soon, lookahead_us: how many that are due within that many microseconds
         late, behind_us: how many that have been due for that many microseconds (the two
             numbers include each other)
+
+        What is `stray` then is for the caller to remove.
         """
         numbers = range(topic.slots) if slots is None else sorted(set(slots))
         keys = self._slot_keys(topic, numbers)
-        seconds = topic.declaration.visibility or visibility
+        limits = topic.declaration.limits(self.limits)
+        seconds = topic.declaration.visibility or visibility or limits.visibility
         retries = topic.declaration.retries
         name = topic.name
 
         def parse(raw: list[Any]) -> Popped:
-            now, more, flat, bare, rolled, died, *_ = raw
+            now, more, flat, gone, rolled, died, dropped, *_ = raw
             messages = [
                 Delivery(
                     name,
@@ -476,7 +571,14 @@ class TimeoutCenter:
                 )
                 for i in range(0, len(flat), 5)
             ]
-            return Popped(now, bool(more), messages, _texts(bare), _texts(rolled), _texts(died))
+            lost, old = (_texts(ids[1::2]) for ids in (gone, dropped))
+            stray = [
+                (topic.slot(numbers[slot]).copies(id.rpartition("#")[0]), id)
+                for slot, id in zip(gone[::2] + dropped[::2], lost + old, strict=True)
+                if "#" in id
+            ]
+            rolled, died = _texts(rolled), _texts(died)
+            return Popped(now, bool(more), messages, lost, rolled, died, old, stray)
 
         return Call(
             load("pop"),
@@ -491,6 +593,9 @@ class TimeoutCenter:
                 int(seconds * 1000),
                 retries,
                 recover,
+                *_backing_off(limits),
+                int(limits.dead_age * 1000),
+                -(-limits.dead_limit // topic.slots),
                 *numbers,
             ),
             parse,
@@ -518,7 +623,8 @@ class TimeoutCenter:
             base, copy, _ = delivery.id.rpartition("#")
             if copy:
                 sets.append(topic.slot(delivery.slot).copies(base))
-            args += (index[delivery.slot], delivery.id, len(sets) if copy else 0)
+            tried = scores.retries_left(delivery.score) is not None
+            args += (index[delivery.slot], delivery.id, len(sets) if copy else 0, int(tried))
         return Call(
             load("ack"),
             [*keys, *sets, wake],
@@ -527,23 +633,43 @@ class TimeoutCenter:
         )
 
     def reject(
-        self, delivery: Delivery, *, requeue: bool, reason: str = "", backoff: float = 0.0
+        self,
+        delivery: Delivery,
+        *,
+        requeue: bool,
+        reason: str = "",
+        error: str = "",
+        backoff: float | None = None,
     ) -> str | None:
         """Give a message back after a failure.
 
-        requeue: roll it back with one retry less, due in `backoff` seconds; without it, or with
-            no retries left, it goes to DeadQueue with the reason
+        requeue: roll it back with one retry less; without it, or with no retries left, it goes
+            to DeadQueue with the reason
+        error: what went wrong; it is kept with the message, the latest only
+        backoff: seconds until it is due again; as the topic says unless given
 
         Returns the state it is in now, or None if it was in flight no more.
         """
-        return self.run(self.rejecting(delivery, requeue=requeue, reason=reason, backoff=backoff))
+        call = self.rejecting(
+            delivery, requeue=requeue, reason=reason, error=error, backoff=backoff
+        )
+        return self.run(call)
 
     def rejecting(
-        self, delivery: Delivery, *, requeue: bool, reason: str = "", backoff: float = 0.0
+        self,
+        delivery: Delivery,
+        *,
+        requeue: bool,
+        reason: str = "",
+        error: str = "",
+        backoff: float | None = None,
     ) -> Call:
         """The call that gives a message back after a failure. Result: as :meth:`reject`."""
         topic = self._topic_of(delivery)
         slot = topic.slot(delivery.slot)
+        limits = topic.declaration.limits(self.limits)
+        if backoff is not None:
+            limits = limits._replace(retry_backoff=backoff, retry_backoff_max=backoff)
         if not reason:
             reason = "no retries left: rejected again and again" if requeue else "rejected"
         return Call(
@@ -561,8 +687,9 @@ class TimeoutCenter:
                 slot.number,
                 delivery.id,
                 1 if requeue else 0,
-                int(backoff * 1000),
-                reason,
+                *_backing_off(limits),
+                " ".join(reason.split()),
+                error[:ERROR_LENGTH],
                 topic.declaration.retries,
                 delivery.mark,
             ),
@@ -599,7 +726,7 @@ class TimeoutCenter:
         return calls
 
     def extend(
-        self, deliveries: Iterable[Delivery], visibility: float = VISIBILITY_TIMEOUT
+        self, deliveries: Iterable[Delivery], visibility: float | None = None
     ) -> list[Delivery]:
         """Renew leases: each ends `visibility` seconds from now, or what its topic says.
 
@@ -612,6 +739,8 @@ class TimeoutCenter:
         for (_, number), batch in by_slot.items():
             topic = self._topic_of(batch[0])
             seconds = topic.declaration.visibility or visibility
+            if seconds is None:
+                seconds = self.limits.visibility
             calls.append(
                 Call(
                     load("extend"),
@@ -647,7 +776,7 @@ class TimeoutCenter:
                         raw[i + 2],
                         raw[i + 3],
                         raw[i + 4],
-                        raw[i + 5].decode("utf-8", "replace"),
+                        *_note(raw[i + 5]),
                     )
                     for i in range(0, len(raw), 6)
                 ]
@@ -763,7 +892,7 @@ class TimeoutCenter:
         declared = self._standing(topic)
         total = 0
         for slot in declared.all_slots():
-            keys = (slot.armed, slot.body, *slot.stores, self.keys.wake(topic))
+            keys = (slot.armed, slot.body, slot.reasons, *slot.stores, self.keys.wake(topic))
             call = Call(
                 load("purge"),
                 keys,
@@ -800,6 +929,66 @@ class TimeoutCenter:
             pipe.execute()
         self.forget(topic)
 
+    def check(self, topic: str, *, step: int = CHECK_STEP) -> list[Fault]:
+        """Look for what cannot be; return what was found.
+
+        That is: an id that is not in exactly one of store, prepare and dead with its body, a
+        body or a reason without an id, and a slot whose next time is not announced. (What a
+        consumer that died had claimed is no fault: the others look into all slots every second.)
+
+        step: about how many ids one call to the server looks at; the topic may be live
+        """
+        return self._check(topic, step, mend=False)
+
+    def repair(self, topic: str, *, step: int = CHECK_STEP) -> list[Fault]:
+        """Check, and mend each fault in the moment it is found; return what was mended.
+
+        How: see NO_BODY and the others. A body without an id goes to DeadQueue.
+        """
+        return self._check(topic, step, mend=True)
+
+    def _check(self, topic: str, step: int, *, mend: bool) -> list[Fault]:
+        declared = self._standing(topic)
+        found: list[Fault] = []
+        for slot in declared.all_slots():
+            keys = (slot.armed, slot.prepare, slot.body, slot.dead, slot.reasons, *slot.stores)
+            for part in range(1, len(keys) + 1):
+                cursor = "0"
+                while True:
+                    call = Call(
+                        load("check"),
+                        (*keys, self.keys.wake(topic)),
+                        (
+                            len(slot.stores),
+                            slot.number,
+                            part,
+                            cursor,
+                            step,
+                            int(mend),
+                            scores.lease(0, 0, declared.declaration.retries),
+                        ),
+                        list,
+                    )
+                    raw, flat, *_ = self.run(call)
+                    for kind, id, places in zip(flat[::3], flat[1::3], flat[2::3], strict=True):
+                        text = id.decode("utf-8", "surrogatepass")
+                        where = tuple(keys[place - 1] for place in places)
+                        found.append(Fault(topic, slot.number, _KINDS[kind], text, where))
+                    cursor = raw.decode()
+                    if cursor == "0":
+                        break
+            found += self._check_copies(topic, slot, step, mend)
+        return list(dict.fromkeys(found))
+
+    def _check_copies(self, topic: str, slot: Slot, step: int, mend: bool) -> list[Fault]:
+        pattern = re.sub(r"([][*?\\^])", r"\\\1", slot.copies("")) + "*"
+        found = []
+        for raw in self.client.scan_iter(pattern, count=step):
+            key = raw.decode("utf-8", "surrogatepass")
+            call = Call(load("check_copies"), (raw, slot.body), (int(mend),), _texts)
+            found += [Fault(topic, slot.number, STRAY_COPY, id, (key,)) for id in self.run(call)]
+        return found
+
     # -- the wake index
 
     def handing_back(self, topic: str, claims: Iterable[tuple[int, int]]) -> Call:
@@ -822,6 +1011,17 @@ class TimeoutCenter:
             keys += (slot.armed, slot.prepare, slot.body, slot.dead, slot.reasons, *slot.stores)
         keys.append(self.keys.wake(topic.name))
         return keys
+
+
+def _backing_off(limits: Limits) -> tuple[int, int]:
+    """The first wait after a failure and the longest, in milliseconds."""
+    return int(limits.retry_backoff * 1000), int(limits.retry_backoff_max * 1000)
+
+
+def _note(raw: bytes) -> tuple[str, str]:
+    """(reason, last error) as the scripts keep them."""
+    reason, _, error = raw.decode("utf-8", "replace").partition("\n")
+    return reason, error
 
 
 def _first(raw: list[Any]) -> int:

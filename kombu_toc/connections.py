@@ -255,5 +255,11 @@ def center_for(url: str, **options: Any) -> TimeoutCenter:
 def make_center(client: redis.Redis, settings: Settings) -> TimeoutCenter:
     """A center with these settings."""
     return TimeoutCenter(
-        client, settings.prefix, steps=settings.priority_steps, slots=settings.slots
+        client,
+        settings.prefix,
+        steps=settings.priority_steps,
+        slots=settings.slots,
+        limits=settings.limits,
+        wait_replicas=settings.toc_wait_replicas,
+        wait_timeout=settings.toc_wait_timeout,
     )

@@ -7,6 +7,7 @@ __all__ = (
     "ConfigurationError",
     "EmbeddedServerError",
     "EnvelopeError",
+    "ReplicationError",
     "ServerError",
     "SlotCountError",
     "TocError",
@@ -31,6 +32,10 @@ class ActionTimeError(TocError, ValueError):
 
 class EnvelopeError(TocError, ValueError):
     """The bytes kept for a message are damaged, or of a version this release does not know."""
+
+
+class ReplicationError(TocError):
+    """A message is kept, but not as many replicas as asked for have confirmed it in time."""
 
 
 class ServerError(TocError, ConnectionError):

@@ -11,13 +11,13 @@ from typing import Any
 import redis
 from redis.connection import URL_QUERY_ARGUMENT_PARSERS
 
-from .center import VISIBILITY_TIMEOUT
 from .errors import ConfigurationError
 from .scores import MAX_RETRIES
 from .topics import (
     DEFAULT_SLOTS,
     PRIORITY_STEPS,
     Declaration,
+    Limits,
     check_slots,
     check_steps,
     check_visibility,
@@ -46,6 +46,13 @@ def _whole(name: str, value: Any) -> int:
         return int(value)
     except (TypeError, ValueError):
         raise ConfigurationError(f"{name} must be a whole number, not {value!r}") from None
+
+
+def _natural(name: str, value: Any) -> int:
+    number = _whole(name, value)
+    if number < 0:
+        raise ConfigurationError(f"{name} must be a whole number from 0 up, not {value!r}")
+    return number
 
 
 def _flag(name: str, value: Any) -> bool:
@@ -86,7 +93,7 @@ class Settings:
     """The options of one connection, checked. Times are in seconds."""
 
     #: how long a delivered message may stay unacknowledged and unrenewed
-    visibility_timeout: float = VISIBILITY_TIMEOUT
+    visibility_timeout: float = Limits().visibility
     #: what every key begins with, before ``toc_prefix``
     global_keyprefix: str = ""
     #: the priorities that are told apart, 0 first
@@ -97,7 +104,20 @@ class Settings:
     toc_slots: int | None = None
     #: redeliveries a message may have, in topics that are declared without a number
     toc_retries: int = MAX_RETRIES
-    #: per topic: ``slots``, ``retries``, ``visibility``
+    #: seconds a message waits after its first failed delivery, doubled with each further one
+    toc_retry_backoff: float = Limits().retry_backoff
+    #: the longest of these waits
+    toc_retry_backoff_max: float = Limits().retry_backoff_max
+    #: how long DeadQueue keeps a message
+    toc_dead_age: float = Limits().dead_age
+    #: how many messages a topic's DeadQueue keeps
+    toc_dead_limit: int = Limits().dead_limit
+    #: how many replicas must have a message before its publish returns
+    toc_wait_replicas: int = 0
+    #: how long a publish waits for them
+    toc_wait_timeout: float = 1.0
+    #: per topic: ``slots``, ``retries``, ``visibility``, ``retry_backoff``,
+    #: ``retry_backoff_max``, ``dead_age``, ``dead_limit``
     toc_topics: dict[str, dict[str, Any]] = field(default_factory=dict)
     #: how long before its action time a message may be fetched (and then held) by an idle worker
     toc_lookahead: float = 0.020
@@ -122,6 +142,17 @@ class Settings:
     def slots(self) -> int:
         return self.toc_slots or DEFAULT_SLOTS
 
+    @property
+    def limits(self) -> Limits:
+        """What holds for topics whose declarations do not say."""
+        return Limits(
+            self.visibility_timeout,
+            self.toc_retry_backoff,
+            self.toc_retry_backoff_max,
+            self.toc_dead_age,
+            self.toc_dead_limit,
+        )
+
 
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "visibility_timeout": check_visibility,
@@ -130,6 +161,12 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "toc_prefix": _text,
     "toc_slots": _slots,
     "toc_retries": _whole,
+    "toc_retry_backoff": _seconds,
+    "toc_retry_backoff_max": _seconds,
+    "toc_dead_age": _seconds,
+    "toc_dead_limit": _whole,
+    "toc_wait_replicas": _natural,
+    "toc_wait_timeout": _positive_seconds,
     "toc_topics": _topics,
     "toc_lookahead": _seconds,
     "toc_queue_after": _seconds,
@@ -217,6 +254,7 @@ def read(query: Mapping[str, str], options: Mapping[str, Any]) -> Settings:
         elif name not in _KOMBU and name not in _IGNORED:
             raise _unknown(name, "the URL")
     Declaration.of("*", retries=settings.toc_retries)
+    settings.limits.checked("toc options")
     return settings
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import crcmod.predefined
 
@@ -16,6 +17,10 @@ DEFAULT_SLOTS = 8
 
 #: More slots than this cost every idle consumer time and gain nothing.
 MAX_SLOTS = 512
+
+#: Seconds and messages for which a topic's DeadQueue is kept, unless somebody says otherwise.
+DEAD_AGE = 7 * 86400.0
+DEAD_LIMIT = 100_000
 
 #: Priority steps, as in Kombu's Redis transport: 0 goes first.
 PRIORITY_STEPS = (0, 3, 6, 9)
@@ -52,21 +57,66 @@ def encode_name(name: str) -> str:
     return name.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
 
 
+class Limits(NamedTuple):
+    """What holds for a topic whose declaration does not say. Times are in seconds.
+
+    visibility: how long a delivered message may stay unacknowledged and unrenewed
+    retry_backoff: how long a message waits after its first failed delivery; twice as long after
+        the second, and so on; 0 for not at all
+    retry_backoff_max: the longest of these waits
+    dead_age: how long DeadQueue keeps a message
+    dead_limit: how many messages the topic's DeadQueue keeps, the latest; a little more, for
+        every slot keeps its share
+    """
+
+    visibility: float = 60.0
+    retry_backoff: float = 0.0
+    retry_backoff_max: float = 600.0
+    dead_age: float = DEAD_AGE
+    dead_limit: int = DEAD_LIMIT
+
+    def checked(self, what: str) -> Limits:
+        """The same with its times as floats.
+
+        Raises ConfigurationError, naming `what`, if a limit makes no sense.
+        """
+        seconds = {}
+        for name, least in (("retry_backoff", 0), ("retry_backoff_max", 0), ("dead_age", 1)):
+            value = getattr(self, name)
+            try:
+                seconds[name] = float(value)
+            except (TypeError, ValueError):
+                seconds[name] = -1.0
+            if not least <= seconds[name] <= 10**9:
+                raise ConfigurationError(
+                    f"{what}: {name} must be a number of seconds from {least} up, not {value!r}"
+                )
+        if not _whole(self.dead_limit) or not 1 <= self.dead_limit <= 10**9:
+            raise ConfigurationError(
+                f"{what}: dead_limit must be a whole number from 1 up, not {self.dead_limit!r}"
+            )
+        return self._replace(visibility=check_visibility(what, self.visibility), **seconds)
+
+
 @dataclass(frozen=True)
 class Declaration:
     """What a topic was declared with; kept once per topic, in Redis.
 
     slots: how many shards it has, a power of two
     retries: redeliveries a message may have
-    visibility: seconds a delivered message may stay unacknowledged and unrenewed,
-        or None for what the consumer's connection says
     expires: milliseconds after which the topic goes away if nobody uses it, or None
+
+    The others are those of :class:`Limits`, or None for what the consumer's connection says.
     """
 
     slots: int = DEFAULT_SLOTS
     retries: int = MAX_RETRIES
     visibility: float | None = None
     expires: int | None = None
+    retry_backoff: float | None = None
+    retry_backoff_max: float | None = None
+    dead_age: float | None = None
+    dead_limit: int | None = None
 
     @classmethod
     def of(cls, topic: str, **limits: object) -> Declaration:
@@ -87,15 +137,20 @@ class Declaration:
             raise ConfigurationError(
                 f"topic {topic!r}: retries must be within 0..{TRIED}, not {made.retries!r}"
             )
-        if made.visibility is not None:
-            seconds = check_visibility(f"topic {topic!r}", made.visibility)
-            made = replace(made, visibility=seconds)
+        checked = made.limits(Limits()).checked(f"topic {topic!r}")
+        made = replace(made, **{k: v for k, v in checked._asdict().items() if k in given})
         if made.expires is not None and not (_whole(made.expires) and 1 <= made.expires <= 10**12):
             raise ConfigurationError(
                 f"topic {topic!r}: expires must be a whole number of milliseconds from 1 up, "
                 f"not {made.expires!r}"
             )
         return made
+
+    @lru_cache(maxsize=1024)  # noqa: B019 - declarations are few, and small
+    def limits(self, otherwise: Limits) -> Limits:
+        """What holds for the topic; `otherwise` where the declaration does not say."""
+        said = {name: getattr(self, name) for name in Limits._fields}
+        return otherwise._replace(**{k: v for k, v in said.items() if v is not None})
 
     def to_json(self) -> str:
         return json.dumps(
@@ -124,7 +179,7 @@ def check_visibility(what: str, seconds: object) -> float:
 class Keys:
     """The keys that belong to no single slot; all share the tag ``{toc}``."""
 
-    __slots__ = ("bindings_", "expiring", "fanout_", "prefix", "topics", "wake_")
+    __slots__ = ("bindings_", "expiring", "fanout_", "prefix", "sent_", "topics", "wake_")
 
     def __init__(self, prefix: str) -> None:
         if "{" in prefix or "}" in prefix:
@@ -137,6 +192,7 @@ class Keys:
         self.wake_ = f"{prefix}{{toc}}:wake:"
         self.bindings_ = f"{prefix}{{toc}}:bindings:"
         self.fanout_ = f"{prefix}{{toc}}:fanout:"
+        self.sent_ = f"{prefix}{{toc}}:sent:"
 
     def wake(self, topic: str) -> str:
         """Sorted set: the topic's announcements that nobody has claimed."""
@@ -149,6 +205,10 @@ class Keys:
     def fanout(self, exchange: str) -> str:
         """Stream: the exchange's broadcast messages."""
         return self.fanout_ + exchange
+
+    def sent(self, producer: str) -> str:
+        """String: the producer's latest broadcast, for as long as it may be repeated."""
+        return self.sent_ + producer
 
 
 class Slot:
@@ -165,7 +225,7 @@ class Slot:
         self.prepare = stem + "prepare"
         #: sorted set: id -> when it died
         self.dead = stem + "dead"
-        #: hash: id -> why it died
+        #: hash: id -> why it died and the last error, a line each; the first is empty until then
         self.reasons = stem + "reasons"
         #: hash: id -> envelope
         self.body = stem + "body"
@@ -176,8 +236,13 @@ class Slot:
         """Set: the other live messages that share this id."""
         return f"{self.stem}copies:{id}"
 
+    def sent(self, producer: str) -> str:
+        """String: the producer's latest publish to this slot, for as long as it may be
+        repeated."""
+        return f"{self.stem}sent:{producer}"
+
     def all(self) -> list[str]:
-        """Every key of the slot but the `copies`."""
+        """Every key of the slot but `copies` and `sent`."""
         return [*self.stores, self.prepare, self.dead, self.reasons, self.body, self.armed]
 
 

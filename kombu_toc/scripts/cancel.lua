@@ -27,11 +27,11 @@ for i = 1, #ids do
     if ARGV[4] == '1' then redis.call('ZREM', KEYS[2], id) else gone = 0 end
   elseif redis.call('ZREM', KEYS[3], id) == 1 then
     was = 3
-    redis.call('HDEL', KEYS[4], id)
   end
   if was > 0 then
     if gone == 1 then
       redis.call('HDEL', KEYS[5], id)
+      redis.call('HDEL', KEYS[4], id)
       redis.call('SREM', i == 1 and KEYS[7] or KEYS[6], id)
     end
     found[#found + 1] = id

@@ -3,7 +3,8 @@
 -- KEYS[1] prepare   KEYS[2] dead   KEYS[3] reasons   KEYS[4] body   KEYS[5] copies of the id
 -- KEYS[6...] store (one per priority step)
 -- ARGV[1] id
--- Returns {id, state: 1 waiting | 2 in flight | 3 dead, step index, score, envelope, reason, ...}
+-- Returns {id, state: 1 waiting | 2 in flight | 3 dead, step index, score, envelope,
+--          reason and last error, ...}
 
 local found = {}
 local function add(id, state, step, score)

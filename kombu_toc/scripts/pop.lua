@@ -8,16 +8,21 @@
 --         (the two counts include each other: 2 and 8 mean 8 at most)
 -- ARGV[7] visibility timeout in milliseconds
 -- ARGV[8] retries of a message that has not been tried
--- ARGV[9] how many expired leases a slot may roll back first; 0: none
--- ARGV[10...] the slot numbers
+-- ARGV[9] how many expired leases a slot may roll back first, and how many messages its
+--         DeadQueue may drop; 0: none
+-- ARGV[10] milliseconds that a message waits after its first failure, doubled with each further
+--          one                    ARGV[11] the longest of these waits
+-- ARGV[12] milliseconds that DeadQueue keeps a message   ARGV[13] how many a slot's keeps
+-- ARGV[14...] the slot numbers
 -- Returns {now in microseconds, 1 if something that is due was left,
 --          {slot index, step index, id, store score, envelope, ...},
---          ids without a body, ids rolled back, ids that died, announcements, settled}
+--          {slot index, id without a body, ...}, ids rolled back, ids that died,
+--          {slot index, id that DeadQueue dropped, ...}, announcements, settled}
 --
 -- Steps in their order, and within a step by score over all the slots. Whatever the horizon
 -- has passed is settled in the wake index, and each slot's next time is announced. A slot that
 -- holds nothing more has nothing announced.
---@ clock wake
+--@ clock wake failure
 
 local slots, steps = tonumber(ARGV[1]), tonumber(ARGV[2])
 local soon, late = tonumber(ARGV[3]), tonumber(ARGV[5])
@@ -28,7 +33,7 @@ local now = clock()
 local now_ms = math.floor(now / 1000)
 local soon_us, late_us = now + tonumber(ARGV[4]), now - tonumber(ARGV[6])
 local soon_score, late_score = due_score(soon_us), due_score(late_us)
-local rolled, died, bare = {}, {}, {}
+local rolled, died, bare, dropped = {}, {}, {}, {}
 
 local function key(slot, part) return KEYS[(slot - 1) * width + part] end
 local function store(slot, step) return key(slot, 5 + step) end
@@ -37,6 +42,26 @@ local function store(slot, step) return key(slot, 5 + step) end
 local function in_parts(command, key, values)
   for from = 1, #values, 1000 do
     redis.call(command, key, unpack(values, from, math.min(from + 999, #values)))
+  end
+end
+
+local first_wait, most_wait = tonumber(ARGV[10]), tonumber(ARGV[11])
+local dead_age, dead_limit = tonumber(ARGV[12]), tonumber(ARGV[13])
+
+local function drop_dead(slot)
+  local dead = key(slot, 4)
+  local size = redis.call('ZCARD', dead)
+  if size == 0 then return end
+  local old = redis.call('ZRANGEBYSCORE', dead, '-inf', (now_ms - dead_age) * 1000, 'LIMIT', 0, recover)
+  if size > dead_limit and #old < recover then
+    old = redis.call('ZRANGE', dead, 0, math.max(math.min(size - dead_limit, recover), #old) - 1)
+  end
+  for i = 1, #old do
+    redis.call('ZREM', dead, old[i])
+    redis.call('HDEL', key(slot, 5), old[i])
+    redis.call('HDEL', key(slot, 3), old[i])
+    dropped[#dropped + 1] = slot - 1
+    dropped[#dropped + 1] = old[i]
   end
 end
 
@@ -51,14 +76,17 @@ if recover > 0 then
       local step = math.min(math.floor(low / 32) + 1, steps)
       redis.call('ZREM', prepare, id)
       if retries > 0 then
-        redis.call('ZADD', store(slot, step), retries - 1, id)
+        local wait = back_off(first_wait, most_wait, tonumber(ARGV[8]) - retries + 1)
+        local due_ms = wait > 0 and now_ms + wait or 0
+        redis.call('ZADD', store(slot, step), due_ms * 1000 + retries - 1, id)
         rolled[#rolled + 1] = id
       else
-        redis.call('ZADD', key(slot, 4), now_ms * 1000 + low, id)
-        redis.call('HSET', key(slot, 5), id, 'no retries left: its lease ended unacknowledged')
+        bury(key(slot, 4), key(slot, 5), id, now_ms * 1000 + low,
+          'no retries left: its lease ended unacknowledged', '')
         died[#died + 1] = id
       end
     end
+    drop_dead(slot)
   end
 end
 
@@ -146,6 +174,8 @@ for i = 1, taken do
     messages[at + 4] = score
     messages[at + 5] = envelope
   else
+    redis.call('HDEL', key(slot, 5), id)
+    bare[#bare + 1] = slot - 1
     bare[#bare + 1] = id
   end
 end
@@ -153,7 +183,7 @@ for slot, part in pairs(leases) do in_parts('ZADD', key(slot, 2), part) end
 
 local passed = soon > 0 and soon_us or late_us
 for slot = 1, slots do
-  local armed, number = key(slot, 1), ARGV[9 + slot]
+  local armed, number = key(slot, 1), ARGV[13 + slot]
   local first
   for step = 1, used do
     local head = redis.call('ZRANGE', store(slot, step), 0, 0, 'WITHSCORES')[2]
@@ -166,4 +196,4 @@ for slot = 1, slots do
     announce_if_first(wake, armed, number, us, now)
   end
 end
-return {now, left, messages, bare, rolled, died, said, unsaid}
+return {now, left, messages, bare, rolled, died, dropped, said, unsaid}

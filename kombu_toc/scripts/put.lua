@@ -1,28 +1,35 @@
 -- Adds a message: its body and its entry in StoreQueue together.
 --
 -- KEYS[1] store (of its priority step)   KEYS[2] body   KEYS[3] armed   KEYS[4] copies of the id
--- KEYS[5] wake index, if it is on this node
+-- KEYS[5] the producer's latest publish   KEYS[6] wake index, if it is on this node
 -- ARGV[1] id        ARGV[2] envelope
 -- ARGV[3] action time in microseconds, '+N' for N microseconds from now, or '' for now
 -- ARGV[4] slot number
 -- ARGV[5] suffix that tells this message from another live one with the same id
 -- ARGV[6] milliseconds after which the slot goes away unless something is put again, or 0
 -- ARGV[7] 1: add only if no live message has this id
+-- ARGV[8] name of this publish, or '' if it is not remembered   ARGV[9] seconds it is
 -- Returns {id it is kept under, 1 added | 0 it was there already, announcements}
 --
--- The same bytes under the same id are the same publish, sent again because its reply was
--- lost: it is not added twice. A time that is earlier than everything the slot has announced
+-- What the producer published last is not added again, even if it has been acknowledged by now:
+-- it is the same publish, repeated because its reply was lost. So are the same bytes under the
+-- same id, while there is such a message. A time that is earlier than everything the slot has announced
 -- is announced. Messages with one action time keep the order in which they were put; beyond some
 -- 60,000 in one slot and instant, they no longer do.
 --@ clock wake
 
-local store, body, armed, copies, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local store, body, armed, copies, sent, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local id, envelope, ttl = ARGV[1], ARGV[2], tonumber(ARGV[6])
 
 local function keep(key) -- for as long as the slot, unless it is kept for longer already
   if redis.call('PTTL', key) < ttl then redis.call('PEXPIRE', key, ttl) end
 end
 
+local publish = ARGV[8]
+if publish ~= '' and redis.call('GET', sent) == publish then
+  redis.call('EXPIRE', sent, ARGV[9]) -- something written, so that WAIT waits for it
+  return {id, 0, said}
+end
 if ARGV[7] == '1' and redis.call('EXISTS', copies) == 1 then return {id, 0, said} end
 if redis.call('HEXISTS', body, id) == 1 then
   if ARGV[7] == '1' or redis.call('HGET', body, id) == envelope then return {id, 0, said} end
@@ -56,6 +63,7 @@ for _ = 1, 64 do
 end
 
 redis.call('HSET', body, id, envelope)
+if publish ~= '' then redis.call('SET', sent, publish, 'EX', ARGV[9]) end
 redis.call('ZADD', store, score, id)
 announce_if_first(wake, armed, ARGV[4], math.max(us, action_time(score)), now)
 if ttl > 0 then

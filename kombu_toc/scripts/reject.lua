@@ -5,14 +5,17 @@
 -- KEYS[5...] store (one per priority step)
 -- then the wake index, if it is on this node
 -- ARGV[1] number of priority steps   ARGV[2] slot number   ARGV[3] id
--- ARGV[4] 1: try it again            ARGV[5] milliseconds until then
--- ARGV[6] reason                     ARGV[7] retries of a message that has not been tried
--- ARGV[8] what its lease says beside its end
+-- ARGV[4] 1: try it again
+-- ARGV[5] milliseconds until then after the first failure, doubled with each further one
+-- ARGV[6] the longest of these waits
+-- ARGV[7] reason   ARGV[8] error, or ''
+-- ARGV[9] retries of a message that has not been tried
+-- ARGV[10] what its lease says beside its end
 -- Returns {0 unknown | 1 rolled back | 2 dead, announcements, settled}
 --
 -- A message whose lease has ended in the meantime, and perhaps is another's by now, stays where
 -- it is, unless it is not to be tried again: that counts as an acknowledgement would.
---@ clock wake
+--@ clock wake failure
 
 local steps = tonumber(ARGV[1])
 local wake = KEYS[5 + steps]
@@ -22,7 +25,7 @@ local now_ms = math.floor(now / 1000)
 local low
 
 local lease = redis.call('ZSCORE', KEYS[2], id)
-if again and lease and tonumber(lease) % 1000 ~= tonumber(ARGV[8]) then
+if again and lease and tonumber(lease) % 1000 ~= tonumber(ARGV[10]) then
   return {0, said, unsaid}
 end
 if lease then
@@ -31,9 +34,10 @@ if lease then
   local retries = low % 32
   if again and retries > 0 then
     local step = math.min(math.floor(low / 32) + 1, steps)
-    local wait = tonumber(ARGV[5])
+    local wait = back_off(tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[9]) - retries + 1)
     local due_ms = wait > 0 and now_ms + wait or 0
     redis.call('ZADD', KEYS[4 + step], due_ms * 1000 + retries - 1, id)
+    if ARGV[8] ~= '' then redis.call('HSET', KEYS[4], id, '\n' .. ARGV[8]) end
     announce_if_first(wake, KEYS[1], slot, wait > 0 and due_ms * 1000 or now, now)
     return {1, said, unsaid}
   end
@@ -43,7 +47,7 @@ else
     local score = redis.call('ZSCORE', KEYS[4 + step], id)
     if score then
       local left = tonumber(score) % 1000
-      low = 32 * (step - 1) + (left < 32 and left or tonumber(ARGV[7]))
+      low = 32 * (step - 1) + (left < 32 and left or tonumber(ARGV[9]))
       redis.call('ZREM', KEYS[4 + step], id)
     end
   end
@@ -52,6 +56,5 @@ else
   for step = 1, steps do stores[step] = KEYS[4 + step] end
   settle_if_empty(wake, KEYS[1], slot, stores)
 end
-redis.call('ZADD', KEYS[3], now_ms * 1000 + low, id)
-redis.call('HSET', KEYS[4], id, ARGV[6])
+bury(KEYS[3], KEYS[4], id, now_ms * 1000 + low, ARGV[7], ARGV[8])
 return {2, said, unsaid}

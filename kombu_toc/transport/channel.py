@@ -6,10 +6,12 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from itertools import count
+from secrets import token_urlsafe
 from typing import Any, NamedTuple
 
 from amqp.protocol import queue_declare_ok_t
@@ -22,7 +24,7 @@ from kombu.utils.uuid import uuid
 from .. import envelope
 from ..center import Call, Delivery
 from ..errors import EnvelopeError
-from ..topics import Topic
+from ..topics import Limits, Topic
 from .bindings import Bindings, binding
 from .fanout import Subscription, broadcasting, last_id, matches, recall, remember
 from .link import BROKEN
@@ -46,6 +48,9 @@ RELOAD = 30.0
 
 #: Queues whose declarations a channel remembers.
 MOST_KNOWN = 4096
+
+#: Limits of a topic that a queue's arguments may set.
+_LIMITS = ("slots", "retries", *Limits._fields)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND = timedelta(microseconds=1)
@@ -133,8 +138,15 @@ class Message(kombu_message.Message):
             properties=properties,
             delivery_info=info,
         )
+        #: why it is rejected, and what went wrong: kept with it
+        self.reason = self.error = ""
         #: to be delivered again, a broadcast needs what it came as
         self.origin: tuple[str, bytes] | None = None
+
+
+def _publish_of(tag: str) -> tuple[str, str]:
+    """(producer, name of the publish)"""
+    return tag.rpartition(".")[0] or tag, tag
 
 
 class _Receiver(NamedTuple):
@@ -175,6 +187,8 @@ class Channel(virtual.Channel):
         self._auto_delete: set[str] = set()
         self._exclusive: set[str] = set()
         self._batch: PublishBatch | None = None
+        #: process, name, numbers
+        self._producer: tuple[int, str, Iterator[int]] | None = None
         #: queue -> monotonic seconds when its declaration was read
         self._read_at: dict[str, float] = {}
 
@@ -188,8 +202,10 @@ class Channel(virtual.Channel):
         Raises ActionTimeError if its time lies beyond what can be kept.
         """
         properties = message["properties"]
-        # Kombu repeats a publish with the same properties: it stays one message.
-        properties.setdefault("delivery_tag", uuid())
+        # Kombu repeats a publish with the same properties: it stays one message. (A number is
+        # what a delivered message has, whose properties somebody sends along.)
+        if not isinstance(properties.get("delivery_tag"), str):
+            properties["delivery_tag"] = self._name_publish()
         properties["delivery_info"].update(exchange=exchange, routing_key=routing_key)
         self._batch = kwargs.get("_publish_batch")
         try:
@@ -198,6 +214,13 @@ class Channel(virtual.Channel):
             return self._put(routing_key, message)
         finally:
             self._batch = None
+
+    def _name_publish(self) -> str:
+        """A name that no other publish has: its producer's, and a number."""
+        producer = self._producer
+        if producer is None or producer[0] != os.getpid():  # a forked child is another producer
+            producer = self._producer = (os.getpid(), token_urlsafe(9), count(1))
+        return f"{producer[1]}.{next(producer[2])}"
 
     def create_publish_batch(self, max_size: int) -> PublishBatch:
         """What ``Producer.batch()`` publishes through."""
@@ -212,7 +235,12 @@ class Channel(virtual.Channel):
         packed = envelope.pack(message, deflate=False)
         self._publish(
             broadcasting(
-                self.center, exchange, routing_key, packed, self.settings.toc_fanout_length
+                self.center,
+                exchange,
+                routing_key,
+                packed,
+                self.settings.toc_fanout_length,
+                _publish_of(message["properties"]["delivery_tag"]),
             )
         )
 
@@ -220,7 +248,7 @@ class Channel(virtual.Channel):
         if self._batch is not None:
             self._batch.add(call)
         else:
-            self.center.run(call)
+            self.center.run_puts([call])
 
     def _putting(self, topic: Topic, message: dict[str, Any]) -> Call:
         headers = message.get("headers") or {}
@@ -231,7 +259,7 @@ class Channel(virtual.Channel):
         at_us, delay_us = self._action_time(headers, id)
         waits = at_us is not None or delay_us is not None
         basis = headers.get("x-slot-basis")
-        message["properties"]["k"] = token = tag[:8]
+        message["properties"]["k"] = token = f"{zlib.crc32(tag.encode()):08x}"
         packed = envelope.pack(message, deflate=waits and self.settings.toc_deflate)
         return self.center.putting(
             topic,
@@ -242,6 +270,8 @@ class Channel(virtual.Channel):
             basis=None if basis is None else str(basis),
             priority=self._get_message_priority(message),
             token=token,
+            # What goes away by itself is no harm twice: a reply, an event.
+            publish=None if topic.declaration.expires else _publish_of(tag),
         )
 
     def _action_time(self, headers: dict[str, Any], id: str) -> tuple[int | None, int | None]:
@@ -368,9 +398,9 @@ class Channel(virtual.Channel):
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Message | None:
         """One message that is due, or None."""
         topic = self._topic(queue)
-        visibility = topic.declaration.visibility or self.settings.visibility_timeout
+        visibility = topic.declaration.limits(self.center.limits).visibility
         while True:
-            popped = self.center.pop(queue, 1, visibility=self.settings.visibility_timeout)
+            popped = self.center.pop(queue, 1)
             self.poller.tally["bare"] += len(popped.bare)
             for id in popped.bare:
                 logger.error("message %s of %s had no body: removed", id, queue)
@@ -434,7 +464,7 @@ class Channel(virtual.Channel):
     def give_back(self, message: Message, requeue: bool) -> None:
         """The QoS has taken a rejection."""
         if message.delivery is not None:
-            self.poller.give_back(message.delivery, requeue)
+            self.poller.give_back(message.delivery, requeue, message.reason, message.error)
         elif requeue and message.subscription is not None:
             message.subscription.returned.append(message.origin)
 
@@ -465,8 +495,9 @@ class Channel(virtual.Channel):
         nowait: bool = False,
         **kwargs: Any,
     ) -> queue_declare_ok_t:
-        """Declare a queue. Of its arguments, ``x-slots``, ``x-retries``, ``x-visibility``
-        (seconds) and ``x-expires`` (milliseconds) are used.
+        """Declare a queue. Of its arguments, ``x-slots``, ``x-retries``, ``x-expires``
+        (milliseconds) and those named for the other limits are used, such as ``x-visibility``
+        and ``x-retry-backoff`` (seconds).
 
         Raises SlotCountError if it was declared with another slot count, and Kombu's
         ChannelError if `passive` and it was not.
@@ -487,11 +518,8 @@ class Channel(virtual.Channel):
                 self._auto_delete.add(queue)
             if exclusive:
                 self._exclusive.add(queue)
-        limits = {
-            name: arguments[f"x-{name}"]
-            for name in ("slots", "retries", "visibility")
-            if f"x-{name}" in arguments
-        }
+        named = {f"x-{name.replace('_', '-')}": name for name in _LIMITS}
+        limits = {named[name]: value for name, value in arguments.items() if name in named}
         if queue in self._transient and not limits:
             # Perhaps it will be bound to a fanout exchange, and is no topic at all.
             return queue_declare_ok_t(queue, 0, 0)
@@ -683,7 +711,7 @@ class PublishBatch:
         self._check()
         calls, self._calls = self._calls, []
         try:
-            self.channel.center.run_all(calls)
+            self.channel.center.run_puts(calls)
         except Exception as exc:
             self._over = "has failed before"
             raise BatchPublishError("publish batch failed; delivery is uncertain") from exc

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from ..center import Call, TimeoutCenter
+from ..center import REMEMBER, Call, TimeoutCenter
 from ..scripts import load
 
 #: Milliseconds after which a stream that nothing is added to goes away.
@@ -70,11 +70,21 @@ def recall(identity: Hashable, exchange: str, queue: str) -> Subscription | None
 
 
 def broadcasting(
-    center: TimeoutCenter, exchange: str, routing_key: str, envelope: bytes, length: int
+    center: TimeoutCenter,
+    exchange: str,
+    routing_key: str,
+    envelope: bytes,
+    length: int,
+    publish: tuple[str, str],
 ) -> Call:
-    """The call that broadcasts a message, if anybody is bound to the exchange."""
-    keys = (center.keys.bindings(exchange), center.keys.fanout(exchange))
-    args = (routing_key or "", envelope, length, RETENTION_MS)
+    """The call that broadcasts a message, if anybody is bound to the exchange.
+
+    publish: as :meth:`TimeoutCenter.put` has it
+    """
+    producer, name = publish
+    keys = center.keys
+    keys = (keys.bindings(exchange), keys.fanout(exchange), keys.sent(producer))
+    args = (routing_key or "", envelope, length, RETENTION_MS, name, REMEMBER)
     return Call(load("broadcast"), keys, args, lambda raw: raw)
 
 

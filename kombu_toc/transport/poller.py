@@ -234,10 +234,12 @@ class Poller:
             self._run_or_owe(self.center.acking([delivery]))
             self.nudge()
 
-    def give_back(self, delivery: Delivery, requeue: bool, reason: str = "") -> None:
+    def give_back(
+        self, delivery: Delivery, requeue: bool, reason: str = "", error: str = ""
+    ) -> None:
         """Reject, as soon as :meth:`settle` acknowledges."""
         self.heartbeat.drop(delivery)
-        call = self.center.rejecting(delivery, requeue=requeue, reason=reason)
+        call = self.center.rejecting(delivery, requeue=requeue, reason=reason, error=error)
         if self._hub is not None:
             self._calls.append(call)
         else:
@@ -510,10 +512,9 @@ class Poller:
             lookahead_us=lookahead,
             late=room if topic in intake.backlog else soon,
             behind_us=int(settings.toc_queue_after * 1_000_000),
-            visibility=settings.visibility_timeout,
             recover=recover,
         )
-        visibility = declared.declaration.visibility or settings.visibility_timeout
+        visibility = declared.declaration.limits(self.center.limits).visibility
         horizon = lookahead if soon else -int(settings.toc_queue_after * 1_000_000)
         # What the pop announces anew may be claimed here before its reply is read: that is a
         # claim of its own, so those that the pop settles are set apart now.
@@ -551,6 +552,16 @@ class Poller:
             logger.warning("message %s of %s: its lease ended, it is delivered again", id, topic)
         for id in result.died:
             logger.error("message %s of %s: no retries left, it is in DeadQueue", id, topic)
+        self.tally["dropped"] += len(result.dropped)
+        if result.dropped:
+            logger.warning(
+                "DeadQueue of %s: %d messages dropped, for they are too old or too many: %s",
+                topic,
+                len(result.dropped),
+                ", ".join(result.dropped[:10]) + (", ..." if len(result.dropped) > 10 else ""),
+            )
+        if result.stray:
+            self._work.send([(("SREM", key, member), None) for key, member in result.stray])
         alive = intake.channel in self.intakes and topic in intake.topics
         if not alive:
             self.release(result.messages)

@@ -23,6 +23,7 @@ from pytest_celery import (
 
 import kombu_toc
 
+from ..integration.inspection import slot_keys
 from ..servers import Server
 from .nodes import Backend, Broker, ServerProcess, Worker, WorkerProcess
 from .tasks import make_app
@@ -183,11 +184,6 @@ def toc(server: Server) -> kombu_toc.TimeoutCenter:
 def setup(celery_setup: CeleryTestSetup) -> CeleryTestSetup:
     """pytest-celery's setup; short, because nearly every test asks for it."""
     return celery_setup
-
-
-def slot_keys(client: redis.Redis) -> list[str]:
-    """The keys of slots: a drained topic has none."""
-    return sorted(key.decode() for key in client.keys("toc:{*:*}:*"))
 
 
 __all__ = ("Journal", "Path", "slot_keys")

@@ -1,8 +1,8 @@
 """The center against a model of it in plain Python, over sequences of operations that nobody
 thought of (A3 to A7, A8, Y2, Y3, D2, D5).
 
-Nothing sleeps: what is due is put for now, what waits is put an hour ahead and rescheduled, and
-a lease ends because it is renewed for no time at all.
+Nothing sleeps: time passes by making everything in Redis older. What waits is put an hour ahead;
+after an hour it is due, and every lease has ended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 from kombu_toc import Cancelled, TimeoutCenter, scores
 from kombu_toc.center import DEAD, IN_FLIGHT, WAITING, Counts, Delivery
 
-from .inspection import check_slots, residue
+from .inspection import check_slots, residue, time_passes
 
 TOPIC = "model"
 SLOTS, RETRIES = 2, 2
@@ -50,6 +50,7 @@ class Modelled:
     state: str = WAITING
     left: int | None = None  #: retries, once it was tried
     ended: bool = False  #: its lease has
+    error: str = ""  #: the last one
 
 
 class Machine(RuleBasedStateMachine):
@@ -153,11 +154,15 @@ class Machine(RuleBasedStateMachine):
             del self.live[id]
 
     @something_was_delivered
-    @rule(number=numbers, requeue=flags, backoff=flags)
-    def reject(self, number, requeue, backoff):
+    @rule(number=numbers, requeue=flags, backoff=flags, error=st.sampled_from(["", "e", "f\n"]))
+    def reject(self, number, requeue, backoff, error):
         delivery = self.pick(number)
-        state = self.center.reject(delivery, requeue=requeue, backoff=HOUR if backoff else 0)
+        state = self.center.reject(
+            delivery, requeue=requeue, backoff=HOUR if backoff else 0, error=error
+        )
         message = self.live.get(delivery.id)
+        if state is not None and error:
+            message.error = error
         if message is None or message.state == DEAD:
             expected = None
         elif requeue and self.holds(delivery):
@@ -193,6 +198,16 @@ class Machine(RuleBasedStateMachine):
             message.ended = ends
 
     @something_lives
+    @rule()
+    def an_hour_passes(self):
+        time_passes(self.center, TOPIC, HOUR)
+        for message in self.live.values():
+            if message.state == WAITING:
+                message.due = True
+            elif message.state == IN_FLIGHT:
+                message.ended = True
+
+    @something_lives
     @rule(id=ids, copy=flags, in_flight=flags)
     def cancel(self, id, copy, in_flight):
         sharing = self.sharing(id)
@@ -223,10 +238,13 @@ class Machine(RuleBasedStateMachine):
     @something_lives
     @rule(id=ids)
     def get(self, id):
-        found = {one.id: (one.state, one.step, one.body) for one in self.center.get(TOPIC, id)}
+        found = {
+            one.id: (one.state, one.step, one.body, one.error, one.reason != "")
+            for one in self.center.get(TOPIC, id)
+        }
         assert found == {
-            one: (self.live[one].state, self.live[one].step, self.live[one].body)
-            for one in self.sharing(id)
+            id: (one.state, one.step, one.body, one.error, one.state == DEAD)
+            for id, one in ((id, self.live[id]) for id in self.sharing(id))
         }
 
     @something_lives
@@ -248,6 +266,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def every_message_is_in_one_place_with_its_body_and_every_slot_is_announced(self):
         check_slots(self.center, TOPIC)
+        assert self.center.check(TOPIC) == []
 
     @invariant()
     def the_counts_are_right(self):

@@ -19,6 +19,7 @@ from kombu_toc.transport.heartbeat import sweep
 
 from ..servers import Server
 from .conftest import drain
+from .inspection import keys_left, slot_keys
 
 Connect = Callable[..., Connection]
 
@@ -42,10 +43,6 @@ class Inbox:
 
 def publish(connection: Connection, body: Any, queue: str = "mail", **options: Any) -> None:
     Producer(connection.default_channel).publish(body, routing_key=queue, **options)
-
-
-def slot_keys(client: redis.Redis) -> list[bytes]:
-    return client.keys("toc:{*:*}:*")
 
 
 # -- publishing and consuming
@@ -370,7 +367,7 @@ def test_unbinding_and_deleting_end_the_routing(
     assert connection.transport.center.counts("a").waiting == 1
     assert queue.delete() == 1
     exchange.delete()
-    assert client.keys("*") == []
+    assert keys_left(client) == []
 
 
 # -- queues
@@ -384,7 +381,7 @@ def test_an_exclusive_queue_goes_with_its_connection(connect: Connect, client: r
     Producer(connection, queue.exchange).publish(1, routing_key="key")
     assert connection.transport.center.counts("mine").waiting == 1
     connection.release()
-    assert client.keys("*") == []
+    assert keys_left(client) == []
 
 
 def test_an_auto_delete_queue_goes_after_its_last_consumer(
@@ -406,7 +403,7 @@ def test_an_auto_delete_queue_goes_after_its_last_consumer(
     time.sleep(0.4)  # as above
     with connect() as third:
         assert set(sweep(third.transport.center)) == {"topic:brief", "exchange:work"}
-    assert client.keys("*") == []
+    assert keys_left(client) == []
 
 
 def test_publishing_to_an_auto_delete_queue_does_not_delete_it(connect: Connect) -> None:
@@ -436,7 +433,7 @@ def test_settling_a_message_of_a_deleted_queue_does_not_declare_it_again(
     message = queue.get()
     queue.delete()
     message.ack()
-    assert client.keys("*") == []
+    assert keys_left(client) == []
 
 
 def test_messages_of_a_pop_on_its_way_are_given_back_when_the_connection_closes(
@@ -498,7 +495,7 @@ def test_an_expiring_queue_goes_when_nobody_refreshes_it(
     connection.transport.heartbeat.leave_all(connection.default_channel.channel_key)
     time.sleep(0.2)  # the server's own clock decides what is stale
     assert set(sweep(center)) == {"topic:dying", "exchange:work"}
-    assert client.keys("*") == []
+    assert keys_left(client) == []
 
 
 def test_a_queue_that_is_used_does_not_expire(connect: Connect) -> None:

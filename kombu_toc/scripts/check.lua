@@ -1,0 +1,90 @@
+-- Looks at a part of a slot for what cannot be, a bounded number of ids at a time; mends it if
+-- told to. What it looks at does not change meanwhile, so a topic may be live.
+--
+-- KEYS[1] armed   KEYS[2] prepare   KEYS[3] body   KEYS[4] dead   KEYS[5] reasons
+-- KEYS[6...] store (one per priority step)
+-- then the wake index, if it is on this node
+-- ARGV[1] number of priority steps   ARGV[2] slot number
+-- ARGV[3] which of the KEYS to look through; 1: whether the slot's next time is announced
+-- ARGV[4] cursor; '0' at first       ARGV[5] about how many ids
+-- ARGV[6] 1: mend                    ARGV[7] score of what is buried, beside the time
+-- Returns {next cursor, '0' at the end, {kind, id, {numbers of the KEYS that have it}, ...},
+--          announcements, settled}
+-- Kinds: 1 an id without a body: removed   2 a body without an id: to DeadQueue
+-- 3 an id in several places: in prepare it stays, else in store   4 a reason of no message: removed
+-- 5 the slot's next time is not announced: it is
+--@ clock wake failure
+
+local steps, part, mend = tonumber(ARGV[1]), tonumber(ARGV[3]), ARGV[6] == '1'
+local slot, cursor, count = ARGV[2], ARGV[4], ARGV[5]
+local wake = KEYS[6 + steps]
+local now = clock()
+local faults = {}
+
+local function fault(kind, id, places)
+  faults[#faults + 1] = kind
+  faults[#faults + 1] = id
+  faults[#faults + 1] = places
+end
+
+if part == 1 then
+  local first
+  for step = 1, steps do
+    local head = redis.call('ZRANGE', KEYS[5 + step], 0, 0, 'WITHSCORES')[2]
+    if head and (not first or tonumber(head) < first) then first = tonumber(head) end
+  end
+  if first then
+    local us = action_time(first)
+    local said_first = redis.call('ZRANGE', KEYS[1], 0, 0)[1]
+    if not said_first or tonumber(said_first) > math.max(us, now) then
+      fault(5, '', {})
+      if mend then announce(wake, KEYS[1], slot, us == 0 and now or us) end
+    end
+  end
+  return {'0', faults, said, unsaid}
+end
+
+local hash = part == 3 or part == 5
+local page = redis.call(hash and 'HSCAN' or 'ZSCAN', KEYS[part], cursor, 'COUNT', count)
+for i = 1, #page[2], 2 do -- each followed by a value or a score
+  local id = page[2][i]
+  local places = {}
+  for place = 2, 5 + steps do
+    if place ~= 3 and place ~= 5 and redis.call('ZSCORE', KEYS[place], id) then
+      places[#places + 1] = place
+    end
+  end
+  local body = redis.call('HEXISTS', KEYS[3], id) == 1
+  if part == 5 then
+    if #places == 0 and not body then
+      fault(4, id, {5})
+      if mend then redis.call('HDEL', KEYS[5], id) end
+    end
+  elseif not body then
+    fault(1, id, places)
+    if mend then
+      for j = 1, #places do redis.call('ZREM', KEYS[places[j]], id) end
+      redis.call('HDEL', KEYS[5], id)
+    end
+  elseif #places == 0 then
+    fault(2, id, {3})
+    if mend then
+      bury(KEYS[4], KEYS[5], id, math.floor(now / 1000) * 1000 + tonumber(ARGV[7]),
+        'found in no queue: its entry was lost', '')
+    end
+  elseif #places > 1 and part == 3 then
+    fault(3, id, places)
+    if mend then
+      local stays = places[1] == 2 and 2 or places[#places]
+      for j = 1, #places do
+        if places[j] ~= stays then redis.call('ZREM', KEYS[places[j]], id) end
+      end
+    end
+  end
+end
+if mend and #faults > 0 then
+  local stores = {}
+  for step = 1, steps do stores[step] = KEYS[5 + step] end
+  settle_if_empty(wake, KEYS[1], slot, stores)
+end
+return {page[1], faults, said, unsaid}

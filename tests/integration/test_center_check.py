@@ -1,0 +1,166 @@
+"""check and repair: what cannot be is found, named and mended, on a topic that is in use (D4)."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from kombu_toc import Fault, TimeoutCenter
+from kombu_toc.center import (
+    DEAD,
+    IN_FLIGHT,
+    NO_BODY,
+    NO_ENTRY,
+    STRAY_COPY,
+    STRAY_REASON,
+    TWICE,
+    UNANNOUNCED,
+    WAITING,
+)
+
+from .inspection import announced, check_slots, residue
+
+
+@pytest.fixture
+def slot(center):
+    """The only slot of a topic 'one', in which a message 'x' waits."""
+    slot = center.declare("one", slots=1).slot(0)
+    center.put("one", "x", b"body", delay=60)
+    return slot
+
+
+def faults(found):
+    return [(fault.kind, fault.id, fault.places) for fault in found]
+
+
+def test_a_sound_topic_has_no_faults(center, slot):
+    center.put("one", "y", b"")
+    center.put("one", "z", b"", priority=9)
+    center.reject(center.pop("one").messages[0], requeue=False)
+    center.put("one", "y", b"another")
+    assert center.check("one") == center.repair("one") == []
+
+
+def test_a_topic_that_nobody_declared_has_no_faults_and_is_not_declared(center):
+    assert center.check("none") == center.repair("none") == []
+    assert center.topics() == []
+
+
+def test_an_id_without_a_body_is_removed(center, client, slot):
+    client.hdel(slot.body, "x")
+    expected = [Fault("one", 0, NO_BODY, "x", (slot.stores[0],))]
+    assert center.check("one") == expected
+    assert center.check("one") == expected, "check changes nothing"
+    assert center.repair("one") == expected
+    assert center.check("one") == []
+    assert residue(client) == []
+
+
+def test_a_body_without_an_id_goes_to_dead_queue(center, client, slot):
+    client.zrem(slot.stores[0], "x")
+    assert faults(center.check("one")) == [(NO_ENTRY, "x", (slot.body,))]
+    center.repair("one")
+    [found] = center.get("one", "x")
+    assert (found.state, found.body) == (DEAD, b"body")
+    assert found.reason == "found in no queue: its entry was lost"
+    check_slots(center, "one")
+
+
+@pytest.mark.parametrize(
+    ("also", "stays"), [("prepare", IN_FLIGHT), ("dead", WAITING), ("other step", WAITING)]
+)
+def test_an_id_in_two_places_stays_in_the_one_nearest_to_delivery(
+    center, client, slot, also, stays
+):
+    [(_, score)] = client.zrange(slot.stores[0], 0, -1, withscores=True)
+    key = slot.stores[2] if also == "other step" else getattr(slot, also)
+    client.zadd(key, {"x": score})
+    [fault] = center.check("one")
+    assert (fault.kind, fault.id, set(fault.places)) == (TWICE, "x", {slot.stores[0], key})
+    center.repair("one")
+    assert [found.state for found in center.get("one", "x")] == [stays]
+    assert center.check("one") == []
+
+
+def test_a_reason_of_no_message_is_removed(center, client, slot):
+    client.hset(slot.reasons, "gone", "why\n")
+    assert faults(center.repair("one")) == [(STRAY_REASON, "gone", (slot.reasons,))]
+    assert not client.exists(slot.reasons)
+
+
+def test_a_copy_that_is_gone_is_forgotten(center, client, slot):
+    center.put("one", "x", b"a copy")
+    client.sadd(slot.copies("x"), "x#gone")
+    key = slot.copies("x")
+    assert faults(center.check("one")) == [(STRAY_COPY, "x#gone", (key,))]
+    center.repair("one")
+    assert center.check("one") == []
+    assert len(client.smembers(key)) == 1
+
+
+@pytest.mark.parametrize("said", ["nothing", "later"])
+def test_a_slot_that_has_not_announced_its_next_time_does_so(center, client, slot, said):
+    first = int(client.zrange(slot.armed, 0, 0)[0])
+    client.delete(slot.armed, center.keys.wake("one"))
+    if said == "later":
+        client.zadd(slot.armed, {str(first + 10**6): first + 10**6})
+    assert faults(center.check("one")) == [(UNANNOUNCED, "", ())]
+    center.repair("one")
+    assert center.check("one") == []
+    [(number, us)] = announced(center, "one")
+    assert (number, abs(us - first) <= 3) == (0, True)
+
+
+def test_many_faults_are_found_in_small_steps(center, client):
+    center.declare("one", slots=2)
+    for i in range(1000):
+        center.put("one", str(i), b"")
+    bare = [str(i) for i in range(0, 1000, 3)]
+    lost = [str(i) for i in range(1, 1000, 3)]
+    for slot in center.topic("one").all_slots():
+        client.hdel(slot.body, *bare)
+        client.zrem(slot.stores[0], *lost)
+    found = center.check("one", step=10)
+    assert sorted(fault.id for fault in found if fault.kind == NO_BODY) == sorted(bare)
+    assert sorted(fault.id for fault in found if fault.kind == NO_ENTRY) == sorted(lost)
+    assert set(center.repair("one", step=10)) == set(found)
+    assert center.check("one", step=10) == []
+    assert center.counts("one").dead == len(lost)
+    check_slots(center, "one")
+
+
+def test_a_topic_in_use_has_no_faults_and_loses_nothing_to_repair(server, center):
+    """Messages come and go while it is looked through."""
+    center.declare("one", slots=2)
+    end = threading.Event()
+    done = []
+
+    def use(name):
+        with server.client() as client:
+            mine = TimeoutCenter(client)
+            for number in range(10**6):
+                if end.is_set():
+                    break
+                mine.put("one", f"{name}-{number % 50}", str(number).encode())
+                for message in mine.pop("one", 3).messages:
+                    if number % 3:
+                        done.append(mine.ack([message]))
+                    else:
+                        mine.reject(message, requeue=number % 2 == 0, error="e")
+                if number % 7 == 0:
+                    mine.cancel("one", f"{name}-{number % 50}")
+
+    threads = [threading.Thread(target=use, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(15):
+            assert center.check("one", step=20) == []
+            assert center.repair("one", step=20) == []
+    finally:
+        end.set()
+        for thread in threads:
+            thread.join()
+    assert len(done) > 50
+    check_slots(center, "one")

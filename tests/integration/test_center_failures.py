@@ -1,0 +1,270 @@
+"""What follows a failure: back-off, DeadQueue and its bounds, and publishes that are repeated
+(A5, A6, D3, W2)."""
+
+from __future__ import annotations
+
+import pytest
+
+from kombu_toc import ConfigurationError, Limits, ReplicationError, TimeoutCenter
+from kombu_toc.center import DEAD, WAITING
+
+from ..servers import Server
+from .inspection import check_slots, now_us, residue, slot_keys, time_passes
+
+DAY = 86400.0
+
+
+def fail(center, topic="one", **kwargs):
+    """Deliver the one message that is due, and reject it."""
+    [message] = center.pop(topic).messages
+    return center.reject(message, requeue=True, **kwargs)
+
+
+def wait_of(center, client, id="x", topic="one"):
+    """Seconds until the message is due."""
+    [found] = center.get(topic, id)
+    assert found.state == WAITING
+    return (found.time_us - now_us(client)) / 1e6
+
+
+# -- back-off
+
+
+def test_each_redelivery_waits_twice_as_long_up_to_the_longest_wait(center, client):
+    center.declare("one", slots=1, retry_backoff=2, retry_backoff_max=10)
+    center.put("one", "x", b"")
+    for expected in (2, 4, 8, 10, 10):
+        assert fail(center) == WAITING
+        assert expected - 0.5 < wait_of(center, client) <= expected
+        check_slots(center, "one")
+        assert center.pop("one").messages == []
+        time_passes(center, "one", expected)
+
+
+def test_an_ended_lease_waits_as_a_rejection_does(center, client):
+    center.declare("one", slots=1, retry_backoff=3)
+    center.put("one", "x", b"")
+    [message] = center.pop("one").messages
+    time_passes(center, "one", 61)
+    popped = center.pop("one")
+    assert (popped.rolled_back, popped.messages) == (["x"], [])
+    assert 2.5 < wait_of(center, client) <= 3
+    time_passes(center, "one", 3)
+    [again] = center.pop("one").messages
+    assert again.retries_left == message.retries_left - 1
+    check_slots(center, "one")
+
+
+def test_a_connection_sets_the_back_off_where_the_topic_does_not(client):
+    center = TimeoutCenter(client, limits=Limits(retry_backoff=5))
+    center.declare("one", slots=1)
+    center.declare("own", slots=1, retry_backoff=0)
+    for topic in ("one", "own"):
+        center.put(topic, "x", b"")
+        fail(center, topic)
+    assert 4.5 < wait_of(center, client) <= 5
+    assert [message.id for message in center.pop("own").messages] == ["x"]
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"retry_backoff": -1},
+        {"retry_backoff": "soon"},
+        {"retry_backoff_max": -0.5},
+        {"dead_age": 0},
+        {"dead_limit": 0},
+        {"dead_limit": 1.5},
+        {"dead_limit": True},
+        {"dead_age": float("nan")},
+    ],
+)
+def test_a_limit_that_makes_no_sense_is_refused_by_its_name(center, limits):
+    [name] = limits
+    with pytest.raises(ConfigurationError, match=f"'mail'.*{name}"):
+        center.declare("mail", **limits)
+    with pytest.raises(ConfigurationError, match=name):
+        TimeoutCenter(center.client, limits=Limits(**limits))
+    assert center.topics() == []
+
+
+# -- DeadQueue
+
+
+def test_a_dead_message_keeps_its_reason_its_time_and_the_last_error(center, client):
+    """A6"""
+    center.declare("one", slots=1, retries=2)
+    center.put("one", "x", b"body")
+    fail(center, error="ValueError: first")
+    [found] = center.get("one", "x")
+    assert (found.reason, found.error) == ("", "ValueError: first")
+    fail(center, error="KeyError: second\nwith a second line")
+    check_slots(center, "one")
+    before = now_us(client)
+    assert fail(center) == DEAD
+    [found] = center.get("one", "x")
+    assert (found.state, found.body) == (DEAD, b"body")
+    assert found.reason == "no retries left: rejected again and again"
+    assert found.error == "KeyError: second\nwith a second line"
+    assert before // 1000 <= found.time_us // 1000 <= now_us(client) // 1000
+
+
+def test_a_lease_that_ends_for_the_last_time_keeps_the_error_of_an_earlier_try(center):
+    center.declare("one", slots=1, retries=1)
+    center.put("one", "x", b"")
+    fail(center, error="OSError: disk")
+    assert len(center.pop("one").messages) == 1
+    time_passes(center, "one", 61)
+    assert center.pop("one").died == ["x"]
+    [found] = center.get("one", "x")
+    assert found.reason == "no retries left: its lease ended unacknowledged"
+    assert found.error == "OSError: disk"
+
+
+@pytest.mark.parametrize("end", ["ack", "cancel", "cancel in flight", "purge"])
+def test_the_error_goes_with_the_message(center, client, end):
+    center.declare("one", slots=1)
+    center.put("one", "x", b"")
+    fail(center, error="ValueError: no")
+    if end == "ack":
+        assert center.ack(center.pop("one").messages) == 1
+    elif end == "cancel":
+        center.cancel("one", "x")
+    elif end == "cancel in flight":
+        assert len(center.pop("one").messages) == 1
+        center.cancel("one", "x", in_flight=True)
+    else:
+        assert center.purge("one") == 1
+    assert residue(client) == []
+
+
+def bury(center, *ids):
+    for id in ids:
+        center.put("one", id, b"")
+        [message] = center.pop("one").messages
+        center.reject(message, requeue=False, reason="on purpose")
+
+
+def test_dead_messages_are_kept_for_seven_days(center, client):
+    center.declare("one", slots=1)
+    bury(center, "old")
+    time_passes(center, "one", 6 * DAY)
+    bury(center, "young")
+    assert center.pop("one").dropped == []
+    time_passes(center, "one", 1 * DAY + 1)
+    assert center.pop("one").dropped == ["old"]
+    assert center.counts("one").dead == 1
+    check_slots(center, "one")
+    time_passes(center, "one", 6 * DAY)
+    assert center.pop("one").dropped == ["young"]
+    assert residue(client) == []
+
+
+def test_a_full_dead_queue_drops_its_oldest(client):
+    center = TimeoutCenter(client, limits=Limits(dead_limit=3))
+    center.declare("one", slots=1)
+    for id in "abcde":
+        bury(center, id)
+        time_passes(center, "one", 1)
+    assert center.pop("one").dropped == ["b"]  # each delivery before has dropped one as well
+    assert center.counts("one").dead == 3
+    assert [center.get("one", id) != [] for id in "abcde"] == [False, False, True, True, True]
+    check_slots(center, "one")
+
+
+def test_one_pop_drops_a_bounded_number(center):
+    center.declare("one", slots=1, dead_age=5, dead_limit=4)
+    keeping = TimeoutCenter(center.client)
+    bury(center, *(f"{i:02}" for i in range(4)))
+    time_passes(center, "one", 6)
+    assert center.pop("one", recover=3).dropped == ["00", "01", "02"]
+    assert center.pop("one", recover=0).dropped == []
+    assert center.pop("one", recover=3).dropped == ["03"]
+    assert keeping.counts("one").dead == 0
+
+
+def test_a_copy_that_dead_queue_drops_is_forgotten_as_a_copy(center, client):
+    center.declare("one", slots=1, dead_age=5)
+    center.put("one", "x", b"first")
+    [first] = center.pop("one").messages
+    center.put("one", "x", b"second")
+    [copy] = center.pop("one").messages
+    center.reject(copy, requeue=False)
+    time_passes(center, "one", 6)
+    assert center.pop("one").dropped == [copy.id]
+    center.ack([first])
+    assert residue(client) == []
+
+
+# -- a publish that is repeated
+
+
+def test_the_latest_publish_is_not_added_again_although_it_is_acknowledged(center, client):
+    """D3: its reply was lost, the message has run, and now it is sent again."""
+    center.put("one", "x", b"", publish=("p", "p.1"))
+    assert center.ack(center.pop("one").messages) == 1
+    center.put("one", "x", b"", publish=("p", "p.1"))
+    assert center.counts("one").waiting == 0
+    assert slot_keys(client) == []
+
+
+def test_another_publish_of_the_same_bytes_is_another_message(center):
+    for name in ("p.1", "p.2"):
+        center.put("one", "x", b"", publish=("p", name))
+        assert center.ack(center.pop("one").messages) == 1
+    center.put("one", "x", b"", publish=("q", "q.1"))
+    assert center.counts("one").waiting == 1
+
+
+def test_a_publish_that_two_producers_interleave_is_never_lost(center):
+    """Whoever shares a producer between threads may get a message twice, but not less."""
+    center.declare("one", slots=1)
+    for name in ("p.1", "p.2", "p.1"):
+        center.put("one", name, b"", publish=("p", name))
+        assert center.ack(center.pop("one").messages) == 1
+
+
+# -- replicas
+
+
+@pytest.fixture
+def replica(server, client, tmp_path):
+    client.config_set("repl-diskless-sync-delay", 0)
+    made = Server(tmp_path, "--replicaof", "127.0.0.1", str(server.port)).start()
+    try:
+        with made.client() as follower:
+            while follower.info("replication")["master_link_status"] != "up":
+                pass
+            while client.wait(1, 1000) < 1:
+                pass
+        yield made
+    finally:
+        made.stop()
+
+
+def test_a_put_returns_when_enough_replicas_have_the_message(client, replica):
+    center = TimeoutCenter(client, wait_replicas=1, wait_timeout=5)
+    for i in range(20):
+        client.script_flush()
+        center.put("one", str(i), b"")
+        with replica.client() as follower:
+            assert TimeoutCenter(follower).counts("one").waiting == i + 1
+
+
+def test_a_put_that_too_few_replicas_confirm_says_so_and_the_message_is_kept(client, replica):
+    center = TimeoutCenter(client, wait_replicas=2, wait_timeout=0.05)
+    with pytest.raises(ReplicationError, match=r"only 1 of 2 replicas"):
+        center.put("one", "x", b"", publish=("p", "p.1"))
+    assert center.counts("one").waiting == 1
+
+
+def test_a_repeated_put_waits_for_the_replicas_too(client, replica):
+    """Its new connection has written nothing before, for which WAIT would wait."""
+    center = TimeoutCenter(client, wait_replicas=1, wait_timeout=0.2)
+    center.put("one", "x", b"", publish=("p", "p.1"))
+    with replica.client() as follower:
+        follower.execute_command("REPLICAOF", "NO", "ONE")
+    client.connection_pool.disconnect()
+    with pytest.raises(ReplicationError):
+        center.put("one", "x", b"", publish=("p", "p.1"))
+    assert center.counts("one").waiting == 1
