@@ -22,6 +22,8 @@ from celery.worker.consumer.tasks import Tasks
 
 import kombu_toc
 
+from .rejections import explain
+
 logger = get_logger(__name__)
 
 __all__ = ("TimeoutCenterStep",)
@@ -69,6 +71,7 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
         if self.enabled:
             # Strategies bind the timer's method when the Tasks step starts, before this one.
             c.timer = _PastTimers(c.timer)
+            explain(c)
 
     def include_if(self, c: Any) -> bool:
         return self.enabled

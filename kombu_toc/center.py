@@ -670,8 +670,8 @@ class TimeoutCenter:
         limits = topic.declaration.limits(self.limits)
         if backoff is not None:
             limits = limits._replace(retry_backoff=backoff, retry_backoff_max=backoff)
-        if not reason:
-            reason = "no retries left: rejected again and again" if requeue else "rejected"
+        if requeue:
+            reason = f"no retries left: {reason or 'rejected again and again'}"
         return Call(
             load("reject"),
             (
@@ -688,7 +688,7 @@ class TimeoutCenter:
                 delivery.id,
                 1 if requeue else 0,
                 *_backing_off(limits),
-                " ".join(reason.split()),
+                " ".join(reason.split()) or "rejected",
                 error[:ERROR_LENGTH],
                 topic.declaration.retries,
                 delivery.mark,

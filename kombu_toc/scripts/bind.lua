@@ -8,10 +8,13 @@
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local ttl = tonumber(ARGV[3])
-if ttl == 0 then
+local old = redis.call('ZSCORE', KEYS[1], ARGV[2])
+-- Redis refuses what takes memory when it is full, but not after a script's first write.
+redis.call('ZREM', KEYS[1], ARGV[2])
+if ttl == 0 or old == 'inf' then
   redis.call('ZADD', KEYS[1], '+inf', ARGV[2])
 else
-  redis.call('ZADD', KEYS[1], 'GT', now + ttl, ARGV[2])
+  redis.call('ZADD', KEYS[1], math.max(now + ttl, tonumber(old or 0)), ARGV[2])
   redis.call('ZADD', KEYS[2], 'GT', now + ttl, 'exchange:' .. ARGV[1])
 end
 return now

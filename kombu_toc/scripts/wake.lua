@@ -10,6 +10,8 @@ local function member(slot, us)
 end
 
 local function announce(wake, armed, slot, us)
+  -- Redis refuses what takes memory when it is full, but not after a script's first write.
+  redis.call('ZREM', armed, string.format('%.0f', us))
   redis.call('ZADD', armed, us, string.format('%.0f', us))
   if wake then
     redis.call('ZADD', wake, us, member(slot, us))

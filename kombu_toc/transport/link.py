@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ import redis
 from redis.exceptions import NoScriptError, ResponseError
 
 from ..center import Call
+from ..connections import SOCKET_TIMEOUT
 from ..errors import ServerError
 
 #: What a broken connection raises.
@@ -20,6 +22,7 @@ class _Waiting(NamedTuple):
     what: Call | tuple[Any, ...]
     on_reply: Callable[[Any], None] | None
     owed: bool
+    latest: float  #: monotonic seconds when the reply is overdue
 
 
 class Link:
@@ -28,6 +31,9 @@ class Link:
     pool: where the arguments of the connection come from; the connection is none of the pool's
     on_open, on_close: told the socket's file descriptor
     on_owed: told the calls that must run but whose replies never came
+
+    A connection may be cut without either end being told. A reply that takes longer than the
+    socket's timeout, beyond what its command blocks, counts as that: see :meth:`check`.
     """
 
     def __init__(
@@ -44,6 +50,7 @@ class Link:
         self._connection: Any = None
         self._fd: int | None = None
         self._waiting: deque[_Waiting] = deque()
+        self._patience = pool.connection_kwargs.get("socket_timeout") or SOCKET_TIMEOUT
         #: by which the server knows the connection
         self.client_id = 0
 
@@ -57,10 +64,12 @@ class Link:
         items: list[tuple[Call | tuple[Any, ...], Callable[[Any], None] | None]],
         *,
         owed: bool = False,
+        block: float = 0.0,
     ) -> None:
         """Send calls or plain commands, each with what is to be told its result.
 
         owed: they must run; if the connection breaks first, `on_owed` gets them
+        block: seconds for which the server may keep the reply back
 
         Raises redis-py's ConnectionError or TimeoutError.
         """
@@ -68,8 +77,9 @@ class Link:
             if self._connection is None:
                 self._open()
             connection = self._connection
+            latest = time.monotonic() + block + self._patience
             for what, on_reply in items:
-                self._waiting.append(_Waiting(what, on_reply, owed))
+                self._waiting.append(_Waiting(what, on_reply, owed, latest))
             connection.send_packed_command(
                 connection.pack_commands(
                     [w.command() if isinstance(w, Call) else w for w, _ in items]
@@ -81,6 +91,12 @@ class Link:
                 self._on_owed([what for what, _ in items if isinstance(what, Call)])
             self.close()
             raise
+
+    def check(self) -> None:
+        """Raise redis-py's TimeoutError, and close the connection, if a reply is overdue."""
+        if self._waiting and time.monotonic() > self._waiting[0].latest and not self.readable():
+            self.close()
+            raise redis.exceptions.TimeoutError("no reply: the connection is taken for broken")
 
     def readable(self) -> bool:
         """Whether a reply has come, or the end of the connection."""
@@ -108,7 +124,7 @@ class Link:
                 self.close()
                 raise
             else:
-                what, on_reply, _ = self._waiting.popleft()
+                what, on_reply, *_ = self._waiting.popleft()
                 if on_reply is not None:
                     on_reply(what.parse(reply) if isinstance(what, Call) else reply)
             if self._connection is None or not self._waiting:

@@ -340,6 +340,8 @@ class Poller:
         """Before each wait: send what is to be sent, deliver what is due."""
         self._in_tick = True
         try:
+            for link in (self._wake, self._work, self._stream):
+                link.check()
             self._send_settled()
             delivered = self._delivered
             self._run_due()
@@ -647,7 +649,7 @@ class Poller:
             for key, topic in zip(keys, topics, strict=True)
         }
         block = min(WAKE_BLOCK, self._most)
-        self._wake.send([(("BZPOPMIN", *keys, f"{block:.3f}"), self._claimed)])
+        self._wake.send([(("BZPOPMIN", *keys, f"{block:.3f}"), self._claimed)], block=block)
 
     def _stop_listening(self) -> None:
         """End the wait on the wake indexes: it is for other topics than it should be."""
@@ -726,7 +728,8 @@ class Poller:
             self._listened = positions
             block = STREAM_BLOCK if self.steady else min(self._most, STREAM_BLOCK)
             self._stream.send(
-                [(listening(self.center, positions, max(int(block * 1000), 1)), self._broadcast)]
+                [(listening(self.center, positions, max(int(block * 1000), 1)), self._broadcast)],
+                block=block,
             )
 
     def _broadcast(self, reply: Any) -> None:

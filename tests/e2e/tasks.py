@@ -13,6 +13,7 @@ from typing import Any
 
 import redis
 from celery import Celery, Task
+from celery.exceptions import Reject
 from kombu import Exchange, Queue
 from kombu.common import Broadcast
 
@@ -39,6 +40,8 @@ def make_app(broker: str, backend: str, **settings: Any) -> Celery:
     app.task(name="e2e.again", bind=True, max_retries=5)(again)
     app.task(name="e2e.stamp", bind=True)(stamp)
     app.task(name="e2e.late_ack", bind=True, acks_late=True)(late_ack)
+    app.task(name="e2e.refuse", bind=True, acks_late=True)(refuse)
+    app.task(name="e2e.fail_unacknowledged", acks_late=True, acks_on_failure_or_timeout=False)(fail)
     return app
 
 
@@ -105,6 +108,12 @@ def stamp(self: Task) -> dict[str, Any]:
         "routing_key": self.request.delivery_info.get("routing_key"),
         "at": time.time(),
     }
+
+
+def refuse(self: Task, reason: str, requeue: bool = False) -> None:
+    """Reject the message, the first time back into the queue if told to."""
+    write(name="refused", redelivered=self.request.delivery_info.get("redelivered"))
+    raise Reject(reason, requeue=requeue)
 
 
 def late_ack(self: Task, name: str, seconds: float) -> None:

@@ -1,0 +1,96 @@
+"""Why a message comes back or dies: what Celery knows of it, told to the transport.
+
+Celery rejects a message without a word, and acknowledges one whose body it cannot decode, which
+then is gone. Here each keeps its reason and the last error, and an undecodable one goes to
+DeadQueue as well.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from billiard.einfo import ExceptionWithTraceback
+from celery.exceptions import Reject
+from celery.utils.imports import symbol_by_name
+from celery.utils.log import get_logger
+
+import kombu_toc
+
+logger = get_logger(__name__)
+
+
+def explain(consumer: Any) -> None:
+    """Have a worker's consumer, and the requests that it makes from now on, say why."""
+    unknown_message, unknown_task = consumer.on_unknown_message, consumer.on_unknown_task
+    invalid_task, undecodable = consumer.on_invalid_task, consumer.on_decode_error
+
+    def on_unknown_message(body: Any, message: Any) -> None:
+        _note(message, "not a task: no consumer understands it")
+        unknown_message(body, message)
+
+    def on_unknown_task(body: Any, message: Any, exc: BaseException) -> None:
+        _note(message, f"unknown task {exc}: no worker of this queue has registered it")
+        unknown_task(body, message, exc)
+
+    def on_invalid_task(body: Any, message: Any, exc: BaseException) -> None:
+        _note(message, "invalid task", exc)
+        invalid_task(body, message, exc)
+
+    def on_decode_error(message: Any, exc: BaseException) -> None:
+        if not isinstance(message, kombu_toc.Message):
+            undecodable(message, exc)
+            return
+        logger.critical(
+            "Message %s of queue %s cannot be decoded (content type %r, encoding %r): %r. "
+            "It goes to DeadQueue.",
+            message.headers.get("id"),
+            message.delivery_info.get("routing_key"),
+            message.content_type,
+            message.content_encoding,
+            exc,
+        )
+        _note(message, "its body cannot be decoded", exc)
+        message.reject_log_error(logger, consumer.connection_errors)
+
+    consumer.on_unknown_message = on_unknown_message
+    consumer.on_unknown_task = on_unknown_task
+    consumer.on_invalid_task = on_invalid_task
+    consumer.on_decode_error = on_decode_error
+    for task in consumer.app.tasks.values():
+        task.Request = _telling(symbol_by_name(task.Request))
+
+
+def _note(message: Any, reason: str, exc: BaseException | None = None) -> None:
+    if isinstance(message, kombu_toc.Message):
+        message.reason = reason
+        message.error = _text(exc)
+
+
+def _text(exc: BaseException | None) -> str:
+    return "" if exc is None else f"{type(exc).__name__}: {exc}"
+
+
+@cache
+def _telling(base: type) -> type:
+    """A request class that tells its message of the task's failure, before it is rejected."""
+    if getattr(base, "tells_failures", False):
+        return base
+
+    class Request(base):  # type: ignore[misc, valid-type]
+        tells_failures = True
+
+        def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
+            exc = exc_info.exception
+            if isinstance(exc, ExceptionWithTraceback):
+                exc = exc.exc
+            if isinstance(exc, Reject):
+                _note(self.message, "rejected by the task")
+                self.message.error = "" if exc.reason is None else str(exc.reason)
+            else:
+                _note(self.message, "the task failed", exc)
+            return super().on_failure(exc_info, *args, **kwargs)
+
+    Request.__qualname__ = Request.__name__ = base.__name__
+    Request.__module__ = base.__module__
+    return Request

@@ -1,0 +1,94 @@
+"""A6: what no worker can or may execute is in DeadQueue, with its reason and the last error."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from celery import Celery
+
+import kombu_toc
+from kombu_toc.center import DEAD, Found
+
+from .conftest import POOLS, Journal
+from .nodes import Worker
+
+StartWorkers = Callable[..., list[Worker]]
+
+
+def dead(toc: kombu_toc.TimeoutCenter, id: str) -> Found:
+    """The message, as soon as it is dead."""
+    deadline = time.monotonic() + 15
+    while True:
+        found = toc.get("celery", id)
+        if found and found[0].state == DEAD:
+            assert len(found) == 1
+            return found[0]
+        assert time.monotonic() < deadline, found
+        time.sleep(0.02)  # the worker is another process
+
+
+def send(app: Celery, body: object, **options: object) -> str:
+    """Publish to the workers' queue what Celery itself would not."""
+    id = f"odd-{time.time_ns()}"
+    with app.connection_for_write() as connection, connection.Producer() as producer:
+        headers = {"id": id, **options.pop("headers", {})}
+        producer.publish(body, routing_key="celery", headers=headers, **options)
+    return id
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_what_cannot_be_executed_is_kept_with_its_reason(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    toc: kombu_toc.TimeoutCenter,
+    pool: str,
+) -> None:
+    start_workers(1, *POOLS[pool])
+    text = {"content_type": "application/json", "content_encoding": "utf-8"}
+    task = {"headers": {"task": "e2e.add", "lang": "py"}}
+    undecodable = send(app, b"{no json", **text, **task)
+    unreadable = send(app, b"\xff\xfe", **text, **task)
+    disallowed = send(app, b"x", content_type="application/x-python-serialize", **task)
+    no_task = send(app, {"hello": "world"})
+    unknown = send(app, [[], {}, {}], headers={"task": "shop.missing", "lang": "py"})
+    for id in (undecodable, unreadable):
+        found = dead(toc, id)
+        assert found.reason == "its body cannot be decoded"
+        assert "DecodeError" in found.error
+    assert dead(toc, undecodable).body.endswith(b"{no json")
+    assert dead(toc, disallowed).reason in ("its body cannot be decoded", "invalid task")
+    assert "ContentDisallowed" in dead(toc, disallowed).error
+    assert dead(toc, no_task).reason == "not a task: no consumer understands it"
+    assert "shop.missing" in dead(toc, unknown).reason
+
+    rejected = app.tasks["e2e.refuse"].delay("the order is cancelled")
+    found = dead(toc, rejected.id)
+    assert (found.reason, found.error) == ("rejected by the task", "the order is cancelled")
+
+    failed = app.tasks["e2e.fail_unacknowledged"].delay("disk full")
+    found = dead(toc, failed.id)
+    assert (found.reason, found.error) == ("the task failed", "ValueError: disk full")
+
+    assert app.tasks["e2e.add"].delay(1, 2).get(timeout=10) == 3
+    counts = toc.counts("celery")
+    assert (counts.waiting, counts.in_flight, counts.dead) == (0, 0, 7)
+
+
+def test_a_task_that_is_rejected_again_and_again_dies_with_its_last_error(
+    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
+) -> None:
+    """With a back-off: 0.2 and 0.4 seconds, before the second and the third run."""
+    options = {"toc_retries": 2, "toc_retry_backoff": 0.2}
+    start_workers(1, "-P", "solo", broker_transport_options=options)
+    sent = app.tasks["e2e.refuse"].delay("not now", requeue=True)
+    found = dead(toc, sent.id)
+    assert found.error == "not now"
+    assert found.reason == "no retries left: rejected by the task"
+    runs = journal.entries("refused")
+    assert [bool(run["redelivered"]) for run in runs] == [False, True, True]
+    first, second, third = (run["at"] for run in runs)
+    assert second - first > 0.2
+    assert third - second > 0.4
