@@ -47,16 +47,24 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Server:
+        self.launch()
+        self.wait()
+        return self
+
+    def launch(self) -> None:
+        """Start it, whether it answers yet or not."""
         command = [program(), "--port", str(self.port), "--bind", "127.0.0.1"]
         command += ["--dir", str(self.directory), "--save", "", *self.options]
         with open(self.directory / "server.log", "ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def wait(self) -> None:
+        """Return when it answers."""
         deadline = time.monotonic() + 30
         while not self.answers():
             assert self._process.poll() is None, (self.directory / "server.log").read_text()
             assert time.monotonic() < deadline, "the server does not answer"
             time.sleep(0.02)  # there is nothing to wait on but its port
-        return self
 
     def answers(self) -> bool:
         try:
@@ -65,7 +73,7 @@ class Server:
         except redis.exceptions.AuthenticationError:
             return True
         except (redis.exceptions.ConnectionError, redis.exceptions.ResponseError):
-            return False
+            return False  # BusyLoadingError is one of the former
 
     def stop(self) -> None:
         if self._process is not None:
