@@ -5,8 +5,8 @@ Active without any set-up: a worker whose broker is ours gets one more bootstep
 
 - tells the channel how many tasks could start at once, so that no task is fetched by a busy
   worker while an idle one could start it;
-- hands a task that arrives when it is due straight on, instead of to a timer: whatever our
-  transport delivers has waited in Redis, by Redis's clock, and ``request.eta`` stays as sent;
+- hands a task that arrives when it is due straight on, instead of to a timer: a message with an
+  ``eta`` has waited in Redis, by Redis's clock, and ``request.eta`` stays as sent;
 - keeps the messages of executing tasks when the connection breaks.
 """
 
@@ -47,7 +47,7 @@ class _PastTimers:
         priority: int = 0,
     ) -> Any:
         message = getattr(args[0], "message", None) if args else None
-        if not isinstance(message, kombu_toc.Message) or message.delivery is None:
+        if not isinstance(message, kombu_toc.Message) or not message.waited:
             return self._timer.call_at(eta, fun, args, kwargs, priority)
         entry = self._timer.Entry(fun, args, kwargs)
         entry()

@@ -108,8 +108,7 @@ class TopicExchange(virtual.exchange.TopicExchange):
 class Message(kombu_message.Message):
     """A delivered message.
 
-    delivery: what the center knows of it; None for a broadcast. A message that has one was held
-        back until its action time.
+    delivery: what the center knows of it; None for a broadcast
     """
 
     def __init__(
@@ -142,6 +141,12 @@ class Message(kombu_message.Message):
         self.reason = self.error = ""
         #: to be delivered again, a broadcast needs what it came as
         self.origin: tuple[str, bytes] | None = None
+
+    @property
+    def waited(self) -> bool:
+        """Whether the center has held it back until its ``eta``."""
+        # Celery's protocol 1 has the eta in the body, which nobody looks into here.
+        return self.delivery is not None and self.headers.get("eta") is not None
 
 
 def _publish_of(tag: str) -> tuple[str, str]:
