@@ -1,4 +1,5 @@
-"""Makes workers use what `celery_toc.worker` offers. Imports nothing heavy.
+"""Tells the transport which times are countdowns, and makes workers use what `celery_toc.worker`
+offers. Imports nothing heavy.
 
 The transport calls :func:`install` (entry point ``kombu_toc.extensions``) in every process that
 uses Celery and has a broker URL of ours: in a web process that only sends tasks, nothing of a
@@ -8,7 +9,9 @@ worker is imported.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from celery import signals
@@ -17,12 +20,14 @@ import kombu_toc
 
 
 def install() -> None:
-    """Give every worker that starts from now on the bootstep, and an ``eta`` its time zone."""
+    """Give every worker that starts from now on the bootstep, an ``eta`` its time zone, and the
+    messages that are made of a countdown a mark."""
     kombu_toc.use_timezone(_in_the_apps_timezone)
     signals.worker_init.connect(_add_step, weak=False, dispatch_uid="celery_toc")
     if "celery.worker.consumer" in sys.modules:
         # With gevent and eventlet, a worker asks for its transport when that signal is past.
         _add_step()
+    _mark_countdowns()
 
 
 def _add_step(**_: Any) -> None:
@@ -41,3 +46,41 @@ def _in_the_apps_timezone(moment: datetime) -> datetime:
     from celery.utils.time import maybe_make_aware
 
     return maybe_make_aware(moment, current_app.timezone)
+
+
+def _mark_countdowns() -> None:
+    from celery.app.amqp import AMQP
+
+    # On the class, and uncached: the app that is just sending its first message has its AMQP,
+    # and looks this up when it has asked for its transport (from Celery 5.5 on).
+    cached = AMQP.create_task_message
+    AMQP.create_task_message = property(
+        lambda amqp: partial(_create_task_message, cached.__get__(amqp)),
+        cached.__set__,
+        cached.__delete__,
+    )
+
+
+def _create_task_message(
+    create: Callable[..., Any],
+    /,
+    task_id: str,
+    name: str,
+    args: Any = None,
+    kwargs: Any = None,
+    countdown: float | None = None,
+    *rest: Any,
+    **options: Any,
+) -> Any:
+    """What Celery makes of a task, in the words of the transport.
+
+    Celery turns a countdown into an ``eta`` by the clock of this machine. The mark is a property
+    and not a header, because a retry inherits headers and may have another kind of time.
+    """
+    message = create(task_id, name, args, kwargs, countdown, *rest, **options)
+    headers, properties, body, _ = message
+    if countdown:
+        properties[kombu_toc.COUNTDOWN] = True
+    if isinstance(body, dict) and body.get("eta"):  # protocol 1 has it only there
+        headers.setdefault("eta", body["eta"])
+    return message

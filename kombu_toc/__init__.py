@@ -23,6 +23,7 @@ _PLACES = {
     "Popped": "center",
     "Limits": "topics",
     "Topic": "topics",
+    "COUNTDOWN": "envelope",
     "center_for": "connections",
     "durability_warnings": "connections",
     "EmbeddedServer": "embedded",

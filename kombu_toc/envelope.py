@@ -57,8 +57,12 @@ _DEFLATED = b"\x01"
 # A window of 4 KiB holds the dictionary and a message; a larger one costs time, not bytes.
 _WINDOW = -12
 
+#: A property that a sender may set: the ``eta`` was given as so much time from now, and is by a
+#: clock that may be wrong. What counts is how far it is ahead of that clock when it is sent.
+COUNTDOWN = "x-countdown"
+
 #: Properties that mean something only within one process or one delivery.
-_TRANSIENT = frozenset(("body_encoding", "delivery_tag"))
+_TRANSIENT = frozenset(("body_encoding", "delivery_tag", COUNTDOWN))
 
 _encode = json.JSONEncoder(
     separators=(",", ":"), default=kombu_json.JSONEncoder().default, check_circular=False

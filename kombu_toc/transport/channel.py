@@ -261,7 +261,7 @@ class Channel(virtual.Channel):
         id = headers.get("id")
         if not isinstance(id, str) or not id:
             id = tag
-        at_us, delay_us = self._action_time(headers, id)
+        at_us, delay_us = self._action_time(headers, message["properties"], id)
         waits = at_us is not None or delay_us is not None
         basis = headers.get("x-slot-basis")
         message["properties"]["k"] = token = f"{zlib.crc32(tag.encode()):08x}"
@@ -279,15 +279,21 @@ class Channel(virtual.Channel):
             publish=None if topic.declaration.expires else _publish_of(tag),
         )
 
-    def _action_time(self, headers: dict[str, Any], id: str) -> tuple[int | None, int | None]:
+    def _action_time(
+        self, headers: dict[str, Any], properties: dict[str, Any], id: str
+    ) -> tuple[int | None, int | None]:
         """(microseconds since the epoch, microseconds from now); both None for now."""
         eta = headers.get("eta")
         if eta is not None:
             try:
-                return eta_us(eta), None
+                at_us = eta_us(eta)
             except (ValueError, TypeError, OverflowError) as exc:
                 logger.warning("task %s: unusable eta %r (%s): it is due now", id, eta, exc)
                 return None, None
+            if properties.get(envelope.COUNTDOWN):
+                # What is left of it now: less than at first if Kombu repeats the publish.
+                return None, at_us - time.time_ns() // 1000
+            return at_us, None
         delay = headers.get("x-delay")
         if delay is not None:
             try:

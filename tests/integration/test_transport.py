@@ -6,10 +6,12 @@ import logging
 import socket
 import time
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 import redis
+import time_machine
 from kombu import Connection, Consumer, Exchange, Message, Producer, Queue
 from kombu.asynchronous import Hub
 from kombu.exceptions import ChannelError
@@ -239,6 +241,42 @@ def test_an_unusable_time_means_now_and_a_warning_names_the_task(
         queue.put("x", headers={"id": "m-17", **headers})
         queue.get(timeout=2).ack()
     assert "m-17" in caplog.text
+
+
+@pytest.mark.parametrize("skew", [300, -300])
+def test_a_countdown_is_due_by_redis_clock_whatever_the_senders_shows(
+    connection: Connection, client: redis.Redis, skew: int
+) -> None:
+    seconds, us = client.time()
+    with time_machine.travel(time.time() + skew):
+        eta = (datetime.now(timezone.utc) + timedelta(seconds=60)).isoformat()
+        headers = {"id": "m1", "eta": eta}
+        publish(connection, "x", headers=headers, **{kombu_toc.COUNTDOWN: True})
+    [found] = connection.transport.center.get("mail", "m1")
+    assert 60 <= found.time_us / 1_000_000 - (seconds + us / 1_000_000) < 61
+
+
+def test_a_countdown_that_is_published_late_is_due_no_later(
+    connection: Connection, client: redis.Redis
+) -> None:
+    """Kombu repeats a publish until the broker is there again, with the message as it was."""
+    eta = datetime.now(timezone.utc) + timedelta(seconds=60)
+    with time_machine.travel(time.time() + 45):
+        # Repeated 45 seconds later: 15 are left.
+        before = client.time()[0]
+        headers = {"id": "m1", "eta": eta.isoformat()}
+        publish(connection, "x", headers=headers, **{kombu_toc.COUNTDOWN: True})
+    [found] = connection.transport.center.get("mail", "m1")
+    assert 14 <= found.time_us / 1_000_000 - before < 17
+
+
+def test_the_mark_of_a_countdown_is_not_kept(connection: Connection) -> None:
+    """It says something about the publish, not about the message."""
+    eta = datetime.now(timezone.utc).isoformat()
+    publish(connection, "x", headers={"eta": eta}, **{kombu_toc.COUNTDOWN: True})
+    message = connection.default_channel.basic_get("mail", no_ack=True)
+    assert message.headers["eta"] == eta
+    assert kombu_toc.COUNTDOWN not in message.properties
 
 
 def test_a_time_beyond_every_score_is_an_error_to_the_sender(connection: Connection) -> None:

@@ -146,6 +146,51 @@ def test_registering_twice_is_registering_once():
     assert {"toc", "toc+redis", "toc+rediss", "toc+unix", "toc+embedded"} <= set(before)
 
 
+# -- countdowns
+
+
+COUNTDOWNS = """
+from kombu_toc import COUNTDOWN
+from celery import Celery
+def marked(amqp, **times):
+    return COUNTDOWN in amqp.create_task_message("id", "name", **times).properties
+app = Celery(broker="toc+redis://localhost:1/0", set_as_current=False)
+before = app.amqp.create_task_message  # it has been asked for, and Celery caches it
+app.connection().transport
+"""
+
+
+def test_a_message_tells_whether_its_time_was_a_countdown():
+    program = """
+print(marked(app.amqp, countdown=3), marked(app.amqp, countdown=-3))
+print(marked(app.amqp, eta="2100-01-01"), marked(app.amqp, countdown=0), marked(app.amqp))
+"""
+    assert python(COUNTDOWNS + program).splitlines() == ["True True", "False False False"]
+
+
+def test_a_message_of_protocol_1_shows_its_eta():
+    program = """
+old = Celery(set_as_current=False)
+old.conf.task_protocol = 1
+message = old.amqp.create_task_message("id", "name", countdown=3)
+print(message.headers["eta"] == message.body["eta"], COUNTDOWN in message.properties)
+print(old.amqp.create_task_message("id", "name").headers)
+"""
+    assert python(COUNTDOWNS + program).splitlines() == ["True True", "{}"]
+
+
+def test_who_makes_messages_in_another_way_still_can():
+    program = """
+app.amqp.create_task_message = lambda *args, **options: ({}, {}, (args, options), None)
+headers, properties, body, _ = app.amqp.create_task_message("id", "name", create=1)
+print(headers, properties, body)
+del app.amqp.create_task_message
+print(marked(app.amqp, countdown=3))
+"""
+    made = "{} {} (('id', 'name', None, None, None), {'create': 1})"
+    assert python(COUNTDOWNS + program).splitlines() == [made, "True"]
+
+
 # -- the arrows between the packages run one way
 
 
