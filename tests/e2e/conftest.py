@@ -95,7 +95,9 @@ def _start(
     celery_backend_cluster: CeleryBackendCluster,
     log_url: str,
 ) -> Callable[..., Worker]:
-    def start(*options: str, broker: str | None = None, **settings: Any) -> Worker:
+    def start(
+        *options: str, broker: str | None = None, skew: float | None = None, **settings: Any
+    ) -> Worker:
         process = WorkerProcess(
             tmp_path_factory.mktemp("worker"),
             broker or celery_broker_cluster[0].config()["url"],
@@ -103,6 +105,7 @@ def _start(
             log_url,
             *options,
             settings=settings,
+            skew=skew,
         )
         return Worker(process.start(), None)
 

@@ -57,6 +57,7 @@ class WorkerProcess:
 
     options: of the command line, such as ``-P``, ``gevent``
     settings: of the app
+    skew: seconds by which its clock is ahead
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class WorkerProcess:
         log: str,
         *options: str,
         settings: dict[str, Any] | None = None,
+        skew: float | None = None,
     ) -> None:
         self.name = self.id = f"worker{next(_numbers)}"
         self.celeryconfig: dict[str, Any] = {}
@@ -81,6 +83,8 @@ class WorkerProcess:
             "E2E_SETTINGS": json.dumps(settings or {}),
             "PYTHONWARNINGS": "ignore",
         }
+        if skew is not None:
+            self._environment["E2E_SKEW"] = str(skew)
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> WorkerProcess:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from datetime import datetime
 from typing import Any
 
 import redis
@@ -38,6 +39,7 @@ def make_app(broker: str, backend: str, **settings: Any) -> Celery:
     for function in (add, fail, mul, nap, note, note_error, total):
         app.task(name=f"e2e.{function.__name__}")(function)
     app.task(name="e2e.again", bind=True, max_retries=5)(again)
+    app.task(name="e2e.again_at", bind=True)(again_at)
     app.task(name="e2e.stamp", bind=True)(stamp)
     app.task(name="e2e.late_ack", bind=True, acks_late=True)(late_ack)
     app.task(name="e2e.refuse", bind=True, acks_late=True)(refuse)
@@ -51,9 +53,13 @@ def log() -> redis.Redis:
 
 
 def write(**entry: Any) -> None:
+    """Write something down, with the time by this machine's clock and by Redis's."""
     entry.setdefault("at", time.time())
     entry["pid"] = os.getpid()
-    log().rpush("log", json.dumps(entry))
+    client = log()
+    seconds, us = client.time()
+    entry["by_redis"] = seconds + us / 1_000_000
+    client.rpush("log", json.dumps(entry))
 
 
 def add(x: float, y: float) -> float:
@@ -99,6 +105,13 @@ def again(self: Task, times: int, countdown: float) -> list[float]:
     return self.request.retries
 
 
+def again_at(self: Task, due: str) -> None:
+    """Fail once, and be retried at that time."""
+    write(name=f"again-{self.request.id}", retries=self.request.retries)
+    if not self.request.retries:
+        raise self.retry(eta=datetime.fromisoformat(due))
+
+
 def stamp(self: Task) -> dict[str, Any]:
     """What the task is told about itself."""
     return {
@@ -122,6 +135,12 @@ def late_ack(self: Task, name: str, seconds: float) -> None:
     time.sleep(seconds)
     write(name=f"{name}-done")
 
+
+if "E2E_SKEW" in os.environ:
+    # The clock of this process, and of those that it forks, is that many seconds ahead.
+    import time_machine
+
+    time_machine.travel(time.time() + float(os.environ["E2E_SKEW"]), tick=True).start()
 
 if "E2E_BROKER" in os.environ:
     app = make_app(
