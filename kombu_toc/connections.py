@@ -12,8 +12,12 @@ from redis.backoff import NoBackoff
 from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
+    ClusterDownError,
     InvalidResponse,
+    MasterDownError,
     NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
     ResponseError,
 )
 from redis.retry import Retry
@@ -52,6 +56,32 @@ def mask_password(url: str, mask: str = "**") -> str:
         return f"{match[1] or match[3]}{mask}@"
 
     return _SECRET.sub(hide, url)
+
+
+#: Errors that pass by themselves or by an operator's hand. redis-py takes the first word off
+#: those that it has a class for, and Redis 6.2 puts a script's name before those of a script.
+_NOT_NOW = (ReadOnlyError, OutOfMemoryError, MasterDownError, ClusterDownError)
+_NOT_NOW_WORDS = re.compile(
+    r"\b(READONLY|MISCONF|NOREPLICAS|OOM|LOADING|MASTERDOWN|CLUSTERDOWN|BUSY|UNBLOCKED)\b"
+)
+
+
+def is_not_now(exc: BaseException) -> bool:
+    """Whether an error reply means that the server cannot do it for now."""
+    return isinstance(exc, _NOT_NOW) or _NOT_NOW_WORDS.search(str(exc)) is not None
+
+
+class Client(redis.Redis):
+    """Raises ServerError, a ConnectionError, where a server cannot do something for now: whoever
+    uses it goes on as after a lost connection, and tries again."""
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().execute_command(*args, **options)
+        except ResponseError as exc:
+            if is_not_now(exc):
+                raise ServerError(f"Redis refused a command: {exc}") from exc
+            raise
 
 
 @dataclass
@@ -176,7 +206,7 @@ def connect(
         )
     else:
         pool = redis.ConnectionPool(connection_class=cls, **arguments)
-    return redis.Redis(connection_pool=pool)
+    return Client(connection_pool=pool)
 
 
 def _ssl_arguments(ssl: dict[str, Any]) -> dict[str, Any]:

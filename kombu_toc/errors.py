@@ -39,7 +39,8 @@ class ReplicationError(TocError):
 
 
 class ServerError(TocError, ConnectionError):
-    """The other end answers, but not as a Redis or Valkey that this package can use."""
+    """The other end answers, but not as a Redis or Valkey that this package can use; or it refuses
+    a command for now: it is a replica, cannot save, or has no memory left."""
 
 
 class EmbeddedServerError(ServerError):

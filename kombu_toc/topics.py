@@ -179,7 +179,16 @@ def check_visibility(what: str, seconds: object) -> float:
 class Keys:
     """The keys that belong to no single slot; all share the tag ``{toc}``."""
 
-    __slots__ = ("bindings_", "expiring", "fanout_", "prefix", "sent_", "topics", "wake_")
+    __slots__ = (
+        "bindings_",
+        "expiring",
+        "fanout_",
+        "nothing",
+        "prefix",
+        "sent_",
+        "topics",
+        "wake_",
+    )
 
     def __init__(self, prefix: str) -> None:
         if "{" in prefix or "}" in prefix:
@@ -189,6 +198,8 @@ class Keys:
         self.topics = f"{prefix}{{toc}}:topics"
         #: sorted set: what goes stale unless somebody refreshes it -> when, in ms
         self.expiring = f"{prefix}{{toc}}:expiring"
+        #: never set: to delete it shows whether the server writes
+        self.nothing = f"{prefix}{{toc}}:nothing"
         self.wake_ = f"{prefix}{{toc}}:wake:"
         self.bindings_ = f"{prefix}{{toc}}:bindings:"
         self.fanout_ = f"{prefix}{{toc}}:fanout:"

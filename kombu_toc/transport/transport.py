@@ -199,6 +199,9 @@ class Transport(virtual.Transport):
         """
         try:
             check_server(self.center.client)
+            # One that does not write for now is found out here, where who connects waits longer
+            # and longer between attempts.
+            self.center.client.unlink(self.center.keys.nothing)
             self._avail_channels.append(self.create_channel(self))
         except BaseException:
             self._drop_client()
