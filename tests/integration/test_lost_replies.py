@@ -1,0 +1,109 @@
+"""A publish whose reply is lost, and which Kombu therefore repeats, stays one message (K7)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+from kombu import Connection, Exchange, Queue
+
+from kombu_toc import TimeoutCenter
+
+from ..proxy import Proxy
+from ..servers import Server
+from .conftest import drain
+
+POLICY = {"max_retries": 5, "interval_start": 0.3, "interval_step": 0}
+
+
+@pytest.fixture
+def proxy(server: Server, client: redis.Redis) -> Iterator[Proxy]:
+    with Proxy(server.port) as made:
+        yield made
+
+
+@pytest.fixture
+def connection(proxy: Proxy) -> Iterator[Connection]:
+    with Connection(proxy.toc_url, transport_options={"socket_timeout": 1}) as made:
+        made.connect()
+        yield made
+
+
+@pytest.mark.parametrize("taken", [False, True])
+@pytest.mark.parametrize("exchange", ["", "direct", "topic"])
+def test_it_is_one_message_also_if_it_was_acknowledged_before_the_repetition(
+    proxy: Proxy,
+    connection: Connection,
+    client: redis.Redis,
+    center: TimeoutCenter,
+    taken: bool,
+    exchange: str,
+) -> None:
+    queue = Queue("mail", Exchange("post", exchange) if exchange else None, routing_key="mail")
+    queue(connection.default_channel).declare()
+    producer = connection.Producer()
+    options = {"exchange": "post"} if exchange else {}
+    # Loads the script, so that what is cut off is EVALSHA; and is what was published before.
+    producer.publish("before", routing_key="mail", headers={"id": "0"}, **options)
+    center.ack(center.pop("mail").messages)
+
+    happened = proxy.drop_replies(b"the only one")
+    attempts = []
+
+    def errback(exc: Exception, interval: float) -> None:
+        attempts.append(exc)
+        assert happened.wait(5)
+        if taken:
+            assert center.ack(center.pop("mail").messages) == 1
+
+    producer.publish(
+        "the only one",
+        routing_key="mail",
+        headers={"id": "1"},
+        retry=True,
+        retry_policy={**POLICY, "errback": errback},
+        **options,
+    )
+    assert len(attempts) == 1
+    assert center.counts("mail").waiting == (0 if taken else 1)
+
+    producer.publish("after", routing_key="mail", headers={"id": "1"}, **options)
+    assert center.counts("mail").waiting == (1 if taken else 2)
+
+
+def test_a_broadcast_is_one_message_too(
+    proxy: Proxy, connection: Connection, server: Server
+) -> None:
+    exchange = Exchange("news", "fanout")
+    got: list[str] = []
+    with (
+        Connection(server.toc_url) as listener,
+        listener.Consumer(
+            Queue("reader", exchange, exclusive=True),
+            callbacks=[lambda body, message: got.append(body)],
+            no_ack=True,
+        ),
+    ):
+        producer = connection.Producer(exchange=exchange)
+        producer.publish("before")
+        happened = proxy.drop_replies(b"only once")
+        producer.publish("only once", retry=True, retry_policy=POLICY)
+        assert happened.is_set()
+        producer.publish("after")
+        drain(listener)
+    assert got == ["before", "only once", "after"]
+
+
+@pytest.mark.parametrize("fault", ["cut", "freeze"])
+def test_a_publish_during_a_fault_is_repeated_until_it_is_kept_once(
+    proxy: Proxy, connection: Connection, center: TimeoutCenter, fault: str
+) -> None:
+    producer = connection.Producer()
+    producer.publish("before", routing_key="mail", headers={"id": "0"})
+    if fault == "cut":
+        proxy.cut_replies_after(2)
+    else:
+        proxy.freeze_replies_after(2)
+    producer.publish("x", routing_key="mail", headers={"id": "1"}, retry=True, retry_policy=POLICY)
+    assert center.counts("mail").waiting == 2
