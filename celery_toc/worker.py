@@ -7,15 +7,20 @@ Active without any set-up: a worker whose broker is ours gets one more bootstep
   worker while an idle one could start it;
 - hands a task that arrives when it is due straight on, instead of to a timer: a message with an
   ``eta`` has waited in Redis, by Redis's clock, and ``request.eta`` stays as sent;
-- keeps the messages of executing tasks when the connection breaks.
+- keeps the messages of executing tasks when the connection breaks;
+- gives back, as soon as the worker is told to end, what no process has begun, however long the
+  tasks take that it waits for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import CancelledError
 from typing import Any
 
-from celery import bootsteps
+from celery import bootsteps, signals
+from celery.concurrency.solo import TaskPool as SoloPool
 from celery.utils.log import get_logger
 from celery.worker import state
 from celery.worker.consumer.tasks import Tasks
@@ -27,6 +32,9 @@ from .rejections import explain
 logger = get_logger(__name__)
 
 __all__ = ("TimeoutCenterStep",)
+
+#: Seconds that a signal handler waits for messages to be given back.
+HELP_TIMEOUT = 1.0
 
 
 class _PastTimers:
@@ -68,10 +76,17 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
         self._warned = False
         #: requests that a pool of threads or greenlets was given
         self._submitted: set[Any] = set()
+        #: those of them that it has begun, or begins whatever happens
+        self._started: set[Any] = set()
+        #: held while it is decided whether one is begun or its message given back
+        self._deciding = threading.Lock()
+        self._helper: threading.Thread | None = None
+        self._solo = False
         if self.enabled:
             # Strategies bind the timer's method when the Tasks step starts, before this one.
             c.timer = _PastTimers(c.timer)
             explain(c)
+            _settle_at_once(c)
 
     def include_if(self, c: Any) -> bool:
         return self.enabled
@@ -80,10 +95,13 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
         channel = c.task_consumer.channel
         self._poller = channel.poller
         self._poller.steady = True
+        self._poller.before_delivery = state.maybe_shutdown
         channel.free = lambda: self._limit(c) - self._busy()
         channel.keep = lambda message: self._executing(c, message)
-        channel.no_prefetch = bool(c.app.conf.get("worker_disable_prefetch"))
+        # A full pool of greenlets stops whoever gives it one more, for as long as it is full.
+        channel.no_prefetch = c.pool.is_green or bool(c.app.conf.get("worker_disable_prefetch"))
         self._warn_of_forgetfulness(c, channel)
+        self._listen_for_the_end(c)
         if not c.hub or _ends_tasks_in_threads(c.pool):
             self._tell_when_tasks_end(c.pool)
 
@@ -96,7 +114,59 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
             logger.warning("The broker %s may lose messages: %s", c.conninfo.as_uri(), warning)
 
     def stop(self, c: Any) -> None:
+        if self._poller is not None and _is_stopping(c):
+            # The loop turns no more, but the pool may work on for as long as its tasks take.
+            if self._helper is not None:
+                self._helper.join()
+            self._poller.close()
+            self._give_back(c.task_consumer.channel)
         self._poller = None
+
+    def _give_back(self, channel: kombu_toc.Channel) -> None:
+        """Everything that the pool has not begun."""
+        keep, channel.keep = channel.keep, self._begun
+        with self._deciding:
+            channel.qos.restore_unacked()
+        channel.keep = keep
+
+    def _begun(self, message: kombu_toc.Message) -> bool:
+        return _request_of(message, state.active_requests, self._started) is not None
+
+    def _listen_for_the_end(self, c: Any) -> None:
+        """For when the loop does not turn although the worker is to end."""
+        self._solo = isinstance(c.pool, SoloPool)
+        signals.worker_shutting_down.connect(self._ending)
+        wait = getattr(c.controller, "wait_for_soft_shutdown", None)
+        if wait is None or c.pool.is_green or hasattr(wait, "gives_back"):
+            return
+
+        def wait_for_soft_shutdown() -> None:
+            # A cold shutdown, within a signal handler: Celery sleeps for as long as tasks may
+            # still end, and waits for the pool.
+            poller = self._poller
+            if poller is not None:
+                channel = c.task_consumer.channel
+
+                def give_back() -> None:
+                    poller.give_up()
+                    self._give_back(channel)
+
+                self._help(give_back)
+                self._helper.join(HELP_TIMEOUT)
+            wait()
+
+        wait_for_soft_shutdown.gives_back = True
+        c.controller.wait_for_soft_shutdown = wait_for_soft_shutdown
+
+    def _ending(self, **_: Any) -> None:
+        # A solo worker executes its tasks within its loop.
+        if self._solo and self._poller is not None:
+            self._help(self._poller.give_up)
+
+    def _help(self, function: Callable[[], None]) -> None:
+        """Run it in a thread: what this signal handler has interrupted may hold a lock."""
+        self._helper = threading.Thread(target=function, name="toc-end", daemon=True)
+        self._helper.start()
 
     @staticmethod
     def _limit(c: Any) -> int:
@@ -104,16 +174,14 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
 
     def _executing(self, c: Any, message: kombu_toc.Message) -> bool:
         """Whether the connection alone is lost, and the pool has this message's task."""
-        # Celery asks the same of its flag: an exit code, which may be 0, or None or False.
-        stopping = state.should_stop is not None and state.should_stop is not False
-        if stopping or c.controller.blueprint.state != bootsteps.RUN:
+        if _is_stopping(c):
             return False
         cancels = c.app.conf.get("worker_cancel_long_running_tasks_on_connection_loss")
-        for request in {*state.active_requests, *self._submitted}:
-            if request.message is message:
-                # What Celery is about to cancel is left to be delivered again.
-                return not (cancels and request.task.acks_late and not request.acknowledged)
-        return False
+        request = _request_of(message, state.active_requests, self._submitted)
+        # What Celery is about to cancel is left to be delivered again.
+        return request is not None and not (
+            cancels and request.task.acks_late and not request.acknowledged
+        )
 
     def _busy(self) -> int:
         """How many tasks the pool has or is about to get."""
@@ -130,7 +198,12 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
         apply = pool.on_apply
 
         def on_apply(
-            target: Any, args: Any = None, kwargs: Any = None, callback: Any = None, **options: Any
+            target: Any,
+            args: Any = None,
+            kwargs: Any = None,
+            callback: Any = None,
+            accept_callback: Any = None,
+            **options: Any,
         ) -> Any:
             # Celery's request, whose method the callback is: the pool has it from now on, and
             # starts it when it can, whatever becomes of the connection.
@@ -139,9 +212,18 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
 
             def left() -> None:
                 step._submitted.discard(request)
+                step._started.discard(request)
                 poller = pool._toc_step._poller
                 if poller is not None:
                     poller.nudge()
+
+            def accepted(*when: Any) -> None:
+                with step._deciding:
+                    if request.message.given_back:
+                        left()
+                        raise CancelledError
+                    step._started.add(request)
+                accept_callback(*when)
 
             def ended(*result: Any) -> Any:
                 try:
@@ -156,12 +238,56 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
                     left()
                     raise
 
-            if callback is None or not hasattr(request, "message"):
-                return apply(target, args, kwargs, callback=callback, **options)
+            if not isinstance(getattr(request, "message", None), kombu_toc.Message):
+                return apply(
+                    target,
+                    args,
+                    kwargs,
+                    callback=callback,
+                    accept_callback=accept_callback,
+                    **options,
+                )
+            if request.message.given_back:  # it was waiting for its rate limit
+                return None
             step._submitted.add(request)
-            return apply(run, args, kwargs, callback=ended, **options)
+            if pool.is_green:
+                step._started.add(request)
+            return apply(run, args, kwargs, callback=ended, accept_callback=accepted, **options)
 
         pool.on_apply = on_apply
+
+
+def _is_stopping(c: Any) -> bool:
+    # Celery asks the same of its flags: an exit code, which may be 0, or None or False.
+    told = any(
+        f is not None and f is not False for f in (state.should_stop, state.should_terminate)
+    )
+    return told or c.controller.blueprint.state != bootsteps.RUN
+
+
+def _request_of(message: kombu_toc.Message, *requests: Iterable[Any]) -> Any:
+    """The request of these that is this message's, or None."""
+    while True:
+        try:
+            return next((r for some in requests for r in some if r.message is message), None)
+        except RuntimeError:  # another thread has added one, or taken one out
+            continue
+
+
+def _settle_at_once(c: Any) -> None:
+    """Acknowledge when a request says so, not in the loop's next turn: there may be none."""
+
+    def wrap(call_soon: Callable[..., Any]) -> Callable[..., Any]:
+        def settle(function: Any, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(getattr(function, "__self__", None), kombu_toc.Message):
+                return call_soon(function, *args, **kwargs)
+            return function(*args, **kwargs)
+
+        return settle
+
+    for name in ("call_soon", "call_soon_ack"):  # the second since Celery 5.7
+        if hasattr(c, name):
+            setattr(c, name, wrap(getattr(c, name)))
 
 
 def _ends_tasks_in_threads(pool: Any) -> bool:

@@ -139,6 +139,8 @@ class Message(kombu_message.Message):
         )
         #: why it is rejected, and what went wrong: kept with it
         self.reason = self.error = ""
+        #: it was given back unhandled: whoever still has it must not handle it
+        self.given_back = False
         #: to be delivered again, a broadcast needs what it came as
         self.origin: tuple[str, bytes] | None = None
 
@@ -485,6 +487,8 @@ class Channel(virtual.Channel):
 
     def release(self, messages: list[Message]) -> None:
         """Give messages back unhandled."""
+        for message in messages:
+            message.given_back = True
         self.poller.release([m.delivery for m in messages if m.delivery is not None])
         for message in messages:
             if message.delivery is None and message.subscription is not None:

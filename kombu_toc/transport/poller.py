@@ -12,8 +12,10 @@ import heapq
 import logging
 import os
 import socket
+import threading
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from queue import Empty
@@ -145,6 +147,8 @@ class Poller:
         self.tally: Counter[str] = Counter()
         #: a worker's event loop or a loop that never leaves drain_events for long
         self.steady = False
+        #: called before each delivery; a worker that is to end raises what ends its loop
+        self.before_delivery: Callable[[], None] | None = None
         self._pid = os.getpid()
         self._hub: Any = None
         self._own: Any = None
@@ -157,8 +161,11 @@ class Poller:
         self._in_tick = False
         self._stopping = False
         self._delivered = 0
-        self._acks: list[Delivery] = []
-        self._calls: list[Call] = []
+        #: what leaves with the next turn; any thread may add to it
+        self._acks: deque[Delivery] = deque()
+        self._calls: deque[Call] = deque()
+        self._thread = 0
+        self._delivering = False
         self._wake_topics: dict[bytes, str] = {}
         self._turn = 0
         self._listened: dict[str, str] = {}
@@ -230,6 +237,7 @@ class Poller:
         self.heartbeat.drop(delivery)
         if self._hub is not None:
             self._acks.append(delivery)
+            self._leaves_with_next_turn()
         else:
             self._run_or_owe(self.center.acking([delivery]))
             self.nudge()
@@ -242,6 +250,7 @@ class Poller:
         call = self.center.rejecting(delivery, requeue=requeue, reason=reason, error=error)
         if self._hub is not None:
             self._calls.append(call)
+            self._leaves_with_next_turn()
         else:
             self._run_or_owe([call])
             self.nudge()
@@ -258,9 +267,10 @@ class Poller:
 
     def flush(self) -> None:
         """Send, and wait until it has happened, what was to leave with the next turn."""
-        acks, self._acks = self._acks, []
-        calls, self._calls = self._calls, []
-        self._run_or_owe(self.center.acking(acks) + calls)
+        self._run_or_owe(self._take_settled())
+
+    def _take_settled(self) -> list[Call]:
+        return self.center.acking(_drained(self._acks)) + _drained(self._calls)
 
     def _run_or_owe(self, calls: list[Call]) -> None:
         if not calls:
@@ -277,6 +287,7 @@ class Poller:
     def attach(self, hub: Any) -> None:
         """Work within Kombu's event loop."""
         self._hub = hub
+        self._thread = threading.get_ident()
         self.steady = True
         hub.on_tick.add(self.tick)
         self._look_timer = hub.call_repeatedly(self.settings.toc_poll_interval, self._no_work)
@@ -301,6 +312,15 @@ class Poller:
         if ends is not None:
             with suppress(OSError):  # full: it will end anyway; closed: nobody waits
                 ends[1].send(b"\0")
+
+    def _leaves_with_next_turn(self) -> None:
+        if threading.get_ident() != self._thread:
+            self.nudge()
+            if self._hub is None:  # the loop has ended since
+                self.flush()
+        elif self._delivering:
+            # A solo pool runs the task inside the delivery, for as long as it takes.
+            self._send_settled()
 
     def _open_nudge(self) -> None:
         if self._nudge is None:
@@ -379,6 +399,28 @@ class Poller:
         if self._own is not None:
             self._own.close()
             self._own = None
+
+    def give_up(self) -> None:
+        """From another thread, while the loop stands still and will end: let others have at
+        once what is held and claimed here. :meth:`close` does the rest."""
+        held: list[Delivery] = []
+        claims: dict[tuple[str, int, int], None] = {}
+        for intake in list(self.intakes.values()):
+            claims.update(dict.fromkeys(list(intake.owed)))
+        while self._heap:
+            try:
+                item = heapq.heappop(self._heap)[3]
+            except IndexError:  # the loop has gone on
+                break
+            if isinstance(item, Delivery):
+                held.append(item)
+            else:
+                claims[item] = None
+        if self._wake.busy:
+            with suppress(*BROKEN, ResponseError):
+                self.center.client.execute_command("CLIENT", "UNBLOCK", self._wake.client_id)
+        self._announce_now(claims)
+        self.release(held)
 
     # -- without an event loop
 
@@ -459,9 +501,7 @@ class Poller:
     def _send_settled(self) -> None:
         if not self._acks and not self._calls:
             return
-        acks, self._acks = self._acks, []
-        calls, self._calls = self._calls, []
-        self._work.send([(call, None) for call in self.center.acking(acks) + calls], owed=True)
+        self._work.send([(call, None) for call in self._take_settled()], owed=True)
 
     # -- taking
 
@@ -578,19 +618,23 @@ class Poller:
 
     def _run_due(self) -> None:
         """Deliver held messages whose time has come, and act on claims."""
-        started = time.monotonic()
         while self._heap and self._heap[0][0] <= self.clock.at(time.monotonic()):
             if self._enough:
                 return
-            _, _, intake, item = heapq.heappop(self._heap)
+            if self.before_delivery is not None:
+                self.before_delivery()
+            try:
+                _, _, intake, item = heapq.heappop(self._heap)
+            except IndexError:  # given back by another thread just now
+                return
             if isinstance(item, Delivery):
                 intake.held -= 1
                 self._delivered += 1
-                intake.channel.receive(item)
-                if self._acks and time.monotonic() - started > 0.005:
-                    # Tasks run inside the delivery (solo pool): what has run is settled now.
-                    self._send_settled()
-                    started = time.monotonic()
+                self._delivering = True
+                try:
+                    intake.channel.receive(item)
+                finally:
+                    self._delivering = False
             else:
                 intake.owed[item] = None
                 intake.ask(item[0], item[1])
@@ -689,6 +733,8 @@ class Poller:
         intake = max(intakes, key=lambda i: min(i.channel.capacity(i.held)))
         lookahead = int(self.settings.toc_lookahead * 1_000_000) if self._hub is not None else 0
         heapq.heappush(self._heap, (claim[2] - lookahead, next(self._number), intake, claim))
+        if self._stopping:  # whoever ends the wait goes on with it
+            return
         self._run_due()
         self._consider(intake, time.monotonic())
         self._arm()
@@ -747,6 +793,11 @@ class Poller:
                     subscription.returned.append((routing_key, envelope))
                 elif channel.receive_broadcast(subscription, routing_key, envelope):
                     self._delivered += 1
+
+
+def _drained(queue: deque[Any]) -> list[Any]:
+    """What is in a queue that others may be adding to."""
+    return [queue.popleft() for _ in range(len(queue))]
 
 
 def _order(id: str) -> tuple[int, int]:
