@@ -170,7 +170,9 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
 
     @staticmethod
     def _limit(c: Any) -> int:
-        return getattr(c.controller, "max_concurrency", None) or c.pool.num_processes or 1
+        # An autoscaler's pool grows for what comes, up to its present maximum.
+        scaler = getattr(c.controller, "autoscaler", None) or c.controller
+        return getattr(scaler, "max_concurrency", None) or c.pool.num_processes or 1
 
     def _executing(self, c: Any, message: kombu_toc.Message) -> bool:
         """Whether the connection alone is lost, and the pool has this message's task."""
