@@ -44,6 +44,7 @@ def make_app(broker: str, backend: str, **settings: Any) -> Celery:
     app.task(name="e2e.late_ack", bind=True, acks_late=True)(late_ack)
     app.task(name="e2e.refuse", bind=True, acks_late=True)(refuse)
     app.task(name="e2e.fail_unacknowledged", acks_late=True, acks_on_failure_or_timeout=False)(fail)
+    app.task(name="e2e.told", bind=True)(told)
     return app
 
 
@@ -132,6 +133,19 @@ def refuse(self: Task, reason: str, requeue: bool = False) -> None:
 def late_ack(self: Task, name: str, seconds: float) -> None:
     """As nap, acknowledged when it is done."""
     write(name=name)
+    time.sleep(seconds)
+    write(name=f"{name}-done")
+
+
+def told(self: Task, name: str, seconds: float = 0.0) -> None:
+    """As late_ack, acknowledged as the app is set; write down how often it was delivered."""
+    write(
+        name=name,
+        due=self.request.eta and datetime.fromisoformat(self.request.eta).timestamp(),
+        redelivered=bool(self.request.delivery_info.get("redelivered")),
+        count=self.request.get("x-delivery-count"),
+        worker=self.request.hostname,
+    )
     time.sleep(seconds)
     write(name=f"{name}-done")
 

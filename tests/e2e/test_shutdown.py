@@ -1,0 +1,357 @@
+"""What workers that end, and pools that shrink, do with messages: those that they had not begun
+return at once and unchanged, those that they had are settled as Celery says.
+
+Leases last ten minutes here: what comes back in a second was given back.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import celery.worker
+import psutil
+import pytest
+import redis
+from celery import Celery
+
+import kombu_toc
+
+from .conftest import POOLS, Journal, slot_keys
+from .nodes import Worker
+
+StartWorkers = Callable[..., list[Worker]]
+
+#: Workers are started often here: without what costs a second each time.
+QUICK = ("--without-mingle", "--without-gossip", "--without-heartbeat")
+
+#: Pools of one process, thread or greenlet.
+ONE_AT_A_TIME = {
+    name: ("-P", "solo") if name == "solo" else ("-P", name, "-c", "1") for name in POOLS
+}
+
+#: Those that are given more than they can start. A worker does not queue for greenlets.
+QUEUING = ("prefork", "threads", "solo")
+
+#: Seconds within which another worker has to start what was given back.
+AT_ONCE = 1.0
+
+#: Before 5.5, Celery acknowledges what a cold shutdown killed, as it does a lost process's task.
+KILLED_RETURNS = hasattr(celery.worker.WorkController, "wait_for_soft_shutdown")
+
+SOFT = pytest.mark.skipif(not KILLED_RETURNS, reason="Celery has a soft shutdown since 5.5")
+
+
+def start(workers: StartWorkers, *options: str, **settings: Any) -> Worker:
+    """A worker with long leases and a prefetch window of four tasks a process.
+
+    transport: more of the transport's options
+    """
+    transport = {"visibility_timeout": 600, **settings.pop("transport", {})}
+    settings.setdefault("worker_prefetch_multiplier", 4)
+    [worker] = workers(1, *QUICK, *options, broker_transport_options=transport, **settings)
+    return worker
+
+
+def start_busy(
+    workers: StartWorkers, app: Celery, journal: Journal, *options: str, **settings: Any
+) -> Worker:
+    """A worker that executes "long", and has taken "next-0" to "next-2" if it queues any.
+
+    What has been due for a while when a task ends is taken as far as the window goes: so there
+    is a backlog before the worker comes, and a first task in it that ends.
+    """
+    seconds = settings.pop("seconds", 2.0)
+    app.tasks["e2e.told"].delay("first")
+    app.tasks["e2e.told"].delay("long", seconds)
+    for i in range(3):
+        app.tasks["e2e.told"].delay(f"next-{i}")
+    worker = start(workers, *options, **settings)
+    journal.wait_for("long", 1)
+    return worker
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it does not come true"
+        time.sleep(0.02)  # it is other processes that change it
+
+
+def tell(worker: Worker, number: int) -> float:
+    """Send a worker's main process a signal; return when."""
+    os.kill(worker.container.pid, number)
+    return time.time()
+
+
+def ended(worker: Worker, seconds: float = 20) -> bool:
+    """Whether a worker ends by itself in that time."""
+    deadline = time.monotonic() + seconds
+    while worker.container.status == "running" and time.monotonic() < deadline:
+        time.sleep(0.02)  # nothing tells when a process ends
+    return worker.container.status == "exited"
+
+
+def assert_returned_at_once(journal: Journal, other: Worker, since: float) -> None:
+    """The other worker starts "next-0" to "next-2", and sees no trace of the first."""
+    journal.wait_for("next-", 6)
+    entries = [e for e in journal.entries("next-") if not e["name"].endswith("-done")]
+    assert {e["worker"] for e in entries} == {other.hostname()}
+    assert max(e["at"] for e in entries) - since < AT_ONCE
+    assert_unchanged(entries)
+
+
+def assert_unchanged(entries: list[dict[str, Any]]) -> None:
+    assert {(e["redelivered"], e["count"]) for e in entries} == {(False, None)}, entries
+
+
+def runs(journal: Journal) -> Counter[str]:
+    return Counter(entry["name"] for entry in journal.entries())
+
+
+def assert_each_once(journal: Journal) -> None:
+    assert set(runs(journal).values()) == {1}, runs(journal)
+
+
+@pytest.mark.parametrize("pool", list(POOLS))
+def test_a_warm_shutdown_gives_back_at_once_what_was_not_begun(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    toc: kombu_toc.TimeoutCenter,
+    client: redis.Redis,
+    pool: str,
+) -> None:
+    """However long it waits for what was; that is acknowledged, once, when it is done."""
+    worker = start_busy(start_workers, app, journal, *ONE_AT_A_TIME[pool], task_acks_late=True)
+    wait_until(lambda: toc.counts("celery").in_flight == (4 if pool in QUEUING else 1))
+    other = start(start_workers, "-P", "solo")
+    assert_returned_at_once(journal, other, tell(worker, signal.SIGTERM))
+    assert not journal.entries("long-done")
+    assert ended(worker)
+    assert journal.entries("long-done")
+    assert_each_once(journal)
+    assert slot_keys(client) == []
+
+
+@pytest.mark.parametrize(("pool", "late"), [("prefork", True), *((pool, False) for pool in POOLS)])
+def test_a_cold_shutdown_gives_back_at_once_what_was_not_begun(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    toc: kombu_toc.TimeoutCenter,
+    client: redis.Redis,
+    pool: str,
+    late: bool,
+) -> None:
+    """What was is killed in prefork's processes, and returns if it is acknowledged late."""
+    worker = start_busy(start_workers, app, journal, *ONE_AT_A_TIME[pool], task_acks_late=late)
+    wait_until(lambda: toc.counts("celery").in_flight == (3 if pool in QUEUING else 0) + late)
+    other = start(start_workers, "-P", "solo")
+    assert_returned_at_once(journal, other, tell(worker, signal.SIGQUIT))
+    assert ended(worker)
+    if pool == "prefork" and late and KILLED_RETURNS:
+        journal.wait_for("long-done", 1)
+        expected = {"long": 2, "long-done": 1}
+    elif pool == "prefork":
+        expected = {"long": 1}
+    else:  # Celery cannot kill threads, and is not at one with itself about the others
+        expected = {name: 1 for name in runs(journal) if name.startswith("long")}
+    counted = runs(journal)
+    assert {name: counted[name] for name in counted if name.startswith("long")} == expected
+    wait_until(lambda: slot_keys(client) == [])
+
+
+@SOFT
+@pytest.mark.parametrize("pool", QUEUING)
+def test_a_soft_shutdown_gives_back_at_once_what_was_not_begun(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    toc: kombu_toc.TimeoutCenter,
+    client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    pool: str,
+) -> None:
+    """Not after the seconds in which what was begun may still end."""
+    monkeypatch.setenv("REMAP_SIGTERM", "SIGQUIT")
+    settings = {"task_acks_late": True, "worker_soft_shutdown_timeout": 2.5}
+    worker = start_busy(start_workers, app, journal, *ONE_AT_A_TIME[pool], seconds=2.5, **settings)
+    wait_until(lambda: toc.counts("celery").in_flight == 4)
+    other = start(start_workers, "-P", "solo")
+    assert_returned_at_once(journal, other, tell(worker, signal.SIGTERM))
+    assert ended(worker)
+    if pool != "solo":  # its task cannot go on while Celery waits for it in a signal handler
+        journal.wait_for("long-done", 1)
+        assert_each_once(journal)
+    wait_until(lambda: slot_keys(client) == [])
+
+
+@SOFT
+def test_a_second_ctrl_c_gives_back_what_was_begun_too(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    toc: kombu_toc.TimeoutCenter,
+    client: redis.Redis,
+) -> None:
+    """The first is a warm shutdown, the second a cold one."""
+    worker = start_busy(start_workers, app, journal, "-c", "1", seconds=6, task_acks_late=True)
+    wait_until(lambda: toc.counts("celery").in_flight == 4)
+    other = start(start_workers, "-P", "solo")
+    assert_returned_at_once(journal, other, tell(worker, signal.SIGINT))
+    told_at = tell(worker, signal.SIGINT)
+    [_, second] = journal.wait_for("long", 2)
+    assert second["worker"] == other.hostname()
+    # Celery waits for the end of the process that it has killed.
+    assert second["at"] - told_at < AT_ONCE + 2
+    assert ended(worker)
+    other.container.kill()
+
+
+def test_what_ends_during_a_warm_shutdown_is_acknowledged_then(
+    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
+) -> None:
+    """Not when the last task ends: until then its lease might end, and it would run again."""
+    worker = start(start_workers, "-c", "2", task_acks_late=True)
+    app.tasks["e2e.told"].delay("long", 2.5)
+    app.tasks["e2e.told"].delay("short", 0.7)
+    journal.wait_for("short", 1)
+    journal.wait_for("long", 1)
+    tell(worker, signal.SIGTERM)
+    journal.wait_for("short-done", 1)
+    wait_until(lambda: toc.counts("celery").in_flight == 1, 2)
+    assert not journal.entries("long-done")
+    assert ended(worker)
+    assert_each_once(journal)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
+def test_what_a_stopped_worker_holds_or_has_claimed_starts_on_time_elsewhere(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    toc: kombu_toc.TimeoutCenter,
+    client: redis.Redis,
+    number: int,
+) -> None:
+    """A message that it had fetched ahead of its time, and the promise to fetch another."""
+    # The one fetches two seconds ahead; the other never looks by itself.
+    worker = start(start_workers, "-c", "2", transport={"toc_lookahead": 2.0})
+    app.tasks["e2e.told"].apply_async(("claimed",), countdown=4)
+    wait_until(lambda: client.zcard("toc:{toc}:wake:celery") == 0)
+    other = start(start_workers, "-P", "solo", transport={"toc_poll_interval": 60})
+    app.tasks["e2e.told"].apply_async(("held",), countdown=1.9)
+    wait_until(lambda: toc.counts("celery").in_flight == 1)
+    tell(worker, number)
+    for name in ("held", "claimed"):
+        entry = journal.wait_for(name, 2)[0]
+        assert entry["worker"] == other.hostname()
+        assert 0 <= entry["at"] - entry["due"] < 0.2
+        assert_unchanged([entry])
+    assert ended(worker)
+    assert_each_once(journal)
+
+
+def test_processes_that_are_replaced_after_each_task_or_two_lose_and_repeat_nothing(
+    start_workers: StartWorkers, app: Celery, journal: Journal, client: redis.Redis
+) -> None:
+    for late, each in (True, 1), (False, 2):
+        settings = {"task_acks_late": late, "worker_max_tasks_per_child": each}
+        worker = start(start_workers, "-c", "2", **settings)
+        for i in range(25):
+            app.tasks["e2e.told"].delay(f"task-{each}-{i}")
+        journal.wait_for(f"task-{each}-", 50, timeout=60)
+        wait_until(lambda: slot_keys(client) == [])
+        worker.container.kill()
+    entries = [e for e in journal.entries("task-") if not e["name"].endswith("-done")]
+    assert len({e["pid"] for e in entries}) >= 25 + 13
+    assert_unchanged(entries)
+    assert_each_once(journal)
+
+
+def test_a_worker_takes_what_its_autoscaled_pool_may_start(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    toc: kombu_toc.TimeoutCenter,
+    client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It grows for four, shrinks by itself, grows again, and takes one if it is told to."""
+    monkeypatch.setenv("AUTOSCALE_KEEPALIVE", "1")
+    worker = start(start_workers, "--autoscale", "4,1", task_acks_late=True)
+    main = psutil.Process(worker.container.pid)
+    for burst in range(2):
+        for i in range(4):
+            app.tasks["e2e.told"].delay(f"burst-{burst}-{i}", 0.7)
+        entries = journal.wait_for(f"burst-{burst}-", 4)
+        assert not any(e["name"].endswith("-done") for e in entries[:4]), "they wait for another"
+        journal.wait_for(f"burst-{burst}-", 8)
+        wait_until(lambda: len(main.children()) == 1)
+    app.control.autoscale(1, 1, destination=[worker.hostname()], reply=True, timeout=5)
+    for i in range(4):
+        app.tasks["e2e.told"].delay(f"single-{i}", 0.5)
+    journal.wait_for("single-", 1)
+    assert toc.counts("celery") == (3, 0, 1, 0)
+    journal.wait_for("single-", 8)
+    assert_each_once(journal)
+    wait_until(lambda: slot_keys(client) == [])
+
+
+def test_what_was_taken_of_a_cancelled_queue_is_executed_and_the_rest_left(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    toc: kombu_toc.TimeoutCenter,
+    client: redis.Redis,
+) -> None:
+    """As basic.cancel of AMQP has it: what a consumer was delivered stays with it."""
+    worker = start_busy(start_workers, app, journal, "-c", "1", seconds=1.5, task_acks_late=True)
+    wait_until(lambda: toc.counts("celery").in_flight == 4)
+    told = {"destination": [worker.hostname()], "reply": True, "timeout": 5}
+    assert len(app.control.cancel_consumer("celery", **told)) == 1
+    app.tasks["e2e.told"].delay("later")
+    journal.wait_for("next-", 6)
+    assert toc.counts("celery").ready == 1
+    assert len(app.control.add_consumer("celery", **told)) == 1
+    journal.wait_for("later-done", 1)
+    entries = [e for e in journal.entries() if not e["name"].endswith("-done")]
+    assert {e["worker"] for e in entries} == {worker.hostname()}
+    assert_unchanged(entries)
+    assert_each_once(journal)
+    wait_until(lambda: slot_keys(client) == [])
+
+
+@pytest.mark.parametrize(
+    ("late", "reject", "again"),
+    [(True, True, True), (True, False, False), (False, True, False)],
+    ids=["late and rejected", "late", "early"],
+)
+def test_a_killed_process_costs_what_was_taken_with_it_nothing(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    toc: kombu_toc.TimeoutCenter,
+    client: redis.Redis,
+    late: bool,
+    reject: bool,
+    again: bool,
+) -> None:
+    """What it executed runs again, and is told so, with task_reject_on_worker_lost alone."""
+    settings = {"task_acks_late": late, "task_reject_on_worker_lost": reject}
+    worker = start_busy(start_workers, app, journal, "-c", "1", seconds=1, **settings)
+    wait_until(lambda: toc.counts("celery").in_flight == 3 + late)
+    os.kill(journal.entries("long")[0]["pid"], signal.SIGKILL)
+    journal.wait_for("next-", 6)
+    wait_until(lambda: slot_keys(client) == [])
+    assert_unchanged([e for e in journal.entries("next-") if not e["name"].endswith("-done")])
+    told = [(e["redelivered"], e["count"]) for e in journal.entries("long") if "count" in e]
+    assert told == [(False, None), (True, 1)][: 1 + again]
+    assert len(journal.entries("long-done")) == again
+    assert {n: c for n, c in runs(journal).items() if "long" not in n and c != 1} == {}
+    worker.container.kill()
