@@ -27,7 +27,13 @@ from typing import Any, NamedTuple
 from redis.exceptions import NoScriptError, ResponseError
 
 from . import scores
-from .errors import ActionTimeError, ConfigurationError, ReplicationError, SlotCountError
+from .errors import (
+    ActionTimeError,
+    ConfigurationError,
+    ReplicationError,
+    ServerError,
+    SlotCountError,
+)
 from .scripts import Script, load
 from .topics import (
     DEFAULT_SLOTS,
@@ -54,6 +60,9 @@ ERROR_LENGTH = 1000
 
 #: Messages that one call of purge deletes per slot.
 PURGE_STEP = 1000
+
+#: Leases that one call renews: no call is to keep the server busy for long.
+LEASES_PER_CALL = 500
 
 #: Topics whose declarations a center remembers.
 MOST_KNOWN = 4096
@@ -258,28 +267,35 @@ class TimeoutCenter:
 
         Raises the first error, after all have run.
         """
+        found = self.run_each(calls)
+        for result in found:
+            if isinstance(result, Exception):
+                raise result
+        return found
+
+    def run_each(self, calls: Sequence[Call]) -> list[Any]:
+        """As :meth:`run_all`, but what Redis refused has the error in place of its result."""
         if not calls:
             return []
         if len(calls) == 1:
-            return [self.run(calls[0])]
+            return [self._run_or_error(calls[0])]
         with self.client.pipeline(transaction=False) as pipe:
             for call in calls:
                 pipe.execute_command(*call.command())
             replies = pipe.execute(raise_on_error=False)
-        found, errors = [], []
+        found: list[Any] = []
         for call, reply in zip(calls, replies, strict=True):
             if isinstance(reply, NoScriptError):
-                try:
-                    found.append(self.run(call))
-                except ResponseError as exc:
-                    errors.append(exc)
-            elif isinstance(reply, Exception):
-                errors.append(reply)
+                found.append(self._run_or_error(call))
             else:
-                found.append(call.parse(reply))
-        if errors:
-            raise errors[0]
+                found.append(reply if isinstance(reply, Exception) else call.parse(reply))
         return found
+
+    def _run_or_error(self, call: Call) -> Any:
+        try:
+            return self.run(call)
+        except (ResponseError, ServerError) as exc:
+            return exc
 
     def run_puts(self, calls: Sequence[Call]) -> list[Any]:
         """Run calls that add messages; return what each found.
@@ -732,28 +748,39 @@ class TimeoutCenter:
 
         Returns those whose leases had ended already.
         """
+        return [
+            lost for part in self.run_all(self.extending(deliveries, visibility)) for lost in part
+        ]
+
+    def extending(
+        self, deliveries: Iterable[Delivery], visibility: float | None = None
+    ) -> list[Call]:
+        """The calls that renew leases. Result: those whose leases had ended already."""
         by_slot: dict[tuple[str, int], list[Delivery]] = defaultdict(list)
         for delivery in deliveries:
             by_slot[delivery.topic, delivery.slot].append(delivery)
-        calls = []
-        for (_, number), batch in by_slot.items():
-            topic = self._topic_of(batch[0])
-            seconds = topic.declaration.visibility or visibility
-            if seconds is None:
-                seconds = self.limits.visibility
-            calls.append(
-                Call(
-                    load("extend"),
-                    (topic.slot(number).prepare,),
-                    (int(seconds * 1000), *(x for d in batch for x in (d.id, d.mark))),
-                    _texts,
-                )
-            )
-        lost = []
-        for batch, ids in zip(by_slot.values(), self.run_all(calls), strict=True):
-            gone = set(ids)
-            lost += [delivery for delivery in batch if delivery.id in gone]
-        return lost
+        return [
+            self._extending(held[start : start + LEASES_PER_CALL], visibility)
+            for held in by_slot.values()
+            for start in range(0, len(held), LEASES_PER_CALL)
+        ]
+
+    def _extending(self, batch: list[Delivery], visibility: float) -> Call:
+        topic = self._topic_of(batch[0])
+        seconds = topic.declaration.visibility or visibility
+        if seconds is None:
+            seconds = self.limits.visibility
+
+        def parse(raw: list[bytes]) -> list[Delivery]:
+            gone = set(_texts(raw))
+            return [delivery for delivery in batch if delivery.id in gone]
+
+        return Call(
+            load("extend"),
+            (topic.slot(batch[0].slot).prepare,),
+            (int(seconds * 1000), *(x for d in batch for x in (d.id, d.mark))),
+            parse,
+        )
 
     # -- for people and tools, by id
 

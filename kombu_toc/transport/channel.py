@@ -22,7 +22,7 @@ from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.uuid import uuid
 
 from .. import envelope
-from ..center import Call, Delivery
+from ..center import RECOVER, Call, Delivery
 from ..errors import EnvelopeError
 from ..topics import Limits, Topic
 from .bindings import Bindings, binding
@@ -413,7 +413,8 @@ class Channel(virtual.Channel):
         topic = self._topic(queue)
         visibility = topic.declaration.limits(self.center.limits).visibility
         while True:
-            popped = self.center.pop(queue, 1)
+            recover = RECOVER if self.heartbeat.in_time() else 0
+            popped = self.center.pop(queue, 1, recover=recover)
             self.poller.tally["bare"] += len(popped.bare)
             for id in popped.bare:
                 logger.error("message %s of %s had no body: removed", id, queue)

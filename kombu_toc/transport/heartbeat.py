@@ -2,25 +2,28 @@
 
 That is: the leases of delivered messages, transient queues and bindings, and what could not be
 said because a connection broke: an acknowledgement counts however late it comes. One heartbeat
-per process and server, whatever happens to Kombu's connections.
+per process and server, whatever happens to Kombu's connections. Its thread is a native one in
+every pool: a task may block everything else.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
-import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from redis.exceptions import ResponseError
+from redis import exceptions
 
 from ..center import Call, Delivery, TimeoutCenter
+from ..connections import is_not_now
 from ..errors import TocError
 from .bindings import Bindings
 from .link import BROKEN
+from .native import Bell, native
 
 logger = logging.getLogger(__name__)
 
@@ -36,21 +39,26 @@ SWEEP_INTERVAL = 15.0
 #: Stale topics and exchanges that one look deletes at most.
 SWEEP_MOST = 100
 
-#: How replies begin that mean: not now.
-NOT_NOW = ("READONLY", "MISCONF", "NOREPLICAS", "OOM", "LOADING", "MASTERDOWN", "CLUSTERDOWN")
+#: Messages that one warning names at most.
+MOST_NAMED = 10
 
 _heartbeats: dict[Hashable, Heartbeat] = {}
-_guard = threading.Lock()
 
 
 def _after_fork() -> None:
     # The child holds nothing of what the parent was delivered, and the thread is not in it.
-    global _guard
-    _guard = threading.Lock()
+    for heartbeat in _heartbeats.values():
+        heartbeat.reset()
     _heartbeats.clear()
 
 
+def _at_exit() -> None:
+    for heartbeat in list(_heartbeats.values()):
+        heartbeat.speak()
+
+
 os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)
 
 
 class Heartbeat:
@@ -58,54 +66,79 @@ class Heartbeat:
 
     def __init__(self, make_center: Callable[[], TimeoutCenter]) -> None:
         self._make_center = make_center
-        self._held: dict[tuple[str, int, str], tuple[Delivery, float]] = {}
-        #: queue -> who uses it -> milliseconds it lives without being refreshed
-        self._topics: dict[str, dict[Hashable, int]] = {}
-        self._bindings: dict[tuple[str, str], dict[Hashable, int]] = {}
-        self._owed: list[Call] = []
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._wake = threading.Event()
-        self._interval = float("inf")
-        self._swept = 0.0
+        self.reset()
 
     @classmethod
     def of(cls, identity: Hashable, make_center: Callable[[], TimeoutCenter]) -> Heartbeat:
         """The heartbeat of this process for a server."""
-        with _guard:
-            try:
-                return _heartbeats[identity]
-            except KeyError:
-                made = _heartbeats[identity] = cls(make_center)
-                return made
+        found = _heartbeats.get(identity)
+        return found or _heartbeats.setdefault(identity, cls(make_center))
+
+    def reset(self) -> None:
+        """Hold nothing, owe nothing, and have no thread."""
+        self._held: dict[tuple[str, int, str], tuple[Delivery, float]] = {}
+        #: queue -> who uses it -> milliseconds it lives without being refreshed
+        self._topics: dict[str, dict[Hashable, int]] = {}
+        self._bindings: dict[tuple[str, str], dict[Hashable, int]] = {}
+        self._owed: deque[Call] = deque()
+        self._native = here = native()
+        # Held for moments, within which no greenlet yields. Reentrant, for garbage may be
+        # collected within them, and a channel that is garbage leaves what it held.
+        self._lock = here.rlock()
+        self._bell = Bell(here.lock)
+        self._running = False
+        #: monotonic seconds of the next beat
+        self._due = float("inf")
+        #: monotonic seconds until which every lease held here is known to last
+        self._safe_until = float("inf")
+        self._swept = 0.0
+        #: what the thread could not log by itself
+        self._unsaid: deque[tuple[int, str, tuple[Any, ...], Any]] = deque()
 
     def hold(self, delivery: Delivery, visibility: float) -> None:
         """Renew this message's lease until it is dropped. visibility: seconds."""
-        self._held[delivery.topic, delivery.slot, delivery.id] = (delivery, visibility)
-        self._at_least_every(visibility / BEATS_PER_LEASE)
+        self.speak()
+        with self._lock:
+            self._held[delivery.topic, delivery.slot, delivery.id] = (delivery, visibility)
+            self._safe_until = min(self._safe_until, time.monotonic() + visibility)
+        self._beat_within(visibility / BEATS_PER_LEASE)
 
     def drop(self, delivery: Delivery) -> None:
         """Do not renew it any longer."""
         key = (delivery.topic, delivery.slot, delivery.id)
-        held = self._held.get(key)
-        if held is not None and held[0].mark == delivery.mark:  # else it was delivered again
-            self._held.pop(key, None)
+        with self._lock:
+            held = self._held.get(key)
+            if held is not None and held[0].mark == delivery.mark:  # else it was delivered again
+                del self._held[key]
+
+    def in_time(self) -> bool:
+        """Whether every lease held here still lasts, as far as can be known without asking.
+
+        Not so after the process was suspended, or the server away for long, until the thread
+        has renewed what still can be: whoever rolls back expired leases meanwhile would
+        deliver again what this very process executes.
+        """
+        return not self._held or time.monotonic() < self._safe_until
 
     def keep_topic(self, name: str, expires_ms: int, holder: Hashable) -> None:
         """Keep a transient topic from going stale until its last holder leaves it."""
-        self._topics.setdefault(name, {})[holder] = expires_ms
-        self._at_least_every(expires_ms / 1000 / BEATS_PER_LEASE)
+        with self._lock:
+            self._topics.setdefault(name, {})[holder] = expires_ms
+        self._beat_within(expires_ms / 1000 / BEATS_PER_LEASE)
 
     def keep_binding(self, exchange: str, binding: str, ttl_ms: int, holder: Hashable) -> None:
         """Keep a transient queue's binding from going stale until its last holder leaves it."""
-        self._bindings.setdefault((exchange, binding), {})[holder] = ttl_ms
-        self._at_least_every(ttl_ms / 1000 / BEATS_PER_LEASE)
+        with self._lock:
+            self._bindings.setdefault((exchange, binding), {})[holder] = ttl_ms
+        self._beat_within(ttl_ms / 1000 / BEATS_PER_LEASE)
 
     def leave_topic(self, name: str, holder: Hashable) -> None:
-        _leave(self._topics, name, holder)
+        with self._lock:
+            _leave(self._topics, name, holder)
 
     def leave_binding(self, exchange: str, binding: str, holder: Hashable) -> None:
-        _leave(self._bindings, (exchange, binding), holder)
+        with self._lock:
+            _leave(self._bindings, (exchange, binding), holder)
 
     def forget_topic(self, name: str) -> None:
         """It is deleted: nobody holds it any more."""
@@ -116,106 +149,178 @@ class Heartbeat:
 
     def leave_all(self, holder: Hashable) -> None:
         """A channel is closed."""
-        for held in (self._topics, self._bindings):
-            for name in list(held):
-                _leave(held, name, holder)
+        with self._lock:
+            for held in (self._topics, self._bindings):
+                for name in list(held):
+                    _leave(held, name, holder)
 
     def owe(self, calls: list[Call]) -> None:
         """Run these as soon as the server can be reached."""
-        with self._lock:
-            self._owed += calls
-        self._at_least_every(RETRY_INTERVAL)
+        self._owed.extend(calls)
+        self._beat_within(RETRY_INTERVAL)
 
-    def _at_least_every(self, seconds: float) -> None:
-        if seconds < self._interval or self._thread is None:
-            with self._lock:
-                self._interval = min(self._interval, seconds)
-                if self._thread is None:
-                    self._thread = threading.Thread(
-                        target=self._run, name="toc-heartbeat", daemon=True
-                    )
-                    self._thread.start()
-                else:
-                    self._wake.set()
+    def speak(self) -> None:
+        """Log what the thread had to say, where it may not log by itself.
+
+        For any thread but that one, now and then.
+        """
+        while self._unsaid:
+            try:
+                level, text, args, error = self._unsaid.popleft()
+            except IndexError:  # another was faster
+                return
+            logger.log(level, text, *args, exc_info=error)
+
+    def _beat_within(self, seconds: float) -> None:
+        due = time.monotonic() + seconds
+        # The lock in any case: a thread that found nothing to do may be about to end.
+        with self._lock:
+            if self._running and due >= self._due:
+                return
+            self._due = min(self._due, due)
+            if self._running:
+                self._bell.ring()
+            else:
+                self._native = native()  # patched since, perhaps
+                self._native.start(self._run)
+                self._running = True
+
+    # -- the thread
 
     def _run(self) -> None:
         center: TimeoutCenter | None = None
-        beat = time.monotonic()
-        while True:
-            beat += min(self._interval, SWEEP_INTERVAL)
-            wait = beat - time.monotonic()
-            if wait > 0 and self._wake.wait(wait):
-                # A shorter interval, counted from the beat before.
-                self._wake.clear()
-                beat = time.monotonic()
-                continue
-            beat = time.monotonic()
+        try:
+            while self._wait():
+                try:
+                    if center is None:
+                        center = self._make_center()
+                    self._beat(center)
+                except BROKEN as exc:
+                    self._say(logging.WARNING, "cannot renew leases for now: %s", exc)
+                    self._beat_within(RETRY_INTERVAL)
+                except Exception as exc:
+                    self._say_error(exc)
+        except BaseException:
             with self._lock:
-                if not (self._held or self._topics or self._bindings or self._owed):
-                    self._thread, self._interval = None, float("inf")
-                    break
-            try:
-                if center is None:
-                    center = self._make_center()
-                self._beat(center)
-            except BROKEN as exc:
-                logger.warning("cannot renew leases for now: %s", exc)
-                self._interval = min(self._interval, RETRY_INTERVAL)
-            except TocError as exc:
-                logger.error("cannot renew leases: %s", exc)
-            except Exception:
-                logger.exception("cannot renew leases")
-        if center is not None:
-            center.client.close()
+                self._running = False
+            raise
+        finally:
+            if center is not None:
+                center.client.close()
+                center.client.connection_pool.disconnect()
+                self._native.leave()
+
+    def _wait(self) -> bool:
+        """Until the next beat; False if there is nothing to beat for."""
+        while (wait := self._due - time.monotonic()) > 0:
+            self._bell.wait(min(wait, SWEEP_INTERVAL))
+        with self._lock:
+            if self._held or self._topics or self._bindings or self._owed:
+                self._due = time.monotonic() + RETRY_INTERVAL  # unless the beat says better
+                return True
+            self._running = False
+            self._due = self._safe_until = float("inf")
+            return False
 
     def _beat(self, center: TimeoutCenter) -> None:
-        intervals = [SWEEP_INTERVAL]
+        began = time.monotonic()
         with self._lock:
-            owed, self._owed = self._owed, []
-        if owed:
-            try:
-                center.run_all(owed)
-            except BROKEN:
-                self.owe(owed)
-                raise
-            except ResponseError as exc:
-                if str(exc).startswith(NOT_NOW):
-                    self.owe(owed)
-                else:
-                    logger.error("cannot settle %d messages: %s", len(owed), exc)
-        by_visibility: dict[float, list[Delivery]] = defaultdict(list)
-        for delivery, visibility in list(self._held.values()):
-            by_visibility[visibility].append(delivery)
-        for visibility, deliveries in by_visibility.items():
-            intervals.append(visibility / BEATS_PER_LEASE)
-            for lost in center.extend(deliveries, visibility):
-                if (lost.topic, lost.slot, lost.id) in self._held:
-                    self.drop(lost)
-                    logger.warning(
-                        "message %s of %s was not renewed in time and may be delivered again",
-                        lost.id,
-                        lost.topic,
-                    )
-        bindings = Bindings(center)
-        for name, holders in list(self._topics.items()):
-            expires_ms = min(list(holders.values()), default=0)
-            if not expires_ms:
-                continue
-            intervals.append(expires_ms / 1000 / BEATS_PER_LEASE)
-            center.refresh(name, expires_ms)
-        for (exchange, binding), holders in list(self._bindings.items()):
-            ttl_ms = max(list(holders.values()), default=0)
-            if not ttl_ms:
-                continue
-            intervals.append(ttl_ms / 1000 / BEATS_PER_LEASE)
-            bindings.add(exchange, binding, ttl_ms)
+            held = list(self._held.values())
+            topics = {name: min(some.values()) for name, some in self._topics.items()}
+            bindings = {name: max(some.values()) for name, some in self._bindings.items()}
+            shortest = min((visibility for _, visibility in held), default=float("inf"))
+            lives = [shortest, *(ms / 1000 for ms in (*topics.values(), *bindings.values()))]
+            # Whoever holds something from now on counts from this.
+            self._due = began + min(SWEEP_INTERVAL, min(lives) / BEATS_PER_LEASE)
+        # What is refused in one place must not keep the rest from being renewed.
+        self._attempt(self._settle, center)
+        self._attempt(self._renew, center, held)
+        with self._lock:
+            # What was taken meanwhile has a lease that began later, but maybe a shorter one.
+            taken = [visibility for _, visibility in self._held.values()]
+            self._safe_until = began + min(taken, default=float("inf"))
+        for name, expires_ms in topics.items():
+            self._attempt(center.refresh, name, expires_ms)
+        for (exchange, binding), ttl_ms in bindings.items():
+            self._attempt(Bindings(center).add, exchange, binding, ttl_ms)
         if time.monotonic() - self._swept > SWEEP_INTERVAL:
             self._swept = time.monotonic()
-            sweep(center)
+            self._attempt(sweep, center, self._say)
+
+    def _settle(self, center: TimeoutCenter) -> None:
+        owed = [self._owed.popleft() for _ in range(len(self._owed))]
+        try:
+            results = center.run_each(owed)
+        except BROKEN:
+            self._owed.extendleft(reversed(owed))
+            raise
+        refused = []
+        for call, result in zip(owed, results, strict=True):
+            if not isinstance(result, Exception):
+                continue
+            if isinstance(result, BROKEN) or is_not_now(result):
+                self.owe([call])
+            else:
+                refused.append(result)
+        if refused:
+            self._say(logging.ERROR, "cannot settle %d messages: %s", len(refused), refused[0])
+
+    def _renew(self, center: TimeoutCenter, held: list[tuple[Delivery, float]]) -> None:
+        by_visibility: dict[float, list[Delivery]] = defaultdict(list)
+        for delivery, visibility in held:
+            by_visibility[visibility].append(delivery)
+        calls = [
+            call
+            for visibility, deliveries in by_visibility.items()
+            for call in center.extending(deliveries, visibility)
+        ]
+        lost: list[Delivery] = []
+        errors: list[Exception] = []
+        for result in center.run_each(calls):
+            if isinstance(result, Exception):
+                errors.append(result)
+            else:
+                lost += [delivery for delivery in result if self._lose(delivery)]
+        if lost:
+            shown = ", ".join(f"{one.id} of {one.topic}" for one in lost[:MOST_NAMED])
+            more = f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
+            self._say(
+                logging.WARNING,
+                "leases ended before they were renewed, the messages may be delivered again: %s%s",
+                shown,
+                more,
+            )
+        if errors:
+            raise errors[0]
+
+    def _lose(self, delivery: Delivery) -> bool:
+        """Hold it no longer; whether it still was: it may be settled or delivered anew."""
+        key = (delivery.topic, delivery.slot, delivery.id)
         with self._lock:
-            self._interval = min(intervals)
-            if self._owed:
-                self._interval = min(self._interval, RETRY_INTERVAL)
+            held = self._held.get(key)
+            if held is None or held[0] is not delivery:
+                return False
+            del self._held[key]
+            return True
+
+    def _attempt(self, what: Callable[..., Any], *args: Any) -> None:
+        try:
+            what(*args)
+        except BROKEN:
+            raise
+        except Exception as exc:
+            self._say_error(exc)
+
+    def _say_error(self, exc: Exception) -> None:
+        known = isinstance(exc, (TocError, exceptions.ResponseError))
+        self._say(logging.ERROR, "cannot renew leases: %s", exc, error=None if known else exc)
+
+    def _say(self, level: int, text: str, *args: Any, error: Exception | None = None) -> None:
+        if self._native.patched:
+            # The locks of logging's handlers are the greenlets'.
+            self._unsaid.append((level, text, args, error))
+        else:
+            logger.log(level, text, *args, exc_info=error)
 
 
 def _leave(held: dict[Any, dict[Hashable, int]], name: Any, holder: Hashable) -> None:
@@ -226,14 +331,17 @@ def _leave(held: dict[Any, dict[Hashable, int]], name: Any, holder: Hashable) ->
             held.pop(name, None)
 
 
-def sweep(center: TimeoutCenter) -> list[str]:
-    """Delete the transient queues and bindings that nobody has refreshed; return their names."""
+def sweep(center: TimeoutCenter, say: Callable[..., None] = logger.log) -> list[str]:
+    """Delete the transient queues and bindings that nobody has refreshed; return their names.
+
+    say: is told what a log should be told
+    """
     stale = center.stale(SWEEP_MOST)
     bindings = Bindings(center)
     for member in stale:
         kind, _, name = member.partition(":")
         if kind == "topic":
-            logger.info("deleting queue %s: it went stale", name)
+            say(logging.INFO, "deleting queue %s: it went stale", name)
             center.delete(name)
         else:
             bindings.of(name)

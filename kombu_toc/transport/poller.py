@@ -360,6 +360,7 @@ class Poller:
         """Before each wait: send what is to be sent, deliver what is due."""
         self._in_tick = True
         try:
+            self.heartbeat.speak()
             for link in (self._wake, self._work, self._stream):
                 link.check()
             self._send_settled()
@@ -382,6 +383,7 @@ class Poller:
         self.detach()
         if os.getpid() != self._pid:
             return
+        self.heartbeat.speak()
         self.flush()
         for channel, intake in list(self.intakes.items()):
             for topic in list(intake.topics):
@@ -538,7 +540,7 @@ class Poller:
         slots = intake.asked.pop(topic)
         recover = 0
         again = intake.recovered.get(topic, 0.0) + self.settings.toc_poll_interval
-        if slots is None and now >= again:
+        if slots is None and now >= again and self.heartbeat.in_time():
             recover, intake.recovered[topic] = RECOVER, now
         settings = self.settings
         lookahead = int(settings.toc_lookahead * 1_000_000) if self._hub is not None else 0

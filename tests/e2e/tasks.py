@@ -6,6 +6,7 @@ in a list in Redis, apart from broker and results.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import time
@@ -45,6 +46,7 @@ def make_app(broker: str, backend: str, **settings: Any) -> Celery:
     app.task(name="e2e.refuse", bind=True, acks_late=True)(refuse)
     app.task(name="e2e.fail_unacknowledged", acks_late=True, acks_on_failure_or_timeout=False)(fail)
     app.task(name="e2e.told", bind=True)(told)
+    app.task(name="e2e.stall", acks_late=True)(stall)
     return app
 
 
@@ -147,6 +149,19 @@ def told(self: Task, name: str, seconds: float = 0.0) -> None:
         worker=self.request.hostname,
     )
     time.sleep(seconds)
+    write(name=f"{name}-done")
+
+
+def stall(name: str, seconds: float, how: str) -> None:
+    """As late_ack, and nothing else that is green runs meanwhile.
+
+    how: "sleep", in C code that nobody has patched, or "loop", which never yields
+    """
+    write(name=name)
+    end = time.monotonic() + seconds
+    while (rest := end - time.monotonic()) > 0:
+        if how == "sleep":
+            ctypes.CDLL(None).usleep(int(rest * 1_000_000))  # a signal would end it early
     write(name=f"{name}-done")
 
 

@@ -54,21 +54,6 @@ def test_tasks_far_beyond_the_visibility_timeout_run_exactly_once(
     assert set(runs.values()) == {1}
 
 
-def test_a_task_longer_than_the_visibility_timeout_runs_once(
-    start_workers: StartWorkers, app: Celery, journal: Journal
-) -> None:
-    """A5: its lease is renewed, also while a solo worker's only thread runs it."""
-    options = {"broker_transport_options": {"visibility_timeout": 1}}
-    start_workers(1, "-P", "solo", **options)
-    start_workers(1, "-c", "1", **options)
-    results = [app.tasks["e2e.late_ack"].delay(f"long-{i}", 3.5) for i in range(2)]
-    for result in results:
-        result.get(timeout=30)
-    runs = Counter(entry["name"] for entry in journal.entries("long-"))
-    assert set(runs) == {"long-0", "long-1", "long-0-done", "long-1-done"}
-    assert set(runs.values()) == {1}
-
-
 def test_scheduled_tasks_cost_a_worker_no_memory(
     start_workers: StartWorkers, app: Celery, toc: kombu_toc.TimeoutCenter
 ) -> None:

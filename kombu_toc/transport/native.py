@@ -1,0 +1,90 @@
+"""Threads of the operating system, also where gevent or eventlet put greenlets in their place.
+
+Both replace Python's threads by greenlets, all of which stand still while one of them does not
+yield. What must go on meanwhile needs a native thread, and locks that work across such threads:
+the replaced ones need not. Sockets may be used in it as they are: a thread has its own loop.
+"""
+
+from __future__ import annotations
+
+import _thread
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+class Native(NamedTuple):
+    """What Python had before it was patched."""
+
+    #: whether it was: then nothing in a native thread may wait for a lock that greenlets use,
+    #: and the locks of logging's handlers are such locks
+    patched: bool
+    #: run a function in a thread that the interpreter does not wait for at its end
+    start: Callable[[Callable[[], None]], Any]
+    lock: Callable[[], Any]
+    rlock: Callable[[], Any]
+    #: to be called by such a thread at its end: what its loop has open is closed
+    leave: Callable[[], None]
+
+
+def native() -> Native:
+    """Native threads and locks, as this process has them now."""
+    monkey = sys.modules.get("gevent.monkey")
+    if monkey is not None and monkey.is_module_patched("threading"):
+
+        def original(name: str) -> Any:
+            return monkey.get_original("_thread", name)
+
+        return _patched(original, _leave_gevent)
+    patcher = sys.modules.get("eventlet.patcher")
+    if patcher is not None and patcher.is_monkey_patched("thread"):
+        module = patcher.original("_thread")
+        return _patched(lambda name: getattr(module, name), _leave_eventlet)
+    return Native(False, _start, _thread.allocate_lock, _thread.RLock, lambda: None)
+
+
+def _start(run: Callable[[], None]) -> None:
+    threading.Thread(target=run, name="toc-heartbeat", daemon=True).start()
+
+
+def _patched(original: Callable[[str], Any], leave: Callable[[], None]) -> Native:
+    start = original("start_new_thread")
+    return Native(
+        True,
+        lambda run: start(run, ()),
+        original("allocate_lock"),
+        original("RLock"),
+        leave,
+    )
+
+
+def _leave_gevent() -> None:
+    sys.modules["gevent"].get_hub().destroy(destroy_loop=True)
+
+
+def _leave_eventlet() -> None:
+    hub = sys.modules["eventlet.hubs"].get_hub()
+    if hub.running:  # else nothing has waited yet, and nothing would end its first wait
+        hub.abort(wait=True)
+    loop = getattr(hub, "loop", None)  # of the hub that is built on asyncio
+    if loop is not None and not loop.is_running():
+        loop.close()
+
+
+class Bell:
+    """Wakes one thread; whoever rings never waits."""
+
+    def __init__(self, lock: Callable[[], Any]) -> None:
+        self._silent = lock()
+        self._silent.acquire()
+
+    def ring(self) -> None:
+        try:
+            self._silent.release()
+        except RuntimeError:
+            pass  # it rings already
+
+    def wait(self, seconds: float) -> None:
+        """Until it rings, or has rung since it was last waited for."""
+        self._silent.acquire(timeout=seconds)

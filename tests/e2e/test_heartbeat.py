@@ -1,0 +1,185 @@
+"""Leases: renewed while the worker lives, whatever its tasks do; ended while it stands still."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import redis
+from celery import Celery
+from kombu import Queue
+
+import kombu_toc
+
+from .conftest import POOLS, Journal, slot_keys
+from .nodes import Worker
+
+StartWorkers = Callable[..., list[Worker]]
+
+VISIBILITY = 1.0
+
+#: Workers that need not wait for each other start a second sooner.
+ALONE = ("--without-mingle", "--without-gossip")
+
+
+def until(holds: Callable[[], bool], what: object = "") -> None:
+    deadline = time.monotonic() + 15
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)  # it comes about in another process
+
+
+def stop(*workers: Worker) -> None:
+    """All at once: it takes each some seconds."""
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(Worker.teardown, workers))
+
+
+@pytest.mark.parametrize("pool", list(POOLS))
+def test_a_task_that_blocks_its_process_runs_once_and_so_does_what_waits_behind_it(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    toc: kombu_toc.TimeoutCenter,
+    pool: str,
+) -> None:
+    """A5: four leases long, in C code and in a loop, while another worker idles beside it.
+
+    The visibility timeout is the connection's in one queue and the topic's own in the other.
+    """
+    with app.connection_for_write() as connection:
+        Queue("brief", queue_arguments={"x-visibility": VISIBILITY})(connection).declare()
+    ways = {"celery": "loop", "brief": "sleep"}
+    for queue, how in ways.items():
+        app.tasks["e2e.late_ack"].apply_async((f"first-{how}", 0.1), queue=queue)
+        app.tasks["e2e.stall"].apply_async((f"stalled-{how}", 4 * VISIBILITY, how), queue=queue)
+        for i in range(2):
+            app.tasks["e2e.late_ack"].apply_async((f"behind-{how}-{i}", 0), queue=queue)
+    options = (*POOLS[pool][:2], "-c", "1", *ALONE)
+    short = {"broker_transport_options": {"visibility_timeout": VISIBILITY}}
+    [beside] = start_workers(1, "-P", "solo", "-Q", "urgent", *ALONE, **short)
+    busy = start_workers(1, *options, "-Q", "brief") + start_workers(
+        1, *options, "-Q", "celery", **short
+    )
+    journal.wait_for("stalled-", 2)
+    for queue in ways:
+        # The rest is prefetched: only a lease that ends gives it to another.
+        until(lambda queue=queue: toc.counts(queue).waiting == 0, queue)
+        [reply] = app.control.add_consumer(queue, destination=[beside.hostname()], reply=True)
+        assert "ok" in reply[beside.hostname()]
+    assert journal.entries("behind-") == []
+    journal.wait_for("behind-", 8)
+    runs = Counter(entry["name"] for entry in journal.entries())
+    assert set(runs.values()) == {1}, runs
+    assert len(runs) == 16
+    assert not any("may be delivered again" in worker.logs() for worker in busy)
+    stop(beside, *busy)
+
+
+def test_a_solo_worker_settles_each_task_before_it_starts_the_next(
+    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
+) -> None:
+    """A5: if it is killed, no task that has ended runs again."""
+    for i in range(5):
+        app.tasks["e2e.late_ack"].delay(f"in-turn-{i}", 0.4)
+    start_workers(1, "-P", "solo", *ALONE)
+    for i in range(5):
+        until(lambda i=i: any(e["name"] == f"in-turn-{i}" for e in journal.entries()), i)
+        counts = toc.counts("celery")
+        assert counts.in_flight + counts.waiting == 5 - i
+
+
+def suspend(worker: Worker) -> Callable[[], None]:
+    """Stop a worker's processes as SIGSTOP does; returns what lets them go on."""
+    processes = worker.container.processes()
+    for process in processes:
+        process.suspend()
+
+    def resume() -> None:
+        for process in processes:
+            process.resume()
+
+    return resume
+
+
+SUSPENDED = {"prefork": ("-P", "prefork", "-c", "1"), "solo": ("-P", "solo")}
+
+
+@pytest.mark.parametrize("pool", list(SUSPENDED))
+def test_the_late_acknowledgement_of_a_suspended_worker_does_no_harm(
+    start_workers: StartWorkers, app: Celery, journal: Journal, client: redis.Redis, pool: str
+) -> None:
+    """A5, Y4: another worker has taken its message meanwhile, and is executing it."""
+    options = {"broker_transport_options": {"visibility_timeout": VISIBILITY}}
+    [worker] = start_workers(1, *SUSPENDED[pool], *ALONE, **options)
+    [beside] = start_workers(1, "-P", "solo", "-Q", "urgent", *ALONE, **options)
+    app.tasks["e2e.late_ack"].delay("twice", 3 * VISIBILITY)
+    [first] = journal.wait_for("twice", 1)
+    resume = suspend(worker)
+    try:
+        app.control.add_consumer("celery", destination=[beside.hostname()])
+        [_, second] = journal.wait_for("twice", 2)
+        time.sleep(max(first["at"] + 3 * VISIBILITY - time.time(), 0))  # suspended so long
+    finally:
+        resume()
+    assert second["pid"] == beside.container.pid
+    journal.wait_for("twice-done", 2)
+    app.tasks["e2e.late_ack"].delay("afterwards", 0)
+    journal.wait_for("afterwards-done", 1)
+    until(lambda: slot_keys(client) == [], slot_keys(client))
+    runs = Counter(entry["name"] for entry in journal.entries())
+    assert runs == {"twice": 2, "twice-done": 2, "afterwards": 1, "afterwards-done": 1}
+    assert "Traceback" not in worker.logs() + beside.logs()
+    stop(worker, beside)
+
+
+@pytest.mark.parametrize("pool", list(SUSPENDED))
+def test_the_late_acknowledgement_of_a_suspended_worker_cancels_a_second_run(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    toc: kombu_toc.TimeoutCenter,
+    client: redis.Redis,
+    pool: str,
+) -> None:
+    """A5: its message waits again, and nobody has taken it."""
+    options = {"broker_transport_options": {"visibility_timeout": VISIBILITY}}
+    [worker] = start_workers(1, *SUSPENDED[pool], *ALONE, **options)
+    app.tasks["e2e.late_ack"].delay("once", 3 * VISIBILITY)
+    journal.wait_for("once", 1)
+    resume = suspend(worker)
+    try:
+        until(lambda: toc.pop("celery", 0).rolled_back != [], "its lease has not ended")
+        assert toc.counts("celery").waiting == 1
+    finally:
+        resume()
+    journal.wait_for("once-done", 1)
+    [another] = start_workers(1, "-P", "solo", *ALONE, **options)
+    until(lambda: slot_keys(client) == [], slot_keys(client))
+    app.tasks["e2e.note"].delay("afterwards")
+    journal.wait_for("afterwards", 1)
+    runs = Counter(entry["name"] for entry in journal.entries())
+    assert runs == {"once": 1, "once-done": 1, "afterwards": 1}
+    assert worker.logs().count("may be delivered again") == 1
+    stop(worker, another)
+
+
+def test_a_worker_that_was_suspended_does_not_take_its_own_messages_again(
+    start_workers: StartWorkers, app: Celery, journal: Journal, client: redis.Redis
+) -> None:
+    """A5: nobody else was there, and it has processes to spare."""
+    options = {"broker_transport_options": {"visibility_timeout": VISIBILITY}}
+    [worker] = start_workers(1, "-P", "prefork", "-c", "4", *ALONE, **options)
+    for i in range(2):
+        app.tasks["e2e.late_ack"].delay(f"own-{i}", 5 * VISIBILITY)
+    journal.wait_for("own-", 2)
+    resume = suspend(worker)
+    time.sleep(2 * VISIBILITY)  # its leases end
+    resume()
+    journal.wait_for("own-", 4)
+    until(lambda: slot_keys(client) == [], slot_keys(client))
+    runs = Counter(entry["name"] for entry in journal.entries("own-"))
+    assert set(runs.values()) == {1}, runs

@@ -1,0 +1,215 @@
+"""What keeps leases alive, against a real server: nothing may get in its way."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from kombu_toc import TimeoutCenter
+from kombu_toc.center import Delivery
+from kombu_toc.transport.heartbeat import Heartbeat
+
+from ..servers import Server
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def heartbeat(server: Server) -> Iterator[Heartbeat]:
+    made = Heartbeat(lambda: TimeoutCenter(server.client()))
+    yield made
+    for delivery, _ in list(made._held.values()):
+        made.drop(delivery)
+
+
+def deliver(
+    center: TimeoutCenter, topic: str, visibility: float, number: int = 1
+) -> list[Delivery]:
+    center.declare(topic, slots=1)
+    for i in range(number):
+        center.put(topic, f"{topic}-{i}", b"x")
+    return center.pop(topic, number, visibility=visibility).messages
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)  # another thread brings it about
+
+
+def test_an_error_in_one_topic_keeps_no_other_lease_from_being_renewed(
+    center: TimeoutCenter, client: redis.Redis, heartbeat: Heartbeat
+) -> None:
+    [broken] = deliver(center, "broken", 0.5)
+    [sound] = deliver(center, "sound", 0.6)
+    client.set("toc:{broken:0}:prepare", "no sorted set")
+    heartbeat.hold(broken, 0.5)
+    heartbeat.hold(sound, 0.6)
+    time.sleep(1)  # more than a lease
+    assert center.pop("sound").rolled_back == []
+    assert center.counts("sound").in_flight == 1
+
+
+def test_a_short_lease_taken_while_others_are_being_renewed_is_renewed_in_time(
+    center: TimeoutCenter, client: redis.Redis, heartbeat: Heartbeat
+) -> None:
+    [long] = deliver(center, "long", 3)
+    heartbeat.hold(long, 3)
+    time.sleep(0.7)  # the first beat comes after one second
+    [short] = deliver(center, "short", 1.2)
+    client.client_pause(600)
+    time.sleep(0.5)  # that beat is under way, and the server does not answer yet
+    heartbeat.hold(short, 0.6)
+    time.sleep(0.9)  # its first lease has ended, and the long one is not due again
+    assert center.pop("short").rolled_back == []
+    assert center.counts("short").in_flight == 1
+
+
+def test_what_was_settled_while_its_lease_was_being_renewed_is_not_reported_as_lost(
+    center: TimeoutCenter,
+    client: redis.Redis,
+    heartbeat: Heartbeat,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    [delivery] = deliver(center, "mail", 1)
+    center.ack([delivery])
+    client.client_pause(700)
+    heartbeat.hold(delivery, 1)
+    time.sleep(0.5)  # the renewal is under way
+    heartbeat.drop(delivery)
+    time.sleep(0.5)  # and is answered
+    assert "mail" not in caplog.text
+    assert not heartbeat._held
+
+
+def test_a_thousand_leases_that_ended_make_one_warning(
+    center: TimeoutCenter, heartbeat: Heartbeat, caplog: pytest.LogCaptureFixture
+) -> None:
+    deliveries = deliver(center, "mail", 60, 1000)
+    center.release(deliveries)
+    for delivery in deliveries:
+        heartbeat.hold(delivery, 1)
+    until(lambda: not heartbeat._held)
+    until(lambda: bool(caplog.records))
+    [record] = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert "may be delivered again" in record.getMessage()
+    assert record.getMessage().endswith("and 990 more")
+
+
+def test_thousands_of_leases_are_renewed_in_calls_of_bounded_length(
+    center: TimeoutCenter, client: redis.Redis
+) -> None:
+    deliveries = deliver(center, "mail", 0.5, 3000)
+    client.config_resetstat()
+    gone = deliveries[0]
+    center.ack([gone])
+    assert center.extend(deliveries, 60) == [gone]
+    time.sleep(0.5)  # the first leases would have ended
+    assert center.pop("mail").rolled_back == []
+    assert max(len(call.args) for call in center.extending(deliveries, 60)) == 1001
+
+
+def test_an_acknowledgement_that_a_replica_refused_is_said_again(tmp_path: Path) -> None:
+    """A failover: for a while the server takes no writes."""
+    server = Server(tmp_path).start()
+    try:
+        with server.client() as client:
+            center = TimeoutCenter(client)
+            [delivery] = deliver(center, "mail", 60)
+            client.execute_command("REPLICAOF", "127.0.0.1", "1")
+            heartbeat = Heartbeat(lambda: TimeoutCenter(server.client()))
+            heartbeat.owe(center.acking([delivery]))
+            time.sleep(1.5)  # it is said once a second, and refused
+            assert center.counts("mail").in_flight == 1
+            client.execute_command("REPLICAOF", "NO", "ONE")
+            until(lambda: center.counts("mail").in_flight == 0)
+    finally:
+        server.stop()
+
+
+GREEN = """
+import sys
+if sys.argv[1] == "gevent":
+    import gevent.monkey; gevent.monkey.patch_all()
+else:
+    import warnings; warnings.simplefilter("ignore")
+    import eventlet; eventlet.monkey_patch()
+import ctypes, gc, logging, os, time
+logging.basicConfig(level="INFO", stream=sys.stdout, format="%(message)s")
+import kombu_toc
+from kombu_toc.transport import heartbeat as module
+from kombu_toc.transport.heartbeat import Heartbeat
+
+url = sys.argv[2]
+center = kombu_toc.center_for(url)
+heart = Heartbeat.of("here", lambda: kombu_toc.center_for(url))
+
+def deliver(id):
+    center.put("mail", id, b"x")
+    return center.pop("mail", visibility=0.6).messages[0]
+
+def block(seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        ctypes.CDLL(None).usleep(100_000)
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+def files():
+    return len(os.listdir("/proc/self/fd"))
+
+kept, lost = deliver("kept"), deliver("lost")
+before = threads(), files()
+heart.hold(kept, 0.6)
+heart.hold(lost, 0.6)
+center.reject(lost, requeue=True)
+block(1.5)
+print("rolled back", center.pop("mail", 0).rolled_back)
+print("before it may speak")
+heart.speak()
+for _ in range(3):
+    heart.drop(kept)
+    block(0.5)
+    assert threads() == before[0], threads()
+    heart.hold(kept, 0.6)
+    assert threads() > before[0]
+block(0.5)
+heart.drop(kept)
+block(0.5)
+gc.collect()
+assert files() <= before[1], (before, files())
+print("once more")
+heart.hold(kept, 0.6)
+heart.hold(lost, 0.6)
+block(0.5)
+"""
+
+
+@pytest.mark.parametrize("library", ["gevent", "eventlet"])
+def test_the_thread_is_native_where_threads_are_greenlets(
+    server: Server, client: redis.Redis, library: str
+) -> None:
+    """It renews while the process is blocked, logs nothing by itself, ends, starts again, and
+    neither keeps the process nor spoils its end."""
+    ran = subprocess.run(
+        [sys.executable, "-c", GREEN, library, server.toc_url],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert ran.stderr == ""
+    assert ran.returncode == 0
+    lines = ran.stdout.splitlines()
+    warning = lines.pop(2)
+    assert warning.endswith("may be delivered again: lost of mail")
+    assert lines == ["rolled back []", "before it may speak", "once more", warning]
