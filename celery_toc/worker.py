@@ -7,7 +7,8 @@ Active without any set-up: a worker whose broker is ours gets one more bootstep
   worker while an idle one could start it;
 - hands a task that arrives when it is due straight on, instead of to a timer: a message with an
   ``eta`` has waited in Redis, by Redis's clock, and ``request.eta`` stays as sent;
-- keeps the messages of executing tasks when the connection breaks;
+- keeps the messages of executing tasks when the connection breaks, and of those that a process
+  has been sent and is about to start;
 - gives back, as soon as the worker is told to end, what no process has begun, however long the
   tasks take that it waits for.
 """
@@ -27,6 +28,7 @@ from celery.worker.consumer.tasks import Tasks
 
 import kombu_toc
 
+from .processes import FlushesWhatWasNotSent, was_sent
 from .rejections import explain
 
 logger = get_logger(__name__)
@@ -78,6 +80,8 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
         self._submitted: set[Any] = set()
         #: those of them that it has begun, or begins whatever happens
         self._started: set[Any] = set()
+        #: requests that a process was sent and whose messages were kept for that
+        self._promised: list[Any] = []
         #: held while it is decided whether one is begun or its message given back
         self._deciding = threading.Lock()
         self._helper: threading.Thread | None = None
@@ -100,6 +104,9 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
         channel.keep = lambda message: self._executing(c, message)
         # A full pool of greenlets stops whoever gives it one more, for as long as it is full.
         channel.no_prefetch = c.pool.is_green or bool(c.app.conf.get("worker_disable_prefetch"))
+        flush = getattr(c.pool, "flush", None)
+        if flush is not None and not isinstance(flush, FlushesWhatWasNotSent):
+            c.pool.flush = FlushesWhatWasNotSent(c.pool, self._promised)
         self._warn_of_forgetfulness(c, channel)
         self._listen_for_the_end(c)
         if not c.hub or _ends_tasks_in_threads(c.pool):
@@ -119,18 +126,28 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
             if self._helper is not None:
                 self._helper.join()
             self._poller.close()
-            self._give_back(c.task_consumer.channel)
+            self._give_back(c, c.task_consumer.channel)
         self._poller = None
 
-    def _give_back(self, channel: kombu_toc.Channel) -> None:
+    def _give_back(self, c: Any, channel: kombu_toc.Channel) -> None:
         """Everything that the pool has not begun."""
-        keep, channel.keep = channel.keep, self._begun
+
+        def begun(message: kombu_toc.Message) -> bool:
+            request = _request_of(message, state.active_requests, self._started)
+            return request is not None or self._was_sent(c, message)
+
+        keep, channel.keep = channel.keep, begun
         with self._deciding:
             channel.qos.restore_unacked()
         channel.keep = keep
 
-    def _begun(self, message: kombu_toc.Message) -> bool:
-        return _request_of(message, state.active_requests, self._started) is not None
+    def _was_sent(self, c: Any, message: kombu_toc.Message) -> bool:
+        """Whether a process has this message's task and has not said yet that it starts it."""
+        request = _request_of(message, state.reserved_requests)
+        if request is None or not was_sent(c.pool, request):
+            return False
+        self._promised.append(request)
+        return True
 
     def _listen_for_the_end(self, c: Any) -> None:
         """For when the loop does not turn although the worker is to end."""
@@ -149,7 +166,7 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
 
                 def give_back() -> None:
                     poller.give_up()
-                    self._give_back(channel)
+                    self._give_back(c, channel)
 
                 self._help(give_back)
                 self._helper.join(HELP_TIMEOUT)
@@ -180,10 +197,10 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
             return False
         cancels = c.app.conf.get("worker_cancel_long_running_tasks_on_connection_loss")
         request = _request_of(message, state.active_requests, self._submitted)
+        if request is None:
+            return self._was_sent(c, message)
         # What Celery is about to cancel is left to be delivered again.
-        return request is not None and not (
-            cancels and request.task.acks_late and not request.acknowledged
-        )
+        return not (cancels and request.task.acks_late and not request.acknowledged)
 
     def _busy(self) -> int:
         """How many tasks the pool has or is about to get."""

@@ -86,6 +86,13 @@ class Server:
                 process.wait()
                 raise AssertionError("the server does not stop when it is told to") from None
 
+    def kill(self) -> None:
+        """End it as a crash would."""
+        if self._process is not None:
+            process, self._process = self._process, None
+            process.kill()
+            process.wait()
+
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"

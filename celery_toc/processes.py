@@ -1,0 +1,75 @@
+"""What a pool of processes has been sent: it is started, whatever becomes of the connection.
+
+Celery forgets, when the connection is lost or the worker stops, every task that no process has
+said it starts. One that was written to a process is started nevertheless: were its message given
+back, it would run twice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+
+def was_sent(pool: Any, request: Any) -> bool:
+    """Whether a request's task was written to a process of the pool that lives.
+
+    One whose process died before it started is sent to another, and waits for that.
+    """
+    return _was_sent(getattr(pool, "_pool", None), _job(request))
+
+
+class FlushesWhatWasNotSent:
+    """The pool's `flush`, when the connection is lost or the worker stops.
+
+    promised: requests whose messages were kept because a process was sent them
+    """
+
+    def __init__(self, pool: Any, promised: list[Any]) -> None:
+        self._pool = pool
+        self._flush: Callable[[], Any] = pool.flush
+        self._promised = promised
+
+    def __call__(self) -> Any:
+        pool = self._pool._pool
+        sent = [job for job in tuple(getattr(pool, "_cache", {}).values()) if _was_sent(pool, job)]
+        for job in sent:
+            job.discard = _nothing
+        for process in tuple(getattr(pool, "_pool", ())):
+            if not process._is_alive():
+                # Its pipe goes to the process that comes next: not with tasks in it.
+                _empty(process.inq._reader)
+        while self._promised:
+            request = self._promised.pop()
+            job = _job(request)
+            accepted = job is not None and job._accepted
+            if not (accepted or _was_sent(pool, job) or request.message.acknowledged):
+                request.message.requeue()  # its process has been killed since
+        try:
+            return self._flush()
+        finally:
+            for job in sent:
+                del job.discard
+
+
+def _nothing() -> None:
+    pass
+
+
+def _empty(reader: Any) -> None:
+    with suppress(OSError):
+        while reader.poll(0):
+            os.read(reader.fileno(), 1 << 16)
+
+
+def _job(request: Any) -> Any:
+    """What the pool knows a request's task by, or None."""
+    reference = getattr(request, "_apply_result", None)
+    return reference() if reference is not None else None
+
+
+def _was_sent(pool: Any, job: Any) -> bool:
+    process = getattr(job, "_write_to", None)
+    return process is not None and process._is_alive() and job not in pool.outbound_buffer

@@ -1,0 +1,57 @@
+"""Breaks everything there is to break, and counts what became of the tasks.
+
+::
+
+    python -m tests.chaos --seconds 60 --seed 1
+    python -m tests.chaos --transport redis --faults kill,cut --json report.json
+
+Two producers send tasks for so many seconds, about half of them with an ETA 0.1 to 10 seconds
+ahead. Three workers run them: two of processes (``-c 2``), one of threads (``-c 4``), with
+``acks_late`` and ``reject_on_worker_lost``. All of them reach the broker through a proxy
+(`tests.proxy`); the broker is a real server that syncs each write to its disk. Faults come one
+after the other, at least two seconds apart, as a schedule says that depends on the seed alone:
+
+=========  =======================================================================================
+kill       SIGKILL of a worker with its pool; of one process of a pool
+term       SIGTERM: a warm shutdown, which must end within 20 seconds
+stop       SIGSTOP of a worker with its pool: for longer than the visibility timeout; for less
+cut        all connections are reset; in the middle of a reply; before a publish is answered
+freeze     nothing passes for a while; replies stop halfway, until the connections are reset
+restart    of the server, with SIGTERM and with SIGKILL
+flush      SCRIPT FLUSH
+=========  =======================================================================================
+
+A worker that has ended is started again. After the last fault all are given time to finish:
+until everything that was sent has run and nothing is left in the broker, or until nothing has
+happened for 30 seconds.
+
+What counts is kept apart from all that: producers and tasks write each step into a *ledger*, a
+server of its own that no fault touches. From it the report is made (`verdict`):
+
+lost         ``apply_async`` returned, and the task never finished
+early        started before its ETA, both by this machine's one clock, without any tolerance:
+             the clock, the ETA and the broker's clock have microseconds, the broker's times
+             have milliseconds, rounded up
+duplicated   ran again. *Explained* is that only if the earlier run's worker (or its process of
+             the pool) was killed, or stopped for longer than the visibility timeout, after that
+             run's start and before the next; or if the later run's worker was stopped for so long
+             with the message in its hands, and started it when it went on. Lost connections,
+             restarts and shutdowns explain nothing. Each run explains one other run at most.
+             This holds for tasks whose ``apply_async`` raised as well: they may run once or not
+             at all
+stuck        still in the broker when nothing happened any more
+keys left    of slots, in a broker that should hold no message
+
+Of the duplicates that are not explained, those are told apart that look like a publish that was
+sent twice: the later run is no redelivery, and the connection failed while it was being sent.
+
+The visibility timeout is 5 seconds, for peers too: what a lease means to each is what is to be
+compared. ``--transport redis`` is Kombu's own transport, in the same environment.
+``--transport valkey`` is celery-redis-plus, which wants an environment of its own::
+
+    python3.13 -m venv plus
+    plus/bin/pip install celery-redis-plus 'redis>=7.1,<8' 'valkey>=6.1,<7'
+    python -m tests.chaos --transport valkey --python plus/bin/python
+
+For a peer, whatever keys there are that hold messages count as left.
+"""

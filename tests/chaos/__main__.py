@@ -1,0 +1,48 @@
+"""``python -m tests.chaos``: see the package."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from .run import FAMILIES, TRANSPORTS, Run
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description="see tests/chaos")
+    parser.add_argument("--seconds", type=float, default=60, help="how long faults go on (60)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--transport", choices=TRANSPORTS, default="toc")
+    parser.add_argument("--tasks-per-second", type=float, default=12, metavar="N")
+    parser.add_argument("--faults", default=",".join(FAMILIES), help="families (all)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="the report, for programs")
+    parser.add_argument("--python", default=sys.executable, help="of workers and producers")
+    parser.add_argument("--directory", type=Path, help="where logs are to stay")
+    options = parser.parse_args()
+    faults = options.faults.split(",")
+    for name in faults:
+        if name not in FAMILIES:
+            parser.error(f"no such fault: {name!r}; there are {', '.join(FAMILIES)}")
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = options.directory or Path(temporary)
+        directory.mkdir(parents=True, exist_ok=True)
+        report = Run(
+            directory,
+            seed=options.seed,
+            seconds=options.seconds,
+            transport=options.transport,
+            rate=options.tasks_per_second,
+            families=faults,
+            python=options.python,
+        ).run()
+    print(report.table())
+    if options.json:
+        options.json.write_text(json.dumps(vars(report), indent=2))
+    return 0 if report.faultless else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

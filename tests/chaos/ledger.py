@@ -1,0 +1,39 @@
+"""What producers and tasks have done, written to a server that no fault touches."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+import redis
+
+_clients: dict[int, redis.Redis] = {}
+
+
+def write(what: str, id: str, **details: Any) -> None:
+    """Add a line. at: seconds since the epoch; now unless it is given."""
+    pid = os.getpid()
+    client = _clients.get(pid)
+    if client is None:  # a process that was forked must not share its parent's connection
+        client = _clients[pid] = redis.Redis.from_url(os.environ["CHAOS_LEDGER"])
+    entry = {"what": what, "id": id, "at": time.time(), "pid": pid, **details}
+    client.rpush("ledger", json.dumps(entry))
+
+
+class Ledger:
+    """Reads it, each line once."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+        self.entries: list[dict[str, Any]] = []
+
+    def read(self) -> int:
+        """Take the lines that are new; return how many there were."""
+        found = self._client.lrange("ledger", len(self.entries), -1)
+        self.entries += map(json.loads, found)
+        return len(found)
+
+    def ids(self, what: str) -> set[str]:
+        return {entry["id"] for entry in self.entries if entry["what"] == what}

@@ -1,0 +1,433 @@
+"""Starts everything, breaks it as the schedule says, and waits for what is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import redis
+
+from ..proxy import Proxy
+from ..servers import Server
+from .ledger import Ledger
+from .verdict import NETWORK, Event, Report, judge
+
+ROOT = Path(__file__).parents[2]
+
+TRANSPORTS = ("toc", "redis", "valkey")
+
+#: Seconds; the same for the product and its peers.
+VISIBILITY_TIMEOUT = 5.0
+
+#: Seconds between the end of a fault of the network, or the start of another one, and the next.
+GAP = 2.0
+
+#: Seconds a warm shutdown may take; no task takes longer than half a one.
+SHUTDOWN = 20.0
+
+#: Seconds without any progress after which what is not done is stuck.
+PATIENCE = 30.0
+
+#: Seconds a worker may take until it is ready.
+READY = 60.0
+
+POOLS = (("prefork", "2"), ("prefork", "2"), ("threads", "4"))
+
+#: What is given to --faults, and the faults of each.
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "kill": ("kill worker", "kill process"),
+    "term": ("term",),
+    "stop": ("stop long", "stop short"),
+    "cut": ("cut", "cut halfway", "lose a publish's reply"),
+    "freeze": ("freeze", "freeze halfway"),
+    "restart": ("restart", "crash"),
+    "flush": ("flush",),
+}
+
+
+class Fault(NamedTuple):
+    """One entry of the schedule; `at` and `seconds` are in seconds, `dice` is for details."""
+
+    at: float
+    family: str
+    what: str
+    seconds: float
+    dice: int
+
+
+def schedule(seed: int, seconds: float, families: Sequence[str] = tuple(FAMILIES)) -> list[Fault]:
+    """The faults of a run: each kind once, in any order, then each again."""
+    rng = random.Random(seed)
+    kinds = [
+        (family, what) for family in FAMILIES if family in families for what in FAMILIES[family]
+    ]
+    lengths = {
+        "stop long": (VISIBILITY_TIMEOUT + 1, VISIBILITY_TIMEOUT + 3),
+        "stop short": (0.5, 3),
+        # A lease that is renewed every third of its time must outlast these.
+        "freeze": (0.5, 2),
+        "freeze halfway": (0.3, 1),
+        "restart": (0.2, 1),
+        "crash": (0.2, 1),
+    }
+    faults: list[Fault] = []
+    at = 0.5
+    deck: list[tuple[str, str]] = []
+    while kinds and at < seconds:
+        if not deck:
+            deck = rng.sample(kinds, len(kinds))
+        family, what = deck.pop()
+        length = rng.uniform(*lengths.get(what, (0, 0)))
+        faults.append(Fault(at, family, what, length, rng.randrange(1 << 30)))
+        at += GAP + rng.uniform(0, 0.4) + (length if family in NETWORK else 0)
+    return faults
+
+
+class Worker:
+    """A worker that is started again whenever it has ended."""
+
+    def __init__(self, number: int, directory: Path, python: str, environment: dict[str, str]):
+        self.number = number
+        self.pool, concurrency = POOLS[number]
+        self._directory = directory
+        self._command = [python, "-m", "celery", "-A", "tests.chaos.app", "worker"]
+        self._command += ["-n", f"w{number}@chaos", "-P", self.pool, "-c", concurrency]
+        self._command += ["-l", "INFO"]
+        self._environment = environment
+        self._launched = 0
+        self.incarnation = ""
+        self.process: subprocess.Popen[bytes]
+        #: monotonic seconds
+        self.stopped_until: float | None = None
+        self.must_end_by: float | None = None
+        self.killed = False
+
+    def launch(self) -> None:
+        self._launched += 1
+        self.incarnation = f"w{self.number}.{self._launched}"
+        self.stopped_until = self.must_end_by = None
+        self.killed = False
+        with open(self.log, "ab") as log:
+            # In a session of its own, so that it can be hit with its pool.
+            self.process = subprocess.Popen(
+                self._command,
+                cwd=ROOT,
+                env={**self._environment, "CHAOS_WORKER": self.incarnation},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    @property
+    def log(self) -> Path:
+        return self._directory / f"{self.incarnation}.log"
+
+    @property
+    def ready(self) -> bool:
+        return " ready." in self.log.read_text(errors="replace")
+
+    @property
+    def hittable(self) -> bool:
+        """Running, and under no other fault."""
+        return (
+            self.process.poll() is None
+            and not self.killed
+            and self.stopped_until is None
+            and self.must_end_by is None
+        )
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def pool_processes(self) -> list[int]:
+        try:
+            return [child.pid for child in psutil.Process(self.process.pid).children()]
+        except psutil.NoSuchProcess:
+            return []
+
+
+class Run:
+    """One run. directory: for servers and logs. seconds: how long producers and faults go on.
+
+    rate: tasks per second. python: interpreter of workers and producers.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        seed: int = 1,
+        seconds: float = 60.0,
+        transport: str = "toc",
+        rate: float = 12.0,
+        families: Sequence[str] = tuple(FAMILIES),
+        python: str = sys.executable,
+    ) -> None:
+        self._directory = directory
+        self._seed, self._seconds, self._rate = seed, seconds, rate
+        self._transport, self._python = transport, python
+        self._faults = schedule(seed, seconds, families)
+        self._events: list[Event] = []
+        self._report = Report(transport, seed)
+        #: what ends a fault, and when: monotonic seconds
+        self._ends: list[tuple[float, Callable[[], None]]] = []
+        self._workers: list[Worker] = []
+        self._producers: list[subprocess.Popen[bytes]] = []
+        self._broker_down = False
+
+    def run(self) -> Report:
+        with contextlib.ExitStack() as stack:
+            self._start(stack)
+            self._break_things()
+            self._drain()
+            self._stop_workers()
+            self._report.keys_left = self._keys()
+            self._ledger.read()
+        return judge(self._report, self._ledger.entries, self._events)
+
+    # -- the start
+
+    def _start(self, stack: contextlib.ExitStack) -> None:
+        folders = [self._directory / name for name in ("broker", "ledger")]
+        for folder in folders:
+            folder.mkdir()
+        self._broker = Server(folders[0], "--appendonly", "yes", "--appendfsync", "always")
+        stack.callback(self._broker.stop)
+        self._broker.start()
+        ledger = Server(folders[1])
+        stack.callback(ledger.stop)
+        ledger.start()
+        self._ledger = Ledger(stack.enter_context(ledger.client()))
+        self._proxy = stack.enter_context(Proxy(self._broker.port))
+        scheme = {"toc": "toc+redis", "redis": "redis", "valkey": "valkey"}[self._transport]
+        environment = {
+            **os.environ,
+            "CHAOS_BROKER": f"{scheme}://127.0.0.1:{self._proxy.port}/0",
+            "CHAOS_LEDGER": ledger.url,
+            "CHAOS_VISIBILITY_TIMEOUT": str(VISIBILITY_TIMEOUT),
+            "PYTHONWARNINGS": "ignore",
+        }
+        for number in range(len(POOLS)):
+            worker = Worker(number, self._directory, self._python, environment)
+            worker.launch()
+            self._workers.append(worker)
+            stack.callback(self._kill, worker)
+        self._until_ready()
+        for number in range(2):
+            command = [self._python, "-m", "tests.chaos.producer", str(number), str(self._seed)]
+            command += [str(self._seconds), str(self._rate / 2)]
+            with open(self._directory / f"producer{number}.log", "ab") as log:
+                producer = subprocess.Popen(
+                    command, cwd=ROOT, env=environment, stdout=log, stderr=log
+                )
+            self._producers.append(producer)
+            stack.callback(producer.wait)
+            stack.callback(producer.kill)
+
+    @staticmethod
+    def _kill(worker: Worker) -> None:
+        worker.signal(signal.SIGKILL)
+        worker.process.wait()
+
+    def _until_ready(self) -> None:
+        deadline = time.monotonic() + READY
+        while not all(worker.ready for worker in self._workers):
+            self._watch_workers()
+            if time.monotonic() > deadline:
+                self._report.broken.append("a worker does not get ready")
+                return
+            time.sleep(0.05)  # workers say in their logs that they are ready
+
+    # -- the middle
+
+    def _break_things(self) -> None:
+        began = time.monotonic()
+        pending = list(self._faults)
+        while pending or self._ends or time.monotonic() < began + self._seconds:
+            now = time.monotonic()
+            for entry in sorted(self._ends, key=lambda entry: entry[0]):
+                if entry[0] <= now:
+                    self._ends.remove(entry)
+                    entry[1]()
+            if pending and began + pending[0].at <= now:
+                self._hit(pending.pop(0))
+            self._watch_workers()
+            time.sleep(0.02)  # the schedule's grain
+
+    def _watch_workers(self) -> None:
+        for worker in self._workers:
+            code = worker.process.poll()
+            if code is not None:
+                if not worker.killed and worker.must_end_by is None:
+                    self._broke(f"{worker.incarnation} ended by itself, with {code}", worker)
+                worker.signal(signal.SIGKILL)  # whatever its pool has left
+                self._events.append(Event(time.time(), "ended", worker=worker.incarnation))
+                worker.launch()
+            elif worker.must_end_by is not None and time.monotonic() > worker.must_end_by:
+                self._broke(f"{worker.incarnation} did not end after SIGTERM", worker)
+                worker.must_end_by, worker.killed = None, True
+                self._events.append(
+                    Event(time.time(), "killed at last", worker=worker.incarnation, explains=True)
+                )
+                worker.signal(signal.SIGKILL)
+
+    def _broke(self, text: str, worker: Worker) -> None:
+        end = worker.log.read_text(errors="replace")[-2000:]
+        self._report.broken.append(f"{text}; its log ends:\n{end}")
+        # Workers that cannot even start would be started again for ever.
+        assert len(self._report.broken) < 20, self._report.broken[-1]
+
+    def _hit(self, fault: Fault) -> None:
+        event = Event(time.time(), fault.what, fault.family)
+        if fault.seconds:
+            event.until = event.at + fault.seconds
+        end = time.monotonic() + fault.seconds
+        if fault.family in ("kill", "term", "stop"):
+            worker = self._victim(fault)
+            if worker is None:
+                return
+            event.worker = worker.incarnation
+            event.explains = fault.what in ("kill worker", "kill process", "stop long")
+            if fault.what == "kill process":
+                children = worker.pool_processes()
+                if not children:
+                    return
+                event.pid = children[fault.dice % len(children)]
+        self._events.append(event)
+        if fault.what == "kill worker":
+            worker.killed = True
+            worker.signal(signal.SIGKILL)
+        elif fault.what == "kill process":
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(event.pid, signal.SIGKILL)
+        elif fault.what == "term":
+            worker.must_end_by = time.monotonic() + SHUTDOWN
+            os.kill(worker.process.pid, signal.SIGTERM)
+        elif fault.family == "stop":
+            worker.stopped_until = end
+            worker.signal(signal.SIGSTOP)
+
+            def go_on() -> None:
+                worker.stopped_until = None
+                event.until = time.time()
+                worker.signal(signal.SIGCONT)
+
+            self._ends.append((end, go_on))
+        elif fault.what == "cut":
+            self._proxy.cut()
+        elif fault.what == "cut halfway":
+            self._proxy.cut_replies_after(fault.dice % 40)
+        elif fault.what == "lose a publish's reply":
+            self._proxy.drop_replies(self._publish_command())
+        elif fault.what == "freeze":
+            self._proxy.freeze()
+            self._ends.append((end, self._proxy.thaw))
+        elif fault.what == "freeze halfway":
+            self._proxy.freeze_replies_after(fault.dice % 40)
+            self._ends.append((end, self._proxy.cut))
+        elif fault.family == "restart":
+            if fault.what == "crash":
+                self._broker.kill()
+            else:
+                self._broker.stop()
+            self._ends.append((end, self._restart))
+        elif fault.what == "flush":
+            with self._broker.client() as client:
+                client.script_flush()
+
+    def _restart(self) -> None:
+        self._broker.start()
+
+    def _victim(self, fault: Fault) -> Worker | None:
+        workers = [worker for worker in self._workers if worker.hittable and worker.ready]
+        if fault.what == "kill process":
+            workers = [worker for worker in workers if worker.pool == "prefork"]
+        return workers[fault.dice % len(workers)] if workers else None
+
+    def _publish_command(self) -> bytes:
+        """What only a publish sends."""
+        if self._transport == "toc":
+            from kombu_toc.scripts import load
+
+            return load("put").sha.encode()
+        return b"LPUSH" if self._transport == "redis" else b"ZADD"
+
+    # -- the end
+
+    def _drain(self) -> None:
+        progress = time.monotonic()
+        quiet = 0.0  # monotonic seconds since when all is done
+        while True:
+            now = time.monotonic()
+            self._watch_workers()
+            if self._ledger.read():
+                progress = now
+            producing = any(producer.poll() is None for producer in self._producers)
+            missing = self._ledger.ids("sent") - self._ledger.ids("finished")
+            if producing or missing or not self._is_empty():
+                quiet = 0.0
+            else:
+                quiet = quiet or now
+                # A peer may deliver again what it was not told of, when its time is over.
+                if self._transport == "toc" or now - quiet > VISIBILITY_TIMEOUT + 2:
+                    return
+            if now - progress > PATIENCE:
+                self._report.stuck = self._held()
+                if producing:
+                    self._report.broken.append("a producer does not end")
+                return
+            time.sleep(0.1)  # nobody tells when something is finished
+
+    def _stop_workers(self) -> None:
+        self._until_ready()
+        for worker in self._workers:
+            os.kill(worker.process.pid, signal.SIGTERM)
+        deadline = time.monotonic() + SHUTDOWN
+        for worker in self._workers:
+            try:
+                worker.process.wait(max(deadline - time.monotonic(), 0.1))
+            except subprocess.TimeoutExpired:
+                self._broke(f"{worker.incarnation} did not end after SIGTERM", worker)
+
+    def _is_empty(self) -> bool:
+        return self._transport != "toc" or not self._keys()
+
+    def _keys(self) -> list[str]:
+        """Keys that hold messages."""
+        with self._broker.client() as client:
+            if self._transport == "toc":
+                return sorted(_slot_keys(client))
+            names = [key.decode() for key in client.keys("*")]
+        return sorted(name for name in names if "binding" not in name and "pidbox" not in name)
+
+    def _held(self) -> list[str]:
+        """What is in the broker, for whoever wonders why."""
+        held = []
+        with self._broker.client() as client:
+            for key in self._keys():
+                if client.type(key) == b"zset":
+                    for id, score in client.zrange(key, 0, 20, withscores=True):
+                        held.append(f"{key}: {id.decode()} {score:.0f}")
+                else:
+                    held.append(key)
+        return held
+
+
+def _slot_keys(client: redis.Redis) -> Iterator[str]:
+    for key in client.keys("toc:{*:*}:*"):
+        name = key.decode()
+        # What expires holds none of the tasks: recent publishes that are remembered, and the
+        # reply queues of workers that were killed.
+        if (":sent" in name or "pidbox" in name) and client.ttl(key) > 0:
+            continue
+        yield name

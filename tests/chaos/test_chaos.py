@@ -1,0 +1,25 @@
+"""A short run of the harness: whatever breaks, each task runs once, on time, and is gone."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+from .run import FAMILIES, Run, schedule
+
+
+def test_whatever_breaks_no_task_is_lost_early_repeated_or_left(tmp_path: Path) -> None:
+    """Each fault that the harness has, once."""
+    report = Run(tmp_path, seed=1, seconds=30).run()
+    kinds = {what for whats in FAMILIES.values() for what in whats}
+    assert set(report.faults) == kinds
+    assert report.executed >= report.sent > 150
+    assert report.faultless, report.table()
+
+
+def test_a_schedule_is_told_by_its_seed_and_leaves_time_between_faults() -> None:
+    faults = schedule(7, 120)
+    assert faults == schedule(7, 120)
+    assert faults != schedule(8, 120)
+    times = [fault.at for fault in faults]
+    assert min(after - before for before, after in itertools.pairwise(times)) >= 2

@@ -1,0 +1,199 @@
+"""What the ledger says about the product."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+#: Faults that end or silence connections: a publish may be repeated because of them.
+NETWORK = ("cut", "freeze", "restart")
+
+#: Seconds for which a worker may have tasks queued in its pool.
+QUEUED = 2.0
+
+
+@dataclass
+class Event:
+    """A fault, or what the harness saw of a process. Times are in seconds since the epoch."""
+
+    at: float
+    what: str
+    family: str = ""
+    #: the worker's name and incarnation
+    worker: str = ""
+    #: the process of its pool, if it was that alone
+    pid: int = 0
+    until: float = 0.0
+    #: whether a task that was executing there may run again
+    explains: bool = False
+
+    def hits(self, run: dict[str, Any]) -> bool:
+        if not self.explains or self.worker != run["worker"]:
+            return False
+        return not self.pid or self.pid == run["pid"]
+
+    def held_back(self, earlier: dict[str, Any], run: dict[str, Any]) -> bool:
+        """Whether it stopped the later run's worker, which had the message already and started
+        it when it went on, while it was run elsewhere."""
+        return (
+            self.family == "stop"
+            and self.explains
+            and self.worker == run["worker"]
+            and not run["redelivered"]
+            and self.at <= earlier["at"]
+            and self.until <= run["at"] <= self.until + QUEUED
+        )
+
+
+@dataclass
+class Report:
+    """Counts, and the histories behind those that should be zero."""
+
+    transport: str
+    seed: int
+    attempted: int = 0
+    sent: int = 0
+    failed: int = 0
+    executed: int = 0
+    lost: list[str] = field(default_factory=list)
+    early: list[str] = field(default_factory=list)
+    #: fault that explains it -> number of runs
+    explained: Counter[str] = field(default_factory=Counter)
+    unexplained: list[str] = field(default_factory=list)
+    #: those of the unexplained that look like a publish sent twice
+    republished: list[str] = field(default_factory=list)
+    stuck: list[str] = field(default_factory=list)
+    keys_left: list[str] = field(default_factory=list)
+    #: what else should not have happened: a worker that does not stop, or ends by itself
+    broken: list[str] = field(default_factory=list)
+    late_p50: float = 0.0
+    late_p99: float = 0.0
+    faults: Counter[str] = field(default_factory=Counter)
+    histories: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def faultless(self) -> bool:
+        return not (
+            self.lost
+            or self.early
+            or self.unexplained
+            or self.stuck
+            or self.keys_left
+            or self.broken
+        )
+
+    def table(self) -> str:
+        rows = [
+            ("transport", self.transport),
+            ("seed", self.seed),
+            ("faults", sum(self.faults.values())),
+            *((f"  {name}", number) for name, number in sorted(self.faults.items())),
+            ("attempted", self.attempted),
+            ("sent", self.sent),
+            ("send failed", self.failed),
+            ("executed", self.executed),
+            ("lost", len(self.lost)),
+            ("early", len(self.early)),
+            ("duplicated", sum(self.explained.values()) + len(self.unexplained)),
+            *((f"  by {name}", number) for name, number in sorted(self.explained.items())),
+            ("  unexplained", len(self.unexplained)),
+            ("    of which published twice", len(self.republished)),
+            ("stuck", len(self.stuck)),
+            ("keys left", len(self.keys_left)),
+            ("broken", len(self.broken)),
+            ("late p50 (ms)", f"{self.late_p50 * 1000:.1f}"),
+            ("late p99 (ms)", f"{self.late_p99 * 1000:.1f}"),
+        ]
+        lines = [f"{name:<28} {value:>10}" for name, value in rows]
+        for name in ("stuck", "keys_left", "broken"):
+            lines += [f"{name}: {item}" for item in getattr(self, name)]
+        for name in ("lost", "early", "unexplained"):
+            for id in getattr(self, name):
+                twice = " (published twice?)" if id in self.republished else ""
+                lines += ["", f"{name}: {id}{twice}", *self.histories[id]]
+        return "\n".join(lines)
+
+
+def judge(report: Report, entries: list[dict[str, Any]], events: list[Event]) -> Report:
+    """Fill in what the ledger tells, given what the harness did."""
+    steps: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for entry in entries:
+        steps[entry["id"]].append(entry)
+    report.faults = Counter(event.what for event in events if event.family)
+    lateness = []
+    for id, told in steps.items():
+        told.sort(key=lambda entry: entry["at"])
+        by_what: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        for entry in told:
+            by_what[entry["what"]].append(entry)
+        runs = by_what["started"]
+        report.attempted += 1
+        report.sent += len(by_what["sent"])
+        report.failed += len(by_what["failed"])
+        report.executed += bool(by_what["finished"])
+        if by_what["sent"] and not by_what["finished"]:
+            report.lost.append(id)
+        eta = by_what["sending"][0]["eta"]
+        if eta and runs:
+            lateness.append(runs[0]["at"] - eta)
+            if runs[0]["at"] < eta:
+                report.early.append(id)
+        _judge_runs(report, id, by_what, events)
+    for id in {*report.lost, *report.early, *report.unexplained}:
+        report.histories[id] = _history(steps[id], events)
+    lateness.sort()
+    if lateness:
+        report.late_p50 = lateness[len(lateness) // 2]
+        report.late_p99 = lateness[len(lateness) * 99 // 100]
+    return report
+
+
+def _judge_runs(
+    report: Report, id: str, by_what: dict[str, list[dict[str, Any]]], events: list[Event]
+) -> None:
+    runs = by_what["started"]
+    spent: set[int] = set()
+    for number, run in enumerate(runs[1:], 1):
+        for earlier in range(number):
+            why = [
+                event.what
+                for event in events
+                if event.hits(runs[earlier]) and runs[earlier]["at"] <= event.at <= run["at"]
+            ] + [
+                f"{event.what}, not started"
+                for event in events
+                if event.held_back(runs[earlier], run)
+            ]
+            if why and earlier not in spent:
+                spent.add(earlier)
+                report.explained[why[0]] += 1
+                break
+        else:
+            report.unexplained.append(id)
+            begun = by_what["sending"][0]["at"]
+            ends = by_what["sent"] or by_what["failed"]
+            ended = ends[0]["at"] if ends else float("inf")
+            if not run["redelivered"] and any(
+                event.family in NETWORK
+                and event.at <= ended
+                and begun <= max(event.until, event.at)
+                for event in events
+            ):
+                report.republished.append(id)
+
+
+def _history(told: list[dict[str, Any]], events: list[Event]) -> list[str]:
+    """What happened to a task, and around it."""
+    first, last = told[0]["at"], told[-1]["at"]
+    lines = []
+    for entry in told:
+        rest = {k: v for k, v in entry.items() if k not in ("what", "id", "at")}
+        lines.append((entry["at"], f"{entry['what']} {rest}"))
+    for event in events:
+        if first - 8 <= event.at <= last:
+            where = f" {event.worker}" if event.worker else ""
+            where += f" pid {event.pid}" if event.pid else ""
+            until = f" for {event.until - event.at:.2f} s" if event.until else ""
+            lines.append((event.at, f"    -- {event.what}{where}{until}"))
+    return [f"  {at - first:+9.4f}  {text}" for at, text in sorted(lines)]
