@@ -13,12 +13,19 @@ from contextlib import suppress
 from typing import Any
 
 
-def was_sent(pool: Any, request: Any) -> bool:
-    """Whether a request's task was written to a process of the pool that lives.
+def sent_request(pool: Any, message: Any) -> Any:
+    """The request of a message whose task was written to a process of the pool that lives, or
+    None.
 
     One whose process died before it started is sent to another, and waits for that.
     """
-    return _was_sent(getattr(pool, "_pool", None), _job(request))
+    pool = getattr(pool, "_pool", None)
+    # The pool's own jobs are asked: Celery may have forgotten the request already.
+    for job in tuple(getattr(pool, "_cache", {}).values()):
+        request = getattr(getattr(job, "_callback", None), "__self__", None)
+        if getattr(request, "message", None) is message and _was_sent(pool, job):
+            return request
+    return None
 
 
 class FlushesWhatWasNotSent:

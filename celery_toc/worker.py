@@ -28,7 +28,7 @@ from celery.worker.consumer.tasks import Tasks
 
 import kombu_toc
 
-from .processes import FlushesWhatWasNotSent, was_sent
+from .processes import FlushesWhatWasNotSent, sent_request
 from .rejections import explain
 
 logger = get_logger(__name__)
@@ -143,8 +143,8 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
 
     def _was_sent(self, c: Any, message: kombu_toc.Message) -> bool:
         """Whether a process has this message's task and has not said yet that it starts it."""
-        request = _request_of(message, state.reserved_requests)
-        if request is None or not was_sent(c.pool, request):
+        request = sent_request(c.pool, message)
+        if request is None:
             return False
         self._promised.append(request)
         return True

@@ -9,6 +9,9 @@ from typing import Any
 #: Faults that end or silence connections: a publish may be repeated because of them.
 NETWORK = ("cut", "freeze", "restart")
 
+#: Seconds that a signal may take to arrive: a process may start a task meanwhile.
+SIGNAL = 0.05
+
 #: Seconds for which a worker may have tasks queued in its pool.
 QUEUED = 2.0
 
@@ -159,7 +162,8 @@ def _judge_runs(
             why = [
                 event.what
                 for event in events
-                if event.hits(runs[earlier]) and runs[earlier]["at"] <= event.at <= run["at"]
+                if event.hits(runs[earlier])
+                and runs[earlier]["at"] - SIGNAL <= event.at <= run["at"]
             ] + [
                 f"{event.what}, not started"
                 for event in events
