@@ -4,6 +4,7 @@ nothing twice; in every pool."""
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -44,8 +45,13 @@ class Site:
 
 
 @pytest.fixture(scope="module", params=list(POOLS))
+def pool(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
 def site(
-    request: pytest.FixtureRequest,
+    pool: str,
     tmp_path_factory: pytest.TempPathFactory,
     _start: Callable[..., Worker],
 ) -> Iterator[Site]:
@@ -53,7 +59,7 @@ def site(
     server = Server(tmp_path_factory.mktemp("faulty"), *options).start()
     with Proxy(server.port) as proxy:
         worker = _start(
-            *POOLS[request.param],
+            *POOLS[pool],
             broker=proxy.toc_url,
             broker_transport_options={"socket_timeout": PATIENCE, "visibility_timeout": 20},
             broker_connection_max_retries=None,
@@ -70,8 +76,14 @@ def kill_clients(site: Site) -> None:
     site.client.client_kill_filter(_type="normal", skipme=True)
 
 
-def cut(site: Site) -> None:
+def cuts(site: Site) -> None:
+    """Connections that end in every way, one after the other."""
+    kill_clients(site)
+    time.sleep(0.7)  # the worker connects again
     site.proxy.cut()
+    time.sleep(0.7)  # and again
+    site.proxy.cut_replies_after(7)
+    site.client.script_flush()
 
 
 def freeze(site: Site) -> None:
@@ -79,10 +91,6 @@ def freeze(site: Site) -> None:
     site.proxy.freeze()
     time.sleep(2 * PATIENCE)  # the fault takes that long
     site.proxy.thaw()
-
-
-def cut_in_a_reply(site: Site) -> None:
-    site.proxy.cut_replies_after(7)
 
 
 def freeze_in_a_reply(site: Site) -> None:
@@ -94,10 +102,6 @@ def stall(site: Site) -> None:
     site.proxy.freeze()
     time.sleep(PATIENCE / 2)  # shorter than anybody waits
     site.proxy.thaw()
-
-
-def script_flush(site: Site) -> None:
-    site.client.script_flush()
 
 
 def restart(site: Site) -> None:
@@ -187,27 +191,29 @@ def _refuses(client: redis.Redis, error: type[Exception], text: str = "") -> boo
     return False
 
 
-FAULTS = [
-    kill_clients,
-    cut,
-    cut_in_a_reply,
-    freeze_in_a_reply,
-    freeze,
-    stall,
-    script_flush,
-    restart,
-    loading,
-    read_only,
-    misconf,
-    out_of_memory,
-    too_few_replicas,
-]
+CONNECTION_FAULTS = [cuts, freeze_in_a_reply, freeze, stall, restart]
+#: One pool with Kombu's event loop and one without: half a minute each. TOC_TEST_ALL=1 runs all.
+REFUSED_POOLS = list(POOLS) if os.environ.get("TOC_TEST_ALL") else ["prefork", "gevent"]
+REFUSALS = [loading, read_only, misconf, out_of_memory, too_few_replicas]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", CONNECTION_FAULTS)
 def test_a_worker_goes_on_after(
     site: Site, journal: Journal, fault: Callable[[Site], None]
 ) -> None:
+    go_on_after(fault, site, journal)
+
+
+@pytest.mark.parametrize("pool", REFUSED_POOLS, indirect=True, scope="module")
+@pytest.mark.parametrize("fault", REFUSALS)
+def test_a_worker_goes_on_after_a_server_that_was(
+    site: Site, journal: Journal, fault: Callable[[Site], None]
+) -> None:
+    go_on_after(fault, site, journal)
+
+
+def go_on_after(fault: Callable[[Site], None], site: Site, journal: Journal) -> None:
+    """A task that is executing goes on and is not run again; what waits runs on time, once."""
     number = next(_numbers)
     late_ack, note = site.app.tasks["e2e.late_ack"], site.app.tasks["e2e.note"]
     late_ack.delay(f"executing-{number}", 2.5)
