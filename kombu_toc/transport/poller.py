@@ -41,6 +41,11 @@ STREAM_BLOCK = 10.0
 #: The event loop's poller waits whole milliseconds, rounded up; the rest is slept.
 TICK = 0.001
 
+#: Seconds after a worker has connected during which it rolls back no lease: a third of the
+#: visibility timeout, but for these bounds. Others renew theirs a second after the server is back.
+LEAST_GRACE = 2.0
+MOST_GRACE = 15.0
+
 #: Seconds that drain_events waits beyond its timeout for a reply that is on its way.
 LAST_REPLY = 1.0
 
@@ -150,6 +155,8 @@ class Poller:
         #: called before each delivery; a worker that is to end raises what ends its loop
         self.before_delivery: Callable[[], None] | None = None
         self._pid = os.getpid()
+        #: monotonic seconds
+        self._connected = time.monotonic()
         self._hub: Any = None
         self._own: Any = None
         self._callbacks: dict[int, Any] = {}
@@ -516,6 +523,7 @@ class Poller:
                 return
             # The link broke, and whoever drains this connection goes on with it.
             intake.flying = False
+            self._connected = now
             intake.ask_all()
         free, room = intake.channel.capacity(intake.held)
         finished, intake.last_free = free > intake.last_free, free
@@ -540,7 +548,7 @@ class Poller:
         slots = intake.asked.pop(topic)
         recover = 0
         again = intake.recovered.get(topic, 0.0) + self.settings.toc_poll_interval
-        if slots is None and now >= again and self.heartbeat.in_time():
+        if slots is None and now >= again and self._may_recover(topic, now):
             recover, intake.recovered[topic] = RECOVER, now
         settings = self.settings
         lookahead = int(settings.toc_lookahead * 1_000_000) if self._hub is not None else 0
@@ -578,6 +586,17 @@ class Poller:
             self._popped(intake, topic, result, visibility)
 
         self._work.send([(call, popped)])
+
+    def _may_recover(self, topic: str, now: float) -> bool:
+        """Whether leases that have ended may be rolled back.
+
+        Not as long as our own may be among them; nor just after a worker has connected: the
+        server may have been away for longer than a lease, and the others, who live and execute
+        what they hold, are about to renew theirs.
+        """
+        visibility = self.center.topic(topic).declaration.limits(self.center.limits).visibility
+        grace = min(max(visibility / 3, LEAST_GRACE), MOST_GRACE) if self.steady else 0.0
+        return now >= self._connected + grace and self.heartbeat.in_time()
 
     def _popped(self, intake: Intake, topic: str, result: Popped, visibility: float) -> None:
         intake.flying = False

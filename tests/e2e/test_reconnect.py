@@ -2,16 +2,49 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import redis
 from celery import Celery
 
+from ..servers import Server
 from .conftest import Journal
 from .nodes import Worker
+from .tasks import make_app
 
 StartWorkers = Callable[..., list[Worker]]
+
+
+def test_a_task_runs_once_although_the_server_was_away_for_longer_than_its_lease(
+    start_workers: StartWorkers, server: Server, journal: Journal, tmp_path: Path
+) -> None:
+    """A5: whoever connects first leaves the others the time to renew."""
+    options = {"broker_transport_options": {"visibility_timeout": 1.5}}
+    durable = Server(tmp_path, "--appendonly", "yes", "--appendfsync", "always").start()
+    try:
+        workers = start_workers(3, "-c", "2", broker=durable.toc_url, **options)
+        app = make_app(durable.toc_url, "disabled://")
+        for i in range(3):
+            app.tasks["e2e.late_ack"].delay(f"long-{i}", 9)
+        journal.wait_for("long-", 3)
+        durable.stop()
+        time.sleep(3)  # the leases end
+        durable.start()
+        # A worker that knows nothing of the others' tasks comes along as well.
+        start_workers(1, "-P", "solo", broker=durable.toc_url, **options)
+        journal.wait_for("long-", 6)
+        app.tasks["e2e.note"].delay("afterwards")
+        journal.wait_for("afterwards", 1)
+        runs = Counter(entry["name"] for entry in journal.entries())
+        assert set(runs.values()) == {1}, runs
+        for worker in workers:
+            worker.teardown()
+        app.close()
+    finally:
+        durable.stop()
 
 
 def cut_connections(client: redis.Redis) -> None:

@@ -17,7 +17,9 @@ from kombu.asynchronous import Hub
 from kombu.exceptions import ChannelError
 
 import kombu_toc
+from kombu_toc import TimeoutCenter
 from kombu_toc.transport.heartbeat import sweep
+from kombu_toc.transport.poller import LEAST_GRACE
 
 from ..servers import Server
 from .conftest import drain
@@ -650,6 +652,33 @@ def test_messages_arrive_in_an_event_loop(connection: Connection) -> None:
     assert all(at >= moment for at, moment in zip(started, due, strict=True))
     connection.transport.poller.flush()
     assert connection.transport.center.counts("mail") == (0, 0, 0, 0)
+    connection.release()
+    hub.close()
+
+
+def test_a_loop_that_has_just_connected_leaves_others_the_time_to_renew_their_leases(
+    connect: Connect, center: TimeoutCenter
+) -> None:
+    """A5: all leases have ended while the server was away, and their holders live."""
+    publish(connect(), "x")
+    held = center.pop("mail", visibility=1).messages
+    time.sleep(1.1)  # the lease ends
+    connection = connect(visibility_timeout=1)
+    hub = Hub()
+    inbox = Inbox()
+    connection.register_with_event_loop(hub)
+    Consumer(connection, [Queue("mail")], callbacks=[inbox]).consume()
+    connected = time.monotonic()
+    while time.monotonic() < connected + LEAST_GRACE - 0.5:
+        hub.run_once()
+    assert inbox.bodies == []
+    assert center.extend(held, 1) == []  # the holder is back
+    center.extend(held, 0)  # and now it is gone
+    while not inbox.bodies:
+        assert time.monotonic() < connected + 20
+        hub.run_once()
+    [message] = inbox.messages
+    assert message.headers["x-delivery-count"] == 1
     connection.release()
     hub.close()
 
