@@ -3,7 +3,7 @@
 --
 -- KEYS[1] bindings of the exchange   KEYS[2] its stream   KEYS[3] expiring
 -- ARGV[1] exchange
--- Returns the bindings.
+-- Returns {binding, 1 if it goes stale unless it is refreshed | 0, ...}.
 
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
@@ -19,5 +19,8 @@ elseif redis.call('ZSCORE', KEYS[3], member) then
   redis.call('ZADD', KEYS[3], live[2], member)
 end
 local bindings = {}
-for i = 1, #live, 2 do bindings[#bindings + 1] = live[i] end
+for i = 1, #live, 2 do
+  bindings[i] = live[i]
+  bindings[i + 1] = live[i + 1] == 'inf' and 0 or 1
+end
 return bindings

@@ -43,8 +43,10 @@ class Bindings:
         member = self._center.client.zrange(self._keys.bindings(exchange), 0, 0)
         return json.loads(member[0])[3] if member else None
 
-    def of(self, exchange: str) -> list[tuple[str, str, str]]:
-        """(routing key, pattern, queue) of each binding of an exchange."""
+    def of(self, exchange: str) -> list[tuple[str, str, str, bool]]:
+        """(routing key, pattern, queue, whether the queue is transient) of each binding of an
+        exchange."""
         keys = (self._keys.bindings(exchange), self._keys.fanout(exchange), self._keys.expiring)
         raw = self._center.run(Call(load("bindings"), keys, (exchange,), list))
-        return [tuple(json.loads(member)[:3]) for member in raw]
+        pairs = zip(raw[::2], raw[1::2], strict=True)
+        return [(*json.loads(member)[:3], bool(transient)) for member, transient in pairs]

@@ -191,6 +191,8 @@ class Channel(virtual.Channel):
         self._fanout_queues: dict[str, Subscription] = {}
         #: milliseconds for which a transient queue outlives its last refresh
         self._transient: dict[str, int] = {}
+        #: queues that others have bound, and that go stale without them
+        self._others_transient: set[str] = set()
         self._auto_delete: set[str] = set()
         self._exclusive: set[str] = set()
         self._batch: PublishBatch | None = None
@@ -565,11 +567,16 @@ class Channel(virtual.Channel):
             # It may have been deleted and declared anew, with other slots, by somebody else.
             if len(self._read_at) > MOST_KNOWN:  # reply queues come and go
                 self._read_at.clear()
+                self._others_transient.clear()
             self._read_at[queue] = now
             known = self.center.declared(queue)
         if queue in self._transient:
             expires = known is not None and known.declaration.expires
             return known if expires else self._declare_topic(queue, {})
+        if known is None and queue in self._others_transient:
+            # Its consumer has gone, or is about to declare it: it must not stay for ever.
+            stale = int(self.settings.toc_stale_after * 1000)
+            return self.center.declare(queue, slots=1, expires=stale)
         return known or self._declare_topic(queue, {})
 
     def queue_bind(
@@ -586,21 +593,21 @@ class Channel(virtual.Channel):
         self.state.binding_declare(queue, exchange, routing_key, arguments)
         member = self._member(queue, exchange, routing_key, arguments)
         ttl = self._transient.get(queue, 0)
+        if kind.type != "fanout":
+            # Before anybody can send to it: as a transient one, if it is one.
+            self._topic(queue)
         if kind.type == "fanout" and not ttl:
             # A broadcast reaches who listens: nobody does once the process is gone.
             ttl = int(self.settings.toc_stale_after * 1000)
         now_ms = Bindings(self.center).add(exchange, member, ttl)
         if ttl:
             self.heartbeat.keep_binding(exchange, member, ttl, self.channel_key)
-        if kind.type == "fanout":
-            if queue not in self._fanout_queues:
-                self._fanout_queues[queue] = recall(
-                    self.transport.identity, exchange, queue
-                ) or Subscription(
-                    queue, exchange, routing_key or "", last_id(self.center, exchange, now_ms)
-                )
-        else:
-            self._topic(queue)
+        if kind.type == "fanout" and queue not in self._fanout_queues:
+            self._fanout_queues[queue] = recall(
+                self.transport.identity, exchange, queue
+            ) or Subscription(
+                queue, exchange, routing_key or "", last_id(self.center, exchange, now_ms)
+            )
 
     def queue_unbind(
         self, queue: str, exchange: str | None = None, routing_key: str = "", *args: Any, **kw: Any
@@ -659,7 +666,9 @@ class Channel(virtual.Channel):
 
     def get_table(self, exchange: str) -> list[tuple[str, str, str]]:
         """(routing key, pattern, queue) of each binding of an exchange."""
-        return Bindings(self.center).of(exchange)
+        table = Bindings(self.center).of(exchange)
+        self._others_transient.update(queue for *_, queue, transient in table if transient)
+        return [(routing_key, pattern, queue) for routing_key, pattern, queue, _ in table]
 
     def _has_queue(self, queue: str, **kwargs: Any) -> bool:
         return self.center.declared(queue) is not None

@@ -17,7 +17,8 @@ term       SIGTERM: a warm shutdown, which must end within 20 seconds
 stop       SIGSTOP of a worker with its pool: for longer than the visibility timeout; for less
 cut        all connections are reset; in the middle of a reply; before a publish is answered
 freeze     nothing passes for a while; replies stop halfway, until the connections are reset
-restart    of the server, with SIGTERM and with SIGKILL
+restart    of the server, with SIGTERM and with SIGKILL; one that keeps it away for longer than
+           the visibility timeout
 flush      SCRIPT FLUSH
 =========  =======================================================================================
 

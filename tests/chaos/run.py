@@ -49,7 +49,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "stop": ("stop long", "stop short"),
     "cut": ("cut", "cut halfway", "lose a publish's reply"),
     "freeze": ("freeze", "freeze halfway"),
-    "restart": ("restart", "crash"),
+    "restart": ("restart", "crash", "outage"),
     "flush": ("flush",),
 }
 
@@ -78,6 +78,8 @@ def schedule(seed: int, seconds: float, families: Sequence[str] = tuple(FAMILIES
         "freeze halfway": (0.3, 1),
         "restart": (0.2, 1),
         "crash": (0.2, 1),
+        # Every lease ends meanwhile.
+        "outage": (VISIBILITY_TIMEOUT + 1, VISIBILITY_TIMEOUT + 2),
     }
     faults: list[Fault] = []
     at = 0.5

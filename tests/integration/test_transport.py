@@ -428,19 +428,19 @@ def test_an_auto_delete_queue_goes_after_its_last_consumer(
     connect: Connect, client: redis.Redis
 ) -> None:
     """K6"""
-    first, second = connect(toc_stale_after=0.3), connect(toc_stale_after=0.3)
+    first, second = connect(toc_stale_after=1), connect(toc_stale_after=1)
     queue = Queue("brief", Exchange("work", "direct"), "key", auto_delete=True)
     inbox = Inbox()
     with Consumer(second, [queue], callbacks=[inbox]):
         with Consumer(first, [queue], callbacks=[Inbox()]):
-            publish(first, "kept", "brief", headers={"x-delay": 700})
+            publish(first, "kept", "brief", headers={"x-delay": 2000})
         first.release()
-        time.sleep(0.6)  # the server's own clock decides what is stale
+        time.sleep(1.8)  # the server's own clock decides what is stale
         assert sweep(second.transport.center) == []
-        drain(second, timeout=0.6)
+        drain(second, timeout=1)
     assert inbox.bodies == ["kept"]
     second.release()
-    time.sleep(0.4)  # as above
+    time.sleep(1.2)  # as above
     with connect() as third:
         assert set(sweep(third.transport.center)) == {"topic:brief", "exchange:work"}
     assert keys_left(client) == []
@@ -454,13 +454,13 @@ def test_publishing_to_an_auto_delete_queue_does_not_delete_it(connect: Connect)
 
 
 def test_a_queue_lives_while_any_connection_of_the_process_uses_it(connect: Connect) -> None:
-    consumer, producer = connect(toc_stale_after=0.3), connect(toc_stale_after=0.3)
-    queue = Queue("living", expires=0.3)
+    consumer, producer = connect(toc_stale_after=1), connect(toc_stale_after=1)
+    queue = Queue("living", expires=1)
     inbox = Inbox()
     with Consumer(consumer, [queue], callbacks=[inbox]):
-        publish(producer, "x", "living", declare=[queue], headers={"x-delay": 900})
+        publish(producer, "x", "living", declare=[queue], headers={"x-delay": 2500})
         producer.release()
-        drain(consumer, timeout=1.5)
+        drain(consumer, timeout=3)
     assert inbox.bodies == ["x"]
 
 
@@ -841,3 +841,20 @@ def test_an_id_without_a_body_is_removed_and_logged_once(
     assert caplog.text.count("m1") == 1
     assert connection.transport.poller.tally["bare"] == 1
     assert slot_keys(client) == []
+
+
+def test_what_is_sent_to_a_transient_queue_that_is_gone_does_not_stay_for_ever(
+    connect: Connect, client: redis.Redis
+) -> None:
+    """K6: a reply that comes too late, for a caller that was killed."""
+    caller, worker = connect(), connect()
+    exchange = Exchange("replies", "direct")
+    queue = Queue("caller", exchange, routing_key="caller", auto_delete=True)
+    queue(caller.default_channel).declare()
+    caller.transport.center.delete("caller")
+    Producer(worker, exchange).publish("too late", routing_key="caller")
+    topic = worker.transport.center.declared("caller")
+    assert (topic.slots, topic.declaration.expires) == (1, 60_000)
+    assert len(slot_keys(client)) > 0
+    assert all(0 < client.ttl(key) <= 60 for key in slot_keys(client))
+    assert client.zscore("toc:{toc}:expiring", "topic:caller") is not None
