@@ -9,6 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import psutil
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -59,9 +60,9 @@ class Server:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
 
     def wait(self) -> None:
-        """Return when it answers."""
+        """Return when it answers, and not another server that was given the port meanwhile."""
         deadline = time.monotonic() + 30
-        while not self.answers():
+        while not self.answers() or not self._owns_its_port():
             assert self._process.poll() is None, (self.directory / "server.log").read_text()
             assert time.monotonic() < deadline, "the server does not answer"
             time.sleep(0.02)  # there is nothing to wait on but its port
@@ -74,6 +75,12 @@ class Server:
             return True
         except (redis.exceptions.ConnectionError, redis.exceptions.ResponseError):
             return False  # BusyLoadingError is one of the former
+
+    def _owns_its_port(self) -> bool:
+        for connection in psutil.Process(self._process.pid).net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == self.port:
+                return True
+        return False
 
     def stop(self) -> None:
         if self._process is not None:

@@ -539,10 +539,10 @@ def test_an_expiring_queue_goes_when_nobody_refreshes_it(
 
 
 def test_a_queue_that_is_used_does_not_expire(connect: Connect) -> None:
-    connection = connect(toc_stale_after=0.3)
-    queue = Queue("living", Exchange("work", "direct"), "key", expires=0.3)
+    connection = connect(toc_stale_after=1)
+    queue = Queue("living", Exchange("work", "direct"), "key", expires=1)
     queue(connection.default_channel).declare()
-    time.sleep(0.8)  # the server's own clock decides what is stale
+    time.sleep(2.5)  # the server's own clock decides what is stale
     assert sweep(connection.transport.center) == []
     assert connection.transport.center.declared("living") is not None
 
