@@ -78,6 +78,7 @@ for i = 1, #page[2], 2 do -- each followed by a value or a score
       local stays = places[1] == 2 and 2 or places[#places]
       for j = 1, #places do
         if places[j] ~= stays then redis.call('ZREM', KEYS[places[j]], id) end
+        if places[j] == 4 then redis.call('HDEL', KEYS[5], id) end -- it has not died
       end
     end
   end

@@ -83,6 +83,16 @@ def test_an_id_in_two_places_stays_in_the_one_nearest_to_delivery(
     assert center.check("one") == []
 
 
+def test_what_was_dead_and_alive_leaves_no_reason_behind(center, client, slot):
+    center.put("one", "y", b"")
+    center.reject(center.pop("one").messages[0], requeue=False, reason="why")
+    center.cancel("one", "x")
+    client.zadd(slot.stores[0], {"y": 40})
+    center.repair("one")
+    assert center.ack(center.pop("one").messages) == 1
+    assert residue(client) == []
+
+
 def test_a_reason_of_no_message_is_removed(center, client, slot):
     client.hset(slot.reasons, "gone", "why\n")
     assert faults(center.repair("one")) == [(STRAY_REASON, "gone", (slot.reasons,))]
