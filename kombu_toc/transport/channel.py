@@ -195,7 +195,6 @@ class Channel(virtual.Channel):
         self._others_transient: set[str] = set()
         self._auto_delete: set[str] = set()
         self._exclusive: set[str] = set()
-        self._batch: PublishBatch | None = None
         #: process, name, numbers
         self._producer: tuple[int, str, Iterator[int]] | None = None
         #: queue -> monotonic seconds when its declaration was read
@@ -216,13 +215,11 @@ class Channel(virtual.Channel):
         if not isinstance(properties.get("delivery_tag"), str):
             properties["delivery_tag"] = self._name_publish()
         properties["delivery_info"].update(exchange=exchange, routing_key=routing_key)
-        self._batch = kwargs.get("_publish_batch")
-        try:
-            if exchange:
-                return self.typeof(exchange).deliver(message, exchange, routing_key)
-            return self._put(routing_key, message)
-        finally:
-            self._batch = None
+        # Handed on, not kept: threads may share the channel.
+        batch = kwargs.get("_publish_batch")
+        if exchange:
+            return self.typeof(exchange).deliver(message, exchange, routing_key, batch=batch)
+        return self._put(routing_key, message, batch=batch)
 
     def _name_publish(self) -> str:
         """A name that no other publish has: its producer's, and a number."""
@@ -235,11 +232,22 @@ class Channel(virtual.Channel):
         """What ``Producer.batch()`` publishes through."""
         return PublishBatch(self, max_size)
 
-    def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
-        self._publish(self._putting(self._topic(queue), message))
+    def _put(
+        self,
+        queue: str,
+        message: dict[str, Any],
+        batch: PublishBatch | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self._publish(self._putting(self._topic(queue), message), batch)
 
     def _put_fanout(
-        self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any
+        self,
+        exchange: str,
+        message: dict[str, Any],
+        routing_key: str,
+        batch: PublishBatch | None = None,
+        **kwargs: Any,
     ) -> None:
         packed = envelope.pack(message, deflate=False)
         self._publish(
@@ -250,12 +258,13 @@ class Channel(virtual.Channel):
                 packed,
                 self.settings.toc_fanout_length,
                 _publish_of(message["properties"]["delivery_tag"]),
-            )
+            ),
+            batch,
         )
 
-    def _publish(self, call: Call) -> None:
-        if self._batch is not None:
-            self._batch.add(call)
+    def _publish(self, call: Call, batch: PublishBatch | None) -> None:
+        if batch is not None:
+            batch.add(call)
         else:
             self.center.run_puts([call])
 
@@ -417,9 +426,7 @@ class Channel(virtual.Channel):
         while True:
             recover = RECOVER if self.heartbeat.in_time() else 0
             popped = self.center.pop(queue, 1, recover=recover)
-            self.poller.tally["bare"] += len(popped.bare)
-            for id in popped.bare:
-                logger.error("message %s of %s had no body: removed", id, queue)
+            self.poller.tell(queue, popped)
             if not popped.messages:
                 if popped.bare:
                     continue

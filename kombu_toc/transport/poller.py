@@ -289,6 +289,26 @@ class Poller:
             self.heartbeat.owe(calls)
             logger.info("said later, when the server can be reached: %s", exc)
 
+    def tell(self, topic: str, result: Popped) -> None:
+        """Log and count what a pop did beside delivering."""
+        self.tally["bare"] += len(result.bare)
+        self.tally["rolled back"] += len(result.rolled_back)
+        self.tally["died"] += len(result.died)
+        for id in result.bare:
+            logger.error("message %s of %s had no body: removed", id, topic)
+        for id in result.rolled_back:
+            logger.warning("message %s of %s: its lease ended, it is delivered again", id, topic)
+        for id in result.died:
+            logger.error("message %s of %s: no retries left, it is in DeadQueue", id, topic)
+        self.tally["dropped"] += len(result.dropped)
+        if result.dropped:
+            logger.warning(
+                "DeadQueue of %s: %d messages dropped, for they are too old or too many: %s",
+                topic,
+                len(result.dropped),
+                ", ".join(result.dropped[:10]) + (", ..." if len(result.dropped) > 10 else ""),
+            )
+
     # -- the event loop
 
     def attach(self, hub: Any) -> None:
@@ -606,23 +626,7 @@ class Poller:
             intake.backlog.add(topic)
         else:
             intake.backlog.discard(topic)
-        self.tally["bare"] += len(result.bare)
-        self.tally["rolled back"] += len(result.rolled_back)
-        self.tally["died"] += len(result.died)
-        for id in result.bare:
-            logger.error("message %s of %s had no body: removed", id, topic)
-        for id in result.rolled_back:
-            logger.warning("message %s of %s: its lease ended, it is delivered again", id, topic)
-        for id in result.died:
-            logger.error("message %s of %s: no retries left, it is in DeadQueue", id, topic)
-        self.tally["dropped"] += len(result.dropped)
-        if result.dropped:
-            logger.warning(
-                "DeadQueue of %s: %d messages dropped, for they are too old or too many: %s",
-                topic,
-                len(result.dropped),
-                ", ".join(result.dropped[:10]) + (", ..." if len(result.dropped) > 10 else ""),
-            )
+        self.tell(topic, result)
         if result.stray:
             self._work.send([(("SREM", key, member), None) for key, member in result.stray])
         alive = intake.channel in self.intakes and topic in intake.topics

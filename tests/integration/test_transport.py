@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
@@ -703,7 +704,58 @@ def test_the_event_loops_timer_never_holds_more_than_a_few_entries(
     hub.close()
 
 
+def test_basic_get_logs_what_dead_queue_drops(
+    connect: Callable[..., Connection],
+    center: kombu_toc.TimeoutCenter,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    connection = connect(toc_dead_limit=1)
+    center.declare("mail", slots=1)
+    for id in ("first", "second"):
+        center.put("mail", id, b"")
+        center.reject(center.pop("mail").messages[0], requeue=False)
+        time.sleep(0.002)  # so that one of them is the older
+    with caplog.at_level(logging.WARNING):
+        assert connection.default_channel.basic_get("mail") is None
+    assert "DeadQueue of mail: 1 messages dropped" in caplog.text
+    assert "first" in caplog.text
+
+
 # -- batch publishing
+
+
+def test_a_batch_takes_nothing_that_another_thread_publishes_on_its_channel(
+    connection: Connection, center: kombu_toc.TimeoutCenter
+) -> None:
+    channel = connection.default_channel
+    channel.queue_declare("mail")
+    batch = channel.create_publish_batch(10)
+    in_batch, done = threading.Event(), threading.Event()
+
+    class Passing:
+        """Encoded when the message is: then both threads are within a publish."""
+
+        def __init__(self, pass_: Callable[[], Any]) -> None:
+            self.pass_ = pass_
+
+        def __json__(self) -> str:
+            self.pass_()
+            return ""
+
+    def publish(publisher: Any, id: str, pass_: Callable[[], Any]) -> None:
+        message = channel.prepare_message("", headers={"id": id, "x": Passing(pass_)})
+        publisher(message, exchange="", routing_key="mail")
+
+    def publish_alone() -> None:
+        publish(channel.basic_publish, "alone", lambda: in_batch.wait(5))
+        done.set()
+
+    thread = threading.Thread(target=publish_alone)
+    thread.start()
+    publish(batch.publish, "batched", lambda: (in_batch.set(), done.wait(5)))
+    thread.join()
+    batch.discard()
+    assert [center.get("mail", id) != [] for id in ("alone", "batched")] == [True, False]
 
 
 def test_a_batch_is_published_as_a_whole(connection: Connection) -> None:
