@@ -101,6 +101,10 @@ class Server:
             process.wait()
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
 

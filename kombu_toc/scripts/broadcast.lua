@@ -13,7 +13,10 @@ local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 if redis.call('ZCOUNT', KEYS[1], '(' .. string.format('%.0f', now), '+inf') == 0 then
   return false
 end
-if redis.call('GET', KEYS[3]) == ARGV[5] then return false end
+if redis.call('GET', KEYS[3]) == ARGV[5] then
+  redis.call('EXPIRE', KEYS[3], ARGV[6]) -- something written, so that WAIT waits for it
+  return false
+end
 local id = redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[3], '*', 'r', ARGV[1], 'm', ARGV[2])
 redis.call('PEXPIRE', KEYS[2], ARGV[4])
 redis.call('SET', KEYS[3], ARGV[5], 'EX', ARGV[6])

@@ -26,15 +26,21 @@ local function keep(key) -- for as long as the slot, unless it is kept for longe
 end
 
 local publish = ARGV[8]
-if publish ~= '' and redis.call('GET', sent) == publish then
-  redis.call('EXPIRE', sent, ARGV[9]) -- something written, so that WAIT waits for it
+local function there()
+  -- Something is written, so that WAIT waits for it; first what takes no memory, because Redis
+  -- refuses what does when it is full, but not after a script's first write.
+  redis.call('PERSIST', sent)
+  redis.call('SET', sent, publish, 'EX', ARGV[9])
+  if publish == '' then redis.call('DEL', sent) end
   return {id, 0, said}
 end
-if ARGV[7] == '1' and redis.call('EXISTS', copies) == 1 then return {id, 0, said} end
+
+if publish ~= '' and redis.call('GET', sent) == publish then return there() end
+if ARGV[7] == '1' and redis.call('EXISTS', copies) == 1 then return there() end
 if redis.call('HEXISTS', body, id) == 1 then
-  if ARGV[7] == '1' or redis.call('HGET', body, id) == envelope then return {id, 0, said} end
+  if ARGV[7] == '1' or redis.call('HGET', body, id) == envelope then return there() end
   id = id .. '#' .. ARGV[5]
-  if redis.call('HEXISTS', body, id) == 1 then return {id, 0, said} end
+  if redis.call('HEXISTS', body, id) == 1 then return there() end
   redis.call('SADD', copies, id)
   if ttl > 0 then keep(copies) end
 end

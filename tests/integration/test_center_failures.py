@@ -3,10 +3,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from contextlib import suppress
+from functools import partial
+
 import pytest
 
 from kombu_toc import ConfigurationError, Limits, ReplicationError, TimeoutCenter
 from kombu_toc.center import DEAD, WAITING
+from kombu_toc.transport.fanout import broadcasting
 
 from ..servers import Server
 from .inspection import check_slots, now_us, residue, slot_keys, time_passes
@@ -258,13 +264,46 @@ def test_a_put_that_too_few_replicas_confirm_says_so_and_the_message_is_kept(cli
     assert center.counts("one").waiting == 1
 
 
-def test_a_repeated_put_waits_for_the_replicas_too(client, replica):
+@pytest.fixture
+def frozen(replica):
+    """Freezes the replica: it is connected, and falls behind."""
+    yield lambda: os.kill(replica.pid, signal.SIGSTOP)
+    os.kill(replica.pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize(
+    "how", ["the same publish", "the same bytes", "the same copy", "ensure", "ensure, a copy"]
+)
+def test_a_repeated_put_waits_for_the_replicas_too(client, frozen, how):
     """Its new connection has written nothing before, for which WAIT would wait."""
     center = TimeoutCenter(client, wait_replicas=1, wait_timeout=0.2)
-    center.put("one", "x", b"", publish=("p", "p.1"))
-    with replica.client() as follower:
-        follower.execute_command("REPLICAOF", "NO", "ONE")
+    center.put("one", "x", b"")
+    if how == "ensure, a copy":
+        center.put("one", "x", b"copy")
+        center.ack(message for message in center.pop("one", 2).messages if message.id == "x")
+    if how == "the same publish":
+        put = partial(center.put, "one", "y", b"", publish=("p", "p.1"))
+    else:
+        body = b"copy" if "copy" in how else b""
+        put = partial(center.put, "one", "x", body, ensure="ensure" in how)
+    frozen()
+    with suppress(ReplicationError):
+        put()
     client.connection_pool.disconnect()
+    before = center.counts("one")
     with pytest.raises(ReplicationError):
-        center.put("one", "x", b"", publish=("p", "p.1"))
-    assert center.counts("one").waiting == 1
+        put()
+    assert center.counts("one") == before
+    assert len(client.keys("*:sent:*")) == (how == "the same publish")
+
+
+def test_a_repeated_broadcast_waits_for_the_replicas_too(client, frozen):
+    center = TimeoutCenter(client, wait_replicas=1, wait_timeout=0.2)
+    client.zadd(center.keys.bindings("news"), {"reader": "inf"})
+    call = broadcasting(center, "news", "", b"body", 10, ("p", "p.1"))
+    frozen()
+    for _ in range(2):
+        with pytest.raises(ReplicationError):
+            center.run_puts([call])
+        client.connection_pool.disconnect()
+    assert client.xlen(center.keys.fanout("news")) == 1
