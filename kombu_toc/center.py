@@ -704,8 +704,8 @@ class TimeoutCenter:
                 delivery.id,
                 1 if requeue else 0,
                 *_backing_off(limits),
-                " ".join(reason.split()) or "rejected",
-                error[:ERROR_LENGTH],
+                _readable(" ".join(reason.split()) or "rejected"),
+                _readable(error[:ERROR_LENGTH]),
                 topic.declaration.retries,
                 delivery.mark,
             ),
@@ -1043,6 +1043,11 @@ class TimeoutCenter:
 def _backing_off(limits: Limits) -> tuple[int, int]:
     """The first wait after a failure and the longest, in milliseconds."""
     return int(limits.retry_backoff * 1000), int(limits.retry_backoff_max * 1000)
+
+
+def _readable(text: str) -> bytes:
+    """A text as it is kept: what no UTF-8 can hold, such as half of a file's name, is escaped."""
+    return text.encode("utf-8", "backslashreplace")
 
 
 def _note(raw: bytes) -> tuple[str, str]:

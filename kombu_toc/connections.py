@@ -71,6 +71,15 @@ def is_not_now(exc: BaseException) -> bool:
     return isinstance(exc, _NOT_NOW) or _NOT_NOW_WORDS.search(str(exc)) is not None
 
 
+def _told(reply: Any) -> Any:
+    """A reply; in place of an error that passes a ServerError, caused by it."""
+    if not isinstance(reply, ResponseError) or not is_not_now(reply):
+        return reply
+    error = ServerError(f"Redis refused a command: {reply}")
+    error.__cause__ = reply
+    return error
+
+
 class Client(redis.Redis):
     """Raises ServerError, a ConnectionError, where a server cannot do something for now: whoever
     uses it goes on as after a lost connection, and tries again."""
@@ -79,9 +88,20 @@ class Client(redis.Redis):
         try:
             return super().execute_command(*args, **options)
         except ResponseError as exc:
-            if is_not_now(exc):
-                raise ServerError(f"Redis refused a command: {exc}") from exc
-            raise
+            raise _told(exc)  # noqa: B904 - it has its cause already, if it is another
+
+    def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Pipeline:
+        return Pipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
+
+
+class Pipeline(redis.client.Pipeline):
+    """As :class:`Client`, for commands that are sent together."""
+
+    def execute(self, raise_on_error: bool = True) -> list[Any]:
+        try:
+            return [_told(reply) for reply in super().execute(raise_on_error)]
+        except ResponseError as exc:
+            raise _told(exc)  # noqa: B904 - as above
 
 
 @dataclass

@@ -22,6 +22,9 @@ for step = 1, steps do
     else
       score = ARGV[4] == '' and due_score(us) or action_score(us)
     end
+    -- Redis refuses what takes memory when it is full, but not after a script's first write:
+    -- out of dead, where it is not.
+    redis.call('ZREM', KEYS[3], ARGV[3])
     redis.call('ZADD', store, score, ARGV[3])
     announce_if_first(wake, KEYS[1], ARGV[2], math.max(us, action_time(score)), now)
     return {1, said}

@@ -10,8 +10,9 @@ from functools import partial
 
 import pytest
 
-from kombu_toc import ConfigurationError, Limits, ReplicationError, TimeoutCenter
+from kombu_toc import ConfigurationError, Limits, ReplicationError, ServerError, TimeoutCenter
 from kombu_toc.center import DEAD, WAITING
+from kombu_toc.connections import center_for
 from kombu_toc.transport.fanout import broadcasting
 
 from ..servers import Server
@@ -113,6 +114,15 @@ def test_a_dead_message_keeps_its_reason_its_time_and_the_last_error(center, cli
     assert found.reason == "no retries left: rejected again and again"
     assert found.error == "KeyError: second\nwith a second line"
     assert before // 1000 <= found.time_us // 1000 <= now_us(client) // 1000
+
+
+def test_an_error_that_utf_8_cannot_hold_is_kept_all_the_same(center):
+    center.declare("one", slots=1, retries=0)
+    center.put("one", "x", b"")
+    assert fail(center, error="ValueError: caf\udce9", reason="caf\udce9") == DEAD
+    [found] = center.get("one", "x")
+    assert found.error == r"ValueError: caf\udce9"
+    assert found.reason == r"no retries left: caf\udce9"
 
 
 def test_a_lease_that_ends_for_the_last_time_keeps_the_error_of_an_earlier_try(center):
@@ -307,3 +317,44 @@ def test_a_repeated_broadcast_waits_for_the_replicas_too(client, frozen):
             center.run_puts([call])
         client.connection_pool.disconnect()
     assert client.xlen(center.keys.fanout("news")) == 1
+
+
+# -- a server that is full
+
+
+@pytest.fixture
+def full(client):
+    """Makes the server refuse whatever takes memory."""
+    yield lambda: client.config_set("maxmemory", "1")
+    client.config_set("maxmemory", "0")
+
+
+def test_a_topic_that_expires_is_kept_although_the_server_is_full(center, client, full):
+    """Its consumer lives: it must not lose the topic and what is in it."""
+    center.declare("one", expires=60_000)
+    client.zadd(center.keys.expiring, {"topic:one": 1})
+    full()
+    center.refresh("one", 60_000)
+    assert center.declare("one", expires=60_000).declaration.expires == 60_000
+    assert center.stale() == []
+
+
+def test_a_message_is_moved_although_the_server_is_full(center, client, full):
+    center.put("one", "x", b"", delay=60)
+    full()
+    assert center.reschedule("one", "x") == WAITING
+    assert center.ack(center.pop("one").messages) == 1
+
+
+@pytest.mark.parametrize("wait_replicas", [0, 1])
+@pytest.mark.parametrize("many", [1, 2])
+def test_what_a_full_server_refuses_is_a_lost_connection_to_kombu(
+    server, client, full, wait_replicas, many
+):
+    center = center_for(server.toc_url, toc_wait_replicas=wait_replicas)
+    topic = center.declare("one")
+    full()
+    with pytest.raises(ServerError, match="memory"):
+        center.run_puts([center.putting(topic, str(i), b"") for i in range(many)])
+    with pytest.raises(ServerError, match="memory"), center.client.pipeline() as pipe:
+        pipe.set("x", 1).execute()
