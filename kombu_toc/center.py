@@ -1004,16 +1004,26 @@ class TimeoutCenter:
                     cursor = raw.decode()
                     if cursor == "0":
                         break
-            found += self._check_copies(topic, slot, step, mend)
+        found += self._check_copies(declared, step, mend)
         return list(dict.fromkeys(found))
 
-    def _check_copies(self, topic: str, slot: Slot, step: int, mend: bool) -> list[Fault]:
-        pattern = re.sub(r"([][*?\\^])", r"\\\1", slot.copies("")) + "*"
+    def _check_copies(self, topic: Topic, step: int, mend: bool) -> list[Fault]:
+        slots = {slot.copies(""): slot for slot in topic.all_slots()}
+        before, after = (
+            re.sub(r"([][*?\\^])", r"\\\1", part)
+            for part in topic.slot(0).copies("").rsplit("0", 1)
+        )
         found = []
-        for raw in self.client.scan_iter(pattern, count=step):
+        for raw in self.client.scan_iter(f"{before}*{after}*", count=step):
             key = raw.decode("utf-8", "surrogatepass")
+            stem, mark, _ = key.partition("}:copies:")
+            slot = slots.get(stem + mark)
+            if slot is None:  # of a topic with a longer name
+                continue
             call = Call(load("check_copies"), (raw, slot.body), (int(mend),), _texts)
-            found += [Fault(topic, slot.number, STRAY_COPY, id, (key,)) for id in self.run(call)]
+            found += [
+                Fault(topic.name, slot.number, STRAY_COPY, id, (key,)) for id in self.run(call)
+            ]
         return found
 
     # -- the wake index

@@ -109,6 +109,22 @@ def test_a_copy_that_is_gone_is_forgotten(center, client, slot):
     assert len(client.smembers(key)) == 1
 
 
+def test_copies_are_looked_for_once_among_all_keys_whatever_the_slots(center, client):
+    center.declare("one", slots=64)
+    center.declare("one:1", slots=1)
+    client.mset({f"another's:{i}": "" for i in range(1000)})
+    for name in ("one", "one:1"):
+        for slot in center.topic(name).all_slots():
+            client.sadd(slot.copies("x}:copies:"), f"x}}:copies:#{name}")
+    client.config_resetstat()
+    found = center.repair("one", step=100)
+    assert client.info("commandstats")["cmdstat_scan"]["calls"] < 50
+    assert sorted((fault.slot, fault.id) for fault in found) == [
+        (slot, "x}:copies:#one") for slot in range(64)
+    ]
+    assert client.keys("*:copies:*") == [b"toc:{one:1:0}:copies:x}:copies:"]
+
+
 @pytest.mark.parametrize("said", ["nothing", "later"])
 def test_a_slot_that_has_not_announced_its_next_time_does_so(center, client, slot, said):
     first = int(client.zrange(slot.armed, 0, 0)[0])
