@@ -151,9 +151,15 @@ class Message(kombu_message.Message):
         return self.delivery is not None and self.headers.get("eta") is not None
 
 
-def _publish_of(tag: str) -> tuple[str, str]:
+class _PublishName(str):
+    """The producer's name, a dot, and a number: what no other publish has."""
+
+    __slots__ = ()
+
+
+def _publish_of(name: str) -> tuple[str, str]:
     """(producer, name of the publish)"""
-    return tag.rpartition(".")[0] or tag, tag
+    return name.rpartition(".")[0], name
 
 
 class _Receiver(NamedTuple):
@@ -210,9 +216,10 @@ class Channel(virtual.Channel):
         Raises ActionTimeError if its time lies beyond what can be kept.
         """
         properties = message["properties"]
-        # Kombu repeats a publish with the same properties: it stays one message. (A number is
-        # what a delivered message has, whose properties somebody sends along.)
-        if not isinstance(properties.get("delivery_tag"), str):
+        # Kombu repeats a publish with the same properties: it stays one message. (Any other tag
+        # is of a delivered message, ours or another transport's, whose properties somebody sends
+        # along, and perhaps more than once.)
+        if not isinstance(properties.get("delivery_tag"), _PublishName):
             properties["delivery_tag"] = self._name_publish()
         properties["delivery_info"].update(exchange=exchange, routing_key=routing_key)
         # Handed on, not kept: threads may share the channel.
@@ -221,12 +228,12 @@ class Channel(virtual.Channel):
             return self.typeof(exchange).deliver(message, exchange, routing_key, batch=batch)
         return self._put(routing_key, message, batch=batch)
 
-    def _name_publish(self) -> str:
+    def _name_publish(self) -> _PublishName:
         """A name that no other publish has: its producer's, and a number."""
         producer = self._producer
         if producer is None or producer[0] != os.getpid():  # a forked child is another producer
             producer = self._producer = (os.getpid(), token_urlsafe(9), count(1))
-        return f"{producer[1]}.{next(producer[2])}"
+        return _PublishName(f"{producer[1]}.{next(producer[2])}")
 
     def create_publish_batch(self, max_size: int) -> PublishBatch:
         """What ``Producer.batch()`` publishes through."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -106,4 +107,36 @@ def test_a_publish_during_a_fault_is_repeated_until_it_is_kept_once(
     else:
         proxy.freeze_replies_after(2)
     producer.publish("x", routing_key="mail", headers={"id": "1"}, retry=True, retry_policy=POLICY)
+    assert center.counts("mail").waiting == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_forked_child_and_its_parent_publish_messages_of_their_own(
+    connection: Connection, center: TimeoutCenter
+) -> None:
+    center.declare("mail", slots=1)
+    producer = connection.Producer()
+    producer.publish("before", routing_key="mail")
+    child = os.fork()
+    if not child:
+        try:
+            producer.publish("of the child", routing_key="mail")
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    producer.publish("of the parent", routing_key="mail")
+    assert center.counts("mail").waiting == 3
+
+
+@pytest.mark.parametrize("transport", ["ours", "another"])
+def test_each_publish_that_sends_a_received_messages_properties_along_is_a_message(
+    connection: Connection, server: Server, center: TimeoutCenter, transport: str
+) -> None:
+    with Connection(server.toc_url if transport == "ours" else "memory://") as source:
+        source.Producer().publish("x", routing_key="from", declare=[Queue("from")])
+        properties = source.default_channel.basic_get("from", no_ack=True).properties
+    center.declare("mail", slots=1)
+    producer = connection.Producer()
+    for body in ("first", "second"):
+        producer.publish(body, routing_key="mail", **properties)
     assert center.counts("mail").waiting == 2
