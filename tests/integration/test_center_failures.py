@@ -188,6 +188,27 @@ def test_a_full_dead_queue_drops_its_oldest(client):
     check_slots(center, "one")
 
 
+def test_what_is_too_old_goes_also_where_fewer_are_too_many(client):
+    center = TimeoutCenter(client, limits=Limits(dead_limit=3, dead_age=5))
+    center.declare("one", slots=1)
+    bury(center, "a", "b", "c")
+    time_passes(center, "one", 6)
+    keeping = TimeoutCenter(client, limits=Limits(dead_limit=9, dead_age=60))
+    bury(keeping, "d")
+    assert center.pop("one").dropped == ["a", "b", "c"]
+    assert center.counts("one").dead == 1
+
+
+def test_the_slots_share_what_dead_queue_keeps(client):
+    center = TimeoutCenter(client, limits=Limits(dead_limit=4))
+    center.declare("one", slots=4)
+    for id in "abc":
+        center.put("one", id, b"", basis="same")
+    for message in center.pop("one", 3).messages:
+        center.reject(message, requeue=False)
+    assert center.pop("one").dropped == ["a", "b"]
+
+
 def test_one_pop_drops_a_bounded_number(center):
     center.declare("one", slots=1, dead_age=5, dead_limit=4)
     keeping = TimeoutCenter(center.client)
