@@ -10,13 +10,21 @@ from functools import partial
 
 import pytest
 
-from kombu_toc import ConfigurationError, Limits, ReplicationError, ServerError, TimeoutCenter
+from kombu_toc import (
+    ConfigurationError,
+    Limits,
+    ReplicationError,
+    ServerError,
+    TimeoutCenter,
+    scores,
+)
 from kombu_toc.center import DEAD, WAITING
 from kombu_toc.connections import center_for
+from kombu_toc.transport.bindings import Bindings
 from kombu_toc.transport.fanout import broadcasting
 
 from ..servers import Server
-from .inspection import check_slots, now_us, residue, slot_keys, time_passes
+from .inspection import announced, check_slots, now_us, residue, slot_keys, time_passes
 
 DAY = 86400.0
 
@@ -135,6 +143,22 @@ def test_a_lease_that_ends_for_the_last_time_keeps_the_error_of_an_earlier_try(c
     [found] = center.get("one", "x")
     assert found.reason == "no retries left: its lease ended unacknowledged"
     assert found.error == "OSError: disk"
+
+
+@pytest.mark.parametrize("overtaken", [False, True])
+def test_a_dead_message_keeps_its_priority_and_its_retries(center, overtaken):
+    """Also one whose lease had ended when it was rejected."""
+    center.declare("one", slots=1)
+    center.put("one", "x", b"", priority=9)
+    [message] = center.pop("one").messages
+    if overtaken:
+        time_passes(center, "one", 61)
+        assert center.pop("one", 0).rolled_back == ["x"]
+    assert center.reject(message, requeue=False) == DEAD
+    [found] = center.get("one", "x")
+    lease = scores.read_lease(found.score)
+    assert (lease.step, lease.retries) == (found.step, 15 if overtaken else 16)
+    assert found.step == 3
 
 
 @pytest.mark.parametrize("end", ["ack", "cancel", "cancel in flight", "purge"])
@@ -272,8 +296,10 @@ def replica(server, client, tmp_path):
         with made.client() as follower:
             while follower.info("replication")["master_link_status"] != "up":
                 pass
+            client.set("seen", "by the replica")  # WAIT may wait for nothing but writes
             while client.wait(1, 1000) < 1:
                 pass
+            client.delete("seen")
         yield made
     finally:
         made.stop()
@@ -337,6 +363,7 @@ def test_a_repeated_broadcast_waits_for_the_replicas_too(client, frozen):
         with pytest.raises(ReplicationError):
             center.run_puts([call])
         client.connection_pool.disconnect()
+    assert 0 < client.ttl(center.keys.sent("p")) <= 60
     assert client.xlen(center.keys.fanout("news")) == 1
 
 
@@ -348,6 +375,29 @@ def full(client):
     """Makes the server refuse whatever takes memory."""
     yield lambda: client.config_set("maxmemory", "1")
     client.config_set("maxmemory", "0")
+
+
+def test_whatever_a_consumer_does_works_although_the_server_is_full(center, client, full):
+    center.declare("one", slots=1)
+    for id in "abcd":
+        center.put("one", id, b"")
+    center.put("one", "later", b"", delay=60)
+    client.delete(center.topic("one").slot(0).armed, center.keys.wake("one"))
+    full()
+    assert center.pop("one", 0).messages == []
+    assert announced(center, "one") != set(), "a pop that takes nothing announces"
+    bindings = Bindings(center)
+    assert bindings.add("news", "reader", 60_000) > 0
+    assert bindings.add("news", "reader", 90_000) > 0
+    messages = center.pop("one", 3).messages
+    assert center.extend(messages) == []
+    assert center.ack(messages[:1]) == center.release(messages[1:2]) == 1
+    assert center.reject(messages[2], requeue=True, error="e") == WAITING
+    [(slot, us), *_] = sorted(announced(center, "one"))
+    client.delete(center.keys.wake("one"))
+    assert center.run(center.handing_back("one", [(slot, us)])) == 1
+    assert center.pop("one", 1).messages
+    check_slots(center, "one")
 
 
 def test_a_topic_that_expires_is_kept_although_the_server_is_full(center, client, full):
