@@ -91,6 +91,7 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
             c.timer = _PastTimers(c.timer)
             explain(c)
             _settle_at_once(c)
+            _forget_what_has_ended(c)
 
     def include_if(self, c: Any) -> bool:
         return self.enabled
@@ -307,6 +308,42 @@ def _settle_at_once(c: Any) -> None:
     for name in ("call_soon", "call_soon_ack"):  # the second since Celery 5.7
         if hasattr(c, name):
             setattr(c, name, wrap(getattr(c, name)))
+
+
+def _forget_what_has_ended(c: Any) -> None:
+    """Celery 5.7 notes a task with an ``eta`` as scheduled once the timer has it. One that was
+    started at once may have ended by then, and would never be forgotten."""
+    if not hasattr(state, "scheduled_requests"):
+        return
+    update = c.update_strategies
+
+    def forgetting(strategy: Callable[..., Any]) -> Callable[..., Any]:
+        def handle(message: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return strategy(message, *args, **kwargs)
+            finally:
+                if isinstance(message, kombu_toc.Message) and message.waited:
+                    forget(message)
+
+        return handle
+
+    def forget(message: kombu_toc.Message) -> None:
+        request = state.requests.get(message.headers.get("id"))
+        if (
+            getattr(request, "message", None) is message
+            and message.acknowledged
+            and request not in state.active_requests
+            and request not in state.reserved_requests
+        ):
+            state.requests.pop(request.id, None)
+            state.scheduled_requests.discard(request)
+
+    def update_strategies() -> None:
+        update()
+        for name, strategy in c.strategies.items():
+            c.strategies[name] = forgetting(strategy)
+
+    c.update_strategies = update_strategies
 
 
 def _ends_tasks_in_threads(pool: Any) -> bool:

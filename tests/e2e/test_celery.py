@@ -141,6 +141,18 @@ def test_remote_control_answers(setup: CeleryTestSetup) -> None:
     assert "ok" in answer[name]
 
 
+def test_a_worker_forgets_the_countdown_tasks_that_have_ended(setup: CeleryTestSetup) -> None:
+    app, name = setup.app, setup.worker.hostname()
+    sent = [app.tasks["e2e.add"].apply_async((i, 1), countdown=0.2) for i in range(20)]
+    for result in sent:
+        result.get(timeout=TIMEOUT)
+    inspect = app.control.inspect([name], timeout=3, limit=1)
+    deadline = time.monotonic() + 5
+    while remembered := inspect.query_task(*(result.id for result in sent))[name]:
+        assert time.monotonic() < deadline, remembered
+        time.sleep(0.05)  # a result is there a moment before the worker is done with its task
+
+
 def test_a_queue_is_added_and_cancelled_while_the_worker_runs(
     setup: CeleryTestSetup, journal: Journal
 ) -> None:
