@@ -28,6 +28,11 @@ def sent_request(pool: Any, message: Any) -> Any:
     return None
 
 
+def time_limits(pool: Any) -> list[Any]:
+    """The timer's entries that end the tasks of a pool of processes, in an event loop."""
+    return list(getattr(getattr(pool, "_pool", None), "_tref_for_id", {}).values())
+
+
 class FlushesWhatWasNotSent:
     """The pool's `flush`, when the connection is lost or the worker stops.
 
@@ -41,7 +46,9 @@ class FlushesWhatWasNotSent:
 
     def __call__(self) -> Any:
         pool = self._pool._pool
-        sent = [job for job in tuple(getattr(pool, "_cache", {}).values()) if _was_sent(pool, job)]
+        jobs = tuple(getattr(pool, "_cache", {}).values())
+        sent = [job for job in jobs if _was_sent(pool, job)]
+        executing = [job for job in jobs if getattr(job, "_accepted", False)]
         for job in sent:
             job.discard = _nothing
         for process in tuple(getattr(pool, "_pool", ())):
@@ -59,6 +66,10 @@ class FlushesWhatWasNotSent:
         finally:
             for job in sent:
                 del job.discard
+            # The oldest Celery forgets every job here: nobody would acknowledge these.
+            for job in (*sent, *executing):
+                if not job.ready():
+                    pool._cache.setdefault(job._job, job)
 
 
 def _nothing() -> None:

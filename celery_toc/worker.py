@@ -28,7 +28,7 @@ from celery.worker.consumer.tasks import Tasks
 
 import kombu_toc
 
-from .processes import FlushesWhatWasNotSent, sent_request
+from .processes import FlushesWhatWasNotSent, sent_request, time_limits
 from .rejections import explain
 
 logger = get_logger(__name__)
@@ -40,10 +40,14 @@ HELP_TIMEOUT = 1.0
 
 
 class _PastTimers:
-    """The consumer's timer, but for tasks that have waited already: they start at once."""
+    """The consumer's timer, but for tasks that have waited already: they start at once.
 
-    def __init__(self, timer: Any) -> None:
+    limits: gives the entries that end tasks at their time limits
+    """
+
+    def __init__(self, timer: Any, limits: Callable[[], Iterable[Any]] = tuple) -> None:
         self._timer = timer
+        self._limits = limits
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._timer, name)
@@ -62,6 +66,17 @@ class _PastTimers:
         entry = self._timer.Entry(fun, args, kwargs)
         entry()
         return entry
+
+    def clear(self) -> None:
+        """Forget everything but the time limits of tasks that go on.
+
+        Celery before 5.7 clears its timer when the connection is lost.
+        """
+        limits = list(self._limits())
+        kept = [scheduled for scheduled in self._timer.queue if scheduled.entry in limits]
+        self._timer.clear()
+        for eta, priority, entry in kept:
+            self._timer.enter_at(entry, eta, priority)
 
 
 class TimeoutCenterStep(bootsteps.StartStopStep):
@@ -88,7 +103,7 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
         self._solo = False
         if self.enabled:
             # Strategies bind the timer's method when the Tasks step starts, before this one.
-            c.timer = _PastTimers(c.timer)
+            c.timer = _PastTimers(c.timer, lambda: time_limits(c.pool))
             explain(c)
             _settle_at_once(c)
             _forget_what_has_ended(c)

@@ -67,6 +67,24 @@ def test_what_a_thread_pool_was_given_runs_once_although_the_connection_was_cut(
     assert set(runs.values()) == {1}, runs
 
 
+def test_an_only_process_goes_on_after_the_connection_was_cut_and_keeps_its_time_limit(
+    start_workers: StartWorkers, app: Celery, journal: Journal, client: redis.Redis
+) -> None:
+    """X5: the worker hears of the task's end, acknowledges it, and takes the next."""
+    start_workers(1, "-c", "1")
+    app.tasks["e2e.late_ack"].delay("first", 3)
+    journal.wait_for("first", 1)
+    cut_connections(client)
+    journal.wait_for("first-done", 1)
+    app.tasks["e2e.late_ack"].apply_async(("limited", 60), time_limit=4)
+    journal.wait_for("limited", 1, timeout=10)
+    cut_connections(client)
+    app.tasks["e2e.note"].delay("afterwards")
+    journal.wait_for("afterwards", 1, timeout=15)
+    runs = Counter(entry["name"] for entry in journal.entries())
+    assert runs == {"first": 1, "first-done": 1, "limited": 1, "afterwards": 1}
+
+
 def test_a_task_that_celery_cancels_at_a_lost_connection_runs_again(
     start_workers: StartWorkers, app: Celery, journal: Journal, client: redis.Redis
 ) -> None:
