@@ -24,6 +24,7 @@ def explain(consumer: Any) -> None:
     """Have a worker's consumer, and the requests that it makes from now on, say why."""
     unknown_message, unknown_task = consumer.on_unknown_message, consumer.on_unknown_task
     invalid_task, undecodable = consumer.on_invalid_task, consumer.on_decode_error
+    update = consumer.update_strategies
 
     def on_unknown_message(body: Any, message: Any) -> None:
         _note(message, "not a task: no consumer understands it")
@@ -53,12 +54,17 @@ def explain(consumer: Any) -> None:
         _note(message, "its body cannot be decoded", exc)
         message.reject_log_error(logger, consumer.connection_errors)
 
+    def update_strategies() -> None:
+        # Again after a pool_restart, which may have imported tasks.
+        for task in consumer.app.tasks.values():
+            task.Request = _telling(symbol_by_name(task.Request))
+        update()
+
     consumer.on_unknown_message = on_unknown_message
     consumer.on_unknown_task = on_unknown_task
     consumer.on_invalid_task = on_invalid_task
     consumer.on_decode_error = on_decode_error
-    for task in consumer.app.tasks.values():
-        task.Request = _telling(symbol_by_name(task.Request))
+    consumer.update_strategies = update_strategies
 
 
 def _note(message: Any, reason: str, exc: BaseException | None = None) -> None:

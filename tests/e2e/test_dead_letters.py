@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from celery import Celery
@@ -92,3 +93,24 @@ def test_a_task_that_is_rejected_again_and_again_dies_with_its_last_error(
     first, second, third = (run["at"] for run in runs)
     assert second - first > 0.2
     assert third - second > 0.4
+
+
+def test_a_task_imported_by_a_pool_restart_says_why_it_died(
+    start_workers: StartWorkers,
+    app: Celery,
+    toc: kombu_toc.TimeoutCenter,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "imported_later.py").write_text(
+        "from celery import current_app\n"
+        "@current_app.task(name='later.fail', acks_late=True, acks_on_failure_or_timeout=False)\n"
+        "def fail(): raise ValueError('on purpose')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    start_workers(1, "-c", "1", worker_pool_restarts=True)
+    arguments = {"modules": ["imported_later"]}
+    [answer] = app.control.broadcast("pool_restart", arguments=arguments, reply=True, timeout=5)
+    assert all("ok" in said for said in answer.values())
+    found = dead(toc, app.send_task("later.fail").id)
+    assert (found.reason, found.error) == ("the task failed", "ValueError: on purpose")
