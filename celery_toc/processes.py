@@ -66,10 +66,22 @@ class FlushesWhatWasNotSent:
         finally:
             for job in sent:
                 del job.discard
-            # The oldest Celery forgets every job here: nobody would acknowledge these.
-            for job in (*sent, *executing):
-                if not job.ready():
-                    pool._cache.setdefault(job._job, job)
+            for job in {*sent, *executing}:
+                if not job.ready() and job._job not in pool._cache:
+                    _remember(pool, job)
+
+
+def _remember(pool: Any, job: Any) -> None:
+    """Older Celery forgets every job: nobody would acknowledge the tasks."""
+    process = job._write_to or job._scheduled_for
+    if process is not None and process._is_alive():
+        pool._cache[job._job] = job
+    elif job._accepted:
+        pool.mark_as_worker_lost(job, getattr(process, "exitcode", None) or 0)
+    else:
+        request = getattr(job._callback, "__self__", None)
+        if request is not None and not request.message.acknowledged:
+            request.message.requeue()
 
 
 def _nothing() -> None:

@@ -774,7 +774,7 @@ class Poller:
         for topic, pairs in _by_topic(claims).items():
             try:
                 self.center.run(self.center.handing_back(topic, pairs))
-            except BROKEN as exc:
+            except (*BROKEN, ResponseError) as exc:
                 # The others look into all slots within a second.
                 logger.debug("claims of %s were not handed back: %s", topic, exc)
 
