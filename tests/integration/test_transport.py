@@ -910,3 +910,16 @@ def test_what_is_sent_to_a_transient_queue_that_is_gone_does_not_stay_for_ever(
     assert len(slot_keys(client)) > 0
     assert all(0 < client.ttl(key) <= 60 for key in slot_keys(client))
     assert client.zscore("toc:{toc}:expiring", "topic:caller") is not None
+
+
+def test_a_queues_arguments_set_its_limits(connect: Connect) -> None:
+    """W2"""
+    arguments = {"x-retries": 2, "x-retry-backoff": 1.5, "x-dead-age": 60, "x-dead-limit": 8}
+    connection = connect(toc_retry_backoff=7, toc_retry_backoff_max=9)
+    Queue("strict", queue_arguments=arguments)(connection.default_channel).declare()
+    center = connect().transport.center
+    topic = center.topic("strict")
+    assert topic.declaration.retries == 2
+    limits = topic.declaration.limits(connection.transport.center.limits)
+    assert (limits.retry_backoff, limits.retry_backoff_max) == (1.5, 9)
+    assert (limits.dead_age, limits.dead_limit, limits.visibility) == (60, 8, 60)

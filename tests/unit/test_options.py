@@ -7,7 +7,7 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kombu_toc import ConfigurationError, SlotCountError
+from kombu_toc import ConfigurationError, Limits, SlotCountError
 from kombu_toc.connections import connect, mask_password, read_url
 from kombu_toc.options import Settings, read
 
@@ -36,6 +36,12 @@ def test_a_url_may_say_what_the_transport_options_may():
         "toc_retries": "3",
         "toc_deflate": "no",
         "toc_poll_interval": "0.5",
+        "toc_retry_backoff": "2",
+        "toc_retry_backoff_max": "60",
+        "toc_dead_age": "3600",
+        "toc_dead_limit": "50",
+        "toc_wait_replicas": "1",
+        "toc_wait_timeout": "0.5",
     }
     made = settings(query)
     assert made.visibility_timeout == 30
@@ -44,6 +50,8 @@ def test_a_url_may_say_what_the_transport_options_may():
     assert (made.toc_slots, made.slots, made.toc_retries) == (16, 16, 3)
     assert made.toc_deflate is False
     assert made.toc_poll_interval == 0.5
+    assert made.limits == Limits(30.0, 2.0, 60.0, 3600.0, 50)
+    assert (made.toc_wait_replicas, made.toc_wait_timeout) == (1, 0.5)
 
 
 def test_the_url_goes_before_the_transport_options():
@@ -108,6 +116,13 @@ def test_limits_per_topic_have_no_form_that_fits_a_url():
         ("toc_deflate", "perhaps"),
         ("toc_fanout_length", "long"),
         ("toc_stale_after", 0),
+        ("toc_retry_backoff", -1),
+        ("toc_retry_backoff_max", "long"),
+        ("toc_dead_age", 0),
+        ("toc_dead_limit", 0),
+        ("toc_dead_limit", "some"),
+        ("toc_wait_replicas", -1),
+        ("toc_wait_timeout", 0),
     ],
 )
 def test_a_bad_value_is_refused_and_its_option_named(name, value):
