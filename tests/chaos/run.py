@@ -262,7 +262,10 @@ class Run:
                     self._ends.remove(entry)
                     entry[1]()
             if pending and began + pending[0].at <= now:
-                self._hit(pending.pop(0))
+                if self._hit(pending[0]):
+                    began = now - pending.pop(0).at  # the gaps stay as they are
+                else:
+                    assert now < began + pending[0].at + READY, "no worker becomes ready"
             self._watch_workers()
             time.sleep(0.02)  # the schedule's grain
 
@@ -289,7 +292,8 @@ class Run:
         # Workers that cannot even start would be started again for ever.
         assert len(self._report.broken) < 20, self._report.broken[-1]
 
-    def _hit(self, fault: Fault) -> None:
+    def _hit(self, fault: Fault) -> bool:
+        """Make it happen; False if there is no worker for it just now."""
         event = Event(time.time(), fault.what, fault.family)
         if fault.seconds:
             event.until = event.at + fault.seconds
@@ -297,13 +301,13 @@ class Run:
         if fault.family in ("kill", "term", "stop"):
             worker = self._victim(fault)
             if worker is None:
-                return
+                return False
             event.worker = worker.incarnation
             event.explains = fault.what in ("kill worker", "kill process", "stop long")
             if fault.what == "kill process":
                 children = worker.pool_processes()
                 if not children:
-                    return
+                    return False
                 event.pid = children[fault.dice % len(children)]
         self._events.append(event)
         if fault.what == "kill worker":
@@ -346,6 +350,7 @@ class Run:
         elif fault.what == "flush":
             with self._broker.client() as client:
                 client.script_flush()
+        return True
 
     def _restart(self) -> None:
         self._broker.start()

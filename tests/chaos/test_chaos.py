@@ -10,7 +10,7 @@ from .run import FAMILIES, Run, schedule
 
 def test_whatever_breaks_no_task_is_lost_early_repeated_or_left(tmp_path: Path) -> None:
     """Each fault that the harness has, once."""
-    report = Run(tmp_path, seed=1, seconds=30).run()
+    report = Run(tmp_path, seed=1, seconds=44).run()
     kinds = {what for whats in FAMILIES.values() for what in whats}
     assert set(report.faults) == kinds
     assert report.executed >= report.sent > 150
