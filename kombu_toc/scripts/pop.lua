@@ -20,8 +20,9 @@
 --          {slot index, id that DeadQueue dropped, ...}, announcements, settled}
 --
 -- Steps in their order, and within a step by score over all the slots. Whatever the horizon
--- has passed is settled in the wake index, and each slot's next time is announced. A slot that
--- holds nothing more has nothing announced.
+-- has passed is settled in the wake index, and each slot's next time is announced. (Of a slot with
+-- more that is due, an announcement that nobody has claimed yet serves as that.) A slot that holds
+-- nothing more has nothing announced.
 --@ clock wake failure
 
 local slots, steps = tonumber(ARGV[1]), tonumber(ARGV[2])
@@ -189,11 +190,11 @@ for slot = 1, slots do
     local head = redis.call('ZRANGE', store(slot, step), 0, 0, 'WITHSCORES')[2]
     if head and (not first or tonumber(head) < first) then first = tonumber(head) end
   end
-  settle(wake, armed, number, first and passed or '+inf')
-  if first then
-    local us = action_time(first)
-    if us == 0 then us = now end
-    announce_if_first(wake, armed, number, us, now)
+  local us = first and action_time(first)
+  if us == 0 then us = now end
+  if not (us and us <= passed and is_open(wake, armed, number, passed)) then
+    settle(wake, armed, number, first and passed or '+inf')
+    if first then announce_if_first(wake, armed, number, us, now) end
   end
 end
 return {now, left, messages, bare, rolled, died, dropped, said, unsaid}

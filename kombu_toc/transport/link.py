@@ -63,12 +63,12 @@ class Link:
         self,
         items: list[tuple[Call | tuple[Any, ...], Callable[[Any], None] | None]],
         *,
-        owed: bool = False,
+        owed: int = 0,
         block: float = 0.0,
     ) -> None:
         """Send calls or plain commands, each with what is to be told its result.
 
-        owed: they must run; if the connection breaks first, `on_owed` gets them
+        owed: so many, the first, must run; if the connection breaks first, `on_owed` gets them
         block: seconds for which the server may keep the reply back
 
         Raises redis-py's ConnectionError or TimeoutError.
@@ -78,8 +78,8 @@ class Link:
                 self._open()
             connection = self._connection
             latest = time.monotonic() + block + self._patience
-            for what, on_reply in items:
-                self._waiting.append(_Waiting(what, on_reply, owed, latest))
+            for number, (what, on_reply) in enumerate(items):
+                self._waiting.append(_Waiting(what, on_reply, number < owed, latest))
             connection.send_packed_command(
                 connection.pack_commands(
                     [w.command() if isinstance(w, Call) else w for w, _ in items]
@@ -88,7 +88,7 @@ class Link:
             )
         except BaseException:
             if owed and self._connection is None:
-                self._on_owed([what for what, _ in items if isinstance(what, Call)])
+                self._on_owed([what for what, _ in items[:owed] if isinstance(what, Call)])
             self.close()
             raise
 

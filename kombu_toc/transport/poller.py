@@ -41,6 +41,11 @@ STREAM_BLOCK = 10.0
 #: The event loop's poller waits whole milliseconds, rounded up; the rest is slept.
 TICK = 0.001
 
+#: While there is a backlog, acknowledgements wait for the next pop: so many at most, and for so
+#: many seconds.
+MOST_ACKS = 32
+ACKS_WAIT = 0.003
+
 #: Seconds after a worker has connected during which it rolls back no lease: a third of the
 #: visibility timeout, but for these bounds. Others renew theirs a second after the server is back.
 LEAST_GRACE = 2.0
@@ -171,6 +176,8 @@ class Poller:
         #: what leaves with the next turn; any thread may add to it
         self._acks: deque[Delivery] = deque()
         self._calls: deque[Call] = deque()
+        #: monotonic seconds when acknowledgements leave that wait for company
+        self._acks_leave: float | None = None
         self._thread = 0
         self._delivering = False
         self._wake_topics: dict[bytes, str] = {}
@@ -277,6 +284,7 @@ class Poller:
         self._run_or_owe(self._take_settled())
 
     def _take_settled(self) -> list[Call]:
+        self._acks_leave = None
         return self.center.acking(_drained(self._acks)) + _drained(self._calls)
 
     def _run_or_owe(self, calls: list[Call]) -> None:
@@ -390,7 +398,7 @@ class Poller:
             self.heartbeat.speak()
             for link in (self._wake, self._work, self._stream):
                 link.check()
-            self._send_settled()
+            self._send_settled_or_wait()
             delivered = self._delivered
             self._run_due()
             if self._delivered > delivered:
@@ -528,9 +536,27 @@ class Poller:
     # -- settling
 
     def _send_settled(self) -> None:
+        if self._acks or self._calls:
+            self._send([])
+
+    def _send(self, items: list[tuple[Any, Any]]) -> None:
+        """Send calls, and what is settled along with them."""
+        settled = [(call, None) for call in self._take_settled()]
+        self._work.send(settled + items, owed=len(settled))
+
+    def _send_settled_or_wait(self) -> None:
+        """What is settled goes along with the next pop, if there will be one within moments."""
         if not self._acks and not self._calls:
             return
-        self._work.send([(call, None) for call in self._take_settled()], owed=True)
+        busy = any(intake.backlog for intake in self.intakes.values())
+        if busy and self._hub is not None and not self._calls and len(self._acks) < MOST_ACKS:
+            now = time.monotonic()
+            if self._acks_leave is None:
+                self._acks_leave = now + ACKS_WAIT
+                self._hub.call_later(ACKS_WAIT, self.nudge)
+            if now < self._acks_leave:
+                return
+        self._send_settled()
 
     # -- taking
 
@@ -605,7 +631,7 @@ class Poller:
                     intake.owed[claim] = None
             self._popped(intake, topic, result, visibility)
 
-        self._work.send([(call, popped)])
+        self._send([(call, popped)])
 
     def _may_recover(self, topic: str, now: float) -> bool:
         """Whether leases that have ended may be rolled back.
