@@ -1,0 +1,95 @@
+"""Sends tasks through Celery, as it is told over standard input (see `commands`)."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from datetime import datetime, timezone
+from typing import Any
+
+import commands
+from app import app, nap, tick
+from kombu.messaging import Producer
+
+
+def prepare() -> None:
+    """Connect, and declare what a worker would declare."""
+    with app.connection_for_write() as connection:
+        channel = connection.default_channel
+        for queue in app.amqp.queues.consume_from.values():
+            queue(channel).declare()
+            if app.conf.get("task_default_queue_type") == "quorum":
+                from kombu.transport import native_delayed_delivery as delayed
+
+                delayed.declare_native_delayed_delivery_exchanges_and_queues(connection, "quorum")
+                delayed.bind_queue_to_native_delayed_delivery_exchange(connection, queue)
+    with app.producer_or_acquire() as producer:
+        producer.connection.ensure_connection()
+
+
+def warm_up(tasks: int, **options: Any) -> None:
+    """Send tasks that are in no result."""
+    for _ in range(tasks):
+        tick.apply_async((commands.WARM_UP,), **options)
+
+
+def publish(
+    tasks: int, countdown: float | None = None, spread: float = 0.0, batch: int = 0
+) -> float | None:
+    """Send tasks as fast as it goes; return how many seconds that took.
+
+    countdown, spread: seconds until the first is due, and over how many the others are
+    batch: so many at once, where Kombu and the transport can; None if they cannot
+    """
+    with app.producer_or_acquire() as producer:
+        if batch and not getattr(producer, "supports_batch_publish", False):
+            return None
+        assert isinstance(producer, Producer)
+        began = time.perf_counter()
+        with producer.batch(batch) if batch else nullcontext():
+            for number in range(tasks):
+                when = {}
+                if countdown is not None:
+                    when["countdown"] = countdown + spread * number / tasks
+                tick.apply_async((number,), producer=producer, **when)
+        return time.perf_counter() - began
+
+
+def together(tasks: int, at: float, first: int = 0, seconds: float = 0.0) -> None:
+    """Send tasks that are due at one instant."""
+    eta = datetime.fromtimestamp(at, timezone.utc)
+    for number in range(first, first + tasks):
+        if seconds:
+            nap.apply_async((number, seconds), eta=eta)
+        else:
+            tick.apply_async((number,), eta=eta)
+
+
+def stream(tasks: int, gap: float, first: int) -> list[tuple[int, float]]:
+    """Send immediate tasks `gap` seconds apart; (number, time) of each."""
+    found = []
+    for number in range(first, first + tasks):
+        found.append((number, time.time()))
+        tick.delay(number)
+        time.sleep(gap)  # what comes in is a stream
+    return found
+
+
+def one_nap(number: int, seconds: float) -> None:
+    """Send a task that takes that long."""
+    nap.delay(number, seconds)
+
+
+if __name__ == "__main__":
+    commands.serve(
+        prepare=prepare,
+        warm_up=warm_up,
+        publish=publish,
+        together=together,
+        stream=stream,
+        nap=one_nap,
+        sparse=lambda **options: commands.sparse(
+            lambda number, wait: tick.apply_async((number,), countdown=wait), **options
+        ),
+        one_by_one=lambda **options: commands.one_by_one(tick.delay, **options),
+    )

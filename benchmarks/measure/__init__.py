@@ -1,0 +1,24 @@
+"""What is measured, a module each.
+
+A module has ``METRICS`` (name -> Metric), ``CASES`` (name -> (arguments, arguments of the short
+form)), ``measure(peer, **arguments)``, which returns a number or None for each metric, and, where
+not every peer running Celery takes part, ``takes_part(peer, case)``. ``ROUNDS``: how often, in
+the long and in the short form, if not as the rest.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from . import behind, drain, fleet, lateness, memory, now, publish, scale, spread, storm
+
+MODULES = (lateness, now, drain, storm, spread, behind, publish, memory, scale, fleet)
+
+#: case -> its module
+CASES: dict[str, ModuleType] = {case: module for module in MODULES for case in module.CASES}
+
+
+def takes_part(peer: object, case: str) -> bool:
+    """Whether a case is measured with that peer."""
+    rule = getattr(CASES[case], "takes_part", None)
+    return rule(peer, case) if rule else peer.is_celery

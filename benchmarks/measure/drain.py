@@ -1,0 +1,46 @@
+"""drain: how fast workers with default prefetch take up a backlog of immediate tasks.
+
+The queue is filled before the worker starts. The first tenth of the starts is warm-up.
+"""
+
+from __future__ import annotations
+
+from ..metrics import Metric
+from ..peers import Peer
+from ..trial import Trial
+
+METRICS = {"rate": Metric("tasks started", "tasks/s", more_is_better=True)}
+
+_PREFORK = ("-P", "prefork", "-c", "2")
+CASES = {
+    "drain": ({"tasks": 20_000, "pool": _PREFORK}, {"tasks": 3000, "pool": _PREFORK}),
+    "drain-solo": (
+        {"tasks": 10_000, "pool": ("-P", "solo")},
+        {"tasks": 2000, "pool": ("-P", "solo")},
+    ),
+    "drain-threads": (
+        {"tasks": 10_000, "pool": ("-P", "threads", "-c", "4")},
+        {"tasks": 2000, "pool": ("-P", "threads", "-c", "4")},
+    ),
+    "drain-two": (
+        {"tasks": 20_000, "pool": _PREFORK, "workers": 2},
+        {"tasks": 3000, "pool": _PREFORK, "workers": 2},
+    ),
+}
+
+#: Measured more often than the rest: the machine's noise is largest here.
+ROUNDS = (5, 3)
+
+
+def measure(
+    peer: Peer, tasks: int, pool: tuple[str, ...], workers: int = 1
+) -> dict[str, float | None]:
+    """Starts a second, after the warm-up."""
+    with Trial(peer) as trial:
+        trial.tell("prepare")
+        trial.tell("publish", tasks=tasks)
+        for _ in range(workers):
+            trial.start(*pool)
+        trial.wait(tasks, 60 + tasks / 100)
+        times = [at for _, at, _ in trial.starts()][tasks // 10 :]
+        return {"rate": (len(times) - 1) / (times[-1] - times[0])}

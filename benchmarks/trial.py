@@ -1,0 +1,189 @@
+"""One measurement's surroundings: a fresh broker of a peer, workers, a producer, and notes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from .inside import notes
+from .peers import Broker, Peer
+
+#: A folder in memory, where the system has one.
+_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+#: Seconds that a worker may take until it is ready.
+START_TIMEOUT = 120.0
+
+
+class Trial:
+    """Use it in a with block; what it has started ends with that."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.broker: Broker
+        self.workers: list[subprocess.Popen[bytes]] = []
+        self._stack = ExitStack()
+        self._producer: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Trial:
+        with ExitStack() as stack:
+            directory = tempfile.mkdtemp(prefix="toc-notes-", dir=_MEMORY)
+            stack.callback(shutil.rmtree, directory, ignore_errors=True)
+            self.directory = Path(directory)
+            self.broker = stack.enter_context(self.peer.broker())
+            self._environment = {
+                **os.environ,
+                "PYTHONPATH": self.peer.path,
+                "PYTHONWARNINGS": "ignore",
+                "BENCH_BROKER": self.broker.url,
+                "BENCH_SETTINGS": json.dumps(self.peer.settings),
+                "BENCH_NOTES": directory,
+                "C_FORCE_ROOT": "1",
+            }
+            stack.callback(self._end_all)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    # -- workers
+
+    def start(self, *options: str) -> subprocess.Popen[bytes]:
+        """Start a worker; return at once. options: of Celery's command line"""
+        command = [str(self.peer.python)]
+        if self.peer.is_celery:
+            name = f"w{len(self.workers)}@bench"
+            command += ["-m", "celery", "-A", "app", "worker", "-l", "WARNING", "-n", name]
+            command += options
+        else:
+            command += [part.format(url=self.broker.url) for part in self.peer.worker]
+        with open(self.directory / "workers.log", "ab") as log:
+            process = subprocess.Popen(
+                command,
+                cwd=self.directory,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.workers.append(process)
+        return process
+
+    def work(self, number: int, *options: str) -> None:
+        """Start workers, and return when they are ready and have warmed up.
+
+        The warm-up takes each of their processes through a few tasks, now and delayed.
+        """
+        for _ in range(number):
+            self.start(*options)
+        if self.peer.is_celery:
+            self.wait_ready(len(self.workers))
+            self.tell("prepare")
+        before = self.count()
+        self.tell("warm_up", tasks=20)
+        self.wait(before + 20, START_TIMEOUT)
+        if self.peer.is_celery:
+            self.tell("warm_up", tasks=5, countdown=1.2)
+            self.wait(before + 25, START_TIMEOUT)
+            time.sleep(0.5)  # acknowledgements and heartbeats of the start are out of the way
+
+    def wait_ready(self, number: int) -> None:
+        """Return when so many of Celery's workers are ready."""
+        self._wait(
+            lambda: len(list(self.directory.glob("*.ready"))) >= number,
+            START_TIMEOUT,
+            f"not {number} workers are ready",
+        )
+
+    def _end_all(self) -> None:
+        if self._producer is not None:
+            self._producer.stdin.close()
+            try:
+                self._producer.wait(5)
+            except subprocess.TimeoutExpired:
+                self._producer.kill()
+                self._producer.wait()
+        for worker in self.workers:
+            _kill(worker)
+
+    def processes(self) -> list[psutil.Process]:
+        """The workers, and the processes of their pools."""
+        mains = [psutil.Process(worker.pid) for worker in self.workers]
+        return [p for main in mains for p in (main, *main.children(recursive=True))]
+
+    # -- the producer
+
+    def tell(self, do: str, **options: Any) -> Any:
+        """Have the producer do something, and return what it answers."""
+        if self._producer is None:
+            module = self.peer.jobs or "producer"
+            with open(self.directory / "producer.log", "ab") as log:
+                self._producer = subprocess.Popen(
+                    [str(self.peer.python), "-m", module],
+                    cwd=self.directory,
+                    env=self._environment,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                )
+        self._producer.stdin.write(json.dumps({"do": do, **options}) + "\n")
+        self._producer.stdin.flush()
+        line = self._producer.stdout.readline()
+        if not line:
+            raise RuntimeError((self.directory / "producer.log").read_text()[-3000:])
+        answer = json.loads(line)
+        if "error" in answer:
+            raise RuntimeError(f"{self.peer.title}: {answer['error']}")
+        return answer["result"]
+
+    # -- the notes
+
+    def count(self) -> int:
+        """How many tasks have started."""
+        return notes.count(str(self.directory))
+
+    def starts(self) -> list[tuple[int, float, int]]:
+        """(number, time, process) of each start but those of the warm-up."""
+        return [start for start in notes.read(str(self.directory)) if start[0] >= 0]
+
+    def wait(self, number: int, timeout: float = 60.0) -> None:
+        """Return when so many have started, the warm-up's included."""
+        self._wait(lambda: self.count() >= number, timeout, f"not {number} tasks have started")
+
+    def _wait(self, done: Any, timeout: float, text: str) -> None:
+        deadline = time.monotonic() + timeout
+        while not done():
+            dead = any(worker.poll() is not None for worker in self.workers)
+            if dead or time.monotonic() > deadline:
+                log = self.directory / "workers.log"
+                tail = log.read_text(errors="replace")[-3000:] if log.exists() else ""
+                raise RuntimeError(f"{self.peer.title}: {text} (but {self.count()})\n{tail}")
+            time.sleep(0.02)  # the tasks run in other processes
+
+
+def _kill(worker: subprocess.Popen[bytes]) -> None:
+    # What it holds does not matter any more: its broker goes as well.
+    try:
+        main = psutil.Process(worker.pid)
+        family = [main, *main.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        family = []
+    for process in family:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            pass
+    worker.wait()
+    psutil.wait_procs(family, timeout=5)
