@@ -105,7 +105,13 @@ OTHERS = {
 }
 
 #: In the order of the table's columns.
-NAMES = ("toc", "redis", "valkey", "rabbitmq", *OTHERS)
+TITLES = {
+    "toc": "celery-toc",
+    "redis": "Kombu redis://",
+    "valkey": "celery-redis-plus",
+    "rabbitmq": "RabbitMQ quorum",
+    **{name: title for name, (title, _) in OTHERS.items()},
+}
 
 #: name -> the environment that has it
 ENVIRONMENT = {
@@ -113,19 +119,17 @@ ENVIRONMENT = {
     "redis": "toc",
     "valkey": "plus",
     "rabbitmq": "toc",
-    **{name: "others" for name in OTHERS},
+    **dict.fromkeys(OTHERS, "others"),
 }
 
 
 def make(name: str, python: Path, node: RabbitNode) -> Peer:
     """The peer of that name."""
-    if name == "toc":
-        return Peer(name, "celery-toc", python, on_redis("toc+redis"))
-    if name == "redis":
-        return Peer(name, "Kombu redis://", python, on_redis("redis"))
-    if name == "valkey":
-        return Peer(name, "celery-redis-plus", python, on_redis("valkey"))
+    title = TITLES[name]
     if name == "rabbitmq":
-        return Peer(name, "RabbitMQ quorum", python, on_rabbit(node), RABBIT_SETTINGS)
-    title, worker = OTHERS[name]
-    return Peer(name, title, python, on_redis("redis"), jobs=f"jobs_{name}", worker=worker)
+        return Peer(name, title, python, on_rabbit(node), RABBIT_SETTINGS)
+    if name in OTHERS:
+        worker = OTHERS[name][1]
+        return Peer(name, title, python, on_redis("redis"), jobs=f"jobs_{name}", worker=worker)
+    scheme = {"toc": "toc+redis"}.get(name, name)
+    return Peer(name, title, python, on_redis(scheme))

@@ -16,6 +16,7 @@ TOPIC = "celery"
 
 #: Seconds from now on in which what is filled in is due: long after any measurement.
 FIRST, SPAN = 30 * 86_400, 10 * 86_400
+_SPAN_US = SPAN * 1_000_000
 
 
 def center_of(trial: Trial) -> kombu_toc.TimeoutCenter:
@@ -33,12 +34,11 @@ def real_envelope(trial: Trial) -> bytes:
     return body
 
 
-def fill(trial: Trial, number: int, body: bytes) -> list[str]:
-    """Schedule so many more tasks, by the operation that a publish uses; some of their ids."""
+def fill(trial: Trial, number: int, body: bytes) -> None:
+    """Schedule so many more tasks, by the operation that a publish uses."""
     center = center_of(trial)
     topic = center.topic(TOPIC)
     numbers = iter(range(number))
-    some = []
     while part := list(itertools.islice(numbers, _TOGETHER)):
         ids = [str(uuid.uuid4()) for _ in part]
         center.run_all(
@@ -50,8 +50,3 @@ def fill(trial: Trial, number: int, body: bytes) -> list[str]:
                 for n, id in zip(part, ids, strict=True)
             ]
         )
-        some.append(ids[0])
-    return some
-
-
-_SPAN_US = SPAN * 1_000_000

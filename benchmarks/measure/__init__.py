@@ -3,7 +3,8 @@
 A module has ``METRICS`` (name -> Metric), ``CASES`` (name -> (arguments, arguments of the short
 form)), ``measure(peer, **arguments)``, which returns a number or None for each metric, and, where
 not every peer running Celery takes part, ``takes_part(peer, case)``. ``ROUNDS``: how often, in
-the long and in the short form, if not as the rest.
+the long and in the short form, if not as the rest. ``LONG``: cases that the short form leaves out
+unless they are asked for.
 """
 
 from __future__ import annotations

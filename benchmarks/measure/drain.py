@@ -5,6 +5,8 @@ The queue is filled before the worker starts. The first tenth of the starts is w
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..metrics import Metric
 from ..peers import Peer
 from ..trial import Trial
@@ -29,12 +31,11 @@ CASES = {
 }
 
 #: Measured more often than the rest: the machine's noise is largest here.
-ROUNDS = (5, 3)
+ROUNDS = (5, 2)
+LONG = ("drain-solo", "drain-threads", "drain-two")
 
 
-def measure(
-    peer: Peer, tasks: int, pool: tuple[str, ...], workers: int = 1
-) -> dict[str, float | None]:
+def measure(peer: Peer, tasks: int, pool: tuple[str, ...], workers: int = 1) -> dict[str, Any]:
     """Starts a second, after the warm-up."""
     with Trial(peer) as trial:
         trial.tell("prepare")
@@ -42,5 +43,10 @@ def measure(
         for _ in range(workers):
             trial.start(*pool)
         trial.wait(tasks, 60 + tasks / 100)
-        times = [at for _, at, _ in trial.starts()][tasks // 10 :]
-        return {"rate": (len(times) - 1) / (times[-1] - times[0])}
+        all_ = [at for _, at, _ in trial.starts()]
+        times = all_[tasks // 10 :]
+        return {
+            "rate": (len(times) - 1) / (times[-1] - times[0]),
+            # For plots: (seconds, how many have started since)
+            "curve": [(round(at - all_[0], 4), n) for n, at in enumerate(all_)][:: tasks // 100],
+        }

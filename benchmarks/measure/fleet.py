@@ -25,9 +25,10 @@ METRICS = {
 CASES = {
     "fleet-1": ({"workers": 1}, {"workers": 1, "seconds": 5.0}),
     "fleet-10": ({"workers": 10}, {"workers": 4, "seconds": 5.0}),
-    "fleet-50": ({"workers": 50}, {}),
+    "fleet-50": ({"workers": 50}, {"workers": 10, "seconds": 5.0}),
 }
 ROUNDS = (1, 1)
+LONG = ("fleet-1", "fleet-50")
 
 
 def takes_part(peer: Peer, case: str) -> bool:

@@ -10,6 +10,7 @@ import statistics
 import time
 import uuid
 from collections.abc import Callable
+from typing import Any
 
 import psutil
 
@@ -56,38 +57,26 @@ def measure(peer: Peer, sizes: tuple[int, ...], calls: int) -> dict[str, float]:
     The sizes between are in the result as well, named by the number. Sizes for which the machine
     has too little memory are left out.
     """
-    from ..schedule import TOPIC, center_of, fill, real_envelope
+    from ..schedule import center_of, fill, real_envelope
 
     found: dict[str, float] = {}
     with Trial(peer) as trial:
         trial.tell("prepare")
         body = real_envelope(trial)
         center = center_of(trial)
-        topic = center.topic(TOPIC)
         sizes = tuple(
             size
             for size in sizes
             if size <= sizes[0] or size * _BYTES < psutil.virtual_memory().available
         )
-        there, some = 0, []
+        there = 0
         for size in sizes:
-            some += fill(trial, size - there, body)
+            fill(trial, size - there, body)
             there = size
-            new = [str(uuid.uuid4()) for _ in range(calls)]
-            due = [str(uuid.uuid4()) for _ in range(calls)]
-            far = 35 * 86_400 * 1_000_000
-            steps: dict[str, Callable[[int], object]] = {
-                "put": lambda i, new=new: center.run(
-                    center.putting(topic, new[i], body, delay_us=far + i * 1000)
-                ),
-                "cancel": lambda i, new=new: center.cancel(TOPIC, new[i]),
-                "counts": lambda i: center.counts(TOPIC),
-                "pop": lambda i: taken.extend(center.pop(TOPIC, limit=1).messages),
-            }
-            taken: list = []
-            for name, step in steps.items():
-                if name == "pop":
-                    center.run_all([center.putting(topic, id, body) for id in due])
+            taken: list[Any] = []
+            for step in _operations(center, body, calls // 4, taken).values():
+                _cost(trial, step, calls // 4)  # warm-up
+            for name, step in _operations(center, body, calls, taken).items():
                 client, server = _cost(trial, step, calls)
                 named = {sizes[0]: "few", sizes[-1]: "most"}.get(size, str(size))
                 found[f"{name}_client_{named}"] = client
@@ -99,6 +88,32 @@ def measure(peer: Peer, sizes: tuple[int, ...], calls: int) -> dict[str, float]:
             found[f"{key}_ratio"] = found[f"{key}_most"] / found[f"{key}_few"]
     found["most"] = sizes[-1]
     return found
+
+
+def _operations(
+    center: Any, body: bytes, calls: int, taken: list[Any]
+) -> dict[str, Callable[[int], object]]:
+    """Functions that do an operation for the n-th time, in the order in which they are to be
+    measured: what is put is cancelled again. What is popped is added to `taken`.
+    """
+    from ..schedule import FIRST, SPAN, TOPIC
+
+    topic = center.topic(TOPIC)
+    new = [str(uuid.uuid4()) for _ in range(calls)]
+    middle = (FIRST + SPAN // 2) * 1_000_000
+
+    def pop(number: int) -> None:
+        taken.extend(center.pop(TOPIC, limit=1).messages)
+
+    center.run_all([center.putting(topic, str(uuid.uuid4()), body) for _ in range(calls)])
+    return {
+        "pop": pop,
+        "put": lambda n: center.run(
+            center.putting(topic, new[n], body, delay_us=middle + n * 1_000_000)
+        ),
+        "cancel": lambda n: center.cancel(TOPIC, new[n]),
+        "counts": lambda n: center.counts(TOPIC),
+    }
 
 
 def _cost(trial: Trial, step: Callable[[int], object], calls: int) -> tuple[float, float]:

@@ -13,7 +13,7 @@ METRICS = {
     "first": Metric("instant to first start", "ms"),
 }
 CASES = {"storm": ({"tasks": 5000}, {"tasks": 1000})}
-ROUNDS = (3, 2)
+ROUNDS = (3, 1)
 
 #: Tasks a second that the slowest producer sends at the very least.
 _SENT = 400

@@ -1,0 +1,57 @@
+"""What is to be reached. Each is judged within one run, on one machine."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+BEST = "best"
+ITSELF = "itself"
+
+
+class Target(NamedTuple):
+    """A bound on one of the product's metrics.
+
+    against: a peer's name, BEST for the best of the peers, ITSELF for the number as it is, or
+        "case:NAME" for the product's same metric in another case
+    """
+
+    case: str
+    metric: str
+    sign: str  #: ">=" or "<="
+    bound: float
+    against: str
+
+    def met_by(self, value: float) -> bool:
+        return value >= self.bound if self.sign == ">=" else value <= self.bound
+
+
+TARGETS = (
+    Target("lateness", "p50", "<=", 1.0, "redis"),
+    Target("lateness", "p99", "<=", 1.0, "redis"),
+    Target("lateness-loaded", "p50", "<=", 1.1, "case:lateness"),
+    Target("lateness-loaded", "p99", "<=", 1.1, "case:lateness"),
+    Target("now", "p50", "<=", 0.8, "redis"),
+    Target("now", "p50", "<=", 1.0, "valkey"),
+    Target("now", "p50", "<=", 1.0, "rabbitmq"),
+    Target("drain", "rate", ">=", 3.0, "redis"),
+    Target("drain", "rate", ">=", 1.75, "valkey"),
+    Target("drain", "rate", ">=", 1.1, "rabbitmq"),
+    Target("storm", "rate", ">=", 1.3, BEST),
+    Target("spread", "p99", "<=", 0.8, BEST),
+    Target("behind", "waited", "<=", 0, ITSELF),
+    Target("publish", "later", ">=", 1.25, "redis"),
+    Target("publish", "later_batch", ">=", 1.25, "redis"),
+    Target("memory", "bytes", "<=", 0.35, "redis"),
+    Target("memory", "held", "<=", 0.35, "redis"),
+    Target("memory-million", "growth", "<=", 2.0, ITSELF),
+    *(
+        Target("scale", f"{name}_{where}_ratio", "<=", 1.3, ITSELF)
+        for name in ("put", "pop")
+        for where in ("client", "server")
+    ),
+    *(
+        Target(f"fleet-{number}", metric, "<=", 3.0, ITSELF)
+        for number in (1, 10, 50)
+        for metric in ("commands", "bare")
+    ),
+)
