@@ -23,9 +23,7 @@ def arguments() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--short", action="store_true", help="a short form, ten minutes: less of everything"
-    )
+    parser.add_argument("--short", action="store_true", help="less of everything: some ten minutes")
     parser.add_argument("--only", metavar="CASE,...", help="these measurements; see --list")
     parser.add_argument("--peers", metavar="PEER,...", help="these peers; see --list")
     parser.add_argument("--rounds", type=int, help="how often, instead of each one's own number")

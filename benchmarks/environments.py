@@ -38,7 +38,7 @@ def make(name: str, folder: Path) -> Path:
     base = _find(NEEDS[name])
     print(f"Making the environment {name} in {directory}", flush=True)
     subprocess.run([base, "-m", "venv", "--clear", str(directory)], check=True)
-    install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    install = [str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     install += ["-r", str(requirements)]
     if name == "toc":
         install += ["--editable", f"{ROOT}[embedded]"]
@@ -75,12 +75,13 @@ def _find(least: tuple[int, int]) -> str:
 def _candidates() -> Iterable[str]:
     if "PYTHON" in os.environ:
         yield os.environ["PYTHON"]
-    yield sys.executable
-    for minor in (13, 12, 11, 10, 14):
+    # 3.13 first: one peer needs it, and all are to have the same.
+    for minor in (13, 14, 12, 11, 10):
         if found := shutil.which(f"python3.{minor}"):
             yield found
         pyenv = Path.home() / ".pyenv" / "versions"
         yield from (str(path) for path in sorted(pyenv.glob(f"3.{minor}.*/bin/python")))
+    yield sys.executable
 
 
 def _version(python: str) -> tuple[int, int] | None:
