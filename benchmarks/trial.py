@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,6 +23,9 @@ _MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 #: Seconds that a worker may take until it is ready.
 START_TIMEOUT = 120.0
+
+#: Seconds that a producer may take for what it is told.
+TELL_TIMEOUT = 900.0
 
 
 class Trial:
@@ -140,7 +144,11 @@ class Trial:
                 )
         self._producer.stdin.write(json.dumps({"do": do, **options}) + "\n")
         self._producer.stdin.flush()
+        # A broker that blocks its producers must not block the run.
+        limit = threading.Timer(TELL_TIMEOUT, self._producer.kill)
+        limit.start()
         line = self._producer.stdout.readline()
+        limit.cancel()
         if not line:
             raise RuntimeError((self.directory / "producer.log").read_text()[-3000:])
         answer = json.loads(line)
