@@ -53,15 +53,19 @@ def sparse(
 
 def one_by_one(
     send: Callable[[int], Any], tasks: int, seed: int, timeout: float = 20.0
-) -> list[tuple[int, float]]:
-    """Send a task whenever the one before has started, and a moment has passed; (number, time)."""
+) -> list[tuple[int, float, float]]:
+    """Send a task whenever the one before has started, and a moment has passed.
+
+    Returns (number, time before it was sent, time when it had been sent) of each.
+    """
     chance = random.Random(seed)
     directory = os.environ["BENCH_NOTES"]
     found = []
     for number in range(tasks):
         before = notes.count(directory)
-        found.append((number, time.time()))
+        before_it = time.time()
         send(number)
+        found.append((number, before_it, time.time()))
         deadline = time.monotonic() + timeout
         while notes.count(directory) == before:
             if time.monotonic() > deadline:
