@@ -49,8 +49,9 @@ def make(name: str, folder: Path) -> Path:
 
 def versions(python: Path) -> dict[str, str]:
     """What is installed there, and the Python itself."""
+    # From a folder without packages: the checkout's would be listed too.
     listed = subprocess.run(
-        [str(python), "-c", _LIST], capture_output=True, text=True, check=True
+        [str(python), "-c", _LIST], cwd="/", capture_output=True, text=True, check=True
     ).stdout
     return dict(line.split("\t") for line in listed.splitlines())
 
