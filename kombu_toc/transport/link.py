@@ -14,6 +14,9 @@ from ..center import Call
 from ..connections import SOCKET_TIMEOUT
 from ..errors import ServerError
 
+#: Seconds without use after which a connection may have been closed by the server.
+IDLE = 0.05
+
 #: What a broken connection raises.
 BROKEN = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError)
 
@@ -50,6 +53,7 @@ class Link:
         self._connection: Any = None
         self._fd: int | None = None
         self._waiting: deque[_Waiting] = deque()
+        self._used = 0.0
         self._patience = pool.connection_kwargs.get("socket_timeout") or SOCKET_TIMEOUT
         #: by which the server knows the connection
         self.client_id = 0
@@ -73,11 +77,15 @@ class Link:
 
         Raises redis-py's ConnectionError or TimeoutError.
         """
+        now = time.monotonic()
+        if not self._waiting and now > self._used + IDLE and self.readable():
+            self.close()  # the server has, and nothing is lost by that
+        self._used = now
         try:
             if self._connection is None:
                 self._open()
             connection = self._connection
-            latest = time.monotonic() + block + self._patience
+            latest = now + block + self._patience
             for number, (what, on_reply) in enumerate(items):
                 self._waiting.append(_Waiting(what, on_reply, number < owed, latest))
             connection.send_packed_command(
@@ -135,10 +143,9 @@ class Link:
             except BaseException:
                 self.close()
                 raise
-        if self._connection is not None:
-            # Readable with nothing asked for: the server has closed the connection.
-            self.close()
-            raise redis.exceptions.ConnectionError("the server closed the connection")
+        # Readable with nothing asked for: the server has closed the connection. What needs one
+        # opens the next, or learns that there is none to be had.
+        self.close()
 
     def close(self) -> None:
         """Close the connection; whatever is owed goes to `on_owed`."""

@@ -923,3 +923,18 @@ def test_a_queues_arguments_set_its_limits(connect: Connect) -> None:
     limits = topic.declaration.limits(connection.transport.center.limits)
     assert (limits.retry_backoff, limits.retry_backoff_max) == (1.5, 9)
     assert (limits.dead_age, limits.dead_limit, limits.visibility) == (60, 8, 60)
+
+
+@pytest.mark.parametrize("idle", [0.1, 1.2])
+def test_a_connection_that_was_cut_while_nobody_used_it_is_as_good_as_new(
+    connection: Connection, client: redis.Redis, idle: float
+) -> None:
+    """K7: one from a pool, the server having been restarted since."""
+    for number in range(2):
+        inbox = Inbox()
+        with Consumer(connection, [Queue("mail")], callbacks=[inbox]):
+            publish(connection, number)
+            connection.drain_events(timeout=5)
+        assert inbox.bodies == [number]
+        client.client_kill_filter(_type="normal", skipme=True)
+        time.sleep(idle)  # that long it lies in the pool
