@@ -37,6 +37,17 @@ POOLS = {
 }
 
 
+def wait_until(holds: Callable[[], Any], seconds: float = 15, what: Any = None) -> None:
+    """Return when it holds.
+
+    what: what a failure shows; called for, if it can be
+    """
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, what() if callable(what) else what
+        time.sleep(0.02)  # it comes about in another process
+
+
 class Journal:
     """What tasks have written down."""
 
@@ -189,4 +200,4 @@ def setup(celery_setup: CeleryTestSetup) -> CeleryTestSetup:
     return celery_setup
 
 
-__all__ = ("Journal", "Path", "slot_keys")
+__all__ = ("Journal", "Path", "slot_keys", "wait_until")

@@ -12,7 +12,7 @@ from celery import Celery
 import kombu_toc
 from kombu_toc.center import DEAD, Found
 
-from .conftest import POOLS, Journal
+from .conftest import POOLS, Journal, wait_until
 from .nodes import Worker
 
 StartWorkers = Callable[..., list[Worker]]
@@ -20,14 +20,8 @@ StartWorkers = Callable[..., list[Worker]]
 
 def dead(toc: kombu_toc.TimeoutCenter, id: str) -> Found:
     """The message, as soon as it is dead."""
-    deadline = time.monotonic() + 15
-    while True:
-        found = toc.get("celery", id)
-        if found and found[0].state == DEAD:
-            assert len(found) == 1
-            return found[0]
-        assert time.monotonic() < deadline, found
-        time.sleep(0.02)  # the worker is another process
+    wait_until(lambda: [found.state for found in toc.get("celery", id)] == [DEAD])
+    return toc.get("celery", id)[0]
 
 
 def send(app: Celery, body: object, **options: object) -> str:

@@ -16,7 +16,7 @@ from celery import Celery
 from ..integration.inspection import slot_keys
 from ..proxy import Proxy
 from ..servers import Server
-from .conftest import POOLS, Journal
+from .conftest import POOLS, Journal, wait_until
 from .nodes import Worker
 from .tasks import make_app
 
@@ -119,7 +119,7 @@ def loading(site: Site) -> None:
     try:
         site.server.stop()
         site.server.launch()
-        _wait_until(lambda: _refuses(site.client, redis.exceptions.BusyLoadingError))
+        wait_until(lambda: _refuses(site.client, redis.exceptions.BusyLoadingError))
         site.server.wait()
     finally:
         site.server.options = before
@@ -143,7 +143,7 @@ def misconf(site: Site) -> None:
     site.client.config_set("save", "1 1")
     try:
         site.client.set("changed", 1, ex=60)
-        _wait_until(lambda: _refuses(site.client, redis.exceptions.ResponseError, "MISCONF"))
+        wait_until(lambda: _refuses(site.client, redis.exceptions.ResponseError, "MISCONF"))
         _let_the_worker_meet_it(site)
     finally:
         site.client.config_set("save", "")
@@ -172,13 +172,6 @@ def _let_the_worker_meet_it(site: Site) -> None:
     time.sleep(2)  # so that its acknowledgement and its looks into the slots are refused
     kill_clients(site)
     time.sleep(1)  # and so that it is refused while it connects
-
-
-def _wait_until(happens: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not happens():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)  # the server says so only when it is asked
 
 
 def _refuses(client: redis.Redis, error: type[Exception], text: str = "") -> bool:
@@ -225,9 +218,6 @@ def go_on_after(fault: Callable[[Site], None], site: Site, journal: Journal) -> 
     journal.wait_for(f"afterwards-{number}", 1)
     journal.wait_for(f"waiting-{number}-", 5)
     journal.wait_for(f"executing-{number}-done", 1)
-    deadline = time.monotonic() + 10
-    while slot_keys(site.client):
-        assert time.monotonic() < deadline, slot_keys(site.client)
-        time.sleep(0.05)  # the acknowledgements are on their way
+    wait_until(lambda: not slot_keys(site.client), what=lambda: slot_keys(site.client))
     runs = Counter(entry["name"] for entry in journal.entries())
     assert set(runs.values()) == {1}, runs

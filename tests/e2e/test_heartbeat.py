@@ -14,7 +14,7 @@ from kombu import Queue
 
 import kombu_toc
 
-from .conftest import POOLS, Journal, slot_keys
+from .conftest import POOLS, Journal, slot_keys, wait_until
 from .nodes import Worker
 
 StartWorkers = Callable[..., list[Worker]]
@@ -23,13 +23,6 @@ VISIBILITY = 1.0
 
 #: Workers that need not wait for each other start a second sooner.
 ALONE = ("--without-mingle", "--without-gossip")
-
-
-def until(holds: Callable[[], bool], what: object = "") -> None:
-    deadline = time.monotonic() + 15
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)  # it comes about in another process
 
 
 def stop(*workers: Worker) -> None:
@@ -69,7 +62,7 @@ def test_a_task_that_blocks_its_process_runs_once_and_so_does_what_waits_behind_
     # pools of greenlets, which are given what can start.
     prefetched = 2 if pool not in ("gevent", "eventlet") else 0
     for queue in ways:
-        until(lambda queue=queue: toc.counts(queue).in_flight == 1 + prefetched, queue)
+        wait_until(lambda queue=queue: toc.counts(queue).in_flight == 1 + prefetched, what=queue)
         [reply] = app.control.add_consumer(queue, destination=[beside.hostname()], reply=True)
         assert "ok" in reply[beside.hostname()]
     assert journal.entries("stalled-loop-done") == []
@@ -90,7 +83,7 @@ def test_a_solo_worker_settles_each_task_before_it_starts_the_next(
         app.tasks["e2e.late_ack"].delay(f"in-turn-{i}", 0.4)
     start_workers(1, "-P", "solo", *ALONE)
     for i in range(5):
-        until(lambda i=i: any(e["name"] == f"in-turn-{i}" for e in journal.entries()), i)
+        wait_until(lambda i=i: any(e["name"] == f"in-turn-{i}" for e in journal.entries()), what=i)
         counts = toc.counts("celery")
         assert counts.in_flight + counts.waiting == 5 - i
 
@@ -132,7 +125,7 @@ def test_the_late_acknowledgement_of_a_suspended_worker_does_no_harm(
     journal.wait_for("twice-done", 2)
     app.tasks["e2e.late_ack"].delay("afterwards", 0)
     journal.wait_for("afterwards-done", 1)
-    until(lambda: slot_keys(client) == [], slot_keys(client))
+    wait_until(lambda: slot_keys(client) == [], what=lambda: slot_keys(client))
     runs = Counter(entry["name"] for entry in journal.entries())
     assert runs == {"twice": 2, "twice-done": 2, "afterwards": 1, "afterwards-done": 1}
     assert "Traceback" not in worker.logs() + beside.logs()
@@ -155,13 +148,13 @@ def test_the_late_acknowledgement_of_a_suspended_worker_cancels_a_second_run(
     journal.wait_for("once", 1)
     resume = suspend(worker)
     try:
-        until(lambda: toc.pop("celery", 0).rolled_back != [], "its lease has not ended")
+        wait_until(lambda: toc.pop("celery", 0).rolled_back != [], what="its lease has not ended")
         assert toc.counts("celery").waiting == 1
     finally:
         resume()
     journal.wait_for("once-done", 1)
     [another] = start_workers(1, "-P", "solo", *ALONE, **options)
-    until(lambda: slot_keys(client) == [], slot_keys(client))
+    wait_until(lambda: slot_keys(client) == [], what=lambda: slot_keys(client))
     app.tasks["e2e.note"].delay("afterwards")
     journal.wait_for("afterwards", 1)
     runs = Counter(entry["name"] for entry in journal.entries())
@@ -183,6 +176,6 @@ def test_a_worker_that_was_suspended_does_not_take_its_own_messages_again(
     time.sleep(2 * VISIBILITY)  # its leases end
     resume()
     journal.wait_for("own-", 4)
-    until(lambda: slot_keys(client) == [], slot_keys(client))
+    wait_until(lambda: slot_keys(client) == [], what=lambda: slot_keys(client))
     runs = Counter(entry["name"] for entry in journal.entries("own-"))
     assert set(runs.values()) == {1}, runs

@@ -21,7 +21,7 @@ import kombu_toc
 
 from ..proxy import Proxy
 from ..servers import Server
-from .conftest import Journal, slot_keys
+from .conftest import Journal, slot_keys, wait_until
 from .nodes import Worker
 from .test_reconnect import cut_connections
 
@@ -44,18 +44,12 @@ def send_to_all(pids: list[int], number: int) -> None:
 
 
 def wait_until_in_flight(toc: kombu_toc.TimeoutCenter, number: int) -> None:
-    deadline = time.monotonic() + 10
-    while toc.counts("celery").in_flight < number:
-        assert time.monotonic() < deadline, toc.counts("celery")
-        time.sleep(0.01)  # the worker fetches them
+    wait_until(lambda: toc.counts("celery").in_flight >= number)
     time.sleep(0.3)  # and writes them to its processes, of which nobody can tell
 
 
 def wait_until_empty(client: redis.Redis) -> None:
-    deadline = time.monotonic() + 15
-    while slot_keys(client):
-        assert time.monotonic() < deadline, slot_keys(client)
-        time.sleep(0.05)  # acknowledgements, and what is delivered again, are on their way
+    wait_until(lambda: not slot_keys(client), what=lambda: slot_keys(client))
 
 
 def test_what_processes_were_sent_runs_once_although_their_worker_stops(

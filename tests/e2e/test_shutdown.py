@@ -21,7 +21,7 @@ from celery import Celery
 
 import kombu_toc
 
-from .conftest import POOLS, Journal, slot_keys
+from .conftest import POOLS, Journal, slot_keys, wait_until
 from .nodes import Worker
 
 StartWorkers = Callable[..., list[Worker]]
@@ -73,13 +73,6 @@ def start_busy(
     worker = start(workers, *options, **settings)
     journal.wait_for("long", 1)
     return worker
-
-
-def wait_until(true: Callable[[], bool], seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it does not come true"
-        time.sleep(0.02)  # it is other processes that change it
 
 
 def tell(worker: Worker, number: int) -> float:
