@@ -494,7 +494,8 @@ def test_a_consumer_goes_on_after_its_links_broke(connect: Connect, client: redi
     connection = connect()
     inbox = Inbox()
     with Consumer(connection, [Queue("mail")], callbacks=[inbox]):
-        connection.transport.poller.tick()  # asks, and does not wait for the answer
+        connection.transport.poller.steady = True  # as a worker, which goes on listening
+        drain(connection)
         client.client_kill_filter(_type="normal", skipme=True)
         errors = 0
         for _ in range(4):  # each of its links may tell once, if it waits for a reply
@@ -502,7 +503,7 @@ def test_a_consumer_goes_on_after_its_links_broke(connect: Connect, client: redi
                 drain(connection, timeout=0.1)
             except connection.connection_errors:
                 errors += 1
-        assert errors <= 3
+        assert 1 <= errors <= 3
         with connect() as producer:
             publish(producer, "afterwards")
         drain(connection, timeout=1.5)
