@@ -103,39 +103,52 @@ end
 
 local most = math.max(soon, late)
 local taken, left = 0, 0
-local chosen = {} -- per slot: ids, and arguments for ZADD prepare
-for slot = 1, slots do chosen[slot] = {by_step = {}} end
+local chosen = {} -- per slot: per step: ids
+for slot = 1, slots do chosen[slot] = {} end
 local order = {}
 
+-- Of each slot: what was last read of its StoreQueue, where in that the next message is, how much
+-- was read in all, and the score that comes next, or false.
+local lists, at, got, heads = {}, {}, {}, {}
+
 for step = 1, used do
-  local found = {}
   local horizon = soon > 0 and soon_score or late_score
-  local want = most - taken
-  for slot = 1, slots do
-    local some = redis.call('ZRANGEBYSCORE', store(slot, step), '-inf', horizon,
-      'WITHSCORES', 'LIMIT', 0, want + 1)
-    for i = 1, #some, 2 do
-      found[#found + 1] = {tonumber(some[i + 1]), slot, some[i]}
+  -- Twice a slot's fair share at a time: seldom is more of one needed.
+  local chunk = math.floor(2 * (most - taken) / slots) + 1
+
+  local function read(slot, from)
+    local some = redis.call('ZRANGE', store(slot, step), from, from + chunk - 1, 'WITHSCORES')
+    lists[slot], at[slot], got[slot] = some, 1, from + chunk
+    heads[slot] = #some > 0 and tonumber(some[2])
+  end
+
+  for slot = 1, slots do read(slot, 0) end
+  while true do
+    local first, score
+    for slot = 1, slots do
+      local head = heads[slot]
+      if head and head <= horizon and (not first or head < score) then
+        first, score = slot, head
+      end
     end
-  end
-  if slots > 1 then
-    table.sort(found, function(a, b)
-      if a[1] ~= b[1] then return a[1] < b[1] end
-      if a[2] ~= b[2] then return a[2] < b[2] end
-      return a[3] < b[3]
-    end)
-  end
-  for i = 1, #found do
-    local score = found[i][1]
+    if not first then break end
     if taken >= most or (taken >= soon and score > late_score) then
       left = 1
       break
     end
     taken = taken + 1
-    local part = chosen[found[i][2]].by_step
-    part[step] = part[step] or {}
-    part[step][#part[step] + 1] = found[i][3]
-    order[taken] = {found[i][2], step, found[i][3], score}
+    local some, i = lists[first], at[first]
+    local part = chosen[first][step] or {}
+    chosen[first][step] = part
+    part[#part + 1] = some[i]
+    order[taken] = {first, step, some[i], score}
+    if some[i + 2] then
+      at[first], heads[first] = i + 2, tonumber(some[i + 3])
+    elseif #some == 2 * chunk then
+      read(first, got[first])
+    else
+      heads[first] = false
+    end
   end
 end
 
@@ -143,7 +156,7 @@ local lease = (now_ms + tonumber(ARGV[7])) * 1000
 local bodies = {}
 for slot = 1, slots do
   local ids = {}
-  for step, part in pairs(chosen[slot].by_step) do
+  for step, part in pairs(chosen[slot]) do
     in_parts('ZREM', store(slot, step), part)
     for i = 1, #part do ids[#ids + 1] = part[i] end
   end
@@ -183,18 +196,42 @@ end
 for slot, part in pairs(leases) do in_parts('ZADD', key(slot, 2), part) end
 
 local passed = soon > 0 and soon_us or late_us
+local open -- slots with an announcement up to then that nobody has claimed
+local function is_open(slot)
+  if not wake then return false end
+  if not open then
+    open = {}
+    local unclaimed = redis.call('ZRANGEBYSCORE', wake, '-inf', passed, 'LIMIT', 0, 4 * slots)
+    for i = 1, #unclaimed do open[string.match(unclaimed[i], '^%d+')] = true end
+  end
+  return open[slot]
+end
+
+local empty = {}
 for slot = 1, slots do
   local armed, number = key(slot, 1), ARGV[13 + slot]
-  local first
-  for step = 1, used do
-    local head = redis.call('ZRANGE', store(slot, step), 0, 0, 'WITHSCORES')[2]
-    if head and (not first or tonumber(head) < first) then first = tonumber(head) end
+  local first = heads[slot]
+  for step = 1, used - 1 do
+    local head = tonumber(redis.call('ZRANGE', store(slot, step), 0, 0, 'WITHSCORES')[2])
+    if head and (not first or head < first) then first = head end
   end
-  local us = first and action_time(first)
-  if us == 0 then us = now end
-  if not (us and us <= passed and is_open(wake, armed, number, passed)) then
-    settle(wake, armed, number, first and passed or '+inf')
-    if first then announce_if_first(wake, armed, number, us, now) end
+  if first then
+    local us = action_time(first)
+    if us == 0 then us = now end
+    if us > passed or not is_open(number) then
+      local announced = tonumber(redis.call('ZRANGE', armed, 0, 0)[1])
+      if not (announced and announced > passed and announced <= us) then
+        settle(wake, armed, number, passed)
+        announce_if_first(wake, armed, number, us, now)
+      end
+    end
+  else
+    empty[#empty + 1] = slot
   end
+end
+local stale = {}
+for i = 1, #empty do stale[i] = key(empty[i], 1) end
+if #stale > 0 and redis.call('EXISTS', unpack(stale)) > 0 then
+  for i = 1, #empty do settle(wake, stale[i], ARGV[13 + empty[i]], '+inf') end
 end
 return {now, left, messages, bare, rolled, died, dropped, said, unsaid}

@@ -32,13 +32,6 @@ local function announce_if_first(wake, armed, slot, us, now)
   end
 end
 
--- Whether a time up to `us` is announced and not claimed: whoever is idle will find it.
-local function is_open(wake, armed, slot, us)
-  if not wake then return false end
-  local first = redis.call('ZRANGE', armed, 0, 0)[1]
-  return first and tonumber(first) <= us and redis.call('ZSCORE', wake, slot .. ':' .. first)
-end
-
 -- Forgets the announcements of a slot up to `us`.
 local function settle(wake, armed, slot, us)
   local passed = redis.call('ZRANGEBYSCORE', armed, '-inf', us)
