@@ -22,6 +22,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from redis.exceptions import NoScriptError, ResponseError
@@ -101,6 +102,14 @@ class Delivery(NamedTuple):
     def failures(self) -> int:
         """How often it was delivered before and rolled back."""
         return max(self.limit - self.retries_left, 0)
+
+
+class Put(NamedTuple):
+    """What one put did."""
+
+    id: str  #: under which the message is kept
+    added: bool  #: it was not there already
+    now_us: int | None  #: Redis's clock, if it was added
 
 
 class Popped(NamedTuple):
@@ -186,12 +195,50 @@ class Call(NamedTuple):
     keys: Sequence[str]
     args: Sequence[Any]
     parse: Callable[[Any], Any]
+    keys_recur: bool = False  #: the same keys come again and again
 
     def command(self, *, whole: bool = False) -> tuple[Any, ...]:
         """As a Redis command: by its SHA-1, or with the whole text."""
         if whole:
             return ("EVAL", self.script.text, len(self.keys), *self.keys, *self.args)
         return ("EVALSHA", self.script.sha, len(self.keys), *self.keys, *self.args)
+
+    def packed(self) -> bytes:
+        """The command by its SHA-1, as it goes over the wire."""
+        keys, args = self.keys, self.args
+        return b"".join(
+            (
+                b"*%d\r\n" % (3 + len(keys) + len(args)),
+                _packed_name(self.script.sha),
+                _packed_keys(*keys) if self.keys_recur else pack(len(keys), *keys),
+                pack(*args),
+            )
+        )
+
+
+def pack(*parts: Any) -> bytes:
+    """Parts of a command, each a text, bytes or a number, as they go over the wire."""
+    packed = []
+    for part in parts:
+        if not isinstance(part, bytes):
+            part = str(part).encode("utf-8", "surrogatepass")
+        packed.append(b"$%d\r\n%b\r\n" % (len(part), part))
+    return b"".join(packed)
+
+
+def pack_command(*parts: Any) -> bytes:
+    """A command as it goes over the wire."""
+    return b"*%d\r\n%b" % (len(parts), pack(*parts))
+
+
+@lru_cache
+def _packed_name(sha: str) -> bytes:
+    return pack("EVALSHA", sha)
+
+
+@lru_cache(maxsize=1024)
+def _packed_keys(*keys: str) -> bytes:
+    return pack(len(keys), *keys)
 
 
 def _when(at_us: int | None, delay_us: int | None) -> str:
@@ -244,6 +291,7 @@ class TimeoutCenter:
                 "the center keeps bytes: give it a redis-py client without decode_responses=True"
             )
         self.client = client
+        self._run_packed = getattr(client, "run_packed", None)
         self.keys = Keys(prefix)
         self.steps = check_steps(steps)
         self.slots = slots
@@ -256,11 +304,12 @@ class TimeoutCenter:
 
     def run(self, call: Call) -> Any:
         """Run one operation and return what it found."""
-        execute = self.client.execute_command
         try:
-            return call.parse(execute(*call.command()))
+            if self._run_packed is not None:
+                return call.parse(self._run_packed(call.packed()))
+            return call.parse(self.client.execute_command(*call.command()))
         except NoScriptError:
-            return call.parse(execute(*call.command(whole=True)))
+            return call.parse(self.client.execute_command(*call.command(whole=True)))
 
     def run_all(self, calls: Sequence[Call]) -> list[Any]:
         """Run operations in one round trip; return what each found.
@@ -476,8 +525,8 @@ class TimeoutCenter:
             ensure=ensure,
             publish=publish,
         )
-        [(made, added)] = self.run_puts([call])
-        return made if added or not ensure else None
+        [made] = self.run_puts([call])
+        return made.id if made.added or not ensure else None
 
     def putting(
         self,
@@ -493,7 +542,7 @@ class TimeoutCenter:
         ensure: bool = False,
         publish: tuple[str, str] | None = None,
     ) -> Call:
-        """The call that adds a message; times in microseconds. Result: (id, added)."""
+        """The call that adds a message; times in microseconds. Result: :class:`Put`."""
         slot = topic.slot_for(basis or id)
         if token is None:
             token = f"{zlib.crc32(body):08x}"
@@ -615,6 +664,7 @@ class TimeoutCenter:
                 *numbers,
             ),
             parse,
+            True,
         )
 
     def ack(self, deliveries: Iterable[Delivery]) -> int:
@@ -646,6 +696,7 @@ class TimeoutCenter:
             [*keys, *sets, wake],
             (len(numbers), len(topic.steps), len(sets), *numbers, *args),
             _first,
+            not sets,
         )
 
     def reject(
@@ -1070,5 +1121,6 @@ def _first(raw: list[Any]) -> int:
     return raw[0]
 
 
-def _read_put(raw: list[Any]) -> tuple[str, bool]:
-    return raw[0].decode("utf-8", "surrogatepass"), bool(raw[1])
+def _read_put(raw: list[Any]) -> Put:
+    id, added, _, *now = raw
+    return Put(id.decode("utf-8", "surrogatepass"), bool(added), now[0] if now else None)

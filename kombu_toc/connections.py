@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import time
+from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -34,6 +38,9 @@ SOCKET_TIMEOUT = 10.0
 
 #: Seconds that opening a connection may take, where Kombu does not say.
 CONNECT_TIMEOUT = 5.0
+
+#: Seconds without use after which a connection may have been closed by the server.
+IDLE = 0.05
 
 #: The oldest server whose commands suffice.
 OLDEST = (6, 2)
@@ -84,6 +91,56 @@ class Client(redis.Redis):
     """Raises ServerError, a ConnectionError, where a server cannot do something for now: whoever
     uses it goes on as after a lost connection, and tries again."""
 
+    def __init__(self, connection_pool: redis.ConnectionPool) -> None:
+        super().__init__(connection_pool=connection_pool)
+        #: connections of its own that nobody uses just now, and the monotonic seconds when
+        #: somebody did
+        self._free: deque[tuple[Any, float]] = deque()
+        # A pool with a bound counts its connections, and new credentials reach only the pool's.
+        pooled = type(connection_pool) is not redis.ConnectionPool
+        if pooled or connection_pool.connection_kwargs.get("credential_provider") is not None:
+            self.run_packed = None
+
+    def run_packed(self, command: bytes) -> Any:
+        """Send a command as it goes over the wire, and return its reply.
+
+        For what runs often: as execute_command does it, redis-py's own work for a command takes
+        longer than the server's.
+        """
+        connection = self._connection()
+        try:
+            connection.send_packed_command((command,))
+            return connection.read_response()
+        except ResponseError as exc:
+            raise _told(exc)  # noqa: B904 - it has its cause already, if it is another
+        except BaseException:
+            connection.disconnect()  # the reply may come yet
+            raise
+        finally:
+            self._free.append((connection, time.monotonic()))
+
+    def _connection(self) -> Any:
+        """One that is this thread's until it is put back."""
+        while self._free:
+            try:
+                connection, used = self._free.pop()
+            except IndexError:  # another thread was faster
+                break
+            if connection.pid != os.getpid():  # its parent's
+                continue
+            if time.monotonic() > used + IDLE:
+                _disconnect_if_broken(connection)
+            return connection
+        pool = self.connection_pool
+        return pool.connection_class(**pool.connection_kwargs)
+
+    def close(self) -> None:
+        """Close its connections; they open again when they are needed."""
+        while self._free:
+            with suppress(IndexError):
+                self._free.pop()[0].disconnect()
+        super().close()
+
     def execute_command(self, *args: Any, **options: Any) -> Any:
         try:
             return super().execute_command(*args, **options)
@@ -92,6 +149,16 @@ class Client(redis.Redis):
 
     def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Pipeline:
         return Pipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
+
+
+def _disconnect_if_broken(connection: Any) -> None:
+    """If the server has closed it, so do we: it connects anew when something is sent."""
+    try:
+        broken = connection.can_read(timeout=0)
+    except (redis.ConnectionError, redis.TimeoutError, OSError):
+        broken = True
+    if broken:
+        connection.disconnect()
 
 
 class Pipeline(redis.client.Pipeline):

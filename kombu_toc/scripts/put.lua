@@ -9,7 +9,8 @@
 -- ARGV[6] milliseconds after which the slot goes away unless something is put again, or 0
 -- ARGV[7] 1: add only if no live message has this id
 -- ARGV[8] name of this publish, or '' if it is not remembered   ARGV[9] seconds it is
--- Returns {id it is kept under, 1 added | 0 it was there already, announcements}
+-- Returns {id it is kept under, 1 added | 0 it was there already, announcements,
+--          now in microseconds, if it was added}
 --
 -- What the producer published last is not added again, even if it has been acknowledged by now:
 -- it is the same publish, repeated because its reply was lost. So are the same bytes under the
@@ -76,4 +77,4 @@ if ttl > 0 then
   for i = 1, 3 do keep(KEYS[i]) end
   if wake then keep(wake) end
 end
-return {id, 1, said}
+return {id, 1, said, now}

@@ -26,6 +26,7 @@ from ..center import RECOVER, Call, Delivery
 from ..errors import EnvelopeError
 from ..topics import Limits, Topic
 from .bindings import Bindings, binding
+from .clock import SendersClock
 from .fanout import Subscription, broadcasting, last_id, matches, recall, remember
 from .link import BROKEN
 from .qos import QoS
@@ -203,6 +204,7 @@ class Channel(virtual.Channel):
         self._exclusive: set[str] = set()
         #: process, name, numbers
         self._producer: tuple[int, str, Iterator[int]] | None = None
+        self._clock = SendersClock()
         #: queue -> monotonic seconds when its declaration was read
         self._read_at: dict[str, float] = {}
 
@@ -246,7 +248,18 @@ class Channel(virtual.Channel):
         batch: PublishBatch | None = None,
         **kwargs: Any,
     ) -> None:
-        self._publish(self._putting(self._topic(queue), message), batch)
+        call = self._putting(self._topic(queue), message)
+        if batch is not None:
+            batch.add(call)
+            return
+        began = time.monotonic()
+        try:
+            [put] = self.center.run_puts([call])
+        except BaseException:
+            self._clock.forget()
+            raise
+        if put.now_us is not None:
+            self._clock.sample(put.now_us, began)
 
     def _put_fanout(
         self,
@@ -256,20 +269,14 @@ class Channel(virtual.Channel):
         batch: PublishBatch | None = None,
         **kwargs: Any,
     ) -> None:
-        packed = envelope.pack(message, deflate=False)
-        self._publish(
-            broadcasting(
-                self.center,
-                exchange,
-                routing_key,
-                packed,
-                self.settings.toc_fanout_length,
-                _publish_of(message["properties"]["delivery_tag"]),
-            ),
-            batch,
+        call = broadcasting(
+            self.center,
+            exchange,
+            routing_key,
+            envelope.pack(message, deflate=False),
+            self.settings.toc_fanout_length,
+            _publish_of(message["properties"]["delivery_tag"]),
         )
-
-    def _publish(self, call: Call, batch: PublishBatch | None) -> None:
         if batch is not None:
             batch.add(call)
         else:
@@ -312,7 +319,10 @@ class Channel(virtual.Channel):
                 return None, None
             if properties.get(envelope.COUNTDOWN):
                 # What is left of it now: less than at first if Kombu repeats the publish.
-                return None, at_us - time.time_ns() // 1000
+                left_us = at_us - time.time_ns() // 1000
+                now_us = self._clock.at(time.monotonic()) if left_us > 0 else None
+                # Else it begins when it gets there: a bit later.
+                return (None, left_us) if now_us is None else (now_us + left_us, None)
             return at_us, None
         delay = headers.get("x-delay")
         if delay is not None:

@@ -10,12 +10,9 @@ from typing import Any, NamedTuple
 import redis
 from redis.exceptions import NoScriptError, ResponseError
 
-from ..center import Call
-from ..connections import SOCKET_TIMEOUT
+from ..center import Call, pack_command
+from ..connections import IDLE, SOCKET_TIMEOUT
 from ..errors import ServerError
-
-#: Seconds without use after which a connection may have been closed by the server.
-IDLE = 0.05
 
 #: What a broken connection raises.
 BROKEN = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError)
@@ -88,12 +85,11 @@ class Link:
             latest = now + block + self._patience
             for number, (what, on_reply) in enumerate(items):
                 self._waiting.append(_Waiting(what, on_reply, number < owed, latest))
-            connection.send_packed_command(
-                connection.pack_commands(
-                    [w.command() if isinstance(w, Call) else w for w, _ in items]
-                ),
-                check_health=False,
-            )
+            packed = [
+                what.packed() if isinstance(what, Call) else pack_command(*what)
+                for what, _ in items
+            ]
+            connection.send_packed_command((b"".join(packed),), check_health=False)
         except BaseException:
             if owed and self._connection is None:
                 self._on_owed([what for what, _ in items[:owed] if isinstance(what, Call)])
@@ -108,8 +104,12 @@ class Link:
 
     def readable(self) -> bool:
         """Whether a reply has come, or the end of the connection."""
+        return self.wait(0)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for a reply, or the end of the connection; whether it has come."""
         try:
-            return self._connection is not None and self._connection.can_read(timeout=0)
+            return self._connection is not None and self._connection.can_read(timeout=seconds)
         except BROKEN:
             return True
 
@@ -175,7 +175,7 @@ class Link:
         connection = self._connection
         try:
             connection.send_packed_command(
-                connection.pack_command(*waiting.what.command(whole=True)), check_health=False
+                (pack_command(*waiting.what.command(whole=True)),), check_health=False
             )
         except BaseException:
             self.close()

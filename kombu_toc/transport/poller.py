@@ -25,6 +25,7 @@ from kombu.utils.eventio import ERR, READ, poll
 from redis.exceptions import ResponseError
 
 from ..center import RECOVER, Call, Delivery, Popped
+from .clock import ServerClock
 from .fanout import Subscription, listening, read_entries
 from .link import BROKEN, Link
 
@@ -54,43 +55,9 @@ MOST_GRACE = 15.0
 #: Seconds that drain_events waits beyond its timeout for a reply that is on its way.
 LAST_REPLY = 1.0
 
-#: Seconds for which samples of Redis's clock count.
-CLOCK_WINDOW = 5.0
-
-
-class ServerClock:
-    """Redis's clock as seen from here: never ahead of it.
-
-    A reply's time was read before the reply arrived, so each sample is a lower bound of how far
-    the server's clock is ahead of ours; the best of the last seconds is used.
-    """
-
-    def __init__(self) -> None:
-        self._samples: deque[tuple[float, int]] = deque()
-        self._ahead: int | None = None
-
-    def sample(self, server_us: int, monotonic: float) -> None:
-        """Learn that the server's clock had shown `server_us` by `monotonic`."""
-        ahead = server_us - int(monotonic * 1_000_000)
-        samples = self._samples
-        while samples and (samples[0][0] < monotonic - CLOCK_WINDOW or samples[0][1] <= ahead):
-            samples.popleft()
-        while samples and samples[-1][1] <= ahead:
-            samples.pop()
-        samples.append((monotonic, ahead))
-        self._ahead = samples[0][1]
-
-    @property
-    def known(self) -> bool:
-        return self._ahead is not None
-
-    def at(self, monotonic: float) -> int:
-        """Microseconds since the epoch by the server's clock, at the latest."""
-        return int(monotonic * 1_000_000) + (self._ahead or 0)
-
-    def until(self, server_us: int, monotonic: float) -> float:
-        """Seconds from `monotonic` until the server's clock shows `server_us`."""
-        return (server_us - self.at(monotonic)) / 1_000_000
+#: Seconds that an idle worker waits for the reply to a pop without leaving it to the event loop:
+#: most come sooner than the loop takes for a turn.
+AT_ONCE = 0.001
 
 
 class Intake:
@@ -178,6 +145,7 @@ class Poller:
         self._calls: deque[Call] = deque()
         #: monotonic seconds when acknowledgements leave that wait for company
         self._acks_leave: float | None = None
+        self._acks_timer: Any = None
         self._thread = 0
         self._delivering = False
         self._wake_topics: dict[bytes, str] = {}
@@ -337,9 +305,10 @@ class Poller:
             hub.on_tick.discard(self.tick)
             if self._look_timer is not None:
                 self._look_timer.cancel()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for timer in (self._timer, self._acks_timer):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._acks_timer = None
 
     def nudge(self) -> None:
         """End the wait, from any thread: something has changed."""
@@ -553,10 +522,25 @@ class Poller:
             now = time.monotonic()
             if self._acks_leave is None:
                 self._acks_leave = now + ACKS_WAIT
-                self._hub.call_later(ACKS_WAIT, self.nudge)
+                self._wake_for_acks(ACKS_WAIT)
             if now < self._acks_leave:
                 return
         self._send_settled()
+
+    def _wake_for_acks(self, seconds: float) -> None:
+        # One timer at a time, which looks again: nearly always a pop has taken them along.
+        if self._acks_timer is None or self._acks_timer.canceled:
+            self._acks_timer = self._hub.call_later(seconds, self._on_acks_timer)
+
+    def _on_acks_timer(self) -> None:
+        self._acks_timer = None
+        if self._acks_leave is None:
+            return
+        left = self._acks_leave - time.monotonic()
+        if left > 0:
+            self._wake_for_acks(left)
+        else:
+            self.nudge()
 
     # -- taking
 
@@ -731,8 +715,10 @@ class Poller:
             return
         topics: list[str] = []
         for intake in self.intakes.values():
+            if intake.flying or intake.asked:
+                continue
             free, room = intake.channel.capacity(intake.held)
-            if free > 0 and room > 0 and not intake.flying and not intake.asked:
+            if free > 0 and room > 0:
                 topics += intake.topics
         if not topics:
             return
@@ -788,6 +774,8 @@ class Poller:
             return
         self._run_due()
         self._consider(intake, time.monotonic())
+        if self._hub is not None and intake.flying and self._work.wait(AT_ONCE):
+            self._work.read()
         self._arm()
         self._listen()
 

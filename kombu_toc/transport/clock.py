@@ -1,0 +1,83 @@
+"""Redis's clock, as can be told from here without asking: from what replies have said of it.
+
+A reply says what the clock showed between the moments when its command left and when the reply
+came. So each is a bound from either side, and the best bound of the last seconds is used: clocks
+drift, and may be set.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+#: Seconds for which samples count.
+CLOCK_WINDOW = 5.0
+
+
+class ServerClock:
+    """Redis's clock as seen by who waits for a time: never ahead of it."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, int]] = deque()
+        self._ahead: int | None = None
+
+    def sample(self, server_us: int, monotonic: float) -> None:
+        """Learn that the server's clock had shown `server_us` by `monotonic`."""
+        ahead = server_us - int(monotonic * 1_000_000)
+        samples = self._samples
+        while samples and (samples[0][0] < monotonic - CLOCK_WINDOW or samples[0][1] <= ahead):
+            samples.popleft()
+        while samples and samples[-1][1] <= ahead:
+            samples.pop()
+        samples.append((monotonic, ahead))
+        self._ahead = samples[0][1]
+
+    @property
+    def known(self) -> bool:
+        return self._ahead is not None
+
+    def at(self, monotonic: float) -> int:
+        """Microseconds since the epoch by the server's clock, at the latest."""
+        return int(monotonic * 1_000_000) + (self._ahead or 0)
+
+    def until(self, server_us: int, monotonic: float) -> float:
+        """Seconds from `monotonic` until the server's clock shows `server_us`."""
+        return (server_us - self.at(monotonic)) / 1_000_000
+
+
+class SendersClock:
+    """Redis's clock as seen by who says when something is to happen: never behind it.
+
+    Threads may share one: what they lose of each other's samples makes it no worse than unknown.
+    """
+
+    def __init__(self) -> None:
+        #: the lowest of this half of the window, and of the one before; None if there is none
+        self._ahead: int | None = None
+        self._before: int | None = None
+        self._ends = 0.0
+
+    def sample(self, server_us: int, monotonic: float) -> None:
+        """Learn that the server's clock showed `server_us` after `monotonic`."""
+        half = CLOCK_WINDOW / 2
+        ahead = server_us - int(monotonic * 1_000_000)
+        if monotonic >= self._ends:
+            self._before = self._ahead if monotonic < self._ends + half else None
+            self._ahead = ahead
+            self._ends = monotonic + half
+        elif self._ahead is None or ahead < self._ahead:
+            self._ahead = ahead
+
+    def forget(self) -> None:
+        """Another server may answer from now on."""
+        self._ahead = self._before = None
+        self._ends = 0.0
+
+    def at(self, monotonic: float) -> int | None:
+        """Microseconds since the epoch by the server's clock, at the earliest; None if nothing
+        was heard of it lately."""
+        ahead, before = self._ahead, self._before
+        if ahead is None or monotonic >= self._ends + CLOCK_WINDOW / 2:
+            return None
+        if before is not None and monotonic < self._ends and before < ahead:
+            ahead = before
+        return int(monotonic * 1_000_000) + ahead
