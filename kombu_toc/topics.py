@@ -206,7 +206,7 @@ class Keys:
         self.expiring = f"{prefix}{{toc}}:expiring"
         #: never set: to delete it shows whether the server writes
         self.nothing = f"{prefix}{{toc}}:nothing"
-        #: hash: script:calls, script:timed, script:us -> how many
+        #: hash: script:calls, script:timed, script:us -> how many, of all topics
         self.scripts = f"{prefix}{{toc}}:scripts"
         self.wake_ = f"{prefix}{{toc}}:wake:"
         self.bindings_ = f"{prefix}{{toc}}:bindings:"

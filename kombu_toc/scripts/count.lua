@@ -1,7 +1,8 @@
 -- Adds to counters: to the totals, and to those of the present minute.
 --
 -- KEYS[1] topics   KEYS[2] totals
--- KEYS[3...] minutes, a ring; none for what is counted in total only
+-- KEYS[3...] minutes, a ring; none for what is counted in total only, and goes when nobody has
+--            counted anything for thirty days
 -- ARGV[1] topic, or '' for what belongs to none
 -- ARGV[2...] counter, how many, ...
 -- Returns 1, or 0 if there is no such topic: nothing is counted for one that was deleted.
@@ -23,4 +24,5 @@ for i = 2, #ARGV, 2 do
   redis.call('HINCRBY', KEYS[2], ARGV[i], ARGV[i + 1])
   if slice then redis.call('HINCRBY', slice, ARGV[i], ARGV[i + 1]) end
 end
+if not slice then redis.call('EXPIRE', KEYS[2], 2592000) end
 return 1
