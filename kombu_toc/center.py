@@ -17,10 +17,12 @@ connection of its own without waiting for each reply.
 from __future__ import annotations
 
 import re
+import time
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from redis.exceptions import NoScriptError, ResponseError
@@ -33,6 +35,7 @@ from .errors import (
     ServerError,
     SlotCountError,
 )
+from .metrics import Metrics, TopicCounts
 from .operating import DEAD, WAITING, Operating
 from .operating import IN_FLIGHT as IN_FLIGHT
 from .operating import Counts as Counts
@@ -145,6 +148,7 @@ class TimeoutCenter(Operating):
     limits: what holds for topics whose declarations do not say
     wait_replicas: how many replicas must have a message before its put returns
     wait_timeout: seconds that a put waits for them
+    metrics: where to count what happens; of its own unless given
     """
 
     def __init__(
@@ -157,6 +161,7 @@ class TimeoutCenter(Operating):
         limits: Limits = Limits(),  # noqa: B008 - it is immutable
         wait_replicas: int = 0,
         wait_timeout: float = 1.0,
+        metrics: Metrics | None = None,
     ) -> None:
         if client.get_encoder().decode_responses:
             raise ConfigurationError(
@@ -169,6 +174,7 @@ class TimeoutCenter(Operating):
         self.limits = limits.checked("limits")
         self.wait_replicas = wait_replicas
         self.wait_timeout = wait_timeout
+        self.metrics = metrics or Metrics()
         self._topics: dict[str, Topic] = {}
 
     # -- running
@@ -176,10 +182,13 @@ class TimeoutCenter(Operating):
     def run(self, call: Call) -> Any:
         """Run one operation and return what it found."""
         execute = self.client.execute_command
+        began = time.perf_counter()
         try:
-            return call.parse(execute(*call.command()))
+            reply = execute(*call.command())
         except NoScriptError:
-            return call.parse(execute(*call.command(whole=True)))
+            reply = execute(*call.command(whole=True))
+        self.metrics.ran(call.script.name, time.perf_counter() - began)
+        return call.parse(reply)
 
     def run_all(self, calls: Sequence[Call]) -> list[Any]:
         """Run operations in one round trip; return what each found.
@@ -207,6 +216,7 @@ class TimeoutCenter(Operating):
             if isinstance(reply, NoScriptError):
                 found.append(self._run_or_error(call))
             else:
+                self.metrics.ran(call.script.name)
                 found.append(reply if isinstance(reply, Exception) else call.parse(reply))
         return found
 
@@ -222,7 +232,9 @@ class TimeoutCenter(Operating):
         Raises ReplicationError if `wait_replicas` is set and not so many have them in time.
         """
         if not self.wait_replicas:
-            return self.run_all(calls)
+            found = self.run_all(calls)
+            self.metrics.pass_by(self)
+            return found
         replies: list[Any] = [None] * len(calls)
         open_, whole = list(range(len(calls))), False
         while open_:
@@ -245,7 +257,9 @@ class TimeoutCenter(Operating):
                 f"it after {self.wait_timeout:g} seconds; see to the replicas, or set "
                 "toc_wait_replicas lower"
             )
-        return [call.parse(reply) for call, reply in zip(calls, replies, strict=True)]
+        found = [call.parse(reply) for call, reply in zip(calls, replies, strict=True)]
+        self.metrics.pass_by(self)
+        return found
 
     # -- topics
 
@@ -436,7 +450,7 @@ class TimeoutCenter(Operating):
                 name,
                 REMEMBER,
             ),
-            _read_put,
+            partial(_read_put, self.metrics.counts(topic)),
         )
 
     def pop(
@@ -461,6 +475,10 @@ class TimeoutCenter(Operating):
         )
         for key, member in popped.stray:
             self.client.srem(key, member)
+        for message in popped.messages:
+            if message.action_us:
+                self.metrics.late(topic, popped.now_us - message.action_us)
+        self.metrics.pass_by(self)
         return popped
 
     def popping(
@@ -488,7 +506,7 @@ class TimeoutCenter(Operating):
         limits = topic.declaration.limits(self.limits)
         seconds = topic.declaration.visibility or visibility or limits.visibility
         retries = topic.declaration.retries
-        name = topic.name
+        name, counts = topic.name, self.metrics.counts(topic)
 
         def parse(raw: list[Any]) -> Popped:
             now, more, flat, gone, rolled, died, dropped, *_ = raw
@@ -511,6 +529,7 @@ class TimeoutCenter(Operating):
                 if "#" in id
             ]
             rolled, died = texts(rolled), texts(died)
+            counts.popped(len(messages), len(rolled), len(died), len(old))
             return Popped(now, bool(more), messages, lost, rolled, died, old, stray)
 
         return Call(
@@ -562,7 +581,7 @@ class TimeoutCenter(Operating):
             load("ack"),
             [*keys, *sets, wake],
             (len(numbers), len(topic.steps), len(sets), *numbers, *args),
-            _first,
+            partial(_count_first, self.metrics.counts(topic), "acked"),
         )
 
     def reject(
@@ -626,7 +645,7 @@ class TimeoutCenter(Operating):
                 topic.declaration.retries,
                 delivery.mark,
             ),
-            lambda raw: {1: WAITING, 2: DEAD}.get(raw[0]),
+            partial(_read_reject, self.metrics.counts(topic)),
         )
 
     def release(self, deliveries: Iterable[Delivery]) -> int:
@@ -653,7 +672,7 @@ class TimeoutCenter(Operating):
                     load("release"),
                     (slot.armed, slot.prepare, *slot.stores, self.keys.wake(name)),
                     (len(topic.steps), number, *args),
-                    _first,
+                    partial(_count_first, self.metrics.counts(topic), "released"),
                 )
             )
         return calls
@@ -720,6 +739,7 @@ class TimeoutCenter(Operating):
             while True:
                 count, copies = self.run(call)
                 total += count
+                self.metrics.counts(declared).purged += count
                 for id in copies:
                     self.client.srem(slot.copies(id.rpartition("#")[0]), id)
                 if count < PURGE_STEP:
@@ -744,6 +764,7 @@ class TimeoutCenter(Operating):
             pipe.unlink(self.keys.wake(topic))
             pipe.hdel(self.keys.topics, topic)
             pipe.zrem(self.keys.expiring, f"topic:{topic}")
+            pipe.unlink(self.keys.counted(topic), *self.keys.minutes(topic))
             pipe.execute()
         self.forget(topic)
 
@@ -830,6 +851,17 @@ class TimeoutCenter(Operating):
         args = [value for pair in pairs for value in pair]
         return Call(load("hand_back"), (*armed, self.keys.wake(topic)), args, int)
 
+    # -- metrics
+
+    def counting(self, topic: str | None, added: dict[str, int]) -> Call:
+        """The call that adds to a topic's counters, or to those of scripts. Result: whether
+        there is such a topic."""
+        keys, pairs = self.keys, [value for pair in added.items() for value in pair]
+        if topic is None:
+            return Call(load("count"), (keys.topics, keys.scripts), ("", *pairs), bool)
+        places = (keys.topics, keys.counted(topic), *keys.minutes(topic))
+        return Call(load("count"), places, (topic, *pairs), bool)
+
     # -- shared
 
     def _slot_keys(self, topic: Topic, numbers: Iterable[int]) -> list[str]:
@@ -851,9 +883,17 @@ def _readable(text: str) -> bytes:
     return text.encode("utf-8", "backslashreplace")
 
 
-def _first(raw: list[Any]) -> int:
+def _count_first(counts: TopicCounts, counter: str, raw: list[Any]) -> int:
+    setattr(counts, counter, getattr(counts, counter) + raw[0])
     return raw[0]
 
 
-def _read_put(raw: list[Any]) -> tuple[str, bool]:
+def _read_put(counts: TopicCounts, raw: list[Any]) -> tuple[str, bool]:
+    counts.put += raw[1]
     return raw[0].decode("utf-8", "surrogatepass"), bool(raw[1])
+
+
+def _read_reject(counts: TopicCounts, raw: list[Any]) -> str | None:
+    counts.rolled_back += raw[0] == 1
+    counts.dead += raw[0] == 2
+    return {1: WAITING, 2: DEAD}.get(raw[0])

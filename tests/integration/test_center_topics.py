@@ -10,7 +10,7 @@ from kombu_toc import ConfigurationError, SlotCountError, TimeoutCenter
 from kombu_toc.center import Counts
 
 from ..servers import Server, free_port
-from .inspection import announced, check_slots, now_us, residue
+from .inspection import announced, check_slots, keys_left, now_us, residue, slot_keys
 
 HOUR = 3600.0
 
@@ -167,7 +167,7 @@ def test_deleting_a_topic_deletes_everything_in_it(center, client):
     assert center.topics() == ["other"]
     assert not [key for key in client.scan_iter() if b"mail" in key]
     center.delete("other")
-    assert client.keys() == []
+    assert keys_left(client) == []
 
 
 def test_a_deleted_topic_may_be_declared_with_another_slot_count(center):
@@ -384,7 +384,9 @@ def test_a_message_never_shortens_the_life_of_the_others(center, client):
 
 def test_a_topic_that_does_not_expire_has_no_ttl(center, client):
     center.put("mail", "x", b"")
-    assert {client.pttl(key) for key in client.scan_iter()} == {-1}
+    assert {client.pttl(key) for key in slot_keys(client)} == {-1}
+    assert client.pttl(center.keys.wake("mail")) == -1
+    assert client.pttl(center.keys.topics) == client.pttl(center.keys.counted("mail")) == -1
 
 
 def test_a_stale_topic_is_named_to_one_client_only(center, client):
