@@ -133,5 +133,5 @@ class Screen:
 
     @staticmethod
     def json(document: Any) -> None:
-        """One JSON document on a line of its own."""
-        click.echo(json.dumps(document, default=str, ensure_ascii=False))
+        """One JSON document on a line of its own, in ASCII."""
+        click.echo(json.dumps(document, default=str))
