@@ -235,6 +235,8 @@ class Metrics:
 
     def send(self, center: TimeoutCenter) -> None:
         """Add to Redis what has come about since; raises nothing that a server may cause."""
+        if not self.active:
+            return
         try:
             turn = self._turn.pop()
         except IndexError:  # another thread does it
