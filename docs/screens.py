@@ -28,7 +28,7 @@ from rich.text import Text
 from kombu_toc.embedded import server_program
 
 HERE = Path(__file__).parent
-WIDTH = 112
+WIDTH = 120
 PORT = 6390
 
 #: Seconds for which there is work before anything is shown: rates are those of the last 15.
@@ -97,7 +97,7 @@ def save(name: str, command: str, shown: str) -> None:
     frame = shown.rpartition("\x1b[2K")[2]
     console = Console(record=True, width=WIDTH, file=io.StringIO(), highlight=False)
     for line in frame.replace("\r", "").rstrip("\n").splitlines():
-        console.print(Text.from_ansi(line), soft_wrap=True)
+        console.print(Text.from_ansi(line))
     path = HERE / "screens" / f"{name}.svg"
     path.parent.mkdir(exist_ok=True)
     console.save_svg(str(path), title=command)
@@ -124,6 +124,8 @@ def main() -> None:
         time.sleep(1)  # it is there in a moment
         start(*celery, "worker", "-c", "2", "-Q", "celery,mail")
         enough = threading.Event()
+        while not app.control.ping(timeout=0.5, limit=1):
+            pass
         sender = threading.Thread(target=fill, args=(app, enough))
         sender.start()
         stack.callback(sender.join)
@@ -131,8 +133,8 @@ def main() -> None:
         time.sleep(WORK)
         for name, words in {
             "status": ["status"],
-            "top": ["top", "--span", "1h", "--interval", "8", "--count", "2"],
-            "list": ["list", "--task", "shop.*", "--since", "1m", "--limit", "12"],
+            "top": ["top", "--span", "1h", "--interval", "2", "--count", "10"],
+            "list": ["list", "--task", "shop.*", "--state", "scheduled", "--limit", "12"],
             "dead": ["dead", "list"],
         }.items():
             shown = in_a_terminal([*celery, "toc", *words], environment)
