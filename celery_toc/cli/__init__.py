@@ -15,6 +15,7 @@ from .ends import Group
 #: The commands, and where each is. One more takes a module and a line.
 COMMANDS = {
     "status": "celery_toc.cli.status:status",
+    "metrics": "celery_toc.cli.metrics:metrics",
 }
 
 
