@@ -25,6 +25,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redis.exceptions import RedisError
@@ -97,6 +98,12 @@ class Lateness(NamedTuple):
                 return (lower + max(upper - lower, 0) * share) / 1_000_000
             below += number
         return None
+
+    def up_to(self) -> list[tuple[float, int]]:
+        """(seconds, how many messages were delivered within them) for each bound; the last is
+        infinite."""
+        bounds = (*(bound / 1_000_000 for bound in BOUNDS_US), float("inf"))
+        return list(zip(bounds, accumulate(self.buckets), strict=True))
 
     def __add__(self, other: Lateness) -> Lateness:  # type: ignore[override]
         both = zip(self.buckets, other.buckets, strict=True)
