@@ -12,6 +12,7 @@ import io
 import os
 import pty
 import random
+import shlex
 import struct
 import subprocess
 import sys
@@ -138,7 +139,7 @@ def main() -> None:
             "dead": ["dead", "list"],
         }.items():
             shown = in_a_terminal([*celery, "toc", *words], environment)
-            save(name, f"celery -A shop toc {' '.join(words)}", shown)
+            save(name, f"celery -A shop toc {shlex.join(words)}", shown)
 
 
 app = make_app()

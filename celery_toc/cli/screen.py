@@ -22,7 +22,7 @@ except ImportError:  # an extra
     rich = None
 
 
-#: Characters that a column whose text may be broken keeps, where there is room for more or not.
+#: Characters that a column whose text may be broken keeps, at least.
 FOLDED = 12
 
 
@@ -83,39 +83,34 @@ def plain_table(columns: Sequence[Column], rows: Iterable[Sequence[Any]]) -> str
 def rich_table(columns: Sequence[Column], rows: Iterable[Sequence[Any]], width: int) -> Any:
     """The same as a table of Rich's, for a terminal of that width."""
     cells = [[_styled(value) for value in row] for row in rows]
-    shown = _fitting(columns, cells, width)
+    natural = [
+        max([len(column.name), *(row[at].cell_len for row in cells)])
+        for at, column in enumerate(columns)
+    ]
+    least = [
+        min(need, FOLDED) if column.fold else need
+        for need, column in zip(natural, columns, strict=True)
+    ]
+    shown = list(range(len(columns)))
+    for at in reversed(range(len(columns))):
+        if sum(least[at] + 2 for at in shown) <= width:
+            break
+        if columns[at].spare:
+            shown.remove(at)
     table = rich.table.Table(
         box=rich.box.SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False
     )
-    for column in (columns[at] for at in shown):
+    for at in shown:
         table.add_column(
-            column.name,
-            justify="right" if column.right else "left",
-            no_wrap=not column.fold,
-            min_width=FOLDED if column.fold else None,
+            columns[at].name,
+            justify="right" if columns[at].right else "left",
+            no_wrap=not columns[at].fold,
+            min_width=least[at],
             overflow="fold",
         )
     for row in cells:
         table.add_row(*(row[at] for at in shown))
     return table
-
-
-def _fitting(columns: Sequence[Column], cells: Sequence[Sequence[Any]], width: int) -> list[int]:
-    """Numbers of the columns for which there is room."""
-    needed = [
-        min(
-            max([len(column.name), *(row[at].cell_len for row in cells)]),
-            FOLDED if column.fold else width,
-        )
-        for at, column in enumerate(columns)
-    ]
-    shown = list(range(len(columns)))
-    for at in reversed(range(len(columns))):
-        if sum(needed[at] + 2 for at in shown) <= width:
-            break
-        if columns[at].spare:
-            shown.remove(at)
-    return shown
 
 
 class Screen:

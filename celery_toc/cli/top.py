@@ -79,13 +79,15 @@ class _Looks:
         self._session = session
         self._topics = topics
         self._span = span
+        #: Redis's clock at the latest
+        self.now = 0.0
         self._samples: deque[tuple[float, dict[str, dict[str, int]]]] = deque()
 
     def look(self) -> dict[str, Any]:
         """What there is now, as in JSON."""
         session = self._session
         seconds, microseconds = session.center.client.time()
-        now = seconds + microseconds / 1e6
+        self.now = now = seconds + microseconds / 1e6
         rows = survey(session, self._topics)
         names = [row["topic"] for row in rows]
         measured = kombu_toc.read_metrics(session.center, names, minutes=1)
@@ -159,7 +161,9 @@ def _live(session: Session, looks: _Looks, interval: float, count: int | None) -
         for number in itertools.count() if count is None else range(count):
             if number:
                 time.sleep(interval)
-            live.update(view(heading, looks.look(), console.width), refresh=True)
+            look = looks.look()
+            at = times.local(looks.now, session.zone)[11:]
+            live.update(view(f"{heading}  {at}", look, console.width), refresh=True)
 
 
 def view(heading: str, look: dict[str, Any], width: int) -> Any:
@@ -167,12 +171,11 @@ def view(heading: str, look: dict[str, Any], width: int) -> Any:
     from rich.console import Group
     from rich.text import Text
 
-    at = look["time"].partition("T")[2]
     coming = look["coming"]
     span, due = coming["span_seconds"], coming["due"]
     chart = Text("\n".join(bars(due, HEIGHT)), "cyan", no_wrap=True)
     return Group(
-        Text.assemble((heading, "bold"), f"  {at}", no_wrap=True, overflow="ellipsis"),
+        Text(heading, "bold", no_wrap=True, overflow="ellipsis"),
         rich_table(COLUMNS, [_row(row) for row in look["topics"]], width),
         Text.assemble(
             ("coming due", "bold"),

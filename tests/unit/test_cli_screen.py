@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-import pytest
+from rich.console import Console
 
 from celery_toc.cli import screen
 from celery_toc.cli.screen import Cell, Column, Screen, clean, plain_table, rich_table
@@ -27,9 +27,7 @@ def test_what_comes_from_a_message_cannot_move_the_cursor_or_add_a_line():
     """A task's name or an error may have come from anybody."""
     nasty = "a\x1b[2J\x1b]0;title\x07b\r\nc\x9bd\u202ee"
     assert clean(nasty) == "a\\x1b[2J\\x1b]0;title\\x07b\\r\\nc\\x9bd\\u202ee"
-    console = pytest.importorskip("rich.console").Console(
-        file=io.StringIO(), force_terminal=True, width=100
-    )
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
     console.print(rich_table([Column("name")], [[nasty]], 100))
     printed = console.file.getvalue()
     assert "\x1b[2J" not in printed
@@ -37,7 +35,7 @@ def test_what_comes_from_a_message_cannot_move_the_cursor_or_add_a_line():
 
 
 def test_what_comes_from_a_message_is_no_markup():
-    console = pytest.importorskip("rich.console").Console(file=io.StringIO(), width=100)
+    console = Console(file=io.StringIO(), width=100)
     console.print(rich_table([Column("name")], [["[red]x[/nonsense]"]], 100))
     assert "[red]x[/nonsense]" in console.file.getvalue()
 
@@ -73,7 +71,7 @@ def test_a_narrow_terminal_leaves_out_what_is_spare_and_never_cuts_an_id():
     rows = [[id, "shop.mail.newsletter", "2030-12-24 18:00:00", "a long reason, told at length"]]
 
     def printed(width):
-        console = pytest.importorskip("rich.console").Console(file=io.StringIO(), width=width)
+        console = Console(file=io.StringIO(), width=width)
         console.print(rich_table(columns, rows, width))
         return console.file.getvalue()
 
