@@ -19,7 +19,9 @@ from kombu.exceptions import OperationalError
 
 import kombu_toc
 from kombu_toc import IN_FLIGHT, WAITING
+from kombu_toc.scripts import load
 
+from ..proxy import Proxy
 from ..servers import free_port
 from .conftest import POOLS, Journal, slot_keys, wait_until
 from .nodes import ROOT, Worker
@@ -265,6 +267,41 @@ def test_a_broker_that_is_down_is_reported_as_celery_reports_it(removes: bool) -
     with pytest.raises(OperationalError, match="111"):
         app.control.revoke("x")
     app.close()
+
+
+@pytest.fixture
+def proxied(server: Any, app: Celery, client: Any) -> Iterator[tuple[Celery, Proxy]]:
+    """An app whose connections to the broker can be cut; they have been used."""
+    with Proxy(server.port) as proxy:
+        made = make_app(proxy.toc_url, app.conf.result_backend)
+        note(made, "x", countdown=HOUR).revoke()
+        yield made, proxy
+        made.close()
+        pools.reset()
+
+
+def test_a_revoke_whose_reply_is_lost_marks_the_result_all_the_same(
+    proxied: tuple[Celery, Proxy], toc: kombu_toc.TimeoutCenter
+) -> None:
+    """X4: the message is gone, and the repeated call does not find it."""
+    app, proxy = proxied
+    sent = note(app, "x", countdown=HOUR)
+    lost = proxy.drop_replies(load("cancel").sha.encode())
+    sent.revoke()
+    assert lost.is_set()
+    assert toc.get(sent.id) == []
+    assert sent.state == states.REVOKED
+
+
+def test_a_connection_that_was_cut_while_idle_does_not_keep_a_revoke_from_removing(
+    proxied: tuple[Celery, Proxy], toc: kombu_toc.TimeoutCenter
+) -> None:
+    app, proxy = proxied
+    sent = note(app, "x", countdown=HOUR)
+    proxy.cut()
+    sent.revoke()
+    assert toc.get(sent.id) == []
+    assert sent.state == states.REVOKED
 
 
 def test_a_result_backend_that_is_down_does_not_keep_the_message(
