@@ -181,7 +181,7 @@ class TaskCenter(kombu_toc.TimeoutCenter):
     ) -> list[kombu_toc.Rescheduled]:
         """Give a waiting task another time; without one it is due now.
 
-        eta: a datetime, of the app's time zone if it has none, or seconds since the epoch
+        eta: a datetime, one without time zone as Celery takes it, or seconds since the epoch
         countdown: seconds from now by Redis's clock
 
         Otherwise as :meth:`kombu_toc.TimeoutCenter.reschedule`, whose `at` and `delay` may be

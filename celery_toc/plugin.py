@@ -82,8 +82,10 @@ def _create_task_message(
     headers, properties, body, _ = message
     if countdown:
         properties[kombu_toc.COUNTDOWN] = True
-    if isinstance(body, dict) and body.get("eta"):  # protocol 1 has it only there
-        headers.setdefault("eta", body["eta"])
+    if isinstance(body, dict):  # protocol 1 has them only there
+        headers.setdefault("id", task_id)
+        if body.get("eta"):
+            headers.setdefault("eta", body["eta"])
     return message
 
 
