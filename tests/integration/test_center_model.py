@@ -1,5 +1,5 @@
 """The center against a model of it in plain Python, over sequences of operations that nobody
-thought of (A3 to A7, A8, Y2, Y3, D2, D5).
+thought of (A3 to A7, A8, Y2, Y3, D2, D3, D5, D6).
 
 Nothing sleeps: time passes by making everything in Redis older. What waits is put an hour ahead;
 after an hour it is due, and every lease has ended.
@@ -247,6 +247,64 @@ class Machine(RuleBasedStateMachine):
             id: (one.state, one.step, one.body, one.error, one.state == DEAD)
             for id, one in ((id, self.live[id]) for id in self.sharing(id))
         }
+
+    @something_lives
+    @rule(limit=st.integers(1, 4), state=st.sampled_from([None, WAITING, IN_FLIGHT, DEAD]))
+    def scan(self, limit, state):
+        found, after = [], None
+        while True:
+            page = self.center.scan(TOPIC, state=state, limit=limit, after=after)
+            found += page.messages
+            after = page.after
+            if after is None:
+                break
+            assert len(page.messages) == limit
+        assert sorted((one.id, one.state, one.step, one.body) for one in found) == sorted(
+            (id, one.state, one.step, one.body)
+            for id, one in self.live.items()
+            if state in (None, one.state)
+        )
+
+    @something_lives
+    @rule(id=ids, copies=flags, purge=flags, everything=flags)
+    def requeue_or_purge_dead(self, id, copies, purge, everything):
+        among = list(self.live) if everything else self.sharing(id)
+        if not copies:  # by a predicate, which does not take those that share an id
+            among = [one for one in among if one == id]
+        dead = [one for one in among if one in self.live and self.live[one].state == DEAD]
+        operation = self.center.purge_dead if purge else self.center.requeue_dead
+        if not copies:
+            done = operation(TOPIC, where=lambda one: one.id == id)
+        else:
+            done = operation(TOPIC, ids=None if everything else [id])
+        assert done == len(dead)
+        for one in dead:
+            if purge:
+                del self.live[one]
+            else:
+                message = self.live[one]
+                message.state, message.left, message.due = WAITING, RETRIES, True
+
+    @something_lives
+    @rule(picked=st.sets(st.sampled_from(["1", "2", "3"])), in_flight=flags)
+    def cancel_found(self, picked, in_flight):
+        found = [one for one in self.center.scan(TOPIC).messages if one.body.decode() in picked]
+        cancelled = self.center.cancel_found(found, in_flight=in_flight)
+        expected = []
+        for one in found:
+            state = self.live[one.id].state
+            deleted = in_flight or state != IN_FLIGHT
+            expected.append((one.id, state, deleted))
+            if deleted:
+                del self.live[one.id]
+        assert sorted((c.id, c.state, c.deleted) for c in cancelled) == sorted(expected)
+
+    @rule(id=ids, body=bodies)
+    def ensure(self, id, body):
+        there = bool(self.sharing(id))
+        assert self.center.ensure(TOPIC, id, body, delay=HOUR) is not there
+        if not there:
+            self.live[id] = Modelled(body, 0, False)
 
     @something_lives
     @rule(sure=st.integers(0, 4))
