@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -167,6 +168,28 @@ def test_workers_are_told_of_what_is_in_flight_or_unknown(
     wait_until(lambda: slot_keys(toc.client) == [])
     assert {taken.state, app.AsyncResult("not-sent-yet").state} == {states.REVOKED}
     assert journal.entries() == []
+
+
+def test_tasks_revoked_in_the_moment_they_become_due_ran_or_are_revoked(
+    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
+) -> None:
+    """X4: each has the state of what became of it, and none is left"""
+    start_workers(1, "-P", "threads", "-c", "4")
+    begin = datetime.now(timezone.utc) + timedelta(seconds=2)
+    due = [begin + timedelta(milliseconds=10 * number) for number in range(150)]
+    sent = [note(app, f"{number}", eta=eta) for number, eta in enumerate(due)]
+    # From 60 ms before it is due to 10 ms after; workers fetch what is due in 20 ms.
+    early = [timedelta(milliseconds=60 - number * 37 % 70) for number in range(150)]
+    for number in sorted(range(150), key=lambda number: due[number] - early[number]):
+        wait = due[number] - early[number] - datetime.now(timezone.utc)
+        time.sleep(max(wait.total_seconds(), 0))  # it is about that moment
+        sent[number].revoke()
+    wait_until(lambda: slot_keys(toc.client) == [])
+    ran = {entry["name"] for entry in journal.entries()}
+    wait_until(lambda: all(one.ready() for one in sent), what=lambda: [one.state for one in sent])
+    for number, one in enumerate(sent):
+        assert one.state == (states.SUCCESS if f"{number}" in ran else states.REVOKED)
+    assert 0 < len(ran) < 150
 
 
 def test_a_running_task_is_terminated(
