@@ -14,7 +14,7 @@ from kombu.serialization import prepare_accept_content
 import kombu_toc
 
 if TYPE_CHECKING:
-    from celery import Celery
+    from celery import Celery, Signature
 
 
 class Task:
@@ -168,6 +168,24 @@ class TaskCenter(kombu_toc.TimeoutCenter):
         return [self.task(one) for one in found]
 
     _shown: Callable[..., Task] = task
+
+    def ensure_task(self, task: Signature, *, task_id: str, **options: Any) -> bool:
+        """Send a task unless there is one of this id, waiting, in flight or dead.
+
+        task: its signature
+        options: as of ``apply_async``: ``countdown``, ``eta``, ``queue``, ...
+
+        Returns whether it was sent. Of several that try at the same time, with the same queue
+        and the same slot basis or none, one does. One that has been acknowledged is not there
+        any more, and Celery acknowledges a task when it starts, unless ``acks_late`` is set.
+        """
+        if self.get(task_id):
+            return False
+        try:
+            task.apply_async(task_id=task_id, **{kombu_toc.ENSURE: True}, **options)
+        except kombu_toc.AlreadyThereError:
+            return False
+        return True
 
     def reschedule(  # type: ignore[override]
         self,

@@ -23,7 +23,7 @@ from kombu.utils.uuid import uuid
 
 from .. import envelope
 from ..center import RECOVER, Call, Delivery
-from ..errors import EnvelopeError
+from ..errors import AlreadyThereError, EnvelopeError
 from ..topics import Limits, Topic
 from .bindings import Bindings, binding
 from .fanout import Subscription, broadcasting, last_id, matches, recall, remember
@@ -162,6 +162,16 @@ def _publish_of(name: str) -> tuple[str, str]:
     return name.rpartition(".")[0], name
 
 
+def _only_if_added(parse: Callable[[Any], tuple[str, bool]]) -> Callable[[Any], Any]:
+    def added(raw: Any) -> tuple[str, bool]:
+        id, added = parse(raw)
+        if not added:
+            raise AlreadyThereError(f"there is a message {id!r} already")
+        return id, added
+
+    return added
+
+
 class _Receiver(NamedTuple):
     callback: Callable[[Any], Any]
     no_ack: bool
@@ -213,7 +223,8 @@ class Channel(virtual.Channel):
     ) -> Any:
         """Publish a prepared message.
 
-        Raises ActionTimeError if its time lies beyond what can be kept.
+        Raises ActionTimeError if its time lies beyond what can be kept, AlreadyThereError if it
+        has the property ENSURE and its queue has a message of its id.
         """
         properties = message["properties"]
         # Kombu repeats a publish with the same properties: it stays one message. (Any other tag
@@ -286,7 +297,8 @@ class Channel(virtual.Channel):
         basis = headers.get("x-slot-basis")
         message["properties"]["k"] = token = f"{zlib.crc32(tag.encode()):08x}"
         packed = envelope.pack(message, deflate=waits and self.settings.toc_deflate)
-        return self.center.putting(
+        ensure = bool(message["properties"].get(envelope.ENSURE))
+        call = self.center.putting(
             topic,
             id,
             packed,
@@ -295,9 +307,11 @@ class Channel(virtual.Channel):
             basis=None if basis is None else str(basis),
             priority=self._get_message_priority(message),
             token=token,
+            ensure=ensure,
             # What goes away by itself is no harm twice: a reply, an event.
             publish=None if topic.declaration.expires else _publish_of(tag),
         )
+        return call._replace(parse=_only_if_added(call.parse)) if ensure else call
 
     def _action_time(
         self, headers: dict[str, Any], properties: dict[str, Any], id: str

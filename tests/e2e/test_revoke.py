@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -169,6 +170,28 @@ def test_workers_are_told_of_what_is_in_flight_or_unknown(
     assert journal.entries() == []
 
 
+def test_tasks_revoked_in_the_moment_they_become_due_ran_or_are_revoked(
+    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
+) -> None:
+    """X4: each has the state of what became of it, and none is left"""
+    start_workers(1, "-P", "threads", "-c", "4")
+    begin = datetime.now(timezone.utc) + timedelta(seconds=2)
+    due = [begin + timedelta(milliseconds=10 * number) for number in range(150)]
+    sent = [note(app, f"{number}", eta=eta) for number, eta in enumerate(due)]
+    # From 60 ms before it is due to 10 ms after; workers fetch what is due in 20 ms.
+    early = [timedelta(milliseconds=60 - number * 37 % 70) for number in range(150)]
+    for number in sorted(range(150), key=lambda number: due[number] - early[number]):
+        wait = due[number] - early[number] - datetime.now(timezone.utc)
+        time.sleep(max(wait.total_seconds(), 0))  # it is about that moment
+        sent[number].revoke()
+    wait_until(lambda: slot_keys(toc.client) == [])
+    ran = {entry["name"] for entry in journal.entries()}
+    wait_until(lambda: all(one.ready() for one in sent), what=lambda: [one.state for one in sent])
+    for number, one in enumerate(sent):
+        assert one.state == (states.SUCCESS if f"{number}" in ran else states.REVOKED)
+    assert 0 < len(ran) < 150
+
+
 def test_a_running_task_is_terminated(
     start_workers: StartWorkers, app: Celery, journal: Journal
 ) -> None:
@@ -305,15 +328,49 @@ def test_a_connection_that_was_cut_while_idle_does_not_keep_a_revoke_from_removi
 
 
 def test_a_result_backend_that_is_down_does_not_keep_the_message(
-    server: Any, toc: kombu_toc.TimeoutCenter, client: Any
+    start_workers: StartWorkers, app: Celery, server: Any, toc: kombu_toc.TimeoutCenter
 ) -> None:
-    app = make_app(server.toc_url, f"redis://127.0.0.1:{free_port()}/0")
-    app.conf.result_backend_transport_options = {"retry_policy": {"max_retries": 0}}
-    sent = app.tasks["e2e.note"].apply_async(("x",), countdown=HOUR, ignore_result=True)
-    assert [one.state for one in toc.get(sent.id)] == [WAITING]
-    app.control.revoke(sent.id)
+    """Workers are told then, for the result is not what it should be."""
+    start_workers(1, "-c", "1")
+    sent = note(app, "x", countdown=HOUR)
+    deaf = make_app(server.toc_url, f"redis://127.0.0.1:{free_port()}/0")
+    deaf.conf.result_backend_transport_options = {"retry_policy": {"max_retries": 0}}
+    deaf.control.revoke(sent.id)
     assert toc.get(sent.id) == []
-    app.close()
+    wait_until(lambda: remembered(app) == [sent.id])
+    deaf.close()
+
+
+@pytest.mark.parametrize("command", [["revoke"], ["revoke_by_stamped_headers", "order=7"]])
+def test_celerys_own_command_removes(
+    start_workers: StartWorkers,
+    app: Celery,
+    server: Any,
+    toc: kombu_toc.TimeoutCenter,
+    command: list[str],
+) -> None:
+    """`celery control revoke ID`"""
+    start_workers(1, "-c", "1")
+    signature = app.tasks["e2e.note"].s("x")
+    signature.stamp(order="7")
+    sent = signature.apply_async(countdown=HOUR)
+    environment = {
+        **os.environ,
+        "E2E_BROKER": server.toc_url,
+        "E2E_BACKEND": app.conf.result_backend,
+        "PYTHONWARNINGS": "ignore",
+    }
+    arguments = command if command[1:] else [*command, sent.id]
+    subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "tests.e2e.tasks", "control", *arguments],
+        check=True,
+        timeout=60,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+    )
+    assert toc.get(sent.id) == []
+    assert sent.state == states.REVOKED
 
 
 def test_apps_on_other_brokers_broadcast_as_ever() -> None:

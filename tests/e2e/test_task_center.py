@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
@@ -14,8 +15,10 @@ from kombu import pools
 from celery_toc import TaskCenter, timeout_center
 from kombu_toc import DEAD, WAITING
 
+from ..proxy import Proxy
 from .conftest import Journal, slot_keys, wait_until
 from .nodes import Worker
+from .tasks import make_app
 
 StartWorkers = Callable[..., list[Worker]]
 
@@ -78,6 +81,54 @@ def test_a_task_runs_at_the_time_it_is_moved_to(
     for name in ("later", "earlier", "by-eta", "naive"):
         [entry] = journal.wait_for(name, 1)
         assert 0 <= entry["by_redis"] - due < 1
+
+
+def test_of_many_that_ensure_a_task_one_sends_it(app: Celery, center: TaskCenter) -> None:
+    """D3"""
+    sent = []
+
+    def ensure(number: int) -> None:
+        for order in range(20):
+            signature = app.tasks["e2e.note"].s(f"{order} by {number}")
+            if center.ensure_task(signature, task_id=f"order-{order}", countdown=HOUR):
+                sent.append((order, number))
+
+    threads = [threading.Thread(target=ensure, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(order for order, _ in sent) == list(range(20))
+    found = center.tasks(center.scan().messages)
+    assert sorted(task.args[0] for task in found) == sorted(f"{o} by {n}" for o, n in sent)
+
+
+def test_a_task_that_is_dead_or_elsewhere_is_not_sent_again(
+    app: Celery, center: TaskCenter
+) -> None:
+    """D3: in any state, in any queue"""
+    note = app.tasks["e2e.note"]
+    assert center.ensure_task(note.s("x"), task_id="1", queue="urgent")
+    assert not center.ensure_task(note.s("x"), task_id="1")
+    center.reject(center.pop("urgent").messages[0], requeue=False)
+    assert not center.ensure_task(note.s("x"), task_id="1")
+    center.purge_dead()
+    assert center.ensure_task(note.s("x"), task_id="1")
+
+
+def test_a_task_that_is_ensured_by_a_publish_whose_reply_is_lost_was_sent(
+    app: Celery, server: Any, center: TaskCenter
+) -> None:
+    """K7: Kombu repeats it, and it is there already, by itself"""
+    with Proxy(server.port) as proxy:
+        made = make_app(proxy.toc_url, app.conf.result_backend)
+        made.tasks["e2e.note"].apply_async(("first",), countdown=HOUR)
+        lost = proxy.drop_replies(b"ensured-1")
+        outer = TaskCenter(made, center)  # its own connection is not cut
+        assert outer.ensure_task(made.tasks["e2e.note"].s("x"), task_id="ensured-1", countdown=60)
+        assert lost.is_set()
+        made.close()
+    assert len(center.get("ensured-1")) == 1
 
 
 def test_tasks_are_picked_by_name_arguments_and_headers(app: Celery, center: TaskCenter) -> None:
