@@ -58,10 +58,7 @@ def metrics(session: Session, address: tuple[str, int] | None) -> None:
         families = list(exporter.registry(session.center).collect())
         samples = [sample for family in families for sample in family.samples]
         session.screen.json(
-            [
-                {"name": one.name, "labels": one.labels, "value": float(one.value)}
-                for one in samples
-            ]
+            [{"name": one.name, "labels": one.labels, "value": float(one.value)} for one in samples]
         )
         return
     if address is None:
