@@ -701,21 +701,21 @@ class Poller:
     def _run_due(self) -> None:
         """Deliver held messages whose time has come, and act on claims."""
         late = self.center.metrics.late
-        while self._heap and self._heap[0][0] <= self.clock.at(time.monotonic()):
+        while self._heap and self._heap[0][0] <= (now := self.clock.at(time.monotonic())):
             if self._enough:
                 return
             if self.before_delivery is not None:
                 self.before_delivery()
             try:
-                _, _, intake, item = heapq.heappop(self._heap)
+                due, _, intake, item = heapq.heappop(self._heap)
             except IndexError:  # given back by another thread just now
                 return
             if isinstance(item, Delivery):
                 intake.held -= 1
                 self._delivered += 1
                 self._delivering = True
-                if due := item.action_us:
-                    late(item.topic, self.clock.at(time.monotonic()) - due)
+                if due:
+                    late(item.topic, now - due)
                 try:
                     intake.channel.receive(item)
                 finally:
