@@ -13,7 +13,7 @@ import heapq
 import itertools
 import json
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -591,6 +591,16 @@ class Operating:
             (topic.slots, len(topic.steps)),
             lambda raw: [Counts(*raw[i : i + 4]) for i in range(0, len(raw), 4)],
         )
+
+    def coming(self, topic: str, seconds: Sequence[float]) -> list[int]:
+        """How many waiting messages are due by each of some times.
+
+        seconds: the times, from now by Redis's clock; 0 counts what is due already
+        """
+        times = [microseconds(time) for time in seconds]
+        slots = self._standing(topic).all_slots()
+        by_slot = self.run_all([Call(load("coming"), slot.stores, times, list) for slot in slots])
+        return [sum(column) for column in zip(*by_slot, strict=True)]
 
     def summary(self, topic: str | None = None) -> list[Summary]:
         """How many messages topics hold, and for how long the oldest that is due has been so."""

@@ -17,6 +17,15 @@ from .ends import Group
 #: The commands, and where each is. One more takes a module and a line.
 COMMANDS = {
     "status": "celery_toc.cli.status:status",
+    "list": "celery_toc.cli.list:list_",
+    "show": "celery_toc.cli.show:show",
+    "cancel": "celery_toc.cli.cancel:cancel",
+    "reschedule": "celery_toc.cli.reschedule:reschedule",
+    "run": "celery_toc.cli.reschedule:run",
+    "dead": "celery_toc.cli.dead:dead",
+    "check": "celery_toc.cli.check:check",
+    "repair": "celery_toc.cli.check:repair",
+    "top": "celery_toc.cli.top:top",
     "metrics": "celery_toc.cli.metrics:metrics",
 }
 

@@ -94,6 +94,11 @@ def span(seconds: float) -> str:
     return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
 
 
+def milliseconds(seconds: float) -> str:
+    """A short time, to the tenth of a millisecond below ten; else as :func:`span`."""
+    return f"{seconds * 1000:.1f}ms" if seconds < 0.00995 else span(seconds)
+
+
 def distance(seconds: float) -> str:
     """A span from now, signed: ``in 2h05m``, ``12s ago``."""
     return f"in {span(seconds)}" if seconds >= 0 else f"{span(-seconds)} ago"

@@ -111,6 +111,22 @@ def test_counts_tell_the_states_apart(center):
     assert center.counts("mail").waiting == 10
 
 
+def test_what_comes_due_is_counted_by_time(center):
+    """Whatever its priority, its slot, or how often it was tried; not what is in flight or dead."""
+    center.declare("wide", slots=64)
+    for number in range(100):
+        center.put("wide", f"{number}", b"", delay=100 + number, priority=number % 10)
+    for number in range(3):
+        center.put("wide", f"due-{number}", b"")
+    tried, taken = center.pop("wide", 2).messages
+    center.reject(tried, requeue=True, backoff=50)
+    times = [0, 10, 60, 149.5, 1000]
+    assert center.coming("wide", times) == [1, 1, 2, 52, 102]
+    center.release([taken])
+    assert center.coming("wide", times) == [2, 2, 3, 53, 103]
+    assert center.coming("nobody has declared it", [0, 1]) == [0, 0]
+
+
 def test_counts_by_slot_add_up(center):
     """D1: shard sizes"""
     for number in range(50):
@@ -463,6 +479,7 @@ def test_every_operation_keeps_to_one_cluster_node(node, name):
         center.put(name, f"{number}", b"2", delay=HOUR)
     assert len(center.scan(name, limit=7).messages) == 7
     assert center.summary(name)[0].counts.scheduled == 10
+    assert center.coming(name, [0, 2 * HOUR]) == [10, 20]
     seen = []
     for slot in range(2):
         seen += center.pop(name, 4, slots=[slot]).messages
