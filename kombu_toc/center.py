@@ -17,12 +17,12 @@ connection of its own without waiting for each reply.
 from __future__ import annotations
 
 import re
-import time
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from time import monotonic
 from typing import Any, NamedTuple
 
 from redis.exceptions import NoScriptError, ResponseError
@@ -182,12 +182,14 @@ class TimeoutCenter(Operating):
     def run(self, call: Call) -> Any:
         """Run one operation and return what it found."""
         execute = self.client.execute_command
-        began = time.perf_counter()
+        began = monotonic()
         try:
             reply = execute(*call.command())
         except NoScriptError:
             reply = execute(*call.command(whole=True))
-        self.metrics.ran(call.script.name, time.perf_counter() - began)
+        times = self.metrics.scripts[call.script.name]
+        times[0] += 1
+        times[1] += monotonic() - began
         return call.parse(reply)
 
     def run_all(self, calls: Sequence[Call]) -> list[Any]:
@@ -216,7 +218,7 @@ class TimeoutCenter(Operating):
             if isinstance(reply, NoScriptError):
                 found.append(self._run_or_error(call))
             else:
-                self.metrics.ran(call.script.name)
+                self.metrics.scripts[call.script.name][2] += 1
                 found.append(reply if isinstance(reply, Exception) else call.parse(reply))
         return found
 
@@ -233,7 +235,8 @@ class TimeoutCenter(Operating):
         """
         if not self.wait_replicas:
             found = self.run_all(calls)
-            self.metrics.pass_by(self)
+            if monotonic() >= self.metrics.due:
+                self.metrics.send(self)
             return found
         replies: list[Any] = [None] * len(calls)
         open_, whole = list(range(len(calls))), False

@@ -167,6 +167,13 @@ class TopicCounts:
         return Lateness(tuple(self.late), self.late_us)
 
 
+class _Scripts(dict[str, list[Any]]):
+    """Begins to count for whatever script is asked for."""
+
+    def __missing__(self, script: str) -> list[Any]:
+        return self.setdefault(script, [0, 0.0, 0])
+
+
 def count_first(counts: TopicCounts, counter: str, raw: list[Any]) -> int:
     """How a call that replies how many there were counts them."""
     setattr(counts, counter, getattr(counts, counter) + raw[0])
@@ -183,8 +190,8 @@ class Metrics:
         self.active = active
         #: topic -> its counters
         self.topics: dict[str, TopicCounts] = {}
-        #: script -> [calls, calls whose times were taken, seconds]
-        self.scripts: dict[str, list[Any]] = {}
+        #: script -> [calls whose times were taken, their seconds, other calls]
+        self.scripts = _Scripts()
         #: counts what nobody wants to know
         self._nobodys = TopicCounts()
         self.reset()
@@ -226,17 +233,6 @@ class Metrics:
         found = self.topics.get(topic)
         if found is not None:
             found.late_by(us)
-
-    def ran(self, script: str, seconds: float | None = None) -> None:
-        """A script was called; seconds: from sending it to its reply, if known."""
-        try:
-            ran = self.scripts[script]
-        except KeyError:
-            ran = self.scripts.setdefault(script, [0, 0, 0.0])
-        ran[0] += 1
-        if seconds is not None:
-            ran[1] += 1
-            ran[2] += seconds
 
     # -- sending
 
@@ -292,8 +288,8 @@ class Metrics:
 
     def _script_values(self) -> dict[str, int]:
         values = {}
-        for script, (calls, timed, seconds) in list(self.scripts.items()):
-            values[f"{script}:calls"] = calls
+        for script, (timed, seconds, others) in list(self.scripts.items()):
+            values[f"{script}:calls"] = timed + others
             values[f"{script}:timed"] = timed
             values[f"{script}:us"] = round(seconds * 1_000_000)
         return values

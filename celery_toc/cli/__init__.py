@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from celery_toc import remote as remote  # `celery inspect toc` and the like are known by that
+
 from .ends import Group
 
 #: The commands, and where each is. One more takes a module and a line.

@@ -29,6 +29,7 @@ from .bindings import Bindings, binding
 from .fanout import Subscription, broadcasting, last_id, matches, recall, remember
 from .link import BROKEN
 from .qos import QoS
+from .report import report
 
 try:
     from kombu.exceptions import BatchPublishError
@@ -413,7 +414,6 @@ class Channel(virtual.Channel):
         try:
             message = Message(self, envelope.unpack(delivery.body), delivery)
         except EnvelopeError as exc:
-            logger.error("message %s of %s to DeadQueue: %s", delivery.id, delivery.topic, exc)
             self.poller.give_back(delivery, requeue=False, reason=str(exc))
             return
         if receiver.no_ack:
@@ -478,6 +478,10 @@ class Channel(virtual.Channel):
             return Capacity(room, room)
         free = self.free() - held
         return Capacity(free, min(room, free) if self.no_prefetch else room)
+
+    def report(self) -> dict[str, Any]:
+        """What this process has in hand and has counted; see :func:`.report.report`."""
+        return report(self)
 
     def window(self) -> int:
         """The prefetch count, or what stands for it."""

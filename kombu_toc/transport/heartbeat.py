@@ -26,6 +26,7 @@ from ..metrics import INTERVAL, Metrics
 from .bindings import Bindings
 from .link import BROKEN
 from .native import Bell, native
+from .report import in_words
 
 logger = logging.getLogger(__name__)
 
@@ -121,6 +122,11 @@ class Heartbeat:
             held = self._held.get(key)
             if held is not None and held[0].mark == delivery.mark:  # else it was delivered again
                 del self._held[key]
+
+    def held(self) -> list[tuple[Delivery, float]]:
+        """The messages whose leases are renewed, each with its visibility timeout."""
+        with self._lock:
+            return list(self._held.values())
 
     def in_time(self) -> bool:
         """Whether every lease held here still lasts, as far as can be known without asking.
@@ -247,7 +253,7 @@ class Heartbeat:
     def _beat(self, center: TimeoutCenter) -> None:
         began = time.monotonic()
         with self._lock:
-            held = list(self._held.values())
+            held = self.held()
             topics = {name: min(some.values()) for name, some in self._topics.items()}
             bindings = {name: max(some.values()) for name, some in self._bindings.items()}
             shortest = min((visibility for _, visibility in held), default=float("inf"))
@@ -309,7 +315,7 @@ class Heartbeat:
             else:
                 lost += [delivery for delivery in result if self._lose(delivery)]
         if lost:
-            shown = ", ".join(f"{one.id} of {one.topic}" for one in lost[:MOST_NAMED])
+            shown = ", ".join(in_words(one) for one in lost[:MOST_NAMED])
             more = f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
             self._say(
                 logging.WARNING,

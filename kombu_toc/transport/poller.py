@@ -27,6 +27,7 @@ from redis.exceptions import ResponseError
 from ..center import RECOVER, Call, Delivery, Popped
 from .fanout import Subscription, listening, read_entries
 from .link import BROKEN, Link
+from .report import in_words, task_of
 
 if TYPE_CHECKING:
     from .channel import Channel
@@ -53,6 +54,9 @@ MOST_GRACE = 15.0
 
 #: Seconds that drain_events waits beyond its timeout for a reply that is on its way.
 LAST_REPLY = 1.0
+
+#: Messages whose task names are looked up for a log, at once.
+MOST_NAMED = 10
 
 #: Seconds for which samples of Redis's clock count.
 CLOCK_WINDOW = 5.0
@@ -262,6 +266,10 @@ class Poller:
     ) -> None:
         """Reject, as soon as :meth:`settle` acknowledges."""
         self.heartbeat.drop(delivery)
+        if not requeue:
+            logger.warning("message %s goes to DeadQueue: %s", in_words(delivery), reason)
+        elif not delivery.retries_left:
+            logger.error("message %s: no retries left, it goes to DeadQueue", in_words(delivery))
         call = self.center.rejecting(delivery, requeue=requeue, reason=reason, error=error)
         if self._hub is not None:
             self._calls.append(call)
@@ -305,10 +313,15 @@ class Poller:
         self.tally["died"] += len(result.died)
         for id in result.bare:
             logger.error("message %s of %s had no body: removed", id, topic)
+        names = self._task_names(topic, result)
         for id in result.rolled_back:
-            logger.warning("message %s of %s: its lease ended, it is delivered again", id, topic)
+            logger.warning(
+                "message %s of %s%s: its lease ended, it is delivered again", id, topic, names[id]
+            )
         for id in result.died:
-            logger.error("message %s of %s: no retries left, it is in DeadQueue", id, topic)
+            logger.error(
+                "message %s of %s%s: no retries left, it is in DeadQueue", id, topic, names[id]
+            )
         self.tally["dropped"] += len(result.dropped)
         if result.dropped:
             logger.warning(
@@ -317,6 +330,23 @@ class Poller:
                 len(result.dropped),
                 ", ".join(result.dropped[:10]) + (", ..." if len(result.dropped) > 10 else ""),
             )
+
+    def _task_names(self, topic: str, result: Popped) -> dict[str, str]:
+        """What a log says of the tasks whose leases had ended; looked up, for it is rare."""
+        ids = result.rolled_back + result.died
+        names = dict.fromkeys(ids, "")
+        bodies = {message.id: message.body for message in result.messages if message.id in names}
+        unknown = [id for id in ids if id not in bodies][:MOST_NAMED]
+        if unknown:
+            with suppress(*BROKEN, ResponseError):
+                bodies.update(
+                    (found.id, found.body) for found in self.center.get(unknown, topic=topic)
+                )
+        for id, body in bodies.items():
+            task = task_of(body)
+            if id in names and task:
+                names[id] = f" (task {task})"
+        return names
 
     # -- the event loop
 
@@ -671,21 +701,21 @@ class Poller:
     def _run_due(self) -> None:
         """Deliver held messages whose time has come, and act on claims."""
         late = self.center.metrics.late
-        while self._heap and self._heap[0][0] <= self.clock.at(time.monotonic()):
+        while self._heap and self._heap[0][0] <= (now := self.clock.at(time.monotonic())):
             if self._enough:
                 return
             if self.before_delivery is not None:
                 self.before_delivery()
             try:
-                _, _, intake, item = heapq.heappop(self._heap)
+                due, _, intake, item = heapq.heappop(self._heap)
             except IndexError:  # given back by another thread just now
                 return
             if isinstance(item, Delivery):
                 intake.held -= 1
                 self._delivered += 1
                 self._delivering = True
-                if due := item.action_us:
-                    late(item.topic, self.clock.at(time.monotonic()) - due)
+                if due:
+                    late(item.topic, now - due)
                 try:
                     intake.channel.receive(item)
                 finally:

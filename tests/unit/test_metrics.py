@@ -80,13 +80,13 @@ def test_a_forked_child_does_not_send_again_what_its_parent_has_counted() -> Non
     metrics = Metrics()
     counts = metrics.counts(topic("mail"))
     counts.put += 7
-    metrics.ran("put", 0.001)
+    metrics.scripts["put"] = [1, 0.001, 0]
     turn = metrics._turn.pop()  # another thread is sending just now
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         counts.put += 2
-        metrics.ran("put", 0.002)
+        metrics.scripts["put"] = [2, 0.003, 0]
         sent = [(one.topic, one.added) for one in metrics._changed(idle=True)]
         os.write(writing, repr((sent, metrics._turn)).encode())
         os._exit(0)
@@ -102,7 +102,7 @@ def test_a_forked_child_does_not_send_again_what_its_parent_has_counted() -> Non
 def test_what_idle_consumers_count_is_sent_only_with_the_rest_or_now_and_then(idle: bool) -> None:
     metrics = Metrics()
     metrics.counts(topic("mail")).empty += 1
-    metrics.ran("pop", 0.001)
+    metrics.scripts["pop"][0] += 1
     assert bool(metrics._changed(idle=idle)) == idle
     metrics.counts(topic("mail")).put += 1
     changed = {one.topic: one.added for one in metrics._changed(idle=False)}
