@@ -29,6 +29,7 @@ from celery.worker.consumer.tasks import Tasks
 
 import kombu_toc
 
+from . import remote as remote  # makes its commands known
 from .processes import FlushesWhatWasNotSent, sent_request, time_limits
 from .rejections import explain
 
@@ -91,7 +92,9 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
         transport = c.conninfo.get_transport_cls()
         self.enabled = isinstance(transport, type) and issubclass(transport, kombu_toc.Transport)
         self._poller: Any = None
-        self._warned = False
+        self._channel: Any = None
+        self._paused = False
+        self._said = False
         #: requests that a pool of threads or greenlets was given
         self._submitted: set[Any] = set()
         #: those of them that it has begun, or begins whatever happens
@@ -113,29 +116,64 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
         return self.enabled
 
     def start(self, c: Any) -> None:
-        channel = c.task_consumer.channel
+        c.timeout_center_step = self
+        self._channel = channel = c.task_consumer.channel
         self._poller = channel.poller
         self._poller.steady = True
         self._poller.before_delivery = state.maybe_shutdown
-        channel.free = lambda: self._limit(c) - self._busy()
+        channel.free = lambda: 0 if self._paused else self._limit(c) - self._busy()
         channel.keep = lambda message: self._executing(c, message)
         # A full pool of greenlets stops whoever gives it one more, for as long as it is full.
-        channel.no_prefetch = c.pool.is_green or bool(c.app.conf.get("worker_disable_prefetch"))
+        self._no_prefetch = c.pool.is_green or bool(c.app.conf.get("worker_disable_prefetch"))
+        channel.no_prefetch = self._no_prefetch or self._paused
         flush = getattr(c.pool, "flush", None)
         if flush is not None and not isinstance(flush, FlushesWhatWasNotSent):
             c.pool.flush = FlushesWhatWasNotSent(c.pool, self._promised)
-        self._warn_of_forgetfulness(c, channel)
+        self._say_what_is_served(c, channel)
         self._listen_for_the_end(c)
         if not c.hub or _ends_tasks_in_threads(c.pool):
             self._tell_when_tasks_end(c.pool)
 
-    def _warn_of_forgetfulness(self, c: Any, channel: kombu_toc.Channel) -> None:
+    def _say_what_is_served(self, c: Any, channel: kombu_toc.Channel) -> None:
         """Once, not at every reconnect."""
-        if self._warned or channel.transport.address.kind == "embedded":
+        if self._said:
             return
-        self._warned = True
+        self._said = True
+        topics = {queue.name: channel.center.known(queue.name) for queue in c.task_consumer.queues}
+        logger.info(
+            "Timeout center at %s: %s",
+            c.conninfo.as_uri(),
+            ", ".join(
+                f"{name} ({topic.slots} {'slot' if topic.slots == 1 else 'slots'})"
+                for name, topic in topics.items()
+                if topic is not None
+            ),
+        )
+        if channel.transport.address.kind == "embedded":
+            return
         for warning in kombu_toc.durability_warnings(channel.center.client):
             logger.warning("The broker %s may lose messages: %s", c.conninfo.as_uri(), warning)
+
+    def report(self) -> dict[str, Any]:
+        """What ``celery inspect toc`` shows."""
+        return {"paused": self._paused, **self._channel.report()}
+
+    def pause(self) -> bool:
+        """Take no more tasks, also after a reconnect; whether that is new."""
+        return self._pause(True)
+
+    def resume(self) -> bool:
+        """Take tasks again; whether that is new."""
+        return self._pause(False)
+
+    def _pause(self, paused: bool) -> bool:
+        if self._paused == paused:
+            return False
+        self._paused = paused
+        self._channel.no_prefetch = self._no_prefetch or paused
+        self._channel.poller.nudge()
+        logger.info("No more tasks are taken: paused" if paused else "Tasks are taken again")
+        return True
 
     def stop(self, c: Any) -> None:
         if self._poller is not None and _is_stopping(c):
@@ -144,6 +182,8 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
                 self._helper.join()
             self._poller.close()
             self._give_back(c, c.task_consumer.channel)
+            center = self._channel.center
+            center.metrics.send(center)
         self._poller = None
 
     def _give_back(self, c: Any, channel: kombu_toc.Channel) -> None:

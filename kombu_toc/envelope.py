@@ -61,8 +61,11 @@ _WINDOW = -12
 #: clock that may be wrong. What counts is how far it is ahead of that clock when it is sent.
 COUNTDOWN = "x-countdown"
 
+#: A property that a sender may set: add the message only if its queue has none of its id.
+ENSURE = "x-ensure"
+
 #: Properties that mean something only within one process or one delivery.
-_TRANSIENT = frozenset(("body_encoding", "delivery_tag", COUNTDOWN))
+_TRANSIENT = frozenset(("body_encoding", "delivery_tag", COUNTDOWN, ENSURE))
 
 _encode = json.JSONEncoder(
     separators=(",", ":"), default=kombu_json.JSONEncoder().default, check_circular=False

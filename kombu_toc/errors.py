@@ -34,6 +34,10 @@ class EnvelopeError(TocError, ValueError):
     """The bytes kept for a message are damaged, or of a version this release does not know."""
 
 
+class AlreadyThereError(TocError):
+    """A message was to be added only if there is none of its id in the queue, and there is one."""
+
+
 class ReplicationError(TocError):
     """A message is kept, but not as many replicas as asked for have confirmed it in time."""
 

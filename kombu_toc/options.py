@@ -127,10 +127,14 @@ class Settings:
     toc_poll_interval: float = 1.0
     #: whether messages that will wait are deflated
     toc_deflate: bool = True
+    #: whether a revoke takes the message out of the broker (Celery's part, not the transport's)
+    toc_revoke_removes: bool = True
     #: about how many broadcast messages an exchange keeps for consumers that reconnect
     toc_fanout_length: int = 10_000
     #: how long an exclusive, auto-delete or expiring queue outlives its last refresh, at least
     toc_stale_after: float = 60.0
+    #: whether what happens to messages, and how late, is counted
+    toc_metrics: bool = True
     #: arguments for redis-py's connections
     connection: dict[str, Any] = field(default_factory=dict)
 
@@ -172,8 +176,10 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "toc_queue_after": _seconds,
     "toc_poll_interval": _positive_seconds,
     "toc_deflate": _flag,
+    "toc_revoke_removes": _flag,
     "toc_fanout_length": _whole,
     "toc_stale_after": _positive_seconds,
+    "toc_metrics": _flag,
 }
 
 #: Options of Kombu's own that a URL may carry; they are for Kombu, not for us.

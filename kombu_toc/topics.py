@@ -22,6 +22,9 @@ MAX_SLOTS = 512
 DEAD_AGE = 7 * 86400.0
 DEAD_LIMIT = 100_000
 
+#: Minutes for which counters are kept one by one.
+MINUTES = 16
+
 #: Priority steps, as in Kombu's Redis transport: 0 goes first.
 PRIORITY_STEPS = (0, 3, 6, 9)
 
@@ -181,10 +184,13 @@ class Keys:
 
     __slots__ = (
         "bindings_",
+        "counted_",
         "expiring",
         "fanout_",
+        "minute_",
         "nothing",
         "prefix",
+        "scripts",
         "sent_",
         "topics",
         "wake_",
@@ -200,10 +206,14 @@ class Keys:
         self.expiring = f"{prefix}{{toc}}:expiring"
         #: never set: to delete it shows whether the server writes
         self.nothing = f"{prefix}{{toc}}:nothing"
+        #: hash: script:calls, script:timed, script:us -> how many, of all topics
+        self.scripts = f"{prefix}{{toc}}:scripts"
         self.wake_ = f"{prefix}{{toc}}:wake:"
         self.bindings_ = f"{prefix}{{toc}}:bindings:"
         self.fanout_ = f"{prefix}{{toc}}:fanout:"
         self.sent_ = f"{prefix}{{toc}}:sent:"
+        self.counted_ = f"{prefix}{{toc}}:counted:"
+        self.minute_ = f"{prefix}{{toc}}:minute:"
 
     def wake(self, topic: str) -> str:
         """Sorted set: the topic's announcements that nobody has claimed."""
@@ -220,6 +230,14 @@ class Keys:
     def sent(self, producer: str) -> str:
         """String: the producer's latest broadcast, for as long as it may be repeated."""
         return self.sent_ + producer
+
+    def counted(self, topic: str) -> str:
+        """Hash: counter -> how many since the topic was declared."""
+        return self.counted_ + topic
+
+    def minutes(self, topic: str) -> list[str]:
+        """Hashes: the same of one minute each, and its number since the epoch; a ring."""
+        return [f"{self.minute_}{place}:{topic}" for place in range(MINUTES)]
 
 
 class Slot:

@@ -10,7 +10,8 @@
 -- ARGV[7] 1: add only if no live message has this id
 -- ARGV[8] name of this publish, or '' if it is not remembered   ARGV[9] seconds it is
 -- Returns {id it is kept under, 1 added | 0 it was there already, announcements,
---          now in microseconds, if it was added}
+--          now in microseconds, if it was added just now}; of a publish that is to be added only
+--          if it is new, 1 also if it is the one that added it, repeated
 --
 -- What the producer published last is not added again, even if it has been acknowledged by now:
 -- it is the same publish, repeated because its reply was lost. So are the same bytes under the
@@ -27,16 +28,16 @@ local function keep(key) -- for as long as the slot, unless it is kept for longe
 end
 
 local publish = ARGV[8]
-local function there()
+local function there(by_this_publish)
   -- Something is written, so that WAIT waits for it; first what takes no memory, because Redis
   -- refuses what does when it is full, but not after a script's first write.
   redis.call('PERSIST', sent)
   redis.call('SET', sent, publish, 'EX', ARGV[9])
   if publish == '' then redis.call('DEL', sent) end
-  return {id, 0, said}
+  return {id, by_this_publish and ARGV[7] == '1' and 1 or 0, said}
 end
 
-if publish ~= '' and redis.call('GET', sent) == publish then return there() end
+if publish ~= '' and redis.call('GET', sent) == publish then return there(true) end
 if ARGV[7] == '1' and redis.call('EXISTS', copies) == 1 then return there() end
 if redis.call('HEXISTS', body, id) == 1 then
   if ARGV[7] == '1' or redis.call('HGET', body, id) == envelope then return there() end

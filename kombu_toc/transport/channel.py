@@ -22,14 +22,15 @@ from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.uuid import uuid
 
 from .. import envelope
-from ..center import RECOVER, Call, Delivery
-from ..errors import EnvelopeError
+from ..center import RECOVER, Call, Delivery, Put
+from ..errors import AlreadyThereError, EnvelopeError
 from ..topics import Limits, Topic
 from .bindings import Bindings, binding
 from .clock import SendersClock
 from .fanout import Subscription, broadcasting, last_id, matches, recall, remember
 from .link import BROKEN
 from .qos import QoS
+from .report import report
 
 try:
     from kombu.exceptions import BatchPublishError
@@ -163,6 +164,16 @@ def _publish_of(name: str) -> tuple[str, str]:
     return name.rpartition(".")[0], name
 
 
+def _only_if_added(parse: Callable[[Any], Put]) -> Callable[[Any], Put]:
+    def added(raw: Any) -> Put:
+        put = parse(raw)
+        if not put.added:
+            raise AlreadyThereError(f"there is a message {put.id!r} already")
+        return put
+
+    return added
+
+
 class _Receiver(NamedTuple):
     callback: Callable[[Any], Any]
     no_ack: bool
@@ -215,7 +226,8 @@ class Channel(virtual.Channel):
     ) -> Any:
         """Publish a prepared message.
 
-        Raises ActionTimeError if its time lies beyond what can be kept.
+        Raises ActionTimeError if its time lies beyond what can be kept, AlreadyThereError if it
+        has the property ENSURE and its queue has a message of its id.
         """
         properties = message["properties"]
         # Kombu repeats a publish with the same properties: it stays one message. (Any other tag
@@ -293,7 +305,8 @@ class Channel(virtual.Channel):
         basis = headers.get("x-slot-basis")
         message["properties"]["k"] = token = f"{zlib.crc32(tag.encode()):08x}"
         packed = envelope.pack(message, deflate=waits and self.settings.toc_deflate)
-        return self.center.putting(
+        ensure = bool(message["properties"].get(envelope.ENSURE))
+        call = self.center.putting(
             topic,
             id,
             packed,
@@ -302,9 +315,11 @@ class Channel(virtual.Channel):
             basis=None if basis is None else str(basis),
             priority=self._get_message_priority(message),
             token=token,
+            ensure=ensure,
             # What goes away by itself is no harm twice: a reply, an event.
             publish=None if topic.declaration.expires else _publish_of(tag),
         )
+        return call._replace(parse=_only_if_added(call.parse)) if ensure else call
 
     def _action_time(
         self, headers: dict[str, Any], properties: dict[str, Any], id: str
@@ -409,7 +424,6 @@ class Channel(virtual.Channel):
         try:
             message = Message(self, envelope.unpack(delivery.body), delivery)
         except EnvelopeError as exc:
-            logger.error("message %s of %s to DeadQueue: %s", delivery.id, delivery.topic, exc)
             self.poller.give_back(delivery, requeue=False, reason=str(exc))
             return
         if receiver.no_ack:
@@ -474,6 +488,10 @@ class Channel(virtual.Channel):
             return Capacity(room, room)
         free = self.free() - held
         return Capacity(free, min(room, free) if self.no_prefetch else room)
+
+    def report(self) -> dict[str, Any]:
+        """What this process has in hand and has counted; see :func:`.report.report`."""
+        return report(self)
 
     def window(self) -> int:
         """The prefetch count, or what stands for it."""

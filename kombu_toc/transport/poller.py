@@ -28,6 +28,7 @@ from ..center import RECOVER, Call, Delivery, Popped
 from .clock import ServerClock
 from .fanout import Subscription, listening, read_entries
 from .link import BROKEN, Link
+from .report import in_words, task_of
 
 if TYPE_CHECKING:
     from .channel import Channel
@@ -58,6 +59,9 @@ LAST_REPLY = 1.0
 #: Seconds that an idle worker waits for the reply to a pop without leaving it to the event loop:
 #: most come sooner than the loop takes for a turn.
 AT_ONCE = 0.001
+
+#: Messages whose task names are looked up for a log, at once.
+MOST_NAMED = 10
 
 
 class Intake:
@@ -153,7 +157,8 @@ class Poller:
         self._listened: dict[str, str] = {}
         pool = self.center.client.connection_pool
         self._wake, self._work, self._stream = (
-            Link(pool, self._opened, self._closed, self.heartbeat.owe) for _ in range(3)
+            Link(pool, self._opened, self._closed, self.heartbeat.owe, self.center.metrics)
+            for _ in range(3)
         )
         self._nudge: tuple[socket.socket, socket.socket] | None = None
 
@@ -229,6 +234,10 @@ class Poller:
     ) -> None:
         """Reject, as soon as :meth:`settle` acknowledges."""
         self.heartbeat.drop(delivery)
+        if not requeue:
+            logger.warning("message %s goes to DeadQueue: %s", in_words(delivery), reason)
+        elif not delivery.retries_left:
+            logger.error("message %s: no retries left, it goes to DeadQueue", in_words(delivery))
         call = self.center.rejecting(delivery, requeue=requeue, reason=reason, error=error)
         if self._hub is not None:
             self._calls.append(call)
@@ -272,10 +281,15 @@ class Poller:
         self.tally["died"] += len(result.died)
         for id in result.bare:
             logger.error("message %s of %s had no body: removed", id, topic)
+        names = self._task_names(topic, result)
         for id in result.rolled_back:
-            logger.warning("message %s of %s: its lease ended, it is delivered again", id, topic)
+            logger.warning(
+                "message %s of %s%s: its lease ended, it is delivered again", id, topic, names[id]
+            )
         for id in result.died:
-            logger.error("message %s of %s: no retries left, it is in DeadQueue", id, topic)
+            logger.error(
+                "message %s of %s%s: no retries left, it is in DeadQueue", id, topic, names[id]
+            )
         self.tally["dropped"] += len(result.dropped)
         if result.dropped:
             logger.warning(
@@ -284,6 +298,23 @@ class Poller:
                 len(result.dropped),
                 ", ".join(result.dropped[:10]) + (", ..." if len(result.dropped) > 10 else ""),
             )
+
+    def _task_names(self, topic: str, result: Popped) -> dict[str, str]:
+        """What a log says of the tasks whose leases had ended; looked up, for it is rare."""
+        ids = result.rolled_back + result.died
+        names = dict.fromkeys(ids, "")
+        bodies = {message.id: message.body for message in result.messages if message.id in names}
+        unknown = [id for id in ids if id not in bodies][:MOST_NAMED]
+        if unknown:
+            with suppress(*BROKEN, ResponseError):
+                bodies.update(
+                    (found.id, found.body) for found in self.center.get(unknown, topic=topic)
+                )
+        for id, body in bodies.items():
+            task = task_of(body)
+            if id in names and task:
+                names[id] = f" (task {task})"
+        return names
 
     # -- the event loop
 
@@ -653,19 +684,22 @@ class Poller:
 
     def _run_due(self) -> None:
         """Deliver held messages whose time has come, and act on claims."""
-        while self._heap and self._heap[0][0] <= self.clock.at(time.monotonic()):
+        late = self.center.metrics.late
+        while self._heap and self._heap[0][0] <= (now := self.clock.at(time.monotonic())):
             if self._enough:
                 return
             if self.before_delivery is not None:
                 self.before_delivery()
             try:
-                _, _, intake, item = heapq.heappop(self._heap)
+                due, _, intake, item = heapq.heappop(self._heap)
             except IndexError:  # given back by another thread just now
                 return
             if isinstance(item, Delivery):
                 intake.held -= 1
                 self._delivered += 1
                 self._delivering = True
+                if due:
+                    late(item.topic, now - due)
                 try:
                     intake.channel.receive(item)
                 finally:

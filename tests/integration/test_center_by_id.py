@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
-from kombu_toc import ActionTimeError, Cancelled
-from kombu_toc.center import DEAD, IN_FLIGHT, WAITING
+from kombu_toc import DEAD, IN_FLIGHT, WAITING, ActionTimeError, TimeoutCenter
 
 from .inspection import announced, check_slots, now_us, residue
 
@@ -22,38 +23,46 @@ def dead(center, topic, id, body=b""):
     center.reject(in_flight(center, topic, id, body), requeue=False, reason="why")
 
 
+def done(cancelled):
+    return [(one.id, one.state, one.deleted) for one in cancelled]
+
+
+def moved(rescheduled):
+    return [(one.id, one.state, one.moved) for one in rescheduled]
+
+
 # -- get
 
 
 def test_a_message_is_found_in_every_state(center, client):
     """D1"""
     center.put("mail", "w", b"1", at=2e9, priority=6)
-    [found] = center.get("mail", "w")
+    [found] = center.get("w", topic="mail")
     assert found[0] == "mail"
     assert (found.id, found.state, found.step, found.body) == ("w", WAITING, 2, b"1")
     assert found.time_us == 2_000_000_000_000_000
 
     in_flight(center, "mail", "f", b"2")
-    [found] = center.get("mail", "f")
+    [found] = center.get("f", topic="mail")
     assert (found.state, found.step, found.body) == (IN_FLIGHT, 0, b"2")
     assert 59_000_000 < found.time_us - now_us(client) <= 60_000_000
 
     dead(center, "mail", "d", b"3")
-    [found] = center.get("mail", "d")
+    [found] = center.get("d", topic="mail")
     assert (found.state, found.body, found.reason) == (DEAD, b"3", "why")
     assert abs(found.time_us - now_us(client)) < 5_000_000
 
 
 def test_what_is_not_there_is_not_found(center):
-    assert center.get("mail", "x") == []
-    assert center.cancel("mail", "x") == []
-    assert center.reschedule("mail", "x", delay=1) is None
+    assert center.get("x", topic="mail") == []
+    assert center.cancel("x", topic="mail") == []
+    assert center.reschedule("x", topic="mail", delay=1) == []
 
 
 def test_looking_up_declares_nothing(center, client):
-    center.get("mail", "x")
-    center.cancel("mail", "x")
-    center.reschedule("mail", "x")
+    center.get("x", topic="mail")
+    center.cancel("x", topic="mail")
+    center.reschedule("x", topic="mail")
     center.counts("mail")
     center.purge("mail")
     assert client.keys() == []
@@ -62,9 +71,9 @@ def test_looking_up_declares_nothing(center, client):
 def test_copies_are_found_by_the_id_they_share(center):
     center.put("mail", "x", b"1")
     copy = center.put("mail", "x", b"2", delay=HOUR)
-    found = center.get("mail", "x")
+    found = center.get("x", topic="mail")
     assert {(one.id, one.body) for one in found} == {("x", b"1"), (copy, b"2")}
-    assert [one.body for one in center.get("mail", copy)] == [b"2"]
+    assert [one.body for one in center.get(copy, topic="mail")] == [b"2"]
 
 
 @pytest.mark.parametrize("basis", ["order-7", None])
@@ -73,11 +82,69 @@ def test_a_message_with_a_slot_basis_is_found_with_it_and_without(center, basis)
     for number in range(10):
         center.put("mail", f"{number}", b"", delay=HOUR, basis="order-7")
     for number in range(10):
-        [found] = center.get("mail", f"{number}", basis=basis)
+        [found] = center.get(f"{number}", topic="mail", basis=basis)
         assert found.id == f"{number}"
-    assert center.reschedule("mail", "4", basis=basis) == WAITING
-    assert center.cancel("mail", "5", basis=basis) == [Cancelled("5", WAITING, True)]
+    [one] = center.reschedule("4", topic="mail", basis=basis)
+    assert (one.topic, one.id, one.state, one.moved) == ("mail", "4", WAITING, True)
+    assert done(center.cancel("5", topic="mail", basis=basis)) == [("5", WAITING, True)]
     check_slots(center, "mail")
+
+
+# -- in whichever topic and slot
+
+
+def test_without_a_topic_a_message_is_found_wherever_it_is(center):
+    """Y2: by id, without naming the queue"""
+    for topic in ("a", "b", "c"):
+        center.put(topic, f"of-{topic}", b"", delay=HOUR)
+    center.put("b", "shared", b"1", delay=HOUR)
+    center.put("c", "shared", b"2", delay=HOUR)
+    assert [one.topic for one in center.get("of-b")] == ["b"]
+    assert {one.topic for one in center.get("shared")} == {"b", "c"}
+    assert [one.topic for one in center.reschedule("of-c", delay=1)] == ["c"]
+    assert {one.topic for one in center.cancel("shared")} == {"b", "c"}
+    assert center.get("shared") == []
+    assert center.get("none") == center.cancel("none") == center.run_now("none") == []
+
+
+def test_messages_that_share_an_id_are_found_in_different_slots_too(center, client):
+    """Each sender gave his own slot basis."""
+    bases = ["order-1", "order-2", "order-3", None]
+    numbers = {center.topic("mail").slot_for(basis or "x").number for basis in bases}
+    assert len(numbers) > 2
+    for number, basis in enumerate(bases):
+        for body in (b"a", b"b"):
+            center.put("mail", "x", b"%d" % number + body, delay=HOUR, basis=basis)
+    assert len(center.get("x")) == 8
+    assert {one.slot for one in center.get("x")} == numbers
+    [one] = {one.slot for one in center.get("x", basis="order-2")}
+    assert one == center.topic("mail").slot_for("order-2").number
+    assert [one.moved for one in center.reschedule("x", delay=2 * HOUR)] == [True] * 8
+    check_slots(center, "mail")
+    assert [one.deleted for one in center.cancel("x")] == [True] * 8
+    assert residue(client) == []
+
+
+def test_several_ids_are_looked_for_at_once(center, client):
+    topic = center.topic("mail")
+    ids = [f"{n}" for n in range(250)]
+    center.run_all([center.putting(topic, id, b"", delay_us=10**9) for id in ids])
+    assert sorted(one.id for one in center.get([*ids, "none", "0"])) == sorted(ids)
+    assert sorted(one.id for one in center.cancel(iter(ids[:200]))) == sorted(ids[:200])
+    assert center.counts("mail").scheduled == 50
+    check_slots(center, "mail")
+
+
+def test_a_topic_that_was_declared_anew_is_asked_as_it_is_now(center):
+    """By somebody else, with more slots than it had."""
+    center.declare("mail", slots=1)
+    other = TimeoutCenter(center.client)
+    other.delete("mail")
+    other.declare("mail", slots=16)
+    for number in range(20):
+        other.put("mail", f"{number}", b"", delay=HOUR)
+    assert all(center.get(f"{number}", topic="mail") for number in range(20))
+    assert len(center.scan("mail").messages) == 20
 
 
 # -- cancel
@@ -86,21 +153,21 @@ def test_a_message_with_a_slot_basis_is_found_with_it_and_without(center, basis)
 def test_a_waiting_message_can_be_cancelled(center, client):
     """Y2, X4"""
     center.put("mail", "x", b"", delay=HOUR, priority=3)
-    assert center.cancel("mail", "x") == [Cancelled("x", WAITING, True)]
+    assert done(center.cancel("x", topic="mail")) == [("x", WAITING, True)]
     assert residue(client) == []
 
 
 def test_a_message_in_flight_is_cancelled_too_late_and_says_so(center):
     """X4"""
     message = in_flight(center, "mail", "x")
-    assert center.cancel("mail", "x") == [Cancelled("x", IN_FLIGHT, False)]
+    assert done(center.cancel("x", topic="mail")) == [("x", IN_FLIGHT, False)]
     assert center.ack([message]) == 1
 
 
 def test_a_message_in_flight_can_be_deleted_all_the_same(center, client):
     """Y2: at any time, waiting or in flight"""
     message = in_flight(center, "mail", "x")
-    assert center.cancel("mail", "x", in_flight=True) == [Cancelled("x", IN_FLIGHT, True)]
+    assert done(center.cancel("x", topic="mail", in_flight=True)) == [("x", IN_FLIGHT, True)]
     assert residue(client) == []
     assert center.ack([message]) == 0
     assert center.reject(message, requeue=True) is None
@@ -111,23 +178,57 @@ def test_a_message_in_flight_can_be_deleted_all_the_same(center, client):
 
 def test_a_dead_message_can_be_cancelled(center, client):
     dead(center, "mail", "x")
-    assert center.cancel("mail", "x") == [Cancelled("x", DEAD, True)]
+    assert done(center.cancel("x", topic="mail")) == [("x", DEAD, True)]
+    assert residue(client) == []
+
+
+def test_a_dead_message_may_be_left(center):
+    dead(center, "mail", "x")
+    assert done(center.cancel("x", dead=False)) == [("x", DEAD, False)]
+    assert [one.state for one in center.get("x")] == [DEAD]
+
+
+def test_what_is_cancelled_is_given_back_with_its_past(center):
+    """Whoever cancels it may have to tell others what it was."""
+    center.put("mail", "new", b"1")
+    [one] = center.cancel("new")
+    assert (one.topic, one.body, one.tried) == ("mail", b"1", False)
+    center.reject(in_flight(center, "mail", "tried", b"2"), requeue=True)
+    [one] = center.cancel("tried")
+    assert (one.body, one.tried) == (b"2", True)
+    in_flight(center, "mail", "taken", b"3")
+    [one] = center.cancel("taken")
+    assert (one.body, one.tried) == (b"", True)
+
+
+def test_just_the_messages_that_were_found_are_cancelled(center, client):
+    """And not those that share their ids."""
+    center.put("mail", "x", b"1", delay=HOUR)
+    copy = center.put("mail", "x", b"2", delay=HOUR)
+    dead(center, "mail", "dead")
+    found = center.scan("mail").messages
+    assert done(center.cancel_found(one for one in found if one.body == b"1")) == [
+        ("x", WAITING, True)
+    ]
+    assert {one.id for one in center.scan("mail").messages} == {copy, "dead"}
+    check_slots(center, "mail")
+    assert len(center.cancel_found(found)) == 2
     assert residue(client) == []
 
 
 def test_a_message_cannot_be_cancelled_twice(center):
     """X4"""
     center.put("mail", "x", b"")
-    assert center.cancel("mail", "x") == [Cancelled("x", WAITING, True)]
-    assert center.cancel("mail", "x") == []
+    assert done(center.cancel("x", topic="mail")) == [("x", WAITING, True)]
+    assert center.cancel("x", topic="mail") == []
 
 
 def test_cancelling_reaches_the_copies_that_share_the_id(center, client):
     first = in_flight(center, "mail", "x", b"1")
     copy = center.put("mail", "x", b"2", delay=HOUR)
-    assert center.cancel("mail", "x") == [
-        Cancelled("x", IN_FLIGHT, False),
-        Cancelled(copy, WAITING, True),
+    assert done(center.cancel("x", topic="mail")) == [
+        ("x", IN_FLIGHT, False),
+        (copy, WAITING, True),
     ]
     center.ack([first])
     assert residue(client) == []
@@ -139,11 +240,11 @@ def test_a_copy_cancelled_by_its_own_id_leaves_nothing_behind(center, client, co
     copy = center.put("mail", "x", b"2", delay=HOUR)
     ids = [copy, "x"] if copy_first else ["x", copy]
     if copy_first:
-        assert center.cancel("mail", copy) == [Cancelled(copy, WAITING, True)]
-        assert [found.id for found in center.get("mail", "x")] == ["x"]
+        assert done(center.cancel(copy, topic="mail")) == [(copy, WAITING, True)]
+        assert [found.id for found in center.get("x", topic="mail")] == ["x"]
         check_slots(center, "mail")
     for id in ids:
-        center.cancel("mail", id)
+        center.cancel(id, topic="mail")
     assert residue(client) == []
 
 
@@ -152,9 +253,9 @@ def test_cancelling_one_message_leaves_the_others_announced(center):
     center.declare("one", slots=1)
     center.put("one", "a", b"", at=2e9)
     center.put("one", "b", b"", at=2.1e9)
-    center.cancel("one", "a")
+    center.cancel("a", topic="one")
     check_slots(center, "one")
-    center.cancel("one", "b")
+    center.cancel("b", topic="one")
     assert announced(center, "one") == set()
 
 
@@ -165,15 +266,15 @@ def test_cancelling_one_message_leaves_the_others_announced(center):
 def test_a_waiting_message_gets_another_time(center, first):
     """D5, W1: earlier or later"""
     center.put("mail", "x", b"", at=first, priority=9)
-    assert center.reschedule("mail", "x", at=2.1e9) == WAITING
-    [found] = center.get("mail", "x")
+    assert moved(center.reschedule("x", topic="mail", at=2.1e9)) == [("x", WAITING, True)]
+    [found] = center.get("x", topic="mail")
     assert (found.time_us, found.step) == (2_100_000_000_000_000, 3)
     check_slots(center, "mail")
 
 
 def test_rescheduled_without_a_time_a_message_is_due_now(center):
     center.put("mail", "x", b"", delay=HOUR)
-    assert center.reschedule("mail", "x") == WAITING
+    assert moved(center.reschedule("x", topic="mail")) == [("x", WAITING, True)]
     assert [message.id for message in center.pop("mail").messages] == ["x"]
 
 
@@ -182,7 +283,7 @@ def test_a_message_that_was_tried_and_is_rescheduled_to_now_is_due_now(center):
     for number in range(20):
         message = in_flight(center, "mail", f"{number}")
         center.reject(message, requeue=True, backoff=HOUR)
-        assert center.reschedule("mail", message.id) == WAITING
+        assert moved(center.reschedule(message.id, topic="mail")) == [(message.id, WAITING, True)]
         [again] = center.pop("mail").messages
         assert again.retries_left == 15
         center.ack([again])
@@ -192,18 +293,19 @@ def test_a_message_that_was_tried_keeps_its_retries_and_is_not_due_early(center)
     """A3, A6"""
     message = in_flight(center, "mail", "x")
     center.reject(message, requeue=True)
-    assert center.reschedule("mail", "x", at=2_000_000_000.0004) == WAITING
-    [found] = center.get("mail", "x")
-    assert found.time_us == 2_000_000_000_001_000
-    center.reschedule("mail", "x")
+    [one] = center.reschedule("x", topic="mail", at=2_000_000_000.0004)
+    assert one.moved
+    [found] = center.get("x", topic="mail")
+    assert found.time_us == one.time_us == 2_000_000_000_001_000
+    center.reschedule("x", topic="mail")
     assert center.pop("mail").messages[0].retries_left == 15
 
 
 def test_a_delay_counts_from_now(center, client):
     center.put("mail", "x", b"")
     before = now_us(client)
-    assert center.reschedule("mail", "x", delay=HOUR) == WAITING
-    [found] = center.get("mail", "x")
+    assert moved(center.reschedule("x", topic="mail", delay=HOUR)) == [("x", WAITING, True)]
+    [found] = center.get("x", topic="mail")
     assert before <= found.time_us - 3_600_000_000 <= now_us(client) + 3
 
 
@@ -212,22 +314,31 @@ def test_what_is_in_flight_or_dead_stays_where_it_is(center):
     in_flight(center, "mail", "f")
     dead(center, "mail", "d")
     for id, state in (("f", IN_FLIGHT), ("d", DEAD)):
-        before = center.get("mail", id)
-        assert center.reschedule("mail", id, delay=1) == state
-        assert center.get("mail", id) == before
+        before = center.get(id, topic="mail")
+        assert moved(center.reschedule(id, topic="mail", delay=1)) == [(id, state, False)]
+        assert center.get(id, topic="mail") == before
+
+
+def test_the_retry_of_a_task_that_still_runs_is_moved(center):
+    """The task that is in flight has the same id."""
+    first = in_flight(center, "mail", "x", b"1")
+    copy = center.put("mail", "x", b"2", delay=HOUR)
+    assert sorted(moved(center.run_now("x"))) == [("x", IN_FLIGHT, False), (copy, WAITING, True)]
+    assert [message.id for message in center.pop("mail").messages] == [copy]
+    assert center.ack([first]) == 1
 
 
 def test_a_new_time_beyond_2255_is_refused(center):
     center.put("mail", "x", b"", at=2e9)
     for when in ({"at": 9.1e9}, {"delay": 9e9}):
         with pytest.raises(ActionTimeError):
-            center.reschedule("mail", "x", **when)
-    assert center.get("mail", "x")[0].time_us == 2_000_000_000_000_000
+            center.reschedule("x", topic="mail", **when)
+    assert center.get("x", topic="mail")[0].time_us == 2_000_000_000_000_000
 
 
 def test_an_announced_time_that_was_rescheduled_away_leaves_nothing_behind(center, client):
     center.put("mail", "x", b"", delay=HOUR)
-    center.reschedule("mail", "x")
+    center.reschedule("x", topic="mail")
     center.ack(center.pop("mail").messages)
     assert residue(client) == []
 
@@ -236,5 +347,40 @@ def test_nothing_depends_on_how_much_else_waits(center):
     """Y2: by id, in the slots of the topic, not by looking through them"""
     topic = center.topic("mail")
     center.run_all([center.putting(topic, f"{n}", b"", delay_us=10**9 + n) for n in range(2000)])
-    assert center.cancel("mail", "1234") == [Cancelled("1234", WAITING, True)]
+    assert done(center.cancel("1234", topic="mail")) == [("1234", WAITING, True)]
     assert center.counts("mail").scheduled == 1999
+
+
+# -- ensure
+
+
+@pytest.mark.parametrize("make", [in_flight, dead, lambda c, t, id: c.put(t, id, b"", delay=HOUR)])
+def test_a_message_is_ensured_once_whatever_state_it_is_in(center, make):
+    """D3"""
+    make(center, "mail", "x")
+    assert center.ensure("mail", "x", b"new") is False
+    assert center.ensure("mail", "x", b"new", basis="order-7") is False, "in another slot"
+    assert center.ensure("mail", "y", b"new", delay=HOUR) is True
+    assert center.ensure("other", "x", b"new") is True, "another topic"
+    assert center.counts("mail").scheduled <= 2
+    [one] = center.get("y")
+    assert (one.body, one.state) == (b"new", WAITING)
+
+
+def test_of_many_that_ensure_at_once_one_adds(center, server):
+    """D3"""
+    added = []
+
+    def ensure(number):
+        mine = TimeoutCenter(server.client())
+        for id in range(50):
+            if mine.ensure("mail", f"{id}", b"%d" % number, delay=HOUR):
+                added.append(id)
+
+    threads = [threading.Thread(target=ensure, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(added) == list(range(50))
+    assert center.counts("mail").scheduled == 50

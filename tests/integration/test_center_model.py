@@ -1,5 +1,5 @@
 """The center against a model of it in plain Python, over sequences of operations that nobody
-thought of (A3 to A7, A8, Y2, Y3, D2, D5).
+thought of (A3 to A7, A8, Y2, Y3, D2, D3, D5, D6).
 
 Nothing sleeps: time passes by making everything in Redis older. What waits is put an hour ahead;
 after an hour it is due, and every lease has ended.
@@ -21,8 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from kombu_toc import Cancelled, TimeoutCenter, scores
-from kombu_toc.center import DEAD, IN_FLIGHT, WAITING, Counts, Delivery
+from kombu_toc import DEAD, IN_FLIGHT, WAITING, Counts, Delivery, TimeoutCenter, scores
 
 from .inspection import check_slots, residue, time_passes
 
@@ -217,11 +216,11 @@ class Machine(RuleBasedStateMachine):
         for one in self.sharing(id):
             state = self.live[one].state
             deleted = in_flight or state != IN_FLIGHT
-            expected.append(Cancelled(one, state, deleted))
+            expected.append((one, state, deleted))
             if deleted:
                 del self.live[one]
-        cancelled = self.center.cancel(TOPIC, id, in_flight=in_flight)
-        assert sorted(cancelled) == sorted(expected)
+        cancelled = self.center.cancel(id, topic=TOPIC, in_flight=in_flight)
+        assert sorted((c.id, c.state, c.deleted) for c in cancelled) == sorted(expected)
 
     @something_lives
     @rule(id=ids, copy=flags, later=flags)
@@ -229,23 +228,83 @@ class Machine(RuleBasedStateMachine):
         sharing = self.sharing(id)
         if copy and sharing:
             id = sharing[-1]
-        message = self.live.get(id)
-        state = self.center.reschedule(TOPIC, id, delay=HOUR if later else None)
-        assert state == (message.state if message else None)
-        if state == WAITING:
-            message.due = not later
+        expected = [(one, self.live[one].state) for one in self.sharing(id)]
+        done = self.center.reschedule(id, topic=TOPIC, delay=HOUR if later else None)
+        assert sorted((one.id, one.state) for one in done) == sorted(expected)
+        for one in done:
+            assert one.moved is (one.state == WAITING)
+            if one.moved:
+                self.live[one.id].due = not later
 
     @something_lives
     @rule(id=ids)
     def get(self, id):
         found = {
             one.id: (one.state, one.step, one.body, one.error, one.reason != "")
-            for one in self.center.get(TOPIC, id)
+            for one in self.center.get(id, topic=TOPIC)
         }
         assert found == {
             id: (one.state, one.step, one.body, one.error, one.state == DEAD)
             for id, one in ((id, self.live[id]) for id in self.sharing(id))
         }
+
+    @something_lives
+    @rule(limit=st.integers(1, 4), state=st.sampled_from([None, WAITING, IN_FLIGHT, DEAD]))
+    def scan(self, limit, state):
+        found, after = [], None
+        while True:
+            page = self.center.scan(TOPIC, state=state, limit=limit, after=after)
+            found += page.messages
+            after = page.after
+            if after is None:
+                break
+            assert len(page.messages) == limit
+        assert sorted((one.id, one.state, one.step, one.body) for one in found) == sorted(
+            (id, one.state, one.step, one.body)
+            for id, one in self.live.items()
+            if state in (None, one.state)
+        )
+
+    @something_lives
+    @rule(id=ids, copies=flags, purge=flags, everything=flags)
+    def requeue_or_purge_dead(self, id, copies, purge, everything):
+        among = list(self.live) if everything else self.sharing(id)
+        if not copies:  # by a predicate, which does not take those that share an id
+            among = [one for one in among if one == id]
+        dead = [one for one in among if one in self.live and self.live[one].state == DEAD]
+        operation = self.center.purge_dead if purge else self.center.requeue_dead
+        if not copies:
+            done = operation(TOPIC, where=lambda one: one.id == id)
+        else:
+            done = operation(TOPIC, ids=None if everything else [id])
+        assert done == len(dead)
+        for one in dead:
+            if purge:
+                del self.live[one]
+            else:
+                message = self.live[one]
+                message.state, message.left, message.due = WAITING, RETRIES, True
+
+    @something_lives
+    @rule(picked=st.sets(st.sampled_from(["1", "2", "3"])), in_flight=flags)
+    def cancel_found(self, picked, in_flight):
+        found = [one for one in self.center.scan(TOPIC).messages if one.body.decode() in picked]
+        cancelled = self.center.cancel_found(found, in_flight=in_flight)
+        expected = []
+        for one in found:
+            state = self.live[one.id].state
+            deleted = in_flight or state != IN_FLIGHT
+            expected.append((one.id, state, deleted))
+            if deleted:
+                del self.live[one.id]
+        assert sorted((c.id, c.state, c.deleted) for c in cancelled) == sorted(expected)
+
+    @rule(id=ids, body=bodies)
+    def ensure(self, id, body):
+        there = bool(self.sharing(id))
+        assert self.center.ensure(TOPIC, id, body, delay=HOUR) is not there
+        if not there:
+            self.live[id] = Modelled(body, 0, False)
 
     @something_lives
     @rule(sure=st.integers(0, 4))
@@ -281,12 +340,12 @@ class Machine(RuleBasedStateMachine):
     def teardown(self):
         for number, id in enumerate(list(self.live)):
             if number % 2:
-                self.center.cancel(TOPIC, id, in_flight=True)
+                self.center.cancel(id, topic=TOPIC, in_flight=True)
         while messages := self.center.pop(TOPIC, 100).messages:
             self.center.ack(messages)
         self.center.purge(TOPIC)
         for id in self.live:
-            self.center.cancel(TOPIC, id, in_flight=True)
+            self.center.cancel(id, topic=TOPIC, in_flight=True)
         assert residue(self.client) == []
 
 

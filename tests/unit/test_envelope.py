@@ -34,7 +34,7 @@ values = st.recursive(
 #: All but those that mean something only until the message is sent. (Hypothesis knows them: it
 #: reads the constants of the code that it tests.)
 property_names = texts.filter(
-    lambda name: name not in ("body_encoding", "delivery_tag", envelope.COUNTDOWN)
+    lambda name: name not in ("body_encoding", "delivery_tag", envelope.COUNTDOWN, envelope.ENSURE)
 )
 messages = st.fixed_dictionaries(
     {

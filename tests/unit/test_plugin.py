@@ -168,7 +168,7 @@ print(marked(app.amqp, eta="2100-01-01"), marked(app.amqp, countdown=0), marked(
     assert python(COUNTDOWNS + program).splitlines() == ["True True", "False False False"]
 
 
-def test_a_message_of_protocol_1_shows_its_eta():
+def test_a_message_of_protocol_1_shows_its_id_and_its_eta():
     program = """
 old = Celery(set_as_current=False)
 old.conf.task_protocol = 1
@@ -176,7 +176,7 @@ message = old.amqp.create_task_message("id", "name", countdown=3)
 print(message.headers["eta"] == message.body["eta"], COUNTDOWN in message.properties)
 print(old.amqp.create_task_message("id", "name").headers)
 """
-    assert python(COUNTDOWNS + program).splitlines() == ["True True", "{}"]
+    assert python(COUNTDOWNS + program).splitlines() == ["True True", "{'id': 'id'}"]
 
 
 def test_who_makes_messages_in_another_way_still_can():

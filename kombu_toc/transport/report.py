@@ -1,0 +1,101 @@
+"""What a consumer has in hand, for people: as plain data, and as words in a log."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from .. import envelope
+from ..center import Delivery
+from ..errors import EnvelopeError
+from ..metrics import COUNTERS
+
+if TYPE_CHECKING:
+    from .channel import Channel
+
+#: Messages that are named one by one, at most.
+MOST_SHOWN = 100
+
+
+def task_of(body: bytes) -> str:
+    """The name of the task that a message carries; empty if it is none, or cannot be read."""
+    try:
+        name = envelope.unpack(body)["headers"].get("task")
+    except EnvelopeError:
+        return ""
+    return name if isinstance(name, str) else ""
+
+
+def in_words(delivery: Delivery) -> str:
+    """Which message it is: id, topic, and the task's name if it has one."""
+    task = task_of(delivery.body)
+    return f"{delivery.id} of {delivery.topic}{f' (task {task})' if task else ''}"
+
+
+def report(channel: Channel) -> dict[str, Any]:
+    """What this process holds for a channel and what it has counted; times in seconds.
+
+    topics: per topic that it consumes, its slots, whether it holds more than there was room
+        for, what this process has counted since it started, and how late it has delivered
+    capacity: how many messages could start at once, and how many it would take
+    leases: how many delivered messages it keeps leased, and those messages
+    held: messages fetched ahead of their time
+    claims: the next times that it serves, and whose
+    clock_ahead: by how much Redis's clock is ahead of this machine's, at least
+    """
+    poller, heartbeat = channel.poller, channel.heartbeat
+    now = time.monotonic()
+    server_us = poller.clock.at(now)
+    intake = poller.intakes.get(channel)
+    leases = heartbeat.held()
+    held, claims = [], []
+    for _, _, owner, item in list(poller._heap):
+        if owner is not intake:
+            continue
+        if isinstance(item, Delivery):
+            held.append({**_message(item), "due_in": (item.action_us - server_us) / 1e6})
+        else:
+            topic, slot, us = item
+            claims.append({"topic": topic, "slot": slot, "due_in": (us - server_us) / 1e6})
+    free, room = channel.capacity(intake.held if intake else 0)
+    return {
+        "prefix": channel.center.keys.prefix,
+        "clock_ahead": server_us / 1e6 - time.time() if poller.clock.known else None,
+        "topics": {name: _topic(channel, name) for name in (intake.topics if intake else ())},
+        "capacity": {"free": free, "room": room},
+        "leases": {
+            "count": len(leases),
+            "renewed_in_time": heartbeat.in_time(),
+            "messages": [_message(one) for one, _ in leases[:MOST_SHOWN]],
+        },
+        "held": sorted(held, key=_due)[:MOST_SHOWN],
+        "claims": sorted(claims, key=_due)[:MOST_SHOWN],
+    }
+
+
+def _due(entry: dict[str, Any]) -> float:
+    return entry["due_in"]
+
+
+def _message(delivery: Delivery) -> dict[str, Any]:
+    return {
+        "id": delivery.id,
+        "task": task_of(delivery.body) or None,
+        "topic": delivery.topic,
+        "slot": delivery.slot,
+        "failures": delivery.failures,
+    }
+
+
+def _topic(channel: Channel, name: str) -> dict[str, Any]:
+    topic = channel.center.known(name)
+    found: dict[str, Any] = {
+        "slots": topic.slots if topic is not None else None,
+        "backlog": name in channel.poller.intakes[channel].backlog,
+    }
+    counts = channel.center.metrics.topics.get(name)
+    if counts is not None:
+        found["counts"] = {counter: getattr(counts, counter) for counter in COUNTERS}
+        found["late_p50"] = counts.lateness.quantile(0.5)
+        found["late_p99"] = counts.lateness.quantile(0.99)
+    return found

@@ -1,0 +1,142 @@
+"""K9: `celery toc metrics`, against a live app."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+import redis
+from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner, Result
+
+from celery_toc.cli import toc as command
+
+from ..servers import free_port
+from .nodes import ROOT
+from .tasks import make_app
+
+
+def run(app: Celery, *args: str) -> Result:
+    context = CLIContext(app=app, no_color=True, workdir=None)
+    return CliRunner().invoke(command, ["metrics", *args], obj=context, catch_exceptions=False)
+
+
+@pytest.fixture
+def scheduled(app: Celery, client: redis.Redis) -> Celery:
+    """The app, with three tasks an hour ahead."""
+    with app.connection_for_write() as connection:
+        app.amqp.queues["celery"].bind(connection.default_channel).declare()
+    for i in range(3):
+        app.tasks["e2e.note"].apply_async((f"{i}",), countdown=3600)
+    return app
+
+
+def test_without_serve_the_metrics_are_printed_once(scheduled: Celery) -> None:
+    said = run(scheduled)
+    assert said.exit_code == 0
+    assert 'celery_toc_messages{state="scheduled",topic="celery"} 3.0' in said.stdout
+    assert said.stdout.endswith("\n") and not said.stdout.endswith("\n\n")
+    assert said.stderr == ""
+
+
+def test_as_json_they_are_a_list_of_samples(scheduled: Celery) -> None:
+    said = run(scheduled, "--json")
+    assert {
+        "name": "celery_toc_messages",
+        "labels": {"topic": "celery", "state": "scheduled"},
+        "value": 3.0,
+    } in json.loads(said.stdout)
+
+
+@pytest.fixture
+def environment(app: Celery) -> Iterator[dict[str, str]]:
+    backend = app.conf.result_backend
+    yield {**os.environ, "E2E_BROKER": app.conf.broker_url, "E2E_BACKEND": backend}
+
+
+def test_served_they_are_there_until_ctrl_c(scheduled: Celery, environment: dict[str, str]) -> None:
+    program = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "celery", "-A", "tests.e2e.tasks"),
+            *("toc", "metrics", "--serve", "127.0.0.1:0"),
+        ],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        line = program.stderr.readline()
+        [url] = re.findall(r"^Serving metrics at (http://127\.0\.0\.1:\d+/metrics)$", line)
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            assert b'celery_toc_messages{state="scheduled",topic="celery"} 3.0' in answer.read()
+        program.send_signal(signal.SIGINT)
+        out, err = program.communicate(timeout=30)
+        assert (program.returncode, out, err) == (0, "", "")
+    finally:
+        program.kill()
+        program.wait()
+
+
+@pytest.mark.parametrize("address", ["nowhere", "host:", ":99999", "1.2.3.4:http", ":-1"])
+def test_a_wrong_address_is_one_line_and_wrong_usage(app: Celery, address: str) -> None:
+    said = run(app, "--serve", address)
+    assert said.exit_code == 2
+    assert said.stderr.count("\n") == 1
+    assert "is not an address" in said.stderr
+
+
+def test_a_port_that_is_taken_is_one_line(app: Celery, client: redis.Redis, server) -> None:
+    said = run(app, "--serve", f"127.0.0.1:{server.port}")
+    assert said.exit_code == 1
+    assert said.stderr.count("\n") == 1
+    assert f"cannot serve at 127.0.0.1:{server.port}" in said.stderr
+
+
+def test_a_broker_that_is_down_is_one_line() -> None:
+    down = make_app(f"toc+redis://127.0.0.1:{free_port()}/0", "cache+memory://")
+    for args in ((), ("--serve", "127.0.0.1:0"), ("--json",)):
+        said = run(down, *args)
+        assert said.exit_code == 1
+        assert said.stderr.count("\n") == 1
+        assert said.stdout == ""
+        assert "cannot be used" in said.stderr
+
+
+def test_an_app_that_is_not_on_this_transport_is_one_line() -> None:
+    said = run(make_app("memory://", "cache+memory://"))
+    assert said.exit_code == 2
+    assert "not a timeout center" in said.stderr
+
+
+MISSING = """
+import sys
+sys.modules["prometheus_client"] = None
+from celery.bin.celery import main
+sys.exit(main())
+"""
+
+
+def test_without_prometheus_client_the_command_says_what_to_install(
+    app: Celery, environment: dict[str, str]
+) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", MISSING, "-A", "tests.e2e.tasks", "toc", "metrics"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ran.returncode == 2
+    assert ran.stderr.count("\n") == 1
+    assert "pip install 'celery-toc[metrics]'" in ran.stderr

@@ -1,0 +1,280 @@
+"""D8: what workers and producers count, what a worker tells of itself, and what it logs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+
+import pytest
+import redis
+from celery import Celery
+
+import kombu_toc
+from kombu_toc.metrics import _all
+
+from .conftest import Journal, wait_until
+from .nodes import ROOT, Worker
+
+StartWorkers = Callable[..., list[Worker]]
+
+#: Workers that need not wait for each other start a second sooner.
+ALONE = ("--without-mingle", "--without-gossip")
+
+POOLS = {
+    "prefork": ("-P", "prefork", "-c", "2"),
+    "solo": ("-P", "solo"),
+    "gevent": ("-P", "gevent", "-c", "4"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _earlier_tests_have_counted() -> None:
+    """What this process has not sent of other tests' tasks is not sent to these."""
+    for metrics in list(_all):
+        metrics.reset()
+
+
+def totals(toc: kombu_toc.TimeoutCenter, topic: str = "celery") -> dict[str, int]:
+    """What Redis has of a topic that is not 0, but for pops that found nothing."""
+    measured = kombu_toc.read_metrics(toc).get(topic)
+    found = measured.totals if measured else {}
+    return {name: n for name, n in found.items() if n and name != "empty"}
+
+
+def inspect(app: Celery, worker: Worker) -> dict[str, object]:
+    [answer] = app.control.inspect([worker.hostname()], timeout=5)._request("toc").values()
+    return answer
+
+
+@pytest.mark.parametrize("pool", list(POOLS))
+def test_the_counts_in_redis_agree_with_what_producers_and_workers_did(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    toc: kombu_toc.TimeoutCenter,
+    pool: str,
+) -> None:
+    """Whichever process counted what, within seconds, and without anybody asking for it."""
+    [worker] = start_workers(1, *POOLS[pool], *ALONE)
+    due = datetime.now(timezone.utc) + timedelta(seconds=1)
+    for i in range(20):
+        app.tasks["e2e.note"].apply_async((f"counted-{i}",), eta=due)
+    app.tasks["e2e.refuse"].delay("no")
+    revoked = app.tasks["e2e.note"].apply_async(("never",), countdown=3600)
+    toc.cancel(revoked.id)
+    journal.wait_for("counted-", 20)
+    app.tasks["e2e.note"].delay("last")
+    journal.wait_for("last", 1)
+    with app.connection_for_write() as connection:
+        producer = connection.default_channel.center
+    producer.metrics.send(producer)  # the last seconds of this process
+    toc.metrics.send(toc)
+    expected = {"put": 23, "delivered": 22, "acked": 21, "dead": 1, "cancelled": 1}
+    wait_until(lambda: totals(toc) == expected, 20, lambda: totals(toc))
+    measured = kombu_toc.read_metrics(toc)["celery"]
+    assert measured.recent_lateness.count == 22
+    assert 0 < measured.recent_lateness.quantile(0.5) < 1
+    assert measured.totals == measured.recent
+    worker.teardown()
+
+
+def test_a_worker_that_stops_leaves_nothing_uncounted(
+    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
+) -> None:
+    [worker] = start_workers(1, "-P", "prefork", "-c", "1", *ALONE)
+    for i in range(5):
+        app.tasks["e2e.note"].delay(f"brief-{i}")
+    journal.wait_for("brief-", 5)
+    worker.teardown()
+    wait_until(lambda: totals(toc).get("acked") == 5, 5, lambda: totals(toc))
+
+
+def test_inspect_toc_tells_what_a_worker_holds_serves_and_has_counted(
+    start_workers: StartWorkers, app: Celery, journal: Journal
+) -> None:
+    [worker] = start_workers(1, "-P", "prefork", "-c", "1", *ALONE)
+    app.tasks["e2e.note"].delay("before")
+    journal.wait_for("before", 1)
+    sent = app.tasks["e2e.late_ack"].delay("busy", 4)
+    journal.wait_for("busy", 1)
+    report = inspect(app, worker)
+    assert report["leases"] == {
+        "count": 1,
+        "renewed_in_time": True,
+        "messages": [
+            {
+                "id": sent.id,
+                "task": "e2e.late_ack",
+                "topic": "celery",
+                "slot": report["leases"]["messages"][0]["slot"],
+                "failures": 0,
+            }
+        ],
+    }
+    assert report["capacity"]["free"] == 0
+    assert report["paused"] is False
+    topics = report["topics"]
+    assert set(topics) == {"celery", "urgent", "news", "one-slot"}
+    assert (topics["celery"]["slots"], topics["one-slot"]["slots"]) == (8, 1)
+    assert topics["celery"]["counts"]["delivered"] == 2
+    assert 0 < topics["celery"]["late_p50"] < 1
+    assert abs(report["clock_ahead"]) < 1
+    sent.get(timeout=10)
+    app.tasks["e2e.note"].apply_async(("soon",), countdown=2)
+
+    def claimed() -> bool:
+        claims = inspect(app, worker)["claims"]
+        return any(one["topic"] == "celery" and 0 < one["due_in"] < 2 for one in claims)
+
+    wait_until(claimed, what=lambda: inspect(app, worker))
+
+
+def test_celerys_command_line_knows_the_remote_commands(
+    start_workers: StartWorkers, app: Celery, server: object
+) -> None:
+    [worker] = start_workers(1, "-P", "solo", *ALONE)
+    environment = {
+        **os.environ,
+        "E2E_BROKER": app.conf.broker_url,
+        "E2E_BACKEND": app.conf.result_backend,
+    }
+    for command, words in {
+        ("inspect", "toc"): "leases",
+        ("control", "toc_pause"): "paused",
+        ("control", "toc_resume"): "takes tasks again",
+    }.items():
+        ran = subprocess.run(
+            [sys.executable, "-m", "celery", "-A", "tests.e2e.tasks", *command, "-t", "5"],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert ran.returncode == 0, ran.stderr
+        assert worker.hostname() in ran.stdout
+        assert words in ran.stdout
+
+
+@pytest.mark.parametrize("pool", list(POOLS))
+def test_a_paused_worker_takes_nothing_until_it_is_resumed(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    toc: kombu_toc.TimeoutCenter,
+    pool: str,
+) -> None:
+    """Also not by a claim that it has made before."""
+    [worker] = start_workers(1, *POOLS[pool], *ALONE)
+    app.tasks["e2e.note"].apply_async(("scheduled",), countdown=1)
+    time.sleep(0.3)  # it has claimed that time
+    name = worker.hostname()
+    [answer] = app.control.broadcast("toc_pause", destination=[name], reply=True, timeout=5)
+    assert answer == {name: {"ok": "paused"}}
+    assert inspect(app, worker)["paused"] is True
+    for i in range(5):
+        app.tasks["e2e.note"].delay(f"waits-{i}")
+    time.sleep(2.5)  # it would have looked twice meanwhile
+    assert journal.entries() == []
+    assert toc.counts("celery").ready == 6
+    [beside] = start_workers(1, "-P", "solo", *ALONE)
+    journal.wait_for("", 6)
+    beside.teardown()
+    app.tasks["e2e.note"].delay("afterwards")
+    time.sleep(1.5)  # it would have looked
+    assert not journal.entries("afterwards")
+    [answer] = app.control.broadcast("toc_resume", destination=[name], reply=True, timeout=5)
+    assert answer == {name: {"ok": "takes tasks again"}}
+    journal.wait_for("afterwards", 1)
+
+
+def test_a_pause_outlasts_a_reconnect(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    client: redis.Redis,
+) -> None:
+    [worker] = start_workers(1, "-P", "prefork", "-c", "1", *ALONE)
+    name = worker.hostname()
+    app.control.broadcast("toc_pause", destination=[name], reply=True, timeout=5)
+    lines = worker.logs().count("Connected to")
+    client.client_kill_filter(_type="normal", skipme=True)
+    wait_until(lambda: worker.logs().count("Connected to") > lines, 30, worker.logs)
+    app.tasks["e2e.note"].delay("waits")
+    time.sleep(2.5)  # it would have looked twice meanwhile
+    assert journal.entries() == []
+    app.control.broadcast("toc_resume", destination=[name], reply=True, timeout=5)
+    journal.wait_for("waits", 1)
+
+
+def test_a_worker_says_at_its_start_what_it_serves(start_workers: StartWorkers) -> None:
+    [worker] = start_workers(1, "-P", "solo", *ALONE)
+    [line] = re.findall(r"Timeout center at (.*)", worker.logs())
+    where, _, served = line.partition(": ")
+    assert where.startswith("toc+redis://127.0.0.1")
+    assert set(served.split(", ")) == {
+        "celery (8 slots)",
+        "urgent (8 slots)",
+        "news (8 slots)",
+        "one-slot (1 slot)",
+    }
+
+
+def test_what_comes_back_or_dies_is_logged_with_the_tasks_name_and_id(
+    start_workers: StartWorkers, app: Celery, journal: Journal
+) -> None:
+    """Of a worker that was killed, and of a task that rejects its message."""
+    options = {
+        "visibility_timeout": 1,
+        "toc_topics": {"urgent": {"retries": 0}},
+    }
+    victims = start_workers(2, "-P", "solo", *ALONE, broker_transport_options=options)
+    back = app.tasks["e2e.late_ack"].delay("back", 2)
+    dead = app.tasks["e2e.late_ack"].apply_async(("dead", 2), queue="urgent")
+    journal.wait_for("", 2)
+    for victim in victims:
+        victim.kill()
+    [worker] = start_workers(1, "-P", "solo", *ALONE, broker_transport_options=options)
+    refused = app.tasks["e2e.refuse"].delay("no")
+    for line in (
+        f"message {back.id} of celery (task e2e.late_ack): its lease ended, it is delivered again",
+        f"message {dead.id} of urgent (task e2e.late_ack): no retries left, it is in DeadQueue",
+        f"message {refused.id} of celery (task e2e.refuse) goes to DeadQueue: rejected by the task",
+    ):
+        wait_until(lambda line=line: line in worker.logs(), 20, worker.logs)
+
+
+def test_a_suspended_workers_lost_leases_are_logged_with_the_tasks_name(
+    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
+) -> None:
+    [worker] = start_workers(
+        1, "-P", "prefork", "-c", "1", *ALONE, broker_transport_options={"visibility_timeout": 1}
+    )
+    sent = app.tasks["e2e.late_ack"].delay("lost", 3)
+    journal.wait_for("lost", 1)
+    processes = worker.container.processes()
+    for process in processes:
+        process.suspend()
+    wait_until(lambda: toc.pop("celery", 0).rolled_back != [], what="its lease has not ended")
+    toc.pop("celery", 1)
+    for process in processes:
+        process.resume()
+    line = f"may be delivered again: {sent.id} of celery (task e2e.late_ack)"
+    wait_until(lambda: line in worker.logs(), what=worker.logs)
+
+
+def test_counting_costs_an_idle_worker_next_to_no_commands(
+    start_workers: StartWorkers, client: redis.Redis
+) -> None:
+    """Nothing but empty pops is new: they are told once a minute."""
+    start_workers(1, "-P", "solo", *ALONE)
+    time.sleep(6)  # what it has counted while it started is told within five seconds
+    client.config_resetstat()
+    time.sleep(12)  # idleness takes time to measure
+    calls = client.info("commandstats").get("cmdstat_hincrby", {"calls": 0})["calls"]
+    assert calls == 0

@@ -1,0 +1,157 @@
+"""Scheduled tasks are seen, cancelled, moved and replayed by their ids (W1, D1, D5, Y2)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from celery import Celery
+from kombu import pools
+
+from celery_toc import TaskCenter, timeout_center
+from kombu_toc import DEAD, WAITING
+
+from ..proxy import Proxy
+from .conftest import Journal, slot_keys, wait_until
+from .nodes import Worker
+from .tasks import make_app
+
+StartWorkers = Callable[..., list[Worker]]
+
+HOUR = 3600
+
+
+@pytest.fixture
+def center(app: Celery, client: Any) -> TaskCenter:
+    """The center of the app; Kombu's pools outlive a test, and the server has been emptied."""
+    pools.reset()
+    return timeout_center(app)
+
+
+def test_a_scheduled_task_is_seen_with_all_that_was_sent(app: Celery, center: TaskCenter) -> None:
+    """D1: no queue is named"""
+    sent = app.tasks["e2e.add"].apply_async((1, 2), countdown=HOUR, queue="urgent", expires=9000)
+    [found] = center.get(sent.id)
+    task = center.task(found)
+    assert (found.topic, found.state) == ("urgent", WAITING)
+    assert (task.id, task.name, task.args, task.kwargs) == (sent.id, "e2e.add", [1, 2], {})
+    assert abs(task.eta - datetime.now(timezone.utc) - timedelta(hours=1)) < timedelta(seconds=5)
+    assert task.headers["expires"]
+
+
+@pytest.mark.parametrize("protocol", [1, 2])
+def test_a_task_is_found_by_its_id_in_either_protocol(
+    start_workers: StartWorkers, app: Celery, center: TaskCenter, journal: Journal, protocol: int
+) -> None:
+    """Y2"""
+    app.conf.task_protocol = protocol
+    start_workers(1, "-c", "1")
+    gone, moved = (
+        app.tasks["e2e.note"].apply_async((name,), countdown=HOUR) for name in ("gone", "moved")
+    )
+    assert [center.task(one).name for one in center.get(gone.id)] == ["e2e.note"]
+    assert [one.deleted for one in center.cancel(gone.id)] == [True]
+    assert [one.moved for one in center.run_now(moved.id)] == [True]
+    journal.wait_for("moved", 1)
+    wait_until(lambda: slot_keys(center.client) == [])
+    assert journal.entries("gone") == []
+
+
+def test_a_task_runs_at_the_time_it_is_moved_to(
+    start_workers: StartWorkers, app: Celery, center: TaskCenter, journal: Journal
+) -> None:
+    """D5, W1: earlier or later, whatever its header says; Celery takes a time without zone for
+    UTC, whatever the app's is"""
+    app.conf.timezone = "Asia/Tokyo"
+    start_workers(1, "-c", "2")
+    note = app.tasks["e2e.note"]
+    later = note.apply_async(("later",), countdown=1)
+    earlier = note.apply_async(("earlier",), countdown=HOUR)
+    by_eta = note.apply_async(("by-eta",), countdown=HOUR)
+    naive = note.apply_async(("naive",), countdown=HOUR)
+    due = time.time() + 2.5
+    center.reschedule(later.id, countdown=2.5)
+    center.reschedule(earlier.id, eta=due)
+    center.reschedule(by_eta.id, eta=datetime.fromtimestamp(due, timezone.utc))
+    center.reschedule(naive.id, eta=datetime.fromtimestamp(due, timezone.utc).replace(tzinfo=None))
+    for name in ("later", "earlier", "by-eta", "naive"):
+        [entry] = journal.wait_for(name, 1)
+        assert 0 <= entry["by_redis"] - due < 1
+
+
+def test_of_many_that_ensure_a_task_one_sends_it(app: Celery, center: TaskCenter) -> None:
+    """D3"""
+    sent = []
+
+    def ensure(number: int) -> None:
+        for order in range(20):
+            signature = app.tasks["e2e.note"].s(f"{order} by {number}")
+            if center.ensure_task(signature, task_id=f"order-{order}", countdown=HOUR):
+                sent.append((order, number))
+
+    threads = [threading.Thread(target=ensure, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(order for order, _ in sent) == list(range(20))
+    found = center.tasks(center.scan().messages)
+    assert sorted(task.args[0] for task in found) == sorted(f"{o} by {n}" for o, n in sent)
+
+
+def test_a_task_that_is_dead_or_elsewhere_is_not_sent_again(
+    app: Celery, center: TaskCenter
+) -> None:
+    """D3: in any state, in any queue"""
+    note = app.tasks["e2e.note"]
+    assert center.ensure_task(note.s("x"), task_id="1", queue="urgent")
+    assert not center.ensure_task(note.s("x"), task_id="1")
+    center.reject(center.pop("urgent").messages[0], requeue=False)
+    assert not center.ensure_task(note.s("x"), task_id="1")
+    center.purge_dead()
+    assert center.ensure_task(note.s("x"), task_id="1")
+
+
+def test_a_task_that_is_ensured_by_a_publish_whose_reply_is_lost_was_sent(
+    app: Celery, server: Any, center: TaskCenter
+) -> None:
+    """K7: Kombu repeats it, and it is there already, by itself"""
+    with Proxy(server.port) as proxy:
+        made = make_app(proxy.toc_url, app.conf.result_backend)
+        made.tasks["e2e.note"].apply_async(("first",), countdown=HOUR)
+        lost = proxy.drop_replies(b"ensured-1")
+        outer = TaskCenter(made, center)  # its own connection is not cut
+        assert outer.ensure_task(made.tasks["e2e.note"].s("x"), task_id="ensured-1", countdown=60)
+        assert lost.is_set()
+        made.close()
+    assert len(center.get("ensured-1")) == 1
+
+
+def test_tasks_are_picked_by_name_arguments_and_headers(app: Celery, center: TaskCenter) -> None:
+    """D6"""
+    for number in range(20):
+        app.tasks["e2e.note"].apply_async((f"{number}",), countdown=HOUR)
+        app.tasks["e2e.add"].apply_async((number, 1), countdown=HOUR, headers={"shop": number % 2})
+    page = center.scan(where=lambda task: task.name == "e2e.add" and task.args[0] > 17)
+    assert [task.args for task in center.tasks(page.messages)] == [[18, 1], [19, 1]]
+    assert page.after is None
+    assert len(center.scan(where=lambda task: task.headers.get("shop") == 1).messages) == 10
+
+
+def test_dead_tasks_are_replayed(
+    start_workers: StartWorkers, app: Celery, center: TaskCenter, journal: Journal
+) -> None:
+    """A6: a deployment that knows the task runs what an earlier one could not"""
+    start_workers(1, "-c", "1")
+    app.tasks["e2e.refuse"].delay("no room")
+    app.send_task("e2e.unheard_of")
+    wait_until(lambda: center.counts("celery").dead == 2)
+    assert center.purge_dead(where=lambda task: task.name == "e2e.unheard_of") == 1
+    assert center.requeue_dead(where=lambda task: task.name == "e2e.refuse") == 1
+    journal.wait_for("refused", 2)
+    wait_until(lambda: center.counts("celery").dead == 1)
+    assert [one.error for one in center.scan(state=DEAD).messages] == ["no room"]
