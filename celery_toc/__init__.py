@@ -28,5 +28,6 @@ def timeout_center(app: Celery, **options: Any) -> kombu_toc.TimeoutCenter:
             )
         return kombu_toc.center_for(
             connection.as_uri(include_password=True),
+            ssl=connection.ssl,
             **{**connection.transport_options, **options},
         )
