@@ -17,31 +17,32 @@ connection of its own without waiting for each reply.
 from __future__ import annotations
 
 import re
-import time
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from redis.exceptions import NoScriptError, ResponseError
 
 from . import scores
+from .calls import Call, microseconds, texts, when_of
 from .errors import (
-    ActionTimeError,
     ConfigurationError,
     ReplicationError,
     ServerError,
     SlotCountError,
 )
-from .scripts import Script, load
+from .operating import DEAD, WAITING, Operating
+from .operating import IN_FLIGHT as IN_FLIGHT
+from .operating import Counts as Counts
+from .scripts import load
 from .topics import (
     DEFAULT_SLOTS,
     PRIORITY_STEPS,
     Declaration,
     Keys,
     Limits,
-    Slot,
     Topic,
     check_steps,
 )
@@ -66,9 +67,6 @@ LEASES_PER_CALL = 500
 
 #: Topics whose declarations a center remembers.
 MOST_KNOWN = 4096
-
-WAITING, IN_FLIGHT, DEAD = "waiting", "in flight", "dead"
-_STATES = {1: WAITING, 2: IN_FLIGHT, 3: DEAD}
 
 
 class Delivery(NamedTuple):
@@ -116,27 +114,6 @@ class Popped(NamedTuple):
     stray: list[tuple[str, str]]  #: (key, member) of copies sets: what is gone with these ids
 
 
-class Found(NamedTuple):
-    """A message looked up by id."""
-
-    topic: str
-    slot: int
-    id: str
-    state: str  #: WAITING, IN_FLIGHT or DEAD
-    step: int
-    score: int
-    body: bytes
-    reason: str  #: of a dead message
-    error: str = ""  #: the last one that a consumer told of it
-
-    @property
-    def time_us(self) -> int:
-        """When it is due, when its lease ends, or when it died."""
-        if self.state == WAITING:
-            return scores.action_time(self.score)
-        return scores.read_lease(self.score).ms * 1000
-
-
 class Fault(NamedTuple):
     """What check found wrong."""
 
@@ -158,65 +135,7 @@ UNANNOUNCED = "unannounced"  #: a slot's next time is not announced: it is annou
 _KINDS = {1: NO_BODY, 2: NO_ENTRY, 3: TWICE, 4: STRAY_REASON, 5: UNANNOUNCED}
 
 
-class Cancelled(NamedTuple):
-    """What cancel did about one message."""
-
-    id: str
-    state: str  #: what it was
-    deleted: bool
-
-
-class Counts(NamedTuple):
-    """How many messages a topic or a slot holds."""
-
-    ready: int  #: due
-    scheduled: int  #: waiting for their action time
-    in_flight: int
-    dead: int
-
-    @property
-    def waiting(self) -> int:
-        return self.ready + self.scheduled
-
-
-class Call(NamedTuple):
-    """An operation ready to be sent: a script with its arguments, and how to read its reply."""
-
-    script: Script
-    keys: Sequence[str]
-    args: Sequence[Any]
-    parse: Callable[[Any], Any]
-
-    def command(self, *, whole: bool = False) -> tuple[Any, ...]:
-        """As a Redis command: by its SHA-1, or with the whole text."""
-        if whole:
-            return ("EVAL", self.script.text, len(self.keys), *self.keys, *self.args)
-        return ("EVALSHA", self.script.sha, len(self.keys), *self.keys, *self.args)
-
-
-def _when(at_us: int | None, delay_us: int | None) -> str:
-    if delay_us is not None:
-        if delay_us <= 0:
-            return ""
-        scores.check(time.time_ns() // 1000 + delay_us)  # near enough to refuse the year 2255
-        return f"+{delay_us}"
-    return "" if at_us is None else str(scores.check(at_us))
-
-
-def _microseconds(seconds: float | None) -> int | None:
-    if seconds is None:
-        return None
-    try:
-        return round(seconds * 1_000_000)
-    except (OverflowError, ValueError):
-        raise ActionTimeError(f"{seconds!r} is not a time; choose another eta") from None
-
-
-def _texts(raw: Iterable[bytes]) -> list[str]:
-    return [item.decode("utf-8", "surrogatepass") for item in raw]
-
-
-class TimeoutCenter:
+class TimeoutCenter(Operating):
     """The operations on topics.
 
     client: a redis-py client that returns bytes (``decode_responses=False``)
@@ -410,7 +329,7 @@ class TimeoutCenter:
 
     def topics(self) -> list[str]:
         """The names of all declared topics."""
-        return sorted(_texts(self.client.hkeys(self.keys.topics)))
+        return sorted(texts(self.client.hkeys(self.keys.topics)))
 
     def forget(self, name: str) -> None:
         """Read the topic's declaration anew when it is next used."""
@@ -430,9 +349,7 @@ class TimeoutCenter:
 
     def stale(self, most: int = 100) -> list[str]:
         """Take the names of what went stale: ``topic:NAME`` and ``exchange:NAME``."""
-        return self.run(
-            Call(load("sweep"), (self.keys.expiring, self.keys.topics), (most,), _texts)
-        )
+        return self.run(Call(load("sweep"), (self.keys.expiring, self.keys.topics), (most,), texts))
 
     # -- put, pop, and what ends a delivery
 
@@ -468,8 +385,8 @@ class TimeoutCenter:
             self.topic(topic),
             id,
             body,
-            at_us=_microseconds(at),
-            delay_us=_microseconds(delay),
+            at_us=microseconds(at),
+            delay_us=microseconds(delay),
             basis=basis,
             priority=priority,
             token=token,
@@ -511,7 +428,7 @@ class TimeoutCenter:
             (
                 id,
                 body,
-                _when(at_us, delay_us),
+                when_of(at_us, delay_us),
                 slot.number,
                 token,
                 topic.declaration.expires or 0,
@@ -587,13 +504,13 @@ class TimeoutCenter:
                 )
                 for i in range(0, len(flat), 5)
             ]
-            lost, old = (_texts(ids[1::2]) for ids in (gone, dropped))
+            lost, old = (texts(ids[1::2]) for ids in (gone, dropped))
             stray = [
                 (topic.slot(numbers[slot]).copies(id.rpartition("#")[0]), id)
                 for slot, id in zip(gone[::2] + dropped[::2], lost + old, strict=True)
                 if "#" in id
             ]
-            rolled, died = _texts(rolled), _texts(died)
+            rolled, died = texts(rolled), texts(died)
             return Popped(now, bool(more), messages, lost, rolled, died, old, stray)
 
         return Call(
@@ -772,7 +689,7 @@ class TimeoutCenter:
             seconds = self.limits.visibility
 
         def parse(raw: list[bytes]) -> list[Delivery]:
-            gone = set(_texts(raw))
+            gone = set(texts(raw))
             return [delivery for delivery in batch if delivery.id in gone]
 
         return Call(
@@ -782,133 +699,7 @@ class TimeoutCenter:
             parse,
         )
 
-    # -- for people and tools, by id
-
-    def get(self, topic: str, id: str, *, basis: str | None = None) -> list[Found]:
-        """Look a message up, and the copies that share its id; an empty list if there is none.
-
-        basis: slot basis, if the sender gave one; without it every slot is asked, after the
-            one that the id alone picks
-        """
-        declared = self._standing(topic)
-
-        def call(slot: Slot) -> Call:
-            def parse(raw: list[Any]) -> list[Found]:
-                return [
-                    Found(
-                        topic,
-                        slot.number,
-                        raw[i].decode("utf-8", "surrogatepass"),
-                        _STATES[raw[i + 1]],
-                        raw[i + 2],
-                        raw[i + 3],
-                        raw[i + 4],
-                        *_note(raw[i + 5]),
-                    )
-                    for i in range(0, len(raw), 6)
-                ]
-
-            keys = (slot.prepare, slot.dead, slot.reasons, slot.body, slot.copies(id))
-            return Call(load("get"), (*keys, *slot.stores), (id,), parse)
-
-        return self._by_id(declared, id, basis, call) or []
-
-    def cancel(
-        self, topic: str, id: str, *, basis: str | None = None, in_flight: bool = False
-    ) -> list[Cancelled]:
-        """Delete a message by id, and the copies that share it.
-
-        in_flight: delete those too that a worker has taken; it is not told
-
-        Returns what there was and whether it is deleted: one that is in flight was cancelled
-        too late. An empty list if there was none.
-        """
-        declared = self._standing(topic)
-
-        def call(slot: Slot) -> Call:
-            def parse(raw: list[Any]) -> list[Cancelled]:
-                flat = raw[0]
-                return [
-                    Cancelled(
-                        flat[i].decode("utf-8", "surrogatepass"),
-                        _STATES[flat[i + 1]],
-                        bool(flat[i + 2]),
-                    )
-                    for i in range(0, len(flat), 3)
-                ]
-
-            keys = (slot.armed, slot.prepare, slot.dead, slot.reasons, slot.body, slot.copies(id))
-            among = slot.copies(id.rpartition("#")[0] or id)
-            return Call(
-                load("cancel"),
-                (*keys, among, *slot.stores, self.keys.wake(topic)),
-                (len(slot.stores), slot.number, id, 1 if in_flight else 0),
-                parse,
-            )
-
-        return self._by_id(declared, id, basis, call) or []
-
-    def reschedule(
-        self,
-        topic: str,
-        id: str,
-        *,
-        at: float | None = None,
-        delay: float | None = None,
-        basis: str | None = None,
-    ) -> str | None:
-        """Give a waiting message another action time; neither `at` nor `delay` means now.
-
-        at: seconds since the epoch
-        delay: seconds from now by Redis's clock
-
-        Returns the state it was found in, or None if there is none. Only a WAITING one has been
-        moved. Raises ActionTimeError beyond the year 2255.
-        """
-        declared = self._standing(topic)
-        when = _when(_microseconds(at), _microseconds(delay))
-
-        def call(slot: Slot) -> Call:
-            return Call(
-                load("reschedule"),
-                (slot.armed, slot.prepare, slot.dead, *slot.stores, self.keys.wake(topic)),
-                (len(slot.stores), slot.number, id, when),
-                lambda raw: _STATES.get(raw[0]),
-            )
-
-        return self._by_id(declared, id, basis, call)
-
-    def _by_id(self, topic: Topic, id: str, basis: str | None, call: Callable[[Slot], Call]) -> Any:
-        first = topic.slot_for(basis or id.partition("#")[0])
-        found = self.run(call(first))
-        if found or basis is not None:
-            return found
-        others = [slot for slot in topic.all_slots() if slot.number != first.number]
-        return next(
-            (found for found in self.run_all([call(slot) for slot in others]) if found), found
-        )
-
     # -- for whole topics
-
-    def counts_by_slot(self, topic: str) -> list[Counts]:
-        """How many messages each slot holds, by slot number."""
-        return self.run(self._counting(self._standing(topic)))
-
-    def counts(self, topic: str) -> Counts:
-        """How many messages a topic holds."""
-        by_slot = self.counts_by_slot(topic)
-        return Counts(*(sum(column) for column in zip(*by_slot, strict=True)))
-
-    def _counting(self, topic: Topic) -> Call:
-        keys: list[str] = []
-        for slot in topic.all_slots():
-            keys += (slot.prepare, slot.dead, *slot.stores)
-        return Call(
-            load("counts"),
-            keys,
-            (topic.slots, len(topic.steps)),
-            lambda raw: [Counts(*raw[i : i + 4]) for i in range(0, len(raw), 4)],
-        )
 
     def purge(self, topic: str) -> int:
         """Delete every waiting message, due or not; return how many there were.
@@ -924,7 +715,7 @@ class TimeoutCenter:
                 load("purge"),
                 keys,
                 (len(slot.stores), slot.number, PURGE_STEP),
-                lambda raw: (raw[0], _texts(raw[2])),
+                lambda raw: (raw[0], texts(raw[2])),
             )
             while True:
                 count, copies = self.run(call)
@@ -943,7 +734,7 @@ class TimeoutCenter:
             slot.copies(id.rpartition("#")[0])
             for slot in declared.all_slots()
             for key in (slot.prepare, slot.dead)
-            for id in _texts(raw for raw, _ in self.client.zscan_iter(key, match="*#*"))
+            for id in texts(raw for raw, _ in self.client.zscan_iter(key, match="*#*"))
         ]
         with self.client.pipeline(transaction=False) as pipe:
             for slot in declared.all_slots():
@@ -1020,7 +811,7 @@ class TimeoutCenter:
             slot = slots.get(stem + mark)
             if slot is None:  # of a topic with a longer name
                 continue
-            call = Call(load("check_copies"), (raw, slot.body), (int(mend),), _texts)
+            call = Call(load("check_copies"), (raw, slot.body), (int(mend),), texts)
             found += [
                 Fault(topic.name, slot.number, STRAY_COPY, id, (key,)) for id in self.run(call)
             ]
@@ -1058,12 +849,6 @@ def _backing_off(limits: Limits) -> tuple[int, int]:
 def _readable(text: str) -> bytes:
     """A text as it is kept: what no UTF-8 can hold, such as half of a file's name, is escaped."""
     return text.encode("utf-8", "backslashreplace")
-
-
-def _note(raw: bytes) -> tuple[str, str]:
-    """(reason, last error) as the scripts keep them."""
-    reason, _, error = raw.decode("utf-8", "replace").partition("\n")
-    return reason, error
 
 
 def _first(raw: list[Any]) -> int:

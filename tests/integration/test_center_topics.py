@@ -84,7 +84,7 @@ def test_topics_do_not_see_each_other(center):
     center.put("a", "x", b"1")
     center.put("b", "x", b"2")
     assert [message.body for message in center.pop("a", 5).messages] == [b"1"]
-    assert center.cancel("a", "y") == []
+    assert center.cancel("y", topic="a") == []
     assert center.counts("b").ready == 1
 
 
@@ -140,7 +140,7 @@ def test_purging_deletes_what_waits_and_nothing_else(center, client):
     assert center.counts("mail") == Counts(0, 0, 1, 1)
     check_slots(center, "mail")
     center.ack([flight])
-    center.cancel("mail", "dead")
+    center.cancel("dead", topic="mail")
     assert residue(client) == []
 
 
@@ -197,7 +197,7 @@ def _release_and_purge(center, messages):
 def _reject_and_cancel(center, messages):
     for message in messages:
         center.reject(message, requeue=False)
-        center.cancel("mail", message.id)
+        center.cancel(message.id, topic="mail")
 
 
 def _exhaust_and_ack(center, messages):
@@ -210,13 +210,13 @@ def _exhaust_and_ack(center, messages):
 
 def _cancel_in_flight(center, messages):
     for message in messages:
-        center.cancel("mail", message.id, in_flight=True)
+        center.cancel(message.id, topic="mail", in_flight=True)
 
 
 def _back_off_and_cancel(center, messages):
     for message in messages:
         center.reject(message, requeue=True, backoff=HOUR)
-        center.cancel("mail", message.id)
+        center.cancel(message.id, topic="mail")
 
 
 @pytest.mark.parametrize(
@@ -236,11 +236,11 @@ def test_a_drained_topic_leaves_no_key_however_its_messages_ended(center, client
     for number in range(10):
         center.put("mail", f"{number}", b"1", priority=number)
         center.put("mail", f"{number}", b"2", delay=HOUR)
-        center.reschedule("mail", center.put("mail", f"{number}", b"3", delay=HOUR))
+        center.reschedule(center.put("mail", f"{number}", b"3", delay=HOUR), topic="mail")
     for number in range(10):
-        copies = [found.id for found in center.get("mail", f"{number}") if "#" in found.id]
+        copies = [found.id for found in center.get(f"{number}", topic="mail") if "#" in found.id]
         for id in copies:
-            center.reschedule("mail", id)
+            center.reschedule(id, topic="mail")
     messages = center.pop("mail", 50).messages
     assert len(messages) == 30
     check_slots(center, "mail")
@@ -252,7 +252,7 @@ def test_a_topic_drained_before_a_cancelled_messages_time_leaves_no_key(one, cli
     """The announcement of a message that is gone goes with the last message."""
     one.put("one", "later", b"", delay=HOUR)
     one.put("one", "now", b"")
-    one.cancel("one", "later")
+    one.cancel("later", topic="one")
     one.ack(one.pop("one").messages)
     assert residue(client) == []
 
@@ -459,6 +459,8 @@ def test_every_operation_keeps_to_one_cluster_node(node, name):
     for number in range(10):
         center.put(name, f"{number}", b"1", priority=number)
         center.put(name, f"{number}", b"2", delay=HOUR)
+    assert len(center.scan(name, limit=7).messages) == 7
+    assert center.summary(name)[0].counts.scheduled == 10
     seen = []
     for slot in range(2):
         seen += center.pop(name, 4, slots=[slot]).messages
@@ -471,13 +473,14 @@ def test_every_operation_keeps_to_one_cluster_node(node, name):
         assert center.reject(batch[3], requeue=False) == "dead"
         assert center.extend(batch) == batch
     for number in range(10):
-        for found in center.get(name, f"{number}"):
-            assert center.reschedule(name, found.id) in ("waiting", "dead")
+        for found in center.get(f"{number}", topic=name):
+            states = {one.state for one in center.reschedule(found.id, topic=name)}
+            assert states and states <= {"waiting", "dead"}
             if "#" in found.id:
-                assert center.cancel(name, found.id)
+                assert center.cancel(found.id, topic=name)
     assert center.purge(name) > 0
     for batch in by_slot:
-        center.cancel(name, batch[3].id)
+        center.cancel(batch[3].id, topic=name)
     assert [key for key in node.scan_iter() if b"{toc}" not in key] == []
 
 
