@@ -160,7 +160,8 @@ def app(
 @pytest.fixture(scope="module")
 def worker(_start: Callable[..., Worker], toc: TimeoutCenter) -> Iterator[Worker]:
     """A worker that executes one task at a time and fetches no further one."""
-    made = _start("-P", "prefork", "-c", "1", "-E", worker_prefetch_multiplier=1)
+    settings = {"worker_prefetch_multiplier": 1, "task_send_sent_event": True}
+    made = _start("-P", "prefork", "-c", "1", "-E", **settings)
     try:
         made.ready()
         yield made
@@ -240,6 +241,14 @@ def waiting(app: Celery, pages: Pages) -> dict[str, str]:
     return {"id": app.tasks["e2e.add"].apply_async((1, 1), eta=eta).id, "eta": eta.isoformat()}
 
 
+@pytest.fixture(scope="module")
+def retried(app: Celery, pages: Pages) -> str:
+    """The id of a task that has failed once and is tried again in an hour."""
+    result = app.tasks["e2e.again"].delay(1, 3600)
+    pages.row("/tasks", f"/task/{result.id}", "RETRY")
+    return result.id
+
+
 def test_the_worker_is_online(pages: Pages, worker: Worker) -> None:
     row = pages.row("/workers", f"/worker/{quote(worker.hostname())}", "Online")
     assert worker.hostname() in row
@@ -282,6 +291,13 @@ def test_a_finished_task_is_shown_with_its_eta_and_result(pages: Pages, app: Cel
     assert datetime.fromisoformat(detail["ETA"])
 
 
+def test_a_retry_that_waits_is_shown_with_its_eta(pages: Pages, retried: str) -> None:
+    detail = pages.detail(retried)
+    assert detail["Status"] == "RETRY"
+    eta = datetime.fromisoformat(detail["ETA"])
+    assert timedelta(minutes=59) < eta - datetime.now(timezone.utc) < timedelta(minutes=60)
+
+
 def test_the_broker_page_counts_what_waits_what_is_due_and_what_is_executed(
     pages: Pages, app: Celery, toc: TimeoutCenter, server: Server
 ) -> None:
@@ -298,3 +314,25 @@ def test_the_broker_page_counts_what_waits_what_is_due_and_what_is_executed(
         assert {queue["name"]: queue["messages"] for queue in queues}["urgent"] == 5
     finally:
         toc.purge("urgent")
+
+
+def test_revoking_over_http_takes_a_waiting_task_out_of_redis(
+    pages: Pages, app: Celery, toc: TimeoutCenter, waiting: dict[str, str]
+) -> None:
+    assert [found.state for found in toc.get(waiting["id"])] == ["waiting"]
+    answer = pages.post(f"/api/task/revoke/{waiting['id']}")
+    assert answer == {"message": f"Revoked '{waiting['id']}'"}
+    assert toc.get(waiting["id"]) == []
+    assert app.AsyncResult(waiting["id"]).state == "REVOKED"
+    assert pages.get(f"/api/task/result/{waiting['id']}")["state"] == "REVOKED"
+
+
+def test_the_button_revoke_takes_a_waiting_retry_out_of_redis(
+    pages: Pages, app: Celery, toc: TimeoutCenter, retried: str
+) -> None:
+    assert [found.state for found in toc.get(retried)] == ["waiting"]
+    pages.open(f"/task/{retried}")
+    pages.driver.find_element("id", "task-revoke").click()
+    wait_until(lambda: f"Revoked '{retried}'" in pages.text(), what=pages.text)
+    assert toc.get(retried) == []
+    assert app.AsyncResult(retried).state == "REVOKED"

@@ -80,11 +80,11 @@ class OrderTests(LiveServerTestCase):
 
     def test_a_paid_order_has_no_timeout_any_more(self):
         order = self.place()
-        [waiting] = self.center.get("celery", str(order.timeout_id))
+        [waiting] = self.center.get(str(order.timeout_id))
         self.assertEqual(waiting.state, "waiting")
         status, answer = self.request(f"/orders/{order.pk}/pay/", by="card")
         self.assertEqual((status, answer["status"]), (200, "paid"))
-        self.assertEqual(self.center.get("celery", str(order.timeout_id)), [])
+        self.assertEqual(self.center.get(str(order.timeout_id)), [])
 
     def test_a_timeout_that_comes_too_late_leaves_a_paid_order_paid(self):
         order = self.place()
