@@ -48,7 +48,7 @@ class Task:
         return f"<Task: {self.name}[{self.id}] {self.found.state} in {self.found.topic}>"
 
     @property
-    def _fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         """What protocol 1 has in the body, and protocol 2 in the headers."""
         if "task" in self.headers:
             return self.headers
@@ -57,16 +57,16 @@ class Task:
     @property
     def id(self) -> str:
         """The task's; a message that shares it with another is found under a longer one."""
-        return self._fields.get("id") or self.headers.get("id") or self.found.id
+        return self.fields.get("id") or self.headers.get("id") or self.found.id
 
     @property
     def name(self) -> str | None:
-        return self._fields.get("task")
+        return self.fields.get("task")
 
     @property
     def retries(self) -> int:
         """How often the task has been retried: as Celery counts, not the broker."""
-        return self._fields.get("retries") or 0
+        return self.fields.get("retries") or 0
 
     @property
     def eta(self) -> datetime | None:

@@ -1,5 +1,5 @@
-"""Tells the transport which times are countdowns, and makes workers use what `celery_toc.worker`
-offers. Imports nothing heavy.
+"""Tells the transport which times are countdowns, makes a revoke remove what it revokes, and
+workers use what `celery_toc.worker` offers. Imports nothing heavy.
 
 The transport calls :func:`install` (entry point ``kombu_toc.extensions``) in every process that
 uses Celery and has a broker URL of ours: in a web process that only sends tasks, nothing of a
@@ -20,14 +20,15 @@ import kombu_toc
 
 
 def install() -> None:
-    """Give every worker that starts from now on the bootstep, an ``eta`` its time zone, and the
-    messages that are made of a countdown a mark."""
+    """Give every worker that starts from now on the bootstep, an ``eta`` its time zone, the
+    messages that are made of a countdown a mark, and a revoke its effect on the broker."""
     kombu_toc.use_timezone(_in_the_apps_timezone)
     signals.worker_init.connect(_add_step, weak=False, dispatch_uid="celery_toc")
     if "celery.worker.consumer" in sys.modules:
         # With gevent and eventlet, a worker asks for its transport when that signal is past.
         _add_step()
     _mark_countdowns()
+    _make_revoke_remove()
 
 
 def _add_step(**_: Any) -> None:
@@ -84,3 +85,9 @@ def _create_task_message(
     if isinstance(body, dict) and body.get("eta"):  # protocol 1 has it only there
         headers.setdefault("eta", body["eta"])
     return message
+
+
+def _make_revoke_remove() -> None:
+    from .control import install
+
+    install()

@@ -189,8 +189,28 @@ class Operating:
 
         return self._by_id(id, topic, basis, call)
 
+    def cancel_found(
+        self, found: Iterable[Found], *, in_flight: bool = False, dead: bool = True
+    ) -> list[Cancelled]:
+        """Delete just these messages, and none that share their ids; otherwise as :meth:`cancel`.
+
+        One that has gone to another state meanwhile is deleted if those of that state are.
+        """
+        states = (WAITING, *[IN_FLIGHT] * in_flight, *[DEAD] * dead)
+
+        def call(topic: Topic, slot: Slot, ids: list[str]) -> Call:
+            return self._cancelling(topic, slot, ids, states, copies=False)
+
+        return [one for part in self._each(found, call) for one in part]
+
     def _cancelling(
-        self, topic: Topic, slot: Slot, ids: list[str], states: Collection[str]
+        self,
+        topic: Topic,
+        slot: Slot,
+        ids: list[str],
+        states: Collection[str],
+        *,
+        copies: bool = True,
     ) -> Call:
         """The call that deletes messages that are in one of these states."""
 
@@ -208,7 +228,7 @@ class Operating:
                 for i in range(0, len(flat), 5)
             ]
 
-        copies = [
+        keys = [
             key for id in ids for key in (slot.copies(id), slot.copies(id.rpartition("#")[0] or id))
         ]
         return Call(
@@ -220,13 +240,14 @@ class Operating:
                 slot.reasons,
                 slot.body,
                 *slot.stores,
-                *copies,
+                *keys,
                 self.keys.wake(topic.name),
             ),
             (
                 len(slot.stores),
                 slot.number,
                 *(int(state in states) for state in _STATES.values()),
+                int(copies),
                 *ids,
             ),
             parse,
@@ -523,7 +544,7 @@ class Operating:
         """Delete dead messages; return how many. Otherwise as :meth:`requeue_dead`."""
 
         def call(topic: Topic, slot: Slot, some: list[str]) -> Call:
-            made = self._cancelling(topic, slot, some, (DEAD,))
+            made = self._cancelling(topic, slot, some, (DEAD,), copies=False)
             return made._replace(parse=lambda raw: sum(one.deleted for one in made.parse(raw)))
 
         return self._with_the_dead(topic, ids, where, call)
@@ -547,7 +568,13 @@ class Operating:
             found = (one for one in Operating.get(self, ids, topic=topic) if one.state == DEAD)
         if where is not None:
             found = (one for one in found if where(self._shown(one)))
-        count = 0
+        return sum(self._each(found, call))
+
+    def _each(
+        self, found: Iterable[Found], call: Callable[[Topic, Slot, list[str]], Call]
+    ) -> Iterator[Any]:
+        """Run calls for these messages, a bounded number at a time; what each found."""
+        found = iter(found)
         while batch := list(itertools.islice(found, IDS_PER_CALL)):
             by_slot: dict[tuple[str, int], list[str]] = defaultdict(list)
             for one in batch:
@@ -556,8 +583,7 @@ class Operating:
             for (name, number), some in by_slot.items():
                 declared = self._standing(name)
                 calls.append(call(declared, declared.slot(number), some))
-            count += sum(self.run_all(calls))
-        return count
+            yield from self.run_all(calls)
 
     # -- how topics stand
 

@@ -127,6 +127,8 @@ class Settings:
     toc_poll_interval: float = 1.0
     #: whether messages that will wait are deflated
     toc_deflate: bool = True
+    #: whether a revoke takes the message out of the broker (Celery's part, not the transport's)
+    toc_revoke_removes: bool = True
     #: about how many broadcast messages an exchange keeps for consumers that reconnect
     toc_fanout_length: int = 10_000
     #: how long an exclusive, auto-delete or expiring queue outlives its last refresh, at least
@@ -172,6 +174,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "toc_queue_after": _seconds,
     "toc_poll_interval": _positive_seconds,
     "toc_deflate": _flag,
+    "toc_revoke_removes": _flag,
     "toc_fanout_length": _whole,
     "toc_stale_after": _positive_seconds,
 }

@@ -1,4 +1,4 @@
--- Deletes messages by id, and the copies that share the id.
+-- Deletes messages by id, and the copies that share the id unless told not to.
 --
 -- KEYS[1] armed   KEYS[2] prepare   KEYS[3] dead   KEYS[4] reasons   KEYS[5] body
 -- KEYS[6...] store (one per priority step)
@@ -6,13 +6,13 @@
 -- then the wake index, if it is on this node
 -- ARGV[1] number of priority steps   ARGV[2] slot number
 -- ARGV[3] 1: those that are waiting   ARGV[4] 1: those in flight; their consumers are not told
--- ARGV[5] 1: those that are dead      ARGV[6...] ids
+-- ARGV[5] 1: those that are dead      ARGV[6] 1: the copies too   ARGV[7...] ids
 -- Returns {{id, what it was: 1 waiting | 2 in flight | 3 dead, 1 deleted | 0 left,
 --           1 if it was delivered before, envelope of what is deleted, ...}, settled}
 --@ clock wake
 
 local steps = tonumber(ARGV[1])
-local wake = KEYS[6 + steps + 2 * (#ARGV - 5)]
+local wake = KEYS[6 + steps + 2 * (#ARGV - 6)]
 local wanted = {ARGV[3] == '1', ARGV[4] == '1', ARGV[5] == '1'}
 local found, removed = {}, false
 
@@ -26,9 +26,9 @@ local function place(id) -- (key, state, 1 if it was delivered before)
   end
 end
 
-for number = 6, #ARGV do
-  local copies = 2 * (number - 6) + 6 + steps
-  local ids = redis.call('SMEMBERS', KEYS[copies])
+for number = 7, #ARGV do
+  local copies = 2 * (number - 7) + 6 + steps
+  local ids = ARGV[6] == '1' and redis.call('SMEMBERS', KEYS[copies]) or {}
   table.insert(ids, 1, ARGV[number])
   for i = 1, #ids do
     local id = ids[i]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
-from kombu_toc import DEAD, IN_FLIGHT, WAITING, ActionTimeError
+from kombu_toc import DEAD, IN_FLIGHT, WAITING, ActionTimeError, TimeoutCenter
 
 from .inspection import announced, check_slots, now_us, residue
 
@@ -88,6 +90,63 @@ def test_a_message_with_a_slot_basis_is_found_with_it_and_without(center, basis)
     check_slots(center, "mail")
 
 
+# -- in whichever topic and slot
+
+
+def test_without_a_topic_a_message_is_found_wherever_it_is(center):
+    """Y2: by id, without naming the queue"""
+    for topic in ("a", "b", "c"):
+        center.put(topic, f"of-{topic}", b"", delay=HOUR)
+    center.put("b", "shared", b"1", delay=HOUR)
+    center.put("c", "shared", b"2", delay=HOUR)
+    assert [one.topic for one in center.get("of-b")] == ["b"]
+    assert {one.topic for one in center.get("shared")} == {"b", "c"}
+    assert [one.topic for one in center.reschedule("of-c", delay=1)] == ["c"]
+    assert {one.topic for one in center.cancel("shared")} == {"b", "c"}
+    assert center.get("shared") == []
+    assert center.get("none") == center.cancel("none") == center.run_now("none") == []
+
+
+def test_messages_that_share_an_id_are_found_in_different_slots_too(center, client):
+    """Each sender gave his own slot basis."""
+    bases = ["order-1", "order-2", "order-3", None]
+    numbers = {center.topic("mail").slot_for(basis or "x").number for basis in bases}
+    assert len(numbers) > 2
+    for number, basis in enumerate(bases):
+        for body in (b"a", b"b"):
+            center.put("mail", "x", b"%d" % number + body, delay=HOUR, basis=basis)
+    assert len(center.get("x")) == 8
+    assert {one.slot for one in center.get("x")} == numbers
+    [one] = {one.slot for one in center.get("x", basis="order-2")}
+    assert one == center.topic("mail").slot_for("order-2").number
+    assert [one.moved for one in center.reschedule("x", delay=2 * HOUR)] == [True] * 8
+    check_slots(center, "mail")
+    assert [one.deleted for one in center.cancel("x")] == [True] * 8
+    assert residue(client) == []
+
+
+def test_several_ids_are_looked_for_at_once(center, client):
+    topic = center.topic("mail")
+    ids = [f"{n}" for n in range(250)]
+    center.run_all([center.putting(topic, id, b"", delay_us=10**9) for id in ids])
+    assert sorted(one.id for one in center.get([*ids, "none", "0"])) == sorted(ids)
+    assert sorted(one.id for one in center.cancel(iter(ids[:200]))) == sorted(ids[:200])
+    assert center.counts("mail").scheduled == 50
+    check_slots(center, "mail")
+
+
+def test_a_topic_that_was_declared_anew_is_asked_as_it_is_now(center):
+    """By somebody else, with more slots than it had."""
+    center.declare("mail", slots=1)
+    other = TimeoutCenter(center.client)
+    other.delete("mail")
+    other.declare("mail", slots=16)
+    for number in range(20):
+        other.put("mail", f"{number}", b"", delay=HOUR)
+    assert all(center.get(f"{number}", topic="mail") for number in range(20))
+    assert len(center.scan("mail").messages) == 20
+
+
 # -- cancel
 
 
@@ -120,6 +179,40 @@ def test_a_message_in_flight_can_be_deleted_all_the_same(center, client):
 def test_a_dead_message_can_be_cancelled(center, client):
     dead(center, "mail", "x")
     assert done(center.cancel("x", topic="mail")) == [("x", DEAD, True)]
+    assert residue(client) == []
+
+
+def test_a_dead_message_may_be_left(center):
+    dead(center, "mail", "x")
+    assert done(center.cancel("x", dead=False)) == [("x", DEAD, False)]
+    assert [one.state for one in center.get("x")] == [DEAD]
+
+
+def test_what_is_cancelled_is_given_back_with_its_past(center):
+    """Whoever cancels it may have to tell others what it was."""
+    center.put("mail", "new", b"1")
+    [one] = center.cancel("new")
+    assert (one.topic, one.body, one.tried) == ("mail", b"1", False)
+    center.reject(in_flight(center, "mail", "tried", b"2"), requeue=True)
+    [one] = center.cancel("tried")
+    assert (one.body, one.tried) == (b"2", True)
+    in_flight(center, "mail", "taken", b"3")
+    [one] = center.cancel("taken")
+    assert (one.body, one.tried) == (b"", True)
+
+
+def test_just_the_messages_that_were_found_are_cancelled(center, client):
+    """And not those that share their ids."""
+    center.put("mail", "x", b"1", delay=HOUR)
+    copy = center.put("mail", "x", b"2", delay=HOUR)
+    dead(center, "mail", "dead")
+    found = center.scan("mail").messages
+    assert done(center.cancel_found(one for one in found if one.body == b"1")) == [
+        ("x", WAITING, True)
+    ]
+    assert {one.id for one in center.scan("mail").messages} == {copy, "dead"}
+    check_slots(center, "mail")
+    assert len(center.cancel_found(found)) == 2
     assert residue(client) == []
 
 
@@ -226,6 +319,15 @@ def test_what_is_in_flight_or_dead_stays_where_it_is(center):
         assert center.get(id, topic="mail") == before
 
 
+def test_the_retry_of_a_task_that_still_runs_is_moved(center):
+    """The task that is in flight has the same id."""
+    first = in_flight(center, "mail", "x", b"1")
+    copy = center.put("mail", "x", b"2", delay=HOUR)
+    assert sorted(moved(center.run_now("x"))) == [("x", IN_FLIGHT, False), (copy, WAITING, True)]
+    assert [message.id for message in center.pop("mail").messages] == [copy]
+    assert center.ack([first]) == 1
+
+
 def test_a_new_time_beyond_2255_is_refused(center):
     center.put("mail", "x", b"", at=2e9)
     for when in ({"at": 9.1e9}, {"delay": 9e9}):
@@ -247,3 +349,38 @@ def test_nothing_depends_on_how_much_else_waits(center):
     center.run_all([center.putting(topic, f"{n}", b"", delay_us=10**9 + n) for n in range(2000)])
     assert done(center.cancel("1234", topic="mail")) == [("1234", WAITING, True)]
     assert center.counts("mail").scheduled == 1999
+
+
+# -- ensure
+
+
+@pytest.mark.parametrize("make", [in_flight, dead, lambda c, t, id: c.put(t, id, b"", delay=HOUR)])
+def test_a_message_is_ensured_once_whatever_state_it_is_in(center, make):
+    """D3"""
+    make(center, "mail", "x")
+    assert center.ensure("mail", "x", b"new") is False
+    assert center.ensure("mail", "x", b"new", basis="order-7") is False, "in another slot"
+    assert center.ensure("mail", "y", b"new", delay=HOUR) is True
+    assert center.ensure("other", "x", b"new") is True, "another topic"
+    assert center.counts("mail").scheduled <= 2
+    [one] = center.get("y")
+    assert (one.body, one.state) == (b"new", WAITING)
+
+
+def test_of_many_that_ensure_at_once_one_adds(center, server):
+    """D3"""
+    added = []
+
+    def ensure(number):
+        mine = TimeoutCenter(server.client())
+        for id in range(50):
+            if mine.ensure("mail", f"{id}", b"%d" % number, delay=HOUR):
+                added.append(id)
+
+    threads = [threading.Thread(target=ensure, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(added) == list(range(50))
+    assert center.counts("mail").scheduled == 50
