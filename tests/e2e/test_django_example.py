@@ -128,7 +128,7 @@ def test_an_order_waits_in_redis_until_it_is_paid(
     assert center.counts("celery").scheduled == 0
 
 
-def test_orders_are_placed_while_the_broker_is_away_and_found_overdue_later(
+def test_orders_are_placed_and_paid_while_the_broker_is_away_and_found_overdue_later(
     site: Callable[..., Site], manage: Manage
 ) -> None:
     nobody = f"toc+redis://127.0.0.1:{free_port()}/0"
@@ -136,5 +136,7 @@ def test_orders_are_placed_while_the_broker_is_away_and_found_overdue_later(
     status, order = shop.request("/orders/", item="tea")
     assert (status, order["status"]) == (201, "pending")
     assert "Error calling place.<locals>.send_timeout" in shop.log.read_text()
+    paid = shop.request("/orders/", item="cake")[1]
+    assert shop.request(f"/orders/{paid['id']}/pay/", by="card")[0] == 200
     assert "orders expired: 1" in manage("expire_overdue")
     assert shop.request(f"/orders/{order['id']}/")[1]["status"] == "expired"
