@@ -38,6 +38,7 @@ def timeout_center(app: Celery, **options: Any) -> TaskCenter:
             app,
             kombu_toc.center_for(
                 connection.as_uri(include_password=True),
+                ssl=connection.ssl,
                 **{**connection.transport_options, **options},
             ),
         )

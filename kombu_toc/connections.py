@@ -358,16 +358,17 @@ def durability_warnings(client: redis.Redis) -> list[str]:
     return warnings
 
 
-def center_for(url: str, **options: Any) -> TimeoutCenter:
+def center_for(url: str, *, ssl: Any = None, **options: Any) -> TimeoutCenter:
     """The timeout center behind a broker URL.
 
+    ssl: as in Celery's ``broker_use_ssl``
     options: as in ``broker_transport_options``
 
     Raises ConfigurationError; the connection is made when it is first used.
     """
     address = read_url(url)
     settings = read(address.query, options)
-    return make_center(connect(address, settings), settings)
+    return make_center(connect(address, settings, ssl=ssl), settings)
 
 
 def make_center(client: redis.Redis, settings: Settings) -> TimeoutCenter:

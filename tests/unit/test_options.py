@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import redis
+from celery import Celery
 from hypothesis import given
 from hypothesis import strategies as st
 
+from celery_toc import timeout_center
 from kombu_toc import ConfigurationError, Limits, SlotCountError
 from kombu_toc.connections import connect, mask_password, read_url
 from kombu_toc.options import Settings, read
@@ -186,6 +188,13 @@ def test_rediss_means_tls():
     with connect(address, read(address.query, {})) as client:
         assert client.connection_pool.connection_class is redis.SSLConnection
         assert client.connection_pool.connection_kwargs["ssl_cert_reqs"] == "none"
+
+
+def test_broker_use_ssl_means_tls_for_the_apps_center_too():
+    app = Celery(broker="toc+redis://h:6380/1", broker_use_ssl={"ssl_cert_reqs": "none"})
+    pool = timeout_center(app).client.connection_pool
+    assert pool.connection_class is redis.SSLConnection
+    assert pool.connection_kwargs["ssl_cert_reqs"] == "none"
 
 
 def test_unix_names_a_socket_and_perhaps_a_database():

@@ -106,6 +106,17 @@ print("celery" in sys.modules, "celery_toc" in sys.modules)
     assert python(program) == "False False"
 
 
+def test_what_flower_needs_is_loaded_only_where_flower_is():
+    program = """
+import sys
+from celery import Celery
+app = Celery(broker="toc+redis://localhost:1/0")
+app.connection().transport
+print("celery_toc.flower" in sys.modules)
+"""
+    assert python(program) == "False"
+
+
 def test_the_registered_serializer_changes_nothing_for_others():
     program = """
 from kombu.serialization import dumps, loads

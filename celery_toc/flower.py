@@ -1,0 +1,74 @@
+"""Flower's Broker page: how many messages the queues of a timeout center hold.
+
+Flower decides by the broker URL's scheme whom it asks for that, out of a list which nothing can
+be added to; any other scheme gets an error page. So whoever it asks is given ours as well. The
+transport calls :func:`install` (entry point ``kombu_toc.extensions``), and only in a process that
+has imported Flower by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import kombu_toc
+
+#: Seconds: as Flower itself has it with Redis, lest a page wait for a server that is away.
+TIMEOUTS = {"socket_connect_timeout": 1.0, "socket_timeout": 2.0}
+
+
+def install() -> None:
+    """Let Flower find :class:`Queues` for a broker URL of ours."""
+    from flower.utils.broker import Broker
+
+    choose = Broker.__new__
+
+    def choose_or_ours(cls: type, broker_url: str, *args: Any, **kwargs: Any) -> Any:
+        if broker_url.partition("://")[0].partition("+")[0] == "toc":
+            return Queues(broker_url, **kwargs)
+        return choose(cls, broker_url, *args, **kwargs)
+
+    Broker.__new__ = staticmethod(choose_or_ours)
+
+
+class Queues:
+    """What Flower asks of a broker.
+
+    broker_options: the app's ``broker_transport_options``
+    broker_use_ssl: the app's setting of that name
+    """
+
+    def __init__(
+        self,
+        broker_url: str,
+        *,
+        broker_options: dict[str, Any] | None = None,
+        broker_use_ssl: Any = None,
+        **_: Any,
+    ) -> None:
+        self._url = broker_url
+        self._options = {**TIMEOUTS, **(broker_options or {})}
+        self._ssl = broker_use_ssl
+
+    async def queues(self, names: Iterable[str]) -> list[dict[str, Any]]:
+        """Of each queue its name and how many messages it holds: all (those that wait for their
+        time among them), those that are due, and those delivered and not acknowledged."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(None, self._count, list(names))
+
+    def _count(self, names: list[str]) -> list[dict[str, Any]]:
+        center = kombu_toc.center_for(self._url, ssl=self._ssl, **self._options)
+        try:
+            return [
+                {
+                    "name": name,
+                    "messages": counts.waiting + counts.in_flight,
+                    "messages_ready": counts.ready,
+                    "messages_unacknowledged": counts.in_flight,
+                }
+                for name, counts in ((name, center.counts(name)) for name in names)
+            ]
+        finally:
+            center.client.close()
+            center.client.connection_pool.disconnect()
