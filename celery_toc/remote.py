@@ -1,13 +1,25 @@
 """Remote control: ``celery inspect toc``, ``celery control toc_pause`` and ``toc_resume``.
 
-To import this module makes the commands known, in a worker and to Celery's command line.
+To import this module makes the commands known in a worker.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from celery.worker.control import control_command, inspect_command, nok, ok
+from celery.worker.control import Panel, control_command, inspect_command, nok, ok
+
+
+def tell_command_line() -> None:
+    """Make the commands known to Celery's command line, which is loaded."""
+    import click
+    from celery.bin import control
+
+    for command, kind in ((control.inspect, "inspect"), (control.control, "control")):
+        names = [name for name, info in Panel.meta.items() if info.type == kind and info.visible]
+        for parameter in command.params:
+            if isinstance(parameter.type, click.Choice):  # older Celery has made the list by now
+                parameter.type = click.Choice(names)
 
 
 def _step(state: Any) -> Any:

@@ -10,9 +10,11 @@ from typing import Any
 
 import click
 
-from celery_toc import remote as remote  # `celery inspect toc` and the like are known by that
+from celery_toc import remote
 
 from .ends import Group
+
+remote.tell_command_line()
 
 #: The commands, and where each is. One more takes a module and a line.
 COMMANDS = {
