@@ -16,6 +16,7 @@ connection of its own without waiting for each reply.
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 import zlib
@@ -46,6 +47,8 @@ from .topics import (
     check_steps,
 )
 
+logger = logging.getLogger(__name__)
+
 #: Expired leases that one pop rolls back per slot, at most.
 RECOVER = 100
 
@@ -66,6 +69,10 @@ LEASES_PER_CALL = 500
 
 #: Topics whose declarations a center remembers.
 MOST_KNOWN = 4096
+
+#: Seconds for which a topic's declaration is not read again: it may have been resharded, or
+#: deleted and declared anew, by somebody else.
+RELOAD = 30.0
 
 WAITING, IN_FLIGHT, DEAD = "waiting", "in flight", "dead"
 _STATES = {1: WAITING, 2: IN_FLIGHT, 3: DEAD}
@@ -251,6 +258,8 @@ class TimeoutCenter:
         self.wait_replicas = wait_replicas
         self.wait_timeout = wait_timeout
         self._topics: dict[str, Topic] = {}
+        #: topic -> monotonic seconds when its declaration was read
+        self._read_at: dict[str, float] = {}
 
     # -- running
 
@@ -344,11 +353,11 @@ class TimeoutCenter:
             limits = {**limits, "slots": self.slots}
         wanted = Declaration.of(name, **limits)
         topic = self.run(self.declaring(name, wanted))
-        if asked is not None and asked != topic.slots:
+        if asked not in (None, topic.slots, *topic.declaration.formerly):
             raise SlotCountError(
                 f"topic {name!r} was declared with {topic.slots} slots, not {asked}; "
-                f"declare it with {topic.slots}, or delete the queue once it is empty and "
-                "declare it again"
+                f"declare it with {topic.slots}, or change it: "
+                f"'celery toc reshard {name} --slots {asked}'"
             )
         return topic
 
@@ -366,11 +375,19 @@ class TimeoutCenter:
         )
 
     def topic(self, name: str) -> Topic:
-        """The topic of that name; it is declared with the defaults if nobody has done so."""
-        try:
-            return self._topics[name]
-        except KeyError:
+        """The topic of that name; it is declared with the defaults if nobody has done so.
+
+        What this center knows of it is at most half a minute old.
+        """
+        known = self._topics.get(name)
+        if known is None:
             return self.declare(name)
+        if time.monotonic() - self._read_at[name] >= RELOAD:
+            raw = self.client.hget(self.keys.topics, name)
+            if raw is not None:
+                return self._remember(name, raw)
+            self._read_at[name] = time.monotonic()  # gone: whoever needs it declares it as it was
+        return known
 
     def known(self, name: str) -> Topic | None:
         """The topic of that name, if this center has dealt with it before; asks nobody."""
@@ -378,9 +395,12 @@ class TimeoutCenter:
 
     def declared(self, name: str) -> Topic | None:
         """The topic of that name, or None if nobody has declared it."""
-        raw = self.client.hget(self.keys.topics, name)
+        return self.learn(name, self.client.hget(self.keys.topics, name))
+
+    def learn(self, name: str, raw: bytes | None) -> Topic | None:
+        """The topic as its declaration, read by somebody, says; None if there is none."""
         if raw is None:
-            self._topics.pop(name, None)
+            self.forget(name)
             return None
         return self._remember(name, raw)
 
@@ -388,15 +408,49 @@ class TimeoutCenter:
         topic = Topic(name, Declaration.from_json(raw), self.keys.prefix, self.steps)
         if len(self._topics) > MOST_KNOWN:  # reply queues come and go
             self._topics.clear()
+            self._read_at.clear()
+        self._read_at[name] = time.monotonic()
         self._topics[name] = topic
         return topic
 
+    def redeclare(self, topic: Topic, declaration: Declaration) -> bool:
+        """Put another declaration in the place of the one that `topic` has.
+
+        Returns whether it was that one until now: else somebody else has changed it.
+        """
+        if declaration == topic.declaration:
+            return True
+        self.forget(topic.name)
+        raw = self.client.hget(self.keys.topics, topic.name)
+        if raw is None or Declaration.from_json(raw) != topic.declaration:
+            return False
+        call = Call(
+            load("redeclare"), (self.keys.topics,), (topic.name, raw, declaration.over(raw)), bool
+        )
+        return self.run(call)
+
+    def reach(self, name: str, slot: int) -> Topic | None:
+        """The topic as it is declared, and so that its consumers look into this slot.
+
+        For who has seen an announcement of a slot that the topic has no more: a producer that
+        was suspended, or kept its messages for long, has not heard that it was resharded.
+        """
+        topic = self.declared(name)
+        if topic is None or slot < topic.span or not self.client.exists(topic.slot(slot).armed):
+            return topic
+        was = {*topic.declaration.was, 1 << slot.bit_length()}
+        if self.redeclare(topic, replace(topic.declaration, was=tuple(sorted(was)))):
+            logger.warning(
+                "queue %s: a producer has used slot %d, and it has only %d slots since it was "
+                "resharded; 'celery toc reshard %s --slots %d' moves what is there",
+                *(name, slot, topic.slots, name, topic.slots),
+            )
+        return self.declared(name)
+
     def _standing(self, name: str) -> Topic:
-        """The topic of that name; as it would be by default if nobody has declared it."""
-        return (
-            self.known(name)
-            or self.declared(name)
-            or Topic(name, Declaration(slots=self.slots), self.keys.prefix, self.steps)
+        """The topic of that name as it is declared now; by default if nobody has done so."""
+        return self.declared(name) or Topic(
+            name, Declaration(slots=self.slots), self.keys.prefix, self.steps
         )
 
     def _topic_of(self, delivery: Delivery) -> Topic:
@@ -415,6 +469,7 @@ class TimeoutCenter:
     def forget(self, name: str) -> None:
         """Read the topic's declaration anew when it is next used."""
         self._topics.pop(name, None)
+        self._read_at.pop(name, None)
 
     def refresh(self, name: str, expires_ms: int) -> None:
         """Keep a topic that expires, and what is in it, from going stale; declare it again if
@@ -464,8 +519,11 @@ class TimeoutCenter:
 
         Raises ActionTimeError beyond the year 2255, ReplicationError as :meth:`run_puts`.
         """
+        declared = self.topic(topic)
+        if ensure and declared.declaration.was and self._lies_elsewhere(declared, id, basis or id):
+            return None
         call = self.putting(
-            self.topic(topic),
+            declared,
             id,
             body,
             at_us=_microseconds(at),
@@ -492,8 +550,12 @@ class TimeoutCenter:
         token: str | None = None,
         ensure: bool = False,
         publish: tuple[str, str] | None = None,
+        remember: int = REMEMBER,
     ) -> Call:
-        """The call that adds a message; times in microseconds. Result: (id, added)."""
+        """The call that adds a message; times in microseconds. Result: (id, added).
+
+        remember: seconds for which a repeated `publish` is recognised
+        """
         slot = topic.slot_for(basis or id)
         if token is None:
             token = f"{zlib.crc32(body):08x}"
@@ -517,10 +579,19 @@ class TimeoutCenter:
                 topic.declaration.expires or 0,
                 1 if ensure else 0,
                 name,
-                REMEMBER,
+                remember,
             ),
             _read_put,
         )
+
+    def _lies_elsewhere(self, topic: Topic, id: str, basis: str) -> bool:
+        """Whether a message of this id is in a slot that it went to before the topic was
+        resharded. What is moved meanwhile is then in the slot that it goes to now."""
+        with self.client.pipeline(transaction=False) as pipe:
+            for slot in topic.slots_for(basis)[1:]:
+                pipe.hexists(slot.body, id)
+                pipe.exists(slot.copies(id))
+            return any(pipe.execute())
 
     def pop(
         self,
@@ -566,7 +637,7 @@ class TimeoutCenter:
 
         What is `stray` then is for the caller to remove.
         """
-        numbers = range(topic.slots) if slots is None else sorted(set(slots))
+        numbers = range(topic.span) if slots is None else sorted(set(slots))
         keys = self._slot_keys(topic, numbers)
         limits = topic.declaration.limits(self.limits)
         seconds = topic.declaration.visibility or visibility or limits.visibility
@@ -879,14 +950,17 @@ class TimeoutCenter:
         return self._by_id(declared, id, basis, call)
 
     def _by_id(self, topic: Topic, id: str, basis: str | None, call: Callable[[Slot], Call]) -> Any:
-        first = topic.slot_for(basis or id.partition("#")[0])
+        first, *others = topic.slots_for(basis or id.partition("#")[0])
+        resharded = bool(others)
         found = self.run(call(first))
-        if found or basis is not None:
+        if not resharded and (found or basis is not None):
             return found
-        others = [slot for slot in topic.all_slots() if slot.number != first.number]
-        return next(
-            (found for found in self.run_all([call(slot) for slot in others]) if found), found
-        )
+        if basis is None:
+            others = [slot for slot in topic.all_slots() if slot.number != first.number]
+        results = [result for result in self.run_all([call(slot) for slot in others]) if result]
+        if resharded and isinstance(found, list):
+            return [one for part in (found, *results) for one in part]
+        return found or next(iter(results), found)
 
     # -- for whole topics
 
@@ -906,7 +980,7 @@ class TimeoutCenter:
         return Call(
             load("counts"),
             keys,
-            (topic.slots, len(topic.steps)),
+            (topic.span, len(topic.steps)),
             lambda raw: [Counts(*raw[i : i + 4]) for i in range(0, len(raw), 4)],
         )
 
@@ -1034,7 +1108,7 @@ class TimeoutCenter:
         What was settled meanwhile is not announced. Result: how many were.
         """
         pairs = list(claims)
-        declared = self._standing(topic)
+        declared = self.known(topic) or self._standing(topic)
         armed = [declared.slot(slot).armed for slot, _ in pairs]
         args = [value for pair in pairs for value in pair]
         return Call(load("hand_back"), (*armed, self.keys.wake(topic)), args, int)

@@ -8,6 +8,7 @@ __all__ = (
     "EmbeddedServerError",
     "EnvelopeError",
     "ReplicationError",
+    "ReshardError",
     "ServerError",
     "SlotCountError",
     "TocError",
@@ -36,6 +37,10 @@ class EnvelopeError(TocError, ValueError):
 
 class ReplicationError(TocError):
     """A message is kept, but not as many replicas as asked for have confirmed it in time."""
+
+
+class ReshardError(TocError):
+    """A topic's slot count cannot be changed: there is no such topic, or somebody else is at it."""
 
 
 class ServerError(TocError, ConnectionError):

@@ -9,6 +9,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from itertools import count
 from secrets import token_urlsafe
@@ -22,7 +23,7 @@ from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.uuid import uuid
 
 from .. import envelope
-from ..center import RECOVER, Call, Delivery
+from ..center import RECOVER, RELOAD, Call, Delivery
 from ..errors import EnvelopeError
 from ..topics import Limits, Topic
 from .bindings import Bindings, binding
@@ -42,9 +43,6 @@ logger = logging.getLogger(__name__)
 
 #: Messages that one pop takes where neither a prefetch count nor a worker's pool sets a bound.
 BATCH = 100
-
-#: Seconds for which a queue's declaration is not read again.
-RELOAD = 30.0
 
 #: Queues whose declarations a channel remembers.
 MOST_KNOWN = 4096
@@ -154,7 +152,10 @@ class Message(kombu_message.Message):
 class _PublishName(str):
     """The producer's name, a dot, and a number: what no other publish has."""
 
-    __slots__ = ()
+    __slots__ = ("slots",)
+
+    #: queue -> slot count by which it was sent there first: where a repeated publish is recognised
+    slots: dict[str, int]
 
 
 def _publish_of(name: str) -> tuple[str, str]:
@@ -233,7 +234,9 @@ class Channel(virtual.Channel):
         producer = self._producer
         if producer is None or producer[0] != os.getpid():  # a forked child is another producer
             producer = self._producer = (os.getpid(), token_urlsafe(9), count(1))
-        return _PublishName(f"{producer[1]}.{next(producer[2])}")
+        name = _PublishName(f"{producer[1]}.{next(producer[2])}")
+        name.slots = {}
+        return name
 
     def create_publish_batch(self, max_size: int) -> PublishBatch:
         """What ``Producer.batch()`` publishes through."""
@@ -246,7 +249,11 @@ class Channel(virtual.Channel):
         batch: PublishBatch | None = None,
         **kwargs: Any,
     ) -> None:
-        self._publish(self._putting(self._topic(queue), message), batch)
+        topic = self._topic(queue)
+        slots = message["properties"]["delivery_tag"].slots.setdefault(queue, topic.slots)
+        if slots != topic.slots:  # resharded between two attempts
+            topic = replace(topic, declaration=replace(topic.declaration, slots=slots))
+        self._publish(self._putting(topic, message), batch)
 
     def _put_fanout(
         self,

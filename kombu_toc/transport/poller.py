@@ -115,6 +115,8 @@ class Intake:
         self.next_look = 0.0
         #: topic -> monotonic seconds when expired leases were last rolled back
         self.recovered: dict[str, float] = {}
+        #: topic -> monotonic seconds when its declaration was last asked for
+        self.reread: dict[str, float] = {}
         #: free processes when last asked, negative if more is reserved than there are
         self.last_free = 0
 
@@ -599,10 +601,10 @@ class Poller:
         settings = self.settings
         lookahead = int(settings.toc_lookahead * 1_000_000) if self._hub is not None else 0
         declared = self.center.topic(topic)
-        if slots is not None and max(slots) >= declared.slots:
+        if slots is not None and max(slots) >= declared.span:
             # Announced by somebody who knows of more slots: of an older declaration or a newer
             # one. It is served in any case.
-            declared = self.center.declared(topic) or declared
+            declared = self.center.reach(topic, max(slots)) or declared
         call = self.center.popping(
             declared,
             slots,
@@ -631,7 +633,17 @@ class Poller:
                     intake.owed[claim] = None
             self._popped(intake, topic, result, visibility)
 
-        self._send([(call, popped)])
+        items: list[tuple[Any, Any]] = [(call, popped)]
+        if slots is None and now >= intake.reread.get(topic, 0.0) + settings.toc_poll_interval:
+            # Who is never idle claims nothing, and learns only by this of slots that are new.
+            intake.reread[topic] = now
+
+            def read(raw: bytes | None) -> None:
+                if raw is not None:
+                    self.center.learn(topic, raw)
+
+            items.append((("HGET", self.center.keys.topics, topic), read))
+        self._send(items)
 
     def _may_recover(self, topic: str, now: float) -> bool:
         """Whether leases that have ended may be rolled back.
