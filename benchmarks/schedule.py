@@ -30,7 +30,7 @@ def real_envelope(trial: Trial) -> bytes:
     trial.tell("publish", tasks=1, countdown=FIRST)
     slots = center.topic(TOPIC).all_slots()
     [(id, body)] = [item for slot in slots for item in center.client.hgetall(slot.body).items()]
-    center.cancel(TOPIC, id.decode())
+    center.cancel(id.decode(), topic=TOPIC)
     return body
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import kombu_toc
@@ -10,23 +11,41 @@ from kombu_toc import __version__
 if TYPE_CHECKING:
     from celery import Celery
 
-__all__ = ("__version__", "timeout_center")
+    from .center import Task, TaskCenter
+
+#: Public names that are loaded when they are first used, and the module each lives in.
+_PLACES = {"Task": "center", "TaskCenter": "center"}
+
+__all__ = ("__version__", "timeout_center", "Task", "TaskCenter")
 
 
-def timeout_center(app: Celery, **options: Any) -> kombu_toc.TimeoutCenter:
+def timeout_center(app: Celery, **options: Any) -> TaskCenter:
     """The timeout center of an app's broker.
 
     options: added to the app's ``broker_transport_options``
 
     Raises ConfigurationError if the app's broker URL is not one of ours.
     """
+    from .center import TaskCenter
+
     with app.connection_for_write() as connection:
         if not isinstance(connection.transport, kombu_toc.Transport):
             raise kombu_toc.ConfigurationError(
                 f"the broker of app {app.main!r} is {connection.as_uri()}: "
                 "not a timeout center; its URL begins with toc+redis://"
             )
-        return kombu_toc.center_for(
-            connection.as_uri(include_password=True),
-            **{**connection.transport_options, **options},
+        return TaskCenter(
+            app,
+            kombu_toc.center_for(
+                connection.as_uri(include_password=True),
+                **{**connection.transport_options, **options},
+            ),
         )
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_PLACES[name]}", __name__), name)
+    globals()[name] = value
+    return value

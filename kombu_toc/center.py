@@ -21,28 +21,32 @@ import re
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from redis.exceptions import NoScriptError, ResponseError
 
 from . import scores
+from .calls import Call, microseconds, texts, when_of
 from .errors import (
-    ActionTimeError,
     ConfigurationError,
     ReplicationError,
     ServerError,
     SlotCountError,
 )
-from .scripts import Script, load
+from .metrics import Metrics, TopicCounts
+from .operating import DEAD, WAITING, Operating
+from .operating import IN_FLIGHT as IN_FLIGHT
+from .operating import Counts as Counts
+from .scripts import load
 from .topics import (
     DEFAULT_SLOTS,
     PRIORITY_STEPS,
     Declaration,
     Keys,
     Limits,
-    Slot,
     Topic,
     check_steps,
 )
@@ -73,9 +77,6 @@ MOST_KNOWN = 4096
 #: Seconds for which a topic's declaration is not read again: it may have been resharded, or
 #: deleted and declared anew, by somebody else.
 RELOAD = 30.0
-
-WAITING, IN_FLIGHT, DEAD = "waiting", "in flight", "dead"
-_STATES = {1: WAITING, 2: IN_FLIGHT, 3: DEAD}
 
 
 class Delivery(NamedTuple):
@@ -123,27 +124,6 @@ class Popped(NamedTuple):
     stray: list[tuple[str, str]]  #: (key, member) of copies sets: what is gone with these ids
 
 
-class Found(NamedTuple):
-    """A message looked up by id."""
-
-    topic: str
-    slot: int
-    id: str
-    state: str  #: WAITING, IN_FLIGHT or DEAD
-    step: int
-    score: int
-    body: bytes
-    reason: str  #: of a dead message
-    error: str = ""  #: the last one that a consumer told of it
-
-    @property
-    def time_us(self) -> int:
-        """When it is due, when its lease ends, or when it died."""
-        if self.state == WAITING:
-            return scores.action_time(self.score)
-        return scores.read_lease(self.score).ms * 1000
-
-
 class Fault(NamedTuple):
     """What check found wrong."""
 
@@ -165,65 +145,7 @@ UNANNOUNCED = "unannounced"  #: a slot's next time is not announced: it is annou
 _KINDS = {1: NO_BODY, 2: NO_ENTRY, 3: TWICE, 4: STRAY_REASON, 5: UNANNOUNCED}
 
 
-class Cancelled(NamedTuple):
-    """What cancel did about one message."""
-
-    id: str
-    state: str  #: what it was
-    deleted: bool
-
-
-class Counts(NamedTuple):
-    """How many messages a topic or a slot holds."""
-
-    ready: int  #: due
-    scheduled: int  #: waiting for their action time
-    in_flight: int
-    dead: int
-
-    @property
-    def waiting(self) -> int:
-        return self.ready + self.scheduled
-
-
-class Call(NamedTuple):
-    """An operation ready to be sent: a script with its arguments, and how to read its reply."""
-
-    script: Script
-    keys: Sequence[str]
-    args: Sequence[Any]
-    parse: Callable[[Any], Any]
-
-    def command(self, *, whole: bool = False) -> tuple[Any, ...]:
-        """As a Redis command: by its SHA-1, or with the whole text."""
-        if whole:
-            return ("EVAL", self.script.text, len(self.keys), *self.keys, *self.args)
-        return ("EVALSHA", self.script.sha, len(self.keys), *self.keys, *self.args)
-
-
-def _when(at_us: int | None, delay_us: int | None) -> str:
-    if delay_us is not None:
-        if delay_us <= 0:
-            return ""
-        scores.check(time.time_ns() // 1000 + delay_us)  # near enough to refuse the year 2255
-        return f"+{delay_us}"
-    return "" if at_us is None else str(scores.check(at_us))
-
-
-def _microseconds(seconds: float | None) -> int | None:
-    if seconds is None:
-        return None
-    try:
-        return round(seconds * 1_000_000)
-    except (OverflowError, ValueError):
-        raise ActionTimeError(f"{seconds!r} is not a time; choose another eta") from None
-
-
-def _texts(raw: Iterable[bytes]) -> list[str]:
-    return [item.decode("utf-8", "surrogatepass") for item in raw]
-
-
-class TimeoutCenter:
+class TimeoutCenter(Operating):
     """The operations on topics.
 
     client: a redis-py client that returns bytes (``decode_responses=False``)
@@ -233,6 +155,7 @@ class TimeoutCenter:
     limits: what holds for topics whose declarations do not say
     wait_replicas: how many replicas must have a message before its put returns
     wait_timeout: seconds that a put waits for them
+    metrics: where to count what happens; of its own unless given
     """
 
     def __init__(
@@ -245,6 +168,7 @@ class TimeoutCenter:
         limits: Limits = Limits(),  # noqa: B008 - it is immutable
         wait_replicas: int = 0,
         wait_timeout: float = 1.0,
+        metrics: Metrics | None = None,
     ) -> None:
         if client.get_encoder().decode_responses:
             raise ConfigurationError(
@@ -257,6 +181,7 @@ class TimeoutCenter:
         self.limits = limits.checked("limits")
         self.wait_replicas = wait_replicas
         self.wait_timeout = wait_timeout
+        self.metrics = metrics or Metrics()
         self._topics: dict[str, Topic] = {}
         #: topic -> monotonic seconds when its declaration was read
         self._read_at: dict[str, float] = {}
@@ -266,10 +191,13 @@ class TimeoutCenter:
     def run(self, call: Call) -> Any:
         """Run one operation and return what it found."""
         execute = self.client.execute_command
+        began = time.perf_counter()
         try:
-            return call.parse(execute(*call.command()))
+            reply = execute(*call.command())
         except NoScriptError:
-            return call.parse(execute(*call.command(whole=True)))
+            reply = execute(*call.command(whole=True))
+        self.metrics.ran(call.script.name, time.perf_counter() - began)
+        return call.parse(reply)
 
     def run_all(self, calls: Sequence[Call]) -> list[Any]:
         """Run operations in one round trip; return what each found.
@@ -297,6 +225,7 @@ class TimeoutCenter:
             if isinstance(reply, NoScriptError):
                 found.append(self._run_or_error(call))
             else:
+                self.metrics.ran(call.script.name)
                 found.append(reply if isinstance(reply, Exception) else call.parse(reply))
         return found
 
@@ -312,7 +241,9 @@ class TimeoutCenter:
         Raises ReplicationError if `wait_replicas` is set and not so many have them in time.
         """
         if not self.wait_replicas:
-            return self.run_all(calls)
+            found = self.run_all(calls)
+            self.metrics.pass_by(self)
+            return found
         replies: list[Any] = [None] * len(calls)
         open_, whole = list(range(len(calls))), False
         while open_:
@@ -335,7 +266,9 @@ class TimeoutCenter:
                 f"it after {self.wait_timeout:g} seconds; see to the replicas, or set "
                 "toc_wait_replicas lower"
             )
-        return [call.parse(reply) for call, reply in zip(calls, replies, strict=True)]
+        found = [call.parse(reply) for call, reply in zip(calls, replies, strict=True)]
+        self.metrics.pass_by(self)
+        return found
 
     # -- topics
 
@@ -464,7 +397,7 @@ class TimeoutCenter:
 
     def topics(self) -> list[str]:
         """The names of all declared topics."""
-        return sorted(_texts(self.client.hkeys(self.keys.topics)))
+        return sorted(texts(self.client.hkeys(self.keys.topics)))
 
     def forget(self, name: str) -> None:
         """Read the topic's declaration anew when it is next used."""
@@ -485,9 +418,7 @@ class TimeoutCenter:
 
     def stale(self, most: int = 100) -> list[str]:
         """Take the names of what went stale: ``topic:NAME`` and ``exchange:NAME``."""
-        return self.run(
-            Call(load("sweep"), (self.keys.expiring, self.keys.topics), (most,), _texts)
-        )
+        return self.run(Call(load("sweep"), (self.keys.expiring, self.keys.topics), (most,), texts))
 
     # -- put, pop, and what ends a delivery
 
@@ -526,8 +457,8 @@ class TimeoutCenter:
             declared,
             id,
             body,
-            at_us=_microseconds(at),
-            delay_us=_microseconds(delay),
+            at_us=microseconds(at),
+            delay_us=microseconds(delay),
             basis=basis,
             priority=priority,
             token=token,
@@ -573,7 +504,7 @@ class TimeoutCenter:
             (
                 id,
                 body,
-                _when(at_us, delay_us),
+                when_of(at_us, delay_us),
                 slot.number,
                 token,
                 topic.declaration.expires or 0,
@@ -581,14 +512,13 @@ class TimeoutCenter:
                 name,
                 remember,
             ),
-            _read_put,
+            partial(_read_put, self.metrics.counts(topic)),
         )
 
     def _lies_elsewhere(self, topic: Topic, id: str, basis: str) -> bool:
-        """Whether a message of this id is in a slot that it went to before the topic was
-        resharded. What is moved meanwhile is then in the slot that it goes to now."""
+        """Whether a message of this id is in the topic, which is being resharded."""
         with self.client.pipeline(transaction=False) as pipe:
-            for slot in topic.slots_for(basis)[1:]:
+            for slot in topic.slots_for(basis):
                 pipe.hexists(slot.body, id)
                 pipe.exists(slot.copies(id))
             return any(pipe.execute())
@@ -615,6 +545,10 @@ class TimeoutCenter:
         )
         for key, member in popped.stray:
             self.client.srem(key, member)
+        for message in popped.messages:
+            if message.action_us:
+                self.metrics.late(topic, popped.now_us - message.action_us)
+        self.metrics.pass_by(self)
         return popped
 
     def popping(
@@ -642,7 +576,7 @@ class TimeoutCenter:
         limits = topic.declaration.limits(self.limits)
         seconds = topic.declaration.visibility or visibility or limits.visibility
         retries = topic.declaration.retries
-        name = topic.name
+        name, counts = topic.name, self.metrics.counts(topic)
 
         def parse(raw: list[Any]) -> Popped:
             now, more, flat, gone, rolled, died, dropped, *_ = raw
@@ -658,13 +592,14 @@ class TimeoutCenter:
                 )
                 for i in range(0, len(flat), 5)
             ]
-            lost, old = (_texts(ids[1::2]) for ids in (gone, dropped))
+            lost, old = (texts(ids[1::2]) for ids in (gone, dropped))
             stray = [
                 (topic.slot(numbers[slot]).copies(id.rpartition("#")[0]), id)
                 for slot, id in zip(gone[::2] + dropped[::2], lost + old, strict=True)
                 if "#" in id
             ]
-            rolled, died = _texts(rolled), _texts(died)
+            rolled, died = texts(rolled), texts(died)
+            counts.popped(len(messages), len(rolled), len(died), len(old))
             return Popped(now, bool(more), messages, lost, rolled, died, old, stray)
 
         return Call(
@@ -716,7 +651,7 @@ class TimeoutCenter:
             load("ack"),
             [*keys, *sets, wake],
             (len(numbers), len(topic.steps), len(sets), *numbers, *args),
-            _first,
+            partial(_count_first, self.metrics.counts(topic), "acked"),
         )
 
     def reject(
@@ -780,7 +715,7 @@ class TimeoutCenter:
                 topic.declaration.retries,
                 delivery.mark,
             ),
-            lambda raw: {1: WAITING, 2: DEAD}.get(raw[0]),
+            partial(_read_reject, self.metrics.counts(topic)),
         )
 
     def release(self, deliveries: Iterable[Delivery]) -> int:
@@ -807,7 +742,7 @@ class TimeoutCenter:
                     load("release"),
                     (slot.armed, slot.prepare, *slot.stores, self.keys.wake(name)),
                     (len(topic.steps), number, *args),
-                    _first,
+                    partial(_count_first, self.metrics.counts(topic), "released"),
                 )
             )
         return calls
@@ -843,7 +778,7 @@ class TimeoutCenter:
             seconds = self.limits.visibility
 
         def parse(raw: list[bytes]) -> list[Delivery]:
-            gone = set(_texts(raw))
+            gone = set(texts(raw))
             return [delivery for delivery in batch if delivery.id in gone]
 
         return Call(
@@ -853,136 +788,7 @@ class TimeoutCenter:
             parse,
         )
 
-    # -- for people and tools, by id
-
-    def get(self, topic: str, id: str, *, basis: str | None = None) -> list[Found]:
-        """Look a message up, and the copies that share its id; an empty list if there is none.
-
-        basis: slot basis, if the sender gave one; without it every slot is asked, after the
-            one that the id alone picks
-        """
-        declared = self._standing(topic)
-
-        def call(slot: Slot) -> Call:
-            def parse(raw: list[Any]) -> list[Found]:
-                return [
-                    Found(
-                        topic,
-                        slot.number,
-                        raw[i].decode("utf-8", "surrogatepass"),
-                        _STATES[raw[i + 1]],
-                        raw[i + 2],
-                        raw[i + 3],
-                        raw[i + 4],
-                        *_note(raw[i + 5]),
-                    )
-                    for i in range(0, len(raw), 6)
-                ]
-
-            keys = (slot.prepare, slot.dead, slot.reasons, slot.body, slot.copies(id))
-            return Call(load("get"), (*keys, *slot.stores), (id,), parse)
-
-        return self._by_id(declared, id, basis, call) or []
-
-    def cancel(
-        self, topic: str, id: str, *, basis: str | None = None, in_flight: bool = False
-    ) -> list[Cancelled]:
-        """Delete a message by id, and the copies that share it.
-
-        in_flight: delete those too that a worker has taken; it is not told
-
-        Returns what there was and whether it is deleted: one that is in flight was cancelled
-        too late. An empty list if there was none.
-        """
-        declared = self._standing(topic)
-
-        def call(slot: Slot) -> Call:
-            def parse(raw: list[Any]) -> list[Cancelled]:
-                flat = raw[0]
-                return [
-                    Cancelled(
-                        flat[i].decode("utf-8", "surrogatepass"),
-                        _STATES[flat[i + 1]],
-                        bool(flat[i + 2]),
-                    )
-                    for i in range(0, len(flat), 3)
-                ]
-
-            keys = (slot.armed, slot.prepare, slot.dead, slot.reasons, slot.body, slot.copies(id))
-            among = slot.copies(id.rpartition("#")[0] or id)
-            return Call(
-                load("cancel"),
-                (*keys, among, *slot.stores, self.keys.wake(topic)),
-                (len(slot.stores), slot.number, id, 1 if in_flight else 0),
-                parse,
-            )
-
-        return self._by_id(declared, id, basis, call) or []
-
-    def reschedule(
-        self,
-        topic: str,
-        id: str,
-        *,
-        at: float | None = None,
-        delay: float | None = None,
-        basis: str | None = None,
-    ) -> str | None:
-        """Give a waiting message another action time; neither `at` nor `delay` means now.
-
-        at: seconds since the epoch
-        delay: seconds from now by Redis's clock
-
-        Returns the state it was found in, or None if there is none. Only a WAITING one has been
-        moved. Raises ActionTimeError beyond the year 2255.
-        """
-        declared = self._standing(topic)
-        when = _when(_microseconds(at), _microseconds(delay))
-
-        def call(slot: Slot) -> Call:
-            return Call(
-                load("reschedule"),
-                (slot.armed, slot.prepare, slot.dead, *slot.stores, self.keys.wake(topic)),
-                (len(slot.stores), slot.number, id, when),
-                lambda raw: _STATES.get(raw[0]),
-            )
-
-        return self._by_id(declared, id, basis, call)
-
-    def _by_id(self, topic: Topic, id: str, basis: str | None, call: Callable[[Slot], Call]) -> Any:
-        first, *others = topic.slots_for(basis or id.partition("#")[0])
-        resharded = bool(others)
-        found = self.run(call(first))
-        if not resharded and (found or basis is not None):
-            return found
-        if basis is None:
-            others = [slot for slot in topic.all_slots() if slot.number != first.number]
-        results = [result for result in self.run_all([call(slot) for slot in others]) if result]
-        if resharded and isinstance(found, list):
-            return [one for part in (found, *results) for one in part]
-        return found or next(iter(results), found)
-
     # -- for whole topics
-
-    def counts_by_slot(self, topic: str) -> list[Counts]:
-        """How many messages each slot holds, by slot number."""
-        return self.run(self._counting(self._standing(topic)))
-
-    def counts(self, topic: str) -> Counts:
-        """How many messages a topic holds."""
-        by_slot = self.counts_by_slot(topic)
-        return Counts(*(sum(column) for column in zip(*by_slot, strict=True)))
-
-    def _counting(self, topic: Topic) -> Call:
-        keys: list[str] = []
-        for slot in topic.all_slots():
-            keys += (slot.prepare, slot.dead, *slot.stores)
-        return Call(
-            load("counts"),
-            keys,
-            (topic.span, len(topic.steps)),
-            lambda raw: [Counts(*raw[i : i + 4]) for i in range(0, len(raw), 4)],
-        )
 
     def purge(self, topic: str) -> int:
         """Delete every waiting message, due or not; return how many there were.
@@ -998,11 +804,12 @@ class TimeoutCenter:
                 load("purge"),
                 keys,
                 (len(slot.stores), slot.number, PURGE_STEP),
-                lambda raw: (raw[0], _texts(raw[2])),
+                lambda raw: (raw[0], texts(raw[2])),
             )
             while True:
                 count, copies = self.run(call)
                 total += count
+                self.metrics.counts(declared).purged += count
                 for id in copies:
                     self.client.srem(slot.copies(id.rpartition("#")[0]), id)
                 if count < PURGE_STEP:
@@ -1017,7 +824,7 @@ class TimeoutCenter:
             slot.copies(id.rpartition("#")[0])
             for slot in declared.all_slots()
             for key in (slot.prepare, slot.dead)
-            for id in _texts(raw for raw, _ in self.client.zscan_iter(key, match="*#*"))
+            for id in texts(raw for raw, _ in self.client.zscan_iter(key, match="*#*"))
         ]
         with self.client.pipeline(transaction=False) as pipe:
             for slot in declared.all_slots():
@@ -1027,6 +834,7 @@ class TimeoutCenter:
             pipe.unlink(self.keys.wake(topic))
             pipe.hdel(self.keys.topics, topic)
             pipe.zrem(self.keys.expiring, f"topic:{topic}")
+            pipe.unlink(self.keys.counted(topic), *self.keys.minutes(topic))
             pipe.execute()
         self.forget(topic)
 
@@ -1094,7 +902,7 @@ class TimeoutCenter:
             slot = slots.get(stem + mark)
             if slot is None:  # of a topic with a longer name
                 continue
-            call = Call(load("check_copies"), (raw, slot.body), (int(mend),), _texts)
+            call = Call(load("check_copies"), (raw, slot.body), (int(mend),), texts)
             found += [
                 Fault(topic.name, slot.number, STRAY_COPY, id, (key,)) for id in self.run(call)
             ]
@@ -1112,6 +920,17 @@ class TimeoutCenter:
         armed = [declared.slot(slot).armed for slot, _ in pairs]
         args = [value for pair in pairs for value in pair]
         return Call(load("hand_back"), (*armed, self.keys.wake(topic)), args, int)
+
+    # -- metrics
+
+    def counting(self, topic: str | None, added: dict[str, int]) -> Call:
+        """The call that adds to a topic's counters, or to those of scripts. Result: whether
+        there is such a topic."""
+        keys, pairs = self.keys, [value for pair in added.items() for value in pair]
+        if topic is None:
+            return Call(load("count"), (keys.topics, keys.scripts), ("", *pairs), bool)
+        places = (keys.topics, keys.counted(topic), *keys.minutes(topic))
+        return Call(load("count"), places, (topic, *pairs), bool)
 
     # -- shared
 
@@ -1134,15 +953,17 @@ def _readable(text: str) -> bytes:
     return text.encode("utf-8", "backslashreplace")
 
 
-def _note(raw: bytes) -> tuple[str, str]:
-    """(reason, last error) as the scripts keep them."""
-    reason, _, error = raw.decode("utf-8", "replace").partition("\n")
-    return reason, error
-
-
-def _first(raw: list[Any]) -> int:
+def _count_first(counts: TopicCounts, counter: str, raw: list[Any]) -> int:
+    setattr(counts, counter, getattr(counts, counter) + raw[0])
     return raw[0]
 
 
-def _read_put(raw: list[Any]) -> tuple[str, bool]:
+def _read_put(counts: TopicCounts, raw: list[Any]) -> tuple[str, bool]:
+    counts.put += raw[1]
     return raw[0].decode("utf-8", "surrogatepass"), bool(raw[1])
+
+
+def _read_reject(counts: TopicCounts, raw: list[Any]) -> str | None:
+    counts.rolled_back += raw[0] == 1
+    counts.dead += raw[0] == 2
+    return {1: WAITING, 2: DEAD}.get(raw[0])

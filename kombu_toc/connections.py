@@ -24,6 +24,7 @@ from redis.retry import Retry
 
 from .center import TimeoutCenter
 from .errors import ConfigurationError, ServerError
+from .metrics import Metrics
 from .options import Settings, read
 from .plugin import KINDS
 
@@ -312,4 +313,14 @@ def make_center(client: redis.Redis, settings: Settings) -> TimeoutCenter:
         limits=settings.limits,
         wait_replicas=settings.toc_wait_replicas,
         wait_timeout=settings.toc_wait_timeout,
+        metrics=_metrics(client, settings),
     )
+
+
+def _metrics(client: redis.Redis, settings: Settings) -> Metrics:
+    """Those of this process for a server: its connections come and go."""
+    if not settings.toc_metrics:
+        return Metrics(active=False)
+    where = client.connection_pool.connection_kwargs
+    place = tuple(where.get(name) for name in ("host", "port", "path", "db"))
+    return Metrics.of((*place, settings.prefix))

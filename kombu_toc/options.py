@@ -131,6 +131,8 @@ class Settings:
     toc_fanout_length: int = 10_000
     #: how long an exclusive, auto-delete or expiring queue outlives its last refresh, at least
     toc_stale_after: float = 60.0
+    #: whether what happens to messages, and how late, is counted
+    toc_metrics: bool = True
     #: arguments for redis-py's connections
     connection: dict[str, Any] = field(default_factory=dict)
 
@@ -174,6 +176,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "toc_deflate": _flag,
     "toc_fanout_length": _whole,
     "toc_stale_after": _positive_seconds,
+    "toc_metrics": _flag,
 }
 
 #: Options of Kombu's own that a URL may carry; they are for Kombu, not for us.

@@ -14,10 +14,11 @@ right. Whoever is killed after any of them, or within one, just runs it again.
      A publish that is repeated because its reply was lost goes where it went first, for that slot
      remembers it.
 
-2. Half a minute later nothing is put by the old count any more. What waits or is dead is moved to
-   where it belongs, some messages a call, by a script that is atomic and takes their scores along:
-   there is no moment at which a message is in both slots, or in none. What is in flight stays, for
-   its consumer will settle it there.
+2. Half a minute later nothing is put by the old count any more, and nobody looks for anything by
+   the old declaration. What waits or is dead is moved to where it belongs, some messages a call,
+   by a script that is atomic and takes their scores along: there is no moment at which a message
+   is in both slots, or in none. Who looks one up by id looks first where it may come from, then
+   where it goes to. What is in flight stays, for its consumer will settle it there.
 
    - To fewer slots: slot n is emptied into slot n mod count, for every count is a power of two.
      It is done over and over until the slots that are to go are empty.
@@ -97,35 +98,30 @@ def reshard_topic(
     found = _switch(center, topic, slots)
     began = time.monotonic()
     moved = 0
-    if not found.declaration.was:
-        return Resharded(topic, slots, 0, 0, True)
-    pause = 0.0
-    while True:
-        settled = time.monotonic() >= began + settle
-        found = _standing(center, topic, slots)
-        state = Resharded(topic, slots, moved, _beyond(center, found), False)
-        if move and (settled or found.span > slots):
-            for some in _empty_high_slots(center, found):
-                moved += some
-                if report is not None and some:
-                    report(state._replace(moved=moved))
+    while found.declaration.was:
         left = _beyond(center, found)
-        if settled and not left:
-            start = time.monotonic()
-            some, left = _sort_low_slots(center, found, move)
-            moved += some
-            pause = 5 * (time.monotonic() - start)  # a look through all that there is
         state = Resharded(topic, slots, moved, left, False)
+        rest = began + settle - time.monotonic()
+        pause = PAUSE
+        if rest <= 0:
+            start = time.monotonic()
+            for some, left in _move(center, found) if move else ():
+                moved += some
+                if report is not None:
+                    report(state._replace(moved=moved, left=left))
+            left = _beyond(center, found) or _misplaced(center, found)
+            state = Resharded(topic, slots, moved, left, False)
+            if not left and center.redeclare(found, replace(found.declaration, was=())):
+                break
+            pause = max(PAUSE, 5 * (time.monotonic() - start))  # all of it has been looked at
+            rest += patience
+            if left and rest <= 0:
+                return state
         if report is not None:
             report(state)
-        if settled and not left:
-            if center.redeclare(found, replace(found.declaration, was=())):
-                return state._replace(done=True)
-            continue  # somebody else has changed it: see what it is now
-        if settled and time.monotonic() >= began + settle + patience:
-            return state
-        rest = began + settle + (patience if settled else 0.0) - time.monotonic()
-        time.sleep(max(min(rest, max(PAUSE, pause)), 0.01))  # for producers, or who has messages
+        time.sleep(max(min(rest, pause), 0.01))  # for producers, or for who has messages
+        found = _standing(center, topic, slots)
+    return Resharded(topic, slots, moved, 0, True)
 
 
 def _switch(center: TimeoutCenter, name: str, slots: int) -> Topic:
@@ -188,8 +184,9 @@ def _beyond(center: TimeoutCenter, topic: Topic) -> int:
     )
 
 
-def _empty_high_slots(center: TimeoutCenter, topic: Topic) -> Iterator[int]:
-    """Move what can be moved out of the slots that are to go; yield how many, call by call."""
+def _move(center: TimeoutCenter, topic: Topic) -> Iterator[tuple[int, int]]:
+    """Move what can be moved; yield (moved, left to be moved as far as is known), call by call."""
+    left = _beyond(center, topic)
     slots = [topic.slot(number) for number in range(topic.slots, topic.span)]
     while slots:
         with center.client.pipeline(transaction=False) as pipe:
@@ -203,46 +200,48 @@ def _empty_high_slots(center: TimeoutCenter, topic: Topic) -> Iterator[int]:
             target = topic.slot(slot.number % topic.slots)
             moved = 0
             for start in range(0, len(ids), BATCH):
-                part = ids[start : start + BATCH]
-                some, _ = center.run(_moving(center, topic, slot, target, part))
+                some = center.run(_moving(center, topic, slot, target, ids[start : start + BATCH]))
                 moved += some
-                yield some
+                left -= some
+                yield some, left
             if moved:  # else nothing is left but what cannot be moved
                 again.append(slot)
         slots = again
+    for source, by_target, _ in _look(center, topic):
+        for target, ids in by_target.items():
+            yield center.run(_moving(center, topic, source, topic.slot(target), ids)), left
 
 
-def _sort_low_slots(center: TimeoutCenter, topic: Topic, move: bool) -> tuple[int, int]:
-    """Move what a smaller count has put into the slots that stay: (moved, left)."""
-    moved = left = 0
+def _misplaced(center: TimeoutCenter, topic: Topic) -> int:
+    """How many messages a smaller count may have put where this one would not."""
+    return sum(
+        unknown + sum(map(len, by_target.values()))
+        for _, by_target, unknown in _look(center, topic)
+    )
+
+
+def _look(center: TimeoutCenter, topic: Topic) -> Iterator[tuple[Slot, dict[int, list[str]], int]]:
+    """Look through the slots that a smaller count has used, page by page: the slot, what belongs
+    into others, and how many there are of which it is not known."""
     fewer = [count for count in topic.declaration.was if count < topic.slots]
     for number in range(max(fewer, default=0)):
         source = topic.slot(number)
         cursor = 0
         while True:
-            cursor, some = center.client.hscan(source.body, cursor, count=BATCH)
+            cursor, page = center.client.hscan(source.body, cursor, count=BATCH)
             by_target: dict[int, list[str]] = defaultdict(list)
-            for raw, body in some.items():
+            unknown = 0
+            for raw, body in page.items():
                 id = raw.decode("utf-8", "surrogatepass")
                 basis = _basis(id, body)
-                if basis is None:
-                    left += 1
-                    continue
-                target = slot_of(basis, topic.slots)
-                if target == number:
-                    continue
-                if move and number in {slot_of(basis, count) for count in fewer}:
-                    by_target[target].append(id)
-                else:
-                    left += 1
-            for target, ids in by_target.items():
-                call = _moving(center, topic, source, topic.slot(target), ids)
-                some_moved, flying = center.run(call)
-                moved += some_moved
-                left += flying
+                counts = (topic.slots, *fewer)
+                if basis is None or number not in {slot_of(basis, count) for count in counts}:
+                    unknown += 1
+                elif slot_of(basis, topic.slots) != number:
+                    by_target[slot_of(basis, topic.slots)].append(id)
+            yield source, by_target, unknown
             if not cursor:
                 break
-    return moved, left
 
 
 def _basis(id: str, body: bytes) -> str | None:
@@ -261,7 +260,7 @@ def _basis(id: str, body: bytes) -> str | None:
 def _moving(
     center: TimeoutCenter, topic: Topic, source: Slot, target: Slot, ids: list[str]
 ) -> Call:
-    """The call that moves messages. Result: (moved, in flight)."""
+    """The call that moves messages. Result: how many."""
     keys: list[str] = []
     for slot in (source, target):
         keys += (slot.armed, slot.prepare, slot.body, slot.dead, slot.reasons, *slot.stores)
@@ -270,7 +269,7 @@ def _moving(
         base = id.rpartition("#")[0] or id
         keys += (source.copies(base), target.copies(base), target.copies(id))
         args += (id, base)
-    return Call(load("move"), (*keys, center.keys.wake(topic.name)), args, tuple)
+    return Call(load("move"), (*keys, center.keys.wake(topic.name)), args, int)
 
 
 def _texts(raw: list[bytes]) -> list[str]:

@@ -22,6 +22,9 @@ MAX_SLOTS = 512
 DEAD_AGE = 7 * 86400.0
 DEAD_LIMIT = 100_000
 
+#: Minutes for which counters are kept one by one.
+MINUTES = 16
+
 #: Priority steps, as in Kombu's Redis transport: 0 goes first.
 PRIORITY_STEPS = (0, 3, 6, 9)
 
@@ -192,10 +195,13 @@ class Keys:
 
     __slots__ = (
         "bindings_",
+        "counted_",
         "expiring",
         "fanout_",
+        "minute_",
         "nothing",
         "prefix",
+        "scripts",
         "sent_",
         "topics",
         "wake_",
@@ -211,10 +217,14 @@ class Keys:
         self.expiring = f"{prefix}{{toc}}:expiring"
         #: never set: to delete it shows whether the server writes
         self.nothing = f"{prefix}{{toc}}:nothing"
+        #: hash: script:calls, script:timed, script:us -> how many, of all topics
+        self.scripts = f"{prefix}{{toc}}:scripts"
         self.wake_ = f"{prefix}{{toc}}:wake:"
         self.bindings_ = f"{prefix}{{toc}}:bindings:"
         self.fanout_ = f"{prefix}{{toc}}:fanout:"
         self.sent_ = f"{prefix}{{toc}}:sent:"
+        self.counted_ = f"{prefix}{{toc}}:counted:"
+        self.minute_ = f"{prefix}{{toc}}:minute:"
 
     def wake(self, topic: str) -> str:
         """Sorted set: the topic's announcements that nobody has claimed."""
@@ -231,6 +241,14 @@ class Keys:
     def sent(self, producer: str) -> str:
         """String: the producer's latest broadcast, for as long as it may be repeated."""
         return self.sent_ + producer
+
+    def counted(self, topic: str) -> str:
+        """Hash: counter -> how many since the topic was declared."""
+        return self.counted_ + topic
+
+    def minutes(self, topic: str) -> list[str]:
+        """Hashes: the same of one minute each, and its number since the epoch; a ring."""
+        return [f"{self.minute_}{place}:{topic}" for place in range(MINUTES)]
 
 
 class Slot:
@@ -294,11 +312,19 @@ class Topic:
         """The slot that a message with this slot basis goes to."""
         return self.slot(slot_of(basis, self.declaration.slots))
 
-    def slots_for(self, basis: str) -> list[Slot]:
+    def slots_for(self, basis: str | None) -> list[Slot]:
         """Where a message with this slot basis may be: the slot it goes to, and those that it
-        went to before the topic was resharded."""
+        went to before the topic was resharded. Without a basis, every slot.
+
+        In the order in which one who looks for it finds it, although it may be moved meanwhile:
+        a slot from which it may be moved comes before the one it is moved to.
+        """
         counts = (self.declaration.slots, *self.declaration.was)
-        return [self.slot(n) for n in dict.fromkeys(slot_of(basis, count) for count in counts)]
+        numbers = range(self.span)
+        if basis is not None:
+            numbers = sorted({slot_of(basis, count) for count in counts})
+        first = [n for n in numbers if n >= self.declaration.slots]
+        return [self.slot(n) for n in (*first, *numbers[: len(numbers) - len(first)])]
 
     def all_slots(self) -> list[Slot]:
         """Every slot that may hold something."""

@@ -111,7 +111,7 @@ def _operations(
         "put": lambda n: center.run(
             center.putting(topic, new[n], body, delay_us=middle + n * 1_000_000)
         ),
-        "cancel": lambda n: center.cancel(TOPIC, new[n]),
+        "cancel": lambda n: center.cancel(new[n], topic=TOPIC),
         "counts": lambda n: center.counts(TOPIC),
     }
 

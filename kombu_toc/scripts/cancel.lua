@@ -1,47 +1,60 @@
--- Deletes a message by id, and the copies that share the id.
+-- Deletes messages by id, and the copies that share the id.
 --
 -- KEYS[1] armed   KEYS[2] prepare   KEYS[3] dead   KEYS[4] reasons   KEYS[5] body
--- KEYS[6] copies of the id           KEYS[7] copies that the id itself is one of
--- KEYS[8...] store (one per priority step)
+-- KEYS[6...] store (one per priority step)
+-- then, per id: the copies set of that id, and the one that the id itself is recorded in
 -- then the wake index, if it is on this node
--- ARGV[1] number of priority steps   ARGV[2] slot number   ARGV[3] id
--- ARGV[4] 1: those in flight too; their workers are not told
--- Returns {{id, what it was: 1 waiting | 2 in flight | 3 dead, 1 deleted | 0 left, ...}, settled}
+-- ARGV[1] number of priority steps   ARGV[2] slot number
+-- ARGV[3] 1: those that are waiting   ARGV[4] 1: those in flight; their consumers are not told
+-- ARGV[5] 1: those that are dead      ARGV[6...] ids
+-- Returns {{id, what it was: 1 waiting | 2 in flight | 3 dead, 1 deleted | 0 left,
+--           1 if it was delivered before, envelope of what is deleted, ...}, settled}
 --@ clock wake
 
 local steps = tonumber(ARGV[1])
-local wake = KEYS[8 + steps]
-local ids = redis.call('SMEMBERS', KEYS[6])
-table.insert(ids, 1, ARGV[3])
+local wake = KEYS[6 + steps + 2 * (#ARGV - 5)]
+local wanted = {ARGV[3] == '1', ARGV[4] == '1', ARGV[5] == '1'}
 local found, removed = {}, false
 
-for i = 1, #ids do
-  local id, was, gone = ids[i], 0, 1
+local function place(id) -- (key, state, 1 if it was delivered before)
   for step = 1, steps do
-    if redis.call('ZREM', KEYS[7 + step], id) == 1 then was = 1 end
+    local score = redis.call('ZSCORE', KEYS[5 + step], id)
+    if score then return KEYS[5 + step], 1, tonumber(score) % 1000 < 32 and 1 or 0 end
   end
-  if was == 1 then
-    removed = true
-  elseif redis.call('ZSCORE', KEYS[2], id) then
-    was = 2
-    if ARGV[4] == '1' then redis.call('ZREM', KEYS[2], id) else gone = 0 end
-  elseif redis.call('ZREM', KEYS[3], id) == 1 then
-    was = 3
+  for state = 2, 3 do
+    if redis.call('ZSCORE', KEYS[state], id) then return KEYS[state], state, 1 end
   end
-  if was > 0 then
-    if gone == 1 then
-      redis.call('HDEL', KEYS[5], id)
-      redis.call('HDEL', KEYS[4], id)
-      redis.call('SREM', i == 1 and KEYS[7] or KEYS[6], id)
+end
+
+for number = 6, #ARGV do
+  local copies = 2 * (number - 6) + 6 + steps
+  local ids = redis.call('SMEMBERS', KEYS[copies])
+  table.insert(ids, 1, ARGV[number])
+  for i = 1, #ids do
+    local id = ids[i]
+    local key, state, tried = place(id)
+    if key then
+      local at = #found
+      found[at + 1] = id
+      found[at + 2] = state
+      found[at + 3] = 0
+      found[at + 4] = tried
+      found[at + 5] = ''
+      if wanted[state] then
+        found[at + 3] = 1
+        found[at + 5] = redis.call('HGET', KEYS[5], id) or ''
+        redis.call('ZREM', key, id)
+        redis.call('HDEL', KEYS[5], id)
+        redis.call('HDEL', KEYS[4], id)
+        redis.call('SREM', KEYS[copies + (i == 1 and 1 or 0)], id)
+        removed = removed or state == 1
+      end
     end
-    found[#found + 1] = id
-    found[#found + 1] = was
-    found[#found + 1] = gone
   end
 end
 if removed then
   local stores = {}
-  for step = 1, steps do stores[step] = KEYS[7 + step] end
+  for step = 1, steps do stores[step] = KEYS[5 + step] end
   settle_if_empty(wake, KEYS[1], ARGV[2], stores)
 end
 return {found, unsaid}

@@ -10,7 +10,7 @@
 -- ARGV[1] number of priority steps   ARGV[2] number of the slot they are in
 -- ARGV[3] number of the slot they go to
 -- then, per message: id, what its id begins with if it is a copy (the part before the last '#')
--- Returns {how many were moved, how many are in flight}
+-- Returns how many were moved
 --
 -- A message finds its id taken there if two live messages share it; it is a copy from then on, as
 -- if it had been put there second. If the other one is the same, byte for byte, one of them stays.
@@ -32,7 +32,7 @@ local function place(key, id) -- the key that has it, dead or waiting, and its s
   if score then return 4, tonumber(score) end
 end
 
-local moved, flying = 0, 0
+local moved = 0
 for i = 4, #ARGV, 2 do
   local id, base = ARGV[i], ARGV[i + 1]
   local set = 2 * width + (i - 4) / 2 * 3
@@ -73,11 +73,9 @@ for i = 4, #ARGV, 2 do
     redis.call('HDEL', here(5), id)
     if is_copy then redis.call('SREM', KEYS[set + 1], id) end
     moved = moved + 1
-  elseif body and redis.call('ZSCORE', here(2), id) then
-    flying = flying + 1
   end
 end
 local stores = {}
 for part = 6, width do stores[#stores + 1] = here(part) end
 settle_if_empty(wake, here(1), ARGV[2], stores)
-return {moved, flying}
+return moved

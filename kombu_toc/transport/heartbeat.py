@@ -1,9 +1,9 @@
 """Renews, from a thread, what this process holds on a server.
 
 That is: the leases of delivered messages, transient queues and bindings, and what could not be
-said because a connection broke: an acknowledgement counts however late it comes. One heartbeat
-per process and server, whatever happens to Kombu's connections. Its thread is a native one in
-every pool: a task may block everything else.
+said because a connection broke: an acknowledgement counts however late it comes. It also sends
+what the process has counted. One heartbeat per process and server, whatever happens to Kombu's
+connections. Its thread is a native one in every pool: a task may block everything else.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from typing import Any
 
 from redis import exceptions
@@ -21,6 +22,7 @@ from redis import exceptions
 from ..center import Call, Delivery, TimeoutCenter
 from ..connections import is_not_now
 from ..errors import TocError
+from ..metrics import INTERVAL, Metrics
 from .bindings import Bindings
 from .link import BROKEN
 from .native import Bell, native
@@ -62,17 +64,26 @@ atexit.register(_at_exit)
 
 
 class Heartbeat:
-    """See above. `make_center` gives it a center with a client of its own."""
+    """See above. `make_center` gives it a center with a client of its own; `metrics` is what the
+    process counts."""
 
-    def __init__(self, make_center: Callable[[], TimeoutCenter]) -> None:
+    def __init__(
+        self, make_center: Callable[[], TimeoutCenter], metrics: Metrics | None = None
+    ) -> None:
         self._make_center = make_center
+        self._metrics = metrics or Metrics(active=False)
         self.reset()
 
     @classmethod
-    def of(cls, identity: Hashable, make_center: Callable[[], TimeoutCenter]) -> Heartbeat:
+    def of(
+        cls,
+        identity: Hashable,
+        make_center: Callable[[], TimeoutCenter],
+        metrics: Metrics | None = None,
+    ) -> Heartbeat:
         """The heartbeat of this process for a server."""
         found = _heartbeats.get(identity)
-        return found or _heartbeats.setdefault(identity, cls(make_center))
+        return found or _heartbeats.setdefault(identity, cls(make_center, metrics))
 
     def reset(self) -> None:
         """Hold nothing, owe nothing, and have no thread."""
@@ -188,13 +199,17 @@ class Heartbeat:
     # -- the thread
 
     def _run(self) -> None:
-        center: TimeoutCenter | None = None
+        made: list[TimeoutCenter] = []
+
+        def reach() -> TimeoutCenter:
+            if not made:
+                made.append(self._make_center())
+            return made[0]
+
         try:
-            while self._wait():
+            while self._wait(reach):
                 try:
-                    if center is None:
-                        center = self._make_center()
-                    self._beat(center)
+                    self._beat(reach())
                 except BROKEN as exc:
                     self._say(logging.WARNING, "cannot renew leases for now: %s", exc)
                     self._beat_within(RETRY_INTERVAL)
@@ -205,17 +220,24 @@ class Heartbeat:
                 self._running = False
             raise
         finally:
-            if center is not None:
+            for center in made:
                 center.client.close()
                 center.client.connection_pool.disconnect()
                 self._native.leave()
 
-    def _wait(self) -> bool:
+    def _busy(self) -> bool:
+        return bool(self._held or self._topics or self._bindings or self._owed)
+
+    def _wait(self, reach: Callable[[], TimeoutCenter]) -> bool:
         """Until the next beat; False if there is nothing to beat for."""
         while (wait := self._due - time.monotonic()) > 0:
-            self._bell.wait(min(wait, SWEEP_INTERVAL))
+            self._bell.wait(min(wait, INTERVAL))
+            if time.monotonic() >= self._metrics.due:
+                self._attempt(self._tell_metrics, reach)
+        if not self._busy():
+            self._attempt(self._tell_metrics, reach)
         with self._lock:
-            if self._held or self._topics or self._bindings or self._owed:
+            if self._busy():
                 self._due = time.monotonic() + RETRY_INTERVAL  # unless the beat says better
                 return True
             self._running = False
@@ -246,6 +268,11 @@ class Heartbeat:
         if time.monotonic() - self._swept > SWEEP_INTERVAL:
             self._swept = time.monotonic()
             self._attempt(sweep, center, self._say)
+
+    def _tell_metrics(self, reach: Callable[[], TimeoutCenter]) -> None:
+        if self._metrics.active:
+            with suppress(*BROKEN):
+                self._metrics.send(reach())
 
     def _settle(self, center: TimeoutCenter) -> None:
         owed = [self._owed.popleft() for _ in range(len(self._owed))]

@@ -13,6 +13,7 @@ from redis.exceptions import NoScriptError, ResponseError
 from ..center import Call
 from ..connections import SOCKET_TIMEOUT
 from ..errors import ServerError
+from ..metrics import Metrics
 
 #: Seconds without use after which a connection may have been closed by the server.
 IDLE = 0.05
@@ -34,6 +35,7 @@ class Link:
     pool: where the arguments of the connection come from; the connection is none of the pool's
     on_open, on_close: told the socket's file descriptor
     on_owed: told the calls that must run but whose replies never came
+    metrics: told how long calls took
 
     A connection may be cut without either end being told. A reply that takes longer than the
     socket's timeout, beyond what its command blocks, counts as that: see :meth:`check`.
@@ -45,11 +47,13 @@ class Link:
         on_open: Callable[[int, Callable[[], None]], None],
         on_close: Callable[[int], None],
         on_owed: Callable[[list[Call]], None],
+        metrics: Metrics,
     ) -> None:
         self._pool = pool
         self._on_open = on_open
         self._on_close = on_close
         self._on_owed = on_owed
+        self._metrics = metrics
         self._connection: Any = None
         self._fd: int | None = None
         self._waiting: deque[_Waiting] = deque()
@@ -132,7 +136,10 @@ class Link:
                 self.close()
                 raise
             else:
-                what, on_reply, *_ = self._waiting.popleft()
+                what, on_reply, _, latest = self._waiting.popleft()
+                if isinstance(what, Call):
+                    seconds = time.monotonic() - latest + self._patience
+                    self._metrics.ran(what.script.name, seconds)
                 if on_reply is not None:
                     on_reply(what.parse(reply) if isinstance(what, Call) else reply)
             if self._connection is None or not self._waiting:

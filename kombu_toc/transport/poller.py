@@ -187,7 +187,8 @@ class Poller:
         self._listened: dict[str, str] = {}
         pool = self.center.client.connection_pool
         self._wake, self._work, self._stream = (
-            Link(pool, self._opened, self._closed, self.heartbeat.owe) for _ in range(3)
+            Link(pool, self._opened, self._closed, self.heartbeat.owe, self.center.metrics)
+            for _ in range(3)
         )
         self._nudge: tuple[socket.socket, socket.socket] | None = None
 
@@ -681,6 +682,7 @@ class Poller:
 
     def _run_due(self) -> None:
         """Deliver held messages whose time has come, and act on claims."""
+        late = self.center.metrics.late
         while self._heap and self._heap[0][0] <= self.clock.at(time.monotonic()):
             if self._enough:
                 return
@@ -694,6 +696,8 @@ class Poller:
                 intake.held -= 1
                 self._delivered += 1
                 self._delivering = True
+                if due := item.action_us:
+                    late(item.topic, self.clock.at(time.monotonic()) - due)
                 try:
                     intake.channel.receive(item)
                 finally:

@@ -151,7 +151,7 @@ class Transport(virtual.Transport):
                 made = connect(address, settings, ssl=ssl, credential_provider=provider)
                 return make_center(made, settings)
 
-            self._heartbeat = Heartbeat.of(self.identity, center)
+            self._heartbeat = Heartbeat.of(self.identity, center, self.center.metrics)
         return self._heartbeat
 
     @property

@@ -10,7 +10,7 @@ import pytest
 from celery import Celery
 
 import kombu_toc
-from kombu_toc.center import DEAD, Found
+from kombu_toc import DEAD, Found
 
 from .conftest import POOLS, Journal, wait_until
 from .nodes import Worker
@@ -20,8 +20,8 @@ StartWorkers = Callable[..., list[Worker]]
 
 def dead(toc: kombu_toc.TimeoutCenter, id: str) -> Found:
     """The message, as soon as it is dead."""
-    wait_until(lambda: [found.state for found in toc.get("celery", id)] == [DEAD])
-    return toc.get("celery", id)[0]
+    wait_until(lambda: [found.state for found in toc.get(id, topic="celery")] == [DEAD])
+    return toc.get(id, topic="celery")[0]
 
 
 def send(app: Celery, body: object, **options: object) -> str:

@@ -63,7 +63,7 @@ def test_scheduled_tasks_cost_a_worker_no_memory(
     main = psutil.Process(worker.container.pid)
     before = main.memory_info().rss
     sent = app.tasks["e2e.note"].apply_async(("later",), countdown=3600)
-    [one] = toc.get("celery", sent.id)
+    [one] = toc.get(sent.id, topic="celery")
     topic = toc.topic("celery")
     for start in range(1, 50_000, 1000):
         # The same message under other ids: what apply_async would send, sent faster.

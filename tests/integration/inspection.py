@@ -14,8 +14,12 @@ def now_us(client: redis.Redis) -> int:
 
 
 def residue(client: redis.Redis) -> list[str]:
-    """Every key but the table of topics: what a drained server may not have."""
-    return sorted(key.decode() for key in client.scan_iter() if not key.endswith(b"}:topics"))
+    """Every key but the table of topics and what was counted: what a drained server may not
+    have."""
+    keys = client.scan_iter()
+    return sorted(
+        key.decode() for key in keys if not key.endswith(b"}:topics") and not _counts(client, key)
+    )
 
 
 def slot_keys(client: redis.Redis) -> list[str]:
@@ -25,14 +29,27 @@ def slot_keys(client: redis.Redis) -> list[str]:
 
 def keys_left(client: redis.Redis, pattern: str = "*") -> list[str]:
     """The keys, but for the memory of the latest publishes, which goes by itself within a
-    minute."""
+    minute, and for the counters of topics that are declared."""
     left = []
     for key in client.keys(pattern):
         if b"}:sent:" in key:
             assert client.ttl(key) in (-2, *range(61))  # or gone by now
-        else:
+        elif not _counts(client, key):
             left.append(key.decode())
     return sorted(left)
+
+
+def _counts(client: redis.Redis, key: bytes) -> bool:
+    """Whether counters are kept there, and may be: their topic is declared, and those of a
+    minute go by themselves."""
+    stem, mark, rest = key.partition(b"{toc}:")
+    kind, _, topic = rest.partition(b":")
+    if not mark or kind not in (b"scripts", b"counted", b"minute"):
+        return False
+    if kind == b"minute":
+        topic = topic.partition(b":")[2]
+        assert client.ttl(key) in (-2, *range(16 * 60 + 1))  # or gone by now
+    return kind == b"scripts" or client.hexists(stem + b"{toc}:topics", topic)
 
 
 def time_passes(center: TimeoutCenter, topic: str, seconds: float) -> None:

@@ -62,7 +62,7 @@ def test_a_body_without_an_id_goes_to_dead_queue(center, client, slot):
     client.zrem(slot.stores[0], "x")
     assert faults(center.check("one")) == [(NO_ENTRY, "x", (slot.body,))]
     center.repair("one")
-    [found] = center.get("one", "x")
+    [found] = center.get("x", topic="one")
     assert (found.state, found.body) == (DEAD, b"body")
     assert found.reason == "found in no queue: its entry was lost"
     check_slots(center, "one")
@@ -81,14 +81,14 @@ def test_an_id_in_two_places_stays_in_the_one_nearest_to_delivery(
     assert center.check("one") == [fault], "check changes nothing"
     assert (fault.kind, fault.id, set(fault.places)) == (TWICE, "x", {slot.stores[0], key})
     center.repair("one")
-    assert [found.state for found in center.get("one", "x")] == [stays]
+    assert [found.state for found in center.get("x", topic="one")] == [stays]
     assert center.check("one") == []
 
 
 def test_what_was_dead_and_alive_leaves_no_reason_behind(center, client, slot):
     center.put("one", "y", b"")
     center.reject(center.pop("one").messages[0], requeue=False, reason="why")
-    center.cancel("one", "x")
+    center.cancel("x", topic="one")
     client.zadd(slot.stores[0], {"y": 40})
     center.repair("one")
     assert center.ack(center.pop("one").messages) == 1
@@ -180,7 +180,7 @@ def test_a_topic_in_use_has_no_faults_and_loses_nothing_to_repair(server, center
                     else:
                         mine.reject(message, requeue=number % 2 == 0, error="e")
                 if number % 7 == 0:
-                    mine.cancel("one", f"{name}-{number % 50}")
+                    mine.cancel(f"{name}-{number % 50}", topic="one")
 
     threads = [threading.Thread(target=use, args=(name,)) for name in "ab"]
     for thread in threads:

@@ -72,7 +72,7 @@ def test_a_delay_counts_by_the_servers_clock(one, client):
     before = now_us(client)
     one.put("one", "x", b"", delay=HOUR)
     after = now_us(client)
-    [found] = one.get("one", "x")
+    [found] = one.get("x", topic="one")
     assert before + 3_600_000_000 <= found.time_us <= after + 3_600_000_003
     assert pop_ids(one) == []
 
@@ -157,7 +157,7 @@ def test_ensure_adds_nothing_while_a_message_has_the_id_in_any_state(one, state)
         one.reject(message, requeue=False)
     assert one.put("one", "x", b"2", ensure=True) is None
     assert one.put("one", "x", b"1", ensure=True) is None
-    assert [found.state for found in one.get("one", "x")] == [state]
+    assert [found.state for found in one.get("x", topic="one")] == [state]
 
 
 def test_ensure_adds_nothing_while_a_copy_of_the_id_is_live(one):
@@ -189,7 +189,7 @@ def test_a_center_refuses_a_client_that_decodes(server):
 @pytest.mark.parametrize("id", ["", "ünïcode", "a b\nc", "#", "a#b", "x" * 1000, "{1}", "%s"])
 def test_an_id_may_be_any_text(center, client, id):
     assert center.put("mail", id, b"1") == id
-    assert [found.id for found in center.get("mail", id)] == [id]
+    assert [found.id for found in center.get(id, topic="mail")] == [id]
     messages = center.pop("mail").messages
     assert [message.id for message in messages] == [id]
     assert center.ack(messages) == 1
@@ -397,7 +397,7 @@ def test_a_message_is_delivered_17_times_at_most_then_it_is_dead(one):
         state = one.reject(messages[0], requeue=True)
     assert left == list(range(16, -1, -1))
     assert state == DEAD
-    [found] = one.get("one", "x")
+    [found] = one.get("x", topic="one")
     assert (found.state, found.body) == (DEAD, b"poison")
     assert "no retries left" in found.reason
     check_slots(one, "one")
@@ -425,11 +425,11 @@ def test_a_back_off_delays_the_redelivery(one, client):
     [message] = one.pop("one").messages
     before = now_us(client)
     assert one.reject(message, requeue=True, backoff=HOUR) == WAITING
-    [found] = one.get("one", "x")
+    [found] = one.get("x", topic="one")
     assert before - 1000 <= found.time_us - 3_600_000_000 <= now_us(client)
     assert pop_ids(one) == []
     check_slots(one, "one")
-    one.reschedule("one", "x")
+    one.reschedule("x", topic="one")
     assert one.pop("one").messages[0].retries_left == 15
 
 
@@ -438,7 +438,7 @@ def test_a_message_that_is_not_to_be_tried_again_is_kept_with_the_reason(one):
     one.put("one", "x", b"body")
     [message] = one.pop("one").messages
     assert one.reject(message, requeue=False, reason="ill-formed ü") == DEAD
-    [found] = one.get("one", "x")
+    [found] = one.get("x", topic="one")
     assert (found.state, found.body, found.reason) == (DEAD, b"body", "ill-formed ü")
     assert one.counts("one").dead == 1
 
@@ -488,10 +488,10 @@ def test_a_released_message_keeps_its_place_its_time_and_its_retries(one):
 def test_a_message_held_ahead_and_released_is_not_due_earlier_than_it_was(one, client):
     """A3"""
     one.put("one", "x", b"", delay=30)
-    [found] = one.get("one", "x")
+    [found] = one.get("x", topic="one")
     [message] = pop_now(one, soon=1, lookahead_us=60_000_000).messages
     assert one.release([message]) == 1
-    assert one.get("one", "x") == [found]
+    assert one.get("x", topic="one") == [found]
     assert pop_ids(one) == []
     check_slots(one, "one")
 
@@ -537,7 +537,7 @@ def test_a_lease_that_keeps_ending_leads_to_the_dead_queue(one):
         end_lease(one, *messages)
     assert deliveries == 17
     assert popped.died == ["x"]
-    [found] = one.get("one", "x")
+    [found] = one.get("x", topic="one")
     assert (found.state, found.body) == (DEAD, b"body")
     assert "lease" in found.reason
     check_slots(one, "one")
@@ -568,7 +568,7 @@ def test_a_renewed_lease_ends_later(one, client):
     [message] = one.pop("one", visibility=2).messages
     before = now_us(client)
     assert one.extend([message], 500) == []
-    [found] = one.get("one", "x")
+    [found] = one.get("x", topic="one")
     assert found.state == IN_FLIGHT
     assert found.time_us >= before + 499_999_000
     assert scores.read_lease(found.score)[1:] == (2, 16)
@@ -590,7 +590,7 @@ def test_a_topic_may_have_a_visibility_timeout_of_its_own(center, client):
     center.put("slow", "x", b"")
     messages = center.pop("slow", visibility=1).messages
     for _ in range(2):
-        assert center.get("slow", "x")[0].time_us >= now_us(client) + 490_000_000
+        assert center.get("x", topic="slow")[0].time_us >= now_us(client) + 490_000_000
         center.extend(messages, 1)
 
 
@@ -659,7 +659,7 @@ def test_a_message_that_was_delivered_again_is_not_taken_from_its_new_holder(one
         assert one.reject(first, requeue=True) is None
     else:
         assert one.extend([first]) == [first]
-    [found] = one.get("one", "x")
+    [found] = one.get("x", topic="one")
     assert found.state == IN_FLIGHT
     assert one.extend([second]) == []
     assert one.ack([first]) == 1

@@ -37,7 +37,7 @@ def fail(center, topic="one", **kwargs):
 
 def wait_of(center, client, id="x", topic="one"):
     """Seconds until the message is due."""
-    [found] = center.get(topic, id)
+    [found] = center.get(id, topic=topic)
     assert found.state == WAITING
     return (found.time_us - now_us(client)) / 1e6
 
@@ -111,13 +111,13 @@ def test_a_dead_message_keeps_its_reason_its_time_and_the_last_error(center, cli
     center.declare("one", slots=1, retries=2)
     center.put("one", "x", b"body")
     fail(center, error="ValueError: first")
-    [found] = center.get("one", "x")
+    [found] = center.get("x", topic="one")
     assert (found.reason, found.error) == ("", "ValueError: first")
     fail(center, error="KeyError: second\nwith a second line")
     check_slots(center, "one")
     before = now_us(client)
     assert fail(center) == DEAD
-    [found] = center.get("one", "x")
+    [found] = center.get("x", topic="one")
     assert (found.state, found.body) == (DEAD, b"body")
     assert found.reason == "no retries left: rejected again and again"
     assert found.error == "KeyError: second\nwith a second line"
@@ -128,7 +128,7 @@ def test_an_error_that_utf_8_cannot_hold_is_kept_all_the_same(center):
     center.declare("one", slots=1, retries=0)
     center.put("one", "x", b"")
     assert fail(center, error="ValueError: caf\udce9", reason="caf\udce9") == DEAD
-    [found] = center.get("one", "x")
+    [found] = center.get("x", topic="one")
     assert found.error == r"ValueError: caf\udce9"
     assert found.reason == r"no retries left: caf\udce9"
 
@@ -140,7 +140,7 @@ def test_a_lease_that_ends_for_the_last_time_keeps_the_error_of_an_earlier_try(c
     assert len(center.pop("one").messages) == 1
     time_passes(center, "one", 61)
     assert center.pop("one").died == ["x"]
-    [found] = center.get("one", "x")
+    [found] = center.get("x", topic="one")
     assert found.reason == "no retries left: its lease ended unacknowledged"
     assert found.error == "OSError: disk"
 
@@ -155,7 +155,7 @@ def test_a_dead_message_keeps_its_priority_and_its_retries(center, overtaken):
         time_passes(center, "one", 61)
         assert center.pop("one", 0).rolled_back == ["x"]
     assert center.reject(message, requeue=False) == DEAD
-    [found] = center.get("one", "x")
+    [found] = center.get("x", topic="one")
     lease = scores.read_lease(found.score)
     assert (lease.step, lease.retries) == (found.step, 15 if overtaken else 16)
     assert found.step == 3
@@ -169,10 +169,10 @@ def test_the_error_goes_with_the_message(center, client, end):
     if end == "ack":
         assert center.ack(center.pop("one").messages) == 1
     elif end == "cancel":
-        center.cancel("one", "x")
+        center.cancel("x", topic="one")
     elif end == "cancel in flight":
         assert len(center.pop("one").messages) == 1
-        center.cancel("one", "x", in_flight=True)
+        center.cancel("x", topic="one", in_flight=True)
     else:
         assert center.purge("one") == 1
     assert residue(client) == []
@@ -208,7 +208,7 @@ def test_a_full_dead_queue_drops_its_oldest(client):
         time_passes(center, "one", 1)
     assert center.pop("one").dropped == ["b"]  # each delivery before has dropped one as well
     assert center.counts("one").dead == 3
-    assert [center.get("one", id) != [] for id in "abcde"] == [False, False, True, True, True]
+    assert [center.get(id, topic="one") != [] for id in "abcde"] == [False, False, True, True, True]
     check_slots(center, "one")
 
 
@@ -413,7 +413,7 @@ def test_a_topic_that_expires_is_kept_although_the_server_is_full(center, client
 def test_a_message_is_moved_although_the_server_is_full(center, client, full):
     center.put("one", "x", b"", delay=60)
     full()
-    assert center.reschedule("one", "x") == WAITING
+    assert [one.moved for one in center.reschedule("x", topic="one")] == [True]
     assert center.ack(center.pop("one").messages) == 1
 
 

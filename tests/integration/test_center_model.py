@@ -21,8 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from kombu_toc import Cancelled, TimeoutCenter, scores
-from kombu_toc.center import DEAD, IN_FLIGHT, WAITING, Counts, Delivery
+from kombu_toc import DEAD, IN_FLIGHT, WAITING, Counts, Delivery, TimeoutCenter, scores
 
 from .inspection import check_slots, residue, time_passes
 
@@ -217,11 +216,11 @@ class Machine(RuleBasedStateMachine):
         for one in self.sharing(id):
             state = self.live[one].state
             deleted = in_flight or state != IN_FLIGHT
-            expected.append(Cancelled(one, state, deleted))
+            expected.append((one, state, deleted))
             if deleted:
                 del self.live[one]
-        cancelled = self.center.cancel(TOPIC, id, in_flight=in_flight)
-        assert sorted(cancelled) == sorted(expected)
+        cancelled = self.center.cancel(id, topic=TOPIC, in_flight=in_flight)
+        assert sorted((c.id, c.state, c.deleted) for c in cancelled) == sorted(expected)
 
     @something_lives
     @rule(id=ids, copy=flags, later=flags)
@@ -229,18 +228,20 @@ class Machine(RuleBasedStateMachine):
         sharing = self.sharing(id)
         if copy and sharing:
             id = sharing[-1]
-        message = self.live.get(id)
-        state = self.center.reschedule(TOPIC, id, delay=HOUR if later else None)
-        assert state == (message.state if message else None)
-        if state == WAITING:
-            message.due = not later
+        expected = [(one, self.live[one].state) for one in self.sharing(id)]
+        done = self.center.reschedule(id, topic=TOPIC, delay=HOUR if later else None)
+        assert sorted((one.id, one.state) for one in done) == sorted(expected)
+        for one in done:
+            assert one.moved is (one.state == WAITING)
+            if one.moved:
+                self.live[one.id].due = not later
 
     @something_lives
     @rule(id=ids)
     def get(self, id):
         found = {
             one.id: (one.state, one.step, one.body, one.error, one.reason != "")
-            for one in self.center.get(TOPIC, id)
+            for one in self.center.get(id, topic=TOPIC)
         }
         assert found == {
             id: (one.state, one.step, one.body, one.error, one.state == DEAD)
@@ -281,12 +282,12 @@ class Machine(RuleBasedStateMachine):
     def teardown(self):
         for number, id in enumerate(list(self.live)):
             if number % 2:
-                self.center.cancel(TOPIC, id, in_flight=True)
+                self.center.cancel(id, topic=TOPIC, in_flight=True)
         while messages := self.center.pop(TOPIC, 100).messages:
             self.center.ack(messages)
         self.center.purge(TOPIC)
         for id in self.live:
-            self.center.cancel(TOPIC, id, in_flight=True)
+            self.center.cancel(id, topic=TOPIC, in_flight=True)
         assert residue(self.client) == []
 
 

@@ -10,7 +10,7 @@ from kombu_toc import ConfigurationError, SlotCountError, TimeoutCenter
 from kombu_toc.center import Counts
 
 from ..servers import Server, free_port
-from .inspection import announced, check_slots, now_us, residue
+from .inspection import announced, check_slots, keys_left, now_us, residue, slot_keys
 
 HOUR = 3600.0
 
@@ -84,7 +84,7 @@ def test_topics_do_not_see_each_other(center):
     center.put("a", "x", b"1")
     center.put("b", "x", b"2")
     assert [message.body for message in center.pop("a", 5).messages] == [b"1"]
-    assert center.cancel("a", "y") == []
+    assert center.cancel("y", topic="a") == []
     assert center.counts("b").ready == 1
 
 
@@ -109,6 +109,22 @@ def test_counts_tell_the_states_apart(center):
     center.reject(messages[0], requeue=False)
     assert center.counts("mail") == Counts(ready=3, scheduled=7, in_flight=2, dead=1)
     assert center.counts("mail").waiting == 10
+
+
+def test_what_comes_due_is_counted_by_time(center):
+    """Whatever its priority, its slot, or how often it was tried; not what is in flight or dead."""
+    center.declare("wide", slots=64)
+    for number in range(100):
+        center.put("wide", f"{number}", b"", delay=100 + number, priority=number % 10)
+    for number in range(3):
+        center.put("wide", f"due-{number}", b"")
+    tried, taken = center.pop("wide", 2).messages
+    center.reject(tried, requeue=True, backoff=50)
+    times = [0, 10, 60, 149.5, 1000]
+    assert center.coming("wide", times) == [1, 1, 2, 52, 102]
+    center.release([taken])
+    assert center.coming("wide", times) == [2, 2, 3, 53, 103]
+    assert center.coming("nobody has declared it", [0, 1]) == [0, 0]
 
 
 def test_counts_by_slot_add_up(center):
@@ -140,7 +156,7 @@ def test_purging_deletes_what_waits_and_nothing_else(center, client):
     assert center.counts("mail") == Counts(0, 0, 1, 1)
     check_slots(center, "mail")
     center.ack([flight])
-    center.cancel("mail", "dead")
+    center.cancel("dead", topic="mail")
     assert residue(client) == []
 
 
@@ -167,7 +183,7 @@ def test_deleting_a_topic_deletes_everything_in_it(center, client):
     assert center.topics() == ["other"]
     assert not [key for key in client.scan_iter() if b"mail" in key]
     center.delete("other")
-    assert client.keys() == []
+    assert keys_left(client) == []
 
 
 def test_a_deleted_topic_may_be_declared_with_another_slot_count(center):
@@ -197,7 +213,7 @@ def _release_and_purge(center, messages):
 def _reject_and_cancel(center, messages):
     for message in messages:
         center.reject(message, requeue=False)
-        center.cancel("mail", message.id)
+        center.cancel(message.id, topic="mail")
 
 
 def _exhaust_and_ack(center, messages):
@@ -210,13 +226,13 @@ def _exhaust_and_ack(center, messages):
 
 def _cancel_in_flight(center, messages):
     for message in messages:
-        center.cancel("mail", message.id, in_flight=True)
+        center.cancel(message.id, topic="mail", in_flight=True)
 
 
 def _back_off_and_cancel(center, messages):
     for message in messages:
         center.reject(message, requeue=True, backoff=HOUR)
-        center.cancel("mail", message.id)
+        center.cancel(message.id, topic="mail")
 
 
 @pytest.mark.parametrize(
@@ -236,11 +252,11 @@ def test_a_drained_topic_leaves_no_key_however_its_messages_ended(center, client
     for number in range(10):
         center.put("mail", f"{number}", b"1", priority=number)
         center.put("mail", f"{number}", b"2", delay=HOUR)
-        center.reschedule("mail", center.put("mail", f"{number}", b"3", delay=HOUR))
+        center.reschedule(center.put("mail", f"{number}", b"3", delay=HOUR), topic="mail")
     for number in range(10):
-        copies = [found.id for found in center.get("mail", f"{number}") if "#" in found.id]
+        copies = [found.id for found in center.get(f"{number}", topic="mail") if "#" in found.id]
         for id in copies:
-            center.reschedule("mail", id)
+            center.reschedule(id, topic="mail")
     messages = center.pop("mail", 50).messages
     assert len(messages) == 30
     check_slots(center, "mail")
@@ -252,7 +268,7 @@ def test_a_topic_drained_before_a_cancelled_messages_time_leaves_no_key(one, cli
     """The announcement of a message that is gone goes with the last message."""
     one.put("one", "later", b"", delay=HOUR)
     one.put("one", "now", b"")
-    one.cancel("one", "later")
+    one.cancel("later", topic="one")
     one.ack(one.pop("one").messages)
     assert residue(client) == []
 
@@ -384,7 +400,9 @@ def test_a_message_never_shortens_the_life_of_the_others(center, client):
 
 def test_a_topic_that_does_not_expire_has_no_ttl(center, client):
     center.put("mail", "x", b"")
-    assert {client.pttl(key) for key in client.scan_iter()} == {-1}
+    assert {client.pttl(key) for key in slot_keys(client)} == {-1}
+    assert client.pttl(center.keys.wake("mail")) == -1
+    assert client.pttl(center.keys.topics) == client.pttl(center.keys.counted("mail")) == -1
 
 
 def test_a_stale_topic_is_named_to_one_client_only(center, client):
@@ -459,6 +477,9 @@ def test_every_operation_keeps_to_one_cluster_node(node, name):
     for number in range(10):
         center.put(name, f"{number}", b"1", priority=number)
         center.put(name, f"{number}", b"2", delay=HOUR)
+    assert len(center.scan(name, limit=7).messages) == 7
+    assert center.summary(name)[0].counts.scheduled == 10
+    assert center.coming(name, [0, 2 * HOUR]) == [10, 20]
     seen = []
     for slot in range(2):
         seen += center.pop(name, 4, slots=[slot]).messages
@@ -471,13 +492,14 @@ def test_every_operation_keeps_to_one_cluster_node(node, name):
         assert center.reject(batch[3], requeue=False) == "dead"
         assert center.extend(batch) == batch
     for number in range(10):
-        for found in center.get(name, f"{number}"):
-            assert center.reschedule(name, found.id) in ("waiting", "dead")
+        for found in center.get(f"{number}", topic=name):
+            states = {one.state for one in center.reschedule(found.id, topic=name)}
+            assert states and states <= {"waiting", "dead"}
             if "#" in found.id:
-                assert center.cancel(name, found.id)
+                assert center.cancel(found.id, topic=name)
     assert center.purge(name) > 0
     for batch in by_slot:
-        center.cancel(name, batch[3].id)
+        center.cancel(batch[3].id, topic=name)
     assert [key for key in node.scan_iter() if b"{toc}" not in key] == []
 
 

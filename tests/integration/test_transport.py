@@ -105,7 +105,7 @@ def test_a_rejected_message_goes_to_dead_queue(connection: Connection) -> None:
     with connection.SimpleQueue("mail") as queue:
         queue.put("x", headers={"id": "m1"})
         queue.get(timeout=5).reject()
-    [found] = connection.transport.center.get("mail", "m1")
+    [found] = connection.transport.center.get("m1", topic="mail")
     assert (found.state, found.reason) == ("dead", "rejected")
 
 
@@ -143,7 +143,7 @@ def test_closing_a_channel_gives_messages_back_with_their_retries_unchanged(
     publish(first, "x", headers={"id": "m1"})
     first.drain_events(timeout=5)
     first.release()
-    [found] = second.transport.center.get("mail", "m1")
+    [found] = second.transport.center.get("m1", topic="mail")
     assert found.state == "waiting"
     message = second.SimpleQueue("mail").get(timeout=5)
     assert message.delivery.retries_left == 16
@@ -230,7 +230,7 @@ def test_x_delay_holds_a_message_back(connection: Connection) -> None:
 
 def test_the_eta_header_goes_before_x_delay(connection: Connection) -> None:
     publish(connection, "x", headers={"id": "m1", "eta": "2100-01-01T00:00:00Z", "x-delay": 1})
-    [found] = connection.transport.center.get("mail", "m1")
+    [found] = connection.transport.center.get("m1", topic="mail")
     assert found.time_us == 4_102_444_800_000_000
 
 
@@ -255,7 +255,7 @@ def test_a_countdown_is_due_by_redis_clock_whatever_the_senders_shows(
         eta = (datetime.now(timezone.utc) + timedelta(seconds=60)).isoformat()
         headers = {"id": "m1", "eta": eta}
         publish(connection, "x", headers=headers, **{kombu_toc.COUNTDOWN: True})
-    [found] = connection.transport.center.get("mail", "m1")
+    [found] = connection.transport.center.get("m1", topic="mail")
     assert 60 <= found.time_us / 1_000_000 - (seconds + us / 1_000_000) < 61
 
 
@@ -269,7 +269,7 @@ def test_a_countdown_that_is_published_late_is_due_no_later(
         before = client.time()[0]
         headers = {"id": "m1", "eta": eta.isoformat()}
         publish(connection, "x", headers=headers, **{kombu_toc.COUNTDOWN: True})
-    [found] = connection.transport.center.get("mail", "m1")
+    [found] = connection.transport.center.get("m1", topic="mail")
     assert 14 <= found.time_us / 1_000_000 - before < 17
 
 
@@ -756,7 +756,7 @@ def test_a_batch_takes_nothing_that_another_thread_publishes_on_its_channel(
     publish(batch.publish, "batched", lambda: (in_batch.set(), done.wait(5)))
     thread.join()
     batch.discard()
-    assert [center.get("mail", id) != [] for id in ("alone", "batched")] == [True, False]
+    assert [center.get(id, topic="mail") != [] for id in ("alone", "batched")] == [True, False]
 
 
 def test_a_batch_is_published_as_a_whole(connection: Connection) -> None:
@@ -874,7 +874,7 @@ def test_a_damaged_body_goes_to_dead_queue_and_the_consumer_goes_on(
         publish(connection, "good")
         drain(connection)
     assert inbox.bodies == ["good"]
-    [found] = center.get("mail", "m1")
+    [found] = center.get("m1", topic="mail")
     assert found.state == "dead"
     assert "envelope" in found.reason
     assert found.body == damage

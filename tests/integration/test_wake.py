@@ -154,7 +154,7 @@ def test_what_was_cancelled_is_not_handed_back(connect: Connect, client: redis.R
     center = leaving.transport.center
     center.put("mail", "m1", b"", delay=60)
     wait_until_claimed(leaving, client)
-    center.cancel("mail", "m1")
+    center.cancel("m1", topic="mail")
     leaving.release()
     assert client.keys("*mail*") == []
 

@@ -1,0 +1,45 @@
+"""``celery toc``: see what is scheduled, cancel it, move it, replay it.
+
+Celery loads this package whenever ``celery`` is run, whatever for: so each command is a module
+of its own, imported when it is used.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from .ends import Group
+
+#: The commands, and where each is. One more takes a module and a line.
+COMMANDS = {
+    "status": "celery_toc.cli.status:status",
+    "list": "celery_toc.cli.list:list_",
+    "show": "celery_toc.cli.show:show",
+    "cancel": "celery_toc.cli.cancel:cancel",
+    "reschedule": "celery_toc.cli.reschedule:reschedule",
+    "run": "celery_toc.cli.reschedule:run",
+    "dead": "celery_toc.cli.dead:dead",
+    "check": "celery_toc.cli.check:check",
+    "repair": "celery_toc.cli.check:repair",
+    "top": "celery_toc.cli.top:top",
+}
+
+
+@click.group(
+    "toc",
+    cls=Group,
+    commands_at=COMMANDS,
+    short_help="See, cancel, move and replay what the timeout center holds.",
+)
+@click.pass_context
+def toc(ctx: click.Context, **_: Any) -> None:
+    """See, cancel, move and replay the tasks that a timeout center holds.
+
+    The app names the broker: `celery -A shop toc status`. Exit codes: 0 done, 1 the broker cannot
+    be used or the operation failed, 2 wrong usage, 3 not found, 4 too late, 5 faults found.
+    """
+    # The options that an app has added to all commands come as keywords; they mean nothing here.
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())

@@ -1,0 +1,144 @@
+"""``celery toc dead``: what was given up on; look at it, replay it, delete it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from .ends import NOT_FOUND, TOO_LATE, Command, Group
+from .list import paging, show_page
+from .message import named
+from .session import Session, complete_dead_id, topic_option, with_session, yes_option
+from .show import show_all
+
+COMMANDS = {
+    name: f"{__name__}:{name.replace('list', 'list_')}"
+    for name in ("list", "show", "requeue", "purge")
+}
+
+
+@click.group(cls=Group, commands_at=COMMANDS)
+@click.pass_context
+def dead(ctx: click.Context) -> None:
+    """Messages that were given up on: list, show, requeue, purge."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+@click.command(
+    "list",
+    cls=Command,
+    example="""
+celery -A shop toc dead list --topic mail --since -1d
+celery -A shop toc dead list --task 'shop.tasks.*' --json
+""",
+)
+@topic_option
+@paging
+@with_session
+def list_(session: Session, topic: str | None, **which: Any) -> None:
+    """Dead messages in the order in which they died, with the reason and the last error."""
+    show_page(session, topic, "dead", **which)
+
+
+@click.command(
+    cls=Command,
+    example="""
+celery -A shop toc dead show 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
+""",
+)
+@click.argument("id", shell_complete=complete_dead_id)
+@topic_option
+@with_session
+def show(session: Session, id: str, topic: str | None) -> None:
+    """All of a dead message, decoded."""
+    found = session.center.get(id, topic=session.topic(topic))
+    gone = [each for each in found if each.state == "dead"]
+    if found and not gone:
+        session.complain(f"{id!r} is {found[0].state}, not dead", TOO_LATE)
+    else:
+        show_all(session, id, gone)
+
+
+def _which(function: Any) -> Any:
+    """The arguments that say which dead messages."""
+    for option in (
+        yes_option,
+        click.option("--all", "-a", "every", is_flag=True, help="All of them."),
+        click.option("--task", metavar="NAME", help="Only tasks of that name; * and ? match any."),
+        topic_option,
+        click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=complete_dead_id),
+    ):
+        function = option(function)
+    return function
+
+
+@click.command(
+    cls=Command,
+    example="""
+celery -A shop toc dead requeue 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
+celery -A shop toc dead requeue --topic mail --task shop.tasks.remind --yes
+""",
+)
+@_which
+@with_session
+def requeue(session: Session, **which: Any) -> None:
+    """Put dead messages back into their queues, due now, with all their retries.
+
+    Name ids, or a --topic, a --task or both, or --all.
+    """
+    _settle(session, "requeue", "requeued", session.center.requeue_dead, **which)
+
+
+@click.command(
+    cls=Command,
+    example="""
+celery -A shop toc dead purge 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --yes
+celery -A shop toc dead purge --topic mail
+""",
+)
+@_which
+@with_session
+def purge(session: Session, **which: Any) -> None:
+    """Delete dead messages for good.
+
+    Name ids, or a --topic, a --task or both, or --all.
+    """
+    _settle(session, "purge", "purged", session.center.purge_dead, **which)
+
+
+def _settle(
+    session: Session,
+    verb: str,
+    done: str,
+    settle: Callable[..., int],
+    *,
+    ids: tuple[str, ...],
+    topic: str | None,
+    task: str | None,
+    every: bool,
+    yes: bool,
+) -> None:
+    if not (ids or topic or task or every):
+        raise click.UsageError("say which: ids, --topic, --task or --all")
+    if ids and (task or every):
+        raise click.UsageError("give ids, or --task or --all, and not both")
+    name = session.topic(topic)
+    what = f"{len(ids)} dead" if ids else "all dead"
+    what += f" {task}" if task else ""
+    what += f" in {name!r}" if name else ""
+    session.confirm(f"{verb.capitalize()} {what}?", yes)
+    number = settle(name, ids=list(ids) or None, where=named(task))
+    if session.as_json:
+        session.screen.json({done: number})
+    else:
+        session.screen.say(f"{done.capitalize()} {number}.")
+    if number < len(ids):
+        missing = len(ids) - number
+        session.complain(f"{missing} of these ids {_is(missing)} not dead", NOT_FOUND)
+
+
+def _is(number: int) -> str:
+    return "is" if number == 1 else "are"

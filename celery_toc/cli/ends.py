@@ -1,0 +1,111 @@
+"""How a command ends: an exit code, and in case of trouble one line. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+import click
+from click_didyoumean import DYMGroup
+
+import kombu_toc
+
+# Exit codes; docs/commands.md has them for users.
+DONE = 0
+FAILED = 1  #: the broker cannot be used, or the operation failed
+USAGE = 2  #: the command line is wrong, or the app's broker is no timeout center
+NOT_FOUND = 3  #: there is no message of that id, or no topic of that name
+TOO_LATE = 4  #: the message is in a state in which this cannot be done to it
+FAULTS = 5  #: `check` has found something
+
+
+class Failure(click.ClickException):
+    """One line on standard error, and an exit code."""
+
+    def __init__(self, message: object, exit_code: int = FAILED) -> None:
+        super().__init__(" ".join(str(message).split()))
+        self.exit_code = exit_code
+
+    def show(self, file: Any = None) -> None:
+        click.echo(f"Error: {self.format_message()}", file=file, err=True)
+
+
+def _wrong_usage(error: click.UsageError) -> Failure:
+    """In one line what Click would tell in three."""
+    option = getattr(error, "option_name", None)
+    if option in ("-A", "--app", "-b", "--broker"):
+        return Failure(f"{option} goes before the command: celery {option} ... toc ...", USAGE)
+    path = error.ctx.command_path if error.ctx else "celery toc"
+    return Failure(f"{error.format_message().rstrip('.')}; see '{path} --help'", USAGE)
+
+
+def _failure(error: Exception, ctx: click.Context) -> Failure | None:
+    """What to tell of an error; None if it is a defect, whose traceback somebody will want."""
+    import redis
+
+    if isinstance(error, click.UsageError):
+        return _wrong_usage(error)
+    if isinstance(error, (kombu_toc.ConfigurationError, kombu_toc.ActionTimeError)):
+        return Failure(error, USAGE)
+    if isinstance(error, BrokenPipeError):  # whoever read the output has gone; Click ends quietly
+        return None
+    if isinstance(error, (redis.RedisError, kombu_toc.TocError, OSError)):
+        url = ctx.meta.get("celery_toc.broker", "")
+        return Failure(f"the broker {url} cannot be used: {error}")
+    return None
+
+
+class _Ends:
+    """Turns errors into a line and an exit code."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        try:
+            return super().make_context(*args, **kwargs)
+        except click.UsageError as exc:
+            raise _wrong_usage(exc) from None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as exc:
+            failure = _failure(exc, ctx)
+            if failure is None:
+                raise
+            raise failure from exc
+
+
+class Command(_Ends, click.Command):
+    """A command.
+
+    example: lines for its help
+    """
+
+    def __init__(self, *args: Any, example: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.example = example
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Examples"):
+            for line in self.example.strip().splitlines():
+                formatter.write(f"  {line.strip()}\n")
+
+
+class Group(_Ends, DYMGroup):
+    """A group whose commands are imported when they are used.
+
+    commands_at: name of a command -> ``module:attribute``
+    """
+
+    def __init__(self, *args: Any, commands_at: Mapping[str, str], **kwargs: Any) -> None:
+        super().__init__(*args, **{"invoke_without_command": True, **kwargs})
+        self.commands_at = commands_at
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*self.commands_at]
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in self.commands_at:
+            return None
+        module, _, attribute = self.commands_at[name].partition(":")
+        return getattr(import_module(module), attribute)

@@ -1,0 +1,87 @@
+"""``celery toc show``: all of a message."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from . import times
+from .ends import NOT_FOUND, Command
+from .message import describe
+from .session import Session, complete_id, topic_option, with_session
+
+#: What the time of a message is, by its state.
+_TIMES = {
+    "scheduled": "due",
+    "ready": "due",
+    "in-flight": "lease ends",
+    "dead": "died",
+}
+
+
+@click.command(
+    cls=Command,
+    example="""
+celery -A shop toc show 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
+celery -A shop toc show 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --json
+""",
+)
+@click.argument("id", shell_complete=complete_id)
+@topic_option
+@with_session
+def show(session: Session, id: str, topic: str | None) -> None:
+    """All of a message, decoded.
+
+    Messages that share the id, such as a task and its retry, are all shown.
+    """
+    show_all(session, id, session.center.get(id, topic=session.topic(topic)))
+
+
+def show_all(session: Session, id: str, found: list[Any]) -> None:
+    """Show what was found under an id."""
+    messages = [describe(session, session.center.task(each), whole=True) for each in found]
+    if session.as_json:
+        session.screen.json({"id": id, "messages": messages})
+    for number, (each, message) in enumerate(zip(found, messages, strict=True)):
+        if session.as_json:
+            break
+        if number:
+            session.screen.say()
+        session.screen.fields(_fields(session, message, each.time_us / 1e6))
+    if not found:
+        session.complain(f"there is no message {id!r}", NOT_FOUND)
+
+
+def _fields(session: Session, message: dict[str, Any], seconds: float) -> list[tuple[str, Any]]:
+    when = "now: it was rolled back"
+    if seconds:
+        away = times.distance(seconds - session.now)
+        when = f"{times.local(seconds, session.zone)} ({away})"
+    fields = [
+        ("id", message["id"]),
+        ("task", message["task"]),
+        ("state", message["state"]),
+        (_TIMES[message["state"]], when),
+        ("topic", message["topic"]),
+        ("slot", message["slot"]),
+        ("priority", message["priority"]),
+        ("retries left", message["retries_left"]),
+        ("args", message["argsrepr"]),
+        ("kwargs", message["kwargsrepr"]),
+        ("reason", message["reason"]),
+        ("error", message["error"]),
+        ("problem", message["problem"]),
+    ]
+    for group in ("headers", "properties"):
+        fields += [
+            (f"{group}.{name}", _value(value))
+            for name, value in message[group].items()
+            if value is not None
+        ]
+    return [*fields, ("content type", message["content_type"]), ("body", message["body"])]
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)

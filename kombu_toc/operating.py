@@ -1,0 +1,665 @@
+"""What people and tools do with a timeout center: look messages up, cancel, move and replay them.
+
+By id, a message is looked for in every slot that could have it, of one topic or of all, in
+pipelined round trips: each slot costs O(log n), whatever waits in it. More than one message may
+have an id: a retry has that of the task that is still running, and whoever gives another slot
+basis puts his into another slot. All of them are found.
+"""
+
+from __future__ import annotations
+
+import base64
+import heapq
+import itertools
+import json
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from . import scores
+from .calls import Call, microseconds, text, when_of
+from .scripts import load
+from .topics import Slot, Topic
+
+#: Ids that one call looks for, in one slot.
+IDS_PER_CALL = 100
+
+#: Calls that leave together.
+CALLS_TOGETHER = 500
+
+#: Messages that one call of scan reads from a slot, at most.
+SCAN_STEP = 200
+
+WAITING, IN_FLIGHT, DEAD = "waiting", "in flight", "dead"
+_STATES = {1: WAITING, 2: IN_FLIGHT, 3: DEAD}
+
+
+class Found(NamedTuple):
+    """A message as it was found."""
+
+    topic: str
+    slot: int
+    id: str
+    state: str  #: WAITING, IN_FLIGHT or DEAD
+    step: int
+    score: int
+    body: bytes
+    reason: str  #: of a dead message
+    error: str = ""  #: the last one that a consumer told of it
+
+    @property
+    def time_us(self) -> int:
+        """When it is due, when its lease ends, or when it died; 0: it was rolled back and is due
+        at once."""
+        if self.state == WAITING:
+            return scores.action_time(self.score)
+        return scores.read_lease(self.score).ms * 1000
+
+    @property
+    def retries_left(self) -> int | None:
+        """How often it may still come back; None if it has not been delivered yet."""
+        if self.state == WAITING:
+            return scores.retries_left(self.score)
+        return scores.read_lease(self.score).retries
+
+
+class Cancelled(NamedTuple):
+    """What cancel did about one message."""
+
+    topic: str
+    id: str
+    state: str  #: what it was
+    deleted: bool
+    tried: bool = False  #: it was delivered before, to a consumer that perhaps still has it
+    body: bytes = b""  #: of what is deleted
+
+
+class Rescheduled(NamedTuple):
+    """What reschedule did about one message."""
+
+    topic: str
+    id: str
+    state: str  #: what it is
+    moved: bool
+    time_us: int = 0  #: when it is due now, if it was moved
+
+
+class Page(NamedTuple):
+    """What a scan has found so far."""
+
+    messages: list[Found]
+    after: str | None  #: where the next page begins; None: that was all
+
+
+class Counts(NamedTuple):
+    """How many messages a topic or a slot holds."""
+
+    ready: int  #: due
+    scheduled: int  #: waiting for their action time
+    in_flight: int
+    dead: int
+
+    @property
+    def waiting(self) -> int:
+        return self.ready + self.scheduled
+
+
+class Summary(NamedTuple):
+    """How a topic stands."""
+
+    topic: str
+    slots: int
+    counts: Counts
+    #: for how long the message that has been due for longest has been so; 0 if none is due. One
+    #: that was rolled back and is due at once does not count: its time is not known any more.
+    oldest_us: int
+
+
+class Operating:
+    """The part of :class:`kombu_toc.TimeoutCenter` that is for people and tools.
+
+    In all of it, `topic` is the name of the one to look at; without it, all declared topics are.
+    """
+
+    # -- by id
+
+    def get(
+        self, id: str | Iterable[str], *, topic: str | None = None, basis: str | None = None
+    ) -> list[Found]:
+        """Look messages up by id, and the copies that share it; an empty list if there is none.
+
+        id: one, or several
+        basis: slot basis, if the sender gave one: then only the slots are asked that it picks
+        """
+
+        def call(topic: Topic, slot: Slot, ids: list[str]) -> Call:
+            def parse(raw: list[Any]) -> list[Found]:
+                return [
+                    Found(
+                        topic.name,
+                        slot.number,
+                        text(raw[i]),
+                        _STATES[raw[i + 1]],
+                        raw[i + 2],
+                        raw[i + 3],
+                        raw[i + 4],
+                        *_note(raw[i + 5]),
+                    )
+                    for i in range(0, len(raw), 6)
+                ]
+
+            return Call(
+                load("get"),
+                (
+                    slot.prepare,
+                    slot.dead,
+                    slot.reasons,
+                    slot.body,
+                    *slot.stores,
+                    *(slot.copies(one) for one in ids),
+                ),
+                (len(slot.stores), *ids),
+                parse,
+            )
+
+        return self._by_id(id, topic, basis, call)
+
+    def cancel(
+        self,
+        id: str | Iterable[str],
+        *,
+        topic: str | None = None,
+        basis: str | None = None,
+        in_flight: bool = False,
+        dead: bool = True,
+    ) -> list[Cancelled]:
+        """Delete messages by id, and the copies that share it.
+
+        id: one, or several
+        in_flight: delete those too that a consumer has taken; it is not told
+        dead: delete those too that were given up on
+
+        Returns what there was and whether it is deleted: one that is in flight was cancelled
+        too late. An empty list if there was none.
+        """
+        states = (WAITING, *[IN_FLIGHT] * in_flight, *[DEAD] * dead)
+
+        def call(topic: Topic, slot: Slot, ids: list[str]) -> Call:
+            return self._cancelling(topic, slot, ids, states)
+
+        return self._by_id(id, topic, basis, call)
+
+    def _cancelling(
+        self, topic: Topic, slot: Slot, ids: list[str], states: Collection[str]
+    ) -> Call:
+        """The call that deletes messages that are in one of these states."""
+
+        def parse(raw: list[Any]) -> list[Cancelled]:
+            flat = raw[0]
+            return [
+                Cancelled(
+                    topic.name,
+                    text(flat[i]),
+                    _STATES[flat[i + 1]],
+                    bool(flat[i + 2]),
+                    bool(flat[i + 3]),
+                    flat[i + 4],
+                )
+                for i in range(0, len(flat), 5)
+            ]
+
+        copies = [
+            key for id in ids for key in (slot.copies(id), slot.copies(id.rpartition("#")[0] or id))
+        ]
+        return Call(
+            load("cancel"),
+            (
+                slot.armed,
+                slot.prepare,
+                slot.dead,
+                slot.reasons,
+                slot.body,
+                *slot.stores,
+                *copies,
+                self.keys.wake(topic.name),
+            ),
+            (
+                len(slot.stores),
+                slot.number,
+                *(int(state in states) for state in _STATES.values()),
+                *ids,
+            ),
+            parse,
+        )
+
+    def reschedule(
+        self,
+        id: str,
+        *,
+        at: float | None = None,
+        delay: float | None = None,
+        topic: str | None = None,
+        basis: str | None = None,
+    ) -> list[Rescheduled]:
+        """Give a waiting message, and waiting copies of it, another action time; neither `at`
+        nor `delay` means now.
+
+        at: seconds since the epoch
+        delay: seconds from now by Redis's clock
+
+        Returns what there was and whether it is moved: only what is waiting can be. An empty
+        list if there was none. Raises ActionTimeError beyond the year 2255.
+        """
+        when = when_of(microseconds(at), microseconds(delay))
+
+        def call(topic: Topic, slot: Slot, ids: list[str]) -> Call:
+            def parse(raw: list[Any]) -> list[Rescheduled]:
+                flat = raw[0]
+                return [
+                    Rescheduled(
+                        topic.name,
+                        text(flat[i]),
+                        _STATES[flat[i + 1]],
+                        flat[i + 1] == 1,
+                        scores.action_time(flat[i + 2]) if flat[i + 1] == 1 else 0,
+                    )
+                    for i in range(0, len(flat), 3)
+                ]
+
+            [one] = ids
+            return Call(
+                load("reschedule"),
+                (
+                    slot.armed,
+                    slot.prepare,
+                    slot.dead,
+                    slot.copies(one),
+                    *slot.stores,
+                    self.keys.wake(topic.name),
+                ),
+                (len(slot.stores), slot.number, one, when),
+                parse,
+            )
+
+        return self._by_id(id, topic, basis, call)
+
+    def run_now(
+        self, id: str, *, topic: str | None = None, basis: str | None = None
+    ) -> list[Rescheduled]:
+        """Make a waiting message due now; as :meth:`reschedule`."""
+        return Operating.reschedule(self, id, topic=topic, basis=basis)
+
+    def ensure(
+        self,
+        topic: str,
+        id: str,
+        body: bytes,
+        *,
+        at: float | None = None,
+        delay: float | None = None,
+        basis: str | None = None,
+        priority: int = 0,
+    ) -> bool:
+        """Add a message as :meth:`put` does, unless the topic has one of this id, in any state.
+
+        Returns whether it was added. Of several that try at the same time with the same slot
+        basis, or with none, one is.
+        """
+        if Operating.get(self, id, topic=topic):
+            return False  # perhaps in another slot, because of another basis
+        made = self.put(
+            topic, id, body, at=at, delay=delay, basis=basis, priority=priority, ensure=True
+        )
+        return made is not None
+
+    def _by_id(
+        self,
+        id: str | Iterable[str],
+        topic: str | None,
+        basis: str | None,
+        call: Callable[[Topic, Slot, list[str]], Call],
+    ) -> list[Any]:
+        ids = [id] if isinstance(id, str) else list(dict.fromkeys(id))
+        calls = (
+            call(one, slot, ids[start : start + IDS_PER_CALL])
+            for one in self._asked(topic)
+            for slot in one.slots_for(basis)
+            for start in range(0, len(ids), IDS_PER_CALL)
+        )
+        found = []
+        while together := list(itertools.islice(calls, CALLS_TOGETHER)):
+            for part in self.run_all(together):
+                found += part
+        return found
+
+    def _asked(self, topic: str | None) -> list[Topic]:
+        """The topic of that name, or all, as they are declared at this moment."""
+        if topic is not None:
+            self.forget(topic)
+            return [self._standing(topic)]
+        declared = self.client.hgetall(self.keys.topics)
+        return sorted(
+            (self._remember(text(name), raw) for name, raw in declared.items()),
+            key=lambda topic: topic.name,
+        )
+
+    # -- by what they are
+
+    def scan(
+        self,
+        topic: str | None = None,
+        *,
+        state: str | Collection[str] | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        where: Callable[[Any], Any] | None = None,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> Page:
+        """Read messages, of each topic in the order of their times, of the topics by name.
+
+        state: WAITING, IN_FLIGHT or DEAD, or several of these; all unless given
+        since, until: seconds since the epoch; only those whose time (when they are due, when
+            their lease ends, when they died) is not before the one and before the other
+        where: only those for which this is true
+        limit: how many at most
+        after: where to go on: what the page before this one says
+
+        Reads in small steps that each take the server O(log n). What is moved meanwhile may be
+        seen twice, or not at all; what stays is seen once. Raises ValueError for a state that
+        there is not, and for an `after` that no page has said.
+        """
+        if limit < 1:
+            raise ValueError(f"limit must be at least 1, not {limit!r}")
+        step = SCAN_STEP if where else min(SCAN_STEP, limit + 1)
+        messages: list[Found] = []
+        cursor = _read_cursor(after)
+        for found, position in self._read(topic, state, since, until, cursor, step):
+            if len(messages) == limit:
+                return Page(messages, _write_cursor(cursor))
+            cursor = position
+            if where is None or where(self._shown(found)):
+                messages.append(found)
+        return Page(messages, None)
+
+    def _shown(self, found: Found) -> Any:
+        """What `where` is asked about."""
+        return found
+
+    def _read(
+        self,
+        topic: str | None,
+        state: str | Collection[str] | None,
+        since: float | None,
+        until: float | None,
+        cursor: _Position | None,
+        step: int,
+        bodies: bool = True,
+    ) -> Iterator[tuple[Found, _Position]]:
+        states = _checked_states(state)
+        since_us, until_us = microseconds(since), microseconds(until)
+        for one in self._asked(topic):
+            if cursor is not None and one.name < cursor.topic:
+                continue
+            begin = cursor if cursor is not None and one.name == cursor.topic else None
+            for found, position in self._read_topic(
+                one, states, since_us, until_us, begin, step, bodies
+            ):
+                if since_us is not None and found.time_us < since_us:
+                    continue
+                if until_us is not None and found.time_us >= until_us:
+                    continue
+                yield found, position
+
+    def _read_topic(
+        self,
+        topic: Topic,
+        states: Collection[str],
+        since_us: int | None,
+        until_us: int | None,
+        cursor: _Position | None,
+        step: int,
+        bodies: bool,
+    ) -> Iterator[tuple[Found, _Position]]:
+        step = max(min(step, 2 * step // topic.slots + 8), 1)
+        low = "-inf" if since_us is None else str(max(since_us, 0) // 1000 * 1000)
+        high = "+inf" if until_us is None else str(max(until_us, 0) // 1000 * 1000 + 999)
+
+        def call(slot: Slot, cursor: _Position | None) -> Call:
+            kinds = [
+                *[(WAITING, key, at) for at, key in enumerate(slot.stores)],
+                (IN_FLIGHT, slot.prepare, len(slot.stores)),
+                (DEAD, slot.dead, len(slot.stores) + 1),
+            ]
+            kinds = [kind for kind in kinds if kind[0] in states]
+
+            def parse(raw: list[Any]) -> list[tuple[Found, _Position]]:
+                read = []
+                for i in range(0, len(raw), 5):
+                    state, _, number = kinds[raw[i]]
+                    id, score = raw[i + 1], raw[i + 2]
+                    at = number if state == WAITING else scores.read_lease(score).step
+                    found = Found(
+                        topic.name,
+                        slot.number,
+                        text(id),
+                        state,
+                        at,
+                        score,
+                        raw[i + 3],
+                        *_note(raw[i + 4]),
+                    )
+                    read.append((found, _Position(topic.name, score, id, slot.number, number)))
+                return read
+
+            begin: tuple[Any, ...] = ("", "")
+            if cursor is not None:
+                here = (cursor.slot, cursor.kind)
+                later = (int((slot.number, number) > here) for _, _, number in kinds)
+                begin = (cursor.score, cursor.id, *later)
+            return Call(
+                load("scan"),
+                (slot.body, slot.reasons, *(key for _, key, _ in kinds)),
+                (step, low, high, int(bodies), *begin),
+                parse,
+            )
+
+        def entries(
+            slot: Slot, page: list[tuple[Found, _Position]]
+        ) -> Iterator[tuple[Found, _Position]]:
+            while True:
+                yield from page
+                if len(page) < step:
+                    return
+                page = self.run(call(slot, page[-1][1]))
+
+        slots = topic.all_slots()
+        pages = self.run_all([call(slot, cursor) for slot in slots])
+        return heapq.merge(
+            *(entries(slot, page) for slot, page in zip(slots, pages, strict=True)),
+            key=lambda entry: entry[1],
+        )
+
+    # -- dead messages
+
+    def requeue_dead(
+        self,
+        topic: str | None = None,
+        *,
+        ids: Iterable[str] | None = None,
+        where: Callable[[Any], Any] | None = None,
+    ) -> int:
+        """Take messages out of DeadQueue and have them delivered now, with all their retries.
+
+        ids: only these, and the copies that share them
+        where: only those for which this is true
+
+        Returns how many. In bounded steps; what dies meanwhile stays dead.
+        """
+
+        def call(topic: Topic, slot: Slot, some: list[str]) -> Call:
+            return Call(
+                load("requeue"),
+                (
+                    slot.armed,
+                    slot.dead,
+                    slot.reasons,
+                    *slot.stores,
+                    self.keys.wake(topic.name),
+                ),
+                (len(slot.stores), slot.number, topic.declaration.retries, *some),
+                lambda raw: raw[0],
+            )
+
+        return self._with_the_dead(topic, ids, where, call)
+
+    def purge_dead(
+        self,
+        topic: str | None = None,
+        *,
+        ids: Iterable[str] | None = None,
+        where: Callable[[Any], Any] | None = None,
+    ) -> int:
+        """Delete dead messages; return how many. Otherwise as :meth:`requeue_dead`."""
+
+        def call(topic: Topic, slot: Slot, some: list[str]) -> Call:
+            made = self._cancelling(topic, slot, some, (DEAD,))
+            return made._replace(parse=lambda raw: sum(one.deleted for one in made.parse(raw)))
+
+        return self._with_the_dead(topic, ids, where, call)
+
+    def _with_the_dead(
+        self,
+        topic: str | None,
+        ids: Iterable[str] | None,
+        where: Callable[[Any], Any] | None,
+        call: Callable[[Topic, Slot, list[str]], Call],
+    ) -> int:
+        if ids is None:
+            seconds, rest = self.client.time()
+            found = (
+                one
+                for one, _ in self._read(
+                    topic, DEAD, None, seconds + rest / 1e6, None, SCAN_STEP, where is not None
+                )
+            )
+        else:
+            found = (one for one in Operating.get(self, ids, topic=topic) if one.state == DEAD)
+        if where is not None:
+            found = (one for one in found if where(self._shown(one)))
+        count = 0
+        while batch := list(itertools.islice(found, IDS_PER_CALL)):
+            by_slot: dict[tuple[str, int], list[str]] = defaultdict(list)
+            for one in batch:
+                by_slot[one.topic, one.slot].append(one.id)
+            calls = []
+            for (name, number), some in by_slot.items():
+                declared = self._standing(name)
+                calls.append(call(declared, declared.slot(number), some))
+            count += sum(self.run_all(calls))
+        return count
+
+    # -- how topics stand
+
+    def counts_by_slot(self, topic: str) -> list[Counts]:
+        """How many messages each slot holds, by slot number."""
+        return self.run(self._counting(self._standing(topic)))
+
+    def counts(self, topic: str) -> Counts:
+        """How many messages a topic holds."""
+        return _sum(self.counts_by_slot(topic))
+
+    def _counting(self, topic: Topic) -> Call:
+        keys: list[str] = []
+        for slot in topic.all_slots():
+            keys += (slot.prepare, slot.dead, *slot.stores)
+        return Call(
+            load("counts"),
+            keys,
+            (topic.span, len(topic.steps)),
+            lambda raw: [Counts(*raw[i : i + 4]) for i in range(0, len(raw), 4)],
+        )
+
+    def coming(self, topic: str, seconds: Sequence[float]) -> list[int]:
+        """How many waiting messages are due by each of some times.
+
+        seconds: the times, from now by Redis's clock; 0 counts what is due already
+        """
+        times = [microseconds(time) for time in seconds]
+        slots = self._standing(topic).all_slots()
+        by_slot = self.run_all([Call(load("coming"), slot.stores, times, list) for slot in slots])
+        return [sum(column) for column in zip(*by_slot, strict=True)]
+
+    def summary(self, topic: str | None = None) -> list[Summary]:
+        """How many messages topics hold, and for how long the oldest that is due has been so."""
+        topics = self._asked(topic)
+        calls = [
+            Call(
+                load("summary"),
+                (slot.prepare, slot.dead, *slot.stores),
+                (),
+                lambda raw: (Counts(*raw[:4]), raw[4]),
+            )
+            for one in topics
+            for slot in one.all_slots()
+        ]
+        found = iter(self.run_all(calls))
+        made = []
+        for one in topics:
+            by_slot = list(itertools.islice(found, one.span))
+            made.append(
+                Summary(
+                    one.name,
+                    one.slots,
+                    _sum(counts for counts, _ in by_slot),
+                    max(oldest for _, oldest in by_slot),
+                )
+            )
+        return made
+
+
+class _Position(NamedTuple):
+    """Where a scan is: in this order, which is total, it reads."""
+
+    topic: str
+    score: int
+    id: bytes
+    slot: int
+    kind: int
+
+
+def _write_cursor(position: _Position | None) -> str | None:
+    if position is None:
+        return None
+    fields = [*position[:2], base64.b64encode(position.id).decode(), *position[3:]]
+    return base64.urlsafe_b64encode(json.dumps(fields).encode()).decode()
+
+
+def _read_cursor(after: str | None) -> _Position | None:
+    if after is None:
+        return None
+    try:
+        topic, score, id, slot, kind = json.loads(base64.urlsafe_b64decode(after))
+        return _Position(str(topic), int(score), base64.b64decode(id), int(slot), int(kind))
+    except (ValueError, TypeError):
+        raise ValueError(f"no page goes on after {after!r}") from None
+
+
+def _checked_states(state: str | Collection[str] | None) -> Collection[str]:
+    if state is None:
+        return tuple(_STATES.values())
+    states = (state,) if isinstance(state, str) else tuple(state)
+    for one in states:
+        if one not in _STATES.values():
+            raise ValueError(f"{one!r} is no state; there are {', '.join(_STATES.values())}")
+    return states
+
+
+def _sum(counts: Iterable[Counts]) -> Counts:
+    return Counts(*(sum(column) for column in zip(*counts, strict=True)))
+
+
+def _note(raw: bytes) -> tuple[str, str]:
+    """(reason, last error) as the scripts keep them."""
+    reason, _, error = raw.decode("utf-8", "replace").partition("\n")
+    return reason, error

@@ -1,0 +1,69 @@
+-- Reads messages of a slot in the order of score, id and key, a bounded number at a time.
+--
+-- KEYS[1] body   KEYS[2] reasons   KEYS[3...] the sorted sets to read
+-- ARGV[1] how many at most   ARGV[2] lowest score   ARGV[3] highest score
+-- ARGV[4] 1: with their envelopes
+-- ARGV[5] '' to begin, or the score and ARGV[6] the id of what was read last
+-- ARGV[7...] then, per sorted set: 1 if in that order it comes after the one it was read from
+-- Returns {index of the sorted set, id, score, envelope, reason and last error, ...}
+--
+-- O(log n) for each that is returned, however many wait and however many share a score.
+
+local count, low, high = tonumber(ARGV[1]), ARGV[2], ARGV[3]
+
+-- Whether `a` is before `b`, as Redis sorts members: by bytes (Lua would ask the locale).
+local function before(a, b)
+  for i = 1, math.min(#a, #b) do
+    local x, y = string.byte(a, i), string.byte(b, i)
+    if x ~= y then return x < y end
+  end
+  return #a < #b
+end
+
+local function first_rank(key, comes_after)
+  local rank = low == '-inf' and 0 or redis.call('ZCOUNT', key, '-inf', '(' .. low)
+  if ARGV[5] == '' then return rank end
+  local from = redis.call('ZCOUNT', key, '-inf', '(' .. ARGV[5])
+  local to = from + redis.call('ZCOUNT', key, ARGV[5], ARGV[5])
+  while from < to do
+    local middle = math.floor((from + to) / 2)
+    local id = redis.call('ZRANGE', key, middle, middle)[1]
+    if before(id, ARGV[6]) or id == ARGV[6] and not comes_after then
+      from = middle + 1
+    else
+      to = middle
+    end
+  end
+  return math.max(rank, from)
+end
+
+local pages, at = {}, {}
+for number = 1, #KEYS - 2 do
+  local key = KEYS[2 + number]
+  local rank = first_rank(key, ARGV[6 + number] == '1')
+  pages[number] = redis.call('ZRANGE', key, rank, rank + count - 1, 'WITHSCORES')
+  at[number] = 1
+end
+
+local found = {}
+local most = high == '+inf' and math.huge or tonumber(high)
+for _ = 1, count do
+  local best, best_score
+  for number = 1, #pages do
+    local id, score = pages[number][at[number]], tonumber(pages[number][at[number] + 1])
+    if id and score <= most and (not best or score < best_score
+        or score == best_score and before(id, pages[best][at[best]])) then
+      best, best_score = number, score
+    end
+  end
+  if not best then break end
+  local id = pages[best][at[best]]
+  at[best] = at[best] + 2
+  local n = #found
+  found[n + 1] = best - 1
+  found[n + 2] = id
+  found[n + 3] = best_score
+  found[n + 4] = ARGV[4] == '1' and redis.call('HGET', KEYS[1], id) or ''
+  found[n + 5] = ARGV[4] == '1' and redis.call('HGET', KEYS[2], id) or ''
+end
+return found

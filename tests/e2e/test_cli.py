@@ -1,0 +1,660 @@
+"""K9: `celery toc`, against a live app: what each command does, shows and answers to a script."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner, Result
+
+import kombu_toc
+from celery_toc.cli import toc as command
+
+from .conftest import Journal, wait_until
+from .nodes import ROOT, Worker
+from .tasks import make_app
+
+StartWorkers = Callable[..., list[Worker]]
+Run = Callable[..., "Answer"]
+
+HOUR = 3600
+
+#: Celery's own program, of the environment that runs the tests.
+CELERY = str(Path(sys.executable).with_name("celery"))
+
+
+class Answer:
+    """What a command has said, and its exit code."""
+
+    def __init__(self, result: Result) -> None:
+        self.out, self.err, self.code = result.stdout, result.stderr, result.exit_code
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    def fails(self, code: int, *words: str) -> None:
+        """It has failed so, with one line on standard error that has these words."""
+        assert self.code == code, (self.out, self.err)
+        assert self.err.count("\n") == 1, self.err
+        assert self.err.startswith("Error: ")
+        for word in words:
+            assert word in self.err
+
+
+def answer(app: Celery, *args: object) -> Answer:
+    context = CLIContext(app=app, no_color=True, workdir=None)
+    words = [str(arg) for arg in args]
+    return Answer(CliRunner().invoke(command, words, obj=context, catch_exceptions=False))
+
+
+@pytest.fixture
+def run(app: Celery, client: redis.Redis) -> Run:
+    """Run a command on the app, whose broker is empty."""
+    with app.connection_for_write() as connection:
+        for queue in ("celery", "urgent", "one-slot"):
+            app.amqp.queues[queue].bind(connection.default_channel).declare()
+    return lambda *args: answer(app, *args)
+
+
+def send(app: Celery, name: str, countdown: float | None = None, **options: Any) -> str:
+    """Send a task that notes its name; return its id."""
+    return app.tasks["e2e.note"].apply_async((name,), countdown=countdown, **options).id
+
+
+def bury(toc: kombu_toc.TimeoutCenter, topic: str, *, error: str = "boom") -> list[str]:
+    """Have what is due in a topic given up on; return the ids."""
+    messages = toc.pop(topic, 100).messages
+    for message in messages:
+        toc.reject(message, requeue=False, reason="rejected by the task", error=error)
+    return [message.id for message in messages]
+
+
+# -- status
+
+
+def test_status_tells_what_each_topic_holds(
+    app: Celery, run: Run, toc: kombu_toc.TimeoutCenter
+) -> None:
+    for i in range(3):
+        send(app, f"later-{i}", HOUR)
+    send(app, "dead", queue="urgent")
+    bury(toc, "urgent")
+    send(app, "due", queue="one-slot")
+    send(app, "taken", queue="one-slot")
+    toc.pop("one-slot", 1)
+    time.sleep(0.05)  # the other one gets older
+    said = run("status", "--json")
+    assert said.code == 0
+    topics = {row.pop("topic"): row for row in said.json["topics"]}
+    numbers = ("slots", "scheduled", "ready", "in_flight", "dead")
+    held = {name: tuple(row[key] for key in numbers) for name, row in topics.items()}
+    assert held == {
+        "celery": (8, 3, 0, 0, 0),
+        "one-slot": (1, 0, 1, 1, 0),
+        "urgent": (8, 0, 0, 0, 1),
+    }
+    assert 0.05 <= topics["one-slot"]["oldest_seconds"] < 30
+    assert topics["celery"]["oldest_seconds"] == 0
+    assert said.json["broker"] == app.conf.broker_url
+    assert said.json["server"]["name"] in ("Redis", "Valkey")
+    assert "forgets everything" in said.json["warnings"][0]
+
+    text = run("status", "celery").out
+    assert re.search(r"^celery +8 +3 +0 +0 +0 +-", text, re.M), text
+    assert "urgent" not in text
+
+
+def test_status_hides_what_goes_away_by_itself_while_it_is_empty(
+    app: Celery, run: Run, toc: kombu_toc.TimeoutCenter
+) -> None:
+    toc.declare("reply", slots=1, expires=60_000)
+    assert "reply" not in run("status").out
+    assert "reply" in run("status", "--all").out
+    assert "reply" in run("status", "reply").out
+
+
+def test_status_asks_no_more_of_the_server_if_more_is_scheduled(
+    app: Celery, run: Run, toc: kombu_toc.TimeoutCenter, client: redis.Redis
+) -> None:
+    def asked() -> int:
+        client.config_resetstat()
+        assert run("status").code == 0
+        stats = client.info("commandstats")
+        return sum(value["calls"] for value in stats.values())
+
+    topic = toc.topic("celery")
+    far = time.time_ns() // 1000 + HOUR * 1_000_000
+    for i in range(100):  # something in each slot
+        toc.put("celery", f"first-{i}", b"{}", delay=HOUR)
+    asked()  # its scripts are known to the server from now on
+    few = asked()
+    toc.run_all([toc.putting(topic, f"more-{i}", b"{}", at_us=far + i) for i in range(5000)])
+    assert asked() == few
+
+
+# -- list and show
+
+
+def test_list_shows_messages_in_the_order_of_time_and_page_by_page(app: Celery, run: Run) -> None:
+    ids = [send(app, f"n{i}", HOUR + 60 * i) for i in range(7)]
+    pages, after = [], None
+    while True:
+        cursor = ("--after", after) if after else ()
+        page = run("list", "--topic", "celery", "--limit", 3, "--json", *cursor).json
+        pages.append([message["id"] for message in page["messages"]])
+        after = page["after"]
+        if after is None:
+            break
+    assert pages == [ids[:3], ids[3:6], ids[6:]]
+    text = run("list", "--limit", 3).out
+    assert [line.split()[0] for line in text.splitlines()[1:4]] == ids[:3]
+    assert "--after" in text
+
+
+def test_list_tells_task_arguments_state_and_time(app: Celery, run: Run) -> None:
+    before = time.time()
+    id = app.tasks["e2e.nap"].apply_async(("x",), {"seconds": 2}, countdown=HOUR, priority=9).id
+    [message] = run("list", "--json").json["messages"]
+    due = datetime.fromisoformat(message.pop("time").replace("Z", "+00:00")).timestamp()
+    assert before + HOUR - 1 <= due <= time.time() + HOUR + 1
+    assert message.pop("slot") in range(8)
+    assert message == {
+        "id": id,
+        "task": "e2e.nap",
+        "topic": "celery",
+        "priority": 9,
+        "state": "scheduled",
+        "retries_left": 16,
+        "args": ["x"],
+        "kwargs": {"seconds": 2},
+        "argsrepr": "('x',)",
+        "kwargsrepr": "{'seconds': 2}",
+        "reason": None,
+        "error": None,
+        "problem": None,
+    }
+    text = run("list").out
+    assert "('x',) {'seconds': 2}" in text
+    assert re.search(r" 59m\d\ds| 1h00m", text), text
+
+
+def test_list_chooses_by_topic_state_time_and_task(
+    app: Celery, run: Run, toc: kombu_toc.TimeoutCenter
+) -> None:
+    def listed(*options: object) -> set[str]:
+        said = run("list", "--json", *options)
+        assert said.code == 0, said.err
+        return {message["id"] for message in said.json["messages"]}
+
+    soon, late = send(app, "soon", HOUR), send(app, "late", 24 * HOUR)
+    other = app.tasks["e2e.add"].apply_async((1, 2), countdown=HOUR, queue="urgent").id
+    send(app, "dead", queue="one-slot")
+    [dead] = bury(toc, "one-slot")
+    due = send(app, "due", queue="one-slot")
+
+    assert listed() == {soon, late, other, dead, due}
+    assert listed("--topic", "urgent") == {other}
+    assert listed("--task", "e2e.add") == {other}
+    assert listed("--task", "e2e.n*", "--state", "scheduled") == {soon, late}
+    assert listed("--state", "ready") == {due}
+    assert listed("--state", "dead") == {dead}
+    assert listed("--state", "in-flight") == set()
+    assert listed("--since", "2h") == {late}
+    assert listed("--since", "30m", "--until", "2h") == {soon, other}
+    assert listed("--since", "-1m", "--until", "now") == {dead, due}
+    tomorrow = (datetime.now(timezone.utc) + timedelta(hours=20)).isoformat()
+    assert listed("--since", tomorrow) == {late}
+    assert run("list", "--topic", "celery", "--state", "dead").out == "Nothing.\n"
+
+
+def test_show_tells_all_of_a_message_decoded(app: Celery, run: Run) -> None:
+    id = (
+        app.tasks["e2e.nap"]
+        .apply_async(("x",), {"seconds": 2}, countdown=HOUR, headers={"tenant": "acme"})
+        .id
+    )
+    [message] = run("show", id, "--json").json["messages"]
+    assert message["args"] == ["x"]
+    assert message["kwargs"] == {"seconds": 2}
+    assert message["headers"]["tenant"] == "acme"
+    assert message["headers"]["eta"]
+    assert message["properties"]["correlation_id"] == id
+    assert json.loads(message["body"])[0] == ["x"]
+    text = run("show", id).out
+    for line in ("task +e2e.nap", "state +scheduled", "headers.tenant +acme", "retries left +16"):
+        assert re.search(f"^{line}$", text, re.M), text
+    assert re.search(r"^due .*\(in (59m|1h)", text, re.M), text
+
+
+def test_show_shows_every_message_that_has_the_id(
+    app: Celery, run: Run, toc: kombu_toc.TimeoutCenter
+) -> None:
+    """As while a task runs that was retried."""
+    send(app, "one", HOUR, task_id="same")
+    send(app, "another", 2 * HOUR, task_id="same")
+    send(app, "elsewhere", 3 * HOUR, task_id="same", queue="urgent")
+    messages = run("show", "same", "--json").json["messages"]
+    assert sorted(message["args"][0] for message in messages) == ["another", "elsewhere", "one"]
+    assert len(run("show", "same", "--topic", "urgent", "--json").json["messages"]) == 1
+
+
+def test_what_no_celery_has_written_is_shown_all_the_same(
+    app: Celery, run: Run, toc: kombu_toc.TimeoutCenter
+) -> None:
+    toc.put("celery", "raw", b"\x00\xffnot an envelope\x1b[2J", delay=HOUR)
+    with app.connection_for_write() as connection, connection.Producer() as producer:
+        options = {"content_type": "application/x-python-serialize", "content_encoding": "binary"}
+        producer.publish(
+            b"x",
+            routing_key="celery",
+            headers={"id": "pickled", "task": "a.b", "eta": "2100-01-01T00:00:00"},
+            **options,
+        )
+    listed = {m["id"]: m for m in run("list", "--json").json["messages"]}
+    assert listed["raw"]["task"] is None
+    assert (listed["pickled"]["task"], listed["pickled"]["args"]) == ("a.b", None)
+    assert "unknown envelope version" in listed["raw"]["problem"]
+    assert "ContentDisallowed" in listed["pickled"]["problem"]
+    for id in ("raw", "pickled"):
+        said = run("show", id)
+        assert said.code == 0
+        assert id in said.out
+        assert "\x1b" not in said.out
+
+
+# -- cancel, reschedule, run
+
+
+def test_a_cancelled_task_is_gone_and_a_second_cancel_finds_nothing(
+    app: Celery, run: Run, toc: kombu_toc.TimeoutCenter
+) -> None:
+    first, second = send(app, "a", HOUR), send(app, "b", HOUR)
+    said = run("cancel", first, second, "--yes", "--json")
+    assert said.code == 0
+    assert said.json == {
+        "results": [
+            {"id": id, "topic": "celery", "state": "waiting", "cancelled": True}
+            for id in (first, second)
+        ]
+    }
+    assert toc.counts("celery").waiting == 0
+    run("cancel", first, "--yes").fails(3, "no message", first)
+
+
+def test_what_a_worker_has_is_cancelled_too_late_and_says_so(
+    app: Celery,
+    run: Run,
+    journal: Journal,
+    start_workers: StartWorkers,
+    toc: kombu_toc.TimeoutCenter,
+) -> None:
+    """And `run` makes a task that waits run now."""
+    start_workers(1, "-P", "solo")
+    id = app.tasks["e2e.late_ack"].apply_async(("long", 3), countdown=HOUR).id
+    assert run("run", id).code == 0
+    journal.wait_for("long", 1)
+    said = run("cancel", id, "--yes", "--json")
+    said.fails(4, "too late", id, "in flight")
+    assert said.json["results"][0] == {
+        "id": id,
+        "topic": "celery",
+        "state": "in-flight",
+        "cancelled": False,
+    }
+    run("run", id).fails(4, "too late")
+    run("reschedule", id, "--countdown", "1h").fails(4, "too late")
+    [message] = run("show", id, "--json").json["messages"]
+    assert message["state"] == "in-flight"
+    journal.wait_for("long-done", 1)
+    wait_until(lambda: not toc.get(id))
+    run("show", id).fails(3, "no message", id)
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [
+        (("--countdown", "1h30m"), 5400),
+        (("--countdown", "90"), 90),
+        (("--eta", "IN A DAY"), 86400),
+    ],
+)
+def test_reschedule_gives_another_time(
+    app: Celery, run: Run, options: tuple[str, str], seconds: int
+) -> None:
+    id = send(app, "moved", HOUR)
+    eta = (datetime.now(timezone.utc) + timedelta(days=1)).isoformat()
+    said = run("reschedule", id, options[0], options[1].replace("IN A DAY", eta), "--json")
+    assert said.code == 0, said.err
+    [result] = said.json["results"]
+    due = datetime.fromisoformat(result.pop("time").replace("Z", "+00:00")).timestamp()
+    assert abs(due - time.time() - seconds) < 2
+    assert result == {"id": id, "topic": "celery", "state": "waiting", "moved": True}
+    assert run("show", id, "--json").json["messages"][0]["time"] == said.json["results"][0]["time"]
+
+
+# -- dead messages
+
+
+def test_a_dead_task_is_listed_shown_and_requeued_and_runs_again(
+    app: Celery, run: Run, journal: Journal, start_workers: StartWorkers
+) -> None:
+    start_workers(1, "-P", "solo")
+    id = app.tasks["e2e.refuse"].delay("the order is cancelled").id
+    wait_until(lambda: run("dead", "list", "--json").json["messages"])
+    [message] = run("dead", "list", "--json").json["messages"]
+    assert (message["id"], message["state"]) == (id, "dead")
+    assert message["reason"] == "rejected by the task"
+    assert message["error"] == "the order is cancelled"
+    text = run("dead", "list").out
+    assert "rejected by the task" in text
+    assert "the order is cancelled" in text
+    assert re.search(r"^died ", run("dead", "show", id).out, re.M)
+    assert run("dead", "requeue", id, "--yes", "--json").json == {"requeued": 1}
+    assert len(journal.wait_for("refused", 2)) == 2
+
+
+def test_dead_messages_are_requeued_and_purged_by_task_topic_or_all(
+    app: Celery, run: Run, toc: kombu_toc.TimeoutCenter
+) -> None:
+    for queue in ("celery", "urgent"):
+        send(app, "note", queue=queue)
+        app.tasks["e2e.add"].apply_async((1, 2), queue=queue)
+        bury(toc, queue)
+    said = run("dead", "requeue", "--topic", "urgent", "--task", "e2e.add", "--yes", "--json")
+    assert said.json == {"requeued": 1}
+    assert (toc.counts("urgent").ready, toc.counts("urgent").dead) == (1, 1)
+    assert run("dead", "purge", "--task", "e2e.n*", "--yes").out == "Purged 2.\n"
+    assert run("dead", "purge", "--all", "--yes", "--json").json == {"purged": 1}
+    assert toc.counts("celery").dead == toc.counts("urgent").dead == 0
+    assert toc.counts("urgent").ready == 1
+
+
+def test_dead_commands_touch_only_what_is_dead(app: Celery, run: Run) -> None:
+    id = send(app, "alive", HOUR)
+    run("dead", "show", id).fails(4, "waiting, not dead")
+    run("dead", "purge", id, "--yes").fails(3, "not dead")
+    run("dead", "requeue", id, "--yes").fails(3, "not dead")
+    run("dead", "purge", "--yes").fails(2, "--all")
+    run("dead", "purge", id, "--all", "--yes").fails(2, "not both")
+    assert run("show", id).code == 0
+
+
+# -- check and repair
+
+
+def test_check_finds_what_cannot_be_and_repair_mends_it(
+    app: Celery, run: Run, toc: kombu_toc.TimeoutCenter, client: redis.Redis
+) -> None:
+    assert run("check").out == "Nothing is wrong.\n"
+    send(app, "broken", HOUR, task_id="broken")
+    [found] = toc.get("broken")
+    client.hdel(toc.topic("celery").slot(found.slot).body, "broken")
+    said = run("check", "--json")
+    assert said.code == 5
+    [fault] = said.json["faults"]
+    assert fault.pop("places")[0].endswith(":store")
+    assert fault == {"topic": "celery", "slot": found.slot, "kind": "no body", "id": "broken"}
+    assert run("check", "urgent").code == 0
+    assert run("check").code == 5  # to look changes nothing
+    said = run("repair", "--yes")
+    assert said.code == 0
+    assert "no body" in said.out
+    assert run("check").code == 0
+
+
+# -- top
+
+
+def test_top_tells_rates_and_what_comes_due(
+    app: Celery, run: Run, toc: kombu_toc.TimeoutCenter
+) -> None:
+    for i in range(6):
+        send(app, f"soon-{i}", 25 + 10 * i)
+    send(app, "far", HOUR)
+    said = run("top", "celery", "--count", 2, "--interval", "100ms", "--span", "1m", "--json")
+    assert said.code == 0
+    looks = [json.loads(line) for line in said.out.splitlines()]
+    assert len(looks) == 2
+    for look in looks:
+        [topic] = look["topics"]
+        assert (topic["topic"], topic["scheduled"]) == ("celery", 7)
+        assert look["coming"]["span_seconds"] == 60
+        assert sum(look["coming"]["due"]) == 4  # in 25, 35, 45 and 55 seconds
+        assert max(look["coming"]["due"]) == 1
+    text = run("top", "--count", 2, "--interval", "100ms").out.splitlines()
+    assert text[0].split()[:2] == ["TIME", "TOPIC"]
+    assert len(text) == 7  # three topics, twice
+
+
+# -- wrong input
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("show", "missing"), 3, "'missing'"),
+        (("cancel", "missing", "--yes"), 3, "'missing'"),
+        (("reschedule", "missing", "--countdown", "1h"), 3, "'missing'"),
+        (("run", "missing"), 3, "'missing'"),
+        (("dead", "show", "missing"), 3, "'missing'"),
+        (("status", "celry"), 3, "do you mean 'celery'?"),
+        (("list", "--topic", "nowhere"), 3, "no topic 'nowhere'"),
+        (("show", "x", "--topic", "nowhere"), 3, "'nowhere'"),
+        (("check", "nowhere"), 3, "'nowhere'"),
+        (("repair", "nowhere", "--yes"), 3, "'nowhere'"),
+        (("top", "nowhere", "--count", "1"), 3, "'nowhere'"),
+        (("dead", "list", "--topic", "nowhere"), 3, "'nowhere'"),
+        (("reschedule", "x", "--eta", "tomorrow"), 2, "ISO 8601"),
+        (("reschedule", "x", "--eta", "2300-01-01"), 2, "2255"),
+        (("reschedule", "x", "--countdown", "soon"), 2, "1h30m"),
+        (("reschedule", "x", "--countdown", "-5"), 2, "1h30m"),
+        (("reschedule", "x"), 2, "either --eta or --countdown"),
+        (("reschedule", "x", "--eta", "2030-01-01", "--countdown", "1"), 2, "either"),
+        (("list", "--since", "yesterday"), 2, "--since: 'yesterday'"),
+        (("list", "--state", "sleeping"), 2, "in-flight"),
+        (("list", "--limit", "0"), 2, "--limit"),
+        (("list", "--after", "nonsense"), 2, "'nonsense'"),
+        (("top", "--interval", "x"), 2, "1h30m"),
+        (("show",), 2, "toc show --help"),
+        (("lst",), 2, "list"),
+        (("show", "x", "--jsn"), 2, "--json"),
+        (("show", "-A", "shop", "x"), 2, "celery -A ... toc"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_wrong_input_gets_one_line_and_an_exit_code(
+    run: Run, words: tuple[str, ...], code: int, says: str
+) -> None:
+    said = run(*words)
+    said.fails(code, says)
+    assert said.out == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("cancel", "x"),
+        ("dead", "purge", "--all"),
+        ("dead", "requeue", "--all"),
+        ("repair",),
+    ],
+    ids=" ".join,
+)
+def test_without_a_terminal_to_ask_on_nothing_is_destroyed(
+    app: Celery, run: Run, toc: kombu_toc.TimeoutCenter, words: tuple[str, ...]
+) -> None:
+    send(app, "kept", HOUR, task_id="x")
+    send(app, "dead", queue="urgent")
+    bury(toc, "urgent")
+    run(*words).fails(2, "--yes")
+    assert toc.counts("celery").scheduled == 1
+    assert toc.counts("urgent").dead == 1
+
+
+@pytest.mark.parametrize(
+    ("broker", "code", "says"),
+    [
+        ("toc+redis://:secret@127.0.0.1:1/0", 1, "127.0.0.1:1"),
+        ("toc+unix:///nowhere/redis.sock", 1, "/nowhere/redis.sock"),
+        ("redis://127.0.0.1:1/0", 2, "toc+redis://"),
+        ("memory://", 2, "toc+redis://"),
+        ("toc+cluster://127.0.0.1:1", 2, "cluster"),
+        ("toc+redis://127.0.0.1:1/0?toc_slot=3", 2, "toc_slots"),
+        ("nonsense://127.0.0.1", 2, "nonsense"),
+    ],
+)
+def test_a_broker_that_is_down_or_no_timeout_center_is_told_in_a_line(
+    broker: str, code: int, says: str
+) -> None:
+    app = make_app(broker, "cache+memory://")
+    for words in (
+        ("status",),
+        ("list",),
+        ("show", "x"),
+        ("cancel", "x", "--yes"),
+        ("reschedule", "x", "--countdown", "1"),
+        ("run", "x"),
+        ("dead", "list"),
+        ("dead", "purge", "--all", "--yes"),
+        ("check",),
+        ("repair", "--yes"),
+        ("top", "--count", "1"),
+    ):
+        said = answer(app, *words)
+        said.fails(code, says)
+        assert said.out == ""
+        assert "secret" not in said.err
+
+
+@pytest.mark.parametrize("name", sorted(command.commands_at))
+def test_every_command_has_help_with_an_example(name: str) -> None:
+    context = CLIContext(app=None, no_color=True, workdir=None)
+    said = CliRunner().invoke(command, [name, "--help"], obj=context)
+    assert said.exit_code == 0
+    groups = ("dead",)
+    assert name in groups or f"  celery -A shop toc {name}" in said.output
+
+
+# -- the real program
+
+
+def celery(*words: str, **environment: str) -> subprocess.Popen[str]:
+    """Celery's own program, started."""
+    return subprocess.Popen(
+        [CELERY, *words],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONWARNINGS": "ignore", **environment},
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def in_a_terminal(typed: str, *words: str, **environment: str) -> tuple[int, str]:
+    """The exit code and what is on the screen when that is typed."""
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [CELERY, *words],
+        cwd=ROOT,
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", **environment},
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
+    )
+    os.close(slave)
+    os.write(master, typed.encode())
+    shown = b""
+    try:
+        while part := os.read(master, 65536):
+            shown += part
+    except OSError:  # that is how a terminal ends
+        pass
+    os.close(master)
+    return process.wait(30), shown.decode()
+
+
+@pytest.fixture
+def environment(app: Celery, run: Run, log_url: str) -> Iterator[dict[str, str]]:
+    """What tells another process of the app."""
+    yield {"E2E_BROKER": app.conf.broker_url, "E2E_BACKEND": app.conf.result_backend}
+
+
+def test_celerys_own_program_has_the_commands(app: Celery, environment: dict[str, str]) -> None:
+    """The entry point, the app by -A, exit codes, and completion of commands, topics and ids."""
+    id = send(app, "scheduled", HOUR, queue="urgent")
+    words = ("-A", "tests.e2e.tasks", "toc")
+    complete = {"_CELERY_COMPLETE": "bash_complete"}
+    started = {
+        "status": celery(*words, "status", "--json", **environment),
+        "unknown": celery(*words, "show", "unknown", **environment),
+        "no app": celery("toc", "status", CELERY_BROKER_URL="memory://"),
+        "commands": celery(**complete, **environment, COMP_WORDS="celery toc re", COMP_CWORD="2"),
+        "topics": celery(
+            **complete,
+            **environment,
+            COMP_WORDS="celery -A tests.e2e.tasks toc status ur",
+            COMP_CWORD="5",
+        ),
+        "ids": celery(
+            **complete,
+            **environment,
+            COMP_WORDS=f"celery -A tests.e2e.tasks toc show {id[:6]}",
+            COMP_CWORD="5",
+        ),
+    }
+    said = {
+        name: (*process.communicate(timeout=60), process.returncode)
+        for name, process in started.items()
+    }
+    out, err, code = said["status"]
+    assert code == 0, err
+    assert {row["topic"]: row["scheduled"] for row in json.loads(out)["topics"]}["urgent"] == 1
+    assert said["unknown"] == ("", "Error: there is no message 'unknown'\n", 3)
+    out, err, code = said["no app"]
+    assert (out, code) == ("", 2)
+    assert err.count("\n") == 1
+    assert "celery -A APP toc" in err
+    assert said["commands"][0].split() == ["plain,reschedule", "plain,repair"]
+    assert said["topics"][0].split() == ["plain,urgent"]
+    assert said["ids"][0].split() == [f"plain,{id}"]
+
+
+def test_on_a_terminal_it_asks_and_shows_colours_unless_told_not_to(
+    app: Celery, environment: dict[str, str], toc: kombu_toc.TimeoutCenter
+) -> None:
+    send(app, "kept", HOUR, task_id="the-id")
+    send(app, "due", queue="urgent")
+    words = ("-A", "tests.e2e.tasks", "toc")
+    code, shown = in_a_terminal("n\n", *words, "cancel", "the-id", **environment)
+    assert code == 1
+    assert "e2e.note the-id in 'celery': scheduled, in " in shown
+    assert "[y/N]" in shown
+    assert "nothing was done" in shown
+    assert toc.counts("celery").scheduled == 1
+    code, shown = in_a_terminal("y\n", *words, "cancel", "the-id", **environment)
+    assert code == 0
+    assert toc.counts("celery").scheduled == 0
+    code, shown = in_a_terminal("", *words, "status", **environment)
+    assert "\x1b[33m" in shown
+    code, shown = in_a_terminal("", *words, "status", **environment, NO_COLOR="1")
+    assert "\x1b[33m" not in shown
+    assert "urgent" in shown
+    code, shown = in_a_terminal("", *words, "top", "--count", "1", **environment)
+    assert code == 0
+    assert "coming due" in shown
