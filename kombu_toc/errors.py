@@ -7,6 +7,7 @@ __all__ = (
     "ConfigurationError",
     "EmbeddedServerError",
     "EnvelopeError",
+    "MigrationError",
     "ReplicationError",
     "ReshardError",
     "ServerError",
@@ -33,6 +34,10 @@ class ActionTimeError(TocError, ValueError):
 
 class EnvelopeError(TocError, ValueError):
     """The bytes kept for a message are damaged, or of a version this release does not know."""
+
+
+class MigrationError(TocError):
+    """Messages are not moved from another broker, for somebody consumes from it."""
 
 
 class ReplicationError(TocError):

@@ -23,7 +23,7 @@ from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.uuid import uuid
 
 from .. import envelope
-from ..center import RECOVER, RELOAD, Call, Delivery
+from ..center import RECOVER, RELOAD, REMEMBER, Call, Delivery
 from ..errors import EnvelopeError
 from ..topics import Limits, Topic
 from .bindings import Bindings, binding
@@ -282,7 +282,13 @@ class Channel(virtual.Channel):
         else:
             self.center.run_puts([call])
 
-    def _putting(self, topic: Topic, message: dict[str, Any]) -> Call:
+    def _putting(
+        self,
+        topic: Topic,
+        message: dict[str, Any],
+        publish: tuple[str, str] | None = None,
+        remember: int = REMEMBER,
+    ) -> Call:
         headers = message.get("headers") or {}
         tag = message["properties"]["delivery_tag"]
         id = headers.get("id")
@@ -303,7 +309,8 @@ class Channel(virtual.Channel):
             priority=self._get_message_priority(message),
             token=token,
             # What goes away by itself is no harm twice: a reply, an event.
-            publish=None if topic.declaration.expires else _publish_of(tag),
+            publish=publish or (None if topic.declaration.expires else _publish_of(tag)),
+            remember=remember,
         )
 
     def _action_time(
