@@ -155,6 +155,7 @@ class TaskCenter(kombu_toc.TimeoutCenter):
             limits=center.limits,
             wait_replicas=center.wait_replicas,
             wait_timeout=center.wait_timeout,
+            metrics=center.metrics,
         )
         self.app = app
 

@@ -28,7 +28,7 @@ from rich.text import Text
 from kombu_toc.embedded import server_program
 
 HERE = Path(__file__).parent
-WIDTH = 112
+WIDTH = 120
 PORT = 6390
 
 #: Seconds for which there is work before anything is shown: rates are those of the last 15.
@@ -55,7 +55,7 @@ def fail(address: str) -> None:
     raise ValueError(f"mailbox unavailable: {address}")
 
 
-def fill(app: Celery, seconds: float) -> None:
+def fill(app: Celery, enough: threading.Event) -> None:
     """Send what a shop sends, some of it due soon, most of it later."""
     dice = random.Random(7)
     for number in range(400):
@@ -65,13 +65,11 @@ def fill(app: Celery, seconds: float) -> None:
         app.tasks["shop.mail.remind"].apply_async((1000 + number,), countdown=dice.gauss(1500, 200))
     for number in range(3):
         app.tasks["shop.mail.newsletter"].delay(f"user{number}@example.org")
-    end = time.monotonic() + seconds
     number = 0
-    while time.monotonic() < end:
+    while not enough.wait(0.02):  # as customers come
         app.tasks["shop.restock"].delay(number)
         app.tasks["shop.mail.welcome"].apply_async((number,), countdown=dice.uniform(0, 5))
         number += 1
-        time.sleep(0.02)  # as customers come
 
 
 def in_a_terminal(words: list[str], environment: dict[str, str]) -> str:
@@ -99,8 +97,10 @@ def save(name: str, command: str, shown: str) -> None:
     frame = shown.rpartition("\x1b[2K")[2]
     console = Console(record=True, width=WIDTH, file=io.StringIO(), highlight=False)
     for line in frame.replace("\r", "").rstrip("\n").splitlines():
-        console.print(Text.from_ansi(line), soft_wrap=True)
-    console.save_svg(str(HERE / "screens" / f"{name}.svg"), title=command)
+        console.print(Text.from_ansi(line))
+    path = HERE / "screens" / f"{name}.svg"
+    path.parent.mkdir(exist_ok=True)
+    console.save_svg(str(path), title=command)
     print(f"docs/screens/{name}.svg", flush=True)
 
 
@@ -123,18 +123,22 @@ def main() -> None:
         start(*server, "--dir", directory)
         time.sleep(1)  # it is there in a moment
         start(*celery, "worker", "-c", "2", "-Q", "celery,mail")
-        sender = threading.Thread(target=fill, args=(app, WORK + 20))
+        enough = threading.Event()
+        while not app.control.ping(timeout=0.5, limit=1):
+            pass
+        sender = threading.Thread(target=fill, args=(app, enough))
         sender.start()
+        stack.callback(sender.join)
+        stack.callback(enough.set)
         time.sleep(WORK)
         for name, words in {
             "status": ["status"],
-            "top": ["top", "--span", "1h", "--interval", "8", "--count", "2"],
-            "list": ["list", "--task", "shop.*", "--since", "1m", "--limit", "12"],
+            "top": ["top", "--span", "1h", "--interval", "2", "--count", "10"],
+            "list": ["list", "--task", "shop.*", "--state", "scheduled", "--limit", "12"],
             "dead": ["dead", "list"],
         }.items():
             shown = in_a_terminal([*celery, "toc", *words], environment)
             save(name, f"celery -A shop toc {' '.join(words)}", shown)
-        sender.join()
 
 
 app = make_app()

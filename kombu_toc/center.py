@@ -36,7 +36,7 @@ from .errors import (
     ServerError,
     SlotCountError,
 )
-from .metrics import Metrics, TopicCounts
+from .metrics import Metrics, TopicCounts, count_first
 from .operating import DEAD, WAITING, Operating
 from .operating import IN_FLIGHT as IN_FLIGHT
 from .operating import Counts as Counts
@@ -651,7 +651,7 @@ class TimeoutCenter(Operating):
             load("ack"),
             [*keys, *sets, wake],
             (len(numbers), len(topic.steps), len(sets), *numbers, *args),
-            partial(_count_first, self.metrics.counts(topic), "acked"),
+            partial(count_first, self.metrics.counts(topic), "acked"),
         )
 
     def reject(
@@ -742,7 +742,7 @@ class TimeoutCenter(Operating):
                     load("release"),
                     (slot.armed, slot.prepare, *slot.stores, self.keys.wake(name)),
                     (len(topic.steps), number, *args),
-                    partial(_count_first, self.metrics.counts(topic), "released"),
+                    partial(count_first, self.metrics.counts(topic), "released"),
                 )
             )
         return calls
@@ -810,6 +810,7 @@ class TimeoutCenter(Operating):
                 count, copies = self.run(call)
                 total += count
                 self.metrics.counts(declared).purged += count
+                self.metrics.pass_by(self)
                 for id in copies:
                     self.client.srem(slot.copies(id.rpartition("#")[0]), id)
                 if count < PURGE_STEP:
@@ -951,11 +952,6 @@ def _backing_off(limits: Limits) -> tuple[int, int]:
 def _readable(text: str) -> bytes:
     """A text as it is kept: what no UTF-8 can hold, such as half of a file's name, is escaped."""
     return text.encode("utf-8", "backslashreplace")
-
-
-def _count_first(counts: TopicCounts, counter: str, raw: list[Any]) -> int:
-    setattr(counts, counter, getattr(counts, counter) + raw[0])
-    return raw[0]
 
 
 def _read_put(counts: TopicCounts, raw: list[Any]) -> tuple[str, bool]:

@@ -25,6 +25,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redis.exceptions import RedisError
@@ -45,11 +46,11 @@ COUNTERS = (
     "released",  #: given back unhandled
     "rolled_back",  #: given back after a failure, or because a lease ended
     "dead",  #: given up on
-    "cancelled",  #: deleted by id
+    "cancelled",  #: deleted by id before they were dead
     "rescheduled",  #: given another time
     "requeued",  #: taken out of DeadQueue to be delivered again
     "dropped",  #: removed from DeadQueue: too old, or too many
-    "purged",  #: deleted with all the others
+    "purged",  #: deleted with all the others, or dead
     "empty",  #: pops that found nothing that is due
 )
 
@@ -97,6 +98,12 @@ class Lateness(NamedTuple):
                 return (lower + max(upper - lower, 0) * share) / 1_000_000
             below += number
         return None
+
+    def up_to(self) -> list[tuple[float, int]]:
+        """(seconds, how many messages were delivered within them) for each bound; the last is
+        infinite."""
+        bounds = (*(bound / 1_000_000 for bound in BOUNDS_US), float("inf"))
+        return list(zip(bounds, accumulate(self.buckets), strict=True))
 
     def __add__(self, other: Lateness) -> Lateness:  # type: ignore[override]
         both = zip(self.buckets, other.buckets, strict=True)
@@ -160,6 +167,12 @@ class TopicCounts:
         return Lateness(tuple(self.late), self.late_us)
 
 
+def count_first(counts: TopicCounts, counter: str, raw: list[Any]) -> int:
+    """How a call that replies how many there were counts them."""
+    setattr(counts, counter, getattr(counts, counter) + raw[0])
+    return raw[0]
+
+
 class Metrics:
     """What this process has counted for one server and prefix.
 
@@ -190,7 +203,7 @@ class Metrics:
         self._turn = [True]
         #: monotonic seconds when something may be sent again, and when it last was
         self.due = 0.0 if self.active else float("inf")
-        self._last = 0.0
+        self._last = time.monotonic()
         #: the center that was last used to send
         self._center: Callable[[], TimeoutCenter | None] = _nobody
         for counts in self.topics.values():
@@ -235,6 +248,8 @@ class Metrics:
 
     def send(self, center: TimeoutCenter) -> None:
         """Add to Redis what has come about since; raises nothing that a server may cause."""
+        if not self.active:
+            return
         try:
             turn = self._turn.pop()
         except IndexError:  # another thread does it
@@ -295,7 +310,8 @@ class Metrics:
             connection = idle.pop() if changed and idle else None
             if connection is None or connection._sock is None:
                 return
-            commands = [center.counting(one.topic, one.added).command() for one in changed]
+            calls = [center.counting(one.topic, one.added) for one in changed]
+            commands = [call.command(whole=True) for call in calls]
             connection._sock.settimeout(0)
             connection.send_packed_command(connection.pack_commands(commands), check_health=False)
         except Exception as exc:  # it may be half taken down already

@@ -14,10 +14,12 @@ import itertools
 import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from . import scores
 from .calls import Call, microseconds, text, when_of
+from .metrics import count_first
 from .scripts import load
 from .topics import Slot, Topic
 
@@ -193,10 +195,11 @@ class Operating:
         self, topic: Topic, slot: Slot, ids: list[str], states: Collection[str]
     ) -> Call:
         """The call that deletes messages that are in one of these states."""
+        counts = self.metrics.counts(topic)
 
         def parse(raw: list[Any]) -> list[Cancelled]:
             flat = raw[0]
-            return [
+            found = [
                 Cancelled(
                     topic.name,
                     text(flat[i]),
@@ -207,6 +210,10 @@ class Operating:
                 )
                 for i in range(0, len(flat), 5)
             ]
+            dead = sum(one.deleted for one in found if one.state == DEAD)
+            counts.purged += dead
+            counts.cancelled += sum(one.deleted for one in found) - dead
+            return found
 
         copies = [
             key for id in ids for key in (slot.copies(id), slot.copies(id.rpartition("#")[0] or id))
@@ -253,8 +260,11 @@ class Operating:
         when = when_of(microseconds(at), microseconds(delay))
 
         def call(topic: Topic, slot: Slot, ids: list[str]) -> Call:
+            counts = self.metrics.counts(topic)
+
             def parse(raw: list[Any]) -> list[Rescheduled]:
                 flat = raw[0]
+                counts.rescheduled += flat[1::3].count(1)
                 return [
                     Rescheduled(
                         topic.name,
@@ -330,6 +340,7 @@ class Operating:
         while together := list(itertools.islice(calls, CALLS_TOGETHER)):
             for part in self.run_all(together):
                 found += part
+        self.metrics.pass_by(self)
         return found
 
     def _asked(self, topic: str | None) -> list[Topic]:
@@ -508,7 +519,7 @@ class Operating:
                     self.keys.wake(topic.name),
                 ),
                 (len(slot.stores), slot.number, topic.declaration.retries, *some),
-                lambda raw: raw[0],
+                partial(count_first, self.metrics.counts(topic), "requeued"),
             )
 
         return self._with_the_dead(topic, ids, where, call)
@@ -557,6 +568,7 @@ class Operating:
                 declared = self._standing(name)
                 calls.append(call(declared, declared.slot(number), some))
             count += sum(self.run_all(calls))
+        self.metrics.pass_by(self)
         return count
 
     # -- how topics stand

@@ -24,6 +24,7 @@ COMMANDS = {
     "check": "celery_toc.cli.check:check",
     "repair": "celery_toc.cli.check:repair",
     "top": "celery_toc.cli.top:top",
+    "metrics": "celery_toc.cli.metrics:metrics",
 }
 
 

@@ -22,9 +22,9 @@ SHOWN = 60
 COLUMNS = (
     Column("id"),
     Column("task", fold=True),
-    Column("topic", fold=True),
+    Column("topic", fold=True, spare=True),
     Column("state"),
-    Column("time"),
+    Column("time", spare=True),
     Column("in", right=True),
     Column("arguments", fold=True),
 )
@@ -32,8 +32,8 @@ COLUMNS = (
 DEAD_COLUMNS = (
     Column("id"),
     Column("task", fold=True),
-    Column("topic", fold=True),
-    Column("died"),
+    Column("topic", fold=True, spare=True),
+    Column("died", spare=True),
     Column("reason", fold=True),
     Column("error", fold=True),
 )
@@ -123,7 +123,7 @@ def row(session: Session, shown: dict[str, Any], seconds: float) -> list[Any]:
         shown["task"],
         shown["topic"],
         Cell(state, _STYLES[state]),
-        times.local(seconds, session.zone) if seconds else None,
+        _when(session, seconds) if seconds else None,
         _signed(seconds - session.now) if seconds else None,
         _cut(arguments(shown)),
     ]
@@ -135,10 +135,17 @@ def dead_row(session: Session, shown: dict[str, Any], seconds: float) -> list[An
         shown["id"],
         shown["task"],
         shown["topic"],
-        times.local(seconds, session.zone),
+        _when(session, seconds),
         _cut(shown["reason"] or ""),
         _cut(shown["error"] or ""),
     ]
+
+
+def _when(session: Session, seconds: float) -> str:
+    """In full in plain text; on a terminal today's date is left out."""
+    text = times.local(seconds, session.zone)
+    today = times.local(session.now, session.zone)[:10]
+    return text[11:] if session.screen.is_rich and text[:10] == today else text
 
 
 def _signed(seconds: float) -> str:

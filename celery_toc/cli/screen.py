@@ -22,12 +22,21 @@ except ImportError:  # an extra
     rich = None
 
 
+#: Characters that a column whose text may be broken keeps, where there is room for more or not.
+FOLDED = 12
+
+
 class Column(NamedTuple):
-    """A column of a table. `fold`: it may be broken or cut where there is no room for it."""
+    """A column of a table. On a terminal that is too narrow:
+
+    spare: it is left out, the last one first
+    fold: its text is broken into lines
+    """
 
     name: str
     right: bool = False
     fold: bool = False
+    spare: bool = False
 
 
 class Cell(NamedTuple):
@@ -71,19 +80,42 @@ def plain_table(columns: Sequence[Column], rows: Iterable[Sequence[Any]]) -> str
     )
 
 
-def rich_table(columns: Sequence[Column], rows: Iterable[Sequence[Any]]) -> Any:
-    """The same as a table of Rich's."""
-    table = rich.table.Table(box=rich.box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
-    for column in columns:
+def rich_table(columns: Sequence[Column], rows: Iterable[Sequence[Any]], width: int) -> Any:
+    """The same as a table of Rich's, for a terminal of that width."""
+    cells = [[_styled(value) for value in row] for row in rows]
+    shown = _fitting(columns, cells, width)
+    table = rich.table.Table(
+        box=rich.box.SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False
+    )
+    for column in (columns[at] for at in shown):
         table.add_column(
             column.name,
             justify="right" if column.right else "left",
             no_wrap=not column.fold,
-            overflow="ellipsis" if not column.fold else "fold",
+            min_width=FOLDED if column.fold else None,
+            overflow="fold",
         )
-    for row in rows:
-        table.add_row(*(_styled(value) for value in row))
+    for row in cells:
+        table.add_row(*(row[at] for at in shown))
     return table
+
+
+def _fitting(columns: Sequence[Column], cells: Sequence[Sequence[Any]], width: int) -> list[int]:
+    """Numbers of the columns for which there is room."""
+    needed = [
+        min(
+            max([len(column.name), *(row[at].cell_len for row in cells)]),
+            FOLDED if column.fold else width,
+        )
+        for at, column in enumerate(columns)
+    ]
+    shown = list(range(len(columns)))
+    for at in reversed(range(len(columns))):
+        if sum(needed[at] + 2 for at in shown) <= width:
+            break
+        if columns[at].spare:
+            shown.remove(at)
+    return shown
 
 
 class Screen:
@@ -105,7 +137,7 @@ class Screen:
 
     def table(self, columns: Sequence[Column], rows: Iterable[Sequence[Any]]) -> None:
         if self.is_rich:
-            self.console.print(rich_table(columns, rows))
+            self.console.print(rich_table(columns, rows, self.console.width))
         else:
             click.echo(plain_table(columns, rows))
 

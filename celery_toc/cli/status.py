@@ -22,7 +22,7 @@ COLUMNS = (
     Column("ready", right=True),
     Column("in flight", right=True),
     Column("dead", right=True),
-    Column("oldest", right=True),
+    Column("oldest", right=True, spare=True),
     Column("late p50", right=True),
     Column("late p99", right=True),
 )

@@ -24,14 +24,15 @@ RATES = ("put", "delivered", "acked", "dead")
 
 COLUMNS = (
     *(column for column in STATUS_COLUMNS if column.name != "slots"),
-    *(Column(f"{name}/s", right=True) for name in RATES),
+    *(Column(f"{name}/s", right=True, spare=name in ("acked", "dead")) for name in RATES),
 )
 
 #: Columns and rows of the time line.
 WIDTH, HEIGHT = 60, 5
 
-#: Seconds over which a rate is taken: processes tell what they have counted every five.
-WINDOW = 15.0
+#: Seconds over which a rate is taken, at least and at most: processes tell what they have counted
+#: every five. Until there are so many, a rate is that of the last minute or two.
+ENOUGH, WINDOW = 15.0, 30.0
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
@@ -87,20 +88,13 @@ class _Looks:
         now = seconds + microseconds / 1e6
         rows = survey(session, self._topics)
         names = [row["topic"] for row in rows]
-        totals = {
-            name: measured.totals
-            for name, measured in kombu_toc.read_metrics(session.center, names).items()
-        }
-        self._samples.append((now, totals))
+        measured = kombu_toc.read_metrics(session.center, names, minutes=1)
+        self._samples.append((now, {name: found.totals for name, found in measured.items()}))
         while len(self._samples) > 2 and self._samples[1][0] <= now - WINDOW:
             self._samples.popleft()
-        began, before = self._samples[0]
         for row in rows:
-            first, last = before.get(row["topic"]), totals.get(row["topic"])
-            row["per_second"] = dict.fromkeys(RATES)
-            if first and last and now > began:
-                for name in RATES:
-                    row["per_second"][name] = (last[name] - first[name]) / (now - began)
+            found = measured.get(row["topic"])
+            row["per_second"] = {name: found and self._rate(found, name) for name in RATES}
         return {
             "time": times.iso(now),
             "topics": rows,
@@ -109,6 +103,14 @@ class _Looks:
                 "due": self._coming([row["topic"] for row in rows if row["scheduled"]]),
             },
         }
+
+    def _rate(self, measured: kombu_toc.Measured, counter: str) -> float:
+        began, before = self._samples[0]
+        seconds = self._samples[-1][0] - began
+        first = before.get(measured.topic)
+        if seconds < ENOUGH or first is None:
+            return measured.rate(counter)
+        return max(measured.totals[counter] - first[counter], 0) / seconds
 
     def _coming(self, topics: Sequence[str]) -> list[int]:
         """How many messages come due in each part of the span."""
@@ -151,17 +153,17 @@ def _live(session: Session, looks: _Looks, interval: float, count: int | None) -
     """Each look in place of the one before."""
     from rich.live import Live
 
-    server = server_of(session)
+    heading = title(session, server_of(session))
     console = session.screen.console
     with Live(console=console, screen=count is None, auto_refresh=False) as live:
         for number in itertools.count() if count is None else range(count):
             if number:
                 time.sleep(interval)
-            live.update(view(title(session, server), looks.look()), refresh=True)
+            live.update(view(heading, looks.look(), console.width), refresh=True)
 
 
-def view(heading: str, look: dict[str, Any]) -> Any:
-    """A look as Rich shows it."""
+def view(heading: str, look: dict[str, Any], width: int) -> Any:
+    """A look as Rich shows it, on so many columns."""
     from rich.console import Group
     from rich.text import Text
 
@@ -171,7 +173,7 @@ def view(heading: str, look: dict[str, Any]) -> Any:
     chart = Text("\n".join(bars(due, HEIGHT)), "cyan", no_wrap=True)
     return Group(
         Text.assemble((heading, "bold"), f"  {at}", no_wrap=True, overflow="ellipsis"),
-        rich_table(COLUMNS, [_row(row) for row in look["topics"]]),
+        rich_table(COLUMNS, [_row(row) for row in look["topics"]], width),
         Text.assemble(
             ("coming due", "bold"),
             f"  {sum(due):,} within {times.span(span)}, at most {max(due):,} in "

@@ -140,8 +140,9 @@ class Link:
                 if isinstance(what, Call):
                     seconds = time.monotonic() - latest + self._patience
                     self._metrics.ran(what.script.name, seconds)
+                    reply = what.parse(reply)  # which counts, also what nobody waits for
                 if on_reply is not None:
-                    on_reply(what.parse(reply) if isinstance(what, Call) else reply)
+                    on_reply(reply)
             if self._connection is None or not self._waiting:
                 return
             try:

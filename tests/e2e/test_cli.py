@@ -440,6 +440,29 @@ def test_top_tells_rates_and_what_comes_due(
     assert len(text) == 7  # three topics, twice
 
 
+def test_status_and_top_tell_how_late_workers_were_and_what_they_did(
+    app: Celery,
+    run: Run,
+    journal: Journal,
+    start_workers: StartWorkers,
+    toc: kombu_toc.TimeoutCenter,
+) -> None:
+    start_workers(1, "-P", "solo")
+    before = time.time()
+    for i in range(20):
+        send(app, f"counted-{i}", 0.3)
+    journal.wait_for("counted-", 20)
+    wait_until(lambda: kombu_toc.read_metrics(toc)["celery"].totals["acked"] == 20)
+    [topic] = run("status", "celery", "--json").json["topics"]
+    assert 0 <= topic["late_p50_seconds"] <= topic["late_p99_seconds"] < time.time() - before
+    assert re.search(r"^celery +8 .* \d[\d.]*m?s +\d[\d.]*m?s$", run("status").out, re.M)
+    [look] = run("top", "celery", "--count", 1, "--json").out.splitlines()
+    [topic] = json.loads(look)["topics"]
+    rates = topic["per_second"]
+    assert rates["delivered"] == rates["acked"] > 0
+    assert rates["dead"] == 0
+
+
 # -- wrong input
 
 

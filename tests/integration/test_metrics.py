@@ -52,20 +52,25 @@ def test_the_counters_agree_with_what_was_done(center: TimeoutCenter) -> None:
     center.release(messages[6:8])
     center.reject(messages[8], requeue=True)
     center.reject(messages[9], requeue=False)
-    center.cancel("mail", "later-0")
-    center.cancel("mail", "nobody")
-    center.reschedule("mail", "later-1", delay=HOUR)
+    center.cancel("later-0")
+    center.cancel("nobody")
+    center.reschedule("later-1", delay=HOUR)
     assert center.purge("mail") == 7
+    assert center.requeue_dead("mail") == 1
+    [again] = center.pop("mail").messages
+    center.reject(again, requeue=False)
+    assert center.purge_dead("mail") == 1
     assert counted(center) == {
         "put": 15,
-        "delivered": 10,
+        "delivered": 11,
         "acked": 6,
         "released": 2,
         "rolled_back": 1,
-        "dead": 1,
+        "dead": 2,
         "cancelled": 1,
         "rescheduled": 1,
-        "purged": 7,
+        "requeued": 1,
+        "purged": 8,
         "empty": 1,
     }
 

@@ -30,7 +30,7 @@ def test_what_comes_from_a_message_cannot_move_the_cursor_or_add_a_line():
     console = pytest.importorskip("rich.console").Console(
         file=io.StringIO(), force_terminal=True, width=100
     )
-    console.print(rich_table([Column("name")], [[nasty]]))
+    console.print(rich_table([Column("name")], [[nasty]], 100))
     printed = console.file.getvalue()
     assert "\x1b[2J" not in printed
     assert "\x07" not in printed
@@ -38,7 +38,7 @@ def test_what_comes_from_a_message_cannot_move_the_cursor_or_add_a_line():
 
 def test_what_comes_from_a_message_is_no_markup():
     console = pytest.importorskip("rich.console").Console(file=io.StringIO(), width=100)
-    console.print(rich_table([Column("name")], [["[red]x[/nonsense]"]]))
+    console.print(rich_table([Column("name")], [["[red]x[/nonsense]"]], 100))
     assert "[red]x[/nonsense]" in console.file.getvalue()
 
 
@@ -60,3 +60,25 @@ def test_bars_show_what_is_there_and_nothing_else():
     assert bars([0, 1, 40, 80], 2) == ["   █", " ▁██"]
     assert bars([0, 0], 1) == ["  "]
     assert bars([1, 1_000_000], 1) == ["▁█"]
+
+
+def test_a_narrow_terminal_leaves_out_what_is_spare_and_never_cuts_an_id():
+    id = "3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11"
+    columns = (
+        Column("id"),
+        Column("task", fold=True),
+        Column("died", spare=True),
+        Column("reason", fold=True),
+    )
+    rows = [[id, "shop.mail.newsletter", "2030-12-24 18:00:00", "a long reason, told at length"]]
+
+    def printed(width):
+        console = pytest.importorskip("rich.console").Console(file=io.StringIO(), width=width)
+        console.print(rich_table(columns, rows, width))
+        return console.file.getvalue()
+
+    assert "died" in printed(100)
+    assert "died" not in printed(80)
+    for width in (68, 80, 100):
+        assert id in printed(width)
+        assert "task" in printed(width)
