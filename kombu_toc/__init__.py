@@ -44,6 +44,7 @@ _PLACES = {
     "unpack": "envelope",
     "center_for": "connections",
     "durability_warnings": "connections",
+    "mask_password": "connections",
     "EmbeddedServer": "embedded",
     "Capacity": "transport.channel",
     "Channel": "transport.channel",

@@ -176,6 +176,7 @@ class _Migration:
         self.named: list[Staying] = []
         self.skipped: dict[str, str] = {}
         self._bindings: dict[str, list[list[str]]] = {}
+        self._bound: set[str] = set()
 
     def check_for_consumers(self) -> None:
         try:
@@ -224,7 +225,7 @@ class _Migration:
 
     def _lists(self) -> Iterator[tuple[bytes, str]]:
         """(key, queue) of each list that has a queue's messages."""
-        pattern = re.sub(r"([][*?\\^])", r"\\\1", self.prefix) + "*"
+        pattern = _literally(self.prefix) + "*"
         for raw in sorted(set(self.client.scan_iter(pattern, count=1000, _type="list"))):
             key = raw.decode("utf-8", "surrogateescape")
             queue, _, step = key[len(self.prefix) :].partition(self.sep)
@@ -246,8 +247,18 @@ class _Migration:
                     "its messages were not sent to this queue; perhaps they have another "
                     "global_keyprefix; else name it among the queues to move"
                 )
-            elif self.only is not None:
-                self.skipped[key] = "it holds no messages of Kombu's"
+            elif self._is_bound(queue) or self.only is not None:
+                yield raw, queue  # nothing at its ends can be read: each will be named
+
+    def _is_bound(self, queue: str) -> bool:
+        """Whether an exchange has that queue."""
+        if not self._bound:
+            pattern = _literally(self.prefix) + "_kombu.binding.*"
+            for key in self.client.scan_iter(pattern, count=1000, _type="set"):
+                for member in self.client.smembers(key):
+                    self._bound.add(member.decode("utf-8", "replace").split(self.sep)[-1])
+            self._bound.add("")
+        return queue in self._bound
 
     def _one_of(self, key: bytes) -> dict[str, Any] | None:
         """A message of a list, which may be anybody's: one of its ends, if one is a message."""
@@ -442,3 +453,8 @@ class _Migration:
             return eta_us(row.message["headers"].get("eta")) > self.now_us
         except (ValueError, TypeError, OverflowError):
             return False
+
+
+def _literally(text: str) -> str:
+    """A text as a pattern of Redis's that only it matches."""
+    return re.sub(r"([][*?\\^])", r"\\\1", text)
