@@ -58,7 +58,7 @@ from .topics import MAX_SLOTS, Slot, Topic, check_slots, slot_of
 SETTLE = RELOAD + 5.0
 
 #: Messages that one call moves.
-BATCH = 200
+BATCH = 100
 
 #: Seconds between looks for what is still in flight.
 PAUSE = 0.5
