@@ -115,8 +115,8 @@ class Intake:
         self.next_look = 0.0
         #: topic -> monotonic seconds when expired leases were last rolled back
         self.recovered: dict[str, float] = {}
-        #: topic -> monotonic seconds when its declaration was last asked for
-        self.reread: dict[str, float] = {}
+        #: monotonic seconds when the topics' declarations were last asked for
+        self.reread = 0.0
         #: free processes when last asked, negative if more is reserved than there are
         self.last_free = 0
 
@@ -635,15 +635,17 @@ class Poller:
             self._popped(intake, topic, result, visibility)
 
         items: list[tuple[Any, Any]] = [(call, popped)]
-        if slots is None and now >= intake.reread.get(topic, 0.0) + settings.toc_poll_interval:
+        if now >= intake.reread + settings.toc_poll_interval:
             # Who is never idle claims nothing, and learns only by this of slots that are new.
-            intake.reread[topic] = now
+            intake.reread = now
+            names = list(intake.topics)
 
-            def read(raw: bytes | None) -> None:
-                if raw is not None:
-                    self.center.learn(topic, raw)
+            def read(raws: list[bytes | None]) -> None:
+                for name, raw in zip(names, raws, strict=True):
+                    if raw is not None:
+                        self.center.learn(name, raw)
 
-            items.append((("HGET", self.center.keys.topics, topic), read))
+            items.append((("HMGET", self.center.keys.topics, *names), read))
         self._send(items)
 
     def _may_recover(self, topic: str, now: float) -> bool:
