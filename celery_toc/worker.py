@@ -120,6 +120,8 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
         self._channel = channel = c.task_consumer.channel
         self._poller = channel.poller
         self._poller.steady = True
+        # What gossip hears of the others: with many of them, each would be woken all the time.
+        self._poller.unhurried.add(c.app.conf.event_exchange)
         self._poller.before_delivery = state.maybe_shutdown
         channel.free = lambda: 0 if self._paused else self._limit(c) - self._busy()
         channel.keep = lambda message: self._executing(c, message)

@@ -65,7 +65,6 @@ def _packed_keys(*keys: str) -> bytes:
     return _pack(len(keys), *keys)
 
 
-
 def when_of(at_us: int | None, delay_us: int | None) -> str:
     """A time as the scripts read it: a moment, ``+`` and so much from now, or nothing for now.
 

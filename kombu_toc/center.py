@@ -16,13 +16,14 @@ connection of its own without waiting for each reply.
 
 from __future__ import annotations
 
+import logging
 import re
+import time
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from time import monotonic
 from typing import Any, NamedTuple
 
 from redis.exceptions import NoScriptError, ResponseError
@@ -50,6 +51,8 @@ from .topics import (
     check_steps,
 )
 
+logger = logging.getLogger(__name__)
+
 #: Expired leases that one pop rolls back per slot, at most.
 RECOVER = 100
 
@@ -70,6 +73,10 @@ LEASES_PER_CALL = 500
 
 #: Topics whose declarations a center remembers.
 MOST_KNOWN = 4096
+
+#: Seconds for which a topic's declaration is not read again: it may have been resharded, or
+#: deleted and declared anew, by somebody else.
+RELOAD = 30.0
 
 
 class Delivery(NamedTuple):
@@ -185,12 +192,14 @@ class TimeoutCenter(Operating):
         self.wait_timeout = wait_timeout
         self.metrics = metrics or Metrics()
         self._topics: dict[str, Topic] = {}
+        #: topic -> monotonic seconds when its declaration was read
+        self._read_at: dict[str, float] = {}
 
     # -- running
 
     def run(self, call: Call) -> Any:
         """Run one operation and return what it found."""
-        began = monotonic()
+        began = time.monotonic()
         try:
             if self._run_packed is not None:
                 reply = self._run_packed(call.packed())
@@ -200,7 +209,7 @@ class TimeoutCenter(Operating):
             reply = self.client.execute_command(*call.command(whole=True))
         times = self.metrics.scripts[call.script.name]
         times[0] += 1
-        times[1] += monotonic() - began
+        times[1] += time.monotonic() - began
         return call.parse(reply)
 
     def run_all(self, calls: Sequence[Call]) -> list[Any]:
@@ -246,7 +255,7 @@ class TimeoutCenter(Operating):
         """
         if not self.wait_replicas:
             found = self.run_all(calls)
-            if monotonic() >= self.metrics.due:
+            if time.monotonic() >= self.metrics.due:
                 self.metrics.send(self)
             return found
         replies: list[Any] = [None] * len(calls)
@@ -291,11 +300,11 @@ class TimeoutCenter(Operating):
             limits = {**limits, "slots": self.slots}
         wanted = Declaration.of(name, **limits)
         topic = self.run(self.declaring(name, wanted))
-        if asked is not None and asked != topic.slots:
+        if asked not in (None, topic.slots, *topic.declaration.formerly):
             raise SlotCountError(
                 f"topic {name!r} was declared with {topic.slots} slots, not {asked}; "
-                f"declare it with {topic.slots}, or delete the queue once it is empty and "
-                "declare it again"
+                f"declare it with {topic.slots}, or change it: "
+                f"'celery toc reshard {name} --slots {asked}'"
             )
         return topic
 
@@ -313,11 +322,19 @@ class TimeoutCenter(Operating):
         )
 
     def topic(self, name: str) -> Topic:
-        """The topic of that name; it is declared with the defaults if nobody has done so."""
-        try:
-            return self._topics[name]
-        except KeyError:
+        """The topic of that name; it is declared with the defaults if nobody has done so.
+
+        What this center knows of it is at most half a minute old.
+        """
+        known = self._topics.get(name)
+        if known is None:
             return self.declare(name)
+        if time.monotonic() - self._read_at[name] >= RELOAD:
+            raw = self.client.hget(self.keys.topics, name)
+            if raw is not None:
+                return self._remember(name, raw)
+            self._read_at[name] = time.monotonic()  # gone: whoever needs it declares it as it was
+        return known
 
     def known(self, name: str) -> Topic | None:
         """The topic of that name, if this center has dealt with it before; asks nobody."""
@@ -325,9 +342,12 @@ class TimeoutCenter(Operating):
 
     def declared(self, name: str) -> Topic | None:
         """The topic of that name, or None if nobody has declared it."""
-        raw = self.client.hget(self.keys.topics, name)
+        return self.learn(name, self.client.hget(self.keys.topics, name))
+
+    def learn(self, name: str, raw: bytes | None) -> Topic | None:
+        """The topic as its declaration, read by somebody, says; None if there is none."""
         if raw is None:
-            self._topics.pop(name, None)
+            self.forget(name)
             return None
         return self._remember(name, raw)
 
@@ -335,15 +355,49 @@ class TimeoutCenter(Operating):
         topic = Topic(name, Declaration.from_json(raw), self.keys.prefix, self.steps)
         if len(self._topics) > MOST_KNOWN:  # reply queues come and go
             self._topics.clear()
+            self._read_at.clear()
+        self._read_at[name] = time.monotonic()
         self._topics[name] = topic
         return topic
 
+    def redeclare(self, topic: Topic, declaration: Declaration) -> bool:
+        """Put another declaration in the place of the one that `topic` has.
+
+        Returns whether it was that one until now: else somebody else has changed it.
+        """
+        if declaration == topic.declaration:
+            return True
+        self.forget(topic.name)
+        raw = self.client.hget(self.keys.topics, topic.name)
+        if raw is None or Declaration.from_json(raw) != topic.declaration:
+            return False
+        call = Call(
+            load("redeclare"), (self.keys.topics,), (topic.name, raw, declaration.over(raw)), bool
+        )
+        return self.run(call)
+
+    def reach(self, name: str, slot: int) -> Topic | None:
+        """The topic as it is declared, and so that its consumers look into this slot.
+
+        For who has seen an announcement of a slot that the topic has no more: a producer that
+        was suspended, or kept its messages for long, has not heard that it was resharded.
+        """
+        topic = self.declared(name)
+        if topic is None or slot < topic.span or not self.client.exists(topic.slot(slot).armed):
+            return topic
+        was = {*topic.declaration.was, 1 << slot.bit_length()}
+        if self.redeclare(topic, replace(topic.declaration, was=tuple(sorted(was)))):
+            logger.warning(
+                "queue %s: a producer has used slot %d, and it has only %d slots since it was "
+                "resharded; 'celery toc reshard %s --slots %d' moves what is there",
+                *(name, slot, topic.slots, name, topic.slots),
+            )
+        return self.declared(name)
+
     def _standing(self, name: str) -> Topic:
-        """The topic of that name; as it would be by default if nobody has declared it."""
-        return (
-            self.known(name)
-            or self.declared(name)
-            or Topic(name, Declaration(slots=self.slots), self.keys.prefix, self.steps)
+        """The topic of that name as it is declared now; by default if nobody has done so."""
+        return self.declared(name) or Topic(
+            name, Declaration(slots=self.slots), self.keys.prefix, self.steps
         )
 
     def _topic_of(self, delivery: Delivery) -> Topic:
@@ -362,6 +416,7 @@ class TimeoutCenter(Operating):
     def forget(self, name: str) -> None:
         """Read the topic's declaration anew when it is next used."""
         self._topics.pop(name, None)
+        self._read_at.pop(name, None)
 
     def refresh(self, name: str, expires_ms: int) -> None:
         """Keep a topic that expires, and what is in it, from going stale; declare it again if
@@ -409,8 +464,11 @@ class TimeoutCenter(Operating):
 
         Raises ActionTimeError beyond the year 2255, ReplicationError as :meth:`run_puts`.
         """
+        declared = self.topic(topic)
+        if ensure and declared.declaration.was and self._lies_elsewhere(declared, id, basis or id):
+            return None
         call = self.putting(
-            self.topic(topic),
+            declared,
             id,
             body,
             at_us=microseconds(at),
@@ -437,8 +495,12 @@ class TimeoutCenter(Operating):
         token: str | None = None,
         ensure: bool = False,
         publish: tuple[str, str] | None = None,
+        remember: int = REMEMBER,
     ) -> Call:
-        """The call that adds a message; times in microseconds. Result: :class:`Put`."""
+        """The call that adds a message; times in microseconds. Result: :class:`Put`.
+
+        remember: seconds for which a repeated `publish` is recognised
+        """
         slot = topic.slot_for(basis or id)
         if token is None:
             token = f"{zlib.crc32(body):08x}"
@@ -462,10 +524,18 @@ class TimeoutCenter(Operating):
                 topic.declaration.expires or 0,
                 1 if ensure else 0,
                 name,
-                REMEMBER,
+                remember,
             ),
             partial(_read_put, self.metrics.counts(topic)),
         )
+
+    def _lies_elsewhere(self, topic: Topic, id: str, basis: str) -> bool:
+        """Whether a message of this id is in the topic, which is being resharded."""
+        with self.client.pipeline(transaction=False) as pipe:
+            for slot in topic.slots_for(basis):
+                pipe.hexists(slot.body, id)
+                pipe.exists(slot.copies(id))
+            return any(pipe.execute())
 
     def pop(
         self,
@@ -515,7 +585,7 @@ class TimeoutCenter(Operating):
 
         What is `stray` then is for the caller to remove.
         """
-        numbers = range(topic.slots) if slots is None else sorted(set(slots))
+        numbers = range(topic.span) if slots is None else sorted(set(slots))
         keys = self._slot_keys(topic, numbers)
         limits = topic.declaration.limits(self.limits)
         seconds = topic.declaration.visibility or visibility or limits.visibility
@@ -863,7 +933,7 @@ class TimeoutCenter(Operating):
         What was settled meanwhile is not announced. Result: how many were.
         """
         pairs = list(claims)
-        declared = self._standing(topic)
+        declared = self.known(topic) or self._standing(topic)
         armed = [declared.slot(slot).armed for slot, _ in pairs]
         args = [value for pair in pairs for value in pair]
         return Call(load("hand_back"), (*armed, self.keys.wake(topic)), args, int)

@@ -7,7 +7,9 @@ __all__ = (
     "ConfigurationError",
     "EmbeddedServerError",
     "EnvelopeError",
+    "MigrationError",
     "ReplicationError",
+    "ReshardError",
     "ServerError",
     "SlotCountError",
     "TocError",
@@ -38,8 +40,16 @@ class AlreadyThereError(TocError):
     """A message was to be added only if there is none of its id in the queue, and there is one."""
 
 
+class MigrationError(TocError):
+    """Messages are not moved from another broker, for somebody consumes from it."""
+
+
 class ReplicationError(TocError):
     """A message is kept, but not as many replicas as asked for have confirmed it in time."""
+
+
+class ReshardError(TocError):
+    """A topic's slot count cannot be changed: there is no such topic, or somebody else is at it."""
 
 
 class ServerError(TocError, ConnectionError):

@@ -131,7 +131,7 @@ class Operating:
         """Look messages up by id, and the copies that share it; an empty list if there is none.
 
         id: one, or several
-        basis: slot basis, if the sender gave one: then no other slot is asked
+        basis: slot basis, if the sender gave one: then only the slots are asked that it picks
         """
 
         def call(topic: Topic, slot: Slot, ids: list[str]) -> Call:
@@ -354,7 +354,7 @@ class Operating:
         calls = (
             call(one, slot, ids[start : start + IDS_PER_CALL])
             for one in self._asked(topic)
-            for slot in (one.all_slots() if basis is None else [one.slot_for(basis)])
+            for slot in one.slots_for(basis)
             for start in range(0, len(ids), IDS_PER_CALL)
         )
         found = []
@@ -614,7 +614,7 @@ class Operating:
         return Call(
             load("counts"),
             keys,
-            (topic.slots, len(topic.steps)),
+            (topic.span, len(topic.steps)),
             lambda raw: [Counts(*raw[i : i + 4]) for i in range(0, len(raw), 4)],
         )
 
@@ -644,7 +644,7 @@ class Operating:
         found = iter(self.run_all(calls))
         made = []
         for one in topics:
-            by_slot = list(itertools.islice(found, one.slots))
+            by_slot = list(itertools.islice(found, one.span))
             made.append(
                 Summary(
                     one.name,

@@ -108,6 +108,8 @@ class Declaration:
     slots: how many shards it has, a power of two
     retries: redeliveries a message may have
     expires: milliseconds after which the topic goes away if nobody uses it, or None
+    was: other slot counts by which messages may still lie in it, for it was resharded
+    formerly: slot counts that were changed; who still declares the topic with one is not refused
 
     The others are those of :class:`Limits`, or None for what the consumer's connection says.
     """
@@ -120,6 +122,8 @@ class Declaration:
     retry_backoff_max: float | None = None
     dead_age: float | None = None
     dead_limit: int | None = None
+    was: tuple[int, ...] = ()
+    formerly: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, topic: str, **limits: object) -> Declaration:
@@ -128,11 +132,11 @@ class Declaration:
         Raises SlotCountError or ConfigurationError, naming the topic.
         """
         given = {key: value for key, value in limits.items() if value is not None}
-        unknown = set(given) - set(cls.__dataclass_fields__)
+        known = [name for name in cls.__dataclass_fields__ if name not in ("was", "formerly")]
+        unknown = set(given) - set(known)
         if unknown:
             raise ConfigurationError(
-                f"topic {topic!r}: unknown limit {min(unknown)!r}; "
-                f"there are {', '.join(cls.__dataclass_fields__)}"
+                f"topic {topic!r}: unknown limit {min(unknown)!r}; there are {', '.join(known)}"
             )
         made = cls(**given)
         check_slots(topic, made.slots)
@@ -157,13 +161,20 @@ class Declaration:
 
     def to_json(self) -> str:
         return json.dumps(
-            {k: v for k, v in self.__dict__.items() if v is not None}, separators=(",", ":")
+            {k: v for k, v in self.__dict__.items() if v not in (None, ())}, separators=(",", ":")
         )
+
+    def over(self, text: str | bytes) -> str:
+        """As :meth:`to_json`, with what only a newer release knows of from another declaration."""
+        known = self.__dataclass_fields__
+        newer = {k: v for k, v in json.loads(text).items() if k not in known}
+        return json.dumps({**newer, **json.loads(self.to_json())}, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Declaration:
         known = cls.__dataclass_fields__
-        return cls(**{k: v for k, v in json.loads(text).items() if k in known})
+        said = {k: v for k, v in json.loads(text).items() if k in known}
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in said.items()})
 
 
 def check_visibility(what: str, seconds: object) -> float:
@@ -286,7 +297,13 @@ class Topic:
 
     @property
     def slots(self) -> int:
+        """The slots that messages are put into."""
         return self.declaration.slots
+
+    @property
+    def span(self) -> int:
+        """The slots that may hold something: more than `slots` after it was resharded to fewer."""
+        return max(self.declaration.slots, *self.declaration.was, 1)
 
     def slot(self, number: int) -> Slot:
         return _slot(self.prefix, self.name, number, self.steps)
@@ -295,8 +312,23 @@ class Topic:
         """The slot that a message with this slot basis goes to."""
         return self.slot(slot_of(basis, self.declaration.slots))
 
+    def slots_for(self, basis: str | None) -> list[Slot]:
+        """Where a message with this slot basis may be: the slot it goes to, and those that it
+        went to before the topic was resharded. Without a basis, every slot.
+
+        In the order in which one who looks for it finds it, although it may be moved meanwhile:
+        a slot from which it may be moved comes before the one it is moved to.
+        """
+        counts = (self.declaration.slots, *self.declaration.was)
+        numbers = range(self.span)
+        if basis is not None:
+            numbers = sorted({slot_of(basis, count) for count in counts})
+        first = [n for n in numbers if n >= self.declaration.slots]
+        return [self.slot(n) for n in (*first, *numbers[: len(numbers) - len(first)])]
+
     def all_slots(self) -> list[Slot]:
-        return [self.slot(number) for number in range(self.declaration.slots)]
+        """Every slot that may hold something."""
+        return [self.slot(number) for number in range(self.span)]
 
     def step_index(self, priority: int) -> int:
         """Index of the highest step that does not exceed `priority`."""

@@ -28,6 +28,8 @@ COMMANDS = {
     "check": "celery_toc.cli.check:check",
     "repair": "celery_toc.cli.check:repair",
     "top": "celery_toc.cli.top:top",
+    "reshard": "celery_toc.cli.reshard:reshard",
+    "migrate": "celery_toc.cli.migrate:migrate",
     "metrics": "celery_toc.cli.metrics:metrics",
 }
 

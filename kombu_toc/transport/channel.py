@@ -9,6 +9,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from itertools import count
 from secrets import token_urlsafe
@@ -22,7 +23,7 @@ from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.uuid import uuid
 
 from .. import envelope
-from ..center import RECOVER, Call, Delivery, Put
+from ..center import RECOVER, RELOAD, REMEMBER, Call, Delivery, Put
 from ..errors import AlreadyThereError, EnvelopeError
 from ..topics import Limits, Topic
 from .bindings import Bindings, binding
@@ -44,9 +45,6 @@ logger = logging.getLogger(__name__)
 
 #: Messages that one pop takes where neither a prefetch count nor a worker's pool sets a bound.
 BATCH = 100
-
-#: Seconds for which a queue's declaration is not read again.
-RELOAD = 30.0
 
 #: Queues whose declarations a channel remembers.
 MOST_KNOWN = 4096
@@ -156,7 +154,10 @@ class Message(kombu_message.Message):
 class _PublishName(str):
     """The producer's name, a dot, and a number: what no other publish has."""
 
-    __slots__ = ()
+    __slots__ = ("slots",)
+
+    #: queue -> slot count by which it was sent there first: where a repeated publish is recognised
+    slots: dict[str, int]
 
 
 def _publish_of(name: str) -> tuple[str, str]:
@@ -247,7 +248,9 @@ class Channel(virtual.Channel):
         producer = self._producer
         if producer is None or producer[0] != os.getpid():  # a forked child is another producer
             producer = self._producer = (os.getpid(), token_urlsafe(9), count(1))
-        return _PublishName(f"{producer[1]}.{next(producer[2])}")
+        name = _PublishName(f"{producer[1]}.{next(producer[2])}")
+        name.slots = {}
+        return name
 
     def create_publish_batch(self, max_size: int) -> PublishBatch:
         """What ``Producer.batch()`` publishes through."""
@@ -260,7 +263,11 @@ class Channel(virtual.Channel):
         batch: PublishBatch | None = None,
         **kwargs: Any,
     ) -> None:
-        call = self._putting(self._topic(queue), message)
+        topic = self._topic(queue)
+        slots = message["properties"]["delivery_tag"].slots.setdefault(queue, topic.slots)
+        if slots != topic.slots:  # resharded between two attempts
+            topic = replace(topic, declaration=replace(topic.declaration, slots=slots))
+        call = self._putting(topic, message)
         if batch is not None:
             batch.add(call)
             return
@@ -294,7 +301,13 @@ class Channel(virtual.Channel):
         else:
             self.center.run_puts([call])
 
-    def _putting(self, topic: Topic, message: dict[str, Any]) -> Call:
+    def _putting(
+        self,
+        topic: Topic,
+        message: dict[str, Any],
+        publish: tuple[str, str] | None = None,
+        remember: int = REMEMBER,
+    ) -> Call:
         headers = message.get("headers") or {}
         tag = message["properties"]["delivery_tag"]
         id = headers.get("id")
@@ -317,7 +330,8 @@ class Channel(virtual.Channel):
             token=token,
             ensure=ensure,
             # What goes away by itself is no harm twice: a reply, an event.
-            publish=None if topic.declaration.expires else _publish_of(tag),
+            publish=publish or (None if topic.declaration.expires else _publish_of(tag)),
+            remember=remember,
         )
         return call._replace(parse=_only_if_added(call.parse)) if ensure else call
 

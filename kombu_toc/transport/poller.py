@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 #: Seconds a blocking command waits at the server before it is sent again.
-WAKE_BLOCK = 2.0
+WAKE_BLOCK = 5.0
 STREAM_BLOCK = 10.0
 
 #: The event loop's poller waits whole milliseconds, rounded up; the rest is slept.
@@ -59,6 +59,14 @@ LAST_REPLY = 1.0
 #: Seconds that an idle worker waits for the reply to a pop without leaving it to the event loop:
 #: most come sooner than the loop takes for a turn.
 AT_ONCE = 0.001
+
+#: Seconds after which a consumer reads its topics' declarations again.
+REREAD = 5.0
+
+#: What is not urgent and comes more often than every so many seconds is read after a pause of so
+#: many: the events of many other workers.
+OFTEN = 1.0
+STREAM_PAUSE = 2.0
 
 #: Messages whose task names are looked up for a log, at once.
 MOST_NAMED = 10
@@ -86,6 +94,8 @@ class Intake:
         self.next_look = 0.0
         #: topic -> monotonic seconds when expired leases were last rolled back
         self.recovered: dict[str, float] = {}
+        #: monotonic seconds when the topics' declarations were last asked for
+        self.reread = 0.0
         #: free processes when last asked, negative if more is reserved than there are
         self.last_free = 0
 
@@ -130,6 +140,8 @@ class Poller:
         self.steady = False
         #: called before each delivery; a worker that is to end raises what ends its loop
         self.before_delivery: Callable[[], None] | None = None
+        #: exchanges of which broadcasts may be read late
+        self.unhurried: set[str] = set()
         self._pid = os.getpid()
         #: monotonic seconds
         self._connected = time.monotonic()
@@ -155,6 +167,11 @@ class Poller:
         self._wake_topics: dict[bytes, str] = {}
         self._turn = 0
         self._listened: dict[str, str] = {}
+        #: exchanges that the stream link does not wait for, because of a pause
+        self._left_out: set[str] = set()
+        #: exchange -> monotonic seconds when it was last read, and when its pause ends
+        self._read_at: dict[str, float] = {}
+        self._pauses: dict[str, float] = {}
         pool = self.center.client.connection_pool
         self._wake, self._work, self._stream = (
             Link(pool, self._opened, self._closed, self.heartbeat.owe, self.center.metrics)
@@ -614,10 +631,10 @@ class Poller:
         settings = self.settings
         lookahead = int(settings.toc_lookahead * 1_000_000) if self._hub is not None else 0
         declared = self.center.topic(topic)
-        if slots is not None and max(slots) >= declared.slots:
+        if slots is not None and max(slots) >= declared.span:
             # Announced by somebody who knows of more slots: of an older declaration or a newer
             # one. It is served in any case.
-            declared = self.center.declared(topic) or declared
+            declared = self.center.reach(topic, max(slots)) or declared
         call = self.center.popping(
             declared,
             slots,
@@ -646,7 +663,19 @@ class Poller:
                     intake.owed[claim] = None
             self._popped(intake, topic, result, visibility)
 
-        self._send([(call, popped)])
+        items: list[tuple[Any, Any]] = [(call, popped)]
+        if now >= intake.reread + REREAD:
+            # Who is never idle claims nothing, and learns only by this of slots that are new.
+            intake.reread = now
+            names = list(intake.topics)
+
+            def read(raws: list[bytes | None]) -> None:
+                for name, raw in zip(names, raws, strict=True):
+                    if raw is not None:
+                        self.center.learn(name, raw)
+
+            items.append((("HMGET", self.center.keys.topics, *names), read))
+        self._send(items)
 
     def _may_recover(self, topic: str, now: float) -> bool:
         """Whether leases that have ended may be rolled back.
@@ -829,6 +858,7 @@ class Poller:
     # -- broadcasts
 
     def _listen_streams(self) -> None:
+        now = time.monotonic()
         positions: dict[str, str] = {}
         for channel, subscription in list(self.subscriptions.values()):
             while subscription.returned and not self._enough:
@@ -839,25 +869,40 @@ class Poller:
                 if known is None or _order(subscription.last) < _order(known):
                     positions[subscription.exchange] = subscription.last
         if self._stream.busy:
-            if set(positions) <= set(self._listened):
+            # What it leaves out because of a pause is asked for when it has ended.
+            if set(positions) <= {*self._listened, *self._left_out}:
                 return
             # It waits for too little: nothing is lost, for it is read by position.
             self._stream.close()
+        block = STREAM_BLOCK if self.steady else min(self._most, STREAM_BLOCK)
+        self._left_out = {name for name in positions if self._pauses.get(name, now) > now}
+        for exchange in self._left_out:
+            del positions[exchange]
+            block = min(block, self._pauses[exchange] - now)
         if positions:
             self._listened = positions
-            block = STREAM_BLOCK if self.steady else min(self._most, STREAM_BLOCK)
             self._stream.send(
                 [(listening(self.center, positions, max(int(block * 1000), 1)), self._broadcast)],
                 block=block,
             )
+
+    def _note_reading(self, exchange: str) -> None:
+        now = time.monotonic()
+        if exchange in self.unhurried and now < self._read_at.get(exchange, -OFTEN) + OFTEN:
+            self._pauses[exchange] = now + STREAM_PAUSE
+        self._read_at[exchange] = now
 
     def _broadcast(self, reply: Any) -> None:
         keys = {
             self.center.keys.fanout(exchange).encode("utf-8", "surrogatepass"): exchange
             for exchange in self._listened
         }
+        noted = set()
         for key, id, routing_key, envelope in read_entries(reply):
             exchange = keys[key]
+            if exchange not in noted:
+                noted.add(exchange)
+                self._note_reading(exchange)
             for channel, subscription in list(self.subscriptions.values()):
                 if subscription.exchange != exchange or _order(id) <= _order(subscription.last):
                     continue

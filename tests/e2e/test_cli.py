@@ -663,7 +663,7 @@ def test_celerys_own_program_has_the_commands(app: Celery, environment: dict[str
     assert (out, code) == ("", 2)
     assert err.count("\n") == 1
     assert "celery -A APP toc" in err
-    assert said["commands"][0].split() == ["plain,reschedule", "plain,repair"]
+    assert said["commands"][0].split() == ["plain,reschedule", "plain,repair", "plain,reshard"]
     assert said["topics"][0].split() == ["plain,urgent"]
     assert said["ids"][0].split() == [f"plain,{id}"]
 

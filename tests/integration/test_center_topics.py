@@ -40,7 +40,7 @@ def test_another_slot_count_is_an_error_that_names_both_and_the_remedy(center, c
     message = str(raised.value)
     assert "'mail'" in message
     assert "16 slots, not 4" in message
-    assert "delete the queue" in message
+    assert "celery toc reshard mail --slots 4" in message
     assert center.topic("mail").slots == 16
 
 

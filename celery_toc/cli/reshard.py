@@ -1,0 +1,87 @@
+"""``celery toc reshard``: give a topic another number of slots, while it is in use."""
+
+from __future__ import annotations
+
+import click
+
+import kombu_toc
+
+from .ends import FAILED, Command, Failure
+from .session import SPAN, Session, complete_topic, with_session, yes_option
+
+
+@click.command(
+    cls=Command,
+    example="""
+celery -A shop toc reshard mail --slots 32
+celery -A shop toc reshard mail --slots 4 --wait 10m --yes --json
+""",
+)
+@click.argument("topic", shell_complete=complete_topic)
+@click.option("--slots", "-s", type=int, required=True, help="How many: a power of two, up to 512.")
+@click.option(
+    "--wait",
+    type=SPAN,
+    default="1m",
+    show_default=True,
+    help="How long to wait for what workers have, after everything else is done.",
+)
+@click.option(
+    "--settle",
+    type=SPAN,
+    default="35s",
+    show_default=True,
+    help="How long the producers may take until they know.",
+)
+@yes_option
+@with_session
+def reshard(
+    session: Session, topic: str, slots: int, wait: float, settle: float, yes: bool
+) -> None:
+    """Give a topic another number of slots, while producers and workers use it.
+
+    Nothing is lost and nothing runs early, also if this is stopped halfway: run it again, and it
+    goes on. Exit code 1 if something is left that could not be moved yet, such as what a worker
+    has: it is delivered as ever; run it again later to finish.
+    """
+    center = session.center
+    session.topics([topic])
+    before = center.declared(topic).slots
+    if before != slots:
+        session.confirm(f"Give {topic!r} {slots} slots instead of {before}?", yes)
+    told: list[int] = []
+
+    def report(state: kombu_toc.Resharded) -> None:
+        if session.as_json:
+            return
+        if not told:
+            session.screen.say(f"{topic!r} has {slots} slots; waiting until its producers know.")
+        if state.moved and (not told or state.moved >= told[-1] + 10_000):
+            session.screen.say(f"Moved {state.moved}, {state.left} to go.")
+        told.append(state.moved)
+
+    try:
+        result = kombu_toc.reshard_topic(
+            center, topic, slots, settle=settle, patience=wait, report=report
+        )
+    except kombu_toc.ReshardError as exc:
+        raise Failure(exc, FAILED) from exc
+    if session.as_json:
+        session.screen.json(
+            {
+                "topic": topic,
+                "slots": slots,
+                "slots_before": before,
+                "moved": result.moved,
+                "left": result.left,
+                "done": result.done,
+            }
+        )
+    elif result.done:
+        session.screen.say(f"Done: {topic!r} has {slots} slots; moved {result.moved}.")
+    if not result.done:
+        session.complain(
+            f"{result.left} of {topic!r} cannot be moved yet: a worker has them, or it is not "
+            "known where they belong; they are delivered as ever; run this again later",
+            FAILED,
+        )

@@ -1,0 +1,460 @@
+"""Moves the messages of a broker of Kombu's own Redis transport into a timeout center.
+
+Kombu's Redis transport keeps what is ready in lists, one per queue and priority step, and what a
+worker has taken and not acknowledged in one hash. In that hash are the tasks with an ETA which
+workers hold in memory until they are due; here they wait where every other message does.
+
+A message is written to the center first, and then taken from the source, if it is still there
+byte for byte: killed in between, it is in both. So that it is one message when that is repeated,
+whatever has become of it meanwhile, the center remembers what was written (as a publish whose
+reply was lost) until it has gone from the source, or for a week.
+
+Only messages move. Queues that they need are declared; exchanges are bound by the app, when it
+declares its queues. What cannot be read, what went to a fanout exchange, and queues that expire by
+themselves (replies to remote control) stay where they are.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from kombu import Connection
+from kombu.utils.json import loads
+from redis.exceptions import NoPermissionError
+
+from .center import Call
+from .connections import connect, mask_password, read_url
+from .errors import ActionTimeError, ConfigurationError, MigrationError
+from .options import read
+from .transport.channel import Channel, eta_us
+
+#: Messages that are written, and then taken from the source, together.
+BATCH = 200
+
+#: Seconds for which a message is remembered that was written and not yet taken from the source.
+REMEMBER = 7 * 86400
+
+#: Messages that are named of those that stay.
+MOST_NAMED = 100
+
+#: Of the keys of a call that adds a message: the one that remembers the publish.
+_SENT = 4
+
+#: What a broker's ``broker_transport_options`` may say of where its messages are.
+_OPTIONS = {
+    "global_keyprefix": "",
+    "sep": "\x06\x16",
+    "unacked_key": "unacked",
+    "unacked_index_key": "unacked_index",
+}
+
+# KEYS[1] unacked   KEYS[2] unacked_index   ARGV[1] delivery tag   ARGV[2] what it has been
+_TAKE = """
+if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return 0 end
+redis.call('HDEL', KEYS[1], ARGV[1])
+redis.call('ZREM', KEYS[2], ARGV[1])
+return 1
+"""
+
+
+class Staying(NamedTuple):
+    """A message that is left in the source."""
+
+    place: str  #: the key it is in
+    what: str  #: its task id or delivery tag, or how it begins
+    reason: str
+
+
+class Migrated(NamedTuple):
+    """What was moved, or, of a dry run, what would be."""
+
+    queues: dict[str, int]  #: queue -> how many
+    unacknowledged: int  #: of these, how many a worker had
+    scheduled: int  #: of these, how many are not due yet
+    staying: int  #: how many are left in the source
+    named: list[Staying]  #: the first of those
+    skipped: dict[str, str]  #: key of a queue that is left as it is -> why
+
+    @property
+    def moved(self) -> int:
+        return sum(self.queues.values())
+
+
+class _Unreadable(Exception):
+    """Says why a message stays."""
+
+
+class _Row(NamedTuple):
+    """A message of the source."""
+
+    raw: bytes
+    tag: str
+    queues: list[str]
+    message: dict[str, Any]
+
+
+def migrate_broker(
+    source: str,
+    target: Connection,
+    *,
+    options: Mapping[str, Any] | None = None,
+    queues: Collection[str] | None = None,
+    fanout: Collection[str] = (),
+    dry_run: bool = False,
+    force: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Migrated:
+    """Move all messages from a ``redis://`` broker; to repeat it moves what is there by then.
+
+    source: its URL
+    target: a connection to the timeout center, with the app's transport options
+    options: the source's ``broker_transport_options``; `global_keyprefix`, `sep`, `unacked_key` and
+        `unacked_index_key` count, those of redis-py, and `ssl`
+    queues: only these
+    fanout: names of fanout exchanges: nothing of theirs is moved
+    dry_run: count, and change nothing
+    force: also while somebody consumes from the source: what both take runs twice
+    progress: is told how many messages have been looked at, and of how many
+
+    Workers of the source must be stopped: one that lives has taken messages that are moved too.
+    Raises MigrationError if there are any, ConfigurationError for a URL that cannot be used.
+    """
+    with target.channel() as channel:
+        if not isinstance(channel, Channel):
+            raise ConfigurationError(
+                f"{target.as_uri()} is not a timeout center; its URL begins with toc+redis://"
+            )
+        migration = _Migration(source, channel, dict(options or {}), queues, fanout, dry_run)
+        try:
+            if not force and not dry_run:
+                migration.check_for_consumers()
+            return migration.run(progress)
+        finally:
+            migration.client.close()
+            migration.client.connection_pool.disconnect()
+
+
+class _Migration:
+    def __init__(
+        self,
+        url: str,
+        channel: Channel,
+        options: dict[str, Any],
+        queues: Collection[str] | None,
+        fanout: Collection[str],
+        dry_run: bool,
+    ) -> None:
+        if url.startswith("toc"):
+            raise ConfigurationError(
+                f"{mask_password(url)} is a timeout center already; name the broker to move from, "
+                "redis://..."
+            )
+        address = read_url(re.sub(r"^redis\+socket:", "unix:", url))
+        ssl = options.pop("ssl", None)
+        where = {k: options.pop(k, default) for k, default in _OPTIONS.items()}
+        where.update({k: address.query.pop(k) for k in _OPTIONS if k in address.query})
+        self.client = connect(address, read(address.query, options), ssl=ssl)
+        self.db = address.db
+        self.shown = mask_password(url)
+        self.prefix: str = where["global_keyprefix"]
+        self.sep: str = where["sep"]
+        self.unacked = self.prefix + where["unacked_key"]
+        self.index = self.prefix + where["unacked_index_key"]
+        self.channel = channel
+        self.only = None if queues is None else set(queues)
+        self.fanout = set(fanout)
+        self.dry_run = dry_run
+        self.now_us = time.time_ns() // 1000
+        self.moved: Counter[str] = Counter()
+        self.unacknowledged = self.scheduled = self.staying = 0
+        self.named: list[Staying] = []
+        self.skipped: dict[str, str] = {}
+        self._bindings: dict[str, list[list[str]]] = {}
+        self._bound: set[str] = set()
+
+    def check_for_consumers(self) -> None:
+        try:
+            clients = self.client.client_list()
+        except NoPermissionError as exc:
+            raise MigrationError(
+                f"{self.shown} does not say who is connected ({exc}); make sure that its workers "
+                "are stopped, and say so (force)"
+            ) from exc
+        # A worker waits for tasks with BRPOP, or has no room for any; for remote control it has
+        # subscribed to patterns in any case. So has Flower.
+        found = [
+            one.get("addr", "?")
+            for one in clients
+            if int(one.get("db", 0)) == self.db
+            and (one.get("cmd", "").startswith("brpop") or int(one.get("psub", 0)) > 0)
+        ]
+        if found:
+            shown = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
+            raise MigrationError(
+                f"{len(found)} connections consume from {self.shown} ({shown}): stop its workers "
+                "and whatever watches them, or what they have taken runs twice"
+            )
+
+    def run(self, progress: Callable[[int, int], None] | None) -> Migrated:
+        keys = list(self._lists())
+        sizes = [self.client.llen(key) for key, _ in keys]
+        total, done = sum(sizes) + self.client.hlen(self.unacked), 0
+        if progress is not None:
+            progress(0, total)
+        for steps in (*(self._list(*key) for key in keys), self._unacknowledged()):
+            for looked_at in steps:
+                done += looked_at
+                if progress is not None:
+                    progress(done, max(total, done))
+        return Migrated(
+            dict(self.moved),
+            self.unacknowledged,
+            self.scheduled,
+            self.staying,
+            self.named,
+            self.skipped,
+        )
+
+    # -- what is ready
+
+    def _lists(self) -> Iterator[tuple[bytes, str]]:
+        """(key, queue) of each list that has a queue's messages."""
+        pattern = _literally(self.prefix) + "*"
+        for raw in sorted(set(self.client.scan_iter(pattern, count=1000, _type="list"))):
+            key = raw.decode("utf-8", "surrogateescape")
+            queue, _, step = key[len(self.prefix) :].partition(self.sep)
+            if self.only is not None and queue not in self.only:
+                continue
+            if step and not step.isdigit():
+                continue
+            if self.client.pttl(raw) > 0:
+                self.skipped[key] = "it expires by itself"
+                continue
+            if queue.endswith(".pidbox"):  # which older versions of Kombu do not let expire
+                self.skipped[key] = "replies to remote control, which nobody waits for any more"
+                continue
+            message = self._one_of(raw)
+            if message is not None and self._went_to(queue, message):
+                yield raw, queue
+            elif message is not None:
+                self.skipped[key] = (
+                    "its messages were not sent to this queue; perhaps they have another "
+                    "global_keyprefix; else name it among the queues to move"
+                )
+            elif self._is_bound(queue) or self.only is not None:
+                yield raw, queue  # nothing at its ends can be read: each will be named
+
+    def _is_bound(self, queue: str) -> bool:
+        """Whether an exchange has that queue."""
+        if not self._bound:
+            pattern = _literally(self.prefix) + "_kombu.binding.*"
+            for key in self.client.scan_iter(pattern, count=1000, _type="set"):
+                for member in self.client.smembers(key):
+                    self._bound.add(member.decode("utf-8", "replace").split(self.sep)[-1])
+            self._bound.add("")
+        return queue in self._bound
+
+    def _one_of(self, key: bytes) -> dict[str, Any] | None:
+        """A message of a list, which may be anybody's: one of its ends, if one is a message."""
+        for end in (-1, 0):
+            raw = self.client.lindex(key, end)
+            try:
+                return self._message(self._parsed(raw or b""))
+            except _Unreadable:
+                continue
+        return None
+
+    def _went_to(self, queue: str, message: dict[str, Any]) -> bool:
+        """Whether it was sent to this queue, or somebody says that it is one."""
+        if self.only is not None:
+            return True
+        info = message["properties"]["delivery_info"]
+        try:
+            found = self._queues(
+                str(info.get("exchange") or ""), str(info.get("routing_key") or "")
+            )
+        except _Unreadable:
+            return False
+        return queue in found
+
+    def _list(self, key: bytes, queue: str) -> Iterator[int]:
+        kept = 0  # at the end of the list, where the oldest are
+        while page := self.client.lrange(key, -(kept + BATCH), -(kept + 1)):
+            rows = []
+            staying = self.staying
+            for raw in reversed(page):
+                try:
+                    message = self._message(self._parsed(raw))
+                except _Unreadable as exc:
+                    self._stays(key, raw, exc)
+                else:
+                    rows.append(_Row(raw, self._tag(message, raw), [queue], message))
+
+            def take(rows: list[_Row]) -> None:
+                with self.client.pipeline(transaction=False) as pipe:
+                    for row in rows:
+                        pipe.lrem(key, -1, row.raw)
+                    pipe.execute()
+
+            self._move(key, rows, take)
+            kept += len(page) if self.dry_run else self.staying - staying
+            yield len(page)
+
+    # -- what workers had
+
+    def _unacknowledged(self) -> Iterator[int]:
+        cursor = 0
+        while True:
+            cursor, page = self.client.hscan(self.unacked, cursor, count=BATCH)
+            rows = []
+            for raw_tag, raw in page.items():
+                tag = raw_tag.decode("utf-8", "surrogateescape")
+                try:
+                    row = self._delivered(tag, raw)
+                except _Unreadable as exc:
+                    self._stays(self.unacked, raw, exc)
+                else:
+                    if self.only is None or self.only.intersection(row.queues):
+                        rows.append(row)
+
+            def take(rows: list[_Row]) -> None:
+                with self.client.pipeline(transaction=False) as pipe:
+                    for row in rows:
+                        pipe.eval(_TAKE, 2, self.unacked, self.index, row.tag, row.raw)
+                    pipe.execute()
+
+            self.unacknowledged += self._move(self.unacked, rows, take)
+            yield len(page)
+            if not cursor:
+                return
+
+    def _delivered(self, tag: str, raw: bytes) -> _Row:
+        parsed = self._parsed(raw)
+        if not isinstance(parsed, list) or len(parsed) != 3:
+            raise _Unreadable("it is no delivered message of Kombu's")
+        payload, exchange, routing_key = parsed
+        message = self._message(payload)
+        queues = self._queues(str(exchange or ""), str(routing_key or ""))
+        # As Kombu does with what it restores: it may have been started.
+        message["headers"]["redelivered"] = True
+        message["properties"]["delivery_info"]["redelivered"] = True
+        return _Row(raw, tag, queues, message)
+
+    def _queues(self, exchange: str, routing_key: str) -> list[str]:
+        """The queues that a message came from; Kombu keeps only how it was sent."""
+        if not exchange:
+            return [routing_key]
+        if exchange in self.fanout:
+            raise _Unreadable("it is a broadcast, which reaches those who listen when it is sent")
+        if exchange not in self._bindings:
+            members = self.client.smembers(f"{self.prefix}_kombu.binding.{exchange}")
+            split = [
+                member.decode("utf-8", "surrogateescape").split(self.sep) for member in members
+            ]
+            self._bindings[exchange] = [parts for parts in split if len(parts) == 3]
+        found = {
+            queue
+            for key, pattern, queue in self._bindings[exchange]
+            if (re.match(pattern, routing_key) if pattern else key == routing_key)
+        }
+        # Perhaps the app has declared its queues in the timeout center already.
+        found = found or set(self.channel._lookup(exchange, routing_key))
+        if not found:
+            raise _Unreadable(
+                f"no queue is bound to exchange {exchange!r} with the key {routing_key!r}"
+            )
+        return sorted(found)
+
+    # -- messages
+
+    def _parsed(self, raw: bytes) -> Any:
+        try:
+            return loads(raw.decode())
+        except Exception as exc:  # also whatever a decoder that was registered with Kombu raises
+            raise _Unreadable(f"it is no JSON: {exc}") from exc
+
+    def _message(self, payload: Any) -> dict[str, Any]:
+        """A message as our channel takes it."""
+        try:
+            properties = dict(payload["properties"])
+            headers = dict(payload.get("headers") or {})
+            properties["delivery_info"] = dict(properties.get("delivery_info") or {})
+            body = payload["body"]
+            encoding = properties.pop("body_encoding", None)
+            if encoding == "base64":
+                body = base64.b64decode(body)
+            elif encoding not in (None, "", "utf-8") or not isinstance(body, (str, type(None))):
+                raise ValueError(f"its body is encoded as {encoding!r}")
+            return {
+                "headers": headers,
+                "properties": properties,
+                "content-type": payload.get("content-type"),
+                "content-encoding": payload.get("content-encoding"),
+                "body": body,
+            }
+        except (KeyError, TypeError, ValueError, AttributeError) as exc:
+            raise _Unreadable(f"it is no message of Kombu's: {type(exc).__name__}: {exc}") from exc
+
+    def _tag(self, message: dict[str, Any], raw: bytes) -> str:
+        tag = message["properties"].get("delivery_tag")
+        return tag if isinstance(tag, str) and tag else hashlib.sha1(raw).hexdigest()
+
+    def _stays(self, key: bytes | str, raw: bytes, reason: Exception, what: str = "") -> None:
+        self.staying += 1
+        if len(self.named) < MOST_NAMED:
+            place = key.decode("utf-8", "replace") if isinstance(key, bytes) else key
+            begin = raw[:60].decode("utf-8", "replace")
+            self.named.append(Staying(place, what or begin, str(reason)))
+
+    def _move(self, key: bytes | str, rows: list[_Row], take: Callable[[list[_Row]], None]) -> int:
+        """Write to the center, then take from the source; return how many."""
+        calls: list[Call] = []
+        moving: list[_Row] = []
+        for row in rows:
+            try:
+                made = [] if self.dry_run else [self._putting(q, row) for q in row.queues]
+            except ActionTimeError as exc:
+                self._stays(key, row.raw, exc, row.message["headers"].get("id") or row.tag)
+                continue
+            calls += made
+            moving.append(row)
+        if not self.dry_run and moving:
+            center = self.channel.center
+            center.run_puts(calls)
+            take(moving)
+            # They are gone from the source: nobody will write them again.
+            center.client.unlink(*(call.keys[_SENT] for call in calls))
+        for row in moving:
+            self.moved.update(row.queues)
+            self.scheduled += self._is_ahead(row)
+        return len(moving)
+
+    def _putting(self, queue: str, row: _Row) -> Call:
+        properties = {
+            **row.message["properties"],
+            "delivery_tag": row.tag,
+            "delivery_info": dict(row.message["properties"]["delivery_info"]),
+        }
+        return self.channel._putting(
+            self.channel._topic(queue),
+            {**row.message, "properties": properties},
+            publish=(f"moved:{row.tag}", row.tag),
+            remember=REMEMBER,
+        )
+
+    def _is_ahead(self, row: _Row) -> bool:
+        try:
+            return eta_us(row.message["headers"].get("eta")) > self.now_us
+        except (ValueError, TypeError, OverflowError):
+            return False
+
+
+def _literally(text: str) -> str:
+    """A text as a pattern of Redis's that only it matches."""
+    return re.sub(r"([][*?\\^])", r"\\\1", text)

@@ -1,0 +1,81 @@
+-- Moves messages from one slot of a topic to another, waiting and dead ones, with the scores that
+-- they have: neither their action time nor their retries change. What is in flight stays where its
+-- consumer acknowledges it.
+--
+-- KEYS, of the slot they are in: armed, prepare, body, dead, reasons, store (one per priority step)
+-- then the same of the slot they go to
+-- then, per message: the copies sets that it may be recorded in, here and there, and the one that
+-- it is recorded in if its id is taken there
+-- then the wake index
+-- ARGV[1] number of priority steps   ARGV[2] number of the slot they are in
+-- ARGV[3] number of the slot they go to
+-- then, per message: id, what its id begins with if it is a copy (the part before the last '#')
+-- Returns how many were moved
+--
+-- A message finds its id taken there if two live messages share it; it is a copy from then on, as
+-- if it had been put there second. If the other one is the same, byte for byte, one of them stays.
+--@ clock wake
+
+local steps = tonumber(ARGV[1])
+local width = 5 + steps
+local wake = KEYS[#KEYS]
+local now = clock()
+local function here(part) return KEYS[part] end
+local function there(part) return KEYS[width + part] end
+
+local function place(key, id) -- the key that has it, dead or waiting, and its score
+  for part = 6, width do
+    local score = redis.call('ZSCORE', key(part), id)
+    if score then return part, tonumber(score) end
+  end
+  local score = redis.call('ZSCORE', key(4), id)
+  if score then return 4, tonumber(score) end
+end
+
+local moved = 0
+for i = 4, #ARGV, 2 do
+  local id, base = ARGV[i], ARGV[i + 1]
+  local set = 2 * width + (i - 4) / 2 * 3
+  local body = redis.call('HGET', here(3), id)
+  local part, score = place(here, id)
+  if body and part then
+    local is_copy = redis.call('SISMEMBER', KEYS[set + 1], id) == 1
+    local name, record = id, is_copy and KEYS[set + 2] or nil
+    local same = false
+    local function taken()
+      local other = redis.call('HGET', there(3), name)
+      same = other == body and (part == 4 or redis.call('ZSCORE', there(4), name) == false)
+      return other and not same
+    end
+    if taken() then
+      -- Nothing is known of the token that the sender chose: any that is free will do.
+      local sum = redis.sha1hex(body)
+      local stem = is_copy and base or id
+      if not is_copy then record = KEYS[set + 3] end
+      for length = 8, 40 do
+        name = stem .. '#' .. string.sub(sum, 1, length)
+        if not taken() then break end
+      end
+    end
+    if not same then
+      redis.call('HSET', there(3), name, body) -- refused, on a full server, before anything is done
+      redis.call('ZADD', there(part), score, name)
+      local note = redis.call('HGET', here(5), id)
+      if note then redis.call('HSET', there(5), name, note) end
+      if record then redis.call('SADD', record, name) end
+      if part > 5 then
+        local us = action_time(score)
+        announce_if_first(wake, there(1), ARGV[3], us == 0 and now or us, now)
+      end
+    end
+    redis.call('ZREM', here(part), id)
+    redis.call('HDEL', here(3), id)
+    redis.call('HDEL', here(5), id)
+    if is_copy then redis.call('SREM', KEYS[set + 1], id) end
+    moved = moved + 1
+  end
+end
+local stores = {}
+for part = 6, width do stores[#stores + 1] = here(part) end
+settle_if_empty(wake, here(1), ARGV[2], stores)
+return moved
