@@ -200,13 +200,11 @@ class TimeoutCenter(Operating):
     def run(self, call: Call) -> Any:
         """Run one operation and return what it found."""
         began = time.monotonic()
-        try:
-            if self._run_packed is not None:
-                reply = self._run_packed(call.packed())
-            else:
-                reply = self.client.execute_command(*call.command())
-        except NoScriptError:
+        [reply] = self._replies([call])
+        if isinstance(reply, NoScriptError):
             reply = self.client.execute_command(*call.command(whole=True))
+        elif isinstance(reply, Exception):
+            raise reply
         times = self.metrics.scripts[call.script.name]
         times[0] += 1
         times[1] += time.monotonic() - began
@@ -229,18 +227,23 @@ class TimeoutCenter(Operating):
             return []
         if len(calls) == 1:
             return [self._run_or_error(calls[0])]
-        with self.client.pipeline(transaction=False) as pipe:
-            for call in calls:
-                pipe.execute_command(*call.command())
-            replies = pipe.execute(raise_on_error=False)
         found: list[Any] = []
-        for call, reply in zip(calls, replies, strict=True):
+        for call, reply in zip(calls, self._replies(calls), strict=True):
             if isinstance(reply, NoScriptError):
                 found.append(self._run_or_error(call))
             else:
                 self.metrics.scripts[call.script.name][2] += 1
                 found.append(reply if isinstance(reply, Exception) else call.parse(reply))
         return found
+
+    def _replies(self, calls: Sequence[Call]) -> list[Any]:
+        """What Redis answers; in place of what it refuses, the error."""
+        if self._run_packed is not None:
+            return self._run_packed([call.packed() for call in calls])
+        with self.client.pipeline(transaction=False) as pipe:
+            for call in calls:
+                pipe.execute_command(*call.command())
+            return pipe.execute(raise_on_error=False)
 
     def _run_or_error(self, call: Call) -> Any:
         try:

@@ -6,6 +6,7 @@ import os
 import re
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -102,20 +103,25 @@ class Client(redis.Redis):
         if pooled or connection_pool.connection_kwargs.get("credential_provider") is not None:
             self.run_packed = None
 
-    def run_packed(self, command: bytes) -> Any:
-        """Send a command as it goes over the wire, and return its reply.
+    def run_packed(self, commands: Sequence[bytes]) -> list[Any]:
+        """Send commands as they go over the wire, and return their replies; of one that is
+        refused, the error.
 
         For what runs often: as execute_command does it, redis-py's own work for a command takes
         longer than the server's.
         """
         connection = self._connection()
+        replies = []
         try:
-            connection.send_packed_command((command,))
-            return connection.read_response()
-        except ResponseError as exc:
-            raise _told(exc)  # noqa: B904 - it has its cause already, if it is another
+            connection.send_packed_command((b"".join(commands),))
+            for _ in commands:
+                try:
+                    replies.append(connection.read_response())
+                except ResponseError as exc:
+                    replies.append(_told(exc))
+            return replies
         except BaseException:
-            connection.disconnect()  # the reply may come yet
+            connection.disconnect()  # replies may come yet
             raise
         finally:
             self._free.append((connection, time.monotonic()))
