@@ -39,6 +39,9 @@ def arguments() -> argparse.Namespace:
         + ", ".join(environments.NEEDS),
     )
     parser.add_argument("--save", metavar="FILE", type=Path, help="a copy: FILE.json and FILE.txt")
+    parser.add_argument(
+        "--onto", metavar="FILE.json", type=Path, help="add to this earlier run of the same form"
+    )
     parser.add_argument("--list", action="store_true", help="list measurements and peers")
     return parser.parse_args()
 

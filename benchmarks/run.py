@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from . import environments, peers, report
+from . import environments, peers, plots, report
 from .measure import CASES, MODULES, takes_part
 from .peers import Peer
 from .servers import RabbitNode, RedisServer
@@ -47,6 +47,8 @@ def run(options: argparse.Namespace, folder: Path, pythons: dict[str, Path]) -> 
     try:
         there, notes, versions = _peers(names, cases, folder, pythons, node)
         found = _start_of(options, there, notes, versions, node)
+        if options.onto:
+            _go_on_from(json.loads(options.onto.read_text()), found, cases)
         parts = [f"only-{options.only}"] * bool(options.only)
         parts += [f"peers-{options.peers}"] * bool(options.peers)
         results = folder / "results"
@@ -60,7 +62,8 @@ def run(options: argparse.Namespace, folder: Path, pythons: dict[str, Path]) -> 
     print("\n" + report.text(found))
     for place in filter(None, (base, options.save)):
         _save(found, place)
-        print(f"Saved: {place}.json, {place}.txt")
+        pictures = plots.draw(found, place)
+        print("Saved:", ", ".join(map(str, (f"{place}.json", f"{place}.txt", *pictures))))
     return 1 if found["failures"] else 0
 
 
@@ -138,6 +141,18 @@ def _start_of(
         "cases": {},
         "failures": [],
     }
+
+
+def _go_on_from(earlier: report.Run, found: report.Run, cases: list[str]) -> None:
+    """Take over what an earlier run has measured, but for what is measured now."""
+    if (earlier["form"], earlier["machine"]["model"]) != (found["form"], found["machine"]["model"]):
+        raise SystemExit("--onto: that run was of another form, or made on another machine")
+    for name in ("versions", "servers", "titles"):
+        found[name] = {**earlier[name], **found[name]}
+    for name in ("cases", "arguments"):
+        found[name] = {k: v for k, v in earlier[name].items() if k not in cases}
+    found["failures"] = [one for one in earlier["failures"] if one.partition(",")[0] not in cases]
+    found["notes"] = list(dict.fromkeys((*earlier["notes"], *found["notes"])))
 
 
 def _processor() -> str:

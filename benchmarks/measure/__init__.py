@@ -11,9 +11,24 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from . import behind, drain, fleet, lateness, memory, now, publish, scale, spread, storm
+from . import (
+    behind,
+    drain,
+    fleet,
+    floor,
+    lateness,
+    memory,
+    now,
+    publish,
+    scale,
+    spread,
+    storm,
+)
 
-MODULES = (lateness, now, drain, storm, spread, behind, publish, memory, scale, fleet)
+MODULES = (
+    *(lateness, now, drain, storm, spread, behind),
+    *(publish, memory, scale, fleet, floor),
+)
 
 #: case -> its module
 CASES: dict[str, ModuleType] = {case: module for module in MODULES for case in module.CASES}
