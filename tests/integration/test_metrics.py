@@ -351,9 +351,10 @@ def test_a_process_that_only_consumes_sends_from_its_heartbeat(
     connect: Callable[..., Connection], center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kombu_toc.transport.heartbeat.INTERVAL", 0.1)
-    for i in range(5):
-        center.put("mail", f"{i}", b"")
     connection = connect(visibility_timeout=3)
+    queue = connection.SimpleQueue("mail")
+    for i in range(5):
+        queue.put(i)
     own: Metrics = connection.default_channel.center.metrics
     own.reset()
     own.due = time.monotonic() + 0.2
