@@ -16,7 +16,7 @@ CASES = {"storm": ({"tasks": 5000}, {"tasks": 1000})}
 ROUNDS = (3, 1)
 
 #: Tasks a second that the slowest producer sends at the very least.
-_SENT = 400
+_SENT = 200
 
 
 def measure(peer: Peer, tasks: int) -> dict[str, float]:
