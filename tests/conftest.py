@@ -13,7 +13,6 @@ from kombu_toc import TimeoutCenter
 
 from .servers import Server
 
-
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a shell script: programs started by tests would ignore it too.
     signal.signal(signal.SIGINT, signal.default_int_handler)

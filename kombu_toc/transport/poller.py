@@ -64,9 +64,10 @@ AT_ONCE = 0.001
 REREAD = 5.0
 
 #: What is not urgent and comes more often than every so many seconds is read after a pause of so
-#: many: the events of many other workers.
+#: many: the events of many other workers. (Gossip takes a worker for lost after 4 seconds without
+#: its heartbeat, which comes every two.)
 OFTEN = 1.0
-STREAM_PAUSE = 2.0
+STREAM_PAUSE = 1.5
 
 #: Messages whose task names are looked up for a log, at once.
 MOST_NAMED = 10
