@@ -164,7 +164,13 @@ class Operating:
                 parse,
             )
 
-        return self._by_id(id, topic, basis, call)
+        once: dict[Any, Found] = {}
+        for one in self._by_id(id, topic, basis, call):
+            known = self.known(one.topic)
+            # What a reshard moves in this moment is seen where it was, and again where it is.
+            moves = known is not None and bool(known.declaration.was)
+            once.setdefault(one._replace(slot=-1) if moves else one, one)
+        return list(once.values())
 
     def cancel(
         self,

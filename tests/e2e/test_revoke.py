@@ -170,6 +170,16 @@ def test_workers_are_told_of_what_is_in_flight_or_unknown(
     assert journal.entries() == []
 
 
+def test_workers_are_told_of_a_retry_for_one_may_have_begun_it_before(
+    start_workers: StartWorkers, app: Celery, toc: kombu_toc.TimeoutCenter
+) -> None:
+    start_workers(1, "-c", "1")
+    again, first = note(app, "again", countdown=HOUR, retries=1), note(app, "x", countdown=HOUR)
+    app.control.revoke([first.id, again.id])
+    wait_until(lambda: remembered(app) == [again.id])
+    assert toc.get([first.id, again.id]) == []
+
+
 def test_tasks_revoked_in_the_moment_they_become_due_ran_or_are_revoked(
     start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
 ) -> None:

@@ -329,6 +329,30 @@ def test_a_lookup_by_id_finds_what_is_moved_in_that_moment(center, client, serve
     assert moved > number / 2
 
 
+def test_a_message_that_is_moved_between_two_looks_is_found_once(center, monkeypatch):
+    center.declare("mail", slots=8)
+    topic = center.topic("mail")
+    id = next(f"{n}" for n in range(100) if topic.slot_for(f"{n}").number >= 2)
+    center.run(center.putting(topic, id, packed(id), delay_us=10**10))
+    assert not reshard_topic(center, "mail", 2, settle=0, move=False).done
+    monkeypatch.setattr("kombu_toc.operating.CALLS_TOGETHER", 1)
+    looker = TimeoutCenter(center.client)
+    ask, slots = looker.run_all, []
+
+    def run_all(calls):
+        found = ask(calls)
+        seen = [one.slot for part in found for one in part]
+        slots.extend(seen)
+        if seen and len(slots) == 1:
+            assert reshard_topic(center, "mail", 2, settle=0).moved == 1
+        return found
+
+    looker.run_all = run_all
+    [found] = looker.get(id)
+    assert found.id == id
+    assert len(slots) == 2  # it was seen in both places
+
+
 # -- killed at any point
 
 

@@ -18,7 +18,7 @@ from kombu.asynchronous import Hub
 from kombu.exceptions import ChannelError
 
 import kombu_toc
-from kombu_toc import TimeoutCenter
+from kombu_toc import TimeoutCenter, envelope
 from kombu_toc.transport.heartbeat import sweep
 from kombu_toc.transport.poller import LEAST_GRACE
 
@@ -271,6 +271,25 @@ def test_a_countdown_that_is_published_late_is_due_no_later(
         publish(connection, "x", headers=headers, **{kombu_toc.COUNTDOWN: True})
     [found] = connection.transport.center.get("m1", topic="mail")
     assert 14 <= found.time_us / 1_000_000 - before < 17
+
+
+def test_a_countdown_begins_when_it_is_asked_for_not_when_it_gets_there(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """X2: what was published just before has told what Redis's clock shows."""
+    publish(connection, "before")
+    pack = envelope.pack
+
+    def slowly(*args: Any, **kwargs: Any) -> bytes:
+        time.sleep(0.2)  # stands for whatever lies between the sender and the server
+        return pack(*args, **kwargs)
+
+    monkeypatch.setattr(envelope, "pack", slowly)
+    eta = datetime.now(timezone.utc) + timedelta(seconds=60)
+    headers = {"id": "m1", "eta": eta.isoformat()}
+    publish(connection, "x", headers=headers, **{kombu_toc.COUNTDOWN: True})
+    [found] = connection.transport.center.get("m1", topic="mail")
+    assert -0.000_002 <= found.time_us / 1_000_000 - eta.timestamp() < 0.2
 
 
 def test_the_mark_of_a_countdown_is_not_kept(connection: Connection) -> None:
@@ -654,6 +673,43 @@ def test_messages_arrive_in_an_event_loop(connection: Connection) -> None:
     assert all(at >= moment for at, moment in zip(started, due, strict=True))
     connection.transport.poller.flush()
     assert connection.transport.center.counts("mail") == (0, 0, 0, 0)
+    connection.release()
+    hub.close()
+
+
+def test_broadcasts_that_are_not_urgent_are_read_together_and_keep_nobody_waiting(
+    connect: Connect, client: redis.Redis
+) -> None:
+    """Y5: the events of a large fleet do not wake each of its workers all the time."""
+    connection, other = connect(), connect()
+    hub, events, orders = Hub(), Inbox(), Inbox()
+    connection.register_with_event_loop(hub)
+    urgent, idle = Exchange("orders", "fanout"), Exchange("events", "fanout")
+    Consumer(connection, [Queue("e", idle)], callbacks=[events]).consume()
+    Consumer(connection.channel(), [Queue("o", urgent)], callbacks=[orders]).consume()
+    connection.transport.poller.unhurried.add("events")
+    late: list[float] = []
+
+    def send() -> None:
+        for number in range(40):
+            Producer(other, idle).publish(number)
+            time.sleep(0.05)  # events come one by one
+            if number % 10 == 9:
+                Producer(other, urgent).publish(time.monotonic())
+
+    before = client.info("commandstats").get("cmdstat_xread", {"calls": 0})["calls"]
+    sender = threading.Thread(target=send)
+    sender.start()
+    deadline = time.monotonic() + 20
+    while len(events.messages) < 40 or len(orders.messages) < 4:
+        assert time.monotonic() < deadline, (events.bodies, orders.bodies)
+        known = len(orders.messages)
+        hub.run_once()
+        late += [time.monotonic() - sent for sent in orders.bodies[known:]]
+    sender.join()
+    assert events.bodies == list(range(40))
+    assert max(late) < 1  # it is not kept waiting for the others' pause
+    assert client.info("commandstats")["cmdstat_xread"]["calls"] - before < 20
     connection.release()
     hub.close()
 
