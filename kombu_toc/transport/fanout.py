@@ -94,15 +94,16 @@ def last_id(center: TimeoutCenter, exchange: str, now_ms: int) -> str:
     return newest[0][0].decode() if newest else f"{now_ms - 1}-0"
 
 
-def listening(center: TimeoutCenter, positions: dict[str, str], block_ms: int) -> tuple[Any, ...]:
-    """The command that waits for broadcasts: {exchange: last id}."""
+def listening(
+    center: TimeoutCenter, positions: dict[str, str], block_ms: int | None = None
+) -> tuple[Any, ...]:
+    """The command that reads broadcasts: {exchange: last id}; and waits for some, if it may."""
     exchanges = list(positions)
     return (
         "XREAD",
         "COUNT",
         100,
-        "BLOCK",
-        block_ms,
+        *(() if block_ms is None else ("BLOCK", block_ms)),
         "STREAMS",
         *(center.keys.fanout(exchange) for exchange in exchanges),
         *(positions[exchange] for exchange in exchanges),

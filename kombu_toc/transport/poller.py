@@ -63,10 +63,8 @@ AT_ONCE = 0.001
 #: Seconds after which a consumer reads its topics' declarations again.
 REREAD = 5.0
 
-#: What is not urgent and comes more often than every so many seconds is read after a pause of so
-#: many: the events of many other workers. (Gossip takes a worker for lost after 4 seconds without
-#: its heartbeat, which comes every two.)
-OFTEN = 1.0
+#: Seconds after which broadcasts that are not urgent are read again: the events of other workers.
+#: (Gossip takes a worker for lost after 4 seconds without its heartbeat, which comes every two.)
 STREAM_PAUSE = 1.5
 
 #: Messages whose task names are looked up for a log, at once.
@@ -168,11 +166,9 @@ class Poller:
         self._wake_topics: dict[bytes, str] = {}
         self._turn = 0
         self._listened: dict[str, str] = {}
-        #: exchanges that the stream link does not wait for, because of a pause
-        self._left_out: set[str] = set()
-        #: exchange -> monotonic seconds when it was last read, and when its pause ends
-        self._read_at: dict[str, float] = {}
-        self._pauses: dict[str, float] = {}
+        #: monotonic seconds when broadcasts that are not urgent are read next
+        self._next_reading = 0.0
+        self._reading_timer: Any = None
         pool = self.center.client.connection_pool
         self._wake, self._work, self._stream = (
             Link(pool, self._opened, self._closed, self.heartbeat.owe, self.center.metrics)
@@ -354,10 +350,10 @@ class Poller:
             hub.on_tick.discard(self.tick)
             if self._look_timer is not None:
                 self._look_timer.cancel()
-        for timer in (self._timer, self._acks_timer):
+        for timer in (self._timer, self._acks_timer, self._reading_timer):
             if timer is not None:
                 timer.cancel()
-        self._timer = self._acks_timer = None
+        self._timer = self._acks_timer = self._reading_timer = None
 
     def nudge(self) -> None:
         """End the wait, from any thread: something has changed."""
@@ -528,6 +524,8 @@ class Poller:
         """Seconds until something is to be done, whatever comes in."""
         times = [now + self.settings.toc_poll_interval]
         times += [i.next_look for i in self.intakes.values() if not i.flying and i.next_look > now]
+        if self.unhurried and self._next_reading > now:
+            times.append(self._next_reading)
         if self._heap:
             times.append(now + self.clock.until(self._heap[0][0], now))
         if deadline is not None:
@@ -859,7 +857,6 @@ class Poller:
     # -- broadcasts
 
     def _listen_streams(self) -> None:
-        now = time.monotonic()
         positions: dict[str, str] = {}
         for channel, subscription in list(self.subscriptions.values()):
             while subscription.returned and not self._enough:
@@ -869,41 +866,39 @@ class Poller:
                 known = positions.get(subscription.exchange)
                 if known is None or _order(subscription.last) < _order(known):
                     positions[subscription.exchange] = subscription.last
+        self._read_unhurried(positions)
         if self._stream.busy:
-            # What it leaves out because of a pause is asked for when it has ended.
-            if set(positions) <= {*self._listened, *self._left_out}:
+            if set(positions) <= set(self._listened):
                 return
             # It waits for too little: nothing is lost, for it is read by position.
             self._stream.close()
-        block = STREAM_BLOCK if self.steady else min(self._most, STREAM_BLOCK)
-        self._left_out = {name for name in positions if self._pauses.get(name, now) > now}
-        for exchange in self._left_out:
-            del positions[exchange]
-            block = min(block, self._pauses[exchange] - now)
         if positions:
+            block = STREAM_BLOCK if self.steady else min(self._most, STREAM_BLOCK)
             self._listened = positions
-            self._stream.send(
-                [(listening(self.center, positions, max(int(block * 1000), 1)), self._broadcast)],
-                block=block,
-            )
+            command = listening(self.center, positions, max(int(block * 1000), 1))
+            self._stream.send([(command, self._broadcast)], block=block)
 
-    def _note_reading(self, exchange: str) -> None:
+    def _read_unhurried(self, positions: dict[str, str]) -> None:
+        """Read, every now and then, those broadcasts that nobody is to be woken for; take their
+        exchanges out of `positions`."""
+        some = {name: positions.pop(name) for name in self.unhurried if name in positions}
         now = time.monotonic()
-        if exchange in self.unhurried and now < self._read_at.get(exchange, -OFTEN) + OFTEN:
-            self._pauses[exchange] = now + STREAM_PAUSE
-        self._read_at[exchange] = now
+        if not some or now < self._next_reading:
+            return
+        self._next_reading = now + STREAM_PAUSE
+        if self._hub is not None:
+            self._reading_timer = self._hub.call_later(STREAM_PAUSE, self._no_work)
+        self._work.send([(listening(self.center, some), self._broadcast)])
 
     def _broadcast(self, reply: Any) -> None:
         keys = {
-            self.center.keys.fanout(exchange).encode("utf-8", "surrogatepass"): exchange
-            for exchange in self._listened
+            self.center.keys.fanout(followed.exchange).encode("utf-8", "surrogatepass"): (
+                followed.exchange
+            )
+            for _, followed in self.subscriptions.values()
         }
-        noted = set()
         for key, id, routing_key, envelope in read_entries(reply):
-            exchange = keys[key]
-            if exchange not in noted:
-                noted.add(exchange)
-                self._note_reading(exchange)
+            exchange = keys.get(key)
             for channel, subscription in list(self.subscriptions.values()):
                 if subscription.exchange != exchange or _order(id) <= _order(subscription.last):
                     continue
