@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from . import scores
 from .errors import ActionTimeError
-from .scripts import Script
+from .scripts import Script, load
 
 
 class Call(NamedTuple):
@@ -21,6 +21,19 @@ class Call(NamedTuple):
     args: Sequence[Any]
     parse: Callable[[Any], Any]
     keys_recur: bool = False  #: the same keys come again and again
+    #: the topic's wake index, on another node than the keys, and the milliseconds after which it
+    #: goes away, or 0; None if it is among the keys, or if the script announces nothing
+    wake: tuple[str, int] | None = None
+
+    def announcing(self, reply: Any) -> Call | None:
+        """The call that writes into the wake index what the script could not."""
+        if self.wake is None:
+            return None
+        said, unsaid = reply[-2:]
+        if not said and not unsaid:
+            return None
+        key, expires = self.wake
+        return Call(load("announce"), (key,), (expires, len(said) // 2, *said, *unsaid), int)
 
     def command(self, *, whole: bool = False) -> tuple[Any, ...]:
         """As a Redis command: by its SHA-1, or with the whole text."""

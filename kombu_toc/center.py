@@ -21,15 +21,16 @@ import re
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from redis.exceptions import NoScriptError, ResponseError
 
 from . import scores
-from .calls import Call, microseconds, text, texts, when_of
+from .calls import Call, microseconds, pack_command, text, texts, when_of
 from .errors import (
     ConfigurationError,
     ReplicationError,
@@ -183,6 +184,8 @@ class TimeoutCenter(Operating):
                 "the center keeps bytes: give it a redis-py client without decode_responses=True"
             )
         self.client = client
+        #: whether slots may lie on several servers
+        self.clustered = hasattr(client, "run_keyed")
         self._run_packed = getattr(client, "run_packed", None)
         self.keys = Keys(prefix)
         self.steps = check_steps(steps)
@@ -238,12 +241,44 @@ class TimeoutCenter(Operating):
 
     def _replies(self, calls: Sequence[Call]) -> list[Any]:
         """What Redis answers; in place of what it refuses, the error."""
+        if self.clustered:
+            return self._replies_of_nodes(calls)[0]
         if self._run_packed is not None:
             return self._run_packed([call.packed() for call in calls])
         with self.client.pipeline(transaction=False) as pipe:
             for call in calls:
                 pipe.execute_command(*call.command())
             return pipe.execute(raise_on_error=False)
+
+    def _replies_of_nodes(
+        self, calls: Sequence[Call], wait: tuple[Any, ...] = ()
+    ) -> tuple[list[Any], list[Any]]:
+        """What the nodes of a Cluster answer, and what to `wait`, which each is asked after that.
+
+        What the scripts could not write into the wake index is written then.
+        """
+        client = self.client
+        packed = [(call.keys[0], call.packed()) for call in calls]
+        replies, waited = client.run_keyed(packed, wait)
+        unknown = [i for i, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+        if unknown:
+            whole = [
+                (calls[i].keys[0], pack_command(*calls[i].command(whole=True))) for i in unknown
+            ]
+            for i, reply, waits in zip(unknown, *client.run_keyed(whole, wait), strict=True):
+                replies[i], waited[i] = reply, waits
+        announcing = [
+            found
+            for call, reply in zip(calls, replies, strict=True)
+            if not isinstance(reply, Exception) and (found := call.announcing(reply)) is not None
+        ]
+        if announcing:
+            told, _ = self._replies_of_nodes(announcing)
+            for error in told:
+                if isinstance(error, Exception):
+                    # Consumers look into all slots every second, and find what they are not told.
+                    logger.debug("what is due is not announced: %s", error)
+        return replies, waited
 
     def _run_or_error(self, call: Call) -> Any:
         try:
@@ -261,7 +296,11 @@ class TimeoutCenter(Operating):
             if time.monotonic() >= self.metrics.due:
                 self.metrics.send(self)
             return found
-        replies: list[Any] = [None] * len(calls)
+        if self.clustered:
+            wait = ("WAIT", self.wait_replicas, int(self.wait_timeout * 1000))
+            replies, waited = self._replies_of_nodes(calls, wait)
+            return self._confirmed(calls, replies, waited)
+        replies = [None] * len(calls)
         open_, whole = list(range(len(calls))), False
         while open_:
             # WAIT speaks of what its own connection has written; of that, and all before it.
@@ -274,17 +313,22 @@ class TimeoutCenter(Operating):
                 replies[number] = reply
             open_ = [number for number in open_ if isinstance(replies[number], NoScriptError)]
             whole = True
-        for reply in (*replies, replicas):
+        return self._confirmed(calls, replies, [replicas])
+
+    def _confirmed(self, calls: Sequence[Call], replies: list[Any], waited: list[Any]) -> list[Any]:
+        """What calls found, if so many replicas have each as must."""
+        for reply in (*replies, *waited):
             if isinstance(reply, Exception):
                 raise reply
+        found = [call.parse(reply) for call, reply in zip(calls, replies, strict=True)]
+        self.metrics.pass_by(self)
+        replicas = min(waited, default=self.wait_replicas)
         if replicas < self.wait_replicas:
             raise ReplicationError(
                 f"the message is kept, but only {replicas} of {self.wait_replicas} replicas have "
                 f"it after {self.wait_timeout:g} seconds; see to the replicas, or set "
                 "toc_wait_replicas lower"
             )
-        found = [call.parse(reply) for call, reply in zip(calls, replies, strict=True)]
-        self.metrics.pass_by(self)
         return found
 
     # -- topics
@@ -508,15 +552,15 @@ class TimeoutCenter(Operating):
         if token is None:
             token = f"{zlib.crc32(body):08x}"
         producer, name = publish or ("", "")
-        return Call(
-            load("put"),
+        return self._announcing(
+            topic,
+            "put",
             (
                 slot.stores[topic.step_index(priority)],
                 slot.body,
                 slot.armed,
                 slot.copies(id),
                 slot.sent(producer),
-                self.keys.wake(topic.name),
             ),
             (
                 id,
@@ -557,9 +601,13 @@ class TimeoutCenter(Operating):
             not keep any longer
         """
         declared = self.topic(topic)
-        popped = self.run(
-            self.popping(declared, slots, soon=limit, visibility=visibility, recover=recover)
-        )
+        numbers = range(declared.span) if slots is None else sorted(set(slots))
+        if self.clustered and len(numbers) > 1:
+            popped = self._pop_apart(declared, numbers, limit, visibility, recover)
+        else:
+            popped = self.run(
+                self.popping(declared, numbers, soon=limit, visibility=visibility, recover=recover)
+            )
         for key, member in popped.stray:
             self.client.srem(key, member)
         for message in popped.messages:
@@ -579,14 +627,17 @@ class TimeoutCenter(Operating):
         behind_us: int = 0,
         visibility: float | None = None,
         recover: int = 0,
+        claimed: bool = True,
     ) -> Call:
         """The call that delivers messages. Result: :class:`Popped`.
 
         soon, lookahead_us: how many that are due within that many microseconds
         late, behind_us: how many that have been due for that many microseconds (the two
             numbers include each other)
+        claimed: whether what is left has to be announced again even if it was already, for who
+            pops may have claimed that; it matters on a Cluster
 
-        What is `stray` then is for the caller to remove.
+        What is `stray` then is for the caller to remove. On a Cluster it can be one slot only.
         """
         numbers = range(topic.span) if slots is None else sorted(set(slots))
         keys = self._slot_keys(topic, numbers)
@@ -619,8 +670,9 @@ class TimeoutCenter(Operating):
             counts.popped(len(messages), len(rolled), len(died), len(old))
             return Popped(now, bool(more), messages, lost, rolled, died, old, stray)
 
-        return Call(
-            load("pop"),
+        return self._announcing(
+            topic,
+            "pop",
             keys,
             (
                 len(numbers),
@@ -635,10 +687,46 @@ class TimeoutCenter(Operating):
                 *_backing_off(limits),
                 int(limits.dead_age * 1000),
                 -(-limits.dead_limit // topic.slots),
+                int(claimed),
                 *numbers,
             ),
             parse,
-            True,
+            keys_recur=True,
+        )
+
+    def _pop_apart(
+        self,
+        topic: Topic,
+        numbers: Sequence[int],
+        limit: int,
+        visibility: float | None,
+        recover: int,
+    ) -> Popped:
+        """Deliver messages of slots that are not on one server: first to see which have any."""
+
+        def call(number: int, soon: int, recover: int = 0) -> Call:
+            return self.popping(
+                topic, [number], soon=soon, visibility=visibility, recover=recover, claimed=not soon
+            )
+
+        parts = self.run_all([call(number, 0, recover) for number in numbers])
+        ready = [n for n, part in zip(numbers, parts, strict=True) if part.more]
+        left = limit
+        while ready and left > 0:
+            asked = dict(shares(left, ready))
+            some = self.run_all([call(number, share) for number, share in asked.items()])
+            parts += some
+            left -= sum(len(part.messages) for part in some)
+            empty = [n for n, part in zip(asked, some, strict=True) if not part.more]
+            ready = [n for n in ready if n not in empty]
+        messages = [message for part in parts for message in part.messages]
+        messages.sort(key=lambda message: (message.step, message.score))
+        lists = zip(*(part[3:] for part in parts), strict=True)
+        return Popped(
+            max(part.now_us for part in parts),
+            bool(ready),
+            messages,
+            *([one for part in some for one in part] for some in lists),
         )
 
     def ack(self, deliveries: Iterable[Delivery]) -> int:
@@ -646,17 +734,20 @@ class TimeoutCenter(Operating):
         return sum(self.run_all(self.acking(deliveries)))
 
     def acking(self, deliveries: Iterable[Delivery]) -> list[Call]:
-        """The calls that acknowledge messages, one per topic. Result: how many there were."""
-        by_topic: dict[str, list[Delivery]] = defaultdict(list)
+        """The calls that acknowledge messages, as few as can be. Result: how many there were."""
+        by_topic: dict[Any, list[Delivery]] = defaultdict(list)
         for delivery in deliveries:
-            by_topic[delivery.topic].append(delivery)
+            by_topic[self._together(delivery)].append(delivery)
         return [self._acking(self._topic_of(batch[0]), batch) for batch in by_topic.values()]
+
+    def _together(self, delivery: Delivery) -> tuple[Any, ...]:
+        """What is the same of messages that one call can settle."""
+        return (delivery.topic, delivery.slot if self.clustered else 0)
 
     def _acking(self, topic: Topic, batch: list[Delivery]) -> Call:
         numbers = sorted({delivery.slot for delivery in batch})
         index = {number: at for at, number in enumerate(numbers)}
         keys = self._slot_keys(topic, numbers)
-        wake = keys.pop()
         args: list[Any] = []
         sets: list[str] = []
         for delivery in batch:
@@ -665,12 +756,13 @@ class TimeoutCenter(Operating):
                 sets.append(topic.slot(delivery.slot).copies(base))
             tried = scores.retries_left(delivery.score) is not None
             args += (index[delivery.slot], delivery.id, len(sets) if copy else 0, int(tried))
-        return Call(
-            load("ack"),
-            [*keys, *sets, wake],
+        return self._announcing(
+            topic,
+            "ack",
+            [*keys, *sets],
             (len(numbers), len(topic.steps), len(sets), *numbers, *args),
             partial(count_first, self.metrics.counts(topic), "acked"),
-            not sets,
+            keys_recur=not sets,
         )
 
     def reject(
@@ -713,16 +805,10 @@ class TimeoutCenter(Operating):
             limits = limits._replace(retry_backoff=backoff, retry_backoff_max=backoff)
         if requeue:
             reason = f"no retries left: {reason or 'rejected again and again'}"
-        return Call(
-            load("reject"),
-            (
-                slot.armed,
-                slot.prepare,
-                slot.dead,
-                slot.reasons,
-                *slot.stores,
-                self.keys.wake(topic.name),
-            ),
+        return self._announcing(
+            topic,
+            "reject",
+            (slot.armed, slot.prepare, slot.dead, slot.reasons, *slot.stores),
             (
                 len(topic.steps),
                 slot.number,
@@ -750,16 +836,17 @@ class TimeoutCenter(Operating):
         for delivery in deliveries:
             by_slot[delivery.topic, delivery.slot].append(delivery)
         calls = []
-        for (name, number), batch in by_slot.items():
+        for (_, number), batch in by_slot.items():
             topic = self._topic_of(batch[0])
             slot = topic.slot(number)
             args: list[Any] = []
             for delivery in batch:
                 args += (delivery.id, delivery.score, delivery.step, delivery.mark)
             calls.append(
-                Call(
-                    load("release"),
-                    (slot.armed, slot.prepare, *slot.stores, self.keys.wake(name)),
+                self._announcing(
+                    topic,
+                    "release",
+                    (slot.armed, slot.prepare, *slot.stores),
                     (len(topic.steps), number, *args),
                     partial(count_first, self.metrics.counts(topic), "released"),
                 )
@@ -818,12 +905,12 @@ class TimeoutCenter(Operating):
         declared = self._standing(topic)
         total = 0
         for slot in declared.all_slots():
-            keys = (slot.armed, slot.body, slot.reasons, *slot.stores, self.keys.wake(topic))
-            call = Call(
-                load("purge"),
-                keys,
+            call = self._announcing(
+                declared,
+                "purge",
+                (slot.armed, slot.body, slot.reasons, *slot.stores),
                 (len(slot.stores), slot.number, PURGE_STEP),
-                lambda raw: (raw[0], texts(raw[2])),
+                lambda raw: (raw[0], texts(raw[1])),
             )
             while True:
                 count, copies = self.run(call)
@@ -884,9 +971,10 @@ class TimeoutCenter(Operating):
             for part in range(1, len(keys) + 1):
                 cursor = "0"
                 while True:
-                    call = Call(
-                        load("check"),
-                        (*keys, self.keys.wake(topic)),
+                    call = self._announcing(
+                        declared,
+                        "check",
+                        keys,
                         (
                             len(slot.stores),
                             slot.number,
@@ -930,16 +1018,23 @@ class TimeoutCenter(Operating):
 
     # -- the wake index
 
-    def handing_back(self, topic: str, claims: Iterable[tuple[int, int]]) -> Call:
-        """The call that announces claims again, each a slot and a time in microseconds.
+    def handing_back(self, topic: str, claims: Iterable[tuple[int, int]]) -> list[Call]:
+        """The calls that announce claims again, each a slot and a time in microseconds.
 
         What was settled meanwhile is not announced. Result: how many were.
         """
         pairs = list(claims)
         declared = self.known(topic) or self._standing(topic)
-        armed = [declared.slot(slot).armed for slot, _ in pairs]
-        args = [value for pair in pairs for value in pair]
-        return Call(load("hand_back"), (*armed, self.keys.wake(topic)), args, int)
+        return [
+            self._announcing(
+                declared,
+                "hand_back",
+                [declared.slot(slot).armed for slot, _ in some],
+                [value for pair in some for value in pair],
+                itemgetter(0),
+            )
+            for some in ([[pair] for pair in pairs] if self.clustered else [pairs])
+        ]
 
     # -- metrics
 
@@ -959,8 +1054,31 @@ class TimeoutCenter(Operating):
         for number in numbers:
             slot = topic.slot(number)
             keys += (slot.armed, slot.prepare, slot.body, slot.dead, slot.reasons, *slot.stores)
-        keys.append(self.keys.wake(topic.name))
         return keys
+
+    def _announcing(
+        self,
+        topic: Topic,
+        script: str,
+        keys: Sequence[str],
+        args: Sequence[Any],
+        parse: Callable[[Any], Any],
+        *,
+        keys_recur: bool = False,
+    ) -> Call:
+        """A call of a script that writes into the topic's wake index; on a Cluster, that is not
+        on the node of its keys, and the script says what is to be written."""
+        wake = self.keys.wake(topic.name)
+        if self.clustered:
+            elsewhere = (wake, topic.declaration.expires or 0)
+            return Call(load(script), keys, args, parse, keys_recur, elsewhere)
+        return Call(load(script), (*keys, wake), args, parse, keys_recur)
+
+
+def shares(most: int, among: Sequence[int]) -> list[tuple[int, int]]:
+    """So many things, dealt out evenly: (who, how many), without those who get none."""
+    each, rest = divmod(most, len(among))
+    return [(who, each + (at < rest)) for at, who in enumerate(among) if each or at < rest]
 
 
 def _backing_off(limits: Limits) -> tuple[int, int]:
@@ -974,9 +1092,9 @@ def _readable(text: str) -> bytes:
 
 
 def _read_put(counts: TopicCounts, raw: list[Any]) -> Put:
-    id, added, _, *now = raw
+    id, added, now, *_ = raw
     counts.put += added
-    return Put(text(id), bool(added), now[0] if now else None)
+    return Put(text(id), bool(added), now or None)
 
 
 def _read_reject(counts: TopicCounts, raw: list[Any]) -> str | None:

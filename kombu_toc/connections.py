@@ -1,4 +1,4 @@
-"""Broker URL -> redis-py client: standalone, TLS, unix socket, embedded server."""
+"""Broker URL -> redis-py client: standalone, TLS, unix socket, Cluster, embedded server."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -110,16 +110,26 @@ class Client(redis.Redis):
         For what runs often: as execute_command does it, redis-py's own work for a command takes
         longer than the server's.
         """
+        with self.sending(commands) as read:
+            return read(len(commands))
+
+    @contextmanager
+    def sending(self, commands: Sequence[bytes]) -> Iterator[Callable[[int], list[Any]]]:
+        """As :meth:`run_packed`, in two steps: what it gives reads so many replies."""
         connection = self._connection()
-        replies = []
-        try:
-            connection.send_packed_command((b"".join(commands),))
-            for _ in commands:
+
+        def read(number: int) -> list[Any]:
+            replies: list[Any] = []
+            for _ in range(number):
                 try:
                     replies.append(connection.read_response())
                 except ResponseError as exc:
                     replies.append(_told(exc))
             return replies
+
+        try:
+            connection.send_packed_command((b"".join(commands),))
+            yield read
         except BaseException:
             connection.disconnect()  # replies may come yet
             raise
@@ -190,6 +200,8 @@ class Address:
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     query: dict[str, str] = field(default_factory=dict, repr=False)
+    #: of a Cluster, the nodes that are named; host and port are the first one's
+    places: list[tuple[str, int]] = field(default_factory=list)
 
 
 def read_url(url: str) -> Address:
@@ -204,11 +216,13 @@ def read_url(url: str) -> Address:
         raise ConfigurationError(
             f"{shown}: unknown scheme; use one of {', '.join('toc+' + k for k in KINDS)}"
         )
-    if kind in ("sentinel", "cluster"):
+    if kind == "sentinel":
         raise ConfigurationError(
             f"{shown}: this release serves one Redis or Valkey server, its URL toc+redis://, "
-            "toc+rediss:// or toc+unix://; Sentinel and Cluster are not supported yet"
+            "toc+rediss:// or toc+unix://; Sentinel is not supported yet"
         )
+    if kind == "cluster":
+        return _read_cluster(rest, shown)
     try:
         parts = urlsplit("//" + rest)
         port = parts.port
@@ -235,6 +249,28 @@ def read_url(url: str) -> Address:
     address.port = port or DEFAULT_PORT
     path = unquote(parts.path).strip("/")
     address.db = _database(shown, address.query.pop("db", None) or path)
+    return address
+
+
+def _read_cluster(rest: str, shown: str) -> Address:
+    """``toc+cluster://user:password@h1:7000,h2:7000``: some nodes of a Cluster."""
+    netloc, slash, tail = rest.partition("/")
+    if not slash:
+        netloc, mark, query = netloc.partition("?")
+        tail = mark + query
+    login, _, hosts = netloc.rpartition("@")
+    login = f"{login}@" if login else ""
+    each = [read_url(f"redis://{login}{host}/{tail}") for host in hosts.split(",") if host]
+    if not each:
+        raise ConfigurationError(f"{shown}: name a node, as in toc+cluster://host:7000")
+    address = each[0]
+    address.kind = "cluster"
+    address.places = [(one.host, one.port) for one in each]
+    if address.db:
+        raise ConfigurationError(
+            f"{shown}: a Redis Cluster has no database numbers, only 0; leave /{address.db} out, "
+            "and tell apps apart by global_keyprefix in broker_transport_options"
+        )
     return address
 
 
@@ -271,6 +307,20 @@ def connect(
         # Replies are read raw; the older protocol is the one that every server version shares.
         "protocol": 2,
     }
+    if address.kind == "cluster":
+        from .cluster import ClusterClient
+
+        def client_of(place: tuple[str, int]) -> Client:
+            node = replace(address, kind="redis", host=place[0], port=place[1], places=[])
+            return connect(
+                node,
+                settings,
+                connect_timeout=connect_timeout,
+                ssl=ssl,
+                credential_provider=credential_provider,
+            )
+
+        return ClusterClient(address.places, client_of)
     most = arguments.pop("max_connections", None)
     timeout = arguments.pop("timeout", None)
     if credential_provider is not None:
@@ -313,7 +363,9 @@ def check_server(client: redis.Redis) -> dict[str, Any]:
 
     Raises ServerError, or redis-py's own AuthenticationError and ConnectionError.
     """
-    pool = client.connection_pool.connection_kwargs
+    cluster = hasattr(client, "primaries")
+    at = client.client_for() if cluster else client
+    pool = at.connection_pool.connection_kwargs
     where = pool.get("path") or f"{pool.get('host')}:{pool.get('port')}"
     try:
         info = client.info("server")
@@ -331,10 +383,10 @@ def check_server(client: redis.Redis) -> dict[str, Any]:
         raise ServerError(f"{where} does not answer as a Redis or Valkey server")
     if numbers < OLDEST:
         raise ServerError(f"{where} runs {name} {version}; 6.2 is the oldest that will do")
-    if info.get("redis_mode") == "cluster" or info.get("server_mode") == "cluster":
+    if not cluster and "cluster" in (info.get("redis_mode"), info.get("server_mode")):
         raise ServerError(
-            f"{where} runs in cluster mode, which this release does not support; "
-            "use a server that does not"
+            f"{where} is a node of a Redis Cluster; use toc+cluster://{where}, and name more of "
+            "its nodes, separated by commas"
         )
     return info
 
@@ -345,23 +397,28 @@ def durability_warnings(client: redis.Redis) -> list[str]:
     Empty if nothing does, or if the server does not say. Source: the Redis manual on key
     eviction and on persistence.
     """
-    warnings = []
+    warnings: dict[str, None] = {}
     try:
-        memory, persistence = client.info("memory"), client.info("persistence")
-        policy = memory.get("maxmemory_policy", "noeviction")
-        if memory.get("maxmemory") and policy != "noeviction":
-            warnings.append(
-                f"it evicts keys when its memory is full (maxmemory-policy {policy}): messages "
-                "may vanish; set maxmemory-policy noeviction"
-            )
-        if not persistence.get("aof_enabled") and not client.config_get("save").get("save"):
-            warnings.append(
-                "it forgets everything when it restarts (no append-only file, no snapshots): "
-                "set appendonly yes"
-            )
+        for node in client.primaries() if hasattr(client, "primaries") else [client]:
+            warnings.update(dict.fromkeys(_durability_warnings(node)))
     except (ResponseError, NoPermissionError):
         pass  # a managed server that does not tell its configuration
-    return warnings
+    return list(warnings)
+
+
+def _durability_warnings(client: redis.Redis) -> Iterator[str]:
+    memory, persistence = client.info("memory"), client.info("persistence")
+    policy = memory.get("maxmemory_policy", "noeviction")
+    if memory.get("maxmemory") and policy != "noeviction":
+        yield (
+            f"it evicts keys when its memory is full (maxmemory-policy {policy}): messages "
+            "may vanish; set maxmemory-policy noeviction"
+        )
+    if not persistence.get("aof_enabled") and not client.config_get("save").get("save"):
+        yield (
+            "it forgets everything when it restarts (no append-only file, no snapshots): "
+            "set appendonly yes"
+        )
 
 
 def center_for(url: str, *, ssl: Any = None, **options: Any) -> TimeoutCenter:

@@ -244,8 +244,9 @@ class Operating:
         keys = [
             key for id in ids for key in (slot.copies(id), slot.copies(id.rpartition("#")[0] or id))
         ]
-        return Call(
-            load("cancel"),
+        return self._announcing(
+            topic,
+            "cancel",
             (
                 slot.armed,
                 slot.prepare,
@@ -254,7 +255,6 @@ class Operating:
                 slot.body,
                 *slot.stores,
                 *keys,
-                self.keys.wake(topic.name),
             ),
             (
                 len(slot.stores),
@@ -304,16 +304,10 @@ class Operating:
                 ]
 
             [one] = ids
-            return Call(
-                load("reschedule"),
-                (
-                    slot.armed,
-                    slot.prepare,
-                    slot.dead,
-                    slot.copies(one),
-                    *slot.stores,
-                    self.keys.wake(topic.name),
-                ),
+            return self._announcing(
+                topic,
+                "reschedule",
+                (slot.armed, slot.prepare, slot.dead, slot.copies(one), *slot.stores),
                 (len(slot.stores), slot.number, one, when),
                 parse,
             )
@@ -536,15 +530,10 @@ class Operating:
         """
 
         def call(topic: Topic, slot: Slot, some: list[str]) -> Call:
-            return Call(
-                load("requeue"),
-                (
-                    slot.armed,
-                    slot.dead,
-                    slot.reasons,
-                    *slot.stores,
-                    self.keys.wake(topic.name),
-                ),
+            return self._announcing(
+                topic,
+                "requeue",
+                (slot.armed, slot.dead, slot.reasons, *slot.stores),
                 (len(slot.stores), slot.number, topic.declaration.retries, *some),
                 partial(count_first, self.metrics.counts(topic), "requeued"),
             )
@@ -607,20 +596,26 @@ class Operating:
 
     def counts_by_slot(self, topic: str) -> list[Counts]:
         """How many messages each slot holds, by slot number."""
-        return self.run(self._counting(self._standing(topic)))
+        declared = self._standing(topic)
+        slots = declared.all_slots()
+        calls = [
+            self._counting(declared, some)
+            for some in ([[slot] for slot in slots] if self.clustered else [slots])
+        ]
+        return [counts for part in self.run_all(calls) for counts in part]
 
     def counts(self, topic: str) -> Counts:
         """How many messages a topic holds."""
         return _sum(self.counts_by_slot(topic))
 
-    def _counting(self, topic: Topic) -> Call:
+    def _counting(self, topic: Topic, slots: Sequence[Slot]) -> Call:
         keys: list[str] = []
-        for slot in topic.all_slots():
+        for slot in slots:
             keys += (slot.prepare, slot.dead, *slot.stores)
         return Call(
             load("counts"),
             keys,
-            (topic.span, len(topic.steps)),
+            (len(slots), len(topic.steps)),
             lambda raw: [Counts(*raw[i : i + 4]) for i in range(0, len(raw), 4)],
         )
 

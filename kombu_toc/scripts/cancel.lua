@@ -57,4 +57,4 @@ if removed then
   for step = 1, steps do stores[step] = KEYS[5 + step] end
   settle_if_empty(wake, KEYS[1], ARGV[2], stores)
 end
-return {found, unsaid}
+return {found, said, unsaid}

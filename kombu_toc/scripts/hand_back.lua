@@ -1,18 +1,24 @@
 -- Announces again what a consumer had claimed and cannot serve.
 --
--- KEYS, per claim: armed   KEYS[last] wake index
+-- KEYS, per claim: armed; then the wake index, if it is on this node
 -- ARGV, per claim: slot number, time in microseconds
--- Returns how many were announced: what was settled in the meantime is not.
+-- Returns {how many were announced: what was settled in the meantime is not, announcements, settled}
+--@ clock wake
 
-local wake = KEYS[#KEYS]
+local wake = KEYS[#ARGV / 2 + 1]
 local count = 0
-for i = 1, #KEYS - 1 do
+for i = 1, #ARGV / 2 do
   local slot, us = ARGV[2 * i - 1], ARGV[2 * i]
   if redis.call('ZSCORE', KEYS[i], us) then
-    -- Redis refuses what takes memory when it is full, but not after a script's first write.
-    redis.call('ZREM', wake, slot .. ':' .. us)
-    redis.call('ZADD', wake, us, slot .. ':' .. us)
+    if wake then
+      -- Redis refuses what takes memory when it is full, but not after a script's first write.
+      redis.call('ZREM', wake, slot .. ':' .. us)
+      redis.call('ZADD', wake, us, slot .. ':' .. us)
+    else
+      said[#said + 1] = tonumber(slot)
+      said[#said + 1] = tonumber(us)
+    end
     count = count + 1
   end
 end
-return count
+return {count, said, unsaid}

@@ -13,7 +13,9 @@
 -- ARGV[10] milliseconds that a message waits after its first failure, doubled with each further
 --          one                    ARGV[11] the longest of these waits
 -- ARGV[12] milliseconds that DeadQueue keeps a message   ARGV[13] how many a slot's keeps
--- ARGV[14...] the slot numbers
+-- ARGV[14] 1: what is due and left is announced again, whoever may know of it; it matters where the
+--          wake index is elsewhere, for the others do not tell who has claimed what
+-- ARGV[15...] the slot numbers
 -- Returns {now in microseconds, 1 if something that is due was left,
 --          {slot index, step index, id, store score, envelope, ...},
 --          {slot index, id without a body, ...}, ids rolled back, ids that died,
@@ -197,19 +199,19 @@ for slot, part in pairs(leases) do in_parts('ZADD', key(slot, 2), part) end
 
 local passed = soon > 0 and soon_us or late_us
 local open -- slots with an announcement up to then that nobody has claimed
-local function is_open(slot)
-  if not wake then return false end
+local function is_open(slot, number)
+  if not wake then return ARGV[14] == '0' and redis.call('ZCOUNT', key(slot, 1), '-inf', passed) > 0 end
   if not open then
     open = {}
     local unclaimed = redis.call('ZRANGEBYSCORE', wake, '-inf', passed, 'LIMIT', 0, 4 * slots)
     for i = 1, #unclaimed do open[string.match(unclaimed[i], '^%d+')] = true end
   end
-  return open[slot]
+  return open[number]
 end
 
 local empty = {}
 for slot = 1, slots do
-  local armed, number = key(slot, 1), ARGV[13 + slot]
+  local armed, number = key(slot, 1), ARGV[14 + slot]
   local first = heads[slot]
   for step = 1, used - 1 do
     local head = tonumber(redis.call('ZRANGE', store(slot, step), 0, 0, 'WITHSCORES')[2])
@@ -218,7 +220,7 @@ for slot = 1, slots do
   if first then
     local us = action_time(first)
     if us == 0 then us = now end
-    if us > passed or not is_open(number) then
+    if us > passed or not is_open(slot, number) then
       local announced = tonumber(redis.call('ZRANGE', armed, 0, 0)[1])
       if not (announced and announced > passed and announced <= us) then
         settle(wake, armed, number, passed)
@@ -232,6 +234,6 @@ end
 local stale = {}
 for i = 1, #empty do stale[i] = key(empty[i], 1) end
 if #stale > 0 and redis.call('EXISTS', unpack(stale)) > 0 then
-  for i = 1, #empty do settle(wake, stale[i], ARGV[13 + empty[i]], '+inf') end
+  for i = 1, #empty do settle(wake, stale[i], ARGV[14 + empty[i]], '+inf') end
 end
 return {now, left, messages, bare, rolled, died, dropped, said, unsaid}

@@ -3,7 +3,7 @@
 -- KEYS[1] armed   KEYS[2] body   KEYS[3] reasons   KEYS[4...] store (one per priority step)
 -- then the wake index, if it is on this node
 -- ARGV[1] number of priority steps   ARGV[2] slot number   ARGV[3] how many at most
--- Returns {how many were deleted, settled, their ids that are copies of another}
+-- Returns {how many were deleted, their ids that are copies of another, announcements, settled}
 --@ clock wake
 
 local steps, most = tonumber(ARGV[1]), tonumber(ARGV[3])
@@ -26,4 +26,4 @@ for step = 1, steps do
   end
 end
 settle_if_empty(wake, KEYS[1], ARGV[2], stores)
-return {count, unsaid, copies}
+return {count, copies, said, unsaid}

@@ -9,8 +9,8 @@
 -- ARGV[6] milliseconds after which the slot goes away unless something is put again, or 0
 -- ARGV[7] 1: add only if no live message has this id
 -- ARGV[8] name of this publish, or '' if it is not remembered   ARGV[9] seconds it is
--- Returns {id it is kept under, 1 added | 0 it was there already, announcements,
---          now in microseconds, if it was added just now}; of a publish that is to be added only
+-- Returns {id it is kept under, 1 added | 0 it was there already, now in microseconds if it was
+--          added just now, else 0, announcements, settled}; of a publish that is to be added only
 --          if it is new, 1 also if it is the one that added it, repeated
 --
 -- What the producer published last is not added again, even if it has been acknowledged by now:
@@ -34,7 +34,7 @@ local function there(by_this_publish)
   redis.call('PERSIST', sent)
   redis.call('SET', sent, publish, 'EX', ARGV[9])
   if publish == '' then redis.call('DEL', sent) end
-  return {id, by_this_publish and ARGV[7] == '1' and 1 or 0, said}
+  return {id, by_this_publish and ARGV[7] == '1' and 1 or 0, 0, said, unsaid}
 end
 
 if publish ~= '' and redis.call('GET', sent) == publish then return there(true) end
@@ -78,4 +78,4 @@ if ttl > 0 then
   for i = 1, 3 do keep(KEYS[i]) end
   if wake then keep(wake) end
 end
-return {id, 1, said, now}
+return {id, 1, now, said, unsaid}

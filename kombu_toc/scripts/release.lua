@@ -5,7 +5,7 @@
 -- then the wake index, if it is on this node
 -- ARGV[1] number of priority steps   ARGV[2] slot number
 -- ARGV[3...] per message: id, score in store, step index, what its lease says beside its end
--- Returns {how many were in prepare, announcements}. An id that is not, or whose lease is
+-- Returns {how many were in prepare, announcements, settled}. An id that is not, or whose lease is
 -- another's by now, is left alone.
 --@ clock wake
 
@@ -25,4 +25,4 @@ for i = 3, #ARGV, 4 do
     announce_if_first(wake, KEYS[1], ARGV[2], us, now)
   end
 end
-return {count, said}
+return {count, said, unsaid}

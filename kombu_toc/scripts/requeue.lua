@@ -3,7 +3,7 @@
 -- KEYS[1] armed   KEYS[2] dead   KEYS[3] reasons   KEYS[4...] store (one per priority step)
 -- then the wake index, if it is on this node
 -- ARGV[1] number of priority steps   ARGV[2] slot number   ARGV[3] retries   ARGV[4...] ids
--- Returns {how many were dead, announcements}. An id that is not is left alone.
+-- Returns {how many were dead, announcements, settled}. An id that is not is left alone.
 --
 -- It counts as tried, for it was; its last error stays with it.
 --@ clock wake failure
@@ -30,4 +30,4 @@ for i = 4, #ARGV do
   end
 end
 if count > 0 then announce_if_first(wake, KEYS[1], ARGV[2], now_ms * 1000, now) end
-return {count, said}
+return {count, said, unsaid}

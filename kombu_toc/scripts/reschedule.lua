@@ -6,7 +6,8 @@
 -- then the wake index, if it is on this node
 -- ARGV[1] number of priority steps   ARGV[2] slot number   ARGV[3] id
 -- ARGV[4] action time in microseconds, '+N' for N microseconds from now, or '' for now
--- Returns {{id, state: 1 waiting and moved | 2 in flight | 3 dead, score, ...}, announcements}
+-- Returns {{id, state: 1 waiting and moved | 2 in flight | 3 dead, score, ...}, announcements,
+--          settled}
 --@ clock wake
 
 local steps = tonumber(ARGV[1])
@@ -54,4 +55,4 @@ for i = 1, #ids do
     end
   end
 end
-return {found, said}
+return {found, said, unsaid}

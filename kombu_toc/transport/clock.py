@@ -8,9 +8,13 @@ drift, and may be set.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Hashable
 
 #: Seconds for which samples count.
 CLOCK_WINDOW = 5.0
+
+#: Seconds after which a server that was not heard of does not count any more.
+SILENCE = 60.0
 
 
 class ServerClock:
@@ -42,6 +46,32 @@ class ServerClock:
     def until(self, server_us: int, monotonic: float) -> float:
         """Seconds from `monotonic` until the server's clock shows `server_us`."""
         return (server_us - self.at(monotonic)) / 1_000_000
+
+
+class ServerClocks(ServerClock):
+    """The same of several servers, whose clocks may differ: never ahead of any of them."""
+
+    def __init__(self) -> None:
+        #: server -> its clock, and monotonic seconds when it was last heard of
+        self._clocks: dict[Hashable, tuple[ServerClock, float]] = {}
+
+    def sample(self, server_us: int, monotonic: float, where: Hashable = None) -> None:
+        """As of one server; where: which it is"""
+        clock = self._clocks.get(where, (ServerClock(), 0.0))[0]
+        clock.sample(server_us, monotonic)
+        self._clocks[where] = (clock, monotonic)
+        for other, (_, heard) in list(self._clocks.items()):
+            if heard < monotonic - SILENCE:
+                del self._clocks[other]
+
+    @property
+    def known(self) -> bool:
+        return bool(self._clocks)
+
+    def at(self, monotonic: float) -> int:
+        """Microseconds since the epoch by the slowest of the clocks, at the latest."""
+        times = [clock.at(monotonic) for clock, _ in self._clocks.values()]
+        return min(times, default=int(monotonic * 1_000_000))
 
 
 class SendersClock:

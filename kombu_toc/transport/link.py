@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import redis
@@ -19,9 +19,19 @@ from ..metrics import Metrics
 BROKEN = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError)
 
 
-class _Waiting(NamedTuple):
+class Item(NamedTuple):
+    """A call or a plain command, and what is to be told its result, or that there will be none."""
+
     what: Call | tuple[Any, ...]
-    on_reply: Callable[[Any], None] | None
+    on_reply: Callable[[Any], None] | None = None
+    on_failure: Callable[[], None] | None = None
+    moves: int = 0  #: how often it was sent elsewhere
+
+
+class Waiting(NamedTuple):
+    """What a reply is awaited for."""
+
+    item: Item
     owed: bool
     latest: float  #: monotonic seconds when the reply is overdue
 
@@ -29,10 +39,12 @@ class _Waiting(NamedTuple):
 class Link:
     """Sends commands, and reads their replies when the socket has them.
 
-    pool: where the arguments of the connection come from; the connection is none of the pool's
+    pool: gives the pool whose arguments the connection is made with; it is none of the pool's
     on_open, on_close: told the socket's file descriptor
     on_owed: told the calls that must run but whose replies never came
     metrics: told how long calls took
+    on_refused: told what was refused and the error; whether that is seen to, and the rest goes on
+    on_announcing: told the calls that write what scripts have announced
 
     A connection may be cut without either end being told. A reply that takes longer than the
     socket's timeout, beyond what its command blocks, counts as that: see :meth:`check`.
@@ -40,11 +52,14 @@ class Link:
 
     def __init__(
         self,
-        pool: redis.ConnectionPool,
+        pool: Callable[[], redis.ConnectionPool],
         on_open: Callable[[int, Callable[[], None]], None],
         on_close: Callable[[int], None],
         on_owed: Callable[[list[Call]], None],
         metrics: Metrics,
+        *,
+        on_refused: Callable[[Waiting, ResponseError], bool] | None = None,
+        on_announcing: Callable[[Call], None] | None = None,
     ) -> None:
         self._pool = pool
         self._on_open = on_open
@@ -53,9 +68,11 @@ class Link:
         self._metrics = metrics
         self._connection: Any = None
         self._fd: int | None = None
-        self._waiting: deque[_Waiting] = deque()
+        self._on_refused = on_refused
+        self._on_announcing = on_announcing
+        self._waiting: deque[Waiting] = deque()
         self._used = 0.0
-        self._patience = pool.connection_kwargs.get("socket_timeout") or SOCKET_TIMEOUT
+        self._patience = SOCKET_TIMEOUT
         #: by which the server knows the connection
         self.client_id = 0
 
@@ -66,18 +83,19 @@ class Link:
 
     def send(
         self,
-        items: list[tuple[Call | tuple[Any, ...], Callable[[Any], None] | None]],
+        items: Sequence[tuple[Any, ...]],
         *,
         owed: int = 0,
         block: float = 0.0,
     ) -> None:
-        """Send calls or plain commands, each with what is to be told its result.
+        """Send calls or plain commands, each as an :class:`Item`, or what makes one.
 
         owed: so many, the first, must run; if the connection breaks first, `on_owed` gets them
         block: seconds for which the server may keep the reply back
 
         Raises redis-py's ConnectionError or TimeoutError.
         """
+        items = [Item(*item) for item in items]
         now = time.monotonic()
         if not self._waiting and now > self._used + IDLE and self.readable():
             self.close()  # the server has, and nothing is lost by that
@@ -87,16 +105,16 @@ class Link:
                 self._open()
             connection = self._connection
             latest = now + block + self._patience
-            for number, (what, on_reply) in enumerate(items):
-                self._waiting.append(_Waiting(what, on_reply, number < owed, latest))
+            for number, item in enumerate(items):
+                self._waiting.append(Waiting(item, number < owed, latest))
             packed = [
-                what.packed() if isinstance(what, Call) else pack_command(*what)
-                for what, _ in items
+                item.what.packed() if isinstance(item.what, Call) else pack_command(*item.what)
+                for item in items
             ]
             connection.send_packed_command((b"".join(packed),), check_health=False)
         except BaseException:
-            if owed and self._connection is None:
-                self._on_owed([what for what, _ in items[:owed] if isinstance(what, Call)])
+            if self._connection is None:  # none of it is waited for yet
+                self._waiting.extend(Waiting(item, n < owed, 0.0) for n, item in enumerate(items))
             self.close()
             raise
 
@@ -128,19 +146,21 @@ class Link:
                 self._resend(waiting)
             except ResponseError as exc:
                 waiting = self._waiting.popleft()
-                if waiting.owed and isinstance(waiting.what, Call):
-                    self._on_owed([waiting.what])
-                self.close()
-                raise ServerError(f"Redis refused a command: {exc}") from exc
+                if self._on_refused is None or not self._on_refused(waiting, exc):
+                    self._fail([waiting])
+                    self.close()
+                    raise ServerError(f"Redis refused a command: {exc}") from exc
             except BaseException:
                 self.close()
                 raise
             else:
-                what, on_reply, _, latest = self._waiting.popleft()
+                (what, on_reply, *_), _, latest = self._waiting.popleft()
                 if isinstance(what, Call):
                     times = self._metrics.scripts[what.script.name]
                     times[0] += 1
                     times[1] += time.monotonic() - latest + self._patience
+                    if what.wake is not None and (call := what.announcing(reply)) is not None:
+                        self._on_announcing(call)
                     reply = what.parse(reply)  # also if nobody is told: it counts
                 if on_reply is not None:
                     on_reply(reply)
@@ -165,12 +185,23 @@ class Link:
             self._on_close(fd)
         if connection is not None:
             connection.disconnect()
-        owed = [w.what for w in waiting if w.owed and isinstance(w.what, Call)]
+        self._fail(waiting)
+
+    def _fail(self, waiting: Iterable[Waiting]) -> None:
+        """There will be no reply: it is owed, or whoever waits for it is told."""
+        owed = []
+        for item, is_owed, _ in waiting:
+            if is_owed and isinstance(item.what, Call):
+                owed.append(item.what)
+            elif item.on_failure is not None:
+                item.on_failure()
         if owed:
             self._on_owed(owed)
 
     def _open(self) -> None:
-        connection = self._pool.connection_class(**self._pool.connection_kwargs)
+        pool = self._pool()
+        self._patience = pool.connection_kwargs.get("socket_timeout") or SOCKET_TIMEOUT
+        connection = pool.connection_class(**pool.connection_kwargs)
         connection.connect()
         connection.send_command("CLIENT", "ID")
         self.client_id = connection.read_response()
@@ -178,13 +209,13 @@ class Link:
         self._fd = connection._sock.fileno()
         self._on_open(self._fd, self.read)
 
-    def _resend(self, waiting: _Waiting) -> None:
+    def _resend(self, waiting: Waiting) -> None:
         # The server has forgotten its scripts (a restart, SCRIPT FLUSH): the text goes along.
         self._waiting.append(waiting)
         connection = self._connection
         try:
             connection.send_packed_command(
-                (pack_command(*waiting.what.command(whole=True)),), check_health=False
+                (pack_command(*waiting.item.what.command(whole=True)),), check_health=False
             )
         except BaseException:
             self.close()

@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import count
 from queue import Empty
@@ -24,13 +24,18 @@ from typing import TYPE_CHECKING, Any
 from kombu.utils.eventio import ERR, READ, poll
 from redis.exceptions import ResponseError
 
-from ..center import RECOVER, Call, Delivery, Popped
-from .clock import ServerClock
+from ..center import RECOVER, Call, Delivery, Popped, shares
+from ..cluster import is_moving
+from .clock import ServerClock, ServerClocks
 from .fanout import Subscription, listening, read_entries
-from .link import BROKEN, Link
+from .link import BROKEN, Link, Waiting
+from .nodes import NodeLinks
 from .report import in_words, task_of
 
 if TYPE_CHECKING:
+    import redis
+
+    from ..topics import Topic
     from .channel import Channel
     from .transport import Transport
 
@@ -61,11 +66,17 @@ LAST_REPLY = 1.0
 AT_ONCE = 0.001
 
 #: Seconds after which a consumer reads its topics' declarations again.
-REREAD = 5.0
+REREAD = 10.0
 
 #: Seconds after which broadcasts that are not urgent are read again: the events of other workers.
 #: (Gossip takes a worker for lost after 4 seconds without its heartbeat, which comes every two.)
 STREAM_PAUSE = 1.5
+
+#: Seconds after which a Cluster's node is asked again to wait on keys that are being moved.
+BLOCK_AGAIN = 0.1
+
+#: Messages that are worth a pop of their own, while there is a backlog: a slot's in one go.
+WORTH = 4
 
 #: Messages whose task names are looked up for a log, at once.
 MOST_NAMED = 10
@@ -87,8 +98,8 @@ class Intake:
         self.owed: dict[tuple[str, int, int], None] = {}
         #: messages fetched and not yet due
         self.held = 0
-        #: a pop is on its way
-        self.flying = False
+        #: pops that are on their way
+        self.flying = 0
         #: monotonic seconds of the next look into all slots
         self.next_look = 0.0
         #: topic -> monotonic seconds when expired leases were last rolled back
@@ -130,7 +141,8 @@ class Poller:
         self.settings = transport.settings
         self.center = transport.center
         self.heartbeat = transport.heartbeat
-        self.clock = ServerClock()
+        clustered = self.center.clustered
+        self.clock = ServerClocks() if clustered else ServerClock()
         self.intakes: dict[Any, Intake] = {}
         self.subscriptions: dict[str, tuple[Channel, Subscription]] = {}
         #: what went wrong, counted: "bare" (ids without a body), "rolled back", "died"
@@ -165,16 +177,36 @@ class Poller:
         self._delivering = False
         self._wake_topics: dict[bytes, str] = {}
         self._turn = 0
+        self._deal = 0
         self._listened: dict[str, str] = {}
         #: monotonic seconds when broadcasts that are not urgent are read next
         self._next_reading = 0.0
         self._reading_timer: Any = None
-        pool = self.center.client.connection_pool
-        self._wake, self._work, self._stream = (
-            Link(pool, self._opened, self._closed, self.heartbeat.owe, self.center.metrics)
-            for _ in range(3)
+        told = (self._opened, self._closed, self.heartbeat.owe, self.center.metrics)
+        self._wake, self._stream = (
+            Link(self._pool, *told, on_refused=self._on_refused if clustered else None)
+            for _ in range(2)
         )
+        self._work: Link | NodeLinks = (
+            NodeLinks(self.center.client, *told) if clustered else Link(self._pool, *told)
+        )
+        #: monotonic seconds before which nothing blocks: what it would wait on is being moved
+        self._blocks_at = 0.0
         self._nudge: tuple[socket.socket, socket.socket] | None = None
+
+    def _pool(self) -> redis.ConnectionPool:
+        """Of the server that has the keys of no single slot."""
+        client = self.center.client
+        return (client.client_for() if self.center.clustered else client).connection_pool
+
+    def _on_refused(self, waiting: Waiting, exc: ResponseError) -> bool:
+        # Nothing is lost by that: a claim that was not made, a position that was not read.
+        if self.center.client.heed(exc) is None and not is_moving(exc):
+            return False
+        link = self._wake if waiting.item.on_reply == self._claimed else self._stream
+        link.close()
+        self._blocks_at = time.monotonic() + BLOCK_AGAIN
+        return True
 
     # -- what channels say
 
@@ -555,7 +587,7 @@ class Poller:
         if self._acks or self._calls:
             self._send([])
 
-    def _send(self, items: list[tuple[Any, Any]]) -> None:
+    def _send(self, items: list[tuple[Any, ...]]) -> None:
         """Send calls, and what is settled along with them."""
         settled = [(call, None) for call in self._take_settled()]
         self._work.send(settled + items, owed=len(settled))
@@ -599,7 +631,7 @@ class Poller:
             if self._work.busy:
                 return
             # The link broke, and whoever drains this connection goes on with it.
-            intake.flying = False
+            intake.flying = 0
             self._connected = now
             intake.ask_all()
         free, room = intake.channel.capacity(intake.held)
@@ -634,35 +666,13 @@ class Poller:
             # Announced by somebody who knows of more slots: of an older declaration or a newer
             # one. It is served in any case.
             declared = self.center.reach(topic, max(slots)) or declared
-        call = self.center.popping(
-            declared,
-            slots,
-            soon=soon,
-            lookahead_us=lookahead,
-            late=room if topic in intake.backlog else soon,
-            behind_us=int(settings.toc_queue_after * 1_000_000),
-            recover=recover,
-        )
         visibility = declared.declaration.limits(self.center.limits).visibility
-        horizon = lookahead if soon else -int(settings.toc_queue_after * 1_000_000)
-        # What the pop announces anew may be claimed here before its reply is read: that is a
-        # claim of its own, so those that the pop settles are set apart now.
-        settling = [
-            claim
-            for claim in intake.owed
-            if claim[0] == topic and (slots is None or claim[1] in slots)
+        late = room if topic in intake.backlog else soon
+        items: list[tuple[Any, ...]] = [
+            self._pop(intake, declared, some, few, many, lookahead, recover, visibility)
+            for some, few, many in self._dealt(intake, declared, slots, soon, late)
         ]
-        for claim in settling:
-            del intake.owed[claim]
-        intake.flying = True
-
-        def popped(result: Popped) -> None:
-            for claim in settling:
-                if claim[2] > result.now_us + horizon:
-                    intake.owed[claim] = None
-            self._popped(intake, topic, result, visibility)
-
-        items: list[tuple[Any, Any]] = [(call, popped)]
+        intake.flying = len(items)
         if now >= intake.reread + REREAD:
             # Who is never idle claims nothing, and learns only by this of slots that are new.
             intake.reread = now
@@ -676,6 +686,94 @@ class Poller:
             items.append((("HMGET", self.center.keys.topics, *names), read))
         self._send(items)
 
+    def _dealt(
+        self, intake: Intake, topic: Topic, slots: set[int] | None, soon: int, late: int
+    ) -> Iterable[tuple[set[int] | None, int, int]]:
+        """How many messages to pop from which slots: (slots, how many at once, how many late).
+
+        One server gives them from all slots in one call. A Cluster is asked slot by slot; not to
+        be given more than there is room for, first whether there is something.
+        """
+        if not self.center.clustered:
+            return [(slots, soon, late)]
+        looks: list[int] = []
+        claimed = {claim[1] for claim in intake.owed if claim[0] == topic.name}
+        if slots is None:
+            looks = [number for number in range(topic.span) if number not in claimed]
+            slots = claimed
+        # Those that were claimed first, then in an order that is another one each time.
+        turn = self._deal = self._deal + 1
+        numbers = sorted(slots, key=lambda n: (n not in claimed, (n + turn) % topic.span, n))
+        most = max(soon, late)
+        at_once = max(soon, most // WORTH, 1) if topic.name in intake.backlog else most
+        for number in numbers[at_once:]:
+            intake.ask(topic.name, number)
+        numbers = numbers[:at_once]
+        dealt = [dict(shares(count, numbers)) if numbers else {} for count in (soon, late)]
+        pops = [({n}, dealt[0].get(n, 0), dealt[1].get(n, 0)) for n in numbers]
+        return [*pops, *(({n}, 0, 0) for n in looks)]
+
+    def _pop(
+        self,
+        intake: Intake,
+        topic: Topic,
+        slots: set[int] | None,
+        soon: int,
+        late: int,
+        lookahead_us: int,
+        recover: int,
+        visibility: float,
+    ) -> tuple[Any, ...]:
+        """What is to be sent to pop messages."""
+        looks = not soon and not late  # only whether there are any
+        behind_us = 0 if looks else int(self.settings.toc_queue_after * 1_000_000)
+        horizon = lookahead_us if soon else -behind_us
+        # What the pop announces anew may be claimed here before its reply is read: that is a
+        # claim of its own, so those that the pop settles are set apart now.
+        settling = [
+            claim
+            for claim in intake.owed
+            if claim[0] == topic.name and (slots is None or claim[1] in slots)
+        ]
+        for claim in settling:
+            del intake.owed[claim]
+        call = self.center.popping(
+            topic,
+            slots,
+            soon=soon,
+            lookahead_us=lookahead_us,
+            late=late,
+            behind_us=behind_us,
+            recover=recover,
+            claimed=bool(settling) or looks,
+        )
+
+        def popped(result: Popped) -> None:
+            intake.flying -= 1
+            for claim in settling:
+                if claim[2] > result.now_us + horizon:
+                    intake.owed[claim] = None
+            if self.center.clustered:
+                where = self.center.client.place_of(call.keys[0])
+                self.clock.sample(result.now_us, time.monotonic(), where)
+                for number in slots if result.more else ():
+                    intake.ask(topic.name, number)
+            else:
+                self.clock.sample(result.now_us, time.monotonic())
+                if result.more:
+                    intake.ask(topic.name)
+            if result.more and not looks:
+                intake.backlog.add(topic.name)
+            elif not self.center.clustered or not (intake.flying or topic.name in intake.asked):
+                intake.backlog.discard(topic.name)
+            self._popped(intake, topic.name, result, visibility)
+
+        def failed() -> None:
+            # A node that cannot be reached: the next look into all slots asks again.
+            intake.flying -= 1
+
+        return (call, popped, failed) if self.center.clustered else (call, popped)
+
     def _may_recover(self, topic: str, now: float) -> bool:
         """Whether leases that have ended may be rolled back.
 
@@ -688,13 +786,6 @@ class Poller:
         return now >= self._connected + grace and self.heartbeat.in_time()
 
     def _popped(self, intake: Intake, topic: str, result: Popped, visibility: float) -> None:
-        intake.flying = False
-        self.clock.sample(result.now_us, time.monotonic())
-        if result.more:
-            intake.ask(topic)
-            intake.backlog.add(topic)
-        else:
-            intake.backlog.discard(topic)
         self.tell(topic, result)
         if result.stray:
             self._work.send([(("SREM", key, member), None) for key, member in result.stray])
@@ -775,6 +866,8 @@ class Poller:
         """Block on the wake indexes of whoever is idle."""
         if self._wake.busy or self._enough or self._stopping:
             return
+        if self._blocks_at > time.monotonic():
+            return
         topics: list[str] = []
         for intake in self.intakes.values():
             if intake.flying or intake.asked:
@@ -843,13 +936,13 @@ class Poller:
 
     def _hand_back(self, intake: Intake) -> None:
         for topic, pairs in _by_topic(intake.owed).items():
-            self._work.send([(self.center.handing_back(topic, pairs), None)])
+            self._work.send([(call, None) for call in self.center.handing_back(topic, pairs)])
         intake.owed.clear()
 
     def _announce_now(self, claims: dict[tuple[str, int, int], None]) -> None:
         for topic, pairs in _by_topic(claims).items():
             try:
-                self.center.run(self.center.handing_back(topic, pairs))
+                self.center.run_all(self.center.handing_back(topic, pairs))
             except (*BROKEN, ResponseError) as exc:
                 # The others look into all slots within a second.
                 logger.debug("claims of %s were not handed back: %s", topic, exc)
@@ -872,7 +965,7 @@ class Poller:
                 return
             # It waits for too little: nothing is lost, for it is read by position.
             self._stream.close()
-        if positions:
+        if positions and self._blocks_at <= time.monotonic():
             block = STREAM_BLOCK if self.steady else min(self._most, STREAM_BLOCK)
             self._listened = positions
             command = listening(self.center, positions, max(int(block * 1000), 1))

@@ -395,7 +395,7 @@ def test_whatever_a_consumer_does_works_although_the_server_is_full(center, clie
     assert center.reject(messages[2], requeue=True, error="e") == WAITING
     [(slot, us), *_] = sorted(announced(center, "one"))
     client.delete(center.keys.wake("one"))
-    assert center.run(center.handing_back("one", [(slot, us)])) == 1
+    assert center.run_all(center.handing_back("one", [(slot, us)])) == [1]
     assert center.pop("one", 1).messages
     check_slots(center, "one")
 

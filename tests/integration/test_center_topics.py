@@ -356,7 +356,7 @@ def test_a_claim_that_is_handed_back_is_announced_as_it_was(one, client):
     one.put("one", "x", b"", at=2e9)
     before = announced(one, "one")
     client.zpopmin(one.keys.wake("one"))
-    assert one.run(one.handing_back("one", before)) == len(before)
+    assert one.run_all(one.handing_back("one", before)) == [len(before)]
     assert announced(one, "one") == before
     check_slots(one, "one")
 
@@ -514,8 +514,8 @@ def test_a_script_without_the_wake_index_says_what_to_write_there(node):
         return node.execute_command(*call._replace(keys=keys).command(whole=True))
 
     declared = center.topic("one")
-    assert raw(center.putting(declared, "a", b"", at_us=2 * 10**15))[2] == [0, 2 * 10**15]
-    assert raw(center.putting(declared, "b", b"", at_us=21 * 10**14))[2] == []
-    assert raw(center.putting(declared, "c", b"", at_us=10**15))[2] == [0, 10**15]
+    assert raw(center.putting(declared, "a", b"", at_us=2 * 10**15))[3] == [0, 2 * 10**15]
+    assert raw(center.putting(declared, "b", b"", at_us=21 * 10**14))[3] == []
+    assert raw(center.putting(declared, "c", b"", at_us=10**15))[3] == [0, 10**15]
     said, unsaid = raw(center.popping(declared, soon=1))[7:9]
     assert (said, unsaid) == ([], [0, 10**15])

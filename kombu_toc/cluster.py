@@ -1,0 +1,389 @@
+"""A client of a Redis Cluster.
+
+redis-py's own client of a Cluster decides by itself when a command is repeated, and differs from
+release to release in what it pipelines. A timeout center has to know what has run: so this one
+knows where each slot lies, and leaves everything else to the client of that node.
+
+The keys that belong to no single slot of a topic share a hash tag, ``{toc}``. What names no key
+goes to the node that has them.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import redis
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+from redis.exceptions import ResponseError
+
+from .calls import pack_command
+from .connections import Client, Pipeline, is_not_now
+from .errors import ConfigurationError, ServerError
+
+logger = logging.getLogger(__name__)
+
+#: Where a server is: host and port.
+Place = tuple[str, int]
+
+#: The hash slot of ``{toc}``.
+HOME = key_slot(b"toc")
+
+#: Seconds for which a command is repeated that a node cannot run because its hash slot is just
+#: being moved, and seconds between.
+PATIENCE = 5.0
+PAUSE = 0.02
+
+#: How often a command is sent elsewhere before that counts as an error.
+MOST_MOVES = 8
+
+#: Seconds within which the nodes are not asked again where the hash slots are.
+FRESH = 0.1
+
+BROKEN = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError)
+
+_MOVED = re.compile(r"\b(MOVED|ASK) (\d+) (\S*):(\d+)")
+
+#: Commands whose first key is not their first argument: the index of the one that is, or the
+#: name of the argument that comes before it.
+_KEY_AT: dict[str, int | str] = {"EVAL": 3, "EVALSHA": 3, "XREAD": "STREAMS", "OBJECT": 2}
+
+#: Commands without a key.
+_KEYLESS = {
+    *("PING", "TIME", "INFO", "CONFIG GET", "CONFIG", "CLIENT", "CLIENT LIST", "CLIENT ID"),
+    *("CLIENT UNBLOCK", "CLIENT INFO", "ACL", "ACL WHOAMI", "SCRIPT FLUSH", "SCRIPT", "WAIT"),
+    *("COMMAND", "SLOWLOG", "MEMORY STATS", "DBSIZE", "CLUSTER SLOTS", "CLUSTER INFO"),
+}
+
+
+def key_of(*command: Any) -> str | bytes | None:
+    """The first key that a command names; None if it names none."""
+    name = str(command[0]).upper()
+    if name in _KEYLESS:
+        return None
+    at = _KEY_AT.get(name, 1)
+    if isinstance(at, str):
+        at = [str(part).upper() for part in command].index(at) + 1
+    return command[at]
+
+
+def hash_slot(key: str | bytes) -> int:
+    return key_slot(key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key)
+
+
+def is_redirection(exc: BaseException) -> bool:
+    """Whether a node says that another has the key."""
+    return _MOVED.search(str(exc)) is not None
+
+
+def is_moving(exc: BaseException) -> bool:
+    """Whether a node has some of a command's keys while the others are elsewhere."""
+    return "TRYAGAIN" in str(exc) or type(exc).__name__ == "TryAgainError"
+
+
+class ClusterClient(redis.Redis):
+    """As :class:`kombu_toc.connections.Client`, for the nodes of a Cluster.
+
+    places: some of its nodes
+    make_client: makes the client of one node; nothing is sent yet
+
+    Errors are those of the nodes' clients; ServerError if none of them knows the Cluster.
+    """
+
+    def __init__(self, places: Sequence[Place], make_client: Callable[[Place], Client]) -> None:
+        self._make_client = make_client
+        self._seeds = list(places)
+        self._clients: dict[Place, Client] = {}
+        self._lock = threading.RLock()
+        #: hash slot -> the node that has it; None before anyone was asked
+        self._where: list[Place | None] | None = None
+        self._nodes: list[Place] = []
+        self._asked = 0.0
+        # Its pool is never used: it tells how replies are encoded.
+        super().__init__(connection_pool=self.client_at(self._seeds[0]).connection_pool)
+
+    # -- where what is
+
+    def client_at(self, place: Place) -> Client:
+        """The client of one node."""
+        found = self._clients.get(place)
+        return found or self._clients.setdefault(place, self._make_client(place))
+
+    def place_of(self, key: str | bytes | None) -> Place:
+        """The node that has a key; without one, the node that has those of no single slot."""
+        slot = HOME if key is None else hash_slot(key)
+        if self._where is None:
+            self.refresh()
+        place = self._where[slot]
+        if place is None:
+            raise ServerError(f"no node of the Cluster has hash slot {slot}")
+        return place
+
+    def client_for(self, key: str | bytes | None = None) -> Client:
+        return self.client_at(self.place_of(key))
+
+    def places(self) -> list[Place]:
+        """The nodes that have hash slots."""
+        if self._where is None:
+            self.refresh()
+        return [place for place in dict.fromkeys(self._where) if place]
+
+    def primaries(self) -> list[Client]:
+        """Their clients."""
+        return [self.client_at(place) for place in self.places()]
+
+    def refresh(self) -> None:
+        """Ask where the hash slots are.
+
+        Raises ServerError if no node tells.
+        """
+        asked = time.monotonic()
+        with self._lock:
+            if self._where is not None and self._asked > asked - FRESH:
+                return
+            known = [place for place in self._nodes if place not in self._seeds]
+            random.shuffle(known)
+            errors = []
+            for place in (*known, *self._seeds):
+                try:
+                    with self.client_at(place).sending([_SLOTS]) as read:
+                        [found] = read(1)
+                except BROKEN as exc:
+                    errors.append(f"{_text(place)}: {exc}")
+                    continue
+                if isinstance(found, Exception):
+                    if "cluster support disabled" in str(found):
+                        raise ServerError(
+                            f"{_text(place)} does not run in cluster mode; use toc+redis:// for "
+                            "a server of its own"
+                        ) from found
+                    raise found
+                if not found:
+                    errors.append(f"{_text(place)}: knows of no hash slots")
+                    continue
+                self._learn(found, place)
+                self._asked = time.monotonic()
+                return
+        raise ServerError(f"no node of the Cluster can be reached: {'; '.join(errors)}")
+
+    def _learn(self, found: list[Any], asked: Place) -> None:
+        where: list[Place | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+        nodes: dict[Place, None] = {}
+        for first, last, *owners in found:
+            # A node that does not know its own address leaves it out.
+            places = [(_host(host) or asked[0], port) for host, port, *_ in owners]
+            where[first : last + 1] = [places[0]] * (last + 1 - first)
+            nodes.update(dict.fromkeys(places))
+        self._nodes = list(nodes)
+        self._where = where
+        for place in set(self._clients) - set(nodes) - set(self._seeds):
+            self._clients.pop(place).close()
+
+    def heed(self, exc: BaseException) -> tuple[Place, bool] | None:
+        """Where a node says that a key is, and whether only until it has been moved."""
+        match = _MOVED.search(str(exc))
+        if match is None:
+            return None
+        place = (match[3].strip("[]") or self.place_of(None)[0], int(match[4]))
+        if match[1] == "ASK":
+            return place, True
+        with self._lock:
+            if self._where is not None:
+                self._where[int(match[2])] = place
+        return place, False
+
+    # -- commands
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        key = key_of(*args)
+        deadline = time.monotonic() + PATIENCE
+        client, asking = self.client_for(key), False
+        moves = 0
+        while True:
+            try:
+                if asking:
+                    with client.pipeline(transaction=False) as pipe:
+                        pipe.execute_command("ASKING")
+                        pipe.execute_command(*args, **options)
+                        return pipe.execute()[1]
+                return client.execute_command(*args, **options)
+            except ResponseError as exc:
+                heard = self.heed(exc)
+                moves += 1
+                if heard is not None and moves <= MOST_MOVES:
+                    client, asking = self.client_at(heard[0]), heard[1]
+                elif is_moving(exc) and time.monotonic() < deadline:
+                    time.sleep(PAUSE)  # until the rest of the keys has arrived
+                    client, asking = self.client_for(key), False
+                else:
+                    raise
+            except BROKEN as exc:
+                self._look_again(exc)
+                raise
+
+    def _look_again(self, exc: BaseException) -> None:
+        try:
+            self.refresh()
+        except BROKEN as other:
+            logger.debug("%s, after: %s", other, exc)
+
+    def run_keyed(
+        self, commands: Sequence[tuple[str | bytes, bytes]], wait: tuple[Any, ...] = ()
+    ) -> tuple[list[Any], list[Any]]:
+        """Send commands, each with a key and as it goes over the wire, to the nodes that have the
+        keys; all nodes work side by side.
+
+        wait: a command that each node is asked after the others, on the same connection
+
+        Returns the reply to each, and what its node said to `wait`; of one that was refused, or
+        whose node cannot be reached, the error. Such a one may have run.
+        """
+        replies: list[Any] = [None] * len(commands)
+        waited: list[Any] = [None] * len(commands)
+        last = pack_command(*wait) if wait else b""
+        deadline = time.monotonic() + PATIENCE
+        left: dict[int, tuple[Place, bool] | None] = dict.fromkeys(range(len(commands)))
+        moves = 0
+        while left:
+            by_place: dict[Place, list[tuple[int, bool]]] = defaultdict(list)
+            for number, heard in left.items():
+                place, asking = heard or (self.place_of(commands[number][0]), False)
+                by_place[place].append((number, asking))
+            left = {}
+            slow = broken = False
+            for some, found in self._exchange(commands, by_place, last):
+                for number, reply in zip(some, found, strict=False):
+                    replies[number] = reply
+                    if wait:
+                        waited[number] = found[-1]
+                    if isinstance(reply, BROKEN):
+                        broken = True
+                    elif isinstance(reply, ResponseError):
+                        heard = self.heed(reply)
+                        if heard is not None and moves < MOST_MOVES:
+                            left[number] = heard
+                        elif is_moving(reply) and time.monotonic() < deadline:
+                            left[number] = None
+                            slow = True
+            if broken:
+                self._look_again(ServerError("a node cannot be reached"))
+            if slow:
+                time.sleep(PAUSE)  # until the rest of the keys has arrived
+            else:
+                moves += 1
+        return replies, waited
+
+    def _exchange(
+        self,
+        commands: Sequence[tuple[str | bytes, bytes]],
+        by_place: dict[Place, list[tuple[int, bool]]],
+        last: bytes,
+    ) -> Iterator[tuple[list[int], list[Any]]]:
+        """Send to all nodes, then read from all: commands of a node, and what it replied."""
+        sent = []
+        with ExitStack() as stack:
+            for place, some in by_place.items():
+                numbers = [number for number, _ in some]
+                parts: list[bytes] = []
+                for number, asking in some:
+                    if asking:
+                        parts.append(_ASKING)
+                    parts.append(commands[number][1])
+                if last:
+                    parts.append(last)
+                client = self.client_at(place)
+                try:
+                    read = stack.enter_context(client.sending(parts))
+                except BROKEN as exc:
+                    yield numbers, [exc] * (len(numbers) + bool(last))
+                else:
+                    sent.append((some, numbers, len(parts), read))
+            for some, numbers, count, read in sent:
+                try:
+                    raw = iter(read(count))
+                except BROKEN as exc:
+                    yield numbers, [exc] * (len(numbers) + bool(last))
+                    continue
+                found = []
+                for _, asking in some:
+                    if asking:
+                        next(raw)
+                    found.append(next(raw))
+                yield numbers, [*found, *raw]
+
+    def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> ClusterPipeline:
+        if transaction:
+            raise ConfigurationError("what lies on several nodes has no transaction")
+        return ClusterPipeline(self)
+
+    def scan_iter(self, *args: Any, **options: Any) -> Iterator[Any]:
+        """The keys of all nodes."""
+        for client in self.primaries():
+            yield from client.scan_iter(*args, **options)
+
+    def close(self) -> None:
+        """Close the connections to all nodes; they open again when they are needed."""
+        for client in list(self._clients.values()):
+            client.close()
+            client.connection_pool.disconnect()
+
+
+_ASKING = pack_command("ASKING")
+_SLOTS = pack_command("CLUSTER", "SLOTS")
+
+
+class ClusterPipeline(Pipeline):
+    """Commands that are sent together, to whichever node each has its key on."""
+
+    def __init__(self, client: ClusterClient) -> None:
+        super().__init__(client.connection_pool, client.response_callbacks, False, None)
+        self._client = client
+
+    def execute(self, raise_on_error: bool = True) -> list[Any]:
+        stack, self.command_stack = self.command_stack, []
+        by_place: dict[Place, list[int]] = defaultdict(list)
+        for number, (args, _) in enumerate(stack):
+            by_place[self._client.place_of(key_of(*args))].append(number)
+        replies: list[Any] = [None] * len(stack)
+        for place, numbers in by_place.items():
+            with self._client.client_at(place).pipeline(transaction=False) as pipe:
+                for number in numbers:
+                    args, options = stack[number]
+                    pipe.execute_command(*args, **options)
+                try:
+                    found = pipe.execute(raise_on_error=False)
+                except BROKEN as exc:
+                    self._client._look_again(exc)
+                    raise
+            for number, reply in zip(numbers, found, strict=True):
+                args, options = stack[number]
+                if isinstance(reply, ResponseError) and (is_redirection(reply) or is_moving(reply)):
+                    self._client.heed(reply)
+                    try:
+                        reply = self._client.execute_command(*args, **options)
+                    except ResponseError as exc:
+                        reply = exc
+                replies[number] = reply
+        for reply in replies if raise_on_error else ():
+            if isinstance(reply, Exception):
+                raise reply
+        return replies
+
+
+def _host(host: Any) -> str:
+    host = host.decode() if isinstance(host, bytes) else str(host or "")
+    return "" if host == "?" else host
+
+
+def _text(place: Place) -> str:
+    return f"{place[0]}:{place[1]}"
+
+
+__all__ = ("ClusterClient", "Place", "hash_slot", "is_moving", "is_not_now", "key_of")
