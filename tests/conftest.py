@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import redis
 
 from kombu_toc import TimeoutCenter
 
+from .cluster import Cluster
 from .servers import Server
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -40,3 +43,27 @@ def client(server: Server) -> Iterator[redis.Redis]:
 def center(client: redis.Redis) -> TimeoutCenter:
     """A timeout center on the shared server, which is empty."""
     return TimeoutCenter(client)
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A real Redis Cluster of three primaries, shared by the whole run."""
+    made = Cluster(tmp_path_factory.mktemp("cluster")).start()
+    yield made
+    gc.collect()
+    made.stop()
+
+
+@pytest.fixture
+def start_cluster(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[..., Cluster]]:
+    """Start clusters for one test, which may break or change them; arguments as Cluster's."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*options: str, **how: Any) -> Cluster:
+            made = Cluster(tmp_path_factory.mktemp("cluster"), *options, **how)
+            stack.callback(made.stop)
+            return made.start()
+
+        yield start
