@@ -298,10 +298,12 @@ class Metrics:
         """At the end of the process: send what is left on a connection that is open already,
         and wait for nothing."""
         center = self._center()
-        # redis-py's pool itself would make sure that a connection works, and so might wait.
-        pool = getattr(getattr(center, "client", None), "connection_pool", None)
-        idle = getattr(pool, "_available_connections", None)
         try:
+            client = getattr(center, "client", None)
+            if client is not None and center.clustered:
+                client = client.client_for()
+            # redis-py's pool itself would make sure that a connection works, and so might wait.
+            idle = getattr(getattr(client, "connection_pool", None), "_available_connections", None)
             changed = self._changed(idle=False)
             connection = idle.pop() if changed and idle else None
             if connection is None or connection._sock is None:

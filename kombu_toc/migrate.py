@@ -429,7 +429,10 @@ class _Migration:
             center.run_puts(calls)
             take(moving)
             # They are gone from the source: nobody will write them again.
-            center.client.unlink(*(call.keys[_SENT] for call in calls))
+            with center.client.pipeline(transaction=False) as pipe:
+                for call in calls:
+                    pipe.unlink(call.keys[_SENT])
+                pipe.execute()
         for row in moving:
             self.moved.update(row.queues)
             self.scheduled += self._is_ahead(row)

@@ -36,8 +36,8 @@ there; and this module looks for messages in all slots there could be, whatever 
 Two live messages may share an id, which each slot sees to for itself. In two slots they may both
 have it, and where they meet the one that comes second becomes a copy, as if it had been put there.
 
-Moving takes both slots on one server. On a Cluster (``move=False``) they are left to be delivered
-from where they are; run again when the last is due, it empties ``was``.
+Moving takes both slots on one server. On a Cluster, and with ``move=False``, messages are left to
+be delivered from where they are; run again when the last is gone, it empties ``was``.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ def reshard_topic(
 
     settle: seconds after which every producer has read the new declaration
     patience: seconds to wait beyond that for what is in flight in slots that are to go
-    move: whether messages are moved, or left to be delivered from where they are
+    move: whether messages are moved, or left to be delivered from where they are, as always on a
+        Cluster
     report: is told now and then how far it is
 
     Raises SlotCountError for a count that cannot be, ReshardError if there is no such topic, or if
@@ -97,6 +98,7 @@ def reshard_topic(
     check_slots(topic, slots)
     found = _switch(center, topic, slots)
     began = time.monotonic()
+    move = move and not center.clustered
     moved = 0
     while found.declaration.was:
         left = _beyond(center, found)

@@ -80,8 +80,12 @@ def reshard(
     elif result.done:
         session.screen.say(f"Done: {topic!r} has {slots} slots; moved {result.moved}.")
     if not result.done:
+        why = (
+            "stay where they are, for on a Cluster nothing is moved between slots"
+            if center.clustered
+            else "cannot be moved yet: a worker has them, or it is not known where they belong"
+        )
         session.complain(
-            f"{result.left} of {topic!r} cannot be moved yet: a worker has them, or it is not "
-            "known where they belong; they are delivered as ever; run this again later",
+            f"{result.left} of {topic!r} {why}; they are delivered as ever; run this again later",
             FAILED,
         )

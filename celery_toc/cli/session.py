@@ -13,7 +13,6 @@ import click
 from celery import Celery
 from celery.app.utils import find_app
 from kombu.utils.objects import cached_property
-from kombu.utils.url import maybe_sanitize_url
 
 import celery_toc
 import kombu_toc
@@ -60,7 +59,7 @@ class Session:
         """The broker's URL, its password masked."""
         url = self.app.conf.broker_write_url or self.app.conf.broker_url or ""
         url = url if isinstance(url, str) else next(iter(url), "")
-        return maybe_sanitize_url(url.split(";")[0])
+        return kombu_toc.mask_password(url.split(";")[0])
 
     @property
     def zone(self) -> tzinfo:
