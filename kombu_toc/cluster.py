@@ -41,6 +41,9 @@ HOME = key_slot(b"toc")
 PATIENCE = 5.0
 PAUSE = 0.02
 
+#: Seconds that a node may take to let somebody in, and to say where the hash slots are.
+BRISK = 1.0
+
 #: How often a command is sent elsewhere before that counts as an error.
 MOST_MOVES = 8
 
@@ -76,6 +79,11 @@ def key_of(*command: Any) -> str | bytes | None:
 
 def hash_slot(key: str | bytes) -> int:
     return key_slot(key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key)
+
+
+def brisk(arguments: dict[str, Any]) -> dict[str, Any]:
+    """A connection's arguments so that a node that hangs is found out soon: there are others."""
+    return {**arguments, **dict.fromkeys(("socket_timeout", "socket_connect_timeout"), BRISK)}
 
 
 def is_redirection(exc: BaseException) -> bool:
@@ -153,18 +161,17 @@ class ClusterClient(redis.Redis):
             errors = []
             for place in (*known, *self._seeds):
                 try:
-                    with self.client_at(place).sending([_SLOTS]) as read:
-                        [found] = read(1)
+                    found = self._slots_by(place)
                 except BROKEN as exc:
                     errors.append(f"{_text(place)}: {exc}")
                     continue
-                if isinstance(found, Exception):
-                    if "cluster support disabled" in str(found):
+                except ResponseError as exc:
+                    if "cluster support disabled" in str(exc):
                         raise ServerError(
                             f"{_text(place)} does not run in cluster mode; use toc+redis:// for "
                             "a server of its own"
-                        ) from found
-                    raise found
+                        ) from exc
+                    raise
                 if not found:
                     errors.append(f"{_text(place)}: knows of no hash slots")
                     continue
@@ -172,6 +179,17 @@ class ClusterClient(redis.Redis):
                 self._asked = time.monotonic()
                 return
         raise ServerError(f"no node of the Cluster can be reached: {'; '.join(errors)}")
+
+    def _slots_by(self, place: Place) -> list[Any]:
+        """Where the hash slots are, as one node sees it; it has to answer soon."""
+        pool = self.client_at(place).connection_pool
+        connection = pool.connection_class(**brisk(pool.connection_kwargs))
+        try:
+            connection.connect()
+            connection.send_command("CLUSTER", "SLOTS")
+            return connection.read_response()
+        finally:
+            connection.disconnect()
 
     def _learn(self, found: list[Any], asked: Place) -> None:
         where: list[Place | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
@@ -336,7 +354,6 @@ class ClusterClient(redis.Redis):
 
 
 _ASKING = pack_command("ASKING")
-_SLOTS = pack_command("CLUSTER", "SLOTS")
 
 
 class ClusterPipeline(Pipeline):

@@ -45,6 +45,7 @@ class Link:
     metrics: told how long calls took
     on_refused: told what was refused and the error; whether that is seen to, and the rest goes on
     on_announcing: told the calls that write what scripts have announced
+    arguments: what to make of the pool's while the connection is opened
 
     A connection may be cut without either end being told. A reply that takes longer than the
     socket's timeout, beyond what its command blocks, counts as that: see :meth:`check`.
@@ -60,6 +61,7 @@ class Link:
         *,
         on_refused: Callable[[Waiting, ResponseError], bool] | None = None,
         on_announcing: Callable[[Call], None] | None = None,
+        arguments: Callable[[dict[str, Any]], dict[str, Any]] = dict,
     ) -> None:
         self._pool = pool
         self._on_open = on_open
@@ -70,6 +72,7 @@ class Link:
         self._fd: int | None = None
         self._on_refused = on_refused
         self._on_announcing = on_announcing
+        self._arguments = arguments
         self._waiting: deque[Waiting] = deque()
         self._used = 0.0
         self._patience = SOCKET_TIMEOUT
@@ -201,10 +204,14 @@ class Link:
     def _open(self) -> None:
         pool = self._pool()
         self._patience = pool.connection_kwargs.get("socket_timeout") or SOCKET_TIMEOUT
-        connection = pool.connection_class(**pool.connection_kwargs)
+        arguments = self._arguments(pool.connection_kwargs)
+        connection = pool.connection_class(**arguments)
         connection.connect()
         connection.send_command("CLIENT", "ID")
         self.client_id = connection.read_response()
+        if arguments.get("socket_timeout") != self._patience:
+            connection.socket_timeout = self._patience
+            connection._sock.settimeout(self._patience)
         self._connection = connection
         self._fd = connection._sock.fileno()
         self._on_open(self._fd, self.read)

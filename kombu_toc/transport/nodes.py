@@ -12,7 +12,7 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from ..calls import Call
-from ..cluster import MOST_MOVES, ClusterClient, Place, is_moving, key_of
+from ..cluster import MOST_MOVES, ClusterClient, Place, brisk, is_moving, key_of
 from ..connections import is_not_now
 from ..metrics import Metrics
 from .link import BROKEN, Item, Link, Waiting
@@ -82,6 +82,7 @@ class NodeLinks:
                 self._metrics,
                 on_refused=self._refused,
                 on_announcing=self.announce,
+                arguments=brisk,
             )
         try:
             link.send(items, owed=owed)
