@@ -25,7 +25,7 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import ResponseError
 
 from .calls import pack_command
-from .connections import Client, Pipeline, is_not_now
+from .connections import Client, Pipeline
 from .errors import ConfigurationError, ServerError
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ Place = tuple[str, int]
 HOME = key_slot(b"toc")
 
 #: Seconds for which a command is repeated that a node cannot run because its hash slot is just
-#: being moved, and seconds between.
+#: being moved, or given to another node, and seconds between.
 PATIENCE = 5.0
 PAUSE = 0.02
 
@@ -53,6 +53,9 @@ FRESH = 0.1
 BROKEN = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError)
 
 _MOVED = re.compile(r"\b(MOVED|ASK) (\d+) (\S*):(\d+)")
+
+# Of the latter redis-py takes the first word off.
+_PASSING = re.compile(r"\bTRYAGAIN\b|\bCLUSTERDOWN\b|cluster is down|slot not served", re.I)
 
 #: Commands whose first key is not their first argument: the index of the one that is, or the
 #: name of the argument that comes before it.
@@ -91,9 +94,10 @@ def is_redirection(exc: BaseException) -> bool:
     return _MOVED.search(str(exc)) is not None
 
 
-def is_moving(exc: BaseException) -> bool:
-    """Whether a node has some of a command's keys while the others are elsewhere."""
-    return "TRYAGAIN" in str(exc) or type(exc).__name__ == "TryAgainError"
+def is_passing(exc: BaseException) -> bool:
+    """Whether it will be over in moments: a node has some of a command's keys while the others are
+    still elsewhere, or a replica is about to take over from its primary."""
+    return _PASSING.search(str(exc)) is not None
 
 
 class ClusterClient(redis.Redis):
@@ -237,14 +241,17 @@ class ClusterClient(redis.Redis):
                 moves += 1
                 if heard is not None and moves <= MOST_MOVES:
                     client, asking = self.client_at(heard[0]), heard[1]
-                elif is_moving(exc) and time.monotonic() < deadline:
-                    time.sleep(PAUSE)  # until the rest of the keys has arrived
+                elif is_passing(exc) and time.monotonic() < deadline:
+                    time.sleep(PAUSE)  # others are at it
                     client, asking = self.client_for(key), False
                 else:
                     raise
             except BROKEN as exc:
                 self._look_again(exc)
-                raise
+                if not is_passing(exc) or time.monotonic() >= deadline:
+                    raise
+                time.sleep(PAUSE)  # as above
+                client, asking = self.client_for(key), False
 
     def _look_again(self, exc: BaseException) -> None:
         try:
@@ -281,19 +288,19 @@ class ClusterClient(redis.Redis):
                     replies[number] = reply
                     if wait:
                         waited[number] = found[-1]
-                    if isinstance(reply, BROKEN):
-                        broken = True
-                    elif isinstance(reply, ResponseError):
-                        heard = self.heed(reply)
-                        if heard is not None and moves < MOST_MOVES:
-                            left[number] = heard
-                        elif is_moving(reply) and time.monotonic() < deadline:
-                            left[number] = None
-                            slow = True
+                    if not isinstance(reply, (ResponseError, *BROKEN)):
+                        continue
+                    broken = broken or isinstance(reply, BROKEN)
+                    heard = self.heed(reply)
+                    if heard is not None and moves < MOST_MOVES:
+                        left[number] = heard
+                    elif is_passing(reply) and time.monotonic() < deadline:
+                        left[number] = None
+                        slow = True
             if broken:
                 self._look_again(ServerError("a node cannot be reached"))
             if slow:
-                time.sleep(PAUSE)  # until the rest of the keys has arrived
+                time.sleep(PAUSE)  # others are at it
             else:
                 moves += 1
         return replies, waited
@@ -381,7 +388,9 @@ class ClusterPipeline(Pipeline):
                     raise
             for number, reply in zip(numbers, found, strict=True):
                 args, options = stack[number]
-                if isinstance(reply, ResponseError) and (is_redirection(reply) or is_moving(reply)):
+                if isinstance(reply, ResponseError) and (
+                    is_redirection(reply) or is_passing(reply)
+                ):
                     self._client.heed(reply)
                     try:
                         reply = self._client.execute_command(*args, **options)
@@ -401,6 +410,3 @@ def _host(host: Any) -> str:
 
 def _text(place: Place) -> str:
     return f"{place[0]}:{place[1]}"
-
-
-__all__ = ("ClusterClient", "Place", "hash_slot", "is_moving", "is_not_now", "key_of")

@@ -84,6 +84,11 @@ class Link:
         """Whether a reply is still to come."""
         return bool(self._waiting)
 
+    @property
+    def since(self) -> float:
+        """Monotonic seconds since when the oldest reply is awaited; now if none is."""
+        return self._waiting[0].latest - self._patience if self._waiting else time.monotonic()
+
     def send(
         self,
         items: Sequence[tuple[Any, ...]],

@@ -12,8 +12,9 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from ..calls import Call
-from ..cluster import MOST_MOVES, ClusterClient, Place, brisk, is_moving, key_of
+from ..cluster import MOST_MOVES, ClusterClient, Place, brisk, is_passing, key_of
 from ..connections import is_not_now
+from ..errors import ServerError
 from ..metrics import Metrics
 from .link import BROKEN, Item, Link, Waiting
 
@@ -22,6 +23,9 @@ logger = logging.getLogger(__name__)
 #: Seconds after which a node is tried again that could not be reached: doubled with each time.
 FIRST_REST = 0.5
 LONGEST_REST = 10.0
+
+#: Seconds after which a node that does not answer is asked for nothing more until it does.
+SLOW = 1.0
 
 #: Seconds after which the nodes are asked again where the hash slots of such a one are.
 LOOK_AGAIN = 0.5
@@ -73,6 +77,9 @@ class NodeLinks:
             self._fail(items, owed)
             return
         link = self._links.get(place)
+        if link is not None and link.since < now - SLOW:
+            self._fail(items, owed)
+            return
         if link is None:
             link = self._links[place] = Link(
                 lambda: self._client.client_at(place).connection_pool,
@@ -119,7 +126,7 @@ class NodeLinks:
             else:
                 self._send_to(place, [item], int(owed))
             return True
-        if is_moving(exc) or is_not_now(exc) or heard is not None:
+        if is_passing(exc) or is_not_now(exc) or heard is not None:
             self._fail([item], int(owed))
             return True
         return False
@@ -132,14 +139,14 @@ class NodeLinks:
         known = self._resting.get(place)
         rest = min(2 * known[1], LONGEST_REST) if known else FIRST_REST
         self._resting[place] = (time.monotonic() + rest, rest)
-        self._look_again()
-        if place == home:
-            raise exc
-        if not known:
+        if place != home and not known:
             logger.warning(
                 "node %s:%d of the Cluster cannot be reached; what is in its slots waits: %s",
                 *(*place, exc),
             )
+        self._look_again()
+        if place == home:
+            raise exc
 
     def _look_again(self) -> None:
         self._look_at = time.monotonic() + LOOK_AGAIN
@@ -148,7 +155,8 @@ class NodeLinks:
         except BROKEN as exc:
             logger.debug("%s", exc)
         for place in set(self._resting) - set(self._client.places()):
-            del self._resting[place]  # others have its slots
+            del self._resting[place]
+            logger.info("others have taken over from node %s:%d of the Cluster", *place)
 
     def _read(self, place: Place) -> None:
         link = self._links.get(place)
@@ -166,8 +174,12 @@ class NodeLinks:
                 link.check()
             except BROKEN as exc:
                 self._lost(place, exc)
-        if self._resting and time.monotonic() >= self._look_at:
+        now = time.monotonic()
+        slow = [place for place, link in self._links.items() if link.since < now - SLOW]
+        if (self._resting or slow) and now >= self._look_at:
             self._look_again()
+            for place in set(slow) - set(self._client.places()):
+                self._lost(place, ServerError("it does not answer, and others have its slots"))
 
     def wait(self, seconds: float) -> bool:
         """Wait for a reply; whether one has come."""

@@ -25,11 +25,11 @@ from kombu.utils.eventio import ERR, READ, poll
 from redis.exceptions import ResponseError
 
 from ..center import RECOVER, Call, Delivery, Popped, shares
-from ..cluster import is_moving
+from ..cluster import is_passing
 from .clock import ServerClock, ServerClocks
 from .fanout import Subscription, listening, read_entries
 from .link import BROKEN, Link, Waiting
-from .nodes import NodeLinks
+from .nodes import SLOW, NodeLinks
 from .report import in_words, task_of
 
 if TYPE_CHECKING:
@@ -98,8 +98,9 @@ class Intake:
         self.owed: dict[tuple[str, int, int], None] = {}
         #: messages fetched and not yet due
         self.held = 0
-        #: pops that are on their way
-        self.flying = 0
+        #: pops that are on their way, and monotonic seconds when they left
+        self.flying: set[int] = set()
+        self.left_at = 0.0
         #: monotonic seconds of the next look into all slots
         self.next_look = 0.0
         #: topic -> monotonic seconds when expired leases were last rolled back
@@ -201,7 +202,7 @@ class Poller:
 
     def _on_refused(self, waiting: Waiting, exc: ResponseError) -> bool:
         # Nothing is lost by that: a claim that was not made, a position that was not read.
-        if self.center.client.heed(exc) is None and not is_moving(exc):
+        if self.center.client.heed(exc) is None and not is_passing(exc):
             return False
         link = self._wake if waiting.item.on_reply == self._claimed else self._stream
         link.close()
@@ -628,12 +629,13 @@ class Poller:
         if not intake.topics:
             return
         if intake.flying:
-            if self._work.busy:
+            if self._work.busy and not (self.center.clustered and now > intake.left_at + SLOW):
                 return
-            # The link broke, and whoever drains this connection goes on with it.
-            intake.flying = 0
-            self._connected = now
-            intake.ask_all()
+            intake.flying.clear()
+            if not self.center.clustered:
+                # The link broke, and whoever drains this connection goes on with it.
+                self._connected = now
+                intake.ask_all()
         free, room = intake.channel.capacity(intake.held)
         finished, intake.last_free = free > intake.last_free, free
         soon = max(min(free, room), 0)
@@ -672,7 +674,7 @@ class Poller:
             self._pop(intake, declared, some, few, many, lookahead, recover, visibility)
             for some, few, many in self._dealt(intake, declared, slots, soon, late)
         ]
-        intake.flying = len(items)
+        intake.left_at = now
         if now >= intake.reread + REREAD:
             # Who is never idle claims nothing, and learns only by this of slots that are new.
             intake.reread = now
@@ -748,16 +750,19 @@ class Poller:
             claimed=bool(settling) or looks,
         )
 
+        number = next(self._number)
+        intake.flying.add(number)
+
         def popped(result: Popped) -> None:
-            intake.flying -= 1
+            intake.flying.discard(number)
             for claim in settling:
                 if claim[2] > result.now_us + horizon:
                     intake.owed[claim] = None
             if self.center.clustered:
                 where = self.center.client.place_of(call.keys[0])
                 self.clock.sample(result.now_us, time.monotonic(), where)
-                for number in slots if result.more else ():
-                    intake.ask(topic.name, number)
+                for slot in slots if result.more else ():
+                    intake.ask(topic.name, slot)
             else:
                 self.clock.sample(result.now_us, time.monotonic())
                 if result.more:
@@ -770,7 +775,7 @@ class Poller:
 
         def failed() -> None:
             # A node that cannot be reached: the next look into all slots asks again.
-            intake.flying -= 1
+            intake.flying.discard(number)
 
         return (call, popped, failed) if self.center.clustered else (call, popped)
 
