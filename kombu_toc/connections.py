@@ -1,4 +1,5 @@
-"""Broker URL -> redis-py client: standalone, TLS, unix socket, Cluster, embedded server."""
+"""Broker URL -> redis-py client: standalone, Sentinel, Cluster, TLS, unix socket, embedded
+server."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 import redis
 from redis.backoff import NoBackoff
@@ -32,6 +33,7 @@ from .errors import ConfigurationError, ServerError
 from .metrics import Metrics
 from .options import Settings, read
 from .plugin import KINDS
+from .tls import TLSConnection, tls_arguments
 
 DEFAULT_PORT = 6379
 
@@ -52,7 +54,7 @@ OLDEST = (6, 2)
 _SECRET = re.compile(
     r"(://[^/?#]*?:)[^/?#]*(@)"
     r"|((?:^|://)[^/?#@:;]*:(?!//|\d*(?:/\d*)?\?))[^;]*(@)"
-    r"|([?&](?:password|ssl_password)=)[^&#]*"
+    r"|([?&](?:password|ssl_password)=)[^&#;]*"
 )
 
 
@@ -99,7 +101,7 @@ class Client(redis.Redis):
         #: somebody did
         self._free: deque[tuple[Any, float]] = deque()
         # A pool with a bound counts its connections, and new credentials reach only the pool's.
-        pooled = type(connection_pool) is not redis.ConnectionPool
+        pooled = isinstance(connection_pool, redis.BlockingConnectionPool)
         if pooled or connection_pool.connection_kwargs.get("credential_provider") is not None:
             self.run_packed = None
 
@@ -200,8 +202,8 @@ class Address:
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     query: dict[str, str] = field(default_factory=dict, repr=False)
-    #: of a Cluster, the nodes that are named; host and port are the first one's
-    places: list[tuple[str, int]] = field(default_factory=list)
+    #: of the sentinels, or those of a Cluster's nodes that are named
+    hosts: tuple[tuple[str, int], ...] = ()
 
 
 def read_url(url: str) -> Address:
@@ -216,21 +218,15 @@ def read_url(url: str) -> Address:
         raise ConfigurationError(
             f"{shown}: unknown scheme; use one of {', '.join('toc+' + k for k in KINDS)}"
         )
-    if kind == "sentinel":
-        raise ConfigurationError(
-            f"{shown}: this release serves one Redis or Valkey server, its URL toc+redis://, "
-            "toc+rediss:// or toc+unix://; Sentinel is not supported yet"
-        )
     if kind == "cluster":
         return _read_cluster(rest, shown)
+    if kind == "sentinel":
+        return _read_sentinels(url, shown)
     try:
         parts = urlsplit("//" + rest)
         port = parts.port
     except ValueError:  # its text may hold the password
-        raise ConfigurationError(
-            f"{shown}: the host or the port cannot be read; in a password, percent-encode '/', "
-            "'?', '#' and '@'"
-        ) from None
+        raise _unreadable(shown) from None
     address = Address(
         kind,
         username=unquote(parts.username) if parts.username else None,
@@ -265,13 +261,75 @@ def _read_cluster(rest: str, shown: str) -> Address:
         raise ConfigurationError(f"{shown}: name a node, as in toc+cluster://host:7000")
     address = each[0]
     address.kind = "cluster"
-    address.places = [(one.host, one.port) for one in each]
+    address.hosts = tuple(dict.fromkeys((one.host, one.port) for one in each))
     if address.db:
         raise ConfigurationError(
             f"{shown}: a Redis Cluster has no database numbers, only 0; leave /{address.db} out, "
             "and tell apps apart by global_keyprefix in broker_transport_options"
         )
     return address
+
+
+def _unreadable(shown: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{shown}: the host or the port cannot be read; in a password, percent-encode '/', "
+        "'?', '#' and '@'"
+    )
+
+
+def _read_sentinels(url: str, shown: str) -> Address:
+    """Hosts with commas between them, or URLs with semicolons between them, as Kombu has it.
+
+    What only one of the URLs says holds for all.
+    """
+    address = Address("sentinel")
+    hosts: list[tuple[str, int]] = []
+    said: dict[str, Any] = {}
+
+    def say(name: str, value: Any) -> None:
+        if said.setdefault(name, value) != value:
+            raise ConfigurationError(
+                f"{shown}: its sentinels' URLs differ in {name}; they lead to one broker"
+            )
+
+    for part in url.split(";"):
+        scheme, _, rest = part.partition("://")
+        if scheme.removeprefix("toc+") != "sentinel":
+            raise ConfigurationError(f"{shown}: sentinels stand among others; name them alone")
+        try:
+            parts = urlsplit("//" + rest)
+            for one in parts.netloc.split(","):
+                host = urlsplit("//" + one)
+                hosts.append((unquote(host.hostname or "localhost"), host.port or 26379))
+                if host.username:
+                    say("user", unquote(host.username))
+                if host.password:
+                    say("password", unquote(host.password))
+        except ConfigurationError:
+            raise
+        except ValueError:  # its text may hold the password
+            raise _unreadable(shown) from None
+        for name, value in parse_qsl(parts.query, keep_blank_values=True):
+            say(f"?{name}", value)
+        if path := unquote(parts.path).strip("/"):
+            say("database", _database(shown, path))
+    address.hosts = tuple(dict.fromkeys(hosts))
+    address.host, address.port = address.hosts[0]
+    address.username, address.password = said.get("user"), said.get("password")
+    address.query = {name[1:]: value for name, value in said.items() if name[0] == "?"}
+    address.db = _database(shown, address.query.pop("db", None) or said.get("database"))
+    return address
+
+
+def sentinel_url(address: Address) -> str:
+    """Such a URL in the form with commas, without its password."""
+    hosts = ",".join(
+        f"[{host}]:{port}" if ":" in host else f"{quote(host)}:{port}"
+        for host, port in address.hosts
+    )
+    user = f"{quote(address.username, safe='')}@" if address.username else ""
+    query = f"?{urlencode(address.query)}" if address.query else ""
+    return f"sentinel://{user}{hosts}/{address.db}{query}"
 
 
 def _database(shown: str, text: Any) -> int:
@@ -311,7 +369,7 @@ def connect(
         from .cluster import ClusterClient
 
         def client_of(place: tuple[str, int]) -> Client:
-            node = replace(address, kind="redis", host=place[0], port=place[1], places=[])
+            node = replace(address, kind="redis", host=place[0], port=place[1], hosts=())
             return connect(
                 node,
                 settings,
@@ -320,7 +378,7 @@ def connect(
                 credential_provider=credential_provider,
             )
 
-        return ClusterClient(address.places, client_of)
+        return ClusterClient(address.hosts, client_of)
     most = arguments.pop("max_connections", None)
     timeout = arguments.pop("timeout", None)
     if credential_provider is not None:
@@ -336,14 +394,28 @@ def connect(
             arguments["path"] = address.path
         for name in ("socket_keepalive", "socket_keepalive_options"):
             arguments.pop(name, None)
+        _refuse_tls(arguments)
         cls: type = redis.UnixDomainSocketConnection
     else:
-        arguments.update(host=address.host, port=address.port)
         cls = redis.Connection
-        if address.kind == "rediss" or ssl:
-            cls = redis.SSLConnection
+        tls = address.kind == "rediss" or bool(ssl) or settings.ssl
+        if tls:
+            cls = TLSConnection
             if isinstance(ssl, dict):
-                arguments.update(_ssl_arguments(ssl))
+                # With or without the prefix: so is Kombu's for other transports.
+                arguments.update(
+                    (k if k.startswith("ssl_") else f"ssl_{k}", v) for k, v in ssl.items()
+                )
+            arguments.update(tls_arguments(arguments))
+        else:
+            _refuse_tls(arguments)
+        if address.kind == "sentinel":
+            from .sentinel import make_pool
+
+            return Client(
+                make_pool(address, settings, arguments, tls=tls, most=most, timeout=timeout)
+            )
+        arguments.update(host=address.host, port=address.port)
     if most:
         pool: redis.ConnectionPool = redis.BlockingConnectionPool(
             connection_class=cls, max_connections=int(most), timeout=timeout or 20, **arguments
@@ -353,9 +425,23 @@ def connect(
     return Client(connection_pool=pool)
 
 
-def _ssl_arguments(ssl: dict[str, Any]) -> dict[str, Any]:
-    """``broker_use_ssl`` with or without the prefix ``ssl_``."""
-    return {k if k.startswith("ssl_") else f"ssl_{k}": v for k, v in ssl.items()}
+def _refuse_tls(arguments: dict[str, Any]) -> None:
+    for name in arguments:
+        if name.startswith("ssl_"):
+            raise ConfigurationError(
+                f"{name} is for TLS: use toc+rediss://, toc+sentinel://...&ssl=true, or "
+                "broker_use_ssl"
+            )
+
+
+def _where(client: redis.Redis) -> str:
+    """The server a client talks to, for an error."""
+    pool = client.connection_pool
+    if name := getattr(pool, "service_name", None):
+        host, port = pool.master_address or ("?", "?")
+        return f"{host}:{port} (master {name!r})"
+    where = pool.connection_kwargs
+    return where.get("path") or f"{where.get('host')}:{where.get('port')}"
 
 
 def check_server(client: redis.Redis) -> dict[str, Any]:
@@ -364,9 +450,7 @@ def check_server(client: redis.Redis) -> dict[str, Any]:
     Raises ServerError, or redis-py's own AuthenticationError and ConnectionError.
     """
     cluster = hasattr(client, "primaries")
-    at = client.client_for() if cluster else client
-    pool = at.connection_pool.connection_kwargs
-    where = pool.get("path") or f"{pool.get('host')}:{pool.get('port')}"
+    where = _where(client.client_for() if cluster else client)
     try:
         info = client.info("server")
     except (AuthenticationError, AuthorizationError):
@@ -375,7 +459,17 @@ def check_server(client: redis.Redis) -> dict[str, Any]:
         client.ping()  # an ACL user who may not ask; the scripts will tell
         return {}
     except (InvalidResponse, ResponseError, ValueError, IndexError, AttributeError) as exc:
-        raise ServerError(f"{where} does not answer as a Redis or Valkey server: {exc}") from exc
+        hint = ""
+        if "unknown command" in str(exc).lower():
+            hint = f"; if it is a sentinel, use toc+sentinel://{where}/0?master_name=..."
+        raise ServerError(
+            f"{where} does not answer as a Redis or Valkey server: {exc}{hint}"
+        ) from exc
+    if "sentinel" in (info.get("redis_mode"), info.get("server_mode")):
+        raise ServerError(
+            f"{where} is a sentinel and not a server: use "
+            f"toc+sentinel://{where}/0?master_name=..., with the name that it watches it by"
+        )
     name = "Valkey" if "valkey_version" in info else "Redis"
     version = str(info.get("valkey_version") or info.get("redis_version") or "")
     numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:2])
@@ -452,6 +546,9 @@ def _metrics(client: redis.Redis, settings: Settings) -> Metrics:
     """Those of this process for a server: its connections come and go."""
     if not settings.toc_metrics:
         return Metrics(active=False)
-    where = client.connection_pool.connection_kwargs
+    pool = client.connection_pool
+    where = pool.connection_kwargs
     place = tuple(where.get(name) for name in ("host", "port", "path", "db"))
+    if name := getattr(pool, "service_name", None):
+        place = (repr(pool.sentinel_manager), name, where.get("db"))
     return Metrics.of((*place, settings.prefix))

@@ -13,6 +13,7 @@ from redis.connection import URL_QUERY_ARGUMENT_PARSERS
 
 from .errors import ConfigurationError
 from .scores import MAX_RETRIES
+from .tls import read_requirement
 from .topics import (
     DEFAULT_SLOTS,
     PRIORITY_STEPS,
@@ -88,6 +89,20 @@ def _topics(name: str, value: Any) -> dict[str, dict[str, Any]]:
     return {topic: dict(limits) for topic, limits in value.items()}
 
 
+def _sentinel_kwargs(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(
+            f"{name} must map redis-py's options to values, such as {{'password': '...'}}"
+        )
+    for option in value:
+        if option not in _REDIS and option not in ("ssl", *_IGNORED):
+            near = difflib.get_close_matches(str(option), ["ssl", *_REDIS], n=1, cutoff=0.0)
+            raise ConfigurationError(
+                f"unknown option {option!r} in {name}; did you mean {near[0]!r}?"
+            )
+    return {k: v for k, v in value.items() if k not in _IGNORED}
+
+
 @dataclass
 class Settings:
     """The options of one connection, checked. Times are in seconds."""
@@ -135,6 +150,16 @@ class Settings:
     toc_stale_after: float = 60.0
     #: whether what happens to messages, and how late, is counted
     toc_metrics: bool = True
+    #: by which the sentinels know the server
+    master_name: str = ""
+    #: how many others a sentinel must know of for its word to count
+    min_other_sentinels: int = 0
+    #: arguments for redis-py's connections to the sentinels; ``ssl`` as well
+    sentinel_kwargs: dict[str, Any] = field(default_factory=dict, repr=False)
+    #: whether the server speaks TLS; ``rediss`` says so too
+    ssl: bool = False
+    #: whether the sentinels do
+    sentinel_ssl: bool = False
     #: arguments for redis-py's connections
     connection: dict[str, Any] = field(default_factory=dict)
 
@@ -180,7 +205,21 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "toc_fanout_length": _whole,
     "toc_stale_after": _positive_seconds,
     "toc_metrics": _flag,
+    "master_name": _text,
+    "min_other_sentinels": _natural,
+    "sentinel_kwargs": _sentinel_kwargs,
+    "ssl": _flag,
+    "sentinel_ssl": _flag,
 }
+
+#: What a URL cannot say.
+_NOT_IN_URL = frozenset(("toc_topics", "sentinel_kwargs"))
+
+#: Of Kombu's options for Sentinel, where None means nothing is said.
+_KOMBUS = frozenset(("master_name", "min_other_sentinels", "sentinel_kwargs"))
+
+#: What only a URL says: elsewhere it is ``broker_use_ssl``, or others' business.
+_ONLY_IN_URL = frozenset(("ssl",))
 
 #: Options of Kombu's own that a URL may carry; they are for Kombu, not for us.
 _KOMBU = frozenset(
@@ -191,7 +230,6 @@ _KOMBU = frozenset(
         "interval_max",
         "connect_retries_timeout",
         "queue_order_strategy",
-        "master_name",
         "virtual_host",
     )
 )
@@ -236,26 +274,28 @@ def read(query: Mapping[str, str], options: Mapping[str, Any]) -> Settings:
     """
     settings = Settings()
     for name, value in options.items():
-        if name in _CHECKS:
+        if name in _CHECKS and name not in _ONLY_IN_URL:
+            if value is None and name in _KOMBUS:
+                continue
             setattr(settings, name, _CHECKS[name](name, value))
         elif name in _REDIS:
             settings.connection[name] = value
         elif name.startswith("toc_"):
             raise _unknown(name, "broker_transport_options")
     for name, value in query.items():
-        if name in _CHECKS and name != "toc_topics":
+        if name in _CHECKS and name not in _NOT_IN_URL:
             setattr(settings, name, _CHECKS[name](name, value))
         elif name in _REDIS:
             parser = URL_QUERY_ARGUMENT_PARSERS.get(name)
             if name == "ssl_cert_reqs":  # Kombu spells it as Python's ssl module does
-                value = value.removeprefix("CERT_").lower()
+                value = read_requirement(value)
             try:
                 settings.connection[name] = parser(value) if parser else value
             except (TypeError, ValueError):
                 raise ConfigurationError(f"{name} cannot be {value!r}") from None
-        elif name == "toc_topics":
+        elif name in _NOT_IN_URL:
             raise ConfigurationError(
-                "toc_topics has no form that fits the URL: put it in broker_transport_options"
+                f"{name} has no form that fits the URL: put it in broker_transport_options"
             )
         elif name not in _KOMBU and name not in _IGNORED:
             raise _unknown(name, "the URL")

@@ -252,6 +252,10 @@ class Channel(virtual.Channel):
         name.slots = {}
         return name
 
+    def forget_clock(self) -> None:
+        """Another server answers from now on."""
+        self._clock.forget()
+
     def create_publish_batch(self, max_size: int) -> PublishBatch:
         """What ``Producer.batch()`` publishes through."""
         return PublishBatch(self, max_size)

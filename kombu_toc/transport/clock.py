@@ -35,6 +35,11 @@ class ServerClock:
         samples.append((monotonic, ahead))
         self._ahead = samples[0][1]
 
+    def forget(self) -> None:
+        """Another server may answer from now on."""
+        self._samples.clear()
+        self._ahead = None
+
     @property
     def known(self) -> bool:
         return self._ahead is not None

@@ -22,6 +22,7 @@ from ..connections import (
     make_center,
     mask_password,
     read_url,
+    sentinel_url,
 )
 from ..options import Settings, read
 from .channel import Channel
@@ -100,7 +101,7 @@ class Transport(virtual.Transport):
     def _read(client: Any) -> tuple[Address, Settings]:
         hostname = str(client.hostname or "")
         if "://" in hostname:
-            address = read_url(hostname)
+            address = _read_all(client, hostname)
         else:
             # After a failover Kombu has taken the URL apart itself.
             scheme = str(client.transport_cls or "toc")
@@ -118,13 +119,23 @@ class Transport(virtual.Transport):
     # -- what it is made of, made when first used
 
     def _connect(self) -> redis.Redis:
-        return connect(
+        made = connect(
             self.address,
             self.settings,
             connect_timeout=self.client.connect_timeout,
             ssl=self.client.ssl,
             credential_provider=getattr(self.client, "credential_provider", None),
         )
+        if self.address.kind == "sentinel":
+            made.connection_pool.sentinel_manager.on_other = self._forget_clocks
+        return made
+
+    def _forget_clocks(self) -> None:
+        """Another server answers from now on."""
+        if self._poller is not None:
+            self._poller.clock.forget()
+        for channel in list(self.channels or ()):
+            channel.forget_clock()
 
     @property
     def center(self) -> TimeoutCenter:
@@ -138,7 +149,8 @@ class Transport(virtual.Transport):
     def identity(self) -> tuple[Any, ...]:
         """Tells one server and prefix from another."""
         a = self.address
-        return (a.kind, a.host, a.port, a.path, a.db, a.username, self.settings.prefix)
+        where = (a.kind, a.host, a.port, a.path, a.db, a.username, self.settings.prefix)
+        return (*where, a.hosts, self.settings.master_name)
 
     @property
     def heartbeat(self) -> Heartbeat:
@@ -237,6 +249,19 @@ class Transport(virtual.Transport):
             self.poller.get(None, timeout=timeout)
         except Empty:
             raise TimeoutError() from None
+
+
+def _read_all(client: Any, hostname: str) -> Address:
+    """A URL; or several of sentinels, of which Kombu would try one after the other as brokers."""
+    urls = [str(url) for url in client.alt or ()]
+    if any(url.partition("://")[0].removeprefix("toc+") != "sentinel" for url in urls):
+        urls = []
+    address = read_url(";".join(urls) or hostname)
+    if address.kind == "sentinel":
+        client.hostname = sentinel_url(address)
+        if urls:
+            client.alt, client.cycle = [], None
+    return address
 
 
 def _without_password(url: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+
 import pytest
 import redis
 from celery import Celery
@@ -10,8 +12,9 @@ from hypothesis import strategies as st
 
 from celery_toc import timeout_center
 from kombu_toc import ConfigurationError, Limits, SlotCountError
-from kombu_toc.connections import connect, mask_password, read_url
+from kombu_toc.connections import connect, mask_password, read_url, sentinel_url
 from kombu_toc.options import Settings, read
+from kombu_toc.tls import tls_arguments
 
 SECRET = "sesame"
 
@@ -186,14 +189,14 @@ def test_rediss_means_tls():
     address = read_url("toc+rediss://h:6380/1?ssl_cert_reqs=none")
     assert (address.kind, address.port, address.db) == ("rediss", 6380, 1)
     with connect(address, read(address.query, {})) as client:
-        assert client.connection_pool.connection_class is redis.SSLConnection
+        assert issubclass(client.connection_pool.connection_class, redis.SSLConnection)
         assert client.connection_pool.connection_kwargs["ssl_cert_reqs"] == "none"
 
 
 def test_broker_use_ssl_means_tls_for_the_apps_center_too():
     app = Celery(broker="toc+redis://h:6380/1", broker_use_ssl={"ssl_cert_reqs": "none"})
     pool = timeout_center(app).client.connection_pool
-    assert pool.connection_class is redis.SSLConnection
+    assert issubclass(pool.connection_class, redis.SSLConnection)
     assert pool.connection_kwargs["ssl_cert_reqs"] == "none"
 
 
@@ -237,10 +240,91 @@ def test_an_unknown_scheme_is_refused_with_those_that_are_known(url):
         read_url(url)
 
 
-@pytest.mark.parametrize("kind", ["sentinel", "cluster"])
-def test_what_is_not_supported_yet_says_so(kind):
+def test_what_is_not_supported_yet_says_so():
     with pytest.raises(ConfigurationError, match="not supported yet"):
-        read_url(f"toc+{kind}://h1:7000,h2:7000/0")
+        read_url("toc+cluster://h1:7000,h2:7000/0")
+
+
+# -- Sentinel
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "toc+sentinel://me:pw@h1:7000,h2,[::1]:7001/3?master_name=m",
+        "sentinel://me:pw@h1:7000,me:pw@h2:26379,[::1]:7001/3?master_name=m",
+        "toc+sentinel://me:pw@h1:7000;sentinel://h2;toc+sentinel://[::1]:7001/3?master_name=m",
+        "toc+sentinel://h1:7000/3?master_name=m;sentinel://me:pw@h2/3;sentinel://[::1]:7001",
+    ],
+)
+def test_sentinels_are_named_with_commas_or_as_kombu_names_them(url):
+    made = read_url(url)
+    assert made.hosts == (("h1", 7000), ("h2", 26379), ("::1", 7001))
+    assert (made.kind, made.db, made.username, made.password) == ("sentinel", 3, "me", "pw")
+    assert made.query == {"master_name": "m"}
+    assert sentinel_url(made) == "sentinel://me@h1:7000,h2:26379,[::1]:7001/3?master_name=m"
+    assert read_url(sentinel_url(made)).hosts == made.hosts
+
+
+@pytest.mark.parametrize(
+    ("url", "what"),
+    [
+        ("toc+sentinel://h1/0;sentinel://h2/1", "differ in database"),
+        ("toc+sentinel://h1?master_name=a;sentinel://h2?master_name=b", "differ in .master_name"),
+        ("toc+sentinel://a:x@h1;sentinel://b:x@h2", "differ in user"),
+        ("toc+sentinel://h1;redis://h2", "sentinels stand among others"),
+        ("toc+sentinel://h1:port,h2", "cannot be read"),
+        ("toc+sentinel://h1/x", "database must be a number"),
+    ],
+)
+def test_sentinels_that_contradict_each_other_are_refused(url, what):
+    with pytest.raises(ConfigurationError, match=what):
+        read_url(url)
+
+
+def test_kombus_options_for_sentinel_are_understood():
+    made = settings(master_name="m", min_other_sentinels="1", sentinel_kwargs={"password": "x"})
+    assert (made.master_name, made.min_other_sentinels) == ("m", 1)
+    assert made.sentinel_kwargs == {"password": "x"}
+    assert settings(master_name=None, min_other_sentinels=None, sentinel_kwargs=None) == Settings()
+    assert SECRET not in repr(settings(sentinel_kwargs={"password": SECRET}))
+    with pytest.raises(ConfigurationError, match=r"'pasword' in sentinel_kwargs.*'password'"):
+        settings(sentinel_kwargs={"pasword": "x"})
+    with pytest.raises(ConfigurationError, match="must map"):
+        settings(sentinel_kwargs="password")
+    with pytest.raises(ConfigurationError, match=r"sentinel_kwargs.*broker_transport_options"):
+        settings({"sentinel_kwargs": "x"})
+
+
+# -- TLS
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["CERT_NONE", "none", "ssl.CERT_NONE", "0", None, ssl.CERT_NONE, "VerifyMode.CERT_NONE"],
+)
+def test_no_check_of_certificates_may_be_spelled_as_users_do(value):
+    made = tls_arguments({"ssl_cert_reqs": value})
+    assert made == {"ssl_cert_reqs": "none", "ssl_check_hostname": False}
+
+
+def test_certificates_and_names_are_checked_unless_told_otherwise():
+    for said in ({}, {"ssl_cert_reqs": "CERT_REQUIRED"}, {"ssl_cert_reqs": ssl.CERT_REQUIRED}):
+        assert tls_arguments(said) == {"ssl_cert_reqs": "required", "ssl_check_hostname": True}
+
+
+def test_a_wrong_requirement_is_refused():
+    with pytest.raises(ConfigurationError, match="ssl_cert_reqs must be required, optional or"):
+        settings({"ssl_cert_reqs": "never"})
+
+
+@pytest.mark.parametrize(
+    "url", ["toc+redis://h", "toc+unix:///s", "toc+sentinel://h?master_name=m"]
+)
+def test_tls_options_without_tls_are_refused(url):
+    address = read_url(url)
+    with pytest.raises(ConfigurationError, match=r"ssl_ca_certs is for TLS: use toc\+rediss"):
+        connect(address, read(address.query, {"ssl_ca_certs": "/ca.pem"}))
 
 
 @pytest.mark.parametrize("url", ["toc://h/x", "toc://h/-1", "toc://h?db=x", "toc://h/²"])

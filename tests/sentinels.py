@@ -1,0 +1,139 @@
+"""A primary, its replicas and their sentinels: real ones, on free loopback ports."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from pathlib import Path
+
+import redis
+
+from .servers import Server, program
+
+#: By which the sentinels know the primary.
+NAME = "mymaster"
+
+
+class SentinelProcess(Server):
+    """A sentinel; it keeps what it knows in its own configuration file."""
+
+    def __init__(self, directory: Path, primary: Server, quorum: int, *lines: str) -> None:
+        super().__init__(directory)
+        self.primary, self.quorum, self.lines = primary, quorum, lines
+
+    def launch(self) -> None:
+        path = self.directory / "sentinel.conf"
+        if not path.exists():
+            lines = [
+                f"sentinel monitor {NAME} 127.0.0.1 {self.primary.port} {self.quorum}",
+                f"sentinel down-after-milliseconds {NAME} 600",
+                f"sentinel failover-timeout {NAME} 3000",
+                *self.lines,
+            ]
+            path.write_text("\n".join(lines) + "\n")
+        command = [program(), str(path), "--sentinel", "--port", str(self.port)]
+        command += ["--bind", "127.0.0.1", "--dir", str(self.directory)]
+        with open(self.directory / "server.log", "ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+
+
+class Deployment:
+    """A primary, replicas and sentinels.
+
+    options: of the servers
+    lines: of the sentinels' configuration
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *options: str,
+        replicas: int = 1,
+        sentinels: int = 3,
+        lines: tuple[str, ...] = (),
+    ) -> None:
+        self.directory = directory
+        options = ("--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1", *options)
+        self.primary = Server(self._place("primary"), *options)
+        following = ("--replicaof", "127.0.0.1", str(self.primary.port))
+        self.replicas = [
+            Server(self._place(f"replica{i}"), *following, *options) for i in range(replicas)
+        ]
+        self.sentinels = [
+            SentinelProcess(self._place(f"sentinel{i}"), self.primary, sentinels // 2 + 1, *lines)
+            for i in range(sentinels)
+        ]
+
+    def _place(self, name: str) -> Path:
+        made = self.directory / name
+        made.mkdir()
+        return made
+
+    def start(self) -> Deployment:
+        for server in (self.primary, *self.replicas):
+            server.start()
+        self._wait(lambda: self.in_step(len(self.replicas)), "the replicas do not follow")
+        for sentinel in self.sentinels:
+            sentinel.start()
+        self._wait(self._agreed, "the sentinels do not find each other")
+        return self
+
+    def in_step(self, number: int) -> bool:
+        """Whether so many replicas follow the primary."""
+        with self.primary.client() as client:
+            info = client.info("replication")
+        states = [info[f"slave{i}"]["state"] for i in range(info["connected_slaves"])]
+        return states.count("online") >= number
+
+    def _agreed(self) -> bool:
+        for sentinel in self.sentinels:
+            with sentinel.client() as client:
+                state = client.sentinel_masters()[NAME]
+            others = state["num-other-sentinels"]
+            if others < len(self.sentinels) - 1 or state["num-slaves"] < len(self.replicas):
+                return False
+        return True
+
+    def _wait(self, holds, what: str, seconds: float = 30) -> None:
+        deadline = time.monotonic() + seconds
+        while not holds():
+            assert time.monotonic() < deadline, what
+            time.sleep(0.02)  # it comes about in other processes
+
+    def master(self) -> tuple[str, int]:
+        """Where the master is, by the first sentinel that answers."""
+        for sentinel in self.sentinels:
+            with contextlib.suppress(redis.ConnectionError), sentinel.client() as client:
+                return client.sentinel_get_master_addr_by_name(NAME)
+        raise AssertionError("no sentinel answers")
+
+    def acting(self) -> Server:
+        """The server that is the master by now."""
+        port = self.master()[1]
+        return next(s for s in (self.primary, *self.replicas) if s.port == port)
+
+    def wait_for_failover(self, seconds: float = 60) -> Server:
+        """The server that has become the master in the primary's place."""
+
+        def done() -> bool:
+            server = self.acting()
+            if server is self.primary:
+                return False
+            with server.client() as client:
+                return client.info("replication")["role"] == "master"
+
+        self._wait(done, "no failover", seconds)
+        return self.acting()
+
+    def stop(self) -> None:
+        for server in (*self.sentinels, *self.replicas, self.primary):
+            server.kill()
+
+    @property
+    def hosts(self) -> str:
+        return ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
+
+    @property
+    def toc_url(self) -> str:
+        return f"toc+sentinel://{self.hosts}/0?master_name={NAME}"
