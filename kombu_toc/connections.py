@@ -444,6 +444,10 @@ def _where(client: redis.Redis) -> str:
     return where.get("path") or f"{where.get('host')}:{where.get('port')}"
 
 
+def _speaks_tls(client: redis.Redis) -> bool:
+    return issubclass(client.connection_pool.connection_class, redis.SSLConnection)
+
+
 def check_server(client: redis.Redis) -> dict[str, Any]:
     """Make sure that a usable Redis or Valkey answers; return its ``INFO server``.
 
@@ -454,6 +458,13 @@ def check_server(client: redis.Redis) -> dict[str, Any]:
     try:
         info = client.info("server")
     except (AuthenticationError, AuthorizationError):
+        raise
+    except redis.ConnectionError as exc:
+        if not _speaks_tls(client) and re.search("closed|reset", str(exc)):
+            raise ServerError(
+                f"{where} closes the connection ({exc}): if it speaks TLS there, use "
+                "toc+rediss://, or toc+sentinel://...&ssl=true"
+            ) from exc
         raise
     except NoPermissionError:
         client.ping()  # an ACL user who may not ask; the scripts will tell

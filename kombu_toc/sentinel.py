@@ -99,7 +99,8 @@ class Sentinels(Sentinel):
         elif silent:
             text = (
                 f"no sentinel answers: {'; '.join(silent)}; name the sentinels' hosts and ports "
-                f"({DEFAULT_PORT} as a rule), not the server's"
+                f"({DEFAULT_PORT} as a rule), not the server's; if they speak TLS, say "
+                "sentinel_ssl=true"
             )
         else:
             text = f"the sentinels know no master yet: see to 'sentinel monitor {service_name} ...'"

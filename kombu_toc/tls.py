@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -51,6 +52,16 @@ def tls_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _ends(exc: BaseException | None, kind: type, words: str) -> bool:
+    """Whether it was caused by such an error."""
+    while exc is not None:
+        ours = isinstance(exc, (kind, redis.ConnectionError))
+        if ours and re.search(words, str(exc), re.IGNORECASE):
+            return True
+        exc = exc.__cause__ or exc.__context__
+    return False
+
+
 class TLSConnection(redis.SSLConnection):
     """Says what to change if it cannot be opened. Raises ServerError then."""
 
@@ -66,7 +77,7 @@ class TLSConnection(redis.SSLConnection):
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except (redis.ConnectionError, OSError, ValueError) as exc:
+        except (redis.ConnectionError, redis.TimeoutError, OSError, ValueError) as exc:
             text = None if isinstance(exc, ServerError) else self._explain(exc)
             if text is None:
                 raise
@@ -82,10 +93,10 @@ class TLSConnection(redis.SSLConnection):
         said = str(cause or exc)
         if isinstance(cause, ssl.SSLCertVerificationError):
             return self._distrust(cause)
-        if "WRONG_VERSION_NUMBER" in said or "UNEXPECTED_MESSAGE" in said:
+        if "WRONG_VERSION_NUMBER" in said or _ends(exc, TimeoutError, "handshake"):
             return (
-                "it does not speak TLS there: use toc+redis:// (for sentinels: no ssl), "
-                "or name its TLS port"
+                f"no TLS is spoken there ({said}): use toc+redis:// (for sentinels: no ssl), "
+                "or name the TLS port"
             )
         if "CERTIFICATE_REQUIRED" in said or "BAD_CERTIFICATE" in said:
             return (
@@ -96,11 +107,23 @@ class TLSConnection(redis.SSLConnection):
                 f"the server does not accept this client's certificate ({said}): give another "
                 "with ssl_certfile and ssl_keyfile"
             )
+        if isinstance(cause, ssl.SSLEOFError):
+            cause = None
         if cause is not None and "_ALERT_" not in said:
             files = ", ".join(f"{n} {p!r}" for n in _FILES if (p := self._file(n)))
             return f"TLS fails: {said}" + (f"; see to {files}" if files else "")
         if cause is not None:
             return f"the server refuses TLS: {said}"
+        if _ends(exc, OSError, "closed|reset|broken pipe|EOF occurred"):
+            # Its alert is lost if it closes before it has read what was sent on.
+            given = (
+                "accepts this client's certificate"
+                if self.certfile
+                else (
+                    "wants a client's certificate: if so, give it with ssl_certfile and ssl_keyfile"
+                )
+            )
+            return f"the server closes the connection ({said}): see whether it {given}"
         return None
 
     def _file(self, name: str) -> str | None:

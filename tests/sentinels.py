@@ -9,7 +9,8 @@ from pathlib import Path
 
 import redis
 
-from .servers import Server, program
+from .certificates import OnlyTLS
+from .servers import Server
 
 #: By which the sentinels know the primary.
 NAME = "mymaster"
@@ -18,8 +19,15 @@ NAME = "mymaster"
 class SentinelProcess(Server):
     """A sentinel; it keeps what it knows in its own configuration file."""
 
-    def __init__(self, directory: Path, primary: Server, quorum: int, *lines: str) -> None:
-        super().__init__(directory)
+    def __init__(
+        self,
+        directory: Path,
+        primary: Server,
+        quorum: int,
+        *lines: str,
+        options: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(directory, *options)
         self.primary, self.quorum, self.lines = primary, quorum, lines
 
     def launch(self) -> None:
@@ -32,10 +40,18 @@ class SentinelProcess(Server):
                 *self.lines,
             ]
             path.write_text("\n".join(lines) + "\n")
-        command = [program(), str(path), "--sentinel", "--port", str(self.port)]
-        command += ["--bind", "127.0.0.1", "--dir", str(self.directory)]
+        command = [self.program(), str(path), "--sentinel", *self.ports()]
+        command += ["--bind", "127.0.0.1", "--dir", str(self.directory), *self.options]
         with open(self.directory / "server.log", "ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
+
+
+class TLSSentinel(OnlyTLS, SentinelProcess):
+    pass
+
+
+class TLSOnlyServer(OnlyTLS, Server):
+    pass
 
 
 class Deployment:
@@ -43,6 +59,7 @@ class Deployment:
 
     options: of the servers
     lines: of the sentinels' configuration
+    tls: options with which all of them speak nothing but TLS
     """
 
     def __init__(
@@ -52,16 +69,27 @@ class Deployment:
         replicas: int = 1,
         sentinels: int = 3,
         lines: tuple[str, ...] = (),
+        tls: tuple[str, ...] = (),
     ) -> None:
         self.directory = directory
+        server, sentinel = (TLSOnlyServer, TLSSentinel) if tls else (Server, SentinelProcess)
+        if tls:
+            tls = (*tls, "--tls-replication", "yes")
+            options += tls
         options = ("--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1", *options)
-        self.primary = Server(self._place("primary"), *options)
+        self.primary = server(self._place("primary"), *options)
         following = ("--replicaof", "127.0.0.1", str(self.primary.port))
         self.replicas = [
-            Server(self._place(f"replica{i}"), *following, *options) for i in range(replicas)
+            server(self._place(f"replica{i}"), *following, *options) for i in range(replicas)
         ]
         self.sentinels = [
-            SentinelProcess(self._place(f"sentinel{i}"), self.primary, sentinels // 2 + 1, *lines)
+            sentinel(
+                self._place(f"sentinel{i}"),
+                self.primary,
+                sentinels // 2 + 1,
+                *lines,
+                options=tls,
+            )
             for i in range(sentinels)
         ]
 

@@ -54,10 +54,16 @@ class Server:
 
     def launch(self) -> None:
         """Start it, whether it answers yet or not."""
-        command = [program(), "--port", str(self.port), "--bind", "127.0.0.1"]
+        command = [self.program(), *self.ports(), "--bind", "127.0.0.1"]
         command += ["--dir", str(self.directory), "--save", "", *self.options]
         with open(self.directory / "server.log", "ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def program(self) -> str:
+        return program()
+
+    def ports(self) -> list[str]:
+        return ["--port", str(self.port)]
 
     def wait(self) -> None:
         """Return when it answers, and not another server that was given the port meanwhile."""
