@@ -58,6 +58,7 @@ _PLACES = {
     "EmbeddedServerError": "errors",
     "EnvelopeError": "errors",
     "MigrationError": "errors",
+    "NotPermittedError": "errors",
     "ReplicationError": "errors",
     "ReshardError": "errors",
     "ServerError": "errors",

@@ -32,6 +32,7 @@ from .center import TimeoutCenter
 from .errors import ConfigurationError, ServerError
 from .metrics import Metrics
 from .options import Settings, read
+from .permissions import explained, is_refused
 from .plugin import KINDS
 from .tls import TLSConnection, tls_arguments
 
@@ -82,9 +83,14 @@ def is_not_now(exc: BaseException) -> bool:
     return isinstance(exc, _NOT_NOW) or _NOT_NOW_WORDS.search(str(exc)) is not None
 
 
-def _told(reply: Any) -> Any:
-    """A reply; in place of an error that passes a ServerError, caused by it."""
-    if not isinstance(reply, ResponseError) or not is_not_now(reply):
+def _told(reply: Any, pool: Any) -> Any:
+    """A reply; in place of an error that passes, or that a rule may cure, a ServerError, caused
+    by it."""
+    if not isinstance(reply, ResponseError) or isinstance(reply, ServerError):
+        return reply
+    if is_refused(reply):
+        return explained(reply, pool)
+    if not is_not_now(reply):
         return reply
     error = ServerError(f"Redis refused a command: {reply}")
     error.__cause__ = reply
@@ -126,7 +132,7 @@ class Client(redis.Redis):
                 try:
                     replies.append(connection.read_response())
                 except ResponseError as exc:
-                    replies.append(_told(exc))
+                    replies.append(_told(exc, self.connection_pool))
             return replies
 
         try:
@@ -164,7 +170,7 @@ class Client(redis.Redis):
         try:
             return super().execute_command(*args, **options)
         except ResponseError as exc:
-            raise _told(exc)  # noqa: B904 - it has its cause already, if it is another
+            raise _told(exc, self.connection_pool)  # noqa: B904 - it has its cause already, if it is another
 
     def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Pipeline:
         return Pipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
@@ -185,9 +191,9 @@ class Pipeline(redis.client.Pipeline):
 
     def execute(self, raise_on_error: bool = True) -> list[Any]:
         try:
-            return [_told(reply) for reply in super().execute(raise_on_error)]
+            return [_told(r, self.connection_pool) for r in super().execute(raise_on_error)]
         except ResponseError as exc:
-            raise _told(exc)  # noqa: B904 - as above
+            raise _told(exc, self.connection_pool)  # noqa: B904 - as above
 
 
 @dataclass
@@ -412,9 +418,9 @@ def connect(
         if address.kind == "sentinel":
             from .sentinel import make_pool
 
-            return Client(
-                make_pool(address, settings, arguments, tls=tls, most=most, timeout=timeout)
-            )
+            pool = make_pool(address, settings, arguments, tls=tls, most=most, timeout=timeout)
+            pool.prefix = settings.prefix
+            return Client(connection_pool=pool)
         arguments.update(host=address.host, port=address.port)
     if most:
         pool: redis.ConnectionPool = redis.BlockingConnectionPool(
@@ -422,6 +428,7 @@ def connect(
         )
     else:
         pool = redis.ConnectionPool(connection_class=cls, **arguments)
+    pool.prefix = settings.prefix
     return Client(connection_pool=pool)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from redis.exceptions import NoPermissionError
+
 __all__ = (
     "ActionTimeError",
     "ConfigurationError",
     "EmbeddedServerError",
     "EnvelopeError",
     "MigrationError",
+    "NotPermittedError",
     "ReplicationError",
     "ReshardError",
     "ServerError",
@@ -55,6 +58,14 @@ class ReshardError(TocError):
 class ServerError(TocError, ConnectionError):
     """The other end answers, but not as a Redis or Valkey that this package can use; or it refuses
     a command for now: it is a replica, cannot save, or has no memory left."""
+
+
+class NotPermittedError(NoPermissionError, ServerError):
+    """The server's ACL user lacks a right; the rule that gives it is named. To be tried again, for
+    it may be added at any time."""
+
+    def __repr__(self) -> str:  # redis-py's leaves out what it says
+        return f"{type(self).__name__}({str(self)!r})"
 
 
 class EmbeddedServerError(ServerError):

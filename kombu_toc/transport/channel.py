@@ -375,7 +375,11 @@ class Channel(virtual.Channel):
         consumer_tag: str,
         **kwargs: Any,
     ) -> None:
-        """Deliver what comes to a queue to `callback`."""
+        """Deliver what comes to a queue to `callback`.
+
+        Raises NotPermittedError if this user may not.
+        """
+        self.connection.check_consumer()
         self._tag_to_queue[consumer_tag] = queue
         self._active_queues.append(queue)
         self._consumers.add(consumer_tag)

@@ -14,6 +14,7 @@ from ..calls import Call, pack_command
 from ..connections import IDLE, SOCKET_TIMEOUT
 from ..errors import ServerError
 from ..metrics import Metrics
+from ..permissions import explained, is_refused
 
 #: What a broken connection raises.
 BROKEN = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError)
@@ -157,6 +158,8 @@ class Link:
                 if self._on_refused is None or not self._on_refused(waiting, exc):
                     self._fail([waiting])
                     self.close()
+                    if is_refused(exc):
+                        raise explained(exc, self._pool()) from exc
                     raise ServerError(f"Redis refused a command: {exc}") from exc
             except BaseException:
                 self.close()
@@ -213,7 +216,13 @@ class Link:
         connection = pool.connection_class(**arguments)
         connection.connect()
         connection.send_command("CLIENT", "ID")
-        self.client_id = connection.read_response()
+        try:
+            self.client_id = connection.read_response()
+        except ResponseError as exc:
+            connection.disconnect()
+            if is_refused(exc):
+                raise explained(exc, pool) from exc
+            raise
         if arguments.get("socket_timeout") != self._patience:
             connection.socket_timeout = self._patience
             connection._sock.settimeout(self._patience)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Hashable
 from importlib.metadata import entry_points
 from queue import Empty
 from typing import Any
@@ -14,6 +15,7 @@ from kombu.transport import virtual
 from kombu.utils.url import as_url
 from redis import exceptions
 
+from .. import permissions
 from ..center import TimeoutCenter
 from ..connections import (
     Address,
@@ -32,6 +34,9 @@ from .poller import Poller
 logger = logging.getLogger(__name__)
 
 _extended: set[str] = set()
+
+#: Where this process has consumed, by identity.
+_consumers: set[Hashable] = set()
 
 
 def _load_extensions() -> None:
@@ -93,6 +98,7 @@ class Transport(virtual.Transport):
         self._center: TimeoutCenter | None = None
         self._heartbeat: Heartbeat | None = None
         self._poller: Poller | None = None
+        self._may_consume = False
         # The base class makes a cycle that would poll each channel; the poller stands for it.
         self.cycle = None
         _load_extensions()
@@ -172,6 +178,13 @@ class Transport(virtual.Transport):
             self._poller = Poller(self)
         return self._poller
 
+    def check_consumer(self) -> None:
+        """Make sure that this user may consume. Raises NotPermittedError."""
+        if not self._may_consume:
+            _consumers.add(self.identity)
+            permissions.check(self.center, permissions.CONSUMERS)
+            self._may_consume = True
+
     # -- Kombu's calls
 
     def driver_version(self) -> str:
@@ -214,6 +227,9 @@ class Transport(virtual.Transport):
             # One that does not write for now is found out here, where who connects waits longer
             # and longer between attempts.
             self.center.client.unlink(self.center.keys.nothing)
+            permissions.check(self.center, permissions.PRODUCERS)
+            if self.identity in _consumers:  # it would be refused only a moment later
+                self.check_consumer()
             self._avail_channels.append(self.create_channel(self))
         except BaseException:
             self._drop_client()

@@ -1,0 +1,245 @@
+"""The rules of docs/security.md: enough for a worker, a producer, an operator, and no more."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from celery import Celery
+
+import kombu_toc
+from kombu_toc.permissions import commands_of
+
+from ..servers import Server
+from .conftest import Journal, wait_until
+from .nodes import ROOT, Worker, WorkerProcess
+from .tasks import make_app
+from .test_cli import answer
+
+StartWorkers = Callable[..., list[Worker]]
+
+#: The scripts that a role runs.
+PRODUCER = {"bind", "bindings", "broadcast", "cancel", "count", "counts", "declare", "get", "put"}
+WORKER = PRODUCER | {"ack", "extend", "hand_back", "pop", "purge", "reject", "release", "sweep"}
+SCRIPTS = {
+    "producer": PRODUCER,
+    "worker": WORKER,
+    "operator": {path.stem for path in (ROOT / "kombu_toc" / "scripts").glob("*.lua")}
+    - {"allowed"},
+}
+
+#: What it is refused, and does without: redis-py's name for itself, and what is optional.
+OPTIONAL = {"client|setinfo", "client", "config|get", "config", "info", "role", "hello"}
+
+
+def rules(role: str) -> list[str]:
+    """Those that the document gives a role."""
+    text = (ROOT / "docs" / "security.md").read_text()
+    [rule] = re.findall(rf"^ACL SETUSER {role} on >PASSWORD (.*)$", text, re.MULTILINE)
+    return rule.split()
+
+
+def commands(role: str) -> set[str]:
+    return {rule[1:] for rule in rules(role) if rule[0] == "+"}
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[Server]:
+    """A server with a user for each role."""
+    server = Server(tmp_path).start()
+    with server.client() as client:
+        for role in SCRIPTS:
+            client.execute_command("ACL", "SETUSER", role, "on", f">{role}-pw", *rules(role))
+    yield server
+    server.stop()
+
+
+def url(server: Server, role: str) -> str:
+    return f"toc+redis://{role}:{role}-pw@127.0.0.1:{server.port}/0"
+
+
+def refused(server: Server, role: str) -> set[str]:
+    """What the server has refused it."""
+    with server.client() as client:
+        log = client.acl_log()
+    found = {(str(e["object"]), str(e["reason"])) for e in log if e["username"] == role}
+    return {what for what, reason in found if what not in OPTIONAL}
+
+
+def used(client: redis.Redis) -> set[str]:
+    return {name.removeprefix("cmdstat_") for name in client.info("commandstats")}
+
+
+@pytest.fixture
+def admin(guarded: Server, journal: Journal) -> Iterator[Celery]:
+    made = make_app(guarded.toc_url, "disabled://")
+    yield made
+    made.close()
+
+
+def test_a_producer_needs_its_rules_and_no_more(guarded: Server, journal: Journal) -> None:
+    app = make_app(url(guarded, "producer"), "disabled://")
+    with guarded.client() as client:
+        client.config_resetstat()
+        sent = [app.tasks["e2e.note"].apply_async((str(i),), countdown=i * 60) for i in range(3)]
+        app.tasks["e2e.note"].apply_async(("slow",), routing_key="news.x", exchange="news")
+        sent[1].revoke()
+        app.control.revoke("unknown")
+        with app.producer_pool.acquire() as producer:
+            producer.channel.center.metrics.send(producer.channel.center)
+        app.close()
+        assert refused(guarded, "producer") == set()
+        in_scripts = commands_of(SCRIPTS["producer"])
+        assert in_scripts <= commands("producer")
+        # What is left is what it sends itself. (PING stands in for INFO.)
+        assert commands("producer") - in_scripts <= used(client)
+        assert kombu_toc.center_for(guarded.toc_url).counts("celery").scheduled == 1
+
+
+def test_a_worker_needs_its_rules_and_no_more(
+    guarded: Server, admin: Celery, start_workers: StartWorkers, journal: Journal
+) -> None:
+    admin.tasks["e2e.late_ack"].delay("late", 0.2)
+    admin.tasks["e2e.again"].delay(2, 0.1)
+    admin.tasks["e2e.refuse"].delay("for good")
+    admin.tasks["e2e.note"].apply_async(("soon",), countdown=1)
+    with guarded.client() as client:
+        [worker] = start_workers(
+            1, *("-P", "threads", "-c", "2", "-E"), broker=url(guarded, "worker")
+        )
+        journal.wait_for("soon", 1)
+        journal.wait_for("late-done", 1)
+        journal.wait_for("refused", 1)
+        journal.wait_for("again", 3)
+        assert admin.control.inspect(timeout=3)._request("toc")
+        center = kombu_toc.center_for(guarded.toc_url)
+        wait_until(lambda: center.counts("celery").in_flight == 0)
+        client.config_resetstat()
+        client.script_flush()
+        worker.container.restart()
+        admin.tasks["e2e.note"].delay("afterwards")
+        journal.wait_for("afterwards", 1)
+        time.sleep(6)  # the worker reads its topics' declarations again
+        worker.teardown()
+        assert refused(guarded, "worker") == set()
+        in_scripts = commands_of(SCRIPTS["worker"])
+        assert in_scripts <= commands("worker")
+        # What is left is what it sends itself.
+        own = {name.replace("|", "_") for name in commands("worker") - in_scripts}
+        assert own - {name.replace("|", "_") for name in used(client)} <= {
+            "zscan",
+            "client_unblock",
+        }
+        assert "Traceback" not in worker.container.logs()
+
+
+def test_an_operator_needs_its_rules_and_no_more(
+    guarded: Server, admin: Celery, start_workers: StartWorkers, journal: Journal
+) -> None:
+    center = kombu_toc.center_for(guarded.toc_url)
+    sent = [admin.tasks["e2e.note"].apply_async((str(i),), countdown=100) for i in range(4)]
+    for name in ("a", "b"):
+        admin.tasks["e2e.note"].delay(name)
+    for message in center.pop("celery", 10).messages:
+        center.reject(message, requeue=False, reason="on purpose", error="boom")
+    first = sent[0].id
+    app = make_app(url(guarded, "operator"), "disabled://")
+    with guarded.client() as client:
+        client.config_resetstat()
+        for words in (
+            ("status",),
+            ("list",),
+            ("show", first),
+            ("reschedule", first, "--countdown", "2h"),
+            ("run", first),
+            ("dead", "list"),
+            ("dead", "show", center.scan("celery", state="dead").messages[0].id),
+            ("dead", "requeue", "--yes", center.scan("celery", state="dead").messages[0].id),
+            ("dead", "purge", "--yes", "--all"),
+            ("check",),
+            ("repair", "--yes"),
+            ("reshard", "celery", "--slots", "16", "--yes"),
+            ("metrics", "--json"),
+            ("cancel", sent[1].id, "--yes"),
+        ):
+            said = answer(app, *words)
+            assert said.code == 0, (words, said.out, said.err)
+        start_workers(1, "-P", "solo", broker=guarded.toc_url)
+        assert app.control.inspect(timeout=3).ping()
+        assert refused(guarded, "operator") == set()
+        in_scripts = commands_of(SCRIPTS["operator"])
+        # Where the script chooses one of two, it is not to be read there.
+        in_scripts |= {"hscan", "zscan"}
+        assert in_scripts <= commands("operator")
+        own = commands("operator") - in_scripts
+        assert own - used(client) <= {"zscan", "client|id", "client|unblock", "hmget"}
+    app.close()
+
+
+@pytest.mark.parametrize("role", [*SCRIPTS])
+def test_no_role_sees_keys_of_others(guarded: Server, role: str) -> None:
+    assert [rule for rule in rules(role) if rule[0] not in "+~"] == []
+    assert [rule for rule in rules(role) if rule[0] == "~"] == ["~toc:*"]
+    client = redis.Redis(port=guarded.port, username=role, password=f"{role}-pw")
+    with client, pytest.raises(redis.exceptions.NoPermissionError):
+        client.hget("celery-task-meta", "x")
+
+
+@pytest.mark.parametrize(
+    ("lacks", "words"),
+    [
+        ("-zadd", ("may not run zadd,", "ACL SETUSER producer +zadd;")),
+        ("-evalsha", ("may not run 'evalsha'", "ACL SETUSER producer +evalsha;")),
+        ("-unlink", ("may not run 'unlink'", "ACL SETUSER producer +unlink;")),
+        ("resetkeys", ("may not use keys that begin with 'toc:'", "ACL SETUSER producer ~toc:*;")),
+    ],
+)
+def test_who_lacks_a_right_is_told_the_rule_to_add(
+    guarded: Server, lacks: str, words: tuple[str, ...]
+) -> None:
+    app = make_app(url(guarded, "producer"), "disabled://")
+    with guarded.client() as client:
+        client.execute_command("ACL", "SETUSER", "producer", lacks)
+    with app.connection() as connection, pytest.raises(kombu_toc.NotPermittedError) as caught:
+        connection.connect()
+    for word in ("the user 'producer'", *words, "docs/security.md"):
+        assert word in str(caught.value)
+    app.close()
+
+
+def test_celery_toc_tells_an_operator_the_rule_to_add(guarded: Server) -> None:
+    app = make_app(url(guarded, "operator"), "disabled://")
+    with guarded.client() as client:
+        client.execute_command("ACL", "SETUSER", "operator", "-hgetall", "-hkeys")
+    answer(app, "status").fails(1, "the user 'operator' may not run", "ACL SETUSER operator +h")
+    app.close()
+
+
+def test_a_worker_that_lacks_a_right_says_so_takes_nothing_and_goes_on_when_it_has_it(
+    guarded: Server, admin: Celery, log_url: str, journal: Journal, tmp_path: Path
+) -> None:
+    for i in range(5):
+        admin.tasks["e2e.note"].delay(f"kept-{i}")
+    (tmp_path / "worker").mkdir()
+    worker = WorkerProcess(
+        *(tmp_path / "worker", url(guarded, "worker"), "disabled://", log_url, "-P", "solo")
+    )
+    with guarded.client() as client:
+        # A pop would take messages out of one set and could not give their bodies.
+        client.execute_command("ACL", "SETUSER", "worker", "-hmget")
+        worker.start()
+        try:
+            wait_until(lambda: "may not run hmget" in worker.logs(), 30, worker.logs)
+            assert "ACL SETUSER worker +hmget" in worker.logs()
+            wait_until(lambda: "Cannot connect to" in worker.logs(), 30, worker.logs)
+            assert "Traceback" not in worker.logs()
+            assert kombu_toc.center_for(guarded.toc_url).counts("celery").ready == 5
+            client.execute_command("ACL", "SETUSER", "worker", "+hmget")
+            journal.wait_for("kept-", 5)
+        finally:
+            worker.teardown()
+    assert len(journal.entries("kept-")) == 5
