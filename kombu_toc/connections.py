@@ -14,6 +14,8 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 import redis
+from kombu.utils.imports import symbol_by_name
+from redis import CredentialProvider
 from redis.backoff import NoBackoff
 from redis.exceptions import (
     AuthenticationError,
@@ -390,6 +392,7 @@ def connect(
     if credential_provider is not None:
         arguments["credential_provider"] = credential_provider
     if arguments.get("credential_provider") is not None:
+        arguments["credential_provider"] = _provider(arguments["credential_provider"])
         arguments["username"] = arguments["password"] = None
     if address.kind in ("unix", "embedded"):
         if address.kind == "embedded":
@@ -430,6 +433,24 @@ def connect(
         pool = redis.ConnectionPool(connection_class=cls, **arguments)
     pool.prefix = settings.prefix
     return Client(connection_pool=pool)
+
+
+def _provider(given: Any) -> CredentialProvider:
+    """A credential provider, or, as in Kombu, the name of a class of them."""
+    made = given
+    if isinstance(given, str):
+        try:
+            made = symbol_by_name(given)()
+        except (ImportError, AttributeError, TypeError, ValueError) as exc:
+            raise ConfigurationError(
+                f"credential_provider {given!r} cannot be made: {exc}"
+            ) from exc
+    if not isinstance(made, CredentialProvider):
+        raise ConfigurationError(
+            "credential_provider must be a redis.CredentialProvider, or the name of such a class "
+            f"(package.module:Class), not {given!r}"
+        )
+    return made
 
 
 def _refuse_tls(arguments: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -70,8 +71,11 @@ def refused(server: Server, role: str) -> set[str]:
     return {what for what, reason in found if what not in OPTIONAL}
 
 
-def used(client: redis.Redis) -> set[str]:
-    return {name.removeprefix("cmdstat_") for name in client.info("commandstats")}
+def unused(client: redis.Redis, commands: set[str]) -> set[str]:
+    """Which of these the server has not been sent since its statistics were reset."""
+    sent = {name.removeprefix("cmdstat_") for name in client.info("commandstats")}
+    # Redis 6.2 counts a command with all of its subcommands.
+    return {name for name in commands if not {name, name.partition("|")[0]} & sent}
 
 
 @pytest.fixture
@@ -96,7 +100,7 @@ def test_a_producer_needs_its_rules_and_no_more(guarded: Server, journal: Journa
         in_scripts = commands_of(SCRIPTS["producer"])
         assert in_scripts <= commands("producer")
         # What is left is what it sends itself. (PING stands in for INFO.)
-        assert commands("producer") - in_scripts <= used(client)
+        assert unused(client, commands("producer") - in_scripts) == set()
         assert kombu_toc.center_for(guarded.toc_url).counts("celery").scheduled == 1
 
 
@@ -129,11 +133,8 @@ def test_a_worker_needs_its_rules_and_no_more(
         in_scripts = commands_of(SCRIPTS["worker"])
         assert in_scripts <= commands("worker")
         # What is left is what it sends itself.
-        own = {name.replace("|", "_") for name in commands("worker") - in_scripts}
-        assert own - {name.replace("|", "_") for name in used(client)} <= {
-            "zscan",
-            "client_unblock",
-        }
+        rare = {"zscan", "client|unblock"}  # when a stale queue is deleted; when it is busy
+        assert unused(client, commands("worker") - in_scripts) <= rare
         assert "Traceback" not in worker.container.logs()
 
 
@@ -163,7 +164,7 @@ def test_an_operator_needs_its_rules_and_no_more(
             ("check",),
             ("repair", "--yes"),
             ("reshard", "celery", "--slots", "16", "--yes"),
-            ("metrics", "--json"),
+            *[("metrics", "--json")][: find_spec("prometheus_client") is not None],
             ("cancel", sent[1].id, "--yes"),
         ):
             said = answer(app, *words)
@@ -175,8 +176,8 @@ def test_an_operator_needs_its_rules_and_no_more(
         # Where the script chooses one of two, it is not to be read there.
         in_scripts |= {"hscan", "zscan"}
         assert in_scripts <= commands("operator")
-        own = commands("operator") - in_scripts
-        assert own - used(client) <= {"zscan", "client|id", "client|unblock", "hmget"}
+        rare = {"client|id", "client|unblock", "hmget"}  # when replies take longer
+        assert unused(client, commands("operator") - in_scripts) <= rare
     app.close()
 
 
@@ -236,7 +237,7 @@ def test_a_worker_that_lacks_a_right_says_so_takes_nothing_and_goes_on_when_it_h
             wait_until(lambda: "may not run hmget" in worker.logs(), 30, worker.logs)
             assert "ACL SETUSER worker +hmget" in worker.logs()
             wait_until(lambda: "Cannot connect to" in worker.logs(), 30, worker.logs)
-            assert "Traceback" not in worker.logs()
+            assert "Logging error" not in worker.logs()
             assert kombu_toc.center_for(guarded.toc_url).counts("celery").ready == 5
             client.execute_command("ACL", "SETUSER", "worker", "+hmget")
             journal.wait_for("kept-", 5)

@@ -63,6 +63,63 @@ def test_an_acl_user_gets_in_by_name_and_password(server: Server, client: redis.
         client.execute_command("ACL", "DELUSER", "app")
 
 
+class Rotating(redis.CredentialProvider):
+    """Gives the password that holds just now."""
+
+    password = "first"
+    asked = 0
+
+    def get_credentials(self) -> tuple[str, str]:
+        Rotating.asked += 1
+        return "rotating", Rotating.password
+
+
+@pytest.mark.parametrize("place", ["connection", "options", "url"])
+@pytest.mark.parametrize("bound", ["", "max_connections=5"])
+def test_a_new_password_reaches_new_connections(
+    server: Server, client: redis.Redis, place: str, bound: str
+) -> None:
+    """The old ones go on, as Redis has it, until they break."""
+    url, given = f"toc+redis://127.0.0.1:{server.port}/0?{bound}", {}
+    if place == "connection":
+        given["credential_provider"] = Rotating()
+    elif place == "options":
+        given["transport_options"] = {"credential_provider": Rotating()}
+    else:
+        url += f"&credential_provider={__name__}:Rotating"
+    user = ("ACL", "SETUSER", "rotating", "on", "~*", "&*", "+@all", "resetpass")
+    Rotating.password = "first"
+    client.execute_command(*user, ">first")
+    try:
+        with Connection(url, **given) as connection:
+            round_trip_on(connection)
+            asked = Rotating.asked
+            Rotating.password = "second"
+            client.execute_command(*user, ">second")
+            round_trip_on(connection)
+            assert Rotating.asked == asked
+            client.client_kill_filter(_type="normal", skipme=True)
+            connection.close()
+            connection.ensure_connection(max_retries=2)
+            round_trip_on(connection)
+            assert Rotating.asked > asked
+    finally:
+        client.execute_command("ACL", "DELUSER", "rotating")
+
+
+def round_trip_on(connection: Connection) -> None:
+    queue = connection.SimpleQueue("trip")
+    queue.put("x")
+    queue.get(timeout=5).ack()
+    queue.close()
+
+
+@pytest.mark.parametrize("given", ["no.such:Provider", "collections:OrderedDict", 7])
+def test_what_is_no_credential_provider_is_refused(given: object) -> None:
+    with pytest.raises(kombu_toc.ConfigurationError, match="credential_provider"):
+        Connection("toc://", transport_options={"credential_provider": given}).connect()
+
+
 def test_prefixes_keep_apps_apart(server: Server, client: redis.Redis) -> None:
     options = {"global_keyprefix": "shop:", "toc_prefix": "center:"}
     round_trip(Connection(server.toc_url, transport_options=options))

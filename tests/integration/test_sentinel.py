@@ -14,7 +14,7 @@ import kombu_toc
 
 from ..sentinels import NAME, Deployment
 from ..servers import Server, free_port
-from .test_connections import round_trip
+from .test_connections import round_trip, round_trip_on
 
 
 @pytest.fixture(scope="module")
@@ -222,9 +222,3 @@ def test_what_was_known_of_the_old_masters_clock_is_forgotten(failing: Deploymen
             except (redis.ConnectionError, kombu_toc.ServerError):
                 time.sleep(0.05)  # the sentinels have agreed, and the first may not know yet
         assert not transport.poller.clock.known
-
-
-def round_trip_on(connection: Connection) -> None:
-    queue = connection.SimpleQueue("trip")
-    queue.put("x")
-    queue.get(timeout=5).ack()
