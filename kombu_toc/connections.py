@@ -457,8 +457,8 @@ def _refuse_tls(arguments: dict[str, Any]) -> None:
     for name in arguments:
         if name.startswith("ssl_"):
             raise ConfigurationError(
-                f"{name} is for TLS: use toc+rediss://, toc+sentinel://...&ssl=true, or "
-                "broker_use_ssl"
+                f"{name} is for TLS: use toc+rediss://, or ?ssl=true with toc+sentinel:// and "
+                "toc+cluster://, or broker_use_ssl"
             )
 
 

@@ -240,9 +240,25 @@ def test_an_unknown_scheme_is_refused_with_those_that_are_known(url):
         read_url(url)
 
 
-def test_what_is_not_supported_yet_says_so():
-    with pytest.raises(ConfigurationError, match="not supported yet"):
-        read_url("toc+cluster://h1:7000,h2:7000/0")
+def test_a_cluster_is_named_by_some_of_its_nodes():
+    """K8"""
+    address = read_url("toc+cluster://me:s%40fe@h1:7000,[::1]:7001,h3?toc_poll_interval=2")
+    assert address.hosts == (("h1", 7000), ("::1", 7001), ("h3", 6379))
+    assert (address.username, address.password) == ("me", "s@fe")
+    assert address.query == {"toc_poll_interval": "2"}
+    assert read_url("toc+cluster://h1:7000,h2:7000/0").hosts == (("h1", 7000), ("h2", 7000))
+
+
+def test_a_cluster_has_no_database_numbers():
+    """K8: the error says what to use instead"""
+    with pytest.raises(ConfigurationError, match=r"only 0; leave /3 out.*global_keyprefix"):
+        read_url("toc+cluster://h1:7000,h2:7000/3")
+
+
+@pytest.mark.parametrize("url", ["toc+cluster://", "toc+cluster://h1:7000,h2:x/0"])
+def test_a_cluster_url_that_cannot_be_read_is_refused(url):
+    with pytest.raises(ConfigurationError, match=r"name a node|cannot be read"):
+        read_url(url)
 
 
 # -- Sentinel
