@@ -515,7 +515,9 @@ def check_server(client: redis.Redis) -> dict[str, Any]:
     if not numbers:
         raise ServerError(f"{where} does not answer as a Redis or Valkey server")
     if numbers < OLDEST:
-        raise ServerError(f"{where} runs {name} {version}; 6.2 is the oldest that will do")
+        raise ServerError(
+            f"{where} runs {name} {version}; 6.2 is the oldest that will do: upgrade it"
+        )
     if not cluster and "cluster" in (info.get("redis_mode"), info.get("server_mode")):
         raise ServerError(
             f"{where} is a node of a Redis Cluster; use toc+cluster://{where}, and name more of "

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import socketserver
+import threading
 from collections.abc import Iterator
 from inspect import signature
 from pathlib import Path
@@ -158,6 +160,33 @@ def test_an_embedded_server_that_cannot_keep_its_data_says_so(tmp_path: Path) ->
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(kombu_toc.EmbeddedServerError, match="file"):
         kombu_toc.EmbeddedServer.join(str(tmp_path / "file"))
+
+
+class Old(socketserver.StreamRequestHandler):
+    """Answers as a Redis that is too old to be had for tests any more."""
+
+    INFO = b"# Server\r\nredis_version:5.0.14\r\nredis_mode:standalone\r\n"
+
+    def handle(self) -> None:
+        while head := self.rfile.readline():
+            words = []
+            for _ in range(int(head[1:])):
+                words.append(self.rfile.read(int(self.rfile.readline()[1:]) + 2).strip())
+            known = words[0].upper() == b"INFO"
+            reply = b"$%d\r\n%b\r\n" % (len(self.INFO), self.INFO) if known else b"+OK\r\n"
+            self.wfile.write(reply)
+
+
+def test_a_server_that_is_too_old_is_told_for_what_it_is() -> None:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Old) as old:
+        old.daemon_threads = True
+        threading.Thread(target=old.serve_forever, daemon=True).start()
+        where = f"127.0.0.1:{old.server_address[1]}"
+        with pytest.raises(kombu_toc.ServerError) as caught:
+            Connection(f"toc+redis://{where}/0").connect()
+        old.shutdown()
+    words = f"{where} runs Redis 5.0.14; 6.2 is the oldest that will do: upgrade it"
+    assert str(caught.value) == words
 
 
 def test_what_is_not_supported_yet_is_refused_at_once() -> None:
