@@ -7,10 +7,12 @@
 -- Returns how many are announced.
 
 local count = tonumber(ARGV[2])
-for i = 3, #ARGV, 2 do
+-- What was settled may have been announced again: so the former goes first.
+for i = 3 + 2 * count, #ARGV, 2 do redis.call('ZREM', KEYS[1], ARGV[i] .. ':' .. ARGV[i + 1]) end
+for i = 3, 2 + 2 * count, 2 do
   local slot, us = ARGV[i], ARGV[i + 1]
   redis.call('ZREM', KEYS[1], slot .. ':' .. us)
-  if i < 3 + 2 * count then redis.call('ZADD', KEYS[1], us, slot .. ':' .. us) end
+  redis.call('ZADD', KEYS[1], us, slot .. ':' .. us)
 end
 if ARGV[1] ~= '0' and redis.call('PTTL', KEYS[1]) == -1 then
   redis.call('PEXPIRE', KEYS[1], ARGV[1])
