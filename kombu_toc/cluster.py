@@ -22,7 +22,7 @@ from typing import Any
 
 import redis
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
-from redis.exceptions import ResponseError
+from redis.exceptions import AskError, MovedError, ResponseError
 
 from .calls import pack_command
 from .connections import Client, Pipeline
@@ -52,10 +52,11 @@ FRESH = 0.1
 
 BROKEN = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError)
 
-_MOVED = re.compile(r"\b(MOVED|ASK) (\d+) (\S*):(\d+)")
-
-# Of the latter redis-py takes the first word off.
-_PASSING = re.compile(r"\bTRYAGAIN\b|\bCLUSTERDOWN\b|cluster is down|slot not served", re.I)
+# From release 6 on, redis-py takes the first word off all of these: then the class tells it.
+_MOVED = re.compile(r"(?:\b(MOVED|ASK) |^)(\d+) (\S*):(\d+)")
+_PASSING = re.compile(
+    r"\bTRYAGAIN\b|rehashing of slot|\bCLUSTERDOWN\b|cluster is down|slot not served", re.I
+)
 
 #: Commands whose first key is not their first argument: the index of the one that is, or the
 #: name of the argument that comes before it.
@@ -89,9 +90,14 @@ def brisk(arguments: dict[str, Any]) -> dict[str, Any]:
     return {**arguments, **dict.fromkeys(("socket_timeout", "socket_connect_timeout"), BRISK)}
 
 
+def _redirection(exc: BaseException) -> re.Match[str] | None:
+    match = _MOVED.search(str(exc))
+    return match if match and (match[1] or isinstance(exc, AskError)) else None
+
+
 def is_redirection(exc: BaseException) -> bool:
     """Whether a node says that another has the key."""
-    return _MOVED.search(str(exc)) is not None
+    return _redirection(exc) is not None
 
 
 def is_passing(exc: BaseException) -> bool:
@@ -210,11 +216,11 @@ class ClusterClient(redis.Redis):
 
     def heed(self, exc: BaseException) -> tuple[Place, bool] | None:
         """Where a node says that a key is, and whether only until it has been moved."""
-        match = _MOVED.search(str(exc))
+        match = _redirection(exc)
         if match is None:
             return None
         place = (match[3].strip("[]") or self.place_of(None)[0], int(match[4]))
-        if match[1] == "ASK":
+        if match[1] == "ASK" or not (match[1] or isinstance(exc, MovedError)):
             return place, True
         with self._lock:
             if self._where is not None:
