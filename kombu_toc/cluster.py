@@ -106,6 +106,16 @@ def is_passing(exc: BaseException) -> bool:
     return _PASSING.search(str(exc)) is not None
 
 
+def _unsettled(exc: Exception) -> Exception:
+    """An error that is given up on; where a slot is still not where it is going, a ServerError:
+    then it counts as a lost connection, and whoever sent the command tries again."""
+    if isinstance(exc, BROKEN) or not (is_redirection(exc) or is_passing(exc)):
+        return exc
+    error = ServerError(f"a hash slot of the Cluster is being moved, and has not arrived: {exc}")
+    error.__cause__ = exc
+    return error
+
+
 class ClusterClient(redis.Redis):
     """As :class:`kombu_toc.connections.Client`, for the nodes of a Cluster.
 
@@ -249,9 +259,9 @@ class ClusterClient(redis.Redis):
                     client, asking = self.client_at(heard[0]), heard[1]
                 elif is_passing(exc) and time.monotonic() < deadline:
                     time.sleep(PAUSE)  # others are at it
-                    client, asking = self.client_for(key), False
+                    client, asking, moves = self.client_for(key), False, 0
                 else:
-                    raise
+                    raise _unsettled(exc)  # noqa: B904 - it has its cause
             except BROKEN as exc:
                 self._look_again(exc)
                 if not is_passing(exc) or time.monotonic() >= deadline:
@@ -303,12 +313,14 @@ class ClusterClient(redis.Redis):
                     elif is_passing(reply) and time.monotonic() < deadline:
                         left[number] = None
                         slow = True
+                    else:
+                        replies[number] = _unsettled(reply)
             if broken:
                 self._look_again(ServerError("a node cannot be reached"))
             if slow:
                 time.sleep(PAUSE)  # others are at it
-            else:
-                moves += 1
+            # Who asks elsewhere, and has to wait there, starts anew.
+            moves = 0 if slow else moves + 1
         return replies, waited
 
     def _exchange(
