@@ -35,16 +35,15 @@ INTRODUCTION = """\
 |---|---|---|
 {bounds}
 
-Each row below is one run of the tests that depend on versions (`tests/smoke.txt`: {smoke} tests
-of the unit, of connections, scripts, the transport, the commands, and of a worker with processes
-under load of countdowns, groups, chords, broadcasts, priorities and remote control) with exactly
-these versions, on that server. The whole suite is run on one set of versions with each change
-(`.ci/run`).
+Each row below is one run of `tests/smoke.txt`, the {smoke} tests that depend on versions most:
+all unit tests; connections, scripts and deliveries of the center; the transport; the commands;
+and a prefork worker with countdowns, retries, groups, chords, broadcasts, priorities and remote
+control. The whole suite runs on one set of versions (`.ci/run`).
 
-`pip install celery-toc` lets any of these versions meet. The extras of Kombu and Celery do not:
-`celery[redis]` 5.3 and 5.4 want redis-py below 6, `kombu[redis]` 5.5 wants it at most 5.2.1,
-5.6 below 6.5, 5.7 from 6.4 on. Pairs beyond that are marked with a star; this transport works with
-them, Kombu's own is not promised to.
+`pip install celery-toc` lets any of these versions meet. The extras of Celery and Kombu do not:
+`celery[redis]` 5.3 and 5.4 want redis-py below 6; `kombu[redis]` 5.5 wants at most 5.2.1, 5.6
+below 6.5, 5.7 at least 6.4. A star marks a redis-py that the extra refuses. It works with this
+transport; whether it does with Kombu's own is not tested here.
 
 `tox` runs a part of these, `tox -m pairs` every pair of Celery and redis-py, `tox -m full` all;
 `python -m tests.compatibility` runs them and makes this page.
