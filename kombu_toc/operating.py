@@ -594,15 +594,26 @@ class Operating:
 
     # -- how topics stand
 
-    def counts_by_slot(self, topic: str) -> list[Counts]:
-        """How many messages each slot holds, by slot number."""
+    def counts_by_slot(self, topic: str, *, reachable: bool = False) -> list[Counts]:
+        """How many messages each slot holds, by slot number.
+
+        reachable: without the slots on nodes of a Cluster that cannot be reached
+        """
         declared = self._standing(topic)
         slots = declared.all_slots()
         calls = [
             self._counting(declared, some)
             for some in ([[slot] for slot in slots] if self.clustered else [slots])
         ]
-        return [counts for part in self.run_all(calls) for counts in part]
+        if not (reachable and self.clustered):
+            return [counts for part in self.run_all(calls) for counts in part]
+        replies, _ = self._replies_of_nodes(calls)
+        return [
+            counts
+            for call, reply in zip(calls, replies, strict=True)
+            if not isinstance(reply, Exception)
+            for counts in call.parse(reply)
+        ]
 
     def counts(self, topic: str) -> Counts:
         """How many messages a topic holds."""

@@ -46,6 +46,10 @@ logger = logging.getLogger(__name__)
 #: Messages that one pop takes where neither a prefetch count nor a worker's pool sets a bound.
 BATCH = 100
 
+#: Seconds that a publish takes before it fails for a node of a Cluster that cannot be reached: as
+#: Celery pauses before it connects again.
+ATTEMPT_PAUSE = 0.2
+
 #: Queues whose declarations a channel remembers.
 MOST_KNOWN = 4096
 
@@ -278,8 +282,11 @@ class Channel(virtual.Channel):
         began = time.monotonic()
         try:
             [put] = self.center.run_puts([call])
-        except BaseException:
+        except BaseException as exc:
             self._clock.forget()
+            if self.center.clustered and isinstance(exc, BROKEN):
+                # Kombu pauses between attempts only if it cannot connect; but to the others it can.
+                time.sleep(ATTEMPT_PAUSE)
             raise
         if put.now_us is not None and not self.center.clustered:  # whose clocks may differ
             self._clock.sample(put.now_us, began)
@@ -741,7 +748,8 @@ class Channel(virtual.Channel):
         """How many messages wait in a queue, due or not."""
         if queue in self._fanout_queues or not self._has_queue(queue):
             return 0
-        return self.center.counts(queue).waiting
+        # Nobody is to be kept from declaring it by a node that is away.
+        return sum(slot.waiting for slot in self.center.counts_by_slot(queue, reachable=True))
 
     def _purge(self, queue: str) -> int:
         return 0 if queue in self._fanout_queues else self.center.purge(queue)

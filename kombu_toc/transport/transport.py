@@ -90,6 +90,10 @@ class Transport(virtual.Transport):
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
         self.address, self.settings = self._read(client)
+        if self.address.kind == "cluster":
+            # Kombu tries once more after it has connected again, and as often as it was told to if
+            # there is this: that it could connect says nothing of the node that it needs.
+            self.recoverable_connection_errors = self.connection_errors
         # The URL stays in `hostname`, which Celery shows in `inspect stats`: not the password.
         if self.address.password and "://" in str(client.hostname or ""):
             client.password = self.address.password
