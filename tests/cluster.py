@@ -6,14 +6,17 @@ import random
 import socket
 import time
 from collections.abc import Callable, Iterable
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
-from redis.cluster import ClusterNode, RedisCluster
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.retry import Retry
+
+from kombu_toc.cluster import ClusterClient
+from kombu_toc.connections import Client as NodeClient
 
 from .servers import Server
 
@@ -53,6 +56,49 @@ def _free_port() -> int:
     raise AssertionError("no free ports for a node")
 
 
+class Client(ClusterClient):
+    """The product's client, that answers as the client of one server does: for tests that are
+    written for both."""
+
+    #: What is to be done on every node.
+    EVERYWHERE = frozenset(
+        (
+            *("ACL SETUSER", "ACL DELUSER", "CONFIG SET", "CONFIG RESETSTAT", "SCRIPT FLUSH"),
+            *("CLIENT KILL", "CLIENT LIST", "CLIENT PAUSE", "FLUSHALL", "FLUSHDB"),
+            *("DBSIZE", "INFO", "KEYS", "SCRIPT EXISTS"),
+        )
+    )
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        name = " ".join(args[:2]) if args[0] == "ACL" else args[0]
+        if name == "EVAL" and not args[2]:  # without keys
+            return self.client_for().execute_command(*args, **options)
+        if name not in self.EVERYWHERE:
+            return super().execute_command(*args, **options)
+        return reduce(_added, (node.execute_command(*args, **options) for node in self.primaries()))
+
+    def delete(self, *keys: Any) -> int:
+        return sum(super(Client, self).delete(key) for key in keys)
+
+    def mset(self, mapping: dict[str, Any]) -> None:
+        for key, value in mapping.items():
+            self.set(key, value)
+
+
+def _added(one: Any, other: Any) -> Any:
+    """What two nodes say: figures and lists together, and what either does."""
+    if isinstance(one, dict):
+        return {
+            key: _added(one[key], other[key]) if key in one and key in other else value
+            for key, value in {**one, **other}.items()
+        }
+    if one and isinstance(one, list) and isinstance(one[0], bool):
+        return [mine or others for mine, others in zip(one, other, strict=True)]
+    if isinstance(one, bool) or not isinstance(one, int | float | list):
+        return one
+    return one + other
+
+
 class Node(Server):
     """A server of the cluster, whether it lives or not."""
 
@@ -75,9 +121,6 @@ class Node(Server):
     @property
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
-
-    def log(self) -> str:
-        return (self.directory / "server.log").read_text()
 
     def __call__(self, *command: Any) -> Any:
         """The reply to one command that this very node is to run."""
@@ -188,13 +231,26 @@ class Cluster:
         addresses = ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
         return f"toc+cluster://{word}{addresses}"
 
-    def client(self, **options: Any) -> RedisCluster:
-        """redis-py's client of the whole cluster."""
-        return RedisCluster(
-            startup_nodes=[ClusterNode("127.0.0.1", node.port) for node in self.living()],
-            password=self.password,
-            **{"protocol": 2, **options},
-        )
+    @property
+    def port(self) -> int:
+        """One of its ports."""
+        return self.living()[0].port
+
+    def answers(self) -> bool:
+        return all(node.answers() for node in self.living())
+
+    def client(self) -> Client:
+        """A client of the whole cluster."""
+
+        def of_node(place: tuple[str, int]) -> NodeClient:
+            host, port = place
+            pool = redis.ConnectionPool(
+                **{"host": host, "port": port, "password": self.password, "protocol": 2},
+                **{"socket_timeout": 10, "retry": Retry(NoBackoff(), 0)},
+            )
+            return NodeClient(pool)
+
+        return Client([("127.0.0.1", node.port) for node in self.living()], of_node)
 
     def living(self) -> list[Node]:
         return [node for node in self.nodes if node.alive]
@@ -234,7 +290,7 @@ class Cluster:
         return sorted(found)
 
     def logs(self) -> str:
-        return "\n".join(f"--- {node}\n{node.log()[-3000:]}" for node in self.nodes)
+        return "\n".join(f"--- {node}\n{node.logs()[-3000:]}" for node in self.nodes)
 
     def _by_id(self, id_: str) -> Node:
         return next(node for node in self.nodes if node.id == id_)

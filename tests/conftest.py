@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,9 +22,26 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+#: Whether tests that are for one server as well as for a cluster run on the latter.
+ON_CLUSTER = os.environ.get("TOC_TEST_CLUSTER", "") not in ("", "0")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        mark = item.get_closest_marker("one_server")
+        if mark is not None and ON_CLUSTER:
+            item.add_marker(pytest.mark.skip(reason=f"of one server: {mark.args[0]}"))
+
+
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A real server, shared by the whole run."""
+def server(request: pytest.FixtureRequest) -> Server | Cluster:
+    """A real server, shared by the whole run; a cluster if TOC_TEST_CLUSTER is set."""
+    return request.getfixturevalue("cluster" if ON_CLUSTER else "single_server")
+
+
+@pytest.fixture(scope="session")
+def single_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A real server, and never a cluster: for results, and for what is of one server."""
     made = Server(tmp_path_factory.mktemp("server")).start()
     yield made
     # Celery's results unsubscribe when they are collected: while there is a server to say it to.
@@ -32,7 +50,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def client(server: Server) -> Iterator[redis.Redis]:
+def client(server: Server | Cluster) -> Iterator[redis.Redis]:
     """A client of the shared server, which is empty."""
     with server.client() as made:
         made.flushall()

@@ -69,7 +69,7 @@ class Server:
         """Return when it answers, and not another server that was given the port meanwhile."""
         deadline = time.monotonic() + 30
         while not self.answers() or not self._owns_its_port():
-            assert self._process.poll() is None, (self.directory / "server.log").read_text()
+            assert self._process.poll() is None, self.logs()
             assert time.monotonic() < deadline, "the server does not answer"
             time.sleep(0.02)  # there is nothing to wait on but its port
 
@@ -81,6 +81,9 @@ class Server:
             return True
         except (redis.exceptions.ConnectionError, redis.exceptions.ResponseError):
             return False  # BusyLoadingError is one of the former
+
+    def logs(self) -> str:
+        return (self.directory / "server.log").read_text()
 
     def _owns_its_port(self) -> bool:
         for connection in psutil.Process(self._process.pid).net_connections("tcp"):

@@ -23,6 +23,7 @@ from pytest_celery import (
 
 import kombu_toc
 
+from ..cluster import Cluster
 from ..integration.inspection import slot_keys
 from ..servers import Server
 from .nodes import Backend, Broker, ServerProcess, Worker, WorkerProcess
@@ -68,30 +69,30 @@ class Journal:
 
 
 @pytest.fixture(scope="session")
-def celery_broker_cluster(server: Server) -> CeleryBrokerCluster:
-    """The timeout center, in database 0 of the shared server."""
+def celery_broker_cluster(server: Server | Cluster) -> CeleryBrokerCluster:
+    """The timeout center: database 0 of the shared server, or the shared cluster."""
     return CeleryBrokerCluster(Broker(ServerProcess(server, server.toc_url)))
 
 
 @pytest.fixture(scope="session")
-def celery_backend_cluster(server: Server) -> CeleryBackendCluster:
-    """Results, in database 1."""
-    url = server.url.removesuffix("/0") + "/1"
-    return CeleryBackendCluster(Backend(ServerProcess(server, url)))
+def celery_backend_cluster(single_server: Server) -> CeleryBackendCluster:
+    """Results, in database 1: Celery has no backend for a cluster."""
+    url = single_server.url.removesuffix("/0") + "/1"
+    return CeleryBackendCluster(Backend(ServerProcess(single_server, url)))
 
 
 @pytest.fixture(scope="session")
-def log_url(server: Server) -> Iterator[str]:
+def log_url(single_server: Server) -> Iterator[str]:
     """What tasks write down, in database 2."""
-    url = server.url.removesuffix("/0") + "/2"
+    url = single_server.url.removesuffix("/0") + "/2"
     os.environ["E2E_LOG"] = url
     yield url
     del os.environ["E2E_LOG"]
 
 
 @pytest.fixture
-def journal(server: Server, log_url: str) -> Iterator[Journal]:
-    with server.client(2) as client:
+def journal(single_server: Server, log_url: str) -> Iterator[Journal]:
+    with single_server.client(2) as client:
         client.flushdb()
         yield Journal(client)
 
@@ -148,7 +149,7 @@ def pool(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def celery_worker_cluster(
-    _start: Callable[..., Worker], server: Server, pool: str
+    _start: Callable[..., Worker], server: Server | Cluster, pool: str
 ) -> Iterator[CeleryWorkerCluster]:
     """One worker, in the pool that the test is for; shared by the tests of a module."""
     with server.client() as client:
@@ -189,7 +190,7 @@ def app(celery_setup_app: Celery) -> Celery:
 
 
 @pytest.fixture
-def toc(server: Server) -> kombu_toc.TimeoutCenter:
+def toc(server: Server | Cluster) -> kombu_toc.TimeoutCenter:
     """The timeout center of the broker."""
     return kombu_toc.center_for(server.toc_url)
 

@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 from pytest_celery import CeleryTestBackend, CeleryTestBroker, CeleryTestWorker
 
+from ..cluster import Cluster
 from ..servers import Server
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +35,7 @@ class ServerProcess:
 
     status = "running"
 
-    def __init__(self, server: Server, url: str) -> None:
+    def __init__(self, server: Server | Cluster, url: str) -> None:
         self.server = server
         self.name = self.id = f"server-{server.port}"
         self.celeryconfig = {"url": url, "host_url": url}
@@ -43,7 +44,7 @@ class ServerProcess:
         return self.server.answers()
 
     def logs(self) -> str:
-        return (self.server.directory / "server.log").read_text()
+        return self.server.logs()
 
     def reload(self) -> None:
         """A process needs none."""

@@ -116,6 +116,7 @@ def test_a_task_that_is_dead_or_elsewhere_is_not_sent_again(
     assert center.ensure_task(note.s("x"), task_id="1")
 
 
+@pytest.mark.one_server("the proxy that loses the reply stands before one server")
 def test_a_task_that_is_ensured_by_a_publish_whose_reply_is_lost_was_sent(
     app: Celery, server: Any, center: TaskCenter
 ) -> None:

@@ -10,11 +10,12 @@ import pytest
 import redis
 from kombu import Connection
 
+from ..cluster import Cluster
 from ..servers import Server
 
 
 @pytest.fixture
-def connect(server: Server, client: redis.Redis) -> Iterator[Callable[..., Connection]]:
+def connect(server: Server | Cluster, client: redis.Redis) -> Iterator[Callable[..., Connection]]:
     """Connect to the shared server, which is empty; options as in broker_transport_options."""
     with contextlib.ExitStack() as stack:
 

@@ -76,6 +76,19 @@ def announced(center: TimeoutCenter, topic: str) -> set[tuple[int, int]]:
     return {tuple(int(part) for part in member.split(b":")) for member in members}
 
 
+def forget_late(center: TimeoutCenter, topic: str) -> None:
+    """On a Cluster, take away what somebody has announced when somebody else had settled it
+    already, as the next consumer does."""
+    if center.clustered:
+        armed = {
+            (slot.number, int(us))
+            for slot in center.topic(topic).all_slots()
+            for us in center.client.zrange(slot.armed, 0, -1)
+        }
+        for slot, us in announced(center, topic) - armed:
+            center.client.zrem(center.keys.wake(topic), f"{slot}:{us}")
+
+
 def check_slots(center: TimeoutCenter, topic: str) -> None:
     """Assert what holds between any two operations, while nobody has claimed anything.
 

@@ -19,7 +19,7 @@ from kombu_toc.center import (
     WAITING,
 )
 
-from .inspection import announced, check_slots, residue
+from .inspection import announced, check_slots, forget_late, residue
 
 
 @pytest.fixture
@@ -194,4 +194,5 @@ def test_a_topic_in_use_has_no_faults_and_loses_nothing_to_repair(server, center
         for thread in threads:
             thread.join()
     assert len(done) > 50
+    forget_late(center, "one")
     check_slots(center, "one")

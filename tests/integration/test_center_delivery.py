@@ -245,6 +245,7 @@ def test_a_priority_between_two_steps_belongs_to_the_lower(one):
     assert pop_ids(one) == ["five", "three"]
 
 
+@pytest.mark.one_server("of several nodes each gives a share, not the earliest of all")
 def test_the_limit_bounds_a_pop_and_more_says_that_something_was_left(center):
     """Y6"""
     for number in range(10):

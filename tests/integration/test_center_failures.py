@@ -305,6 +305,7 @@ def replica(server, client, tmp_path):
         made.stop()
 
 
+@pytest.mark.one_server("its replica is one server; see test_cluster for a Cluster's")
 def test_a_put_returns_when_enough_replicas_have_the_message(client, replica):
     center = TimeoutCenter(client, wait_replicas=1, wait_timeout=5)
     for i in range(20):
@@ -314,6 +315,7 @@ def test_a_put_returns_when_enough_replicas_have_the_message(client, replica):
             assert TimeoutCenter(follower).counts("one").waiting == i + 1
 
 
+@pytest.mark.one_server("its replica is one server; see test_cluster for a Cluster's")
 def test_a_put_that_too_few_replicas_confirm_says_so_and_the_message_is_kept(client, replica):
     center = TimeoutCenter(client, wait_replicas=2, wait_timeout=0.05)
     with pytest.raises(ReplicationError, match=r"only 1 of 2 replicas"):
@@ -331,6 +333,7 @@ def frozen(replica):
 @pytest.mark.parametrize(
     "how", ["the same publish", "the same bytes", "the same copy", "ensure", "ensure, a copy"]
 )
+@pytest.mark.one_server("its replica is one server; see test_cluster for a Cluster's")
 def test_a_repeated_put_waits_for_the_replicas_too(client, frozen, how):
     """Its new connection has written nothing before, for which WAIT would wait."""
     center = TimeoutCenter(client, wait_replicas=1, wait_timeout=0.2)
@@ -354,6 +357,7 @@ def test_a_repeated_put_waits_for_the_replicas_too(client, frozen, how):
     assert len(client.keys("*:sent:*")) == (how == "the same publish")
 
 
+@pytest.mark.one_server("its replica is one server; see test_cluster for a Cluster's")
 def test_a_repeated_broadcast_waits_for_the_replicas_too(client, frozen):
     center = TimeoutCenter(client, wait_replicas=1, wait_timeout=0.2)
     client.zadd(center.keys.bindings("news"), {"reader": "inf"})
@@ -427,5 +431,8 @@ def test_what_a_full_server_refuses_is_a_lost_connection_to_kombu(
     full()
     with pytest.raises(ServerError, match="memory"):
         center.run_puts([center.putting(topic, str(i), b"") for i in range(many)])
-    with pytest.raises(ServerError, match="memory"), center.client.pipeline() as pipe:
+    with (
+        pytest.raises(ServerError, match="memory"),
+        center.client.pipeline(transaction=False) as pipe,
+    ):
         pipe.set("x", 1).execute()

@@ -23,6 +23,9 @@ from .inspection import announced, check_slots, keys_left, slot_keys
 
 HOUR = 3600.0
 
+#: On a Cluster, what was put by the old count stays where it is until it is delivered.
+moves = pytest.mark.one_server("messages are not moved from node to node")
+
 
 def packed(id: str, **headers: object) -> bytes:
     """A body as the transport puts it."""
@@ -64,6 +67,7 @@ def fill(center: TimeoutCenter, topic: str) -> None:
         center.put(topic, f"shared-{i}", packed(f"shared-{i}", k=2), delay=HOUR, token="second")
 
 
+@moves
 @pytest.mark.parametrize(("before", "after"), [(2, 16), (16, 2), (8, 1), (1, 8), (4, 4)])
 def test_messages_go_where_the_new_count_puts_them_and_are_what_they_were(
     center, client, before, after
@@ -100,6 +104,7 @@ def test_what_is_due_is_delivered_from_wherever_it_is_and_nothing_is_early(cente
     assert slot_keys(client) == []
 
 
+@moves
 def test_a_message_with_a_slot_basis_stays_with_those_that_share_it(center, client):
     """K5: one producer, one slot."""
     center.declare("mail", slots=2)
@@ -112,6 +117,7 @@ def test_a_message_with_a_slot_basis_stays_with_those_that_share_it(center, clie
         assert one.slot == center.topic("mail").slot_for(f"customer-{i % 3}").number
 
 
+@moves
 def test_bodies_that_are_no_envelopes_stay_and_are_found_and_delivered(center, client):
     """Whoever uses the center alone: nobody knows their slot basis."""
     center.declare("mail", slots=2)
@@ -132,6 +138,7 @@ def test_bodies_that_are_no_envelopes_stay_and_are_found_and_delivered(center, c
     assert center.counts("mail").scheduled == 20
 
 
+@moves
 def test_what_is_in_flight_stays_and_its_acknowledgement_counts(center, client):
     """The slots that go are kept until then."""
     center.declare("mail", slots=16)
@@ -169,6 +176,7 @@ def test_a_lease_that_ends_in_a_slot_that_goes_is_rolled_back(center, client):
     assert now(center, "mail", 1).done
 
 
+@moves
 def test_two_live_messages_that_share_an_id_meet_in_one_slot_and_stay_two(center, client):
     """Celery's retry publishes the id of the task that is running."""
     center.declare("mail", slots=1)
@@ -194,6 +202,7 @@ def test_two_live_messages_that_share_an_id_meet_in_one_slot_and_stay_two(center
     assert slot_keys(client) == []
 
 
+@moves
 def test_the_same_message_that_was_put_by_both_counts_is_one_where_they_meet(center, client):
     center.declare("mail", slots=1)
     old, new = TimeoutCenter(client), TimeoutCenter(client)
@@ -217,6 +226,7 @@ def test_a_topic_is_declared_with_its_former_count_and_no_third_one(center, clie
         TimeoutCenter(client).declare("mail", slots=8)
 
 
+@moves
 def test_a_change_of_mind_halfway_is_no_harm(center, client):
     """To 4, to 16 and to 2, none of them finished before the next."""
     center.declare("mail", slots=8)
@@ -266,6 +276,7 @@ def test_a_declaration_of_a_newer_release_keeps_what_this_one_does_not_know(cent
     assert json.loads(client.hget(center.keys.topics, "mail"))["colour"] == "red"
 
 
+@moves
 def test_a_full_server_refuses_to_move_and_nothing_is_half_moved(center, client):
     center.declare("mail", slots=16)
     fill(center, "mail")
@@ -281,6 +292,7 @@ def test_a_full_server_refuses_to_move_and_nothing_is_half_moved(center, client)
     assert everything(center, "mail") == there
 
 
+@moves
 def test_more_than_one_call_can_move_are_moved(center, client):
     center.declare("mail", slots=2)
     number = 3 * BATCH
@@ -296,6 +308,7 @@ def test_more_than_one_call_can_move_are_moved(center, client):
     assert min(by_slot) > 0
 
 
+@moves
 def test_a_lookup_by_id_finds_what_is_moved_in_that_moment(center, client, server):
     """And a cancellation is told the truth."""
     center.declare("mail", slots=64)
@@ -329,6 +342,7 @@ def test_a_lookup_by_id_finds_what_is_moved_in_that_moment(center, client, serve
     assert moved > number / 2
 
 
+@moves
 def test_a_message_that_is_moved_between_two_looks_is_found_once(center, monkeypatch):
     center.declare("mail", slots=8)
     topic = center.topic("mail")
@@ -385,6 +399,7 @@ def mortal(client: redis.Redis, lives: int) -> TimeoutCenter:
     return TimeoutCenter(made)
 
 
+@moves
 @pytest.mark.parametrize(("before", "after"), [(1, 8), (8, 1), (4, 16), (16, 4)])
 def test_killed_at_any_step_it_leaves_everything_right_and_goes_on(center, client, before, after):
     lives = 1
@@ -438,6 +453,7 @@ steps = st.lists(
 )
 
 
+@moves
 def test_whatever_happens_meanwhile_each_message_is_delivered_until_it_is_settled(client):
     """Producers that have and have not heard of it, consumers, and a resharder that is killed."""
 
@@ -594,6 +610,7 @@ def test_a_publish_that_is_repeated_after_the_change_stays_one_message(connect, 
         channel._read_at.clear()
 
 
+@moves
 def test_producers_and_consumers_go_on_meanwhile(connect, client, server):
     """Up and down again and again: none lost, none early, none twice."""
     consumer = connect()
