@@ -1,0 +1,411 @@
+"""A Redis Cluster as broker: the promises of one server, whatever becomes of the nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from celery import Celery, chain, chord, group
+
+import kombu_toc
+
+from ..cluster import Cluster, Node
+from ..integration.inspection import slot_keys
+from .conftest import POOLS, Journal, wait_until
+from .nodes import ROOT, Worker
+from .tasks import make_app
+
+StartWorkers = Callable[..., list[Worker]]
+
+#: How a producer goes on although its broker is away: for half a minute.
+PATIENTLY = {"max_retries": 300, "interval_start": 0, "interval_step": 0.05, "interval_max": 0.1}
+
+#: Options of a node that keeps what it has been told although it is killed.
+DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
+
+
+class Load:
+    """A producer that sends without end, at once and with countdowns up to a second."""
+
+    def __init__(self, app: Celery) -> None:
+        self.sent: list[str] = []
+        self.failed: list[str] = []
+        self._task = app.tasks["e2e.note"]
+        self._end = threading.Event()
+        self._random = random.Random(1)
+
+    def _run(self) -> None:
+        while not self._end.wait(0.02):
+            name = f"load-{len(self.sent) + len(self.failed)}"
+            countdown = self._random.choice((0, 0, 0.3, 1))
+            try:
+                self._task.apply_async(
+                    (name, time.time() + countdown), countdown=countdown, retry_policy=PATIENTLY
+                )
+            except Exception as exc:
+                self.failed.append(f"{name}: {exc!r}")
+            else:
+                self.sent.append(name)
+
+    @contextmanager
+    def flowing(self, seconds: float = 1.5) -> Iterator[None]:
+        """It flows for so long before the body and after it, too."""
+        thread = threading.Thread(target=self._run)
+        thread.start()
+        try:
+            time.sleep(seconds)  # all that comes is to come under load
+            yield
+            time.sleep(seconds)  # and the load goes on
+        finally:
+            self._end.set()
+            thread.join()
+
+
+class Site:
+    """A cluster, a worker on it, and a producer."""
+
+    def __init__(self, cluster: Cluster, worker: Worker, app: Celery, journal: Journal) -> None:
+        self.cluster = cluster
+        self.worker = worker
+        self.app = app
+        self.journal = journal
+        self.load = Load(app)
+        self.toc = kombu_toc.center_for(cluster.toc_url)
+
+    def hash_slots(self, topic: str = "celery") -> list[int]:
+        """Where in the cluster the topic's slots are."""
+        return [self.cluster.slot_of(slot.body) for slot in self.toc.topic(topic).all_slots()]
+
+    @property
+    def hub(self) -> int:
+        """Where everything is that is not of one topic's slot."""
+        return self.cluster.slot_of("toc:{toc}:topics")
+
+    def all_ran(self, timeout: float = 60) -> list[dict[str, Any]]:
+        """What the tasks of the load wrote down, as soon as each has run."""
+        assert self.load.failed == []
+        sent = set(self.load.sent)
+
+        def missing() -> set[str]:
+            return sent - {entry["name"] for entry in self.journal.entries("load-")}
+
+        wait_until(lambda: not missing(), timeout, lambda: f"{missing()}\n{self.logs()[-5000:]}")
+        return self.journal.entries("load-")
+
+    def logs(self) -> str:
+        return self.worker.container.logs()
+
+    def assert_once_and_timely(self, lateness: float) -> None:
+        entries = self.all_ran()
+        runs = Counter(entry["name"] for entry in entries)
+        assert [name for name, number in runs.items() if number > 1] == []
+        late = sorted(round(entry["at"] - entry["due"], 2) for entry in entries)
+        assert late[0] >= 0
+        assert late[-1] < lateness, late[-20:]
+
+    def assert_no_complaints(self) -> None:
+        bad = [line for line in self.logs().splitlines() if "ERROR" in line or "Traceback" in line]
+        assert bad == []
+
+    def assert_no_residue(self) -> None:
+        self.worker.teardown()
+        with self.cluster.client() as client:
+            assert slot_keys(client) == []
+
+
+@pytest.fixture
+def site(
+    start_cluster: Callable[..., Cluster],
+    start_workers: StartWorkers,
+    journal: Journal,
+) -> Iterator[Callable[..., Site]]:
+    """Start a cluster, and a worker with a producer on it."""
+    apps = []
+
+    def made(
+        pool: str, *options: str, settings: dict[str, Any] | None = None, **shape: Any
+    ) -> Site:
+        cluster = start_cluster(*options, **shape)
+        settings = {"broker_connection_max_retries": None, **(settings or {})}
+        [worker] = start_workers(1, *POOLS[pool], broker=cluster.toc_url, **settings)
+        apps.append(make_app(cluster.toc_url, "disabled://", **settings))
+        return Site(cluster, worker, apps[-1], journal)
+
+    yield made
+    for app in apps:
+        app.close()
+
+
+def blocked(cluster: Cluster, command: str) -> int:
+    """Connections that wait at any node in that command."""
+    number = 0
+    for node in cluster.living():
+        with node.client() as client:
+            number += sum(
+                one["cmd"] == command and "b" in one["flags"] for one in client.client_list()
+            )
+    return number
+
+
+# -- what one server does
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_tasks_canvas_events_and_remote_control_work(
+    pool: str,
+    cluster: Cluster,
+    start_workers: StartWorkers,
+    journal: Journal,
+    celery_backend_cluster: Any,
+) -> None:
+    with cluster.client() as client:
+        client.flushall()
+    [worker] = start_workers(1, *POOLS[pool], "-E", broker=cluster.toc_url)
+    app = make_app(cluster.toc_url, celery_backend_cluster[0].config()["url"])
+    try:
+        add, mul, total = (app.tasks[f"e2e.{name}"] for name in ("add", "mul", "total"))
+        assert add.delay(1, 2).get(timeout=20) == 3
+        assert chain(add.s(1, 2), mul.s(4))().get(timeout=20) == 12
+        assert group(add.s(i, i) for i in range(10))().get(timeout=20) == [2 * i for i in range(10)]
+        assert chord((add.s(i, i) for i in range(10)), total.s())().get(timeout=20) == 90
+        for priority in range(10):
+            app.tasks["e2e.note"].apply_async((f"priority-{priority}",), priority=priority)
+        app.tasks["e2e.again"].delay(2, 0.2).get(timeout=20)
+        app.tasks["e2e.note"].apply_async(("heard",), queue="everyone")
+        journal.wait_for("priority-", 10)
+        journal.wait_for("heard", 1)
+
+        name = worker.hostname()
+        assert app.control.ping(timeout=3) == [{name: {"ok": "pong"}}]
+        inspect = app.control.inspect(timeout=3)
+        assert inspect.active_queues() and inspect.stats()
+        command = [sys.executable, "-m", "celery", "-b", cluster.toc_url, "inspect", "toc", "-j"]
+        told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert told.returncode == 0 and name in json.loads(told.stdout), told.stderr
+
+        revoked = app.tasks["e2e.note"].apply_async(("revoked",), countdown=1)
+        app.control.revoke(revoked.id)
+        with app.connection_for_read() as connection:
+            heard: list[str] = []
+            handlers = {"task-succeeded": lambda event: heard.append(event["uuid"])}
+            receiver = app.events.Receiver(connection, handlers=handlers)
+            # Who listens hears what comes after that.
+            threading.Timer(0.5, lambda: add.delay(2, 2)).start()
+            for _ in receiver.itercapture(limit=None, timeout=10, wakeup=False):
+                if heard:
+                    break
+        assert heard
+        time.sleep(1.5)  # the revoked task would run within that time
+        assert journal.entries("revoked") == []
+        assert "Traceback" not in worker.container.logs()
+        worker.teardown()
+    finally:
+        app.close()
+    with cluster.client() as client:
+        assert slot_keys(client) == []
+
+
+def test_a_worker_blocks_on_one_connection_whatever_it_consumes(
+    start_cluster: Callable[..., Cluster], start_workers: StartWorkers
+) -> None:
+    cluster = start_cluster(primaries=4)
+    start_workers(1, *POOLS["threads"], "-Q", "celery,urgent,news,one-slot", broker=cluster.toc_url)
+    wait_until(lambda: blocked(cluster, "bzpopmin"), what="it does not wait at all")
+    for _ in range(20):
+        assert blocked(cluster, "bzpopmin") <= 1
+        assert blocked(cluster, "xread") <= 1
+        time.sleep(0.1)  # it would not open another all at once
+
+
+def test_an_idle_worker_starts_what_comes_due_at_its_time(
+    site: Callable[..., Site], journal: Journal
+) -> None:
+    """Twenty times, each at another slot, and the worker has nothing else to do."""
+    site = site("prefork")
+    time.sleep(2)  # the worker idles
+    for i in range(20):
+        due = time.time() + 1.5 + i * 0.4
+        countdown = due - time.time()
+        site.app.tasks["e2e.note"].apply_async((f"idle-{i}", due), countdown=countdown)
+    lateness = [entry["at"] - entry["due"] for entry in journal.wait_for("idle-", 20)]
+    assert min(lateness) >= 0
+    assert max(lateness) < 0.5, lateness
+
+
+# -- slots that move
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+@pytest.mark.parametrize("what", ["the topic's slots", "the wake index"])
+def test_hash_slots_move_under_load_and_every_task_runs_once_and_in_time(
+    site: Callable[..., Site], pool: str, what: str
+) -> None:
+    """Each slot is at two nodes for a while, so that MOVED and ASK occur; there and back."""
+    site = site(pool)
+    cluster, asks = site.cluster, Counter()
+    moved = [site.hub] if what == "the wake index" else site.hash_slots()
+
+    def midway(slot: int) -> None:
+        asks[slot] += 1
+        time.sleep(0.05)  # what the load asks for meanwhile is at the one node or the other
+
+    with site.load.flowing():
+        homes = {slot: cluster.owner(slot) for slot in moved}
+        for slot, home in homes.items():
+            others = [node for node in cluster.primaries() if node is not home]
+            cluster.migrate_slots([slot], others[slot % 2], step=1, midway=midway)
+        time.sleep(1)  # the worker serves them there
+        for slot, home in homes.items():
+            cluster.migrate_slots([slot], home, step=1, midway=midway)
+    site.assert_once_and_timely(2.5)
+    site.assert_no_complaints()
+    assert asks, "no slot that moved had a key"
+    site.assert_no_residue()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_nodes_come_and_go_under_load(site: Callable[..., Site], pool: str) -> None:
+    """A node is added and gets slots; the node that had the wake index is removed."""
+    site = site(pool)
+    cluster = site.cluster
+    with site.load.flowing():
+        new = cluster.add_node()
+        cluster.migrate_slots([*site.hash_slots()[::2], *range(0, 300)], new)
+        time.sleep(1)  # the worker serves them there
+        cluster.remove_node(cluster.owner(site.hub))
+    site.assert_once_and_timely(2.5)
+    site.assert_no_complaints()
+    site.assert_no_residue()
+
+
+# -- nodes that die
+
+
+def _with_the_hub(site: Site) -> Node:
+    return site.cluster.owner(site.hub)
+
+
+def _without_the_hub(site: Site) -> Node:
+    owners = {site.cluster.owner(slot) for slot in site.hash_slots()}
+    return min(owners - {_with_the_hub(site)}, key=lambda node: node.port)
+
+
+VICTIMS = {"with the wake index": _with_the_hub, "without it": _without_the_hub}
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+@pytest.mark.parametrize("victim", list(VICTIMS))
+def test_nothing_is_lost_when_a_primary_dies_and_its_replica_is_promoted(
+    site: Callable[..., Site], pool: str, victim: str
+) -> None:
+    """Every publish that returned is on a replica: toc_wait_replicas. (The one that takes over has
+    another then, or it would confirm nothing.)"""
+    options = {"toc_wait_replicas": 1, "visibility_timeout": 5}
+    site = site(pool, replicas=2, settings={"broker_transport_options": options})
+    with site.load.flowing():
+        site.cluster.kill(VICTIMS[victim](site))
+        site.cluster.wait_ok()
+        site.app.tasks["e2e.note"].apply_async(("afterwards",), retry_policy=PATIENTLY)
+        site.journal.wait_for("afterwards", 1, timeout=20)
+    runs = Counter(entry["name"] for entry in site.all_ran())
+    # The latest acknowledgements may not have been replicated: these messages come again.
+    assert sum(runs.values()) - len(runs) < 20
+    center = kombu_toc.center_for(site.cluster.toc_url)  # it knows nothing of who was there before
+
+    def held() -> int:
+        counts = center.counts("celery")
+        return counts.waiting + counts.in_flight
+
+    wait_until(lambda: not held(), 20, "something is left")
+
+
+@pytest.mark.parametrize("victim", list(VICTIMS))
+def test_a_manual_failover_under_load_loses_nothing_and_runs_nothing_twice(
+    site: Callable[..., Site], victim: str
+) -> None:
+    site = site("prefork", replicas=1)
+    with site.load.flowing():
+        site.cluster.failover(VICTIMS[victim](site))
+    site.assert_once_and_timely(4)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_while_a_node_without_replica_is_away_the_others_are_served_and_then_it_is_too(
+    site: Callable[..., Site], pool: str, journal: Journal
+) -> None:
+    """What is scheduled on the others starts about in time, what is on it when it is back."""
+    site = site(pool, *DURABLE, "--cluster-require-full-coverage", "no")
+    dead = _without_the_hub(site)
+    note, topic = site.app.tasks["e2e.note"], site.toc.topic("celery")
+    here = {True: 0, False: 0}
+    due = time.time() + 4
+    for i in range(40):
+        id_ = f"scheduled-{i}"
+        stays = site.cluster.node_of(topic.slot_for(id_).body) is not dead
+        name = f"{'others' if stays else 'its'}-{i}"
+        note.apply_async((name, due), countdown=due - time.time(), task_id=id_)
+        here[stays] += 1
+    assert min(here.values()) > 0
+    time.sleep(0.5)  # the worker has claimed what is announced
+    site.cluster.kill(dead)
+    others = journal.wait_for("others-", here[True], timeout=15)
+    assert max(entry["at"] - entry["due"] for entry in others) < 3
+    assert journal.entries("its-") == []
+    time.sleep(3)  # the worker goes on without it
+    site.cluster.restart(dead)
+    site.cluster.wait_ok()
+    back = time.time()
+    its = journal.wait_for("its-", here[False], timeout=20)
+    assert max(entry["at"] for entry in its) - back < 5
+    assert set(Counter(entry["name"] for entry in journal.entries()).values()) == {1}
+    note.delay("afterwards")
+    journal.wait_for("afterwards", 1, timeout=10)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_after_the_node_with_the_wake_index_was_away_everything_runs_once(
+    site: Callable[..., Site], pool: str, journal: Journal
+) -> None:
+    """Without it the worker has no connection: it goes on when it is back."""
+    site = site(pool, *DURABLE)
+    dead = _with_the_hub(site)
+    note = site.app.tasks["e2e.note"]
+    for i in range(40):
+        note.apply_async((f"scheduled-{i}",), countdown=2 + i % 4)
+    time.sleep(0.5)  # the worker has claimed what is announced
+    site.cluster.kill(dead)
+    time.sleep(4)  # some come due meanwhile
+    site.cluster.restart(dead)
+    site.cluster.wait_ok()
+    journal.wait_for("scheduled-", 40, timeout=30)
+    note.delay("afterwards")
+    journal.wait_for("afterwards", 1, timeout=10)
+    assert set(Counter(entry["name"] for entry in journal.entries()).values()) == {1}
+
+
+# -- what cannot work
+
+
+def test_a_worker_with_a_database_on_a_cluster_says_what_to_change(cluster: Cluster) -> None:
+    command = [sys.executable, "-m", "celery", "-A", "tests.e2e.tasks", "worker", "-P", "solo"]
+    environment = {
+        **os.environ,
+        "E2E_BROKER": f"{cluster.toc_url}/1",
+        "E2E_BACKEND": "disabled://",
+        "E2E_LOG": "redis://",
+    }
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode != 0
+    assert "database" in done.stderr and "cluster" in done.stderr, done.stderr

@@ -1,0 +1,297 @@
+"""A Redis Cluster: what is particular to several nodes. The rest of what a center and the
+transport promise is tested there by the same tests as on one server (TOC_TEST_CLUSTER=1)."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from kombu import Connection, Consumer, Exchange, Message, Producer, Queue
+
+import kombu_toc
+from kombu_toc import TimeoutCenter, center_for
+
+from ..cluster import Cluster
+from ..servers import Server, free_port
+from .conftest import drain
+from .inspection import check_slots, keys_left, slot_keys
+
+
+@pytest.fixture
+def center(cluster: Cluster) -> TimeoutCenter:
+    """A center on the shared cluster, which is empty."""
+    with cluster.client() as client:
+        client.flushall()
+    return center_for(cluster.toc_url)
+
+
+def crossed(cluster: Cluster) -> int:
+    """How often a node has refused a command whose keys are not in one hash slot."""
+    number = 0
+    for node in cluster.living():
+        with node.client() as client:
+            for name, figures in client.info("errorstats").items():
+                if "CROSSSLOT" in name:
+                    number += figures["count"]
+    return number
+
+
+# -- every operation
+
+
+@pytest.mark.parametrize("slots", [1, 8, 64])
+def test_every_operation_works_whatever_the_slots(
+    cluster: Cluster, center: TimeoutCenter, slots: int
+) -> None:
+    before = crossed(cluster)
+    center.declare("mail", slots=slots)
+    assert center.topics() == ["mail"]
+    ids = [f"m{i}" for i in range(100)]
+    for number, id in enumerate(ids):
+        center.put("mail", id, b"body", delay=3600 if number < 20 else 0, priority=number % 10)
+    center.put("mail", "m0", b"another body", delay=3600)  # a copy
+    assert (center.counts("mail").scheduled, center.counts("mail").ready) == (21, 80)
+    assert sum(counts.waiting for counts in center.counts_by_slot("mail")) == 101
+    assert len(center.get("m0")) == 2
+    assert len(center.scan("mail", limit=200).messages) == 101
+    assert [one.topic for one in center.summary("mail")] == ["mail"]
+    assert center.coming("mail", [10, 7200])[-1] >= 21
+    assert center.check("mail") == center.repair("mail") == []
+
+    messages = []
+    while popped := center.pop("mail", 7).messages:
+        messages += popped
+    assert {message.id for message in messages} == set(ids[20:])
+    assert center.pop("mail", 7).more is False
+    assert center.extend(messages) == []
+    assert center.ack(messages[:40]) == 40
+    assert center.ack(messages[:40]) == 0
+    assert center.release(messages[40:60]) == 20
+    for message in messages[60:80]:
+        center.reject(message, requeue=False, reason="done for", error="e")
+    assert center.counts("mail").dead == 20
+    assert center.requeue_dead("mail", ids=[messages[60].id]) == 1
+    assert center.purge_dead("mail") == 19
+    assert center.ack(center.pop("mail", 100).messages) == 21
+
+    assert [one.deleted for one in center.cancel("m1")] == [True]
+    assert len(center.cancel("m0", topic="mail")) == 2
+    assert [one.moved for one in center.reschedule("m2", delay=7200)] == [True]
+    assert [one.moved for one in center.run_now("m3")] == [True]
+    assert center.ack(center.pop("mail").messages) == 1
+    check_slots(center, "mail")
+    assert center.purge("mail") == 17
+    with cluster.client() as client:
+        assert keys_left(client) == ["toc:{toc}:topics"]
+    center.delete("mail")
+    assert center.topics() == []
+    assert crossed(cluster) == before
+
+
+@pytest.mark.parametrize("slots", [8, 64])
+def test_kombus_operations_work_whatever_the_slots(
+    cluster: Cluster, center: TimeoutCenter, slots: int
+) -> None:
+    before, got = crossed(cluster), Counter()
+
+    def received(body: str, message: Message) -> None:
+        got[body] += 1
+        if body == "again" and got[body] == 1:
+            message.requeue()
+        elif body == "never":
+            message.reject()
+        else:
+            message.ack()
+
+    topics = Exchange("topics", type="topic")
+    everyone = Exchange("everyone", type="fanout")
+    arguments = {"x-slots": slots}
+    queues = [
+        Queue("mail", queue_arguments=arguments),
+        Queue("news", topics, routing_key="news.#", queue_arguments=arguments),
+        Queue("heard", everyone, exclusive=True),
+    ]
+    with Connection(cluster.toc_url) as connection, Connection(cluster.toc_url) as other:
+        producer = Producer(other)
+        with Consumer(connection, queues, callbacks=[received]):
+            for i in range(100):
+                producer.publish(f"mail-{i}", routing_key="mail", priority=i % 10)
+                producer.publish(f"news-{i}", exchange=topics, routing_key=f"news.{i}")
+            for body in ("again", "never"):
+                producer.publish(body, routing_key="mail")
+            producer.publish("later", routing_key="mail", headers={"x-delay": 500})
+            producer.publish("all", exchange=everyone)
+            drain(connection, timeout=1.5)
+    assert got.pop("again") == 2
+    assert len(got) == 203 and set(got.values()) == {1}
+    assert center.counts("mail").dead == 1
+    center.purge_dead("mail")
+    with cluster.client() as client:
+        assert slot_keys(client) == []
+    assert crossed(cluster) == before
+
+
+def test_the_slots_of_a_topic_lie_evenly_on_the_nodes(
+    start_cluster: Callable[..., Cluster],
+) -> None:
+    """64 slots on 4 nodes: no node has a quarter more than its share."""
+    cluster = start_cluster(primaries=4)
+    center = center_for(cluster.toc_url)
+    center.declare("celery", slots=64)
+    on = Counter(cluster.node_of(slot.body) for slot in center.topic("celery").all_slots())
+    assert len(on) == 4
+    assert max(on.values()) <= 20 and min(on.values()) >= 12, on
+
+
+# -- slots that move
+
+
+def test_operations_wait_while_what_they_need_is_at_two_nodes(cluster: Cluster) -> None:
+    """Some keys of a slot are here and some there: nobody can run a script until it is over."""
+    with cluster.client() as client:
+        client.flushall()
+    center = center_for(cluster.toc_url)
+    center.declare("one", slots=1)
+    slot = cluster.slot_of(center.topic("one").slot(0).body)
+    home = cluster.owner(slot)
+    to = next(node for node in cluster.primaries() if node is not home)
+    for i in range(5):
+        center.put("one", f"m{i}", b"")
+    reached, found = threading.Event(), []
+
+    def midway(_: int) -> None:
+        reached.set()
+        time.sleep(0.3)  # longer than an operation takes
+
+    def use() -> None:
+        reached.wait(10)
+        center.put("one", "m5", b"")
+        found.extend(message.id for message in center.pop("one", 10).messages)
+
+    user = threading.Thread(target=use)
+    user.start()
+    cluster.migrate_slots([slot], to, step=1, midway=midway)
+    user.join()
+    assert found == [f"m{i}" for i in range(6)]
+    assert cluster.owner(slot) is to
+    # Another that knows nothing of the move, and one that knew it otherwise.
+    assert center_for(cluster.toc_url).counts("one").in_flight == 6
+    assert center.counts("one").in_flight == 6
+    cluster.migrate_slots([slot], home)
+    assert center.counts("one").in_flight == 6
+    center.delete("one")
+
+
+# -- replicas
+
+
+def test_a_put_waits_for_the_replicas_of_its_own_node(
+    start_cluster: Callable[..., Cluster],
+) -> None:
+    cluster = start_cluster(replicas=1)
+    center = center_for(cluster.toc_url, toc_wait_replicas=1, toc_wait_timeout=0.3)
+    topic = center.declare("mail", slots=8)
+    for i in range(40):
+        center.put("mail", f"m{i}", b"")
+    frozen = cluster.replicas_of(cluster.node_of(topic.slot_for("x").body))[0]
+    fine = next(
+        f"y{i}"
+        for i in range(100)
+        if frozen not in cluster.replicas_of(cluster.node_of(topic.slot_for(f"y{i}").body))
+    )
+    os.kill(frozen.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(kombu_toc.ReplicationError, match="only 0 of 1 replicas"):
+            center.put("mail", "x", b"")
+        assert center.put("mail", fine, b"") == fine
+    finally:
+        os.kill(frozen.pid, signal.SIGCONT)
+    assert center.get("x", topic="mail"), "it is kept all the same"
+
+
+# -- what cannot work
+
+
+def refused(url: str, *words: str, **options: object) -> str:
+    """The one error that a connection and a center get, which names these words."""
+    said = ""
+    for use in (
+        lambda: Connection(url, transport_options=dict(options)).connect(),
+        lambda: center_for(url, **options).counts("mail"),
+    ):
+        with pytest.raises(Exception) as caught:
+            use()
+        said = str(caught.value)
+        for word in words:
+            assert word in said, said
+    return said
+
+
+def test_a_cluster_url_for_one_server_says_which_to_use(single_server: Server) -> None:
+    refused(f"toc+cluster://127.0.0.1:{single_server.port}", "cluster mode", "toc+redis://")
+
+
+def test_a_url_of_one_server_for_a_node_says_which_to_use(cluster: Cluster) -> None:
+    with pytest.raises(Exception, match=r"Cluster.*toc\+cluster://"):
+        Connection(f"toc+redis://127.0.0.1:{cluster.port}/0").connect()
+
+
+@pytest.mark.parametrize("how", ["{}/1", "{}?db=1"])
+def test_a_database_number_on_a_cluster_says_what_to_change(cluster: Cluster, how: str) -> None:
+    refused(how.format(cluster.toc_url), "database", "global_keyprefix")
+
+
+def test_when_no_node_can_be_reached_the_error_names_each() -> None:
+    ports = [free_port(), free_port()]
+    url = "toc+cluster://" + ",".join(f"127.0.0.1:{port}" for port in ports)
+    said = refused(url, *map(str, ports))
+    assert re.search("no node", said), said
+
+
+def test_one_node_that_can_be_reached_is_enough(cluster: Cluster) -> None:
+    url = f"toc+cluster://127.0.0.1:{free_port()},127.0.0.1:{cluster.port}"
+    with Connection(url) as connection:
+        connection.connect()
+    assert center_for(url).topics() is not None
+
+
+def test_a_node_that_never_answers_does_not_keep_the_others_from_it(cluster: Cluster) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"toc+cluster://127.0.0.1:{silent.getsockname()[1]},127.0.0.1:{cluster.port}"
+        began = time.monotonic()
+        center_for(url, socket_timeout=2).topics()
+        assert time.monotonic() - began < 8
+
+
+def test_a_cluster_whose_slots_nobody_has_is_one_clear_error(tmp_path_factory) -> None:
+    cluster = Cluster(tmp_path_factory.mktemp("bare"))
+    try:
+        node = cluster._launch()
+        node.wait()
+        refused(f"toc+cluster://127.0.0.1:{node.port}", "hash slots")
+    finally:
+        cluster.stop()
+
+
+def test_a_wrong_password_is_an_error_that_does_not_print_it(
+    start_cluster: Callable[..., Cluster],
+) -> None:
+    cluster = start_cluster(password="right-one")
+    good = center_for(cluster.toc_url)
+    good.put("mail", "x", b"")
+    assert "right-one" not in Connection(cluster.toc_url).as_uri()
+    with Connection(cluster.toc_url) as connection:
+        connection.connect()
+        assert connection.default_channel.queue_declare("mail").message_count == 1
+    wrong = cluster.toc_url.replace("right-one", "wr0ng-pw")
+    said = refused(wrong)
+    assert "wr0ng-pw" not in said
+    assert re.search("password|WRONGPASS", said), said
+    refused(wrong.replace(":wr0ng-pw@", ""), "uthentication")
