@@ -721,6 +721,8 @@ class TimeoutCenter(Operating):
             ready = [n for n in ready if n not in empty]
         messages = [message for part in parts for message in part.messages]
         messages.sort(key=lambda message: (message.step, message.score))
+        # What has been one pop counts as one.
+        self.metrics.counts(topic).empty += (not messages) - sum(not p.messages for p in parts)
         lists = zip(*(part[3:] for part in parts), strict=True)
         return Popped(
             max(part.now_us for part in parts),
