@@ -18,6 +18,8 @@ import kombu_toc
 
 from ..servers import Server
 
+pytestmark = pytest.mark.one_server("the URLs are those of one")
+
 
 def round_trip(connection: Connection) -> None:
     """Send a message and get it back."""

@@ -15,6 +15,8 @@ from ..proxy import Proxy
 from ..servers import Server
 from .conftest import drain
 
+pytestmark = pytest.mark.one_server("the proxy that loses replies stands before one")
+
 POLICY = {"max_retries": 5, "interval_start": 0.3, "interval_step": 0}
 
 

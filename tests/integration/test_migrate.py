@@ -21,6 +21,8 @@ from .conftest import drain
 from .inspection import keys_left
 from .test_reshard import Killed
 
+pytestmark = pytest.mark.one_server("it looks at the source and at the center by one client")
+
 Connect = Callable[..., Connection]
 Move = Callable[..., Migrated]
 

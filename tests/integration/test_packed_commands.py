@@ -16,6 +16,8 @@ from kombu_toc.errors import ServerError
 
 from ..servers import Server
 
+pytestmark = pytest.mark.one_server("it looks at the connections to one")
+
 
 @pytest.fixture
 def own_center(server: Server, client: redis.Redis) -> Iterator[kombu_toc.TimeoutCenter]:
