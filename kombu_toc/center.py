@@ -27,6 +27,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+import redis
 from redis.exceptions import NoScriptError, ResponseError
 
 from . import scores
@@ -184,6 +185,11 @@ class TimeoutCenter(Operating):
                 "the center keeps bytes: give it a redis-py client without decode_responses=True"
             )
         self.client = client
+        if isinstance(client, redis.RedisCluster):
+            raise ConfigurationError(
+                "the center has a client of its own for a Redis Cluster, which knows what has run: "
+                "use kombu_toc.center_for('toc+cluster://h1:7000,h2:7000')"
+            )
         #: whether slots may lie on several servers
         self.clustered = hasattr(client, "run_keyed")
         self._run_packed = getattr(client, "run_packed", None)

@@ -78,6 +78,8 @@ def key_of(*command: Any) -> str | bytes | None:
     at = _KEY_AT.get(name, 1)
     if isinstance(at, str):
         at = [str(part).upper() for part in command].index(at) + 1
+    if name in ("EVAL", "EVALSHA") and int(command[2]) == 0:
+        return None
     return command[at]
 
 
@@ -240,9 +242,12 @@ class ClusterClient(redis.Redis):
     # -- commands
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
+        """As redis-py has it, for commands that may run twice: one is repeated if its node cannot
+        be reached, and another has the key by now."""
         key = key_of(*args)
         deadline = time.monotonic() + PATIENCE
-        client, asking = self.client_for(key), False
+        place = self.place_of(key)
+        client, asking = self.client_at(place), False
         moves = 0
         while True:
             try:
@@ -264,10 +269,13 @@ class ClusterClient(redis.Redis):
                     raise _unsettled(exc)  # noqa: B904 - it has its cause
             except BROKEN as exc:
                 self._look_again(exc)
-                if not is_passing(exc) or time.monotonic() >= deadline:
+                before, place = place, self.place_of(key)
+                moves += 1
+                if is_passing(exc) and time.monotonic() < deadline:
+                    time.sleep(PAUSE)  # as above
+                elif place == before or moves > MOST_MOVES:
                     raise
-                time.sleep(PAUSE)  # as above
-                client, asking = self.client_for(key), False
+                client, asking = self.client_at(place), False
 
     def _look_again(self, exc: BaseException) -> None:
         try:
@@ -298,8 +306,9 @@ class ClusterClient(redis.Redis):
                 place, asking = heard or (self.place_of(commands[number][0]), False)
                 by_place[place].append((number, asking))
             left = {}
+            unsent: dict[int, Place] = {}
             slow = broken = False
-            for some, found in self._exchange(commands, by_place, last):
+            for place, some, found, sent in self._exchange(commands, by_place, last):
                 for number, reply in zip(some, found, strict=False):
                     replies[number] = reply
                     if wait:
@@ -313,10 +322,18 @@ class ClusterClient(redis.Redis):
                     elif is_passing(reply) and time.monotonic() < deadline:
                         left[number] = None
                         slow = True
+                    elif not sent and moves < MOST_MOVES:
+                        unsent[number] = place
                     else:
                         replies[number] = _unsettled(reply)
             if broken:
                 self._look_again(ServerError("a node cannot be reached"))
+                # Perhaps another has taken its place.
+                left.update(
+                    (number, None)
+                    for number, place in unsent.items()
+                    if self.place_of(commands[number][0]) != place
+                )
             if slow:
                 time.sleep(PAUSE)  # others are at it
             # Who asks elsewhere, and has to wait there, starts anew.
@@ -328,8 +345,9 @@ class ClusterClient(redis.Redis):
         commands: Sequence[tuple[str | bytes, bytes]],
         by_place: dict[Place, list[tuple[int, bool]]],
         last: bytes,
-    ) -> Iterator[tuple[list[int], list[Any]]]:
-        """Send to all nodes, then read from all: commands of a node, and what it replied."""
+    ) -> Iterator[tuple[Place, list[int], list[Any], bool]]:
+        """Send to all nodes, then read from all: the node, its commands, what it replied, and
+        whether they were sent at all."""
         sent = []
         with ExitStack() as stack:
             for place, some in by_place.items():
@@ -345,21 +363,21 @@ class ClusterClient(redis.Redis):
                 try:
                     read = stack.enter_context(client.sending(parts))
                 except BROKEN as exc:
-                    yield numbers, [exc] * (len(numbers) + bool(last))
+                    yield place, numbers, [exc] * (len(numbers) + bool(last)), False
                 else:
-                    sent.append((some, numbers, len(parts), read))
-            for some, numbers, count, read in sent:
+                    sent.append((place, some, numbers, len(parts), read))
+            for place, some, numbers, count, read in sent:
                 try:
                     raw = iter(read(count))
                 except BROKEN as exc:
-                    yield numbers, [exc] * (len(numbers) + bool(last))
+                    yield place, numbers, [exc] * (len(numbers) + bool(last)), True
                     continue
                 found = []
                 for _, asking in some:
                     if asking:
                         next(raw)
                     found.append(next(raw))
-                yield numbers, [*found, *raw]
+                yield place, numbers, [*found, *raw], True
 
     def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> ClusterPipeline:
         if transaction:
@@ -403,7 +421,11 @@ class ClusterPipeline(Pipeline):
                     found = pipe.execute(raise_on_error=False)
                 except BROKEN as exc:
                     self._client._look_again(exc)
-                    raise
+                    if place in self._client.places():
+                        raise
+                    found = [
+                        self._client.execute_command(*stack[n][0], **stack[n][1]) for n in numbers
+                    ]
             for number, reply in zip(numbers, found, strict=True):
                 args, options = stack[number]
                 if isinstance(reply, ResponseError) and (

@@ -66,7 +66,7 @@ LAST_REPLY = 1.0
 AT_ONCE = 0.001
 
 #: Seconds after which a consumer reads its topics' declarations again.
-REREAD = 10.0
+REREAD = 5.0
 
 #: Seconds after which broadcasts that are not urgent are read again: the events of other workers.
 #: (Gossip takes a worker for lost after 4 seconds without its heartbeat, which comes every two.)

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
+import redis
 from kombu import Connection, Consumer, Exchange, Message, Producer, Queue
 
 import kombu_toc
@@ -216,7 +217,33 @@ def test_a_put_waits_for_the_replicas_of_its_own_node(
     assert center.get("x", topic="mail"), "it is kept all the same"
 
 
+def test_who_has_not_heard_of_a_promotion_asks_where_the_slots_are_now(
+    start_cluster: Callable[..., Cluster],
+) -> None:
+    """K7: nothing was sent to the node that is gone, so the call goes to the next one"""
+    cluster = start_cluster(replicas=1)
+    center = center_for(cluster.toc_url)
+    center.put("mail", "x", b"")
+    dead = cluster.node_of(center.topic("mail").slot_for("x").body)
+    [heir] = cluster.replicas_of(dead)
+    cluster.kill(dead)
+    cluster._until(lambda: heir in cluster.primaries(), "nobody is promoted")
+    cluster.wait_ok()
+    assert center.get("x", topic="mail")
+    assert center.counts("mail").waiting == 1
+
+
 # -- what cannot work
+
+
+def test_the_client_of_a_cluster_that_redis_py_has_is_refused_with_what_to_use(
+    cluster: Cluster,
+) -> None:
+    with (
+        redis.RedisCluster(host="127.0.0.1", port=cluster.port) as client,
+        pytest.raises(kombu_toc.ConfigurationError, match="center_for"),
+    ):
+        TimeoutCenter(client)
 
 
 def refused(url: str, *words: str, **options: object) -> str:
