@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from .run import FAMILIES, TRANSPORTS, Run
+from .run import BROKERS, FAMILIES, TRANSPORTS, Run
 
 
 def main() -> int:
@@ -16,16 +16,20 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60, help="how long faults go on (60)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--transport", choices=TRANSPORTS, default="toc")
+    parser.add_argument("--broker", choices=BROKERS, default="redis")
     parser.add_argument("--tasks-per-second", type=float, default=12, metavar="N")
-    parser.add_argument("--faults", default=",".join(FAMILIES), help="families (all)")
+    parser.add_argument("--faults", help="families (all that the broker has)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="the report, for programs")
     parser.add_argument("--python", default=sys.executable, help="of workers and producers")
     parser.add_argument("--directory", type=Path, help="where logs are to stay")
     options = parser.parse_args()
-    faults = options.faults.split(",")
+    if options.broker != "redis" and options.transport != "toc":
+        parser.error(f"--transport {options.transport} has no --broker {options.broker}")
+    families = FAMILIES[options.broker]
+    faults = options.faults.split(",") if options.faults else list(families)
     for name in faults:
-        if name not in FAMILIES:
-            parser.error(f"no such fault: {name!r}; there are {', '.join(FAMILIES)}")
+        if name not in families:
+            parser.error(f"no such fault: {name!r}; there are {', '.join(families)}")
     with tempfile.TemporaryDirectory() as temporary:
         directory = options.directory or Path(temporary)
         directory.mkdir(parents=True, exist_ok=True)
@@ -37,6 +41,7 @@ def main() -> int:
             rate=options.tasks_per_second,
             families=faults,
             python=options.python,
+            broker=options.broker,
         ).run()
     print(report.table())
     if options.json:

@@ -16,14 +16,15 @@ from typing import NamedTuple
 import psutil
 import redis
 
-from ..proxy import Proxy
 from ..servers import Server
+from .brokers import CLUSTER_FAMILIES, CLUSTER_LENGTHS, OfCluster, Single
 from .ledger import Ledger
 from .verdict import NETWORK, Event, Report, judge
 
 ROOT = Path(__file__).parents[2]
 
 TRANSPORTS = ("toc", "redis", "valkey")
+BROKERS = ("redis", "cluster")
 
 #: Seconds; the same for the product and its peers.
 VISIBILITY_TIMEOUT = 5.0
@@ -42,15 +43,21 @@ READY = 60.0
 
 POOLS = (("prefork", "2"), ("prefork", "2"), ("threads", "4"))
 
-#: What is given to --faults, and the faults of each.
-FAMILIES: dict[str, tuple[str, ...]] = {
+#: What is given to --faults, and the faults of each: of workers, and of each kind of broker.
+WORKER_FAMILIES: dict[str, tuple[str, ...]] = {
     "kill": ("kill worker", "kill process"),
     "term": ("term",),
     "stop": ("stop long", "stop short"),
-    "cut": ("cut", "cut halfway", "lose a publish's reply"),
-    "freeze": ("freeze", "freeze halfway"),
-    "restart": ("restart", "crash", "outage"),
-    "flush": ("flush",),
+}
+FAMILIES: dict[str, dict[str, tuple[str, ...]]] = {
+    "redis": {
+        **WORKER_FAMILIES,
+        "cut": ("cut", "cut halfway", "lose a publish's reply"),
+        "freeze": ("freeze", "freeze halfway"),
+        "restart": ("restart", "crash", "outage"),
+        "flush": ("flush",),
+    },
+    "cluster": {**WORKER_FAMILIES, **CLUSTER_FAMILIES},
 }
 
 
@@ -64,11 +71,16 @@ class Fault(NamedTuple):
     dice: int
 
 
-def schedule(seed: int, seconds: float, families: Sequence[str] = tuple(FAMILIES)) -> list[Fault]:
+def schedule(
+    seed: int, seconds: float, families: Sequence[str] | None = None, broker: str = "redis"
+) -> list[Fault]:
     """The faults of a run: each kind once, in any order, then each again."""
     rng = random.Random(seed)
     kinds = [
-        (family, what) for family in FAMILIES if family in families for what in FAMILIES[family]
+        (family, what)
+        for family, whats in FAMILIES[broker].items()
+        if families is None or family in families
+        for what in whats
     ]
     lengths = {
         "stop long": (VISIBILITY_TIMEOUT + 1, VISIBILITY_TIMEOUT + 3),
@@ -80,6 +92,7 @@ def schedule(seed: int, seconds: float, families: Sequence[str] = tuple(FAMILIES
         "crash": (0.2, 1),
         # Every lease ends meanwhile.
         "outage": (VISIBILITY_TIMEOUT + 1, VISIBILITY_TIMEOUT + 2),
+        **CLUSTER_LENGTHS,
     }
     faults: list[Fault] = []
     at = 0.5
@@ -161,7 +174,7 @@ class Worker:
 class Run:
     """One run. directory: for servers and logs. seconds: how long producers and faults go on.
 
-    rate: tasks per second. python: interpreter of workers and producers.
+    rate: tasks per second. python: interpreter of workers and producers. broker: see BROKERS.
     """
 
     def __init__(
@@ -172,20 +185,21 @@ class Run:
         seconds: float = 60.0,
         transport: str = "toc",
         rate: float = 12.0,
-        families: Sequence[str] = tuple(FAMILIES),
+        families: Sequence[str] | None = None,
         python: str = sys.executable,
+        broker: str = "redis",
     ) -> None:
         self._directory = directory
         self._seed, self._seconds, self._rate = seed, seconds, rate
         self._transport, self._python = transport, python
-        self._faults = schedule(seed, seconds, families)
+        self._kind = broker
+        self._faults = schedule(seed, seconds, families, broker)
         self._events: list[Event] = []
-        self._report = Report(transport, seed)
+        self._report = Report(transport, seed, broker)
         #: what ends a fault, and when: monotonic seconds
         self._ends: list[tuple[float, Callable[[], None]]] = []
         self._workers: list[Worker] = []
         self._producers: list[subprocess.Popen[bytes]] = []
-        self._broker_down = False
 
     def run(self) -> Report:
         with contextlib.ExitStack() as stack:
@@ -193,6 +207,7 @@ class Run:
             self._break_things()
             self._drain()
             self._stop_workers()
+            self._report.broken += self._broker.broken
             self._report.keys_left = self._keys()
             self._ledger.read()
         return judge(self._report, self._ledger.entries, self._events)
@@ -200,21 +215,18 @@ class Run:
     # -- the start
 
     def _start(self, stack: contextlib.ExitStack) -> None:
-        folders = [self._directory / name for name in ("broker", "ledger")]
-        for folder in folders:
-            folder.mkdir()
-        self._broker = Server(folders[0], "--appendonly", "yes", "--appendfsync", "always")
+        self._broker = self._make_broker()
         stack.callback(self._broker.stop)
         self._broker.start()
-        ledger = Server(folders[1])
+        folder = self._directory / "ledger"
+        folder.mkdir()
+        ledger = Server(folder)
         stack.callback(ledger.stop)
         ledger.start()
         self._ledger = Ledger(stack.enter_context(ledger.client()))
-        self._proxy = stack.enter_context(Proxy(self._broker.port))
-        scheme = {"toc": "toc+redis", "redis": "redis", "valkey": "valkey"}[self._transport]
         environment = {
             **os.environ,
-            "CHAOS_BROKER": f"{scheme}://127.0.0.1:{self._proxy.port}/0",
+            "CHAOS_BROKER": self._broker.url,
             "CHAOS_LEDGER": ledger.url,
             "CHAOS_VISIBILITY_TIMEOUT": str(VISIBILITY_TIMEOUT),
             "PYTHONWARNINGS": "ignore",
@@ -236,6 +248,13 @@ class Run:
             stack.callback(producer.wait)
             stack.callback(producer.kill)
 
+    def _make_broker(self) -> Single | OfCluster:
+        folder = self._directory / "broker"
+        if self._kind == "cluster":
+            return OfCluster(folder)
+        scheme = {"toc": "toc+redis", "redis": "redis", "valkey": "valkey"}[self._transport]
+        return Single(folder, scheme, self._publish_command())
+
     @staticmethod
     def _kill(worker: Worker) -> None:
         worker.signal(signal.SIGKILL)
@@ -255,7 +274,12 @@ class Run:
     def _break_things(self) -> None:
         began = time.monotonic()
         pending = list(self._faults)
-        while pending or self._ends or time.monotonic() < began + self._seconds:
+        while (
+            pending
+            or self._ends
+            or not self._broker.ready
+            or time.monotonic() < began + self._seconds
+        ):
             now = time.monotonic()
             for entry in sorted(self._ends, key=lambda entry: entry[0]):
                 if entry[0] <= now:
@@ -265,7 +289,7 @@ class Run:
                 if self._hit(pending[0]):
                     began = now - pending.pop(0).at  # the gaps stay as they are
                 else:
-                    assert now < began + pending[0].at + READY, "no worker becomes ready"
+                    assert now < began + pending[0].at + READY, f"not ready for {pending[0]}"
             self._watch_workers()
             time.sleep(0.02)  # the schedule's grain
 
@@ -293,7 +317,7 @@ class Run:
         assert len(self._report.broken) < 20, self._report.broken[-1]
 
     def _hit(self, fault: Fault) -> bool:
-        """Make it happen; False if there is no worker for it just now."""
+        """Make it happen; False if nothing is there that it can hit just now."""
         event = Event(time.time(), fault.what, fault.family)
         if fault.seconds:
             event.until = event.at + fault.seconds
@@ -309,6 +333,8 @@ class Run:
                 if not children:
                     return False
                 event.pid = children[fault.dice % len(children)]
+        elif not self._broker.ready:
+            return False
         self._events.append(event)
         if fault.what == "kill worker":
             worker.killed = True
@@ -329,31 +355,12 @@ class Run:
                 worker.signal(signal.SIGCONT)
 
             self._ends.append((end, go_on))
-        elif fault.what == "cut":
-            self._proxy.cut()
-        elif fault.what == "cut halfway":
-            self._proxy.cut_replies_after(fault.dice % 40)
-        elif fault.what == "lose a publish's reply":
-            self._proxy.drop_replies(self._publish_command())
-        elif fault.what == "freeze":
-            self._proxy.freeze()
-            self._ends.append((end, self._proxy.thaw))
-        elif fault.what == "freeze halfway":
-            self._proxy.freeze_replies_after(fault.dice % 40)
-            self._ends.append((end, self._proxy.cut))
-        elif fault.family == "restart":
-            if fault.what == "crash":
-                self._broker.kill()
-            else:
-                self._broker.stop()
-            self._ends.append((end, self._restart))
-        elif fault.what == "flush":
-            with self._broker.client() as client:
-                client.script_flush()
+        else:
+            self._broker.hit(fault, event, self._later)
         return True
 
-    def _restart(self) -> None:
-        self._broker.start()
+    def _later(self, seconds: float, do: Callable[[], None]) -> None:
+        self._ends.append((time.monotonic() + seconds, do))
 
     def _victim(self, fault: Fault) -> Worker | None:
         workers = [worker for worker in self._workers if worker.hittable and worker.ready]
@@ -411,17 +418,17 @@ class Run:
 
     def _keys(self) -> list[str]:
         """Keys that hold messages."""
-        with self._broker.client() as client:
-            if self._transport == "toc":
-                return sorted(_slot_keys(client))
-            names = [key.decode() for key in client.keys("*")]
+        if self._transport == "toc":
+            found = (key for client in self._broker.clients() for key in _slot_keys(client))
+            return sorted(set(found))
+        names = [key.decode() for client in self._broker.clients() for key in client.keys("*")]
         return sorted(name for name in names if "binding" not in name and "pidbox" not in name)
 
     def _held(self) -> list[str]:
         """What is in the broker, for whoever wonders why."""
-        held = []
-        with self._broker.client() as client:
-            for key in self._keys():
+        held, wanted = [], set(self._keys())
+        for client in self._broker.clients():
+            for key in sorted(wanted & {key.decode() for key in client.keys("*")}):
                 if client.type(key) == b"zset":
                     for id, score in client.zrange(key, 0, 20, withscores=True):
                         held.append(f"{key}: {id.decode()} {score:.0f}")

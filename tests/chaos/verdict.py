@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,13 @@ SIGNAL = 0.05
 
 #: Seconds for which a worker may have tasks queued in its pool.
 QUEUED = 2.0
+
+
+#: Slots of the queue, as it is declared by default.
+SLOTS = 8
+
+#: Seconds by which a replica may be behind its primary.
+BEHIND = 1.0
 
 
 @dataclass
@@ -30,6 +38,17 @@ class Event:
     until: float = 0.0
     #: whether a task that was executing there may run again
     explains: bool = False
+    #: slots of the queue whose latest writes the broker may have forgotten
+    forgets: frozenset[int] = frozenset()
+
+    def forgot(self, id: str, earlier: dict[str, Any], run: dict[str, Any]) -> bool:
+        """Whether a replica that took over may not have heard that the earlier run's message was
+        delivered, or acknowledged; or whether it could not be told while there was none."""
+        return (
+            zlib.crc32(id.encode()) % SLOTS in self.forgets
+            and self.at <= run["at"]
+            and any(self.at - BEHIND <= at <= self.until for at in (earlier["at"], earlier["end"]))
+        )
 
     def hits(self, run: dict[str, Any]) -> bool:
         if not self.explains or self.worker != run["worker"]:
@@ -55,9 +74,12 @@ class Report:
 
     transport: str
     seed: int
+    broker: str = "redis"
     attempted: int = 0
     sent: int = 0
     failed: int = 0
+    #: error -> publishes that raised it
+    errors: Counter[str] = field(default_factory=Counter)
     executed: int = 0
     lost: list[str] = field(default_factory=list)
     early: list[str] = field(default_factory=list)
@@ -89,12 +111,14 @@ class Report:
     def table(self) -> str:
         rows = [
             ("transport", self.transport),
+            ("broker", self.broker),
             ("seed", self.seed),
             ("faults", sum(self.faults.values())),
             *((f"  {name}", number) for name, number in sorted(self.faults.items())),
             ("attempted", self.attempted),
             ("sent", self.sent),
             ("send failed", self.failed),
+            *((f"  with {name}", number) for name, number in sorted(self.errors.items())),
             ("executed", self.executed),
             ("lost", len(self.lost)),
             ("early", len(self.early)),
@@ -134,6 +158,7 @@ def judge(report: Report, entries: list[dict[str, Any]], events: list[Event]) ->
         report.attempted += 1
         report.sent += len(by_what["sent"])
         report.failed += len(by_what["failed"])
+        report.errors.update(entry["error"][:100] for entry in by_what["failed"])
         report.executed += bool(by_what["finished"])
         if by_what["sent"] and not by_what["finished"]:
             report.lost.append(id)
@@ -156,6 +181,9 @@ def _judge_runs(
     report: Report, id: str, by_what: dict[str, list[dict[str, Any]]], events: list[Event]
 ) -> None:
     runs = by_what["started"]
+    for run in runs:
+        ends = (e["at"] for e in by_what["finished"] if e["at"] >= run["at"] and _same(e, run))
+        run["end"] = next(ends, run["at"])
     spent: set[int] = set()
     for number, run in enumerate(runs[1:], 1):
         for earlier in range(number):
@@ -169,6 +197,7 @@ def _judge_runs(
                 for event in events
                 if event.held_back(runs[earlier], run)
             ]
+            why += [event.what for event in events if event.forgot(id, runs[earlier], run)]
             if why and earlier not in spent:
                 spent.add(earlier)
                 report.explained[why[0]] += 1
@@ -185,6 +214,11 @@ def _judge_runs(
                 for event in events
             ):
                 report.republished.append(id)
+
+
+def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two entries are of one process."""
+    return one["worker"] == other["worker"] and one["pid"] == other["pid"]
 
 
 def _history(told: list[dict[str, Any]], events: list[Event]) -> list[str]:

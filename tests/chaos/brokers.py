@@ -1,0 +1,278 @@
+"""What a run's broker is, and the faults that are its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import redis
+from redis.crc import key_slot
+
+from ..cluster import NODE_TIMEOUT, Cluster, Node
+from ..proxy import Proxy
+from ..servers import Server
+from .verdict import SLOTS, Event
+
+if TYPE_CHECKING:
+    from .run import Fault
+
+#: Each write is on the disk before it is answered.
+DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
+
+#: What is to be done after so many seconds.
+Later = Callable[[float, Callable[[], None]], None]
+
+#: Hash slots by the number of the queue's slot.
+HASH_SLOTS = {number: key_slot(f"celery:{number}".encode()) for number in range(SLOTS)}
+
+#: The hash slot of what belongs to no single slot.
+HOME = key_slot(b"toc")
+
+
+class Single:
+    """One server behind a proxy.
+
+    scheme: of the URL
+    publish: what only a publish sends
+    """
+
+    def __init__(self, directory: Path, scheme: str, publish: bytes) -> None:
+        directory.mkdir()
+        self._server = Server(directory, *DURABLE)
+        self._scheme, self._publish = scheme, publish
+        self._proxy: Proxy | None = None
+
+    def start(self) -> None:
+        self._server.start()
+        self._proxy = Proxy(self._server.port).start()
+
+    def stop(self) -> None:
+        if self._proxy is not None:
+            self._proxy.stop()
+        self._server.stop()
+
+    @property
+    def url(self) -> str:
+        return f"{self._scheme}://127.0.0.1:{self._proxy.port}/0"
+
+    #: whether it can be hit again, and what went wrong in itself
+    ready = True
+    broken: tuple[str, ...] = ()
+
+    def hit(self, fault: Fault, event: Event, later: Later) -> None:
+        if fault.what == "cut":
+            self._proxy.cut()
+        elif fault.what == "cut halfway":
+            self._proxy.cut_replies_after(fault.dice % 40)
+        elif fault.what == "lose a publish's reply":
+            self._proxy.drop_replies(self._publish)
+        elif fault.what == "freeze":
+            self._proxy.freeze()
+            later(fault.seconds, self._proxy.thaw)
+        elif fault.what == "freeze halfway":
+            self._proxy.freeze_replies_after(fault.dice % 40)
+            later(fault.seconds, self._proxy.cut)
+        elif fault.family == "restart":
+            if fault.what == "crash":
+                self._server.kill()
+            else:
+                self._server.stop()
+            later(fault.seconds, lambda: self._server.start() and None)
+        elif fault.what == "flush":
+            with self._server.client() as client:
+                client.script_flush()
+
+    def clients(self) -> Iterator[redis.Redis]:
+        """A client of each server that holds messages."""
+        with self._server.client() as client:
+            yield client
+
+
+class Several:
+    """Servers of which one takes another's place; whoever operates them is a thread of its own."""
+
+    def __init__(self) -> None:
+        self._operator = ThreadPoolExecutor(1, thread_name_prefix="operator")
+        self._doing: Future[None] | None = None
+        self._last = ""
+        self.broken: list[str] = []
+
+    @property
+    def ready(self) -> bool:
+        """Whether it is whole, as far as that depends on faults of its own."""
+        if self._doing is None or not self._doing.done():
+            return self._doing is None
+        error = self._doing.exception()
+        if error is not None:
+            self.broken.append(f"{self._last}: {type(error).__name__}: {error}")
+        self._doing = None
+        return True
+
+    def hit(self, fault: Fault, event: Event, later: Later) -> None:
+        self._last = fault.what
+        self._doing = self._operator.submit(self._hit, fault, event, random.Random(fault.dice))
+
+    def _hit(self, fault: Fault, event: Event, dice: random.Random) -> None:
+        raise NotImplementedError
+
+    @staticmethod
+    def _cut(servers: list[Server]) -> None:
+        for server in servers:
+            with server.client() as client:
+                client.client_kill_filter(_type="normal", skipme=True)
+
+    @staticmethod
+    def _flush(servers: list[Server]) -> None:
+        for server in servers:
+            with server.client() as client:
+                client.script_flush()
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _stopped(server: Server) -> Iterator[None]:
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+
+
+class OfCluster(Several):
+    """A Cluster of three primaries with a replica each; now and then there is a fourth."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self._cluster = Cluster(directory, *DURABLE, replicas=1)
+        self._added: list[Node] = []
+
+    def start(self) -> None:
+        self._cluster.start()
+        # A publish whose reply came is on two servers: no fault takes both.
+        self.url = f"{self._cluster.toc_url}?toc_wait_replicas=1"
+
+    def stop(self) -> None:
+        self._operator.shutdown()
+        self._cluster.stop()
+
+    def clients(self) -> Iterator[redis.Redis]:
+        for node in self._cluster.primaries():
+            with node.client() as client:
+                yield client
+
+    def _hit(self, fault: Fault, event: Event, dice: random.Random) -> None:
+        cluster, what = self._cluster, fault.what
+        if what == "cut":
+            self._cut(cluster.primaries())
+        elif what == "flush":
+            self._flush(cluster.primaries())
+        elif what == "kill a primary":
+            self._kill(self._victim(dice), fault, event)
+        elif what == "kill the primary of {toc}":
+            self._kill(cluster.owner(HOME), fault, event)
+        elif what == "crash of a node":
+            victim = self._victim(dice)
+            cluster.kill(victim)
+            time.sleep(fault.seconds)  # nobody takes its place so soon
+            cluster.restart(victim)
+        elif what == "failover":
+            cluster.failover(self._victim(dice))
+        elif what == "node paused":
+            with self._stopped(self._victim(dice)):
+                time.sleep(fault.seconds)  # that is the fault
+        elif what == "node paused for long":
+            victim = self._victim(dice)
+            self._forgets(victim, event)
+            with self._stopped(victim):
+                time.sleep(fault.seconds)  # that is the fault
+            # It still believes that it is a primary, and serves what has piled up.
+        elif what == "migrate slots":
+            slots = dice.sample(sorted(HASH_SLOTS.values()), SLOTS // 2)
+            self._migrate(slots, dice.choice(self._guarded()))
+        elif what == "migrate {toc}":
+            home = cluster.owner(HOME)
+            to = dice.choice([node for node in self._guarded() if node is not home])
+            self._migrate([HOME], to)
+        elif what == "nodes come and go":
+            self._change(dice)
+        cluster.wait_ok(60)
+        event.until = time.time()
+
+    def _guarded(self) -> list[Node]:
+        """Primaries that have slots and a replica."""
+        cluster = self._cluster
+        return [n for n in cluster.primaries() if cluster.slots_of(n) and cluster.replicas_of(n)]
+
+    def _victim(self, dice: random.Random) -> Node:
+        """One that has messages."""
+        owners = {self._cluster.owner(slot) for slot in HASH_SLOTS.values()}
+        return dice.choice([node for node in self._guarded() if node in owners])
+
+    def _kill(self, victim: Node, fault: Fault, event: Event) -> None:
+        self._forgets(victim, event)
+        self._cluster.kill(victim)
+        self._cluster.wait_ok(60)
+        time.sleep(fault.seconds)  # it comes back when the others have forgotten it
+        self._cluster.restart(victim)
+
+    def _forgets(self, node: Node, event: Event) -> None:
+        """The replica that takes its place may not have heard the last of it."""
+        has = set(self._cluster.slots_of(node))
+        event.forgets = frozenset(number for number, slot in HASH_SLOTS.items() if slot in has)
+
+    def _migrate(self, slots: list[int], to: Node) -> None:
+        """As an operator does it: again, if a node says that a replica of its is not there yet."""
+        for attempt in range(3):
+            try:
+                self._cluster.migrate_slots(slots, to, step=1)
+            except redis.exceptions.ResponseError as exc:
+                if "NOREPLICAS" not in str(exc) or attempt == 2:
+                    raise
+                self._cluster.wait_ok(60)
+            else:
+                return
+
+    def _change(self, dice: random.Random) -> None:
+        """A primary and its replica join, and get their share; or those that did so leave."""
+        cluster = self._cluster
+        if not self._added:
+            primary = cluster.add_node()
+            self._added = [primary, cluster.add_node(replica_of=primary)]
+            slots = dice.sample(sorted({*HASH_SLOTS.values()}), SLOTS // 4)
+            self._migrate(slots, primary)
+            return
+        pair, self._added = self._added, []
+        pair.sort(key=lambda node: node in cluster.primaries())
+        slots, others = cluster.slots_of(pair[1]), [n for n in self._guarded() if n not in pair]
+        for number, other in enumerate(others):
+            self._migrate(slots[number :: len(others)], other)
+        for node in pair:  # the replica first: nobody forgets whom it follows
+            cluster.forget(node)
+            node.kill()
+
+
+#: Faults of a Cluster beside those of workers.
+CLUSTER_FAMILIES: dict[str, tuple[str, ...]] = {
+    "node": ("kill a primary", "kill the primary of {toc}", "crash of a node"),
+    "failover": ("failover",),
+    "pause": ("node paused", "node paused for long"),
+    "migrate": ("migrate slots", "migrate {toc}"),
+    "grow": ("nodes come and go",),
+    "cut": ("cut",),
+    "flush": ("flush",),
+}
+
+#: How long they take, in seconds; what is not here takes as long as it takes.
+CLUSTER_LENGTHS = {
+    "kill a primary": (0.2, 1.5),
+    "kill the primary of {toc}": (0.2, 1.5),
+    "crash of a node": (0.1, 0.5),
+    "node paused": (0.3, 0.5 * NODE_TIMEOUT / 1000),
+    "node paused for long": (NODE_TIMEOUT / 1000 + 1.5, NODE_TIMEOUT / 1000 + 4),
+}
