@@ -285,6 +285,7 @@ class Channel(virtual.Channel):
         except BaseException as exc:
             self._clock.forget()
             if self.center.clustered and isinstance(exc, BROKEN):
+                self.transport.miss(call.keys[0])
                 # Kombu pauses between attempts only if it cannot connect; but to the others it can.
                 time.sleep(ATTEMPT_PAUSE)
             raise

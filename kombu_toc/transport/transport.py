@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Hashable
 from importlib.metadata import entry_points
 from queue import Empty
@@ -18,6 +19,7 @@ from redis import exceptions
 from .. import permissions
 from ..center import TimeoutCenter
 from ..connections import (
+    CONNECT_TIMEOUT,
     Address,
     check_server,
     connect,
@@ -29,9 +31,13 @@ from ..connections import (
 from ..options import Settings, read
 from .channel import Channel
 from .heartbeat import Heartbeat
+from .link import BROKEN
 from .poller import Poller
 
 logger = logging.getLogger(__name__)
+
+#: Seconds between attempts to reach a Cluster's node whose place a replica is about to take.
+PAUSE = 0.1
 
 _extended: set[str] = set()
 
@@ -227,10 +233,7 @@ class Transport(virtual.Transport):
         Raises one of ``connection_errors``.
         """
         try:
-            check_server(self.center.client)
-            # One that does not write for now is found out here, where who connects waits longer
-            # and longer between attempts.
-            self.center.client.unlink(self.center.keys.nothing)
+            self._reach()
             permissions.check(self.center, permissions.PRODUCERS)
             if self.identity in _consumers:  # it would be refused only a moment later
                 self.check_consumer()
@@ -239,6 +242,39 @@ class Transport(virtual.Transport):
             self._drop_client()
             raise
         return self
+
+    def _reach(self) -> None:
+        """Make sure that a usable server answers.
+
+        While a Cluster replaces a node, this waits for the new one, as long as connecting may
+        take: Kombu's own pauses between attempts may be longer than that, or too few.
+        """
+        center = self.center
+        deadline = time.monotonic() + (self.client.connect_timeout or CONNECT_TIMEOUT)
+        while True:
+            try:
+                check_server(center.client)
+                # One that does not write for now is found out here, where who connects waits
+                # longer and longer between attempts.
+                center.client.unlink(center.keys.nothing)
+                missed = getattr(self.client, "toc_missed", None)
+                if missed is not None and center.clustered:
+                    center.client.client_for(missed).ping()
+                    self.client.toc_missed = None
+                return
+            except (exceptions.AuthenticationError, exceptions.AuthorizationError):
+                raise
+            except BROKEN:
+                if not center.clustered or time.monotonic() >= deadline:
+                    raise
+            center.client.refresh()  # if no node answers, there is nothing to wait for
+            time.sleep(PAUSE)  # they find a new one among themselves
+
+    def miss(self, key: str | bytes) -> None:
+        """A publish has failed for want of a Cluster's node: let the next attempt to connect, which
+        Kombu makes before it repeats the publish, find out whether there is one again."""
+        # On Kombu's connection, which outlives this.
+        self.client.toc_missed = key
 
     def close_connection(self, connection: Any) -> None:
         try:
