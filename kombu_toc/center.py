@@ -292,12 +292,14 @@ class TimeoutCenter(Operating):
         except (ResponseError, ServerError) as exc:
             return exc
 
-    def run_puts(self, calls: Sequence[Call]) -> list[Any]:
+    def run_puts(self, calls: Sequence[Call], *, wait: bool = True) -> list[Any]:
         """Run calls that add messages; return what each found.
+
+        wait: for the replicas, if `wait_replicas` is set; what is of use for moments only need not
 
         Raises ReplicationError if `wait_replicas` is set and not so many have them in time.
         """
-        if not self.wait_replicas:
+        if not (wait and self.wait_replicas):
             found = self.run_all(calls)
             if time.monotonic() >= self.metrics.due:
                 self.metrics.send(self)

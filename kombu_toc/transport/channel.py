@@ -281,7 +281,7 @@ class Channel(virtual.Channel):
             return
         began = time.monotonic()
         try:
-            [put] = self.center.run_puts([call])
+            [put] = self.center.run_puts([call], wait=not topic.declaration.expires)
         except BaseException as exc:
             self._clock.forget()
             if self.center.clustered and isinstance(exc, BROKEN):
@@ -311,7 +311,9 @@ class Channel(virtual.Channel):
         if batch is not None:
             batch.add(call)
         else:
-            self.center.run_puts([call])
+            # Celery ends a worker whose greeting to the others fails otherwise than by its
+            # connection; and a broadcast is kept for a while at best.
+            self.center.run_puts([call], wait=False)
 
     def _putting(
         self,

@@ -1000,3 +1000,17 @@ def test_a_connection_that_was_cut_while_nobody_used_it_is_as_good_as_new(
         assert inbox.bodies == [number]
         client.client_kill_filter(_type="normal", skipme=True)
         time.sleep(idle)  # that long it lies in the pool
+
+
+def test_what_is_of_use_for_moments_does_not_wait_for_replicas(
+    server: Server, client: redis.Redis
+) -> None:
+    """A worker that cannot greet the others, or reply, would end."""
+    options = {"toc_wait_replicas": 1, "toc_wait_timeout": 0.1}
+    with Connection(server.toc_url, transport_options=options) as connection:
+        producer = connection.Producer()
+        everybody = Exchange("everybody", type="fanout")
+        producer.publish({}, exchange=everybody, declare=[everybody])
+        producer.publish({}, routing_key="replies", declare=[Queue("replies", expires=60)])
+        with pytest.raises(kombu_toc.ReplicationError):
+            producer.publish({}, routing_key="tasks", declare=[Queue("tasks")])
