@@ -54,6 +54,27 @@ class Call(NamedTuple):
         )
 
 
+def together(announcing: Sequence[Call]) -> list[Call]:
+    """One call for each wake index instead of many, in the order in which they would have run."""
+    first: dict[str, Call] = {}
+    # (slot, time) -> whether it is announced; what was done last counts
+    written: dict[str, dict[tuple[Any, Any], bool]] = {}
+    for call in announcing:
+        key, (_, count, *pairs) = call.keys[0], call.args
+        first.setdefault(key, call)
+        each = list(zip(pairs[::2], pairs[1::2], strict=True))
+        # The script forgets what is settled first.
+        for number, pair in (*enumerate(each[count:], count), *enumerate(each[:count])):
+            written.setdefault(key, {})[pair] = number < count
+    made = []
+    for key, call in first.items():
+        said = [pair for pair, announced in written[key].items() if announced]
+        unsaid = [pair for pair, announced in written[key].items() if not announced]
+        flat = [part for pair in (*said, *unsaid) for part in pair]
+        made.append(call._replace(args=(call.args[0], len(said), *flat)))
+    return made
+
+
 def pack_command(*parts: Any) -> bytes:
     """A command as it goes over the wire; each part is a text, bytes or a number."""
     return b"*%d\r\n%b" % (len(parts), _pack(*parts))

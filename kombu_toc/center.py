@@ -31,7 +31,7 @@ import redis
 from redis.exceptions import NoScriptError, ResponseError
 
 from . import scores
-from .calls import Call, microseconds, pack_command, text, texts, when_of
+from .calls import Call, microseconds, pack_command, text, texts, together, when_of
 from .errors import (
     ConfigurationError,
     ReplicationError,
@@ -279,7 +279,7 @@ class TimeoutCenter(Operating):
             if not isinstance(reply, Exception) and (found := call.announcing(reply)) is not None
         ]
         if announcing:
-            told, _ = self._replies_of_nodes(announcing)
+            told, _ = self._replies_of_nodes(together(announcing))
             for error in told:
                 if isinstance(error, Exception):
                     # Consumers look into all slots every second, and find what they are not told.

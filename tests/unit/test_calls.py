@@ -1,0 +1,31 @@
+"""Calls that can be made one."""
+
+from __future__ import annotations
+
+from kombu_toc.calls import Call, together
+from kombu_toc.scripts import load
+
+
+def announcing(key: str, said: list[int], unsaid: list[int]) -> Call:
+    return Call(load("announce"), (key,), (0, len(said) // 2, *said, *unsaid), int)
+
+
+def test_announcements_of_many_calls_are_written_by_one_for_each_wake_index() -> None:
+    calls = [
+        announcing("a", [1, 100], [2, 50]),
+        announcing("b", [7, 700], []),
+        announcing("a", [3, 300, 4, 400], []),
+    ]
+    assert [(call.keys, call.args) for call in together(calls)] == [
+        (("a",), (0, 3, 1, 100, 3, 300, 4, 400, 2, 50)),
+        (("b",), (0, 1, 7, 700)),
+    ]
+
+
+def test_what_was_said_of_an_announcement_last_counts() -> None:
+    later_settled = [announcing("a", [1, 100], []), announcing("a", [], [1, 100])]
+    assert together(later_settled)[0].args == (0, 0, 1, 100)
+    said_again = [announcing("a", [], [1, 100]), announcing("a", [1, 100], [])]
+    assert together(said_again)[0].args == (0, 1, 1, 100)
+    # One call settles first and announces then.
+    assert together([announcing("a", [1, 100], [1, 100])])[0].args == (0, 1, 1, 100)
