@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -210,3 +211,13 @@ def test_steps_are_increasing_numbers_from_0(steps):
 def test_other_steps_are_refused(steps):
     with pytest.raises(ConfigurationError, match="priority_steps"):
         check_steps(steps)
+
+
+@pytest.mark.parametrize("nodes", [2, 4])
+def test_the_slots_of_any_topic_are_spread_evenly_over_the_nodes_of_a_cluster(nodes: int) -> None:
+    """With the hash slots split evenly among them. CRC16 spreads consecutive numbers better than
+    chance would."""
+    for number in range(300):
+        topic = Topic(f"queue-{number}.{number:x}", Declaration(slots=64), "toc:")
+        load = Counter(key_slot(slot.body.encode()) * nodes // 16384 for slot in topic.all_slots())
+        assert max(load.values()) <= 1.25 * 64 / nodes, topic.name
