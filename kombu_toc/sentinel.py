@@ -22,7 +22,7 @@ from redis.sentinel import (
     SentinelManagedConnection,
 )
 
-from .errors import ConfigurationError, ServerError
+from .errors import ConfigurationError, FailoverError, ServerError
 from .tls import TLSConnection, tls_arguments
 
 if TYPE_CHECKING:
@@ -87,8 +87,8 @@ class Sentinels(Sentinel):
                 else:
                     away.append(f"{where} says that {state['ip']}:{state['port']} is down")
         if away:
-            text = f"there is no master {service_name!r} just now: {'; '.join(away)}"
-        elif known:
+            raise FailoverError(f"there is no master {service_name!r} just now: {'; '.join(away)}")
+        if known:
             names = ", ".join(repr(name) for name in sorted(known))
             text = (
                 f"the sentinels know no master {service_name!r}, but {names}: "
@@ -130,7 +130,7 @@ class MasterConnection(SentinelManagedConnection):
             role = b"master"
         if role not in (b"master", "master"):
             self.disconnect()
-            raise ServerError(
+            raise FailoverError(
                 f"{address[0]}:{address[1]} is not the master, though a sentinel says so: "
                 "a failover goes on"
             )

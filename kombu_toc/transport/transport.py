@@ -28,6 +28,7 @@ from ..connections import (
     read_url,
     sentinel_url,
 )
+from ..errors import FailoverError, ServerError
 from ..options import Settings, read
 from .channel import Channel
 from .heartbeat import Heartbeat
@@ -36,7 +37,7 @@ from .poller import Poller
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between attempts to reach a Cluster's node whose place a replica is about to take.
+#: Seconds between attempts to reach a server whose place a replica is about to take.
 PAUSE = 0.1
 
 _extended: set[str] = set()
@@ -246,8 +247,8 @@ class Transport(virtual.Transport):
     def _reach(self) -> None:
         """Make sure that a usable server answers.
 
-        While a Cluster replaces a node, this waits for the new one, as long as connecting may
-        take: Kombu's own pauses between attempts may be longer than that, or too few.
+        While a Cluster or sentinels replace a server, this waits for the new one, as long as
+        connecting may take: Kombu's own pauses between attempts may be longer, or too few.
         """
         center = self.center
         deadline = time.monotonic() + (self.client.connect_timeout or CONNECT_TIMEOUT)
@@ -264,11 +265,19 @@ class Transport(virtual.Transport):
                 return
             except (exceptions.AuthenticationError, exceptions.AuthorizationError):
                 raise
-            except BROKEN:
-                if not center.clustered or time.monotonic() >= deadline:
+            except BROKEN as exc:
+                if not self._is_replaced(exc) or time.monotonic() >= deadline:
                     raise
-            center.client.refresh()  # if no node answers, there is nothing to wait for
+            if center.clustered:
+                center.client.refresh()  # if no node answers, there is nothing to wait for
             time.sleep(PAUSE)  # they find a new one among themselves
+
+    def _is_replaced(self, exc: Exception) -> bool:
+        """Whether somebody may be about to take the place of a server that is away."""
+        if self.address.kind == "sentinel":
+            # The others say that the sentinels cannot be used, or know no such master.
+            return isinstance(exc, FailoverError) or not isinstance(exc, ServerError)
+        return self.center.clustered
 
     def miss(self, key: str | bytes) -> None:
         """A publish has failed for want of a Cluster's node: let the next attempt to connect, which

@@ -1,8 +1,9 @@
-"""A primary of a Cluster is killed and its replica takes over: what a producer sees of it."""
+"""A server is killed and its replica takes over: what a producer sees of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from kombu import Connection, Queue
@@ -11,6 +12,7 @@ import kombu_toc
 from kombu_toc.topics import slot_of
 
 from ..cluster import Cluster
+from ..sentinels import Deployment
 
 #: As Celery repeats a publish unless it is told otherwise: for less than a second in all.
 POLICY = {"max_retries": 3, "interval_start": 0, "interval_step": 0.2, "interval_max": 0.2}
@@ -47,3 +49,26 @@ def test_a_publish_waits_for_the_replica_that_takes_over(
         # What was published before may be gone with the primary: replicas follow when they can.
         assert {found.id for found in toc.scan("takeover").messages} >= set(ids[1:])
         toc.client.close()
+
+
+def test_a_publish_waits_for_the_master_that_takes_over(tmp_path: Path) -> None:
+    deployment = Deployment(tmp_path)
+    try:
+        deployment.start()
+        with Connection(deployment.toc_url, connect_timeout=10) as connection:
+            producer = connection.Producer()
+            queue = Queue("takeover")
+            for number in range(2):
+                producer.publish(
+                    {},
+                    headers={"id": str(number)},
+                    routing_key="takeover",
+                    declare=[queue],
+                    retry=True,
+                    retry_policy=POLICY,
+                )
+                if not number:
+                    deployment.primary.kill()
+        assert deployment.acting() is not deployment.primary
+    finally:
+        deployment.stop()
