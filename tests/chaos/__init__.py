@@ -3,6 +3,7 @@
 ::
 
     python -m tests.chaos --seconds 60 --seed 1
+    python -m tests.chaos --broker cluster --seconds 120
     python -m tests.chaos --transport redis --faults kill,cut --json report.json
 
 Two producers send tasks for so many seconds, about half of them with an ETA 0.1 to 10 seconds
@@ -21,6 +22,32 @@ restart    of the server, with SIGTERM and with SIGKILL; one that keeps it away 
            the visibility timeout
 flush      SCRIPT FLUSH
 =========  =======================================================================================
+
+``--broker cluster`` is three primaries with a replica each, ``--broker sentinel`` a master with a
+replica and three sentinels, without the proxy. Instead of the faults of network and server there
+are:
+
+=========  =======================================================================================
+node       SIGKILL of a primary, also of the one with ``{toc}``; it is started again, as a replica.
+           A node that crashes and is back before anybody takes its place
+failover   by hand
+pause      SIGSTOP of a primary: for less than the node timeout; for more
+migrate    hash slots of the queue, or the one of ``{toc}``, move to other nodes
+grow       a primary and its replica join and get slots; the next time they leave
+cut        all clients' connections are closed
+flush      SCRIPT FLUSH
+=========  =======================================================================================
+
+=========  =======================================================================================
+master     SIGKILL; a failover that a sentinel is told to do; SIGSTOP until it has been replaced
+sentinel   SIGKILL of one of them
+=========  =======================================================================================
+
+These come two seconds apart at least, but only when the servers are whole again. Redis replicates
+without waiting, so a server that takes over may not have heard the last of its predecessor. For
+that reason producers set ``toc_wait_replicas=1``: what a publish returned for is not to be lost.
+What workers did is not waited for, so a run is *explained* as well if its message lay on a server
+that was replaced, and the earlier run began or ended from a second before that until all was whole.
 
 A worker that has ended is started again. After the last fault all are given time to finish:
 until everything that was sent has run and nothing is left in the broker, or until nothing has

@@ -17,6 +17,7 @@ from redis.crc import key_slot
 
 from ..cluster import NODE_TIMEOUT, Cluster, Node
 from ..proxy import Proxy
+from ..sentinels import NAME, Deployment
 from ..servers import Server
 from .verdict import SLOTS, Event
 
@@ -257,6 +258,98 @@ class OfCluster(Several):
             node.kill()
 
 
+class OfSentinel(Several):
+    """A master, its replica and three sentinels."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        directory.mkdir()
+        # With the latter, one that is no master any more soon takes nothing. One replica: of two,
+        # sentinels may promote the one that has not what the other has confirmed.
+        options = (*DURABLE, "--min-replicas-to-write", "1")
+        self._deployment = Deployment(directory, *options)
+        self._servers = [self._deployment.primary, *self._deployment.replicas]
+
+    def start(self) -> None:
+        self._deployment.start()
+        self.url = f"{self._deployment.toc_url}&toc_wait_replicas=1"
+
+    def stop(self) -> None:
+        self._operator.shutdown()
+        self._deployment.stop()
+
+    def clients(self) -> Iterator[redis.Redis]:
+        with self._deployment.acting().client() as client:
+            yield client
+
+    def _hit(self, fault: Fault, event: Event, dice: random.Random) -> None:
+        master, what = self._deployment.acting(), fault.what
+        if what == "cut":
+            self._cut([master])
+        elif what == "flush":
+            self._flush([master])
+        elif what == "kill a sentinel":
+            victim = dice.choice(self._deployment.sentinels)
+            victim.kill()
+            time.sleep(fault.seconds)  # the others have to do without
+            victim.start()
+        else:
+            event.forgets = frozenset(HASH_SLOTS)
+            if what == "kill the master":
+                master.kill()
+                self._until(lambda: self._deployment.acting() is not master)
+                time.sleep(fault.seconds)  # nobody waits for it
+                self._follow(master)
+            elif what == "failover by sentinels":
+                with dice.choice(self._deployment.sentinels).client() as sentinel:
+                    sentinel.execute_command("SENTINEL", "FAILOVER", NAME)
+                self._until(lambda: self._deployment.acting() is not master)
+            else:
+                with self._stopped(master):
+                    time.sleep(fault.seconds)  # that is the fault
+                self._until(lambda: self._deployment.acting() is not master)
+        self._until(self._whole)
+        event.until = time.time()
+
+    def _follow(self, server: Server) -> None:
+        """Start it as a replica of the master, as its own configuration would say."""
+        options = list(server.options)
+        if "--replicaof" in options:
+            at = options.index("--replicaof")
+            del options[at : at + 3]
+        port = str(self._deployment.acting().port)
+        server.options = ("--replicaof", "127.0.0.1", port, *options)
+        server.start()
+
+    def _whole(self) -> bool:
+        master = self._deployment.acting()
+        for server in self._servers:
+            with server.client() as client:
+                info = client.info("replication")
+            if server is master:
+                states = [value["state"] for key, value in info.items() if key[:5] == "slave"]
+                if info["role"] != "master" or states != ["online"]:
+                    return False
+            elif info.get("master_port") != master.port or info["master_link_status"] != "up":
+                return False
+        return True
+
+    @staticmethod
+    def _until(holds: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 60
+        while not holds():
+            assert time.monotonic() < deadline, "the sentinels do not settle it"
+            time.sleep(0.05)  # what they do comes by no event
+
+
+#: Faults with sentinels beside those of workers.
+SENTINEL_FAMILIES: dict[str, tuple[str, ...]] = {
+    "master": ("kill the master", "failover by sentinels", "master paused for long"),
+    "sentinel": ("kill a sentinel",),
+    "cut": ("cut",),
+    "flush": ("flush",),
+}
+
 #: Faults of a Cluster beside those of workers.
 CLUSTER_FAMILIES: dict[str, tuple[str, ...]] = {
     "node": ("kill a primary", "kill the primary of {toc}", "crash of a node"),
@@ -269,7 +362,10 @@ CLUSTER_FAMILIES: dict[str, tuple[str, ...]] = {
 }
 
 #: How long they take, in seconds; what is not here takes as long as it takes.
-CLUSTER_LENGTHS = {
+LENGTHS = {
+    "kill the master": (0.2, 1.5),
+    "kill a sentinel": (1, 3),
+    "master paused for long": (2, 4),
     "kill a primary": (0.2, 1.5),
     "kill the primary of {toc}": (0.2, 1.5),
     "crash of a node": (0.1, 0.5),

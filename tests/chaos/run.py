@@ -17,14 +17,21 @@ import psutil
 import redis
 
 from ..servers import Server
-from .brokers import CLUSTER_FAMILIES, CLUSTER_LENGTHS, OfCluster, Single
+from .brokers import (
+    CLUSTER_FAMILIES,
+    LENGTHS,
+    SENTINEL_FAMILIES,
+    OfCluster,
+    OfSentinel,
+    Single,
+)
 from .ledger import Ledger
 from .verdict import NETWORK, Event, Report, judge
 
 ROOT = Path(__file__).parents[2]
 
 TRANSPORTS = ("toc", "redis", "valkey")
-BROKERS = ("redis", "cluster")
+BROKERS = ("redis", "cluster", "sentinel")
 
 #: Seconds; the same for the product and its peers.
 VISIBILITY_TIMEOUT = 5.0
@@ -58,6 +65,7 @@ FAMILIES: dict[str, dict[str, tuple[str, ...]]] = {
         "flush": ("flush",),
     },
     "cluster": {**WORKER_FAMILIES, **CLUSTER_FAMILIES},
+    "sentinel": {**WORKER_FAMILIES, **SENTINEL_FAMILIES},
 }
 
 
@@ -92,7 +100,7 @@ def schedule(
         "crash": (0.2, 1),
         # Every lease ends meanwhile.
         "outage": (VISIBILITY_TIMEOUT + 1, VISIBILITY_TIMEOUT + 2),
-        **CLUSTER_LENGTHS,
+        **LENGTHS,
     }
     faults: list[Fault] = []
     at = 0.5
@@ -248,10 +256,12 @@ class Run:
             stack.callback(producer.wait)
             stack.callback(producer.kill)
 
-    def _make_broker(self) -> Single | OfCluster:
+    def _make_broker(self) -> Single | OfCluster | OfSentinel:
         folder = self._directory / "broker"
         if self._kind == "cluster":
             return OfCluster(folder)
+        if self._kind == "sentinel":
+            return OfSentinel(folder)
         scheme = {"toc": "toc+redis", "redis": "redis", "valkey": "valkey"}[self._transport]
         return Single(folder, scheme, self._publish_command())
 
