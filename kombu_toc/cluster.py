@@ -389,6 +389,11 @@ class ClusterClient(redis.Redis):
         for client in self.primaries():
             yield from client.scan_iter(*args, **options)
 
+    def drop_idle(self) -> None:
+        """As a node's client does it."""
+        for client in list(self._clients.values()):
+            client.drop_idle()
+
     def close(self) -> None:
         """Close the connections to all nodes; they open again when they are needed."""
         for client in list(self._clients.values()):

@@ -161,11 +161,15 @@ class Client(redis.Redis):
         pool = self.connection_pool
         return pool.connection_class(**pool.connection_kwargs)
 
-    def close(self) -> None:
-        """Close its connections; they open again when they are needed."""
+    def drop_idle(self) -> None:
+        """Close the connections that nobody uses just now: they may have been cut with another."""
         while self._free:
             with suppress(IndexError):
                 self._free.pop()[0].disconnect()
+
+    def close(self) -> None:
+        """Close its connections; they open again when they are needed."""
+        self.drop_idle()
         super().close()
 
     def execute_command(self, *args: Any, **options: Any) -> Any:

@@ -295,8 +295,12 @@ class Poller:
 
     def release(self, deliveries: list[Delivery]) -> None:
         """Give messages back unhandled, now."""
+        if not deliveries:
+            return
         for delivery in deliveries:
             self.heartbeat.drop(delivery)
+        # There is one attempt, and it often comes after a connection was cut, seldom alone.
+        self.center.client.drop_idle()
         try:
             self.center.run_all(self.center.releasing(deliveries))
         except (*BROKEN, ResponseError) as exc:

@@ -180,7 +180,9 @@ class Transport(virtual.Transport):
                 made = connect(address, settings, ssl=ssl, credential_provider=provider)
                 return make_center(made, settings)
 
-            self._heartbeat = Heartbeat.of(self.identity, center, self.center.metrics)
+            # Whoever logs in otherwise may be let in no more.
+            login = (address.password, provider or settings.connection.get("credential_provider"))
+            self._heartbeat = Heartbeat.of((self.identity, login), center, self.center.metrics)
         return self._heartbeat
 
     @property

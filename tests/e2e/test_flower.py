@@ -251,7 +251,7 @@ def retried(app: Celery, pages: Pages) -> str:
 
 def test_the_worker_is_online(pages: Pages, worker: Worker) -> None:
     row = pages.row("/workers", f"/worker/{quote(worker.hostname())}", "Online")
-    assert worker.hostname() in row
+    assert worker.hostname() in "".join(row.split())  # a narrow column breaks it
 
 
 def test_a_waiting_task_is_listed_with_its_eta(pages: Pages, waiting: dict[str, str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import socketserver
 import threading
+import time
 from collections.abc import Iterator
 from inspect import signature
 from pathlib import Path
@@ -12,9 +13,10 @@ from urllib.parse import quote
 
 import pytest
 import redis
-from kombu import Connection
+from kombu import Connection, Exchange, Queue
 
 import kombu_toc
+from kombu_toc.transport.heartbeat import sweep
 
 from ..servers import Server
 
@@ -118,6 +120,24 @@ def test_a_new_password_reaches_new_connections(
         client.execute_command("ACL", "DELUSER", "rotating")
 
 
+def test_who_was_let_in_otherwise_before_has_his_queues_kept(
+    server: Server, client: redis.Redis
+) -> None:
+    """A5, K6: what one connection may do no more, another of the process still may"""
+    client.execute_command("ACL", "SETUSER", "gone", "on", "~*", "&*", "+@all", ">first")
+    url, brief = f"toc+redis://gone:{{}}@127.0.0.1:{server.port}/0", {"toc_stale_after": 1}
+    with Connection(url.format("first"), transport_options=brief) as before:
+        Queue("a", Exchange("w", "direct"), "a", expires=1)(before.default_channel).declare()
+        client.execute_command("ACL", "SETUSER", "gone", "resetpass", ">second")
+        client.client_kill_filter(_type="normal", skipme=True)
+        with Connection(url.format("second"), transport_options=brief) as after:
+            Queue("b", Exchange("w", "direct"), "b", expires=1)(after.default_channel).declare()
+            time.sleep(2.5)  # the server's own clock decides what is stale
+            sweep(after.transport.center)
+            assert after.transport.center.topics() == ["b"]
+    client.execute_command("ACL", "DELUSER", "gone")
+
+
 def round_trip_on(connection: Connection) -> None:
     queue = connection.SimpleQueue("trip")
     queue.put("x")
@@ -189,11 +209,6 @@ def test_a_server_that_is_too_old_is_told_for_what_it_is() -> None:
         old.shutdown()
     words = f"{where} runs Redis 5.0.14; 6.2 is the oldest that will do: upgrade it"
     assert str(caught.value) == words
-
-
-def test_what_is_not_supported_yet_is_refused_at_once() -> None:
-    with pytest.raises(kombu_toc.ConfigurationError, match="not supported yet"):
-        Connection("toc+cluster://127.0.0.1:26379/0").connect()
 
 
 def test_a_server_that_may_lose_messages_is_told_what_to_set(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import threading
@@ -679,6 +680,22 @@ def test_messages_arrive_in_an_event_loop(connection: Connection) -> None:
     assert connection.transport.center.counts("mail") == (0, 0, 0, 0)
     connection.release()
     hub.close()
+
+
+def test_what_was_delivered_goes_back_at_once_although_all_connections_were_cut(
+    connection: Connection, client: redis.Redis, center: TimeoutCenter
+) -> None:
+    """K7, A5: and not when its lease ends"""
+    inbox = Inbox(ack=False)
+    Consumer(connection, [Queue("mail")], callbacks=[inbox]).consume()
+    publish(connection, "x", "mail")
+    drain(connection)
+    assert len(inbox.messages) == 1
+    assert connection.transport.center.counts("mail").in_flight == 1  # by a connection that is kept
+    client.client_kill_filter(_type="normal", skipme=True)
+    with contextlib.suppress(redis.ConnectionError):
+        connection.default_channel.close()
+    assert center.counts("mail").ready == 1
 
 
 def test_broadcasts_that_are_not_urgent_are_read_together_and_keep_nobody_waiting(
