@@ -764,8 +764,7 @@ class TimeoutCenter(Operating):
             base, copy, _ = delivery.id.rpartition("#")
             if copy:
                 sets.append(topic.slot(delivery.slot).copies(base))
-            tried = scores.retries_left(delivery.score) is not None
-            args += (index[delivery.slot], delivery.id, len(sets) if copy else 0, int(tried))
+            args += (index[delivery.slot], delivery.id, len(sets) if copy else 0)
         return self._announcing(
             topic,
             "ack",

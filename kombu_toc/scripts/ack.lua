@@ -6,7 +6,7 @@
 -- then the wake index, if it is on this node
 -- ARGV[1] number of slots   ARGV[2] number of priority steps   ARGV[3] number of copies sets
 -- ARGV[4...] the slot numbers
--- then, per message: slot index, id, index of its copies set or 0, 1 if it was tried before
+-- then, per message: slot index, id, index of its copies set or 0
 -- Returns {how many there were, announcements, settled}
 --
 -- By id: it counts whichever connection the message was delivered on, and however late.
@@ -19,16 +19,14 @@ local function key(slot, part) return KEYS[(slot - 1) * width + part] end
 
 local count = 0
 local overtaken = {}
-for i = 4 + slots, #ARGV, 4 do
+for i = 4 + slots, #ARGV, 3 do
   local slot, id, set = tonumber(ARGV[i]) + 1, ARGV[i + 1], tonumber(ARGV[i + 2])
   if redis.call('ZREM', key(slot, 2), id) == 0 then
     overtaken[slot] = true
     for step = 1, steps do redis.call('ZREM', key(slot, 5 + step), id) end
     redis.call('ZREM', key(slot, 4), id)
-    redis.call('HDEL', key(slot, 5), id)
-  elseif ARGV[i + 3] == '1' then
-    redis.call('HDEL', key(slot, 5), id) -- the error of an earlier try
   end
+  redis.call('HDEL', key(slot, 5), id) -- the error of an earlier try
   count = count + redis.call('HDEL', key(slot, 3), id)
   if set > 0 then redis.call('SREM', KEYS[slots * width + set], id) end
 end
