@@ -133,7 +133,8 @@ class Deployment:
         """Where the master is, by the first sentinel that answers."""
         for sentinel in self.sentinels:
             with contextlib.suppress(redis.ConnectionError), sentinel.client() as client:
-                return client.sentinel_get_master_addr_by_name(NAME)
+                state = client.sentinel_masters()[NAME]  # redis-py 6 fails at the shorter way
+                return state["ip"], state["port"]
         raise AssertionError("no sentinel answers")
 
     def acting(self) -> Server:
