@@ -233,6 +233,22 @@ def test_who_has_not_heard_of_a_promotion_asks_where_the_slots_are_now(
     assert center.counts("mail").waiting == 1
 
 
+def test_who_takes_a_part_of_what_is_due_announces_the_rest(
+    cluster: Cluster, center: TimeoutCenter
+) -> None:
+    """A8: an idle consumer need not wait until it looks into all slots"""
+    topic, wake = center.declare("mail", slots=1), center.keys.wake("mail")
+    for id in "abc":
+        center.put("mail", id, b"")
+    with cluster.client() as client:
+        client.delete(wake)  # it was claimed
+        center.run(center.popping(topic, [0], soon=1))
+        assert client.zcard(wake) == 1
+        client.delete(wake)  # again, by somebody else, who will look for the rest
+        center.run(center.popping(topic, [0], soon=1, claimed=False))
+        assert client.zcard(wake) == 0
+
+
 # -- what cannot work
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kombu_toc.transport.clock import CLOCK_WINDOW, SendersClock, ServerClock
+from kombu_toc.transport.clock import CLOCK_WINDOW, SendersClock, ServerClock, ServerClocks
 
 #: seconds of a round trip: until the server reads its clock, and until the reply is here
 TRIPS = st.lists(
@@ -66,3 +66,16 @@ def test_another_server_is_asked_anew():
     assert clock.at(100.1) is None
     clock.sample(AHEAD + 7, 100.2)
     assert clock.at(100.2) == AHEAD + 7
+
+
+def test_of_several_servers_the_slowest_clock_counts_as_long_as_it_is_heard_of():
+    """A3: a message is not early by the clock of the node that has it"""
+    clocks = ServerClocks()
+    assert not clocks.known
+    clocks.sample(5_000_000, 1.0, "fast")
+    clocks.sample(3_000_000, 1.0, "slow")
+    assert clocks.known
+    assert clocks.at(2.0) == 4_000_000
+    assert clocks.until(4_500_000, 2.0) == 0.5
+    clocks.sample(5_000_000 + 100_000_000, 101.0, "fast")
+    assert clocks.at(101.0) == 105_000_000
