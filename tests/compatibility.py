@@ -39,7 +39,7 @@ Each row below is one run of `tests/smoke.txt`, the {smoke} tests that depend on
 all unit tests; connections, scripts and deliveries of the center; the transport; a Cluster of
 several processes; Sentinel; the commands; and a prefork worker with countdowns, retries, groups,
 chords, broadcasts, priorities and remote control. The whole suite runs on one set of versions
-(`.ci/run`).
+(`.ci/run`). All integration tests were run on Redis 6.2 and 8.0 and on Valkey 7.2 as well.
 
 `pip install celery-toc` lets any of these versions meet. The extras of Celery and Kombu do not:
 `celery[redis]` 5.3 and 5.4 want redis-py below 6; `kombu[redis]` 5.5 wants at most 5.2.1, 5.6
