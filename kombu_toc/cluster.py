@@ -50,6 +50,9 @@ MOST_MOVES = 8
 #: Seconds within which the nodes are not asked again where the hash slots are.
 FRESH = 0.1
 
+#: Seconds for which a node that did not say where the hash slots are is asked last.
+SILENT = 10.0
+
 BROKEN = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError)
 
 # From release 6 on, redis-py takes the first word off all of these: then the class tells it.
@@ -135,6 +138,8 @@ class ClusterClient(redis.Redis):
         #: hash slot -> the node that has it; None before anyone was asked
         self._where: list[Place | None] | None = None
         self._nodes: list[Place] = []
+        #: node that did not answer -> monotonic seconds until which the others are asked first
+        self._silent: dict[Place, float] = {}
         self._asked = 0.0
         # Its pool is never used: it tells how replies are encoded.
         super().__init__(connection_pool=self.client_at(self._seeds[0]).connection_pool)
@@ -178,13 +183,15 @@ class ClusterClient(redis.Redis):
         with self._lock:
             if self._where is not None and self._asked > asked - FRESH:
                 return
-            known = [place for place in self._nodes if place not in self._seeds]
-            random.shuffle(known)
+            places = list(dict.fromkeys((*self._nodes, *self._seeds)))
+            random.shuffle(places)
+            places.sort(key=lambda place: self._silent.get(place, 0.0) > asked)
             errors = []
-            for place in (*known, *self._seeds):
+            for place in places:
                 try:
                     found = self._slots_by(place)
                 except BROKEN as exc:
+                    self._silent[place] = time.monotonic() + SILENT
                     errors.append(f"{_text(place)}: {exc}")
                     continue
                 except ResponseError as exc:

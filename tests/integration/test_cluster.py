@@ -313,6 +313,27 @@ def test_a_node_that_never_answers_does_not_keep_the_others_from_it(cluster: Clu
         assert time.monotonic() - began < 8
 
 
+def test_a_node_that_hangs_is_not_asked_again_and_again_where_the_slots_are(
+    start_cluster: Callable[..., Cluster],
+) -> None:
+    """Y4: each time would hold up whoever asks"""
+    cluster = start_cluster()
+    clients = [center_for(cluster.toc_url).client for _ in range(2)]
+    for client in clients:
+        client.refresh()
+    hangs = cluster.primaries()[0]
+    os.kill(hangs.pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        for _ in range(10):
+            time.sleep(0.11)  # sooner it is not asked at all
+            for client in clients:
+                client.refresh()
+        assert time.monotonic() - began < 5
+    finally:
+        os.kill(hangs.pid, signal.SIGCONT)
+
+
 def test_a_cluster_whose_slots_nobody_has_is_one_clear_error(tmp_path_factory) -> None:
     cluster = Cluster(tmp_path_factory.mktemp("bare"))
     try:
