@@ -12,7 +12,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from .servers import Server, free_port, program
+from .ports import free_port
+from .servers import Server, program
 
 
 @cache

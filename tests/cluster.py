@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import socket
 import time
 from collections.abc import Callable, Iterable
 from functools import reduce
@@ -20,9 +18,6 @@ from kombu_toc.connections import Client as NodeClient
 
 from .servers import Server
 
-#: What a node's cluster bus listens on is its port plus this.
-BUS = 10000
-
 #: Slots that are in migration at the same time, at most.
 AT_ONCE = 64
 
@@ -37,23 +32,6 @@ OPTIONS = (
     # Who is a replica of whom is for the test to say.
     *("--cluster-migration-barrier", "1000"),
 )
-
-
-def _free_port() -> int:
-    """A port that is free, and its bus port too.
-
-    Both lie below what the system gives to clients, so that a killed node finds them free again.
-    """
-    for _ in range(1000):
-        port = random.randrange(11000, 22000)
-        with socket.socket() as one, socket.socket() as other:
-            try:
-                one.bind(("127.0.0.1", port))
-                other.bind(("127.0.0.1", port + BUS))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("no free ports for a node")
 
 
 class Client(ClusterClient):
@@ -104,7 +82,6 @@ class Node(Server):
 
     def __init__(self, directory: Path, password: str | None, *options: str) -> None:
         super().__init__(directory, *OPTIONS, *options)
-        self.port = _free_port()
         self.password = password
         self.id = ""
 

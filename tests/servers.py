@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -16,12 +15,7 @@ from redis.retry import Retry
 
 from kombu_toc.embedded import server_program
 
-
-def free_port() -> int:
-    """A TCP port that nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+from .ports import free_port
 
 
 def program() -> str:

@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 
 from celery_toc.cli import toc as command
 
-from ..servers import free_port
+from ..ports import free_port
 from .nodes import ROOT
 from .tasks import make_app
 

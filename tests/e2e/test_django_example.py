@@ -18,7 +18,8 @@ import redis
 
 from kombu_toc import TimeoutCenter
 
-from ..servers import Server, free_port
+from ..ports import free_port
+from ..servers import Server
 from .conftest import wait_until
 from .nodes import ROOT
 

@@ -25,7 +25,8 @@ from pytest_celery import CeleryBackendCluster, CeleryBrokerCluster
 
 from kombu_toc import TimeoutCenter, center_for
 
-from ..servers import Server, free_port
+from ..ports import free_port
+from ..servers import Server
 from .conftest import wait_until
 from .nodes import ROOT, Worker
 from .tasks import make_app

@@ -22,8 +22,8 @@ import kombu_toc
 from kombu_toc import IN_FLIGHT, WAITING
 from kombu_toc.scripts import load
 
+from ..ports import free_port
 from ..proxy import Proxy
-from ..servers import free_port
 from .conftest import POOLS, Journal, slot_keys, wait_until
 from .nodes import ROOT, Worker
 from .tasks import make_app

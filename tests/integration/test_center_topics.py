@@ -9,7 +9,8 @@ import pytest
 from kombu_toc import ConfigurationError, SlotCountError, TimeoutCenter
 from kombu_toc.center import Counts
 
-from ..servers import Server, free_port
+from ..ports import free_port
+from ..servers import Server
 from .inspection import announced, check_slots, keys_left, now_us, residue, slot_keys
 
 HOUR = 3600.0

@@ -20,7 +20,8 @@ import kombu_toc
 from kombu_toc import TimeoutCenter, center_for
 
 from ..cluster import Cluster
-from ..servers import Server, free_port
+from ..ports import free_port
+from ..servers import Server
 from .conftest import drain
 from .inspection import check_slots, keys_left, slot_keys
 

@@ -12,8 +12,9 @@ from kombu import Connection
 
 import kombu_toc
 
+from ..ports import free_port
 from ..sentinels import NAME, Deployment
-from ..servers import Server, free_port
+from ..servers import Server
 from .test_connections import round_trip, round_trip_on
 
 
