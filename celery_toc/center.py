@@ -33,7 +33,7 @@ class Task:
         self.found = found
         self.problem = ""
         try:
-            content = kombu_toc.unpack(found.body)
+            content = kombu_toc.unpack(found.body, found.id)
         except kombu_toc.EnvelopeError as exc:
             self.problem = str(exc)
             content = {"headers": {}, "properties": {}, "body": b""}

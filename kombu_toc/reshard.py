@@ -249,7 +249,7 @@ def _look(center: TimeoutCenter, topic: Topic) -> Iterator[tuple[Slot, dict[int,
 def _basis(id: str, body: bytes) -> str | None:
     """The slot basis of a message that Kombu has sent; None if it is not known."""
     try:
-        headers = envelope.unpack(body)["headers"]
+        headers = envelope.unpack(body, id)["headers"]
     except EnvelopeError:
         return None
     basis = headers.get("x-slot-basis")

@@ -331,7 +331,7 @@ class Channel(virtual.Channel):
         waits = at_us is not None or delay_us is not None
         basis = headers.get("x-slot-basis")
         message["properties"]["k"] = token = f"{zlib.crc32(tag.encode()):08x}"
-        packed = envelope.pack(message, deflate=waits and self.settings.toc_deflate)
+        packed = envelope.pack(message, deflate=waits and self.settings.toc_deflate, id=id)
         ensure = bool(message["properties"].get(envelope.ENSURE))
         call = self.center.putting(
             topic,
@@ -454,7 +454,7 @@ class Channel(virtual.Channel):
             self.poller.release([delivery])
             return
         try:
-            message = Message(self, envelope.unpack(delivery.body), delivery)
+            message = Message(self, envelope.unpack(delivery.body, delivery.id), delivery)
         except EnvelopeError as exc:
             self.poller.give_back(delivery, requeue=False, reason=str(exc))
             return
@@ -496,7 +496,7 @@ class Channel(virtual.Channel):
                 return None
             delivery = popped.messages[0]
             try:
-                message = Message(self, envelope.unpack(delivery.body), delivery)
+                message = Message(self, envelope.unpack(delivery.body, delivery.id), delivery)
             except EnvelopeError as exc:
                 logger.error("message %s of %s to DeadQueue: %s", delivery.id, queue, exc)
                 self.center.reject(delivery, requeue=False, reason=str(exc))

@@ -362,7 +362,7 @@ class Poller:
                     (found.id, found.body) for found in self.center.get(unknown, topic=topic)
                 )
         for id, body in bodies.items():
-            task = task_of(body)
+            task = task_of(body, id)
             if id in names and task:
                 names[id] = f" (task {task})"
         return names

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 MOST_SHOWN = 100
 
 
-def task_of(body: bytes) -> str:
-    """The name of the task that a message carries; empty if it is none, or cannot be read."""
+def task_of(body: bytes, id: str) -> str:
+    """The name of the task that a message kept under that id carries; empty if it is none, or
+    cannot be read."""
     try:
-        name = envelope.unpack(body)["headers"].get("task")
+        name = envelope.unpack(body, id)["headers"].get("task")
     except EnvelopeError:
         return ""
     return name if isinstance(name, str) else ""
@@ -28,7 +29,7 @@ def task_of(body: bytes) -> str:
 
 def in_words(delivery: Delivery) -> str:
     """Which message it is: id, topic, and the task's name if it has one."""
-    task = task_of(delivery.body)
+    task = task_of(delivery.body, delivery.id)
     return f"{delivery.id} of {delivery.topic}{f' (task {task})' if task else ''}"
 
 
@@ -80,7 +81,7 @@ def _due(entry: dict[str, Any]) -> float:
 def _message(delivery: Delivery) -> dict[str, Any]:
     return {
         "id": delivery.id,
-        "task": task_of(delivery.body) or None,
+        "task": task_of(delivery.body, delivery.id) or None,
         "topic": delivery.topic,
         "slot": delivery.slot,
         "failures": delivery.failures,

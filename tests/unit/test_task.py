@@ -35,6 +35,7 @@ def task(app, *, protocol=2, serializer="json", compress=None, deflate=True, sta
             "body": body,
         },
         deflate=deflate,
+        id="id-1",
     )
     score = scores.action(2_000_000_000_000_000) if state == WAITING else scores.lease(5, 0, 3)
     return Task(app, Found("mail", 3, "id-1#00c0ffee", state, 0, score, packed, ""))
