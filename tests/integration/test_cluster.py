@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 import redis
@@ -18,12 +19,15 @@ from kombu import Connection, Consumer, Exchange, Message, Producer, Queue
 
 import kombu_toc
 from kombu_toc import TimeoutCenter, center_for
+from kombu_toc.migrate import migrate_broker
 
 from ..cluster import Cluster
 from ..ports import free_port
 from ..servers import Server
 from .conftest import drain
 from .inspection import check_slots, keys_left, slot_keys
+from .test_migrate import at, hold, send, source_keys
+from .test_reshard import Killed
 
 
 @pytest.fixture
@@ -248,6 +252,52 @@ def test_who_takes_a_part_of_what_is_due_announces_the_rest(
         client.delete(wake)  # again, by somebody else, who will look for the rest
         center.run(center.popping(topic, [0], soon=1, claimed=False))
         assert client.zcard(wake) == 0
+
+
+# -- moving in
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_a_broker_of_kombus_own_has_moves_into_a_cluster(
+    cluster: Cluster,
+    center: TimeoutCenter,
+    single_server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    killed: bool,
+) -> None:
+    """Also if it was killed when messages were written and not yet taken from where they were."""
+    before = crossed(cluster)
+    with single_server.client() as client:
+        client.flushall()
+    with (
+        Connection(single_server.url) as old,
+        Connection(single_server.url) as worker,
+        Connection(cluster.toc_url) as new,
+    ):
+        Queue("celery")(old.default_channel).declare()
+        for number in range(5):
+            send(old, f"held-{number}", headers={"eta": at(3600)})
+        hold(worker, 5)
+        for number in range(40):
+            send(old, f"ready-{number}")
+        if killed:
+            with monkeypatch.context() as patch:
+                patch.setattr(redis.client.Pipeline, "execute", Mock(side_effect=Killed))
+                with pytest.raises(Killed):
+                    migrate_broker(single_server.url, new)
+            assert center.counts("celery").waiting == 40
+        moved = migrate_broker(single_server.url, new)
+        assert (moved.moved, moved.unacknowledged, moved.scheduled, moved.staying) == (45, 5, 5, 0)
+    popped = center.pop("celery", 100).messages
+    assert {one.id for one in popped} == {f"ready-{number}" for number in range(40)}
+    assert center.ack(popped) == 40
+    left = center.scan("celery").messages
+    assert {one.id for one in left} == {f"held-{number}" for number in range(5)}
+    assert all(abs(one.time_us / 1e6 - time.time() - 3600) < 60 for one in left)
+    check_slots(center, "celery")
+    with single_server.client() as client:
+        assert source_keys(client) == []
+    assert crossed(cluster) == before
 
 
 # -- what cannot work
