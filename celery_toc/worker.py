@@ -18,14 +18,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError
+from datetime import datetime
 from typing import Any
 from weakref import ref
 
 from celery import bootsteps, signals
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.utils.log import get_logger
+from celery.utils.time import maybe_iso8601
 from celery.worker import state
 from celery.worker.consumer.tasks import Tasks
+from celery.worker.request import Request
+from kombu.utils.imports import symbol_by_name
 
 import kombu_toc
 
@@ -111,6 +115,7 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
             explain(c)
             _settle_at_once(c)
             _forget_what_has_ended(c)
+            _read_times_quickly(c)
 
     def include_if(self, c: Any) -> bool:
         return self.enabled
@@ -405,6 +410,43 @@ def _forget_what_has_ended(c: Any) -> None:
             c.strategies[name] = forgetting(strategy)
 
     c.update_strategies = update_strategies
+
+
+def _read_times_quickly(c: Any) -> None:
+    """Celery's parser of an ``eta`` is written in Python, and each request asks the app's settings
+    for its time zone: a third of what the worker does for a task that is due."""
+
+    class QuickRequest(Request):
+        tzlocal = c.app.conf.timezone
+
+        def __init__(self, message: Any, **options: Any) -> None:
+            super().__init__(message, maybe_iso8601=_read_time, **options)
+
+    update = c.update_strategies
+
+    def update_strategies() -> None:
+        # A request class of somebody's own stays what it is.
+        tasks = [
+            task
+            for task in c.app.tasks.values()
+            if "Request" not in vars(task) and symbol_by_name(task.Request) is Request
+        ]
+        for task in tasks:
+            task.Request = QuickRequest
+        try:
+            update()
+        finally:
+            for task in tasks:
+                del task.Request
+
+    c.update_strategies = update_strategies
+
+
+def _read_time(time: Any) -> datetime | None:
+    try:
+        return datetime.fromisoformat(time)
+    except (TypeError, ValueError):
+        return maybe_iso8601(time)
 
 
 def _ends_tasks_in_threads(pool: Any) -> bool:

@@ -138,7 +138,7 @@ def unpack(data: bytes, id: str = "") -> dict[str, Any]:
             preset += name[:length]
         inflater = zlib.decompressobj(_WINDOW, preset)
         try:
-            data = inflater.decompress(data[begin:]) + inflater.flush()
+            data = inflater.decompress(data[begin:])
         except zlib.error as exc:
             raise EnvelopeError(f"damaged envelope: {exc}") from exc
         if not inflater.eof:

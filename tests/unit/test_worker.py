@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
+from datetime import datetime, timezone
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery import Celery
+from celery.exceptions import InvalidTaskError
+from celery.worker.request import Request
 from kombu.asynchronous.timer import Timer
 
-from celery_toc.worker import _PastTimers
+from celery_toc.worker import _PastTimers, _read_times_quickly
 from kombu_toc import Delivery, Message
 
 MINUTES = 300.0
@@ -58,3 +62,99 @@ def test_the_rest_of_the_timer_is_the_timers_own() -> None:
     timer = Timer()
     entry = _PastTimers(timer).call_after(MINUTES, print)
     assert [scheduled.entry for scheduled in timer.queue] == [entry]
+
+
+# -- times that are read quickly
+
+
+class OwnRequest(Request):
+    """An app's own."""
+
+
+def mail() -> None:
+    """A task."""
+
+
+@pytest.fixture(params=[None, "America/New_York"])
+def shop(request: pytest.FixtureRequest) -> Celery:
+    with Celery("shop", set_as_current=False) as app:
+        app.conf.timezone = request.param
+        app.task(name="mail")(mail)
+        app.task(name="own", Request=OwnRequest)(mail)
+        app.finalize()
+        yield app
+
+
+def request_classes(app: Celery, fails: bool = False) -> dict[str, type[Request]]:
+    """Those of the tasks while the worker makes their strategies."""
+    seen: dict[str, type[Request]] = {}
+
+    def update_strategies() -> None:
+        seen.update((name, task.Request) for name, task in app.tasks.items())
+        if fails:
+            raise KeyError("of an app's own strategy")
+
+    consumer = SimpleNamespace(app=app, update_strategies=update_strategies)
+    _read_times_quickly(consumer)
+    consumer.update_strategies()
+    return seen
+
+
+def eta_of(request_class: type[Request], app: Celery, eta: Any, expires: Any = None) -> Any:
+    headers = {"id": "id-1", "task": "mail", "eta": eta, "expires": expires}
+    message = SimpleNamespace(
+        headers=headers,
+        properties={},
+        delivery_info={},
+        payload=((), {}, {}),
+        body=b"",
+        content_type=None,
+        content_encoding=None,
+    )
+    made = request_class(message, app=app, task=app.tasks["mail"], hostname="h")
+    assert made.request_dict["eta"] == eta  # as it was sent
+    return (
+        *(made.eta, made.eta and made.eta.isoformat()),
+        *(made.expires, made.expires and made.expires.isoformat()),
+    )
+
+
+@pytest.mark.parametrize(
+    "time",
+    [
+        None,
+        "2026-11-21T16:13:29.123456+00:00",
+        "2026-11-21T16:13:29+00:00",
+        "2026-11-21T16:13:29.5-05:00",
+        "2026-11-21T16:13:29Z",
+        "2026-11-21T16:13:29.123",
+        "2026-11-21T16:13:29",
+        "20261121T161329Z",
+        "2026-11-21T16:13",
+        "2026-11-21",
+        datetime(2026, 11, 21, 16, 13, tzinfo=timezone.utc),
+        datetime(2026, 11, 21, 16, 13),
+    ],
+)
+def test_a_time_that_is_read_quickly_is_the_one_that_celery_reads(shop: Celery, time: Any) -> None:
+    quick = request_classes(shop)["mail"]
+    assert quick is not Request
+    assert eta_of(quick, shop, time, time) == eta_of(Request, shop, time, time)
+
+
+@pytest.mark.parametrize("time", ["soon", "2026-13-01T00:00:00+00:00", 7, {"a": 1}])
+def test_what_is_no_time_is_refused_as_celery_does(shop: Celery, time: Any) -> None:
+    quick = request_classes(shop)["mail"]
+    with pytest.raises(InvalidTaskError) as of_celery:
+        eta_of(Request, shop, time)
+    with pytest.raises(InvalidTaskError, match="invalid ETA value") as ours:
+        eta_of(quick, shop, time)
+    assert str(ours.value) == str(of_celery.value)
+
+
+def test_an_apps_own_request_class_stays_and_tasks_are_left_as_they_were(shop: Celery) -> None:
+    before = {name: dict(vars(task)) for name, task in shop.tasks.items()}
+    assert request_classes(shop)["own"] is OwnRequest
+    with pytest.raises(KeyError, match="strategy"):
+        request_classes(shop, fails=True)
+    assert {name: dict(vars(task)) for name, task in shop.tasks.items()} == before
