@@ -22,7 +22,7 @@ from datetime import datetime
 from typing import Any
 from weakref import ref
 
-from celery import bootsteps, signals
+from celery import Task, bootsteps, signals
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.utils.log import get_logger
 from celery.utils.time import maybe_iso8601
@@ -41,12 +41,16 @@ logger = get_logger(__name__)
 
 __all__ = ("TimeoutCenterStep",)
 
+#: What tasks have whose app has not said otherwise.
+_STRATEGY = Task.Strategy
+
 #: Seconds that a signal handler waits for messages to be given back.
 HELP_TIMEOUT = 1.0
 
 
 class _PastTimers:
-    """The consumer's timer, but for tasks that have waited already: they start at once.
+    """The consumer's timer, but for tasks that have waited in the center: they start when it says
+    that they are due, and most of them are.
 
     limits: gives the entries that end tasks at their time limits
     """
@@ -70,7 +74,12 @@ class _PastTimers:
         if not isinstance(message, kombu_toc.Message) or not message.waited:
             return self._timer.call_at(eta, fun, args, kwargs, priority)
         entry = self._timer.Entry(fun, args, kwargs)
-        entry()
+
+        def begin() -> None:
+            if not entry.canceled:  # by Celery, because the connection is lost
+                entry()
+
+        message.when_due(begin)
         return entry
 
     def clear(self) -> None:
@@ -130,6 +139,7 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
         self._poller.before_delivery = state.maybe_shutdown
         channel.free = lambda: 0 if self._paused else self._limit(c) - self._busy()
         channel.keep = lambda message: self._executing(c, message)
+        channel.ahead = lambda message: self._is_timed(c, message)
         # A full pool of greenlets stops whoever gives it one more, for as long as it is full.
         self._no_prefetch = c.pool.is_green or bool(c.app.conf.get("worker_disable_prefetch"))
         channel.no_prefetch = self._no_prefetch or self._paused
@@ -248,6 +258,13 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
         """Run it in a thread: what this signal handler has interrupted may hold a lock."""
         self._helper = threading.Thread(target=function, name="toc-end", daemon=True)
         self._helper.start()
+
+    @staticmethod
+    def _is_timed(c: Any, message: kombu_toc.Message) -> bool:
+        """Whether Celery gives this message's task to the timer, and does nothing with it before
+        but get it ready: its own strategy does."""
+        task = c.app.tasks.get(message.headers.get("task"))
+        return message.waited and getattr(task, "Strategy", None) == _STRATEGY
 
     @staticmethod
     def _limit(c: Any) -> int:

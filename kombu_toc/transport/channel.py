@@ -145,8 +145,21 @@ class Message(kombu_message.Message):
         self.reason = self.error = ""
         #: it was given back unhandled: whoever still has it must not handle it
         self.given_back = False
+        #: it was handed over, and its time has not come yet: whoever has it says by
+        #: :meth:`when_due` what is to be done then
+        self.early = False
+        #: what is to be done when it is due
+        self.begin: Callable[[], Any] | None = None
         #: to be delivered again, a broadcast needs what it came as
         self.origin: tuple[str, bytes] | None = None
+
+    def when_due(self, function: Callable[[], Any]) -> None:
+        """Call it at the message's action time, unless the message is given back before; now if
+        that has come."""
+        if self.early:
+            self.begin = function
+        else:
+            function()
 
     @property
     def waited(self) -> bool:
@@ -199,6 +212,9 @@ class Channel(virtual.Channel):
     no_prefetch = False
     #: Whether a message that is not settled stays with this process when the channel closes.
     keep: Callable[[Message], bool] | None = None
+    #: Whether a message that was fetched ahead of its time may be handed over at once, to somebody
+    #: who begins nothing before (:meth:`Message.when_due`) and needs the time until then.
+    ahead: Callable[[Message], bool] | None = None
 
     def __init__(self, connection: Any, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
@@ -447,6 +463,26 @@ class Channel(virtual.Channel):
         except BROKEN as exc:
             logger.debug("queue %s is left to go stale: %s", queue, exc)
 
+    def take_ahead(self, delivery: Delivery) -> Message | None:
+        """The message, if the queue's consumer may have it before it is due: :meth:`hand_over`
+        is next."""
+        receiver = self._receivers.get(delivery.topic)
+        if self.ahead is None or receiver is None or receiver.no_ack:
+            return None
+        try:
+            message = Message(self, envelope.unpack(delivery.body, delivery.id), delivery)
+        except EnvelopeError:  # told when it is due
+            return None
+        if not self.ahead(message):
+            return None
+        message.early = True
+        self.qos.append(message, message.delivery_tag)
+        return message
+
+    def hand_over(self, message: Message) -> None:
+        """Give it to the queue's consumer."""
+        self._receivers[message.delivery.topic].callback(message)
+
     def receive(self, delivery: Delivery) -> None:
         """Hand a message to the queue's consumer."""
         receiver = self._receivers.get(delivery.topic)
@@ -508,14 +544,18 @@ class Channel(virtual.Channel):
                 self.qos.append(message, message.delivery_tag)
             return message
 
-    def capacity(self, held: int) -> Capacity:
-        """How much this channel can take; `held` messages are fetched and not yet due."""
+    def capacity(self, held: int, early: int = 0) -> Capacity:
+        """How much this channel can take.
+
+        held: messages that are fetched and not yet due
+        early: of these, how many it has been handed already
+        """
         qos = self.qos
         most = qos.can_consume_max_estimate()
         if most is None:
             # Without a bound and without an event loop, a consumer gets what it asks for.
             most = BATCH if self.poller.steady else 1
-        room = most - held if qos.can_consume() else 0
+        room = most - (held - early) if qos.can_consume() else 0
         if self.free is None:
             return Capacity(room, room)
         free = self.free() - held

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import redis
 
     from ..topics import Topic
-    from .channel import Channel
+    from .channel import Capacity, Channel, Message
     from .transport import Transport
 
 logger = logging.getLogger(__name__)
@@ -98,6 +98,8 @@ class Intake:
         self.owed: dict[tuple[str, int, int], None] = {}
         #: messages fetched and not yet due
         self.held = 0
+        #: of these, those that the channel was handed already: their numbers in the heap
+        self.early: dict[int, Message] = {}
         #: pops that are on their way, and monotonic seconds when they left
         self.flying: set[int] = set()
         self.left_at = 0.0
@@ -122,6 +124,10 @@ class Intake:
     def ask_all(self) -> None:
         for topic in self.topics:
             self.asked[topic] = None
+
+    def capacity(self) -> Capacity:
+        """How much there is room for."""
+        return self.channel.capacity(self.held, len(self.early))
 
     def next_asked(self) -> str:
         """The topic whose turn it is; it goes to the end of the row."""
@@ -176,6 +182,9 @@ class Poller:
         self._acks_timer: Any = None
         self._thread = 0
         self._delivering = False
+        #: turns of the loop, and that of the latest delivery
+        self._turns = 0
+        self._delivered_in = -1
         self._wake_topics: dict[bytes, str] = {}
         self._turn = 0
         self._deal = 0
@@ -235,8 +244,8 @@ class Poller:
         claims = {claim: None for claim in intake.owed if claim[0] == topic}
         held, rest = [], []
         for entry in self._heap:
-            _, _, owner, item = entry
-            if owner is not intake:
+            _, number, owner, item = entry
+            if owner is not intake or number in intake.early:  # it is another's already
                 rest.append(entry)
             elif isinstance(item, Delivery):
                 (held if item.topic == topic else rest).append(
@@ -419,7 +428,9 @@ class Poller:
         with suppress(OSError):
             self._nudge[0].recv(4096)
         if self._hub is not None:
-            self._rest()
+            # The pool sends what was delivered in the turn before, or in this one, after this.
+            if self._turns > self._delivered_in + 1:
+                self._rest()
             self._run_due()
 
     def _opened(self, fd: int, callback: Any) -> None:
@@ -445,16 +456,15 @@ class Poller:
     def tick(self) -> None:
         """Before each wait: send what is to be sent, deliver what is due."""
         self._in_tick = True
+        self._turns += 1
         try:
+            self._run_due()
+            if self._pool_first():
+                return
             self.heartbeat.speak()
             for link in (self._wake, self._work, self._stream):
                 link.check()
             self._send_settled_or_wait()
-            delivered = self._delivered
-            self._run_due()
-            if self._delivered > delivered:
-                # The pool's own tick may have come before this one, and would let the tasks lie.
-                self.nudge()
             now = time.monotonic()
             for intake in list(self.intakes.values()):
                 self._consider(intake, now)
@@ -463,6 +473,21 @@ class Poller:
             self._arm()
         finally:
             self._in_tick = False
+
+    def _pool_first(self) -> bool:
+        """Whether the pool is to send to its processes what was delivered just now, before
+        anything is said to Redis: the server would take the processor from them.
+
+        Not while there is a backlog: it is worked off with fewer turns of the loop.
+        """
+        if self._hub is None or self._turns > self._delivered_in + 1:
+            return False
+        # The pool's own tick may have come before this one, and would let the tasks lie.
+        self.nudge()
+        return not self._has_backlog()
+
+    def _has_backlog(self) -> bool:
+        return any(intake.backlog for intake in self.intakes.values())
 
     def close(self) -> None:
         """Leave nothing behind: no claim, no held message, no acknowledgement unsent."""
@@ -497,11 +522,15 @@ class Poller:
             claims.update(dict.fromkeys(list(intake.owed)))
         while self._heap:
             try:
-                item = heapq.heappop(self._heap)[3]
+                _, number, owner, item = heapq.heappop(self._heap)
             except IndexError:  # the loop has gone on
                 break
             if isinstance(item, Delivery):
-                held.append(item)
+                message = owner.early.pop(number, None)
+                if message is None:
+                    held.append(item)
+                else:
+                    owner.channel.qos.give_back(message)
             else:
                 claims[item] = None
         if self._wake.busy:
@@ -598,11 +627,10 @@ class Poller:
         self._work.send(settled + items, owed=len(settled))
 
     def _send_settled_or_wait(self) -> None:
-        """What is settled goes along with the next pop, if there will be one within moments."""
+        """What is settled goes along with the next pop, if there is one within moments."""
         if not self._acks and not self._calls:
             return
-        busy = any(intake.backlog for intake in self.intakes.values())
-        if busy and self._hub is not None and not self._calls and len(self._acks) < MOST_ACKS:
+        if self._hub is not None and not self._calls and len(self._acks) < MOST_ACKS:
             now = time.monotonic()
             if self._acks_leave is None:
                 self._acks_leave = now + ACKS_WAIT
@@ -640,7 +668,7 @@ class Poller:
                 # The link broke, and whoever drains this connection goes on with it.
                 self._connected = now
                 intake.ask_all()
-        free, room = intake.channel.capacity(intake.held)
+        free, room = intake.capacity()
         finished, intake.last_free = free > intake.last_free, free
         soon = max(min(free, room), 0)
         if soon and now >= intake.next_look:
@@ -807,8 +835,20 @@ class Poller:
             intake.held += 1
             heapq.heappush(self._heap, (delivery.action_us, next(self._number), intake, delivery))
         self._run_due()
+        self._hand_ahead(intake)
         self._consider(intake, time.monotonic())
         self._arm()
+
+    def _hand_ahead(self, intake: Intake) -> None:
+        """Hand over what is held and not due, where it may be handed over ahead."""
+        if intake.channel.ahead is None or not intake.held:
+            return
+        for _, number, owner, item in list(self._heap):
+            if owner is intake and isinstance(item, Delivery) and number not in intake.early:
+                message = intake.channel.take_ahead(item)
+                if message is not None:
+                    intake.early[number] = message
+                    intake.channel.hand_over(message)
 
     def _run_due(self) -> None:
         """Deliver held messages whose time has come, and act on claims."""
@@ -819,17 +859,24 @@ class Poller:
             if self.before_delivery is not None:
                 self.before_delivery()
             try:
-                due, _, intake, item = heapq.heappop(self._heap)
+                due, number, intake, item = heapq.heappop(self._heap)
             except IndexError:  # given back by another thread just now
                 return
             if isinstance(item, Delivery):
                 intake.held -= 1
                 self._delivered += 1
+                self._delivered_in = self._turns
                 self._delivering = True
                 if due:
                     late(item.topic, now - due)
+                message = intake.early.pop(number, None)
                 try:
-                    intake.channel.receive(item)
+                    if message is None:
+                        intake.channel.receive(item)
+                    else:
+                        message.early = False
+                        if message.begin is not None and not message.given_back:
+                            message.begin()
                 finally:
                     self._delivering = False
             else:
@@ -859,7 +906,9 @@ class Poller:
 
     def _on_timer(self) -> None:
         self._timer = None
-        self._rest()
+        # The pool sends what was delivered since the last turn after this: no time to rest.
+        if self._turns > self._delivered_in:
+            self._rest()
         self._run_due()
 
     def _rest(self) -> None:
@@ -881,7 +930,7 @@ class Poller:
         for intake in self.intakes.values():
             if intake.flying or intake.asked:
                 continue
-            free, room = intake.channel.capacity(intake.held)
+            free, room = intake.capacity()
             if free > 0 and room > 0:
                 topics += intake.topics
         if not topics:
@@ -931,7 +980,7 @@ class Poller:
         if not intakes:
             self._announce_now({claim: None})
             return
-        intake = max(intakes, key=lambda i: min(i.channel.capacity(i.held)))
+        intake = max(intakes, key=lambda i: min(i.capacity()))
         lookahead = int(self.settings.toc_lookahead * 1_000_000) if self._hub is not None else 0
         heapq.heappush(self._heap, (claim[2] - lookahead, next(self._number), intake, claim))
         if self._stopping:  # whoever ends the wait goes on with it

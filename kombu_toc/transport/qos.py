@@ -48,6 +48,11 @@ class QoS(virtual.QoS):
         if message is not None:
             self.channel.give_back(message, requeue)
 
+    def give_back(self, message: Any) -> None:
+        """Give one back unhandled, if it is not settled."""
+        if self._delivered.pop(message.delivery_tag, None) is not None:
+            self.channel.release([message])
+
     def restore_unacked(self) -> list[Any]:
         """Give back unhandled whatever is not settled, but for what the worker still executes."""
         taken = []

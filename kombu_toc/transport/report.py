@@ -58,7 +58,7 @@ def report(channel: Channel) -> dict[str, Any]:
         else:
             topic, slot, us = item
             claims.append({"topic": topic, "slot": slot, "due_in": (us - server_us) / 1e6})
-    free, room = channel.capacity(intake.held if intake else 0)
+    free, room = channel.capacity(*((intake.held, len(intake.early)) if intake else (0,)))
     return {
         "prefix": channel.center.keys.prefix,
         "clock_ahead": server_us / 1e6 - time.time() if poller.clock.known else None,

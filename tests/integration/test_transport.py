@@ -762,6 +762,153 @@ def test_a_loop_that_has_just_connected_leaves_others_the_time_to_renew_their_le
     hub.close()
 
 
+class Prepared:
+    """A consumer that may have messages ahead of their time: what it got and began, and when."""
+
+    def __init__(self, connection: Connection, prefetch: int = 0) -> None:
+        self.hub = Hub()
+        connection.register_with_event_loop(self.hub)
+        self.channel = connection.channel()
+        self.channel.ahead = lambda message: message.headers.get("id") != "plain"
+        self.got: list[tuple[str, float]] = []
+        self.begun: list[tuple[str, float]] = []
+        self.consumer = Consumer(self.channel, [Queue("mail")], callbacks=[self.take])
+        if prefetch:
+            self.consumer.qos(prefetch_count=prefetch)
+        self.consumer.consume()
+
+    def take(self, body: Any, message: Message) -> None:
+        id = message.headers["id"]
+        self.got.append((id, time.time()))
+
+        def begin() -> None:
+            self.begun.append((id, time.time()))
+            message.ack()
+
+        message.when_due(begin)
+
+    def turn_until(self, holds: Callable[[], Any]) -> None:
+        deadline = time.monotonic() + 10
+        while not holds():
+            assert time.monotonic() < deadline, (self.got, self.begun)
+            self.hub.run_once()
+
+    def turn_for(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        self.turn_until(lambda: time.monotonic() >= end)
+
+
+def publish_at(connection: Connection, id: str, moment: float) -> None:
+    eta = datetime.fromtimestamp(moment, timezone.utc).isoformat()
+    publish(connection, id, headers={"id": id, "eta": eta})
+
+
+def test_what_may_be_handed_over_ahead_is_and_begins_when_it_is_due(connect: Connect) -> None:
+    """X2: the time until then is used for getting it ready; nothing begins early."""
+    connection = connect(toc_lookahead=1.0)
+    prepared = Prepared(connection)
+    due = {id: time.time() + 0.7 + 0.01 * i for i, id in enumerate(("a", "plain", "b", "c"))}
+    for id, moment in due.items():
+        publish_at(connection, id, moment)
+    prepared.turn_until(lambda: len(prepared.begun) == 4)
+    assert {id for id, at in prepared.got if at < min(due.values())} == {"a", "b", "c"}
+    assert sorted(prepared.got) == sorted(set(prepared.got))
+    assert len(prepared.got) == 4
+    assert all(at >= due[id] for id, at in prepared.begun)
+    connection.transport.poller.flush()
+    assert connection.transport.center.counts("mail") == (0, 0, 0, 0)
+    connection.release()
+    prepared.hub.close()
+
+
+def test_what_is_given_back_before_it_is_due_is_not_begun_until_it_comes_again(
+    connect: Connect,
+) -> None:
+    connection = connect(toc_lookahead=1.0)
+    prepared = Prepared(connection)
+    publish_at(connection, "a", time.time() + 0.7)
+    prepared.turn_until(lambda: prepared.got)
+    prepared.channel.qos.restore_unacked()
+    prepared.turn_until(lambda: prepared.begun)
+    prepared.turn_for(0.3)
+    assert [id for id, _ in prepared.got] == ["a", "a"]
+    assert [id for id, _ in prepared.begun] == ["a"]
+    connection.release()
+    prepared.hub.close()
+
+
+def test_who_consumes_no_more_begins_what_it_was_handed(connect: Connect) -> None:
+    connection = connect(toc_lookahead=1.0)
+    prepared = Prepared(connection)
+    publish_at(connection, "a", time.time() + 0.7)
+    publish_at(connection, "plain", time.time() + 0.7)
+    center = connection.transport.center
+    prepared.turn_until(lambda: prepared.got and center.counts("mail").in_flight == 2)
+    prepared.consumer.cancel()
+    assert center.counts("mail").in_flight == 1  # the other one is given back
+    prepared.turn_until(lambda: prepared.begun)
+    prepared.turn_for(0.3)
+    assert [id for id, _ in prepared.begun] == ["a"]
+    connection.release()
+    prepared.hub.close()
+
+
+def test_who_ends_while_its_loop_stands_still_gives_back_what_it_was_handed_ahead(
+    connect: Connect, center: TimeoutCenter
+) -> None:
+    connection = connect(toc_lookahead=1.0)
+    prepared = Prepared(connection)
+    for id in ("a", "plain"):
+        publish_at(connection, id, time.time() + 0.7)
+    prepared.turn_until(lambda: prepared.got and center.counts("mail").in_flight == 2)
+    connection.transport.poller.give_up()
+    assert center.counts("mail").in_flight == 0
+    assert center.counts("mail").waiting == 2
+    assert prepared.channel.qos.unsettled() == []
+    prepared.consumer.cancel()
+    connection.release()
+    prepared.hub.close()
+    assert prepared.begun == []
+
+
+def test_what_was_handed_over_ahead_fills_the_window_once(connect: Connect) -> None:
+    connection = connect(toc_lookahead=2.0)
+    prepared = Prepared(connection, prefetch=3)
+    due = time.time() + 1.8
+    for i in range(3):
+        publish_at(connection, f"{i}", due)
+        prepared.turn_until(lambda i=i: len(prepared.got) == i + 1)
+    publish_at(connection, "3", due)
+    prepared.turn_for(0.3)
+    assert len(prepared.got) == 3
+    assert prepared.got[-1][1] < due
+    prepared.turn_until(lambda: len(prepared.begun) == 4)
+    assert all(at >= due for _, at in prepared.begun)
+    connection.release()
+    prepared.hub.close()
+
+
+def test_an_error_of_who_is_handed_a_message_ahead_does_not_bring_it_twice(
+    connect: Connect,
+) -> None:
+    connection = connect(toc_lookahead=1.0)
+    prepared = Prepared(connection)
+    calls: list[Any] = []
+
+    def fail(body: Any, message: Message) -> None:
+        calls.append(body)
+        raise KeyError("of the consumer")
+
+    prepared.consumer.callbacks.insert(0, fail)
+    publish_at(connection, "a", time.time() + 0.6)
+    with pytest.raises(KeyError, match="of the consumer"):
+        prepared.turn_until(lambda: calls)
+    prepared.turn_for(1.0)
+    assert calls == ["a"]
+    connection.release()
+    prepared.hub.close()
+
+
 def test_the_event_loops_timer_never_holds_more_than_a_few_entries(
     connection: Connection,
 ) -> None:

@@ -46,6 +46,27 @@ def test_a_task_that_waited_in_redis_starts_at_once_whatever_the_workers_clock_s
     assert timer.queue == []
 
 
+def test_a_task_that_is_handed_over_ahead_starts_when_it_is_due() -> None:
+    timer, started = Timer(), []
+    delivered = request(DELIVERY)
+    delivered.message.early = True
+    _PastTimers(timer).call_at(time.monotonic(), started.append, (delivered,), priority=6)
+    assert (started, timer.queue) == ([], [])
+    delivered.message.begin()
+    assert started == [delivered]
+
+
+def test_a_task_that_celery_has_cancelled_does_not_start_when_it_is_due() -> None:
+    """Because the connection is lost: somebody else is given its message."""
+    timer, started = Timer(), []
+    delivered = request(DELIVERY)
+    delivered.message.early = True
+    timers = _PastTimers(timer)
+    timers.cancel(timers.call_at(time.monotonic(), started.append, (delivered,), priority=6))
+    delivered.message.begin()
+    assert started == []
+
+
 @pytest.mark.parametrize(
     "args", [(request(None),), (request(DELIVERY, {}),), (), ("something else",)]
 )
