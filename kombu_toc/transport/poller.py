@@ -482,9 +482,11 @@ class Poller:
         """
         if self._hub is None or self._turns > self._delivered_in + 1:
             return False
-        # The pool's own tick may have come before this one, and would let the tasks lie.
-        self.nudge()
-        return not self._has_backlog()
+        first = not self._has_backlog()
+        if first or self._turns == self._delivered_in:
+            # The pool's own tick may have come before this one, and would let the tasks lie.
+            self.nudge()
+        return first
 
     def _has_backlog(self) -> bool:
         return any(intake.backlog for intake in self.intakes.values())
