@@ -41,9 +41,6 @@ logger = get_logger(__name__)
 
 __all__ = ("TimeoutCenterStep",)
 
-#: What tasks have whose app has not said otherwise.
-_STRATEGY = Task.Strategy
-
 #: Seconds that a signal handler waits for messages to be given back.
 HELP_TIMEOUT = 1.0
 
@@ -53,11 +50,18 @@ class _PastTimers:
     that they are due, and most of them are.
 
     limits: gives the entries that end tasks at their time limits
+    qos: gives the consumer's prefetch count
     """
 
-    def __init__(self, timer: Any, limits: Callable[[], Iterable[Any]] = tuple) -> None:
+    def __init__(
+        self,
+        timer: Any,
+        limits: Callable[[], Iterable[Any]] = tuple,
+        qos: Callable[[], Any] = lambda: None,
+    ) -> None:
         self._timer = timer
         self._limits = limits
+        self._qos = qos
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._timer, name)
@@ -74,10 +78,21 @@ class _PastTimers:
         if not isinstance(message, kombu_toc.Message) or not message.waited:
             return self._timer.call_at(eta, fun, args, kwargs, priority)
         entry = self._timer.Entry(fun, args, kwargs)
+        if not message.early:
+            entry()
+            return entry
+        # Celery fetches one more for each task that its timer has. These are fetched already,
+        # and the prefetch count may be set anew before they begin.
+        qos = self._qos()
+        if qos is not None:
+            qos.decrement_eventually()
 
         def begin() -> None:
-            if not entry.canceled:  # by Celery, because the connection is lost
-                entry()
+            if entry.canceled:  # by Celery, because the connection is lost
+                return
+            if qos is not None:
+                qos.increment_eventually()
+            entry()
 
         message.when_due(begin)
         return entry
@@ -120,7 +135,8 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
         self._solo = False
         if self.enabled:
             # Strategies bind the timer's method when the Tasks step starts, before this one.
-            c.timer = _PastTimers(c.timer, lambda: time_limits(c.pool))
+            c.timer = _PastTimers(c.timer, lambda: time_limits(c.pool), lambda: c.qos)
+            _begin_when_due(c)
             explain(c)
             _settle_at_once(c)
             _forget_what_has_ended(c)
@@ -261,10 +277,14 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
 
     @staticmethod
     def _is_timed(c: Any, message: kombu_toc.Message) -> bool:
-        """Whether Celery gives this message's task to the timer, and does nothing with it before
-        but get it ready: its own strategy does."""
+        """Whether Celery gets this message's task ready and does nothing more with it, for it
+        belongs to the timer: its own strategy does."""
         task = c.app.tasks.get(message.headers.get("task"))
-        return message.waited and getattr(task, "Strategy", None) == _STRATEGY
+        return (
+            message.waited
+            and getattr(task, "Strategy", None) == Task.Strategy
+            and type(task).start_strategy is Task.start_strategy
+        )
 
     @staticmethod
     def _limit(c: Any) -> int:
@@ -375,6 +395,20 @@ def _request_of(message: kombu_toc.Message, *requests: Iterable[Any]) -> Any:
             return next((r for some in requests for r in some if r.message is message), None)
         except RuntimeError:  # another thread has added one, or taken one out
             continue
+
+
+def _begin_when_due(c: Any) -> None:
+    """What is handed over ahead of its time goes to the timer, and its time is ours. But not
+    always: with an ``eta`` from before this machine's start Celery uses none."""
+    handle = c.on_task_request
+
+    def on_task_request(request: Any) -> Any:
+        message = getattr(request, "message", None)
+        if not isinstance(message, kombu_toc.Message) or not message.early:
+            return handle(request)
+        return message.when_due(lambda: handle(request))
+
+    c.on_task_request = on_task_request
 
 
 def _settle_at_once(c: Any) -> None:

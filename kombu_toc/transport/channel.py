@@ -606,6 +606,7 @@ class Channel(virtual.Channel):
         """Give messages back unhandled."""
         for message in messages:
             message.given_back = True
+            message.begin = None
         self.poller.release([m.delivery for m in messages if m.delivery is not None])
         for message in messages:
             if message.delivery is None and message.subscription is not None:

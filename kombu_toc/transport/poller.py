@@ -65,6 +65,9 @@ LAST_REPLY = 1.0
 #: most come sooner than the loop takes for a turn.
 AT_ONCE = 0.001
 
+#: Seconds for which everything else waits until the pool has sent what is delivered, at most.
+POOL_FIRST = 0.02
+
 #: Seconds after which a consumer reads its topics' declarations again.
 REREAD = 5.0
 
@@ -185,6 +188,8 @@ class Poller:
         #: turns of the loop, and that of the latest delivery
         self._turns = 0
         self._delivered_in = -1
+        #: monotonic seconds of the latest turn that did everything
+        self._turned_at = 0.0
         self._wake_topics: dict[bytes, str] = {}
         self._turn = 0
         self._deal = 0
@@ -461,6 +466,7 @@ class Poller:
             self._run_due()
             if self._pool_first():
                 return
+            self._turned_at = time.monotonic()
             self.heartbeat.speak()
             for link in (self._wake, self._work, self._stream):
                 link.check()
@@ -482,7 +488,7 @@ class Poller:
         """
         if self._hub is None or self._turns > self._delivered_in + 1:
             return False
-        first = not self._has_backlog()
+        first = not self._has_backlog() and time.monotonic() < self._turned_at + POOL_FIRST
         if first or self._turns == self._delivered_in:
             # The pool's own tick may have come before this one, and would let the tasks lie.
             self.nudge()
@@ -632,7 +638,8 @@ class Poller:
         """What is settled goes along with the next pop, if there is one within moments."""
         if not self._acks and not self._calls:
             return
-        if self._hub is not None and not self._calls and len(self._acks) < MOST_ACKS:
+        turns = self._hub is not None and not self._one
+        if turns and not self._calls and len(self._acks) < MOST_ACKS:
             now = time.monotonic()
             if self._acks_leave is None:
                 self._acks_leave = now + ACKS_WAIT
@@ -645,6 +652,8 @@ class Poller:
         # One timer at a time, which looks again: nearly always a pop has taken them along.
         if self._acks_timer is None or self._acks_timer.canceled:
             self._acks_timer = self._hub.call_later(seconds, self._on_acks_timer)
+            if self._in_tick:
+                self.nudge()  # the loop has already decided how long to wait
 
     def _on_acks_timer(self) -> None:
         self._acks_timer = None
@@ -832,25 +841,28 @@ class Poller:
         if not alive:
             self.release(result.messages)
             return
+        entries = []
         for delivery in result.messages:
             self.heartbeat.hold(delivery, visibility)
             intake.held += 1
-            heapq.heappush(self._heap, (delivery.action_us, next(self._number), intake, delivery))
+            entries.append((delivery.action_us, next(self._number), intake, delivery))
+            heapq.heappush(self._heap, entries[-1])
         self._run_due()
-        self._hand_ahead(intake)
+        self._hand_ahead(intake, entries)
         self._consider(intake, time.monotonic())
         self._arm()
 
-    def _hand_ahead(self, intake: Intake) -> None:
-        """Hand over what is held and not due, where it may be handed over ahead."""
-        if intake.channel.ahead is None or not intake.held:
+    def _hand_ahead(self, intake: Intake, entries: list[tuple[int, int, Intake, Delivery]]) -> None:
+        """Hand over what has come and is not due, where it may be handed over ahead."""
+        if intake.channel.ahead is None:
             return
-        for _, number, owner, item in list(self._heap):
-            if owner is intake and isinstance(item, Delivery) and number not in intake.early:
-                message = intake.channel.take_ahead(item)
-                if message is not None:
-                    intake.early[number] = message
-                    intake.channel.hand_over(message)
+        for due, number, _, delivery in entries:
+            if due <= self.clock.at(time.monotonic()):  # delivered, or about to be
+                continue
+            message = intake.channel.take_ahead(delivery)
+            if message is not None:
+                intake.early[number] = message
+                intake.channel.hand_over(message)
 
     def _run_due(self) -> None:
         """Deliver held messages whose time has come, and act on claims."""
@@ -877,8 +889,9 @@ class Poller:
                         intake.channel.receive(item)
                     else:
                         message.early = False
-                        if message.begin is not None and not message.given_back:
-                            message.begin()
+                        begin, message.begin = message.begin, None
+                        if begin is not None and not message.given_back:
+                            begin()
                 finally:
                     self._delivering = False
             else:

@@ -68,6 +68,7 @@ def test_what_cannot_be_executed_is_kept_with_its_reason(
     assert (found.reason, found.error) == ("the task failed", "ValueError: disk full")
 
     assert app.tasks["e2e.add"].delay(1, 2).get(timeout=10) == 3
+    wait_until(lambda: toc.counts("celery").in_flight == 0)  # it is acknowledged just now
     counts = toc.counts("celery")
     assert (counts.waiting, counts.in_flight, counts.dead) == (0, 0, 7)
 

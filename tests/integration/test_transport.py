@@ -821,6 +821,23 @@ def test_what_may_be_handed_over_ahead_is_and_begins_when_it_is_due(connect: Con
     prepared.hub.close()
 
 
+def test_what_is_acknowledged_leaves_although_nothing_else_happens(
+    connect: Connect, center: TimeoutCenter
+) -> None:
+    """It waits for company, but not until the next look."""
+    connection = connect(toc_poll_interval=5)
+    prepared = Prepared(connection)
+    for _ in range(3):
+        publish(connection, "now", headers={"id": "plain"})
+        prepared.turn_until(lambda: prepared.begun)
+        begun = time.monotonic()
+        prepared.turn_until(lambda: not connection.transport.poller._acks)
+        assert time.monotonic() - begun < 2
+        prepared.begun.clear()
+    connection.release()
+    prepared.hub.close()
+
+
 def test_what_is_given_back_before_it_is_due_is_not_begun_until_it_comes_again(
     connect: Connect,
 ) -> None:

@@ -8,12 +8,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
 from celery.exceptions import InvalidTaskError
 from celery.worker.request import Request
 from kombu.asynchronous.timer import Timer
+from kombu.common import QoS
 
-from celery_toc.worker import _PastTimers, _read_times_quickly
+from celery_toc.worker import (
+    TimeoutCenterStep,
+    _begin_when_due,
+    _PastTimers,
+    _read_times_quickly,
+)
 from kombu_toc import Delivery, Message
 
 MINUTES = 300.0
@@ -65,6 +71,58 @@ def test_a_task_that_celery_has_cancelled_does_not_start_when_it_is_due() -> Non
     timers.cancel(timers.call_at(time.monotonic(), started.append, (delivered,), priority=6))
     delivered.message.begin()
     assert started == []
+
+
+def test_while_a_task_is_ready_and_not_due_the_prefetch_count_is_what_it_was() -> None:
+    """It may be set anew in between, and would be one too low afterwards."""
+    set_: list[int] = []
+    qos = QoS(lambda prefetch_count, **_: set_.append(prefetch_count), 4)
+    timers = _PastTimers(Timer(), qos=lambda: qos)
+    delivered = request(DELIVERY)
+    delivered.message.early = True
+    qos.increment_eventually()  # as Celery's strategy does
+    timers.call_at(time.monotonic(), lambda _: qos.decrement_eventually(), (delivered,))
+    assert qos.value == 4
+    delivered.message.begin()
+    assert qos.value == 4
+
+
+class OwnStart(Task):
+    """An app's own way to a strategy."""
+
+    def start_strategy(self, app: Any, consumer: Any, **kwargs: Any) -> Any:
+        return super().start_strategy(app, consumer, **kwargs)
+
+
+def test_only_what_is_celerys_own_is_handed_over_ahead(shop: Celery) -> None:
+    shop.task(name="own-start", base=OwnStart)(mail)
+    shop.task(name="own-strategy", Strategy="somebody.elses:strategy")(mail)
+    consumer = SimpleNamespace(app=shop)
+
+    def is_timed(task: str | None, **headers: Any) -> bool:
+        message = request(DELIVERY, {"task": task, **headers}).message
+        return TimeoutCenterStep._is_timed(consumer, message)
+
+    assert is_timed("mail", **ETA)
+    assert not is_timed("mail")
+    assert not any(is_timed(n, **ETA) for n in ("own-start", "own-strategy", "missing", None))
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_what_celery_does_not_give_to_the_timer_waits_as_well(early: bool) -> None:
+    """Such as a task whose eta is older than the machine's start, and was put off since."""
+    started: list[Any] = []
+    consumer = SimpleNamespace(on_task_request=started.append)
+    _begin_when_due(consumer)
+    delivered = request(DELIVERY)
+    delivered.message.early = early
+    consumer.on_task_request(delivered)
+    assert started == ([] if early else [delivered])
+    if early:
+        delivered.message.begin()
+        assert started == [delivered]
+    consumer.on_task_request("of somebody else")
+    assert started[1:] == ["of somebody else"]
 
 
 @pytest.mark.parametrize(
