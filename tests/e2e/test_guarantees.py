@@ -25,6 +25,7 @@ def at(seconds: float) -> datetime:
     return datetime.now(timezone.utc) + timedelta(seconds=seconds)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("number", [1, 4])
 def test_countdown_tasks_start_on_time_and_never_early(
     start_workers: StartWorkers, app: Celery, journal: Journal, number: int
@@ -132,6 +133,7 @@ def test_remote_control_and_workers_that_come_and_go_leave_nothing(
     assert client.exists("toc:{toc}:expiring") == 0
 
 
+@pytest.mark.alone
 def test_a_burst_spreads_over_idle_workers(
     start_workers: StartWorkers, app: Celery, journal: Journal
 ) -> None:
@@ -149,6 +151,7 @@ def test_a_burst_spreads_over_idle_workers(
     assert max(e["at"] - e["due"] for e in entries) < 0.15
 
 
+@pytest.mark.alone
 def test_no_short_task_waits_behind_a_long_one_while_a_worker_idles(
     start_workers: StartWorkers, app: Celery, journal: Journal
 ) -> None:

@@ -223,6 +223,7 @@ def test_what_ends_during_a_warm_shutdown_is_acknowledged_then(
     assert_each_once(journal)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
 def test_what_a_stopped_worker_holds_or_has_claimed_starts_on_time_elsewhere(
     start_workers: StartWorkers,

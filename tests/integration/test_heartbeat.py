@@ -194,6 +194,7 @@ block(0.5)
 """
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("library", ["gevent", "eventlet"])
 def test_the_thread_is_native_where_threads_are_greenlets(
     server: Server, client: redis.Redis, library: str

@@ -110,6 +110,7 @@ def test_lateness_is_counted_from_the_action_time(center: TimeoutCenter) -> None
     assert measured.rate("delivered") == 21 / measured.seconds
 
 
+@pytest.mark.alone
 def test_a_transports_deliveries_count_their_lateness_when_they_are_handed_over(
     connect: Callable[..., Connection], center: TimeoutCenter
 ) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+import pytest
 import redis
 from kombu import Connection, Consumer, Message, Producer, Queue
 
@@ -72,6 +73,7 @@ def wait_until_claimed(connection: Connection, client: redis.Redis) -> None:
             connection.drain_events(timeout=0.05)
 
 
+@pytest.mark.alone
 def test_each_action_time_wakes_about_one_consumer(connect: Connect, client: redis.Redis) -> None:
     """W3, Y5: 20 idle consumers, 200 distinct times: about one script a message, not twenty."""
     fleet = Fleet(connect, 20)
