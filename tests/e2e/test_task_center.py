@@ -8,6 +8,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+import psutil
 import pytest
 from celery import Celery
 from kombu import pools
@@ -81,6 +82,22 @@ def test_a_task_runs_at_the_time_it_is_moved_to(
     for name in ("later", "earlier", "by-eta", "naive"):
         [entry] = journal.wait_for(name, 1)
         assert 0 <= entry["by_redis"] - due < 1
+
+
+def test_a_task_that_was_due_before_the_machine_started_waits_for_the_time_it_is_moved_to(
+    start_workers: StartWorkers, app: Celery, center: TaskCenter, journal: Journal
+) -> None:
+    """Celery itself uses no timer for such an eta."""
+    long_ago = datetime.fromtimestamp(psutil.boot_time() - HOUR, timezone.utc)
+    note = app.tasks["e2e.note"]
+    ids = [note.apply_async((f"moved-{i}",), eta=long_ago).id for i in range(8)]
+    first = time.time() + 6  # the worker is idle by then
+    for i, id in enumerate(ids):
+        center.reschedule(id, eta=first + i * 0.2)
+    start_workers(1, "-c", "2")
+    for i in range(len(ids)):
+        [entry] = journal.wait_for(f"moved-{i}", 1)
+        assert 0 <= entry["by_redis"] - (first + i * 0.2) < 1
 
 
 def test_of_many_that_ensure_a_task_one_sends_it(app: Celery, center: TaskCenter) -> None:
