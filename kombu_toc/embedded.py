@@ -130,6 +130,20 @@ class EmbeddedServer:
         finally:
             client.close()
 
+    def _wait_while_it_loads(self) -> None:
+        """Until it has read its data, or for as long as it may take to start: then it says itself
+        that it is not ready yet."""
+        deadline = time.monotonic() + START_TIMEOUT
+        while time.monotonic() < deadline:
+            try:
+                with self.client() as client:
+                    client.ping()
+                return
+            except redis.exceptions.BusyLoadingError:
+                time.sleep(0.01)
+            except redis.exceptions.ConnectionError as exc:
+                raise self._does_not_start() from exc
+
     def leave(self) -> None:
         """Stop using the server; the last one who leaves stops it."""
         if self._users is not None:
@@ -148,6 +162,7 @@ class EmbeddedServer:
                 fcntl.flock(self._users, fcntl.LOCK_SH)
                 if not self.answers():
                     self._launch(program)
+            self._wait_while_it_loads()
         except OSError as exc:
             self.leave()
             raise EmbeddedServerError(
@@ -171,8 +186,11 @@ class EmbeddedServer:
             if keeper.poll() is not None:
                 break
             time.sleep(0.01)
+        raise self._does_not_start()
+
+    def _does_not_start(self) -> EmbeddedServerError:
         self.leave()
-        raise EmbeddedServerError(
+        return EmbeddedServerError(
             f"the embedded server does not start; {self.directory / 'server.log'} says why"
         )
 

@@ -15,7 +15,7 @@ from celery import Celery
 from kombu_toc import EmbeddedServer, TimeoutCenter
 
 from ..servers import Server
-from .conftest import Journal
+from .conftest import Journal, wait_until
 from .nodes import ROOT, Worker
 
 StartWorkers = Callable[..., list[Worker]]
@@ -212,6 +212,22 @@ def test_the_embedded_server_stops_with_the_last_process_and_keeps_its_data(
         assert server.client().config_get("appendonly") == {"appendonly": "yes"}
     finally:
         server.leave()
+
+
+def test_who_joins_an_embedded_server_finds_it_with_its_data_read(tmp_path: Path) -> None:
+    directory = str(tmp_path / "data")
+    server = EmbeddedServer.join(directory)
+    with server.client() as client:
+        client.eval("for i = 1, 300000 do redis.call('SET', 'key' .. i, i) end", 0)
+        pid = client.info("server")["process_id"]
+    server.leave()
+    wait_until(lambda: not psutil.pid_exists(pid))
+    again = EmbeddedServer.join(directory)
+    try:
+        with again.client() as client:
+            assert client.dbsize() == 300000
+    finally:
+        again.leave()
 
 
 def test_the_app_of_a_producer_imports_nothing_of_ours(server: Server) -> None:
