@@ -167,6 +167,13 @@ def threads():
 def files():
     return len(os.listdir("/proc/self/fd"))
 
+def block_until(holds):
+    end = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < end, (before, threads(), files())
+        block(0.1)
+        gc.collect()
+
 kept, lost = deliver("kept"), deliver("lost")
 before = threads(), files()
 heart.hold(kept, 0.6)
@@ -178,15 +185,12 @@ print("before it may speak")
 heart.speak()
 for _ in range(3):
     heart.drop(kept)
-    block(0.5)
-    assert threads() == before[0], threads()
+    block_until(lambda: threads() == before[0])
     heart.hold(kept, 0.6)
     assert threads() > before[0]
 block(0.5)
 heart.drop(kept)
-block(0.5)
-gc.collect()
-assert files() <= before[1], (before, files())
+block_until(lambda: files() <= before[1])
 print("once more")
 heart.hold(kept, 0.6)
 heart.hold(lost, 0.6)
