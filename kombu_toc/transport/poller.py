@@ -188,8 +188,8 @@ class Poller:
         #: turns of the loop, and that of the latest delivery
         self._turns = 0
         self._delivered_in = -1
-        #: monotonic seconds of the latest turn that did everything
-        self._turned_at = 0.0
+        #: monotonic seconds since when each turn has been for the pool; None if the latest was not
+        self._pool_first_since: float | None = None
         self._wake_topics: dict[bytes, str] = {}
         self._turn = 0
         self._deal = 0
@@ -466,7 +466,7 @@ class Poller:
             self._run_due()
             if self._pool_first():
                 return
-            self._turned_at = time.monotonic()
+            self._pool_first_since = None
             self.heartbeat.speak()
             for link in (self._wake, self._work, self._stream):
                 link.check()
@@ -488,7 +488,10 @@ class Poller:
         """
         if self._hub is None or self._turns > self._delivered_in + 1:
             return False
-        first = not self._has_backlog() and time.monotonic() < self._turned_at + POOL_FIRST
+        now = time.monotonic()
+        if self._pool_first_since is None:
+            self._pool_first_since = now
+        first = not self._has_backlog() and now < self._pool_first_since + POOL_FIRST
         if first or self._turns == self._delivered_in:
             # The pool's own tick may have come before this one, and would let the tasks lie.
             self.nudge()
