@@ -635,6 +635,7 @@ class TimeoutCenter(Operating):
         behind_us: int = 0,
         visibility: float | None = None,
         recover: int = 0,
+        until_us: int | None = None,
         claimed: bool = True,
     ) -> Call:
         """The call that delivers messages. Result: :class:`Popped`.
@@ -642,6 +643,8 @@ class TimeoutCenter(Operating):
         soon, lookahead_us: how many that are due within that many microseconds
         late, behind_us: how many that have been due for that many microseconds (the two
             numbers include each other)
+        recover, until_us: how many leases may be rolled back that ended by then, by Redis's clock;
+            by now unless given
         claimed: whether what is left has to be announced again even if it was already, for who
             pops may have claimed that; it matters on a Cluster
 
@@ -696,6 +699,7 @@ class TimeoutCenter(Operating):
                 int(limits.dead_age * 1000),
                 -(-limits.dead_limit // topic.slots),
                 int(claimed),
+                scores.LAST_MS * 1000 if until_us is None else until_us,
                 *numbers,
             ),
             parse,
@@ -1062,7 +1066,15 @@ class TimeoutCenter(Operating):
         keys: list[str] = []
         for number in numbers:
             slot = topic.slot(number)
-            keys += (slot.armed, slot.prepare, slot.body, slot.dead, slot.reasons, *slot.stores)
+            keys += (
+                slot.armed,
+                slot.prepare,
+                slot.body,
+                slot.dead,
+                slot.reasons,
+                slot.tokens,
+                *slot.stores,
+            )
         return keys
 
     def _announcing(

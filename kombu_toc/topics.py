@@ -254,7 +254,17 @@ class Keys:
 class Slot:
     """The keys of one slot; all share one hash tag, so they live on one node."""
 
-    __slots__ = ("armed", "body", "dead", "number", "prepare", "reasons", "stem", "stores")
+    __slots__ = (
+        "armed",
+        "body",
+        "dead",
+        "number",
+        "prepare",
+        "reasons",
+        "stem",
+        "stores",
+        "tokens",
+    )
 
     def __init__(self, prefix: str, topic: str, number: int, steps: tuple[int, ...]) -> None:
         self.number = number
@@ -269,6 +279,8 @@ class Slot:
         self.reasons = stem + "reasons"
         #: hash: id -> envelope
         self.body = stem + "body"
+        #: hash: id -> what names its deliveries; of messages that have been delivered
+        self.tokens = stem + "tokens"
         #: sorted set: times announced in the wake index and not yet passed
         self.armed = stem + "armed"
 
@@ -283,7 +295,15 @@ class Slot:
 
     def all(self) -> list[str]:
         """Every key of the slot but `copies` and `sent`."""
-        return [*self.stores, self.prepare, self.dead, self.reasons, self.body, self.armed]
+        return [
+            *self.stores,
+            self.prepare,
+            self.dead,
+            self.reasons,
+            self.body,
+            self.tokens,
+            self.armed,
+        ]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 -- Delivers messages: store -> prepare, in the same step in which they are read.
 --
--- KEYS, per slot: armed, prepare, body, dead, reasons, store (one per priority step)
--- KEYS[last] wake index, if it is on this node
+-- KEYS, per slot: armed, prepare, body, dead, reasons, tokens, store (one per priority step)
+-- then the wake index, if it is on this node
 -- ARGV[1] number of slots   ARGV[2] number of priority steps
 -- ARGV[3] how many may be taken that are due within ARGV[4] microseconds from now
 -- ARGV[5] how many may be taken that have been due for ARGV[6] microseconds
@@ -15,7 +15,8 @@
 -- ARGV[12] milliseconds that DeadQueue keeps a message   ARGV[13] how many a slot's keeps
 -- ARGV[14] 1: what is due and left is announced again, whoever may know of it; it matters where the
 --          wake index is elsewhere, for the others do not tell who has claimed what
--- ARGV[15...] the slot numbers
+-- ARGV[15] microseconds since the epoch until which leases that have ended may be rolled back
+-- ARGV[16...] the slot numbers
 -- Returns {now in microseconds, 1 if something that is due was left,
 --          {slot index, step index, id, store score, envelope, ...},
 --          {slot index, id without a body, ...}, ids rolled back, ids that died,
@@ -25,12 +26,12 @@
 -- has passed is settled in the wake index, and each slot's next time is announced. (Of a slot with
 -- more that is due, an announcement that nobody has claimed yet serves as that.) A slot that holds
 -- nothing more has nothing announced.
---@ clock wake failure
+--@ clock wake failure recover
 
 local slots, steps = tonumber(ARGV[1]), tonumber(ARGV[2])
 local soon, late = tonumber(ARGV[3]), tonumber(ARGV[5])
 local recover = tonumber(ARGV[9])
-local width = 5 + steps
+local width = 6 + steps
 local wake = KEYS[slots * width + 1]
 local now = clock()
 local now_ms = math.floor(now / 1000)
@@ -39,7 +40,7 @@ local soon_score, late_score = due_score(soon_us), due_score(late_us)
 local rolled, died, bare, dropped = {}, {}, {}, {}
 
 local function key(slot, part) return KEYS[(slot - 1) * width + part] end
-local function store(slot, step) return key(slot, 5 + step) end
+local function store(slot, step) return key(slot, 6 + step) end
 
 -- Lua unpacks some thousands of values and then fails, halfway through the script.
 local function in_parts(command, key, values)
@@ -48,48 +49,19 @@ local function in_parts(command, key, values)
   end
 end
 
-local first_wait, most_wait = tonumber(ARGV[10]), tonumber(ARGV[11])
-local dead_age, dead_limit = tonumber(ARGV[12]), tonumber(ARGV[13])
-
-local function drop_dead(slot)
-  local dead = key(slot, 4)
-  local size = redis.call('ZCARD', dead)
-  if size == 0 then return end
-  local old = redis.call('ZRANGEBYSCORE', dead, '-inf', (now_ms - dead_age) * 1000, 'LIMIT', 0, recover)
-  if size > dead_limit and #old < recover then
-    old = redis.call('ZRANGE', dead, 0, math.max(math.min(size - dead_limit, recover), #old) - 1)
-  end
-  for i = 1, #old do
-    redis.call('ZREM', dead, old[i])
-    redis.call('HDEL', key(slot, 5), old[i])
-    redis.call('HDEL', key(slot, 3), old[i])
-    dropped[#dropped + 1] = slot - 1
-    dropped[#dropped + 1] = old[i]
-  end
-end
-
 if recover > 0 then
+  local until_score = math.min(now_ms, math.floor(tonumber(ARGV[15]) / 1000)) * 1000 + 999
   for slot = 1, slots do
-    local prepare = key(slot, 2)
-    local ended = redis.call('ZRANGEBYSCORE', prepare, '-inf', now_ms * 1000 + 999,
-      'WITHSCORES', 'LIMIT', 0, recover)
-    for i = 1, #ended, 2 do
-      local id, low = ended[i], tonumber(ended[i + 1]) % 1000
-      local retries = low % 32
-      local step = math.min(math.floor(low / 32) + 1, steps)
-      redis.call('ZREM', prepare, id)
-      if retries > 0 then
-        local wait = back_off(first_wait, most_wait, tonumber(ARGV[8]) - retries + 1)
-        local due_ms = wait > 0 and now_ms + wait or 0
-        redis.call('ZADD', store(slot, step), due_ms * 1000 + retries - 1, id)
-        rolled[#rolled + 1] = id
-      else
-        bury(key(slot, 4), key(slot, 5), id, now_ms * 1000 + low,
-          'no retries left: its lease ended unacknowledged', '')
-        died[#died + 1] = id
-      end
+    local stores = {}
+    for step = 1, steps do stores[step] = store(slot, step) end
+    roll_back(key(slot, 2), key(slot, 4), key(slot, 5), stores, recover, until_score, now_ms,
+      tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[8]), rolled, died)
+    local gone = drop_dead(key(slot, 3), key(slot, 4), key(slot, 5), recover, now_ms,
+      tonumber(ARGV[12]), tonumber(ARGV[13]))
+    for i = 1, #gone do
+      dropped[#dropped + 1] = slot - 1
+      dropped[#dropped + 1] = gone[i]
     end
-    drop_dead(slot)
   end
 end
 
@@ -211,7 +183,7 @@ end
 
 local empty = {}
 for slot = 1, slots do
-  local armed, number = key(slot, 1), ARGV[14 + slot]
+  local armed, number = key(slot, 1), ARGV[15 + slot]
   local first = heads[slot]
   for step = 1, used - 1 do
     local head = tonumber(redis.call('ZRANGE', store(slot, step), 0, 0, 'WITHSCORES')[2])
@@ -234,6 +206,6 @@ end
 local stale = {}
 for i = 1, #empty do stale[i] = key(empty[i], 1) end
 if #stale > 0 and redis.call('EXISTS', unpack(stale)) > 0 then
-  for i = 1, #empty do settle(wake, stale[i], ARGV[14 + empty[i]], '+inf') end
+  for i = 1, #empty do settle(wake, stale[i], ARGV[15 + empty[i]], '+inf') end
 end
 return {now, left, messages, bare, rolled, died, dropped, said, unsaid}

@@ -1,0 +1,41 @@
+-- Fragment: what keeps a slot in order. Needs failure.lua.
+
+-- Rolls back leases that ended by `until_score`, at most so many; adds the ids to `rolled`, or to
+-- `died` if they had no retries left.
+local function roll_back(prepare, dead, reasons, stores, most, until_score, now_ms,
+                         first_wait, most_wait, max_retries, rolled, died)
+  local ended = redis.call('ZRANGEBYSCORE', prepare, '-inf', string.format('%.0f', until_score),
+    'WITHSCORES', 'LIMIT', 0, most)
+  for i = 1, #ended, 2 do
+    local id, low = ended[i], tonumber(ended[i + 1]) % 1000
+    local retries = low % 32
+    local step = math.min(math.floor(low / 32) + 1, #stores)
+    redis.call('ZREM', prepare, id)
+    if retries > 0 then
+      local wait = back_off(first_wait, most_wait, max_retries - retries + 1)
+      local due_ms = wait > 0 and now_ms + wait or 0
+      redis.call('ZADD', stores[step], due_ms * 1000 + retries - 1, id)
+      rolled[#rolled + 1] = id
+    else
+      bury(dead, reasons, id, now_ms * 1000 + low, 'no retries left: its lease ended unacknowledged', '')
+      died[#died + 1] = id
+    end
+  end
+end
+
+-- Drops what DeadQueue keeps no longer, at most so many; returns the ids.
+local function drop_dead(body, dead, reasons, most, now_ms, age_ms, limit)
+  local size = redis.call('ZCARD', dead)
+  if size == 0 then return {} end
+  local old = redis.call('ZRANGEBYSCORE', dead, '-inf', string.format('%.0f', (now_ms - age_ms) * 1000),
+    'LIMIT', 0, most)
+  if size > limit and #old < most then
+    old = redis.call('ZRANGE', dead, 0, math.max(math.min(size - limit, most), #old) - 1)
+  end
+  for i = 1, #old do
+    redis.call('ZREM', dead, old[i])
+    redis.call('HDEL', reasons, old[i])
+    redis.call('HDEL', body, old[i])
+  end
+  return old
+end
