@@ -22,7 +22,7 @@ import time
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -155,6 +155,14 @@ UNANNOUNCED = "unannounced"  #: a slot's next time is not announced: it is annou
 _KINDS = {1: NO_BODY, 2: NO_ENTRY, 3: TWICE, 4: STRAY_REASON, 5: UNANNOUNCED}
 
 
+@dataclass
+class _Known:
+    """A topic that a center remembers."""
+
+    topic: Topic
+    read_at: float  #: monotonic seconds when its declaration was read
+
+
 class TimeoutCenter(Operating):
     """The operations on topics.
 
@@ -200,9 +208,8 @@ class TimeoutCenter(Operating):
         self.wait_replicas = wait_replicas
         self.wait_timeout = wait_timeout
         self.metrics = metrics or Metrics()
-        self._topics: dict[str, Topic] = {}
-        #: topic -> monotonic seconds when its declaration was read
-        self._read_at: dict[str, float] = {}
+        #: Threads share it: what belongs together is one entry, and an entry is one reference.
+        self._topics: dict[str, _Known] = {}
 
     # -- running
 
@@ -384,16 +391,17 @@ class TimeoutCenter(Operating):
         known = self._topics.get(name)
         if known is None:
             return self.declare(name)
-        if time.monotonic() - self._read_at[name] >= RELOAD:
+        if time.monotonic() - known.read_at >= RELOAD:
             raw = self.client.hget(self.keys.topics, name)
             if raw is not None:
                 return self._remember(name, raw)
-            self._read_at[name] = time.monotonic()  # gone: whoever needs it declares it as it was
-        return known
+            known.read_at = time.monotonic()  # gone: whoever needs it declares it as it was
+        return known.topic
 
     def known(self, name: str) -> Topic | None:
         """The topic of that name, if this center has dealt with it before; asks nobody."""
-        return self._topics.get(name)
+        known = self._topics.get(name)
+        return None if known is None else known.topic
 
     def declared(self, name: str) -> Topic | None:
         """The topic of that name, or None if nobody has declared it."""
@@ -410,9 +418,7 @@ class TimeoutCenter(Operating):
         topic = Topic(name, Declaration.from_json(raw), self.keys.prefix, self.steps)
         if len(self._topics) > MOST_KNOWN:  # reply queues come and go
             self._topics.clear()
-            self._read_at.clear()
-        self._read_at[name] = time.monotonic()
-        self._topics[name] = topic
+        self._topics[name] = _Known(topic, time.monotonic())
         return topic
 
     def redeclare(self, topic: Topic, declaration: Declaration) -> bool:
@@ -471,7 +477,6 @@ class TimeoutCenter(Operating):
     def forget(self, name: str) -> None:
         """Read the topic's declaration anew when it is next used."""
         self._topics.pop(name, None)
-        self._read_at.pop(name, None)
 
     def refresh(self, name: str, expires_ms: int) -> None:
         """Keep a topic that expires, and what is in it, from going stale; declare it again if

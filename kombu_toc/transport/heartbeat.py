@@ -159,10 +159,12 @@ class Heartbeat:
 
     def forget_topic(self, name: str) -> None:
         """It is deleted: nobody holds it any more."""
-        self._topics.pop(name, None)
+        with self._lock:
+            self._topics.pop(name, None)
 
     def forget_binding(self, exchange: str, binding: str) -> None:
-        self._bindings.pop((exchange, binding), None)
+        with self._lock:
+            self._bindings.pop((exchange, binding), None)
 
     def leave_all(self, holder: Hashable) -> None:
         """A channel is closed."""
@@ -254,8 +256,8 @@ class Heartbeat:
         began = time.monotonic()
         with self._lock:
             held = self.held()
-            topics = {name: min(some.values()) for name, some in self._topics.items()}
-            bindings = {name: max(some.values()) for name, some in self._bindings.items()}
+            topics = _each(min, self._topics)
+            bindings = _each(max, self._bindings)
             shortest = min((visibility for _, visibility in held), default=float("inf"))
             lives = [shortest, *(ms / 1000 for ms in (*topics.values(), *bindings.values()))]
             # Whoever holds something from now on counts from this.
@@ -362,6 +364,19 @@ def _leave(held: dict[Any, dict[Hashable, int]], name: Any, holder: Hashable) ->
         holders.pop(holder, None)
         if not holders:
             held.pop(name, None)
+
+
+def _each(choose: Callable[[list[int]], int], held: dict[Any, dict[Hashable, int]]) -> Any:
+    """The milliseconds of each that is held, of several holders those that `choose` picks.
+
+    Of copies: the lock keeps other threads out, but not a channel that is collected as garbage
+    while this runs, and leaves what it held.
+    """
+    chosen = {}
+    for name, holders in held.copy().items():
+        if lives := list(holders.values()):
+            chosen[name] = choose(lives)
+    return chosen
 
 
 def sweep(center: TimeoutCenter, say: Callable[..., None] = logger.log) -> list[str]:

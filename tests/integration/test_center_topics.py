@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,6 +27,27 @@ def one(center):
 
 
 # -- declarations
+
+
+def test_threads_may_use_a_topic_while_others_have_it_read_anew(server, client, monkeypatch):
+    """Each hour of this center's clock lasts for one look at it: what it knows is always old."""
+    center = TimeoutCenter(client)
+    center.declare("mail")
+    hours = itertools.count(1)
+
+    def another_thread_forgets() -> float:
+        thread = threading.Thread(target=center.forget, args=("mail",))
+        thread.start()
+        thread.join()
+        return next(hours) * HOUR
+
+    monkeypatch.setattr("kombu_toc.center.time", SimpleNamespace(monotonic=another_thread_forgets))
+    # Read anew; read and gone; and not known at all: each with somebody who forgets in between.
+    assert center.topic("mail").slots == 8
+    center.declared("mail")
+    client.hdel(center.keys.topics, "mail")
+    assert center.topic("mail").slots == 8
+    assert center.topic("mail").slots == 8
 
 
 def test_a_topic_has_eight_slots_unless_somebody_says_otherwise(center, client):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -115,6 +116,50 @@ def test_thousands_of_leases_are_renewed_in_calls_of_bounded_length(
     time.sleep(0.5)  # the first leases would have ended
     assert center.pop("mail").rolled_back == []
     assert max(len(call.args) for call in center.extending(deliveries, 60)) == 1001
+
+
+def test_queues_and_bindings_may_go_at_any_time_while_others_are_kept(
+    center: TimeoutCenter, heartbeat: Heartbeat, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By a thread that deletes them, and by a channel that is collected as garbage meanwhile."""
+
+    class Channel:
+        """Garbage leaves what it held, from within whatever has it collected."""
+
+        def __del__(self) -> None:
+            heartbeat.leave_all("garbage")
+
+    class Milliseconds(int):
+        """To compare two of them takes a moment."""
+
+        def __lt__(self, other: int) -> bool:
+            Channel()
+            thread.join(0.001)  # as long as it takes another one to get the turn
+            return int(self) < int(other)
+
+        __gt__ = __lt__
+
+    minute = Milliseconds(60_000)
+    with heartbeat._lock:  # its own thread waits until the tables are full
+        for number in range(200):
+            for holder in ("garbage", "channel", "other"):
+                heartbeat.keep_topic(f"reply-{number}", minute, holder)
+                heartbeat.keep_binding("news", f"reply-{number}", minute, holder)
+
+    def delete() -> None:
+        for number in range(100):
+            heartbeat.forget_topic(f"reply-{number}")
+            heartbeat.forget_binding("news", f"reply-{number}")
+
+    thread = threading.Thread(target=delete)
+    thread.start()
+    heartbeat._beat(center)
+    thread.join()
+    heartbeat._beat(center)
+    assert "cannot renew" not in caplog.text
+    assert "reply-199" in center.topics()
+    for holder in ("garbage", "channel", "other"):
+        heartbeat.leave_all(holder)
 
 
 def test_an_acknowledgement_that_a_replica_refused_is_said_again(tmp_path: Path) -> None:
