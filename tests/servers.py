@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 import subprocess
@@ -50,11 +51,16 @@ class Server:
         """Start it, whether it answers yet or not."""
         command = [self.program(), *self.ports(), "--bind", "127.0.0.1"]
         command += ["--dir", str(self.directory), "--save", "", *self.options]
+        environment = {**os.environ, **self.environment()}
         with open(self.directory / "server.log", "ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
 
     def program(self) -> str:
         return program()
+
+    def environment(self) -> dict[str, str]:
+        """What is added to this process's environment."""
+        return {}
 
     def ports(self) -> list[str]:
         return ["--port", str(self.port)]
@@ -118,3 +124,52 @@ class Server:
     def client(self, db: int = 0) -> redis.Redis:
         # Without redis-py's retries: whether it answers is asked again and again anyway.
         return redis.Redis(port=self.port, db=db, protocol=2, retry=Retry(NoBackoff(), 0))
+
+
+#: Debian's package "faketime".
+FAKETIME = "/usr/lib/*/faketime/libfaketimeMT.so.1"
+
+
+class SteppedServer(Server):
+    """A server whose clock can be stepped, as by an operator or a failover.
+
+    Only the wall clock: what the server measures by its monotonic one goes on.
+    """
+
+    def __init__(self, directory: Path, *options: str) -> None:
+        super().__init__(directory, *options)
+        self._offset = 0.0
+        self._write()
+
+    def environment(self) -> dict[str, str]:
+        found = glob.glob(FAKETIME)
+        assert found, f"no {FAKETIME}: apt-get install faketime"
+        return {
+            "LD_PRELOAD": found[0],
+            "FAKETIME_TIMESTAMP_FILE": str(self._file),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+
+    def step(self, seconds: float) -> None:
+        """Set the clock so much forward, or back if that is negative."""
+        self._offset += seconds
+        self._write()
+        with self.client() as client:
+            while abs(client.time()[0] - time.time() - self._offset) > 2:
+                pass  # it has read the file when it asks for the time once more
+
+    @property
+    def ahead(self) -> float:
+        """By how many seconds its clock is ahead of this machine's."""
+        return self._offset
+
+    @property
+    def _file(self) -> Path:
+        return self.directory / "clock"
+
+    def _write(self) -> None:
+        # At once, for the server reads it whenever it asks for the time.
+        new = self.directory / "clock.new"
+        new.write_text(f"{self._offset:+f}\n")
+        new.replace(self._file)
