@@ -55,6 +55,9 @@ from .topics import (
 
 logger = logging.getLogger(__name__)
 
+#: What a broken connection raises.
+BROKEN = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError)
+
 #: Expired leases that one pop rolls back per slot, at most.
 RECOVER = 100
 
@@ -238,7 +241,8 @@ class TimeoutCenter(Operating):
         return found
 
     def run_each(self, calls: Sequence[Call]) -> list[Any]:
-        """As :meth:`run_all`, but what Redis refused has the error in place of its result."""
+        """As :meth:`run_all`, but what Redis refused has the error in place of its result; on a
+        Cluster, what is asked of a node that cannot be reached, too."""
         if not calls:
             return []
         if len(calls) == 1:
@@ -298,6 +302,10 @@ class TimeoutCenter(Operating):
             return self.run(call)
         except (ResponseError, ServerError) as exc:
             return exc
+        except BROKEN as exc:
+            if self.clustered:  # the other nodes are none the worse
+                return exc
+            raise
 
     def run_puts(self, calls: Sequence[Call], *, wait: bool = True) -> list[Any]:
         """Run calls that add messages; return what each found.

@@ -523,7 +523,7 @@ class Channel(virtual.Channel):
         topic = self._topic(queue)
         visibility = topic.declaration.limits(self.center.limits).visibility
         while True:
-            recover = RECOVER if self.heartbeat.in_time() else 0
+            recover = RECOVER if self.heartbeat.in_time(queue) else 0
             popped = self.center.pop(queue, 1, recover=recover)
             self.poller.tell(queue, popped)
             if not popped.messages:

@@ -13,7 +13,7 @@ import logging
 import os
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from contextlib import suppress
 from typing import Any
 
@@ -103,6 +103,11 @@ class Heartbeat:
         self._due = float("inf")
         #: monotonic seconds until which every lease held here is known to last
         self._safe_until = float("inf")
+        #: (topic, slot) of leases that could not be renewed -> monotonic seconds until which they
+        #: are known to last; put in its place as a whole
+        self._unrenewed: dict[tuple[str, int], float] = {}
+        #: queues that could not be refreshed
+        self._unrefreshed: set[str] = set()
         self._swept = 0.0
         #: what the thread could not log by itself
         self._unsaid: deque[tuple[int, str, tuple[Any, ...], Any]] = deque()
@@ -128,14 +133,24 @@ class Heartbeat:
         with self._lock:
             return list(self._held.values())
 
-    def in_time(self) -> bool:
+    def in_time(self, topic: str | None = None, slots: Collection[int] | None = None) -> bool:
         """Whether every lease held here still lasts, as far as can be known without asking.
 
         Not so after the process was suspended, or the server away for long, until the thread
         has renewed what still can be: whoever rolls back expired leases meanwhile would
         deliver again what this very process executes.
+
+        topic, slots: the place that is asked for. Leases elsewhere that cannot be renewed,
+            because a node of a Cluster is away or refuses it, do not matter then.
         """
-        return not self._held or time.monotonic() < self._safe_until
+        if not self._held:
+            return True
+        now = time.monotonic()
+        return now < self._safe_until and all(
+            now < until
+            for (name, slot), until in self._unrenewed.items()
+            if topic is None or (name == topic and (slots is None or slot in slots))
+        )
 
     def keep_topic(self, name: str, expires_ms: int, holder: Hashable) -> None:
         """Keep a transient topic from going stale until its last holder leaves it."""
@@ -250,6 +265,7 @@ class Heartbeat:
                 return True
             self._running = False
             self._due = self._safe_until = float("inf")
+            self._unrenewed = {}
             return False
 
     def _beat(self, center: TimeoutCenter) -> None:
@@ -262,20 +278,43 @@ class Heartbeat:
             lives = [shortest, *(ms / 1000 for ms in (*topics.values(), *bindings.values()))]
             # Whoever holds something from now on counts from this.
             self._due = began + min(SWEEP_INTERVAL, min(lives) / BEATS_PER_LEASE)
-        # What is refused in one place must not keep the rest from being renewed.
-        self._attempt(self._settle, center)
-        self._attempt(self._renew, center, held)
-        with self._lock:
-            # What was taken meanwhile has a lease that began later, but maybe a shorter one.
-            taken = [visibility for _, visibility in self._held.values()]
-            self._safe_until = began + min(taken, default=float("inf"))
-        for name, expires_ms in topics.items():
-            self._attempt(center.refresh, name, expires_ms)
+        broken: list[Exception] = []
+
+        def attempt(what: Callable[..., Any], *args: Any) -> bool:
+            # Neither what is refused in one place nor a node that is away may keep the rest from
+            # being renewed. On one server, all the rest would fail as well, if after a while.
+            try:
+                self._attempt(what, *args)
+            except BROKEN as exc:
+                if not center.clustered:
+                    raise
+                broken.append(exc)
+                return False
+            return True
+
+        attempt(self._settle, center)
+        if attempt(self._renew, center, held, broken):
+            with self._lock:
+                # What was taken meanwhile has a lease that began later, but maybe a shorter one.
+                taken = [visibility for _, visibility in self._held.values()]
+                self._safe_until = began + min(taken, default=float("inf"))
+        # Those that are missed last: a node that hangs takes its time with each, and the leases
+        # are due again.
+        for name in sorted(topics, key=self._unrefreshed.__contains__):
+            if broken and time.monotonic() >= self._due:
+                break
+            if attempt(center.refresh, name, topics[name]):
+                self._unrefreshed.discard(name)
+            else:
+                self._unrefreshed.add(name)
+        self._unrefreshed &= topics.keys()
         for (exchange, binding), ttl_ms in bindings.items():
-            self._attempt(Bindings(center).add, exchange, binding, ttl_ms)
+            attempt(Bindings(center).add, exchange, binding, ttl_ms)
         if time.monotonic() - self._swept > SWEEP_INTERVAL:
             self._swept = time.monotonic()
-            self._attempt(sweep, center, self._say)
+            attempt(sweep, center, self._say)
+        if broken:
+            raise broken[0]
 
     def _tell_metrics(self, reach: Callable[[], TimeoutCenter]) -> None:
         if self._metrics.active:
@@ -300,22 +339,32 @@ class Heartbeat:
         if refused:
             self._say(logging.ERROR, "cannot settle %d messages: %s", len(refused), refused[0])
 
-    def _renew(self, center: TimeoutCenter, held: list[tuple[Delivery, float]]) -> None:
-        by_visibility: dict[float, list[Delivery]] = defaultdict(list)
+    def _renew(
+        self,
+        center: TimeoutCenter,
+        held: list[tuple[Delivery, float]],
+        broken: list[Exception],
+    ) -> None:
+        """Renew leases; adds to `broken` if a node cannot be reached and the others can."""
+        by_place: dict[tuple[str, int, float], list[Delivery]] = defaultdict(list)
         for delivery, visibility in held:
-            by_visibility[visibility].append(delivery)
+            by_place[delivery.topic, delivery.slot, visibility].append(delivery)
         calls = [
-            call
-            for visibility, deliveries in by_visibility.items()
+            ((topic, slot), call)
+            for (topic, slot, visibility), deliveries in by_place.items()
             for call in center.extending(deliveries, visibility)
         ]
         lost: list[Delivery] = []
         errors: list[Exception] = []
-        for result in center.run_each(calls):
+        unrenewed: dict[tuple[str, int], float] = {}
+        results = center.run_each([call for _, call in calls])
+        for (place, _), result in zip(calls, results, strict=True):
             if isinstance(result, Exception):
-                errors.append(result)
+                (broken if isinstance(result, BROKEN) else errors).append(result)
+                unrenewed[place] = self._unrenewed.get(place, self._safe_until)
             else:
                 lost += [delivery for delivery in result if self._lose(delivery)]
+        self._unrenewed = unrenewed
         if lost:
             shown = ", ".join(in_words(one) for one in lost[:MOST_NAMED])
             more = f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""

@@ -716,10 +716,10 @@ class Poller:
             declared = self.center.reach(topic, max(slots)) or declared
         visibility = declared.declaration.limits(self.center.limits).visibility
         late = room if topic in intake.backlog else soon
-        items: list[tuple[Any, ...]] = [
-            self._pop(intake, declared, some, few, many, lookahead, recover, visibility)
-            for some, few, many in self._dealt(intake, declared, slots, soon, late)
-        ]
+        items: list[tuple[Any, ...]] = []
+        for some, few, many in self._dealt(intake, declared, slots, soon, late):
+            back = recover if recover and self.heartbeat.in_time(topic, some) else 0
+            items.append(self._pop(intake, declared, some, few, many, lookahead, back, visibility))
         intake.left_at = now
         if now >= intake.reread + REREAD:
             # Who is never idle claims nothing, and learns only by this of slots that are new.
@@ -828,13 +828,14 @@ class Poller:
     def _may_recover(self, topic: str, now: float) -> bool:
         """Whether leases that have ended may be rolled back.
 
-        Not as long as our own may be among them; nor just after a worker has connected: the
+        Not as long as our own may be among them (where those of a few slots may be, only these
+        are left out, see :meth:`Heartbeat.in_time`); nor just after a worker has connected: the
         server may have been away for longer than a lease, and the others, who live and execute
         what they hold, are about to renew theirs.
         """
         visibility = self.center.topic(topic).declaration.limits(self.center.limits).visibility
         grace = min(max(visibility / 3, LEAST_GRACE), MOST_GRACE) if self.steady else 0.0
-        return now >= self._connected + grace and self.heartbeat.in_time()
+        return now >= self._connected + grace and self.heartbeat.in_time(topic, ())
 
     def _popped(self, intake: Intake, topic: str, result: Popped, visibility: float) -> None:
         self.tell(topic, result)

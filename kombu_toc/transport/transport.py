@@ -6,6 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Hashable
+from dataclasses import replace
 from importlib.metadata import entry_points
 from queue import Empty
 from typing import Any
@@ -39,6 +40,9 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between attempts to reach a server whose place a replica is about to take.
 PAUSE = 0.1
+
+#: Seconds that a node of a Cluster may take to answer a heartbeat.
+BEAT_TIMEOUT = 2.0
 
 _extended: set[str] = set()
 
@@ -175,6 +179,11 @@ class Transport(virtual.Transport):
             settings, address = self.settings, self.address
             ssl = self.client.ssl
             provider = getattr(self.client, "credential_provider", None)
+            if address.kind == "cluster":
+                # A node that hangs must not hold up the renewals at the others.
+                patience = settings.connection.get("socket_timeout") or BEAT_TIMEOUT
+                brief = {"socket_timeout": min(patience, BEAT_TIMEOUT)}
+                settings = replace(settings, connection={**settings.connection, **brief})
 
             def center() -> TimeoutCenter:
                 made = connect(address, settings, ssl=ssl, credential_provider=provider)

@@ -13,10 +13,13 @@ from pathlib import Path
 import pytest
 import redis
 
-from kombu_toc import TimeoutCenter
+from kombu_toc import TimeoutCenter, center_for
 from kombu_toc.center import Delivery
+from kombu_toc.topics import slot_of
+from kombu_toc.transport.bindings import Bindings, binding
 from kombu_toc.transport.heartbeat import Heartbeat
 
+from ..cluster import Cluster
 from ..servers import Server
 
 ROOT = Path(__file__).parents[2]
@@ -178,6 +181,92 @@ def test_an_acknowledgement_that_a_replica_refused_is_said_again(tmp_path: Path)
             until(lambda: center.counts("mail").in_flight == 0)
     finally:
         server.stop()
+
+
+class Away:
+    """A Cluster of which one node is stopped, and what has a slot there and elsewhere."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.center = center_for(cluster.toc_url)
+        home = cluster.node_of(self.center.keys.topics)
+        self.node = next(node for node in cluster.primaries() if node is not home)
+        self.topic = self.center.declare("mail", slots=64)
+
+    def deliver(self, there: bool, number: int, visibility: float) -> list[Delivery]:
+        """Messages that are in flight, of slots of the node that will be away, or of others."""
+        slots = [
+            slot.number
+            for slot in self.topic.all_slots()
+            if (self.cluster.node_of(slot.body) is self.node) == there
+        ]
+        for slot in slots[:number]:
+            basis = next(f"{i}" for i in range(10_000) if slot_of(f"{i}", 64) == slot)
+            self.center.put("mail", f"m{slot}", b"", basis=basis)
+        return self.center.pop("mail", number, visibility=visibility, slots=slots[:number]).messages
+
+
+@pytest.fixture
+def away(start_cluster: Callable[..., Cluster]) -> Away:
+    return Away(start_cluster("--cluster-require-full-coverage", "no"))
+
+
+@pytest.mark.parametrize("owed", [0, 1, 2])
+def test_a_node_that_is_away_keeps_nothing_on_the_others_from_being_renewed(
+    away: Away, owed: int
+) -> None:
+    held = away.deliver(False, 3, 1.2)
+    lost = away.deliver(True, owed + 1, 60)
+    transient = next(
+        name
+        for name in (f"reply{i}" for i in range(100))
+        if away.cluster.node_of(away.center.keys.prefix + "{" + name + ":0}:body") is not away.node
+    )
+    away.center.declare(transient, slots=1, expires=1500)
+    exchange = Bindings(away.center)
+    member = binding("fanout", "", None, transient)
+    exchange.add("everyone", member, 1500)
+    heartbeat = Heartbeat(lambda: center_for(away.cluster.toc_url))
+    away.cluster.kill(away.node)
+    for delivery in held:
+        heartbeat.hold(delivery, 1.2)
+    for delivery in lost[:1]:
+        heartbeat.hold(delivery, 60)
+    for delivery in lost[1:]:
+        heartbeat.owe(away.center.acking([delivery]))
+    heartbeat.keep_topic(transient, 1500, "me")
+    heartbeat.keep_binding("everyone", member, 1500, "me")
+    time.sleep(4)  # more than three leases
+    places = {delivery.slot for delivery in held}
+    assert away.center.pop("mail", 0, slots=places).rolled_back == []
+    assert heartbeat.held()[:3] == [(delivery, 1.2) for delivery in held]
+    assert away.center.stale() == []
+    assert len(exchange.of("everyone")) == 1
+    assert heartbeat.in_time("mail", places), "expired leases are rolled back there"
+    away.cluster.restart(away.node)
+    until(lambda: not heartbeat._owed)
+    for delivery, _ in heartbeat.held():
+        heartbeat.drop(delivery)
+    heartbeat.leave_all("me")
+
+
+def test_where_leases_cannot_be_renewed_nothing_is_rolled_back_by_who_holds_them(
+    away: Away,
+) -> None:
+    [here] = away.deliver(False, 1, 1)
+    [there] = away.deliver(True, 1, 1)
+    heartbeat = Heartbeat(lambda: center_for(away.cluster.toc_url))
+    heartbeat.hold(here, 1)
+    heartbeat.hold(there, 1)
+    assert heartbeat.in_time("mail")
+    away.cluster.kill(away.node)
+    until(lambda: not heartbeat.in_time("mail", {there.slot}))
+    assert heartbeat.in_time("mail", {here.slot})
+    assert heartbeat.in_time("mail", ()) and heartbeat.in_time("news")
+    assert not heartbeat.in_time("mail") and not heartbeat.in_time()
+    heartbeat.drop(there)
+    until(lambda: heartbeat.in_time("mail"))
+    heartbeat.drop(here)
 
 
 GREEN = """
