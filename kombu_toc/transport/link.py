@@ -77,6 +77,8 @@ class Link:
         self._waiting: deque[Waiting] = deque()
         self._used = 0.0
         self._patience = SOCKET_TIMEOUT
+        #: what the connection was found broken by, while nobody read from it
+        self._broke: BaseException | None = None
         #: by which the server knows the connection
         self.client_id = 0
 
@@ -141,7 +143,8 @@ class Link:
         """Wait for a reply, or the end of the connection; whether it has come."""
         try:
             return self._connection is not None and self._connection.can_read(timeout=seconds)
-        except BROKEN:
+        except BROKEN as exc:
+            self._broke = exc  # redis-py has closed it, and would read from nothing
             return True
 
     def read(self) -> None:
@@ -149,6 +152,8 @@ class Link:
         while self._waiting:
             connection = self._connection
             try:
+                if self._broke is not None:
+                    raise self._broke
                 reply = connection.read_response()
             except NoScriptError:
                 waiting = self._waiting.popleft()
@@ -190,6 +195,7 @@ class Link:
     def close(self) -> None:
         """Close the connection; whatever is owed goes to `on_owed`."""
         connection, self._connection = self._connection, None
+        self._broke = None
         waiting, self._waiting = self._waiting, deque()
         if self._fd is not None:
             fd, self._fd = self._fd, None
