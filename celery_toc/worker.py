@@ -185,7 +185,7 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
         if channel.transport.address.kind == "embedded":
             return
         for warning in kombu_toc.durability_warnings(channel.center.client):
-            logger.warning("The broker %s may lose messages: %s", c.conninfo.as_uri(), warning)
+            logger.warning("The broker %s may lose tasks: %s.", c.conninfo.as_uri(), warning)
 
     def report(self) -> dict[str, Any]:
         """What ``celery inspect toc`` shows."""

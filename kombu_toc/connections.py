@@ -537,11 +537,12 @@ def durability_warnings(client: redis.Redis) -> list[str]:
     eviction and on persistence.
     """
     warnings: dict[str, None] = {}
-    try:
-        for node in client.primaries() if hasattr(client, "primaries") else [client]:
-            warnings.update(dict.fromkeys(_durability_warnings(node)))
-    except (ResponseError, NoPermissionError):
-        pass  # a managed server that does not tell its configuration
+    for node in client.primaries() if hasattr(client, "primaries") else [client]:
+        try:
+            for warning in _durability_warnings(node):
+                warnings[warning] = None
+        except (ResponseError, NoPermissionError):
+            pass  # a managed server that does not tell its configuration
     return list(warnings)
 
 
@@ -550,14 +551,27 @@ def _durability_warnings(client: redis.Redis) -> Iterator[str]:
     policy = memory.get("maxmemory_policy", "noeviction")
     if memory.get("maxmemory") and policy != "noeviction":
         yield (
-            f"it evicts keys when its memory is full (maxmemory-policy {policy}): messages "
+            f"Redis evicts keys when its memory is full (maxmemory-policy {policy}): tasks "
             "may vanish; set maxmemory-policy noeviction"
         )
-    if not persistence.get("aof_enabled") and not client.config_get("save").get("save"):
-        yield (
-            "it forgets everything when it restarts (no append-only file, no snapshots): "
-            "set appendonly yes"
-        )
+    if persistence.get("aof_enabled"):
+        return
+    rules = str(client.config_get("save").get("save") or "")
+    if not rules:
+        yield "Redis has no persistence: all tasks are lost when it restarts; set appendonly yes"
+        return
+    # Each rule: a snapshot after so many seconds, if so many keys have changed.
+    numbers = [int(number) for number in rules.split()]
+    few, seconds = min(zip(numbers[1::2], numbers[::2], strict=True))
+    within = f" in the {_minutes(seconds)} before" if few == 1 else " since the last one"
+    yield (
+        f"Redis writes snapshots only (save {rules}): a crash can lose all tasks that were sent"
+        f"{within}; set appendonly yes"
+    )
+
+
+def _minutes(seconds: int) -> str:
+    return f"{seconds} seconds" if seconds < 120 else f"{round(seconds / 60)} minutes"
 
 
 def center_for(url: str, *, ssl: Any = None, **options: Any) -> TimeoutCenter:

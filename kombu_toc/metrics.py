@@ -77,7 +77,8 @@ _FIELDS = (*COUNTERS, "late_us", *(f"late:{bound}" for bound in _PLACES))
 
 
 class Lateness(NamedTuple):
-    """How much later than their action times messages were delivered."""
+    """How much later than their action times messages were delivered; of one that was sent after
+    its time, than it was sent."""
 
     buckets: tuple[int, ...]  #: how many were within each of BOUNDS_US; the last: beyond them
     us: int  #: of all together, microseconds
@@ -361,11 +362,11 @@ def read_metrics(
         pipe.time()
         pipe.hgetall(keys.topics)
         (seconds, us), declared = pipe.execute()
-    names = [
+    names = sorted(
         name.decode("utf-8", "surrogatepass")
         for name, raw in declared.items()
         if not Declaration.from_json(raw).expires
-    ]
+    )
     if topics is not None:
         asked = set(topics)
         names = [name for name in names if name in asked]
@@ -379,7 +380,7 @@ def read_metrics(
                 pipe.hgetall(ring[minute % MINUTES])
         replies = iter(pipe.execute())
     found = {}
-    for name in sorted(names):
+    for name in names:
         totals = _numbers(next(replies))
         recent: Counter[str] = Counter()
         for minute in wanted:

@@ -212,6 +212,8 @@ class _Migration:
                 done += looked_at
                 if progress is not None:
                     progress(done, max(total, done))
+        # Who migrates ends now, and may have no connection left when its process does.
+        self.channel.center.metrics.send(self.channel.center)
         return Migrated(
             dict(self.moved),
             self.unacknowledged,

@@ -58,7 +58,7 @@ def status(session: Session, topics: tuple[str, ...], every: bool) -> None:
     session.screen.say(title(session, server), "bold")
     session.screen.table(COLUMNS, [line(row) for row in rows])
     for warning in warnings:
-        session.screen.say(f"Warning: {warning}", "yellow")
+        session.screen.say(f"Warning: {warning}.", "yellow")
 
 
 def survey(session: Session, asked: Sequence[str], *, every: bool = False) -> list[dict[str, Any]]:

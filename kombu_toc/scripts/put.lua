@@ -18,6 +18,9 @@
 -- same id, while there is such a message. A time that is earlier than everything the slot has announced
 -- is announced. Messages with one action time keep the order in which they were put; beyond some
 -- 60,000 in one slot and instant, they no longer do.
+--
+-- A time that has passed is now: nobody could have delivered the message before it was put. So it
+-- is late from now on, and it does not go before what has been due for longer.
 --@ clock wake
 
 local store, body, armed, copies, sent, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
@@ -48,13 +51,11 @@ if redis.call('HEXISTS', body, id) == 1 then
 end
 
 local now = clock()
-local us, score
-if ARGV[3] == '' then
-  us, score = now, due_score(now)
-else
-  us = tonumber(ARGV[3])
-  if string.sub(ARGV[3], 1, 1) == '+' then us = now + us end
-  score = action_score(us)
+local us, score = now, due_score(now)
+if ARGV[3] ~= '' then
+  local at = tonumber(ARGV[3])
+  if string.sub(ARGV[3], 1, 1) == '+' then at = now + at end
+  if at > now then us, score = at, action_score(at) end
 end
 -- Behind the last one that has this time or a later one of the same millisecond; a millisecond
 -- that is full spills into the next.

@@ -5,7 +5,8 @@
 -- KEYS[5...] store (one per priority step)
 -- then the wake index, if it is on this node
 -- ARGV[1] number of priority steps   ARGV[2] slot number   ARGV[3] id
--- ARGV[4] action time in microseconds, '+N' for N microseconds from now, or '' for now
+-- ARGV[4] action time in microseconds, '+N' for N microseconds from now, or '' for now; a past one
+-- is now
 -- Returns {{id, state: 1 waiting and moved | 2 in flight | 3 dead, score, ...}, announcements,
 --          settled}
 --@ clock wake
@@ -13,8 +14,12 @@
 local steps = tonumber(ARGV[1])
 local wake = KEYS[5 + steps]
 local now = clock()
-local us = ARGV[4] == '' and now or tonumber(ARGV[4])
-if string.sub(ARGV[4], 1, 1) == '+' then us = now + us end
+local us, at_once = now, true
+if ARGV[4] ~= '' then
+  local at = tonumber(ARGV[4])
+  if string.sub(ARGV[4], 1, 1) == '+' then at = now + at end
+  if at > now then us, at_once = at, false end
+end
 local found = {}
 local function add(id, state, score)
   local at = #found
@@ -30,9 +35,9 @@ local function move(id) -- whether it was waiting
     if score then
       local low = tonumber(score) % 1000
       if low < 32 then
-        score = (ARGV[4] == '' and math.floor(us / 1000) or math.ceil(us / 1000)) * 1000 + low
+        score = (at_once and math.floor(us / 1000) or math.ceil(us / 1000)) * 1000 + low
       else
-        score = ARGV[4] == '' and due_score(us) or action_score(us)
+        score = at_once and due_score(us) or action_score(us)
       end
       -- Redis refuses what takes memory when it is full, but not after a script's first write:
       -- out of dead, where it is not.

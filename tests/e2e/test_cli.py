@@ -116,7 +116,7 @@ def test_status_tells_what_each_topic_holds(
     assert topics["celery"]["oldest_seconds"] == 0
     assert said.json["broker"] == app.conf.broker_url
     assert said.json["server"]["name"] in ("Redis", "Valkey")
-    assert "forgets everything" in said.json["warnings"][0]
+    assert "no persistence" in said.json["warnings"][0]
 
     text = run("status", "celery").out
     assert re.search(r"^celery +8 +3 +0 +0 +0 +-", text, re.M), text

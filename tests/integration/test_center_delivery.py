@@ -11,7 +11,7 @@ import redis
 from kombu_toc import ActionTimeError, ConfigurationError, TimeoutCenter, scores
 from kombu_toc.center import DEAD, IN_FLIGHT, WAITING
 
-from .inspection import check_slots, now_us, residue
+from .inspection import check_slots, now_us, residue, time_passes
 
 HOUR = 3600.0
 
@@ -60,12 +60,30 @@ def test_without_a_time_a_message_is_due_at_once(one):
     assert (message.body, message.retries_left, message.failures) == (b"body", 16, 0)
 
 
-def test_a_past_action_time_means_now(one):
-    """A7"""
+def test_a_past_action_time_means_now(one, client):
+    """A7: they come in the order in which they were put, behind what was due before"""
+    before = now_us(client)
+    one.put("one", "w", b"")
     one.put("one", "x", b"", at=1.0)
     one.put("one", "y", b"", at=-5.0)
     one.put("one", "z", b"", delay=-3)
-    assert pop_ids(one) == ["y", "x", "z"]
+    check_slots(one, "one")
+    popped = one.pop("one", 10)
+    assert [message.id for message in popped.messages] == ["w", "x", "y", "z"]
+    assert all(before <= message.action_us <= popped.now_us for message in popped.messages)
+
+
+def test_to_reschedule_to_a_past_time_means_now(one, client):
+    for id in "xy":
+        one.put("one", id, b"", delay=HOUR)
+    before = now_us(client)
+    one.put("one", "w", b"")
+    for id in "yx":
+        one.reschedule(id, topic="one", at=1.0)
+    check_slots(one, "one")
+    messages = one.pop("one", 10).messages
+    assert [message.id for message in messages] == ["w", "y", "x"]
+    assert all(before <= message.action_us for message in messages)
 
 
 def test_a_delay_counts_by_the_servers_clock(one, client):
@@ -205,11 +223,13 @@ def test_a_body_may_be_any_bytes(one):
 # -- order
 
 
-def test_messages_come_in_the_order_of_their_action_times(center):
+def test_messages_come_in_the_order_of_their_action_times(center, client):
     """A3: over all slots, whatever the order they were put in"""
     times = [30, 10, 50, 20, 40]
-    for at in times:
-        center.put("mail", f"{at}", b"", at=at)
+    now = now_us(client) / 1e6
+    for delay in times:
+        center.put("mail", f"{delay}", b"", at=now + HOUR + delay)
+    time_passes(center, "mail", 2 * HOUR)
     assert pop_ids(center, "mail") == ["10", "20", "30", "40", "50"]
 
 
@@ -217,7 +237,8 @@ def test_messages_with_one_action_time_keep_their_publish_order_within_a_slot(on
     """K5"""
     ids = [f"{(number * 37) % 101}" for number in range(101)]
     for id in ids:
-        one.put("one", id, b"", at=1000.0005)
+        one.put("one", id, b"", at=2e9 + 0.0005)
+    time_passes(one, "one", 1e9)
     assert pop_ids(one, limit=101) == ids
 
 
@@ -286,7 +307,7 @@ def test_a_pop_of_some_slots_leaves_the_others_alone(center):
 def test_soon_reaches_ahead_and_late_only_behind(one, client):
     """X1: what can start is fetched ahead; what would only queue must have been due for a while"""
     now = now_us(client) / 1e6
-    one.put("one", "old", b"", at=now - 10)
+    one.put("one", "old", b"")
     one.put("one", "ahead", b"", at=now + 20)
     one.put("one", "far", b"", at=now + HOUR)
     declared = one.topic("one")
@@ -303,7 +324,8 @@ def test_late_takes_what_has_been_due_for_long_and_leaves_the_rest_to_idle_worke
     """X1"""
     now = now_us(client) / 1e6
     for id, ago in (("a", 30), ("b", 20), ("c", 10), ("d", 0.5)):
-        one.put("one", id, b"", at=now - ago)
+        one.put("one", id, b"", at=now + HOUR - ago)
+    time_passes(one, "one", HOUR)
     popped = pop_now(one, soon=1, late=4, behind_us=15_000_000)
     assert [message.id for message in popped.messages] == ["a", "b"]
     assert popped.more
@@ -313,16 +335,17 @@ def test_late_takes_what_has_been_due_for_long_and_leaves_the_rest_to_idle_worke
 def test_the_two_counts_include_each_other(one, client):
     now = now_us(client) / 1e6
     for number in range(10):
-        one.put("one", f"{number}", b"", at=now - 100 + number)
+        one.put("one", f"{number}", b"", at=now + HOUR - 100 + number)
+    time_passes(one, "one", HOUR)
     assert len(pop_now(one, soon=2, late=5, behind_us=1000).messages) == 5
     assert len(pop_now(one, soon=3, late=1, behind_us=1000).messages) == 3
 
 
 def test_the_counts_hold_over_priority_steps(one, client):
     now = now_us(client) / 1e6
-    one.put("one", "fresh", b"", at=now - 1, priority=0)
-    one.put("one", "old", b"", at=now - 50, priority=9)
-    one.put("one", "new", b"", at=now - 0.9, priority=9)
+    for id, ago, priority in (("fresh", 1, 0), ("old", 50, 9), ("new", 0.9, 9)):
+        one.put("one", id, b"", at=now + HOUR - ago, priority=priority)
+    time_passes(one, "one", HOUR)
     popped = pop_now(one, soon=1, late=5, behind_us=10_000_000)
     assert [message.id for message in popped.messages] == ["fresh", "old"]
     check_slots(one, "one")

@@ -217,15 +217,53 @@ def test_a_server_that_may_lose_messages_is_told_what_to_set(tmp_path: Path) -> 
     (tmp_path / "good").mkdir()
     evicts = ("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")
     bad = Server(tmp_path / "bad", *evicts).start()
-    good = Server(tmp_path / "good", "--appendonly", "yes", "--maxmemory", "100mb").start()
+    durable = ("--appendonly", "yes", "--save", "3600 1", "--maxmemory", "100mb")
+    good = Server(tmp_path / "good", *durable).start()
     try:
         with bad.client() as client:
             eviction, restart = kombu_toc.durability_warnings(client)
             assert "allkeys-lru" in eviction
             assert "noeviction" in eviction
-            assert "appendonly yes" in restart
+            assert restart == (
+                "Redis has no persistence: all tasks are lost when it restarts; set appendonly yes"
+            )
         with good.client() as client:
             assert kombu_toc.durability_warnings(client) == []
     finally:
         bad.stop()
         good.stop()
+
+
+@pytest.mark.parametrize(
+    ("rules", "loses"),
+    [
+        ("3600 1", "all tasks that were sent in the 60 minutes before"),
+        ("3600 1 300 100 60 10000", "all tasks that were sent in the 60 minutes before"),
+        ("60 1", "all tasks that were sent in the 60 seconds before"),
+        ("60 10000", "all tasks that were sent since the last one"),
+    ],
+)
+def test_a_server_with_snapshots_only_is_told_what_a_crash_costs(
+    tmp_path: Path, rules: str, loses: str
+) -> None:
+    server = Server(tmp_path, "--save", rules).start()
+    try:
+        with server.client() as client:
+            [warning] = kombu_toc.durability_warnings(client)
+            assert f"(save {rules}): a crash can lose {loses};" in warning
+            assert warning.endswith("set appendonly yes")
+    finally:
+        server.stop()
+
+
+def test_a_server_that_does_not_tell_all_of_its_configuration_still_tells_what_it_does(
+    tmp_path: Path,
+) -> None:
+    options = ("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")
+    server = Server(tmp_path, *options, "--rename-command", "CONFIG", "").start()
+    try:
+        with server.client() as client:
+            [eviction] = kombu_toc.durability_warnings(client)
+            assert "allkeys-lru" in eviction
+    finally:
+        server.stop()

@@ -94,6 +94,44 @@ def test_leases_that_end_and_messages_that_die_of_it_are_counted(center: Timeout
     }
 
 
+def test_each_topic_has_its_own_numbers(center: TimeoutCenter) -> None:
+    """Whatever the order in which they were declared, and in which Redis keeps them."""
+    sizes = {name: number for number, name in enumerate(("zeta", *"qwertyuiopasdfgh", "alpha"), 1)}
+    for name, number in sizes.items():
+        for i in range(number):
+            center.put(name, f"{i}", b"x")
+        center.pop(name, number - 1)
+    center.metrics.send(center)
+    measured = read_metrics(center)
+    assert list(measured) == sorted(sizes)
+    for name, number in sizes.items():
+        of_it = measured[name]
+        assert of_it.totals["put"] == of_it.recent["put"] == number
+        assert of_it.totals["delivered"] == of_it.recent["delivered"] == number - 1
+        assert of_it.lateness.count == of_it.recent_lateness.count == number - 1
+    some = read_metrics(center, ["zeta", "alpha", "nobody"])
+    assert {name: one.totals["put"] for name, one in some.items()} == {"alpha": 18, "zeta": 1}
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_lateness_of_what_is_sent_after_its_time_counts_from_its_sending(
+    center: TimeoutCenter, moved: bool
+) -> None:
+    yesterday = time.time() - 86400
+    for i in range(50):
+        center.put(
+            "mail", f"{i}", b"x", at=None if moved else yesterday, delay=HOUR if moved else None
+        )
+        if moved:  # as if it were sent anew
+            center.reschedule(f"{i}", at=yesterday)
+    assert max(one.oldest_us for one in center.summary()) < 60_000_000
+    assert len(center.pop("mail", 50).messages) == 50
+    center.metrics.send(center)
+    lateness = read_metrics(center)["mail"].lateness
+    assert lateness.count == 50
+    assert lateness.quantile(1) < 60
+
+
 def test_lateness_is_counted_from_the_action_time(center: TimeoutCenter) -> None:
     for i in range(20):
         center.put("mail", f"{i}", b"x", delay=0.05)

@@ -120,6 +120,19 @@ def test_what_is_ready_and_what_a_worker_held_is_moved_as_it_was(
     assert {m.delivery_info["routing_key"] for _, m in got} == {"celery", "news.today"}
 
 
+def test_what_is_moved_is_counted_for_each_queue(
+    old: Connect, move: Move, center: TimeoutCenter
+) -> None:
+    connection = old()
+    queues = {f"queue-{i}": i + 1 for i in range(9)}
+    for queue, number in queues.items():
+        for i in range(number):
+            send(connection, f"{queue}-{i}", queue)
+    assert move(queues=list(queues)).queues == queues
+    measured = kombu_toc.read_metrics(center)
+    assert {name: one.totals["put"] for name, one in measured.items()} == queues
+
+
 def test_moved_again_nothing_is_moved_twice(
     old: Connect, move: Move, center: TimeoutCenter, client: redis.Redis
 ) -> None:
