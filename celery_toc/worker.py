@@ -172,16 +172,19 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
         if self._said:
             return
         self._said = True
-        topics = {queue.name: channel.center.known(queue.name) for queue in c.task_consumer.queues}
+        topics = [channel.center.known(queue.name) for queue in c.task_consumer.queues]
         logger.info(
             "Timeout center at %s: %s",
             c.conninfo.as_uri(),
-            ", ".join(
-                f"{name} ({topic.slots} {'slot' if topic.slots == 1 else 'slots'})"
-                for name, topic in topics.items()
-                if topic is not None
-            ),
+            ", ".join(_described(topic, channel.settings.limits) for topic in topics if topic),
         )
+        ignored = [f"the broker's options {', '.join(channel.settings.ignored)}"]
+        ignored = ignored if channel.settings.ignored else []
+        for queue, what in channel.ignored.items():
+            if what:
+                ignored.append(f"of queue {queue!r} {', '.join(what)}")
+        if ignored:
+            logger.warning("Without effect: %s", "; ".join(ignored))
         if channel.transport.address.kind == "embedded":
             return
         for warning in kombu_toc.durability_warnings(channel.center.client):
@@ -378,6 +381,16 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
             return apply(run, args, kwargs, callback=ended, accept_callback=accepted, **options)
 
         pool.on_apply = on_apply
+
+
+def _described(topic: kombu_toc.Topic, otherwise: kombu_toc.Limits) -> str:
+    """A topic and what holds for it."""
+    slots, retries = topic.slots, topic.declaration.retries
+    return (
+        f"{topic.name} ({slots} {'slot' if slots == 1 else 'slots'}, "
+        f"visibility timeout {topic.declaration.limits(otherwise).visibility:g} s, "
+        f"{retries} {'retry' if retries == 1 else 'retries'})"
+    )
 
 
 def _is_stopping(c: Any) -> bool:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import redis
 from redis.connection import URL_QUERY_ARGUMENT_PARSERS
 
-from .errors import ConfigurationError
-from .scores import MAX_RETRIES
+from .errors import ConfigurationError, SlotCountError
+from .scores import MAX_RETRIES, TRIED
 from .tls import read_requirement
 from .topics import (
     DEFAULT_SLOTS,
+    MAX_SLOTS,
     PRIORITY_STEPS,
     Declaration,
     Limits,
@@ -71,7 +72,19 @@ def _text(name: str, value: Any) -> str:
 
 
 def _slots(name: str, value: Any) -> int:
-    return check_slots("*", _whole(name, value))
+    try:
+        return check_slots("*", _whole(name, value))
+    except SlotCountError:
+        raise SlotCountError(
+            f"{name} must be a power of two from 1 to {MAX_SLOTS}, not {value}"
+        ) from None
+
+
+def _retries(name: str, value: Any) -> int:
+    number = _whole(name, value)
+    if not 0 <= number <= TRIED:
+        raise ConfigurationError(f"{name} must be a whole number from 0 to {TRIED}, not {value}")
+    return number
 
 
 def _steps(name: str, value: Any) -> tuple[int, ...]:
@@ -96,9 +109,8 @@ def _sentinel_kwargs(name: str, value: Any) -> dict[str, Any]:
         )
     for option in value:
         if option not in _REDIS and option not in ("ssl", *_IGNORED):
-            near = difflib.get_close_matches(str(option), ["ssl", *_REDIS], n=1, cutoff=0.0)
             raise ConfigurationError(
-                f"unknown option {option!r} in {name}; did you mean {near[0]!r}?"
+                f"unknown option {option!r} in {name}{suggestion(option, ['ssl', *_REDIS])}"
             )
     return {k: v for k, v in value.items() if k not in _IGNORED}
 
@@ -162,6 +174,8 @@ class Settings:
     sentinel_ssl: bool = False
     #: arguments for redis-py's connections
     connection: dict[str, Any] = field(default_factory=dict)
+    #: what of the transport options has no effect, and why: a sentence each
+    ignored: list[str] = field(default_factory=list, compare=False, repr=False)
 
     @property
     def prefix(self) -> str:
@@ -189,7 +203,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "priority_steps": _steps,
     "toc_prefix": _text,
     "toc_slots": _slots,
-    "toc_retries": _whole,
+    "toc_retries": _retries,
     "toc_retry_backoff": _seconds,
     "toc_retry_backoff_max": _seconds,
     "toc_dead_age": _seconds,
@@ -234,6 +248,39 @@ _KOMBU = frozenset(
     )
 )
 
+#: Those that only ``broker_transport_options`` has: Kombu, or whoever publishes, puts them there.
+_KOMBU_OPTIONS = _KOMBU | {
+    "body_encoding",
+    "callback",
+    "deadletter_queue",
+    "errback",
+    "polling_interval",
+    "retry_errors",
+}
+
+#: What Kombu's own Redis transport, from which apps come, reads and this one has no need of.
+_KOMBU_REDIS = frozenset(
+    (
+        "ack_emulation",
+        "fanout_patterns",
+        "fanout_prefix",
+        "reauth_check_interval",
+        "retry_on_timeout",
+        "sentinel_fanout_compat",
+        "sep",
+        "unacked_index_key",
+        "unacked_key",
+        "unacked_mutex_expire",
+        "unacked_mutex_key",
+        "unacked_restore_interval",
+        "unacked_restore_limit",
+        "unacked_restore_throttle",
+    )
+)
+
+#: What has no effect although it is known.
+_NOT_NEEDED = "an option of Kombu's redis transport, not needed here"
+
 
 def _arguments(*classes: type) -> frozenset[str]:
     names: set[str] = set()
@@ -269,8 +316,9 @@ _IGNORED = frozenset(("retry_on_timeout",))
 def read(query: Mapping[str, str], options: Mapping[str, Any]) -> Settings:
     """Check and merge a URL's query with the transport options; the query goes first.
 
-    Raises ConfigurationError for an option that is not known, naming it and the nearest one
-    that is: any option of a URL, and of the transport options those that start with ``toc_``.
+    Raises ConfigurationError for an option that is not known, naming it and one that is and
+    resembles it: any option of a URL, and of the transport options those that start with
+    ``toc_``. What else is not known there is named in what is :attr:`Settings.ignored`.
     """
     settings = Settings()
     for name, value in options.items():
@@ -280,8 +328,12 @@ def read(query: Mapping[str, str], options: Mapping[str, Any]) -> Settings:
             setattr(settings, name, _CHECKS[name](name, value))
         elif name in _REDIS:
             settings.connection[name] = value
-        elif name.startswith("toc_"):
+        elif str(name).startswith("toc_"):
             raise _unknown(name, "broker_transport_options")
+        elif name in _KOMBU_REDIS:
+            settings.ignored.append(f"{name!r} ({_NOT_NEEDED})")
+        elif name not in _KOMBU_OPTIONS:
+            settings.ignored.append(f"{name!r} (no such option{suggestion(name, _known())})")
     for name, value in query.items():
         if name in _CHECKS and name not in _NOT_IN_URL:
             setattr(settings, name, _CHECKS[name](name, value))
@@ -297,14 +349,23 @@ def read(query: Mapping[str, str], options: Mapping[str, Any]) -> Settings:
             raise ConfigurationError(
                 f"{name} has no form that fits the URL: put it in broker_transport_options"
             )
+        elif name in _KOMBU_REDIS and name not in _IGNORED:
+            raise ConfigurationError(f"{name!r} in the URL is {_NOT_NEEDED}: leave it out")
         elif name not in _KOMBU and name not in _IGNORED:
             raise _unknown(name, "the URL")
-    Declaration.of("*", retries=settings.toc_retries)
     settings.limits.checked("toc options")
     return settings
 
 
+def _known() -> list[str]:
+    return sorted({*_CHECKS, *_REDIS})
+
+
 def _unknown(name: str, place: str) -> ConfigurationError:
-    known = sorted({*_CHECKS, *_REDIS})
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-    return ConfigurationError(f"unknown option {name!r} in {place}; did you mean {near[0]!r}?")
+    return ConfigurationError(f"unknown option {name!r} in {place}{suggestion(name, _known())}")
+
+
+def suggestion(name: object, known: Iterable[str]) -> str:
+    """The end of a sentence about a name that is not known: one that is, if it resembles it."""
+    near = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.7)
+    return f"; did you mean {near[0]!r}?" if near else ""

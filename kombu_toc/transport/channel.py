@@ -25,7 +25,9 @@ from kombu.utils.uuid import uuid
 from .. import envelope
 from ..center import RECOVER, RELOAD, REMEMBER, Call, Delivery, Put
 from ..errors import AlreadyThereError, EnvelopeError
-from ..topics import Limits, Topic
+from ..options import suggestion
+from ..scores import MAX_RETRIES
+from ..topics import Declaration, Limits, Topic
 from .bindings import Bindings, binding
 from .clock import SendersClock
 from .fanout import Subscription, broadcasting, last_id, matches, recall, remember
@@ -55,6 +57,30 @@ MOST_KNOWN = 4096
 
 #: Limits of a topic that a queue's arguments may set.
 _LIMITS = ("slots", "retries", *Limits._fields)
+_ARGUMENTS = {f"x-{name.replace('_', '-')}": name for name in _LIMITS}
+
+#: Other arguments that have the effect that is meant: priorities need no declaration here.
+_OTHER_ARGUMENTS = frozenset(("x-expires", "x-max-priority"))
+
+#: What RabbitMQ knows and this transport does not.
+_RABBITMQS = frozenset(
+    (
+        "x-consumer-timeout",
+        "x-dead-letter-exchange",
+        "x-dead-letter-routing-key",
+        "x-dead-letter-strategy",
+        "x-delivery-limit",
+        "x-max-length",
+        "x-max-length-bytes",
+        "x-message-ttl",
+        "x-overflow",
+        "x-queue-leader-locator",
+        "x-queue-mode",
+        "x-queue-type",
+        "x-quorum-initial-group-size",
+        "x-single-active-consumer",
+    )
+)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND = timedelta(microseconds=1)
@@ -239,6 +265,8 @@ class Channel(virtual.Channel):
         self._clock = SendersClock()
         #: queue -> monotonic seconds when its declaration was read
         self._read_at: dict[str, float] = {}
+        #: queue -> what was asked for when it was declared and has no effect, and why
+        self.ignored: dict[str, list[str]] = {}
 
     # -- publishing
 
@@ -651,13 +679,34 @@ class Channel(virtual.Channel):
                 self._auto_delete.add(queue)
             if exclusive:
                 self._exclusive.add(queue)
-        named = {f"x-{name.replace('_', '-')}": name for name in _LIMITS}
-        limits = {named[name]: value for name, value in arguments.items() if name in named}
+        limits = {_ARGUMENTS[n]: value for n, value in arguments.items() if n in _ARGUMENTS}
         if queue in self._transient and not limits:
             # Perhaps it will be bound to a fanout exchange, and is no topic at all.
             return queue_declare_ok_t(queue, 0, 0)
-        self._declare_topic(queue, limits)
+        topic = self._declare_topic(queue, limits)
+        if queue not in self._transient:
+            self.ignored[queue] = [*_unknown(arguments), *self._overruled(topic, limits)]
         return queue_declare_ok_t(queue, self._size(queue), 0)
+
+    def _overruled(self, topic: Topic, limits: dict[str, Any]) -> Iterator[str]:
+        """Of what was asked for, what another declaration had settled before."""
+        asked = {**self.settings.toc_topics.get(topic.name, {}), **limits}
+        if self.settings.toc_slots:
+            asked.setdefault("slots", self.settings.toc_slots)
+        if self.settings.toc_retries != MAX_RETRIES:
+            asked.setdefault("retries", self.settings.toc_retries)
+        standing = topic.declaration
+        for name, value in asked.items():
+            holds = getattr(standing, name)
+            if value is None or holds == getattr(Declaration.of(topic.name, **{name: value}), name):
+                continue
+            if name == "slots":
+                why = f"it was resharded to {holds}"
+            elif holds is None:
+                why = "it was declared without, and the first declaration stands"
+            else:
+                why = f"it was declared with {holds:g}, and the first declaration stands"
+            yield f"{name}={value!r} ({why})"
 
     def _declare_topic(self, queue: str, limits: dict[str, Any]) -> Topic:
         limits = {**self.settings.toc_topics.get(queue, {}), **limits}
@@ -820,6 +869,15 @@ class Channel(virtual.Channel):
         if self.connection is not None:
             self.connection.close_channel(self)
         self.exchange_types = None
+
+
+def _unknown(arguments: dict[str, Any]) -> Iterator[str]:
+    """Of a queue's arguments, those that have no effect here."""
+    for name in arguments:
+        if name in _RABBITMQS:
+            yield f"{name} (an argument of RabbitMQ's)"
+        elif name.startswith("x-") and name not in _ARGUMENTS and name not in _OTHER_ARGUMENTS:
+            yield f"{name} (no such argument{suggestion(name, [*_ARGUMENTS, *_OTHER_ARGUMENTS])})"
 
 
 class PublishBatch:

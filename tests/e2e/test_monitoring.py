@@ -217,12 +217,38 @@ def test_a_worker_says_at_its_start_what_it_serves(start_workers: StartWorkers) 
     [line] = re.findall(r"Timeout center at (.*)", worker.logs())
     where, _, served = line.partition(": ")
     assert where.startswith("toc+redis://127.0.0.1")
-    assert set(served.split(", ")) == {
-        "celery (8 slots)",
-        "urgent (8 slots)",
-        "news (8 slots)",
-        "one-slot (1 slot)",
+    what_holds = "visibility timeout 60 s, 16 retries"
+    assert set(re.findall(r"\S+ \(.*?\)", served)) == {
+        f"celery (8 slots, {what_holds})",
+        f"urgent (8 slots, {what_holds})",
+        f"news (8 slots, {what_holds})",
+        f"one-slot (1 slot, {what_holds})",
     }
+    assert "Without effect" not in worker.logs()
+
+
+def test_a_worker_says_at_its_start_what_has_no_effect(
+    start_workers: StartWorkers, toc: kombu_toc.TimeoutCenter
+) -> None:
+    """Options that are misspelt or another transport's, and limits that others have declared."""
+    toc.declare("celery", slots=4, retries=2, visibility=20)
+    options = {
+        "visibilty_timeout": 3600,
+        "sep": ":",
+        "max_retries": 3,
+        "toc_topics": {"celery": {"slots": 4, "retries": 5, "visibility": 20, "dead_age": 60}},
+    }
+    [worker] = start_workers(1, "-P", "solo", *ALONE, broker_transport_options=options)
+    [line] = re.findall(r"Timeout center at .*", worker.logs())
+    assert "celery (4 slots, visibility timeout 20 s, 2 retries)" in line
+    assert "urgent (8 slots, visibility timeout 60 s, 16 retries)" in line
+    [line] = re.findall(r"WARNING/MainProcess\] Without effect: (.*)", worker.logs())
+    assert line == (
+        "the broker's options 'visibilty_timeout' (no such option; did you mean "
+        "'visibility_timeout'?), 'sep' (an option of Kombu's redis transport, not needed here); "
+        "of queue 'celery' retries=5 (it was declared with 2, and the first declaration stands), "
+        "dead_age=60 (it was declared without, and the first declaration stands)"
+    )
 
 
 def test_what_comes_back_or_dies_is_logged_with_the_tasks_name_and_id(

@@ -580,6 +580,33 @@ def test_declaring_a_queue_passively_tells_whether_it_is_there(connection: Conne
     assert channel.queue_declare("somewhere", passive=True).message_count == 1
 
 
+def test_what_a_queues_declaration_asks_for_without_effect_is_named(connect: Connect) -> None:
+    with connect() as first:
+        first.default_channel.queue_declare("mail", arguments={"x-slots": 4, "x-retries": 3})
+    channel = connect(toc_retries=5).default_channel
+    channel.queue_declare(
+        "mail",
+        arguments={
+            "x-slots": 4,
+            "x-visibilty": 30,
+            "x-message-ttl": 1000,
+            "x-max-priority": 10,
+            "x-zzz": 1,
+        },
+    )
+    channel.queue_declare("other", arguments={"x-retries": 3})
+    channel.queue_declare("reply", auto_delete=True, arguments={"x-message-ttl": 1000})
+    assert channel.ignored == {
+        "mail": [
+            "x-visibilty (no such argument; did you mean 'x-visibility'?)",
+            "x-message-ttl (an argument of RabbitMQ's)",
+            "x-zzz (no such argument)",
+            "retries=5 (it was declared with 3, and the first declaration stands)",
+        ],
+        "other": [],
+    }
+
+
 def test_purging_deletes_what_waits_and_leaves_what_is_in_flight(
     connection: Connection,
 ) -> None:

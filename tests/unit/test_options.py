@@ -9,6 +9,7 @@ import redis
 from celery import Celery
 from hypothesis import given
 from hypothesis import strategies as st
+from kombu.transport.redis import SentinelChannel
 
 from celery_toc import timeout_center
 from kombu_toc import ConfigurationError, Limits, SlotCountError
@@ -91,9 +92,57 @@ def test_an_unknown_toc_option_is_named_with_the_nearest_that_is_known():
         settings(toc_slot=8)
 
 
+@pytest.mark.parametrize("name", ["toc_zzz", "sep_", "qqqq"])
+def test_nothing_is_suggested_that_does_not_resemble_what_was_said(name):
+    with pytest.raises(ConfigurationError, match=f"{name!r} in the URL$"):
+        settings({name: "1"})
+
+
 def test_a_transport_option_that_is_for_others_is_left_to_them():
     assert settings(max_retries=3, fanout_prefix=True, retry_on_timeout=True) == Settings()
     assert settings({"max_retries": "3", "retry_on_timeout": "1"}) == Settings()
+
+
+def test_a_transport_option_without_effect_is_named_and_why():
+    assert settings(visibilty_timeout=3600, fanout_prefix=True, wait_time_seconds=3).ignored == [
+        "'visibilty_timeout' (no such option; did you mean 'visibility_timeout'?)",
+        "'fanout_prefix' (an option of Kombu's redis transport, not needed here)",
+        "'wait_time_seconds' (no such option)",
+    ]
+
+
+def test_an_option_of_kombus_own_is_not_said_to_be_without_effect():
+    """Those that its connections and its virtual transports read, whatever the transport is."""
+    general = {
+        "max_retries": 3,
+        "interval_start": 0,
+        "interval_step": 1,
+        "interval_max": 1,
+        "retry_errors": None,
+        "connect_retries_timeout": 3,
+        "queue_order_strategy": "sorted",
+        "polling_interval": 1,
+        "body_encoding": "base64",
+        "deadletter_queue": "dead",
+    }
+    assert settings(**general).ignored == []
+
+
+def test_every_option_of_kombus_redis_transport_is_known_by_name():
+    """Whoever comes from it is told what each has become, in every version of Kombu."""
+    ours = {**dict.fromkeys(SentinelChannel.from_transport_options, "1")}
+    ours.update(
+        priority_steps=[0],
+        sentinel_kwargs={},
+        queue_order_strategy="sorted",
+        socket_keepalive_options={},
+    )
+    assert not [said for said in settings(**ours).ignored if "no such option" in said]
+
+
+def test_an_option_of_kombus_redis_transport_has_no_place_in_the_url():
+    with pytest.raises(ConfigurationError, match=r"'sep' in the URL is an option of Kombu's redis"):
+        settings({"sep": ":"})
 
 
 def test_limits_per_topic_have_no_form_that_fits_a_url():
@@ -137,7 +186,9 @@ def test_a_bad_value_is_refused_and_its_option_named(name, value):
 
 @pytest.mark.parametrize("value", ["7", "0", "-8", "1024"])
 def test_a_bad_slot_count_is_refused(value):
-    with pytest.raises(SlotCountError, match="power of two"):
+    with pytest.raises(
+        SlotCountError, match=f"^toc_slots must be a power of two from 1 to 512, not {value}$"
+    ):
         settings({"toc_slots": value})
 
 
