@@ -38,6 +38,11 @@ class Bindings:
         self._center.client.unlink(self._keys.bindings(exchange), self._keys.fanout(exchange))
         self._center.client.zrem(self._keys.expiring, f"exchange:{exchange}")
 
+    def kept(self, exchange: str) -> list[bytes]:
+        """The bindings of a fanout exchange's queues that keep a copy of their own, for
+        :func:`.fanout.keepers`."""
+        return self._center.client.zrangebyscore(self._keys.bindings(exchange), "+inf", "+inf")
+
     def kind(self, exchange: str) -> str | None:
         """The type of an exchange that something is bound to, whoever has declared it."""
         member = self._center.client.zrange(self._keys.bindings(exchange), 0, 0)

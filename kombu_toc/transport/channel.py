@@ -30,7 +30,7 @@ from ..scores import MAX_RETRIES
 from ..topics import Declaration, Limits, Topic
 from .bindings import Bindings, binding
 from .clock import SendersClock
-from .fanout import Subscription, broadcasting, last_id, matches, recall, remember
+from .fanout import Subscription, begin, broadcasting, keepers, matches, recall, remember
 from .link import BROKEN
 from .qos import QoS
 from .report import report
@@ -254,6 +254,9 @@ class Channel(virtual.Channel):
         self.channel_key = next(_tags)
         self._receivers: dict[str, _Receiver] = {}
         self._fanout_queues: dict[str, Subscription] = {}
+        #: queues bound to a fanout exchange that keep what is broadcast, and are topics: what is
+        #: read of the stream for them all the same
+        self._kept: dict[str, Subscription] = {}
         #: milliseconds for which a transient queue outlives its last refresh
         self._transient: dict[str, int] = {}
         #: queues that others have bound, and that go stale without them
@@ -354,10 +357,13 @@ class Channel(virtual.Channel):
         )
         if batch is not None:
             batch.add(call)
+            bound = Bindings(self.center).kept(exchange)
         else:
             # Celery ends a worker whose greeting to the others fails otherwise than by its
             # connection; and a broadcast is kept for a while at best.
-            self.center.run_puts([call], wait=False)
+            [bound] = self.center.run_puts([call], wait=False)
+        for queue in keepers(bound, routing_key):
+            self._put(queue, message, batch=batch)
 
     def _putting(
         self,
@@ -444,6 +450,8 @@ class Channel(virtual.Channel):
         else:
             self._topic(queue)
             self.poller.consume(self, queue)
+            if queue in self._kept:
+                self.poller.follow(self, self._kept[queue])
 
     def basic_cancel(self, consumer_tag: str) -> None:
         """Deliver no more to this consumer.
@@ -462,11 +470,11 @@ class Channel(virtual.Channel):
         self._receivers.pop(queue, None)
         if os.getpid() != self._pid:
             return
-        if queue in self._fanout_queues:
+        if queue in self._fanout_queues or queue in self._kept:
             subscription = self.poller.unfollow(queue)
             if subscription is not None:
                 remember(self.transport.identity, subscription)
-        else:
+        if queue not in self._fanout_queues:
             self.poller.cancel(self, queue)
         if queue in self._auto_delete and not self._has_other_consumer(queue):
             if queue in self._exclusive or queue in self._fanout_queues:
@@ -751,27 +759,33 @@ class Channel(virtual.Channel):
         arguments: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Bind a queue to an exchange; to one of type fanout, for the messages to come."""
+        """Bind a queue to an exchange; to one of type fanout, for the messages to come.
+
+        A queue that is neither exclusive nor auto-delete and does not expire keeps what is
+        broadcast until it is consumed, and its consumers share it. Any other reads the
+        exchange's stream, for as long as it is consumed.
+        """
         exchange = exchange or "amq.direct"
         kind = self.typeof(exchange)
         self.state.binding_declare(queue, exchange, routing_key, arguments)
         member = self._member(queue, exchange, routing_key, arguments)
         ttl = self._transient.get(queue, 0)
-        if kind.type != "fanout":
+        if kind.type != "fanout" or not ttl:
             # Before anybody can send to it: as a transient one, if it is one.
             self._topic(queue)
-        if kind.type == "fanout" and not ttl:
-            # A broadcast reaches who listens: nobody does once the process is gone.
-            ttl = int(self.settings.toc_stale_after * 1000)
-        now_ms = Bindings(self.center).add(exchange, member, ttl)
+        Bindings(self.center).add(exchange, member, ttl)
         if ttl:
             self.heartbeat.keep_binding(exchange, member, ttl, self.channel_key)
-        if kind.type == "fanout" and queue not in self._fanout_queues:
-            self._fanout_queues[queue] = recall(
-                self.transport.identity, exchange, queue
-            ) or Subscription(
-                queue, exchange, routing_key or "", last_id(self.center, exchange, now_ms)
-            )
+        followed = self._fanout_queues if ttl else self._kept
+        if kind.type == "fanout" and queue not in followed:
+            subscription = recall(self.transport.identity, exchange, queue)
+            if subscription is None:
+                last = begin(self.center, exchange)
+                subscription = Subscription(queue, exchange, routing_key or "", last)
+            else:
+                subscription.last = begin(self.center, exchange, subscription.last)
+            subscription.kept = not ttl
+            followed[queue] = subscription
 
     def queue_unbind(
         self, queue: str, exchange: str | None = None, routing_key: str = "", *args: Any, **kw: Any
@@ -797,6 +811,7 @@ class Channel(virtual.Channel):
         if if_unused and queue in self._active_queues:
             return 0
         fanout = self._fanout_queues.pop(queue, None) is not None
+        self._kept.pop(queue, None)
         size = 0
         declared = None if fanout else self.center.declared(queue)
         if declared is not None:

@@ -27,7 +27,7 @@ from redis.exceptions import ResponseError
 from ..center import RECOVER, Call, Delivery, Popped, shares
 from ..cluster import is_passing
 from .clock import ServerClock, ServerClocks
-from .fanout import Subscription, listening, read_entries
+from .fanout import Subscription, listening, order, read_entries
 from .link import BROKEN, Link, Waiting
 from .nodes import SLOW, NodeLinks
 from .report import in_words, task_of
@@ -1034,7 +1034,7 @@ class Poller:
                     self._delivered += 1
             if channel.qos.can_consume():
                 known = positions.get(subscription.exchange)
-                if known is None or _order(subscription.last) < _order(known):
+                if known is None or order(subscription.last) < order(known):
                     positions[subscription.exchange] = subscription.last
         self._read_unhurried(positions)
         if self._stream.busy:
@@ -1067,12 +1067,14 @@ class Poller:
             )
             for _, followed in self.subscriptions.values()
         }
-        for key, id, routing_key, envelope in read_entries(reply):
+        for key, id, routing_key, envelope, kept in read_entries(reply):
             exchange = keys.get(key)
             for channel, subscription in list(self.subscriptions.values()):
-                if subscription.exchange != exchange or _order(id) <= _order(subscription.last):
+                if subscription.exchange != exchange or order(id) <= order(subscription.last):
                     continue
                 subscription.last = id
+                if kept and subscription.kept:  # it is in the topic
+                    continue
                 if self._enough:
                     subscription.returned.append((routing_key, envelope))
                 elif channel.receive_broadcast(subscription, routing_key, envelope):
@@ -1082,12 +1084,6 @@ class Poller:
 def _drained(queue: deque[Any]) -> list[Any]:
     """What is in a queue that others may be adding to."""
     return [queue.popleft() for _ in range(len(queue))]
-
-
-def _order(id: str) -> tuple[int, int]:
-    """A stream id in the order of streams."""
-    ms, _, number = id.partition("-")
-    return int(ms), int(number or 0)
 
 
 def _by_topic(claims: dict[tuple[str, int, int], None]) -> dict[str, list[tuple[int, int]]]:

@@ -369,7 +369,9 @@ def test_a_fanout_exchange_reaches_every_queue(connect: Connect) -> None:
     inboxes = [Inbox() for _ in range(3)]
     connections = [connect() for _ in range(3)]
     for number, (connection, inbox) in enumerate(zip(connections, inboxes, strict=True)):
-        Consumer(connection, [Queue(f"f{number}", exchange)], callbacks=[inbox]).consume()
+        Consumer(
+            connection, [Queue(f"f{number}", exchange, exclusive=True)], callbacks=[inbox]
+        ).consume()
     for i in range(5):
         Producer(connections[0], exchange).publish(i)
     for connection in connections:
@@ -379,11 +381,13 @@ def test_a_fanout_exchange_reaches_every_queue(connect: Connect) -> None:
 
 def test_a_broadcast_before_the_binding_is_not_seen(connection: Connection) -> None:
     exchange = Exchange("everyone", "fanout")
-    other = Consumer(connection, [Queue("early", exchange)], callbacks=[Inbox()])
+    other = Consumer(connection, [Queue("early", exchange, exclusive=True)], callbacks=[Inbox()])
     other.consume()
     Producer(connection, exchange).publish("before")
     inbox = Inbox()
-    with Consumer(connection.channel(), [Queue("late", exchange)], callbacks=[inbox]):
+    with Consumer(
+        connection.channel(), [Queue("late", exchange, exclusive=True)], callbacks=[inbox]
+    ):
         Producer(connection, exchange).publish("after")
         drain(connection)
     assert inbox.bodies == ["after"]
@@ -394,13 +398,13 @@ def test_broadcasts_survive_a_reconnect_of_the_consumer(connect: Connect) -> Non
     exchange = Exchange("everyone", "fanout")
     first, producer = connect(), connect()
     inbox = Inbox()
-    Consumer(first, [Queue("me", exchange)], callbacks=[inbox]).consume()
+    Consumer(first, [Queue("me", exchange, expires=60)], callbacks=[inbox]).consume()
     Producer(producer, exchange).publish("one")
     drain(first)
     first.collect()  # as Celery does with a connection that broke
     Producer(producer, exchange).publish("meanwhile")
     second = connect()
-    Consumer(second, [Queue("me", exchange)], callbacks=[inbox]).consume()
+    Consumer(second, [Queue("me", exchange, expires=60)], callbacks=[inbox]).consume()
     Producer(producer, exchange).publish("two")
     drain(second)
     assert inbox.bodies == ["one", "meanwhile", "two"]
@@ -409,7 +413,9 @@ def test_broadcasts_survive_a_reconnect_of_the_consumer(connect: Connect) -> Non
 def test_events_are_filtered_by_their_binding(connection: Connection) -> None:
     exchange = Exchange("events", "fanout")
     inbox = Inbox()
-    with Consumer(connection, [Queue("w", exchange, "worker.#")], callbacks=[inbox]):
+    with Consumer(
+        connection, [Queue("w", exchange, "worker.#", exclusive=True)], callbacks=[inbox]
+    ):
         for key in ("worker.online", "task.received"):
             Producer(connection, exchange).publish(key, routing_key=key)
         drain(connection)
@@ -733,8 +739,10 @@ def test_broadcasts_that_are_not_urgent_are_read_together_and_keep_nobody_waitin
     hub, events, orders = Hub(), Inbox(), Inbox()
     connection.register_with_event_loop(hub)
     urgent, idle = Exchange("orders", "fanout"), Exchange("events", "fanout")
-    Consumer(connection, [Queue("e", idle)], callbacks=[events]).consume()
-    Consumer(connection.channel(), [Queue("o", urgent)], callbacks=[orders]).consume()
+    Consumer(connection, [Queue("e", idle, exclusive=True)], callbacks=[events]).consume()
+    Consumer(
+        connection.channel(), [Queue("o", urgent, exclusive=True)], callbacks=[orders]
+    ).consume()
     connection.transport.poller.unhurried.add("events")
     late: list[float] = []
 
