@@ -146,15 +146,20 @@ class _Revoking:
         if not ids:
             return set()
         center = self.center
-        before = {(one.topic, one.id): one for one in self._twice(lambda: center.get(ids))}
-        if not before:
+        there = self._twice(lambda: center.get(ids))
+        if not there:
             return set()
+        # No second look-up: only where the first has found something.
+        before = {(one.topic, one.id): one for one in there}
         lost_reply = False
         try:
-            done = center.cancel(ids, dead=False)
+            done = center.cancel_found(there, dead=False)
         except self._broken:
             lost_reply = True
-            done = center.cancel(ids, dead=False)
+            done = center.cancel_found(there, dead=False)
+        # What is gone from where it waited may have been moved to another slot in that moment.
+        for topic, id in _waiting(before) - {(one.topic, one.id) for one in done}:
+            done += center.cancel(id, topic=topic, dead=False)
         found: dict[str, list[bool]] = {id: [] for id in ids}
         for one in done:
             id = one.id if one.id in found else one.id.rpartition("#")[0]
@@ -163,9 +168,7 @@ class _Revoking:
         if lost_reply:
             # What was there and is gone was removed by the call whose reply was lost, unless
             # it has become due in that moment.
-            for key in {key for key, one in before.items() if one.state == kombu_toc.WAITING} - {
-                (one.topic, one.id) for one in done
-            }:
+            for key in _waiting(before) - {(one.topic, one.id) for one in done}:
                 self._mark(center.task(before[key]), only_if_not_begun=True)
         return {id for id, sure in found.items() if sure and all(sure)}
 
@@ -229,6 +232,10 @@ class _Revoking:
             sender=kind, request=context, terminated=False, signum=None, expired=False
         )
         return not task.retries and not task.problem
+
+
+def _waiting(found: Mapping[tuple[str, str], kombu_toc.Found]) -> set[tuple[str, str]]:
+    return {key for key, one in found.items() if one.state == kombu_toc.WAITING}
 
 
 def _context(task: Task) -> Context:

@@ -368,7 +368,9 @@ class TimeoutCenter(Operating):
         asked = limits.get("slots")
         if asked is None:
             limits = {**limits, "slots": self.slots}
-        wanted = Declaration.of(name, **limits)
+        wanted = replace(Declaration.of(name, **limits), bases=False)
+        if wanted.expires:
+            wanted = replace(wanted, named=False)
         topic = self.run(self.declaring(name, wanted))
         if asked not in (None, topic.slots, *topic.declaration.formerly):
             raise SlotCountError(
@@ -444,6 +446,26 @@ class TimeoutCenter(Operating):
             load("redeclare"), (self.keys.topics,), (topic.name, raw, declaration.over(raw)), bool
         )
         return self.run(call)
+
+    def admit(self, topic: Topic, id: str | None, basis: str | None) -> None:
+        """To be called before a message is put: look-ups by id that begin after that find it.
+
+        id: None if nobody looks for it by that
+        basis: slot basis, if there is one
+
+        Does nothing but for the first message of its kind, as far as this center knows.
+        """
+        said = topic.declaration
+        news = []
+        if said.bases is False and basis and basis != id:
+            news.append("bases")
+        if said.named is False and id is not None:
+            news.append("named")
+        if news:
+            call = Call(load("admit"), (self.keys.topics,), (topic.name, *news), lambda raw: raw)
+            raw = self.run(call)
+            if raw is not None:
+                self._remember(topic.name, raw)
 
     def reach(self, name: str, slot: int) -> Topic | None:
         """The topic as it is declared, and so that its consumers look into this slot.
@@ -533,6 +555,7 @@ class TimeoutCenter(Operating):
         Raises ActionTimeError beyond the year 2255, ReplicationError as :meth:`run_puts`.
         """
         declared = self.topic(topic)
+        self.admit(declared, id, basis)
         if ensure and declared.declaration.was and self._lies_elsewhere(declared, id, basis or id):
             return None
         call = self.putting(
@@ -565,7 +588,8 @@ class TimeoutCenter(Operating):
         publish: tuple[str, str] | None = None,
         remember: int = REMEMBER,
     ) -> Call:
-        """The call that adds a message; times in microseconds. Result: :class:`Put`.
+        """The call that adds a message; times in microseconds. Result: :class:`Put`. Look-ups by id
+        find it if :meth:`admit` was called before.
 
         remember: seconds for which a repeated `publish` is recognised
         """

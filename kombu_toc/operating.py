@@ -1,9 +1,10 @@
 """What people and tools do with a timeout center: look messages up, cancel, move and replay them.
 
 By id, a message is looked for in every slot that could have it, of one topic or of all, in
-pipelined round trips: each slot costs O(log n), whatever waits in it. More than one message may
-have an id: a retry has that of the task that is still running, and whoever gives another slot
-basis puts his into another slot. All of them are found.
+pipelined round trips: each slot costs O(log n), whatever waits in it. That is the slot that the id
+picks, and every slot of a topic that has been given a slot basis, or that an older release has
+declared. More than one message may have an id: a retry has that of the task that is still running,
+and whoever gives another slot basis puts his into another slot. All of them are found.
 """
 
 from __future__ import annotations
@@ -134,38 +135,8 @@ class Operating:
         basis: slot basis, if the sender gave one: then only the slots are asked that it picks
         """
 
-        def call(topic: Topic, slot: Slot, ids: list[str]) -> Call:
-            def parse(raw: list[Any]) -> list[Found]:
-                return [
-                    Found(
-                        topic.name,
-                        slot.number,
-                        text(raw[i]),
-                        _STATES[raw[i + 1]],
-                        raw[i + 2],
-                        raw[i + 3],
-                        raw[i + 4],
-                        *_note(raw[i + 5]),
-                    )
-                    for i in range(0, len(raw), 6)
-                ]
-
-            return Call(
-                load("get"),
-                (
-                    slot.prepare,
-                    slot.dead,
-                    slot.reasons,
-                    slot.body,
-                    *slot.stores,
-                    *(slot.copies(one) for one in ids),
-                ),
-                (len(slot.stores), *ids),
-                parse,
-            )
-
         once: dict[Any, Found] = {}
-        for one in self._by_id(id, topic, basis, call):
+        for one in self._looked_up(self._places(id, topic, basis)):
             known = self.known(one.topic)
             # What a reshard moves in this moment is seen where it was, and again where it is.
             moves = known is not None and bool(known.declaration.was)
@@ -192,7 +163,7 @@ class Operating:
         """
         states = (WAITING, *[IN_FLIGHT] * in_flight, *[DEAD] * dead)
 
-        def call(topic: Topic, slot: Slot, ids: list[str]) -> Call:
+        def call(topic: Topic, slot: Slot, ids: Sequence[str]) -> Call:
             return self._cancelling(topic, slot, ids, states)
 
         return self._by_id(id, topic, basis, call)
@@ -206,7 +177,7 @@ class Operating:
         """
         states = (WAITING, *[IN_FLIGHT] * in_flight, *[DEAD] * dead)
 
-        def call(topic: Topic, slot: Slot, ids: list[str]) -> Call:
+        def call(topic: Topic, slot: Slot, ids: Sequence[str]) -> Call:
             return self._cancelling(topic, slot, ids, states, copies=False)
 
         return [one for part in self._each(found, call) for one in part]
@@ -215,7 +186,7 @@ class Operating:
         self,
         topic: Topic,
         slot: Slot,
-        ids: list[str],
+        ids: Sequence[str],
         states: Collection[str],
         *,
         copies: bool = True,
@@ -286,7 +257,7 @@ class Operating:
         """
         when = when_of(microseconds(at), microseconds(delay))
 
-        def call(topic: Topic, slot: Slot, ids: list[str]) -> Call:
+        def call(topic: Topic, slot: Slot, ids: Sequence[str]) -> Call:
             counts = self.metrics.counts(topic)
 
             def parse(raw: list[Any]) -> list[Rescheduled]:
@@ -343,20 +314,75 @@ class Operating:
         )
         return made is not None
 
+    def _places(
+        self, id: str | Iterable[str], topic: str | None, basis: str | None
+    ) -> Iterator[_Place]:
+        """Where messages of these ids may be. Replies and the like are not looked through: nobody
+        knows their ids."""
+        ids = [id] if isinstance(id, str) else list(dict.fromkeys(id))
+        for one in self._asked(topic):
+            if topic is None and one.declaration.expires and one.declaration.named is False:
+                continue
+            for slot, some in one.places_of(ids, basis):
+                for start in range(0, len(some), IDS_PER_CALL):
+                    yield _Place(one, slot, some[start : start + IDS_PER_CALL])
+
+    def _looked_up(self, places: Iterator[_Place]) -> list[Found]:
+        """What is in these places."""
+        # What lies on one server is asked for by one call: most places have nothing, and a call
+        # costs more than to look into some.
+        most = 1 if self.clustered else IDS_PER_CALL
+
+        def calls() -> Iterator[Call]:
+            some: list[_Place] = []
+            number = 0
+            for place in places:
+                number += len(place.ids)
+                if some and number > most:
+                    yield self._looking_up(some)
+                    some, number = [], len(place.ids)
+                some.append(place)
+            if some:
+                yield self._looking_up(some)
+
+        return self._run_parts(calls())
+
+    def _looking_up(self, places: Sequence[_Place]) -> Call:
+        keys: list[str] = []
+        args: list[Any] = [len(places)]
+        for _, slot, ids in places:
+            keys += (slot.prepare, slot.dead, slot.reasons, slot.body, *slot.stores)
+            keys += map(slot.copies, ids)
+            args += (len(slot.stores), len(ids), *ids)
+
+        def parse(raw: list[Any]) -> list[Found]:
+            return [
+                Found(
+                    places[raw[i]].topic.name,
+                    places[raw[i]].slot.number,
+                    text(raw[i + 1]),
+                    _STATES[raw[i + 2]],
+                    raw[i + 3],
+                    raw[i + 4],
+                    raw[i + 5],
+                    *_note(raw[i + 6]),
+                )
+                for i in range(0, len(raw), 7)
+            ]
+
+        return Call(load("get"), keys, args, parse)
+
     def _by_id(
         self,
         id: str | Iterable[str],
         topic: str | None,
         basis: str | None,
-        call: Callable[[Topic, Slot, list[str]], Call],
+        call: Callable[[Topic, Slot, Sequence[str]], Call],
     ) -> list[Any]:
-        ids = [id] if isinstance(id, str) else list(dict.fromkeys(id))
-        calls = (
-            call(one, slot, ids[start : start + IDS_PER_CALL])
-            for one in self._asked(topic)
-            for slot in one.slots_for(basis)
-            for start in range(0, len(ids), IDS_PER_CALL)
-        )
+        return self._run_parts(call(*place) for place in self._places(id, topic, basis))
+
+    def _run_parts(self, calls: Iterator[Call]) -> list[Any]:
+        """What calls found, each some; a bounded number of calls at a time."""
         found = []
         while together := list(itertools.islice(calls, CALLS_TOGETHER)):
             for part in self.run_all(together):
@@ -666,6 +692,14 @@ class Operating:
                 )
             )
         return made
+
+
+class _Place(NamedTuple):
+    """A slot, and what to look for there."""
+
+    topic: Topic
+    slot: Slot
+    ids: Sequence[str]
 
 
 class _Position(NamedTuple):

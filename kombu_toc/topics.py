@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -101,6 +103,10 @@ class Limits(NamedTuple):
         return self._replace(visibility=check_visibility(what, self.visibility), **seconds)
 
 
+#: Fields of a declaration that nobody declares: they tell what has become of the topic.
+_NOT_SAID = ("was", "formerly", "bases", "named")
+
+
 @dataclass(frozen=True)
 class Declaration:
     """What a topic was declared with; kept once per topic, in Redis.
@@ -110,6 +116,9 @@ class Declaration:
     expires: milliseconds after which the topic goes away if nobody uses it, or None
     was: other slot counts by which messages may still lie in it, for it was resharded
     formerly: slot counts that were changed; who still declares the topic with one is not refused
+    bases: whether it has been given a message whose slot may be another than its id picks
+    named: of a topic that expires, whether it has been given a message under an id that somebody
+        may look for; a reply has none. Both are None if a release that did not tell declared it.
 
     The others are those of :class:`Limits`, or None for what the consumer's connection says.
     """
@@ -124,6 +133,8 @@ class Declaration:
     dead_limit: int | None = None
     was: tuple[int, ...] = ()
     formerly: tuple[int, ...] = ()
+    bases: bool | None = None
+    named: bool | None = None
 
     @classmethod
     def of(cls, topic: str, **limits: object) -> Declaration:
@@ -132,7 +143,7 @@ class Declaration:
         Raises SlotCountError or ConfigurationError, naming the topic.
         """
         given = {key: value for key, value in limits.items() if value is not None}
-        known = [name for name in cls.__dataclass_fields__ if name not in ("was", "formerly")]
+        known = [name for name in cls.__dataclass_fields__ if name not in _NOT_SAID]
         unknown = set(given) - set(known)
         if unknown:
             raise ConfigurationError(
@@ -345,6 +356,28 @@ class Topic:
             numbers = sorted({slot_of(basis, count) for count in counts})
         first = [n for n in numbers if n >= self.declaration.slots]
         return [self.slot(n) for n in (*first, *numbers[: len(numbers) - len(first)])]
+
+    def places_of(
+        self, ids: Sequence[str], basis: str | None = None
+    ) -> list[tuple[Slot, Sequence[str]]]:
+        """Where messages of these ids may be, and copies that share them: each slot with the ids
+        that it is to be asked for. In the order of :meth:`slots_for`.
+
+        basis: slot basis, if the sender gave one
+        """
+        if basis is not None or self.declaration.bases is not False:
+            return [(slot, ids) for slot in self.slots_for(basis)]
+        # Who has not heard yet that the topic was resharded puts by a count that it had.
+        counts = {self.declaration.slots, *self.declaration.was, *self.declaration.formerly}
+        by_slot: dict[int, list[str]] = defaultdict(list)
+        for id in ids:
+            # A copy lies where the message is whose id it shares.
+            stems = {id, id.rpartition("#")[0] or id}
+            for number in {slot_of(stem, count) for stem in stems for count in counts}:
+                by_slot[number].append(id)
+        return [
+            (slot, by_slot[slot.number]) for slot in self.slots_for(None) if slot.number in by_slot
+        ]
 
     def all_slots(self) -> list[Slot]:
         """Every slot that may hold something."""

@@ -374,12 +374,14 @@ class Channel(virtual.Channel):
     ) -> Call:
         headers = message.get("headers") or {}
         tag = message["properties"]["delivery_tag"]
-        id = headers.get("id")
+        id = named = headers.get("id")
         if not isinstance(id, str) or not id:
-            id = tag
+            id, named = tag, None
         at_us, delay_us = self._action_time(headers, message["properties"], id)
         waits = at_us is not None or delay_us is not None
         basis = headers.get("x-slot-basis")
+        basis = None if basis is None else str(basis)
+        self.center.admit(topic, named, basis)
         message["properties"]["k"] = token = f"{zlib.crc32(tag.encode()):08x}"
         packed = envelope.pack(message, deflate=waits and self.settings.toc_deflate, id=id)
         ensure = bool(message["properties"].get(envelope.ENSURE))
@@ -389,7 +391,7 @@ class Channel(virtual.Channel):
             packed,
             at_us=at_us,
             delay_us=delay_us,
-            basis=None if basis is None else str(basis),
+            basis=basis,
             priority=self._get_message_priority(message),
             token=token,
             ensure=ensure,

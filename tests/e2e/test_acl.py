@@ -24,7 +24,8 @@ from .test_cli import answer
 StartWorkers = Callable[..., list[Worker]]
 
 #: The scripts that a role runs.
-PRODUCER = {"bind", "bindings", "broadcast", "cancel", "count", "counts", "declare", "get", "put"}
+PRODUCER = {"admit", "bind", "bindings", "broadcast", "cancel", "count", "counts", "declare"}
+PRODUCER |= {"get", "put"}
 WORKER = PRODUCER | {"ack", "extend", "hand_back", "pop", "purge", "reject", "release", "sweep"}
 SCRIPTS = {
     "producer": PRODUCER,

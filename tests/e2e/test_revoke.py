@@ -15,13 +15,14 @@ import pytest
 from celery import Celery, chord, group, signals, states
 from celery.exceptions import ChordError, TaskRevokedError
 from celery.result import AsyncResult
-from kombu import pools
+from kombu import Queue, pools
 from kombu.exceptions import OperationalError
 
 import kombu_toc
 from kombu_toc import IN_FLIGHT, WAITING
 from kombu_toc.scripts import load
 
+from ..integration.inspection import script_calls
 from ..ports import free_port
 from ..proxy import Proxy
 from .conftest import POOLS, Journal, slot_keys, wait_until
@@ -96,6 +97,35 @@ def test_a_list_of_ids_and_a_group_are_revoked_wherever_they_wait(
     members.revoke()
     assert {one.state for one in members.results} == {states.REVOKED}
     assert [one.id for one in toc.scan().messages] == [kept.id]
+
+
+@pytest.mark.one_server("whose commands are counted")
+@pytest.mark.parametrize(("queues", "most"), [(20, 30), (1000, 1100)])
+def test_a_revoke_asks_each_queue_once(
+    app: Celery, toc: kombu_toc.TimeoutCenter, client: Any, queues: int, most: int
+) -> None:
+    """Whether the task is in one of them or in none"""
+    for number in range(queues):
+        toc.declare(f"queue-{number}")
+    sent = note(app, "x", countdown=HOUR, queue="queue-7")
+    for id in (sent.id, "none"):
+        client.config_resetstat()
+        app.control.revoke(id)
+        assert script_calls(client) <= most
+    assert sent.state == states.REVOKED
+    assert slot_keys(client) == []
+
+
+def test_a_task_in_a_workers_own_queue_is_revoked(
+    app: Celery, toc: kombu_toc.TimeoutCenter, client: Any
+) -> None:
+    """As with `worker_direct`: the queue goes when the worker does."""
+    queue = Queue("worker-1.dq", auto_delete=True, durable=False)
+    sent = note(app, "x", countdown=HOUR, queue=queue)
+    assert [one.topic for one in toc.get(sent.id)] == ["worker-1.dq"]
+    sent.revoke()
+    assert sent.state == states.REVOKED
+    assert toc.get(sent.id) == []
 
 
 def test_tasks_are_revoked_by_their_stamps(

@@ -52,6 +52,12 @@ def _counts(client: redis.Redis, key: bytes) -> bool:
     return kind == b"scripts" or client.hexists(stem + b"{toc}:topics", topic)
 
 
+def script_calls(client: redis.Redis) -> int:
+    """How many scripts the server has run since its statistics were reset."""
+    stats = client.info("commandstats")
+    return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("eval", "evalsha"))
+
+
 def time_passes(center: TimeoutCenter, topic: str, seconds: float) -> None:
     """Make everything of a topic that much older: as if the server's clock had gone on."""
     client, ms = center.client, int(seconds * 1000)

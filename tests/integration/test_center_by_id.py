@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from dataclasses import replace
 
 import pytest
 
 from kombu_toc import DEAD, IN_FLIGHT, WAITING, ActionTimeError, TimeoutCenter
 
-from .inspection import announced, check_slots, now_us, residue
+from .inspection import announced, check_slots, now_us, residue, script_calls
 
 HOUR = 3600.0
 
@@ -145,6 +147,102 @@ def test_a_topic_that_was_declared_anew_is_asked_as_it_is_now(center):
         other.put("mail", f"{number}", b"", delay=HOUR)
     assert all(center.get(f"{number}", topic="mail") for number in range(20))
     assert len(center.scan("mail").messages) == 20
+
+
+@pytest.mark.one_server("whose commands are counted")
+@pytest.mark.parametrize(("topics", "most"), [(20, 22), (1000, 1002)])
+def test_each_topic_is_asked_once_for_an_id(center, client, topics, most):
+    """Also if it is found: by every call that takes an id"""
+    for number in range(topics):
+        center.declare(f"queue-{number}")
+    for number in range(50):
+        center.declare(f"{number}.reply.celery.pidbox", slots=1, expires=60_000)
+    for call in (center.get, center.cancel, center.reschedule):
+        center.put("queue-7", "x", b"", delay=HOUR)
+        center.metrics.send(center)
+        client.config_resetstat()
+        assert [one.id for one in call("x")] == ["x"]
+        assert script_calls(client) <= most
+        assert call("none") == []
+
+
+def test_a_first_slot_basis_is_known_to_who_looks_from_then_on(center, client):
+    """Although its center, and the sender's, remember the declaration from before"""
+    looker, topic = TimeoutCenter(client), center.declare("mail")
+    center.put("mail", "own", b"", delay=HOUR)
+    assert looker.topic("mail").declaration.bases is False
+    bases = {topic.slot_for(f"order-{n}").number: f"order-{n}" for n in range(50)}
+    del bases[topic.slot_for("x").number]
+    assert len(bases) == 7
+    for basis in bases.values():
+        center.put("mail", "x", basis.encode(), delay=HOUR, basis=basis)
+        assert {one.body for one in looker.get("x")} >= {basis.encode()}
+    assert len(looker.get("x")) == len(looker.cancel("x")) == 7
+    assert looker.topic("mail").declaration.bases is True
+    assert [one.moved for one in looker.reschedule("own")] == [True]
+
+
+def test_a_declaration_is_written_once_for_all_that_have_a_slot_basis(center, client, monkeypatch):
+    ran = []
+    run = center.run
+    monkeypatch.setattr(center, "run", lambda call: ran.append(call.script.name) or run(call))
+    center.declare("mail")
+    for number in range(5):
+        center.put("mail", f"own-{number}", b"", basis=f"own-{number}")
+    assert set(ran) == {"declare", "put"}
+    for number in range(5):
+        center.put("mail", f"{number}", b"", basis="order-7")
+    assert (ran.count("declare"), ran.count("admit")) == (1, 1)
+
+
+def test_what_an_older_release_has_declared_is_asked_in_all_slots(center, client):
+    """It does not tell whether a slot basis was given."""
+    client.hset(center.keys.topics, "mail", json.dumps({"slots": 8, "retries": 16}))
+    for basis in ("order-1", "order-2", "order-3"):
+        center.put("mail", f"of-{basis}", b"", delay=HOUR, basis=basis)
+        [found] = TimeoutCenter(client).get(f"of-{basis}")
+        assert found.slot == center.topic("mail").slot_for(basis).number
+    assert json.loads(client.hget(center.keys.topics, "mail")) == {"slots": 8, "retries": 16}
+
+
+def test_a_copy_is_found_by_its_own_id_and_so_is_an_id_that_reads_like_one(center):
+    for number in range(20):
+        center.put("mail", f"{number}", b"1", delay=HOUR)
+        copy = center.put("mail", f"{number}", b"2", delay=HOUR)
+        assert [one.id for one in center.get(copy)] == [copy]
+        center.put("mail", f"order#{number}", b"3", delay=HOUR)
+        assert [one.body for one in center.get(f"order#{number}")] == [b"3"]
+        again = center.put("mail", f"order#{number}", b"4", delay=HOUR)
+        assert done(center.cancel(again)) == [(again, WAITING, True)]
+
+
+def test_who_has_not_heard_of_a_reshard_puts_where_it_is_found(center, client):
+    late = TimeoutCenter(client)
+    late.declare("mail", slots=4)
+    for slots in (16, 2):
+        known = center.declared("mail")
+        now = replace(known.declaration, slots=slots, formerly=(4, 16), was=())
+        assert center.redeclare(known, now)
+        for number in range(20):
+            late.put("mail", f"{slots}-{number}", b"", delay=HOUR)
+    reached = {one.slot for one in center.scan("mail").messages}
+    assert reached == {0, 1}, "2 and 3 are beyond what there is, until somebody looks there"
+    center.reach("mail", 3)
+    for slots in (16, 2):
+        assert all(center.get(f"{slots}-{number}") for number in range(20))
+
+
+def test_queues_that_go_away_by_themselves_are_asked_once_a_task_was_sent_there(center, client):
+    """Their names are for one consumer, and its tasks can be revoked like any."""
+    center.declare("reply", slots=1, expires=60_000)
+    center.declare("worker-1.dq", slots=1, expires=60_000)
+    client.hset(center.keys.topics, "older", json.dumps({"slots": 1, "expires": 60_000}))
+    center.run(center.putting(center.topic("reply"), "7", b"an answer"))
+    for topic in ("worker-1.dq", "older"):
+        center.put(topic, "x", b"", delay=HOUR)
+    looker = TimeoutCenter(client)
+    assert [one.topic for one in looker.get(["x", "7"])] == ["older", "worker-1.dq"]
+    assert [one.topic for one in looker.get("7", topic="reply")] == ["reply"]
 
 
 # -- cancel

@@ -453,6 +453,29 @@ def test_an_exclusive_queue_goes_with_its_connection(connect: Connect, client: r
     assert keys_left(client) == []
 
 
+def test_what_is_published_is_found_by_its_id_in_whichever_slot_and_kind_of_queue(
+    connect: Connect, client: redis.Redis
+) -> None:
+    """A worker's own queue goes with the worker, and so does one for replies, whose ids nobody
+    knows: that is not asked."""
+    sender, looker = connect(), connect()
+    with looker.channel() as channel:
+        for queue in (Queue("mail"), Queue("worker-1.dq", auto_delete=True), Queue("reply")):
+            bound = Queue(queue.name, expires=60, auto_delete=queue.auto_delete)(channel)
+            bound.queue_declare()
+            channel._topic(queue.name)
+        center = TimeoutCenter(client)
+        publish(sender, "answer", queue="reply", correlation_id="x")
+        assert center.declared("reply").declaration.named is False
+        headers = {"id": "x", "x-delay": 60_000}
+        for number in range(5):
+            basis = {"x-slot-basis": f"order-{number}"} if number else {}
+            publish(sender, "task", queue="mail", headers={**headers, **basis})
+        publish(sender, "task", queue="worker-1.dq", headers=headers)
+        found = looker.transport.center.get("x")
+        assert sorted(one.topic for one in found) == ["mail"] * 5 + ["worker-1.dq"]
+
+
 def test_an_auto_delete_queue_goes_after_its_last_consumer(
     connect: Connect, client: redis.Redis
 ) -> None:

@@ -1,0 +1,15 @@
+-- Writes into the declaration of a topic what look-ups by id have to know of its messages.
+--
+-- KEYS[1] topics
+-- ARGV[1] topic   ARGV[2...] fields of the declaration that are to be true where they are false
+-- Returns the declaration as it stands then, or false if there is none.
+
+local standing = redis.call('HGET', KEYS[1], ARGV[1])
+if not standing then return false end
+local wanted = standing
+for i = 2, #ARGV do
+  -- Nothing else in a declaration could read like this: its texts have no quotation marks.
+  wanted = string.gsub(wanted, '"' .. ARGV[i] .. '": ?false', '"' .. ARGV[i] .. '":true', 1)
+end
+if wanted ~= standing then redis.call('HSET', KEYS[1], ARGV[1], wanted) end
+return wanted
