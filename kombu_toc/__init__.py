@@ -59,6 +59,7 @@ _PLACES = {
     "EnvelopeError": "errors",
     "MigrationError": "errors",
     "NotPermittedError": "errors",
+    "PriorityStepsError": "errors",
     "ReplicationError": "errors",
     "ReshardError": "errors",
     "ServerError": "errors",

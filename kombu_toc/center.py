@@ -34,6 +34,7 @@ from . import scores
 from .calls import Call, microseconds, pack_command, text, texts, together, when_of
 from .errors import (
     ConfigurationError,
+    PriorityStepsError,
     ReplicationError,
     ServerError,
     SlotCountError,
@@ -49,6 +50,7 @@ from .topics import (
     Declaration,
     Keys,
     Limits,
+    Slot,
     Topic,
     check_steps,
 )
@@ -142,7 +144,7 @@ class Fault(NamedTuple):
 
     topic: str
     slot: int
-    kind: str  #: NO_BODY, NO_ENTRY, TWICE, STRAY_REASON, STRAY_COPY or UNANNOUNCED
+    kind: str  #: NO_BODY, NO_ENTRY, TWICE, STRAY_REASON, STRAY_COPY, UNANNOUNCED or OTHER_STEP
     id: str  #: empty if it is about the slot
     places: tuple[str, ...]  #: the keys that have the id
 
@@ -154,8 +156,9 @@ TWICE = "twice"  #: an id in several places: the one nearest to delivery stays, 
 STRAY_REASON = "stray reason"  #: a reason or an error of no message: removed
 STRAY_COPY = "stray copy"  #: a copies set names a message that is gone: it does so no more
 UNANNOUNCED = "unannounced"  #: a slot's next time is not announced: it is announced
+OTHER_STEP = "other step"  #: it waits under a priority step that the topic has not: it gets one
 
-_KINDS = {1: NO_BODY, 2: NO_ENTRY, 3: TWICE, 4: STRAY_REASON, 5: UNANNOUNCED}
+_KINDS = {1: NO_BODY, 2: NO_ENTRY, 3: TWICE, 4: STRAY_REASON, 5: UNANNOUNCED, 6: OTHER_STEP}
 
 
 @dataclass
@@ -171,7 +174,8 @@ class TimeoutCenter(Operating):
 
     client: a redis-py client that returns bytes (``decode_responses=False``)
     prefix: what every key begins with
-    steps: priority steps; every producer and consumer must use the same
+    steps: priority steps of topics that this center declares; None leaves the default, and
+        agrees with whatever a topic was declared with
     slots: slot count of a topic that is used before anyone has declared it
     limits: what holds for topics whose declarations do not say
     wait_replicas: how many replicas must have a message before its put returns
@@ -184,7 +188,7 @@ class TimeoutCenter(Operating):
         client: Any,
         prefix: str = "toc:",
         *,
-        steps: Sequence[int] = PRIORITY_STEPS,
+        steps: Sequence[int] | None = None,
         slots: int = DEFAULT_SLOTS,
         limits: Limits = Limits(),  # noqa: B008 - it is immutable
         wait_replicas: int = 0,
@@ -205,7 +209,7 @@ class TimeoutCenter(Operating):
         self.clustered = hasattr(client, "run_keyed")
         self._run_packed = getattr(client, "run_packed", None)
         self.keys = Keys(prefix)
-        self.steps = check_steps(steps)
+        self.steps = None if steps is None else check_steps(steps)
         self.slots = slots
         self.limits = limits.checked("limits")
         self.wait_replicas = wait_replicas
@@ -359,12 +363,17 @@ class TimeoutCenter(Operating):
     def declare(self, name: str, **limits: Any) -> Topic:
         """Declare a topic and return it as it stands.
 
-        limits: ``slots`` (a power of two), ``retries``, ``expires`` (milliseconds) and those of
-            :class:`Limits` (seconds); what is left out agrees with any declaration.
+        limits: ``slots`` (a power of two), ``retries``, ``expires`` (milliseconds), ``steps`` and
+            those of :class:`Limits` (seconds); what is left out agrees with any declaration.
 
         The first declaration stands. Raises SlotCountError if it has another slot count than
-        the one asked for, ConfigurationError if a limit makes no sense.
+        the one asked for, PriorityStepsError if it has other steps than this center or `limits`
+        name, ConfigurationError if a limit makes no sense.
         """
+        steps = self.steps
+        if limits.get("steps") is not None:
+            steps = check_steps(limits["steps"])
+        limits = {**limits, "steps": steps or PRIORITY_STEPS}
         asked = limits.get("slots")
         if asked is None:
             limits = {**limits, "slots": self.slots}
@@ -372,6 +381,8 @@ class TimeoutCenter(Operating):
         if wanted.expires:
             wanted = replace(wanted, named=False)
         topic = self.run(self.declaring(name, wanted))
+        if steps is not None:
+            topic = self._agreed(self._completed(topic, steps), steps)
         if asked not in (None, topic.slots, *topic.declaration.formerly):
             raise SlotCountError(
                 f"topic {name!r} was declared with {topic.slots} slots, not {asked}; "
@@ -379,6 +390,51 @@ class TimeoutCenter(Operating):
                 f"'celery toc reshard {name} --slots {asked}'"
             )
         return topic
+
+    def agreed(self, topic: Topic) -> Topic:
+        """The same topic. Raises PriorityStepsError if it was declared with other steps than those
+        that this center was told."""
+        return topic if self.steps is None else self._agreed(topic, self.steps)
+
+    def _agreed(self, topic: Topic, steps: tuple[int, ...]) -> Topic:
+        standing = topic.declaration.steps
+        # What goes away by itself is used by many who know nothing of each other: replies, events.
+        if standing in (None, steps) or topic.declaration.expires:
+            return topic
+        raise PriorityStepsError(
+            f"topic {topic.name!r} was declared with priority_steps {_listed(standing)}, not "
+            f"{_listed(steps)}; set priority_steps to {_listed(standing)}, or leave it out, for "
+            "then a topic's own are used; to give it others, let it run empty and delete it first: "
+            f"'celery amqp queue.delete {topic.name}'"
+        )
+
+    def _completed(self, topic: Topic, steps: tuple[int, ...]) -> Topic:
+        """The topic, in whose declaration, if it is of an older release, these steps are kept from
+        now on: in all places of such an app they are set alike, or its messages get lost."""
+        while topic.declaration.steps is None and not topic.declaration.expires:
+            there = self._steps_in_use(topic, set(PRIORITY_STEPS) - set(steps))
+            if there:
+                raise PriorityStepsError(
+                    f"topic {topic.name!r} holds messages under the priority steps "
+                    f"{_listed(there)}, which {_listed(steps)} lack: they were sent with "
+                    f"priority_steps {_listed(PRIORITY_STEPS)}, the default; leave priority_steps "
+                    f"out, or 'celery toc repair {topic.name}' moves them"
+                )
+            self.redeclare(topic, replace(topic.declaration, steps=steps))
+            found = self.declared(topic.name)
+            if found is None:  # deleted just now
+                return topic
+            topic = found
+        return topic
+
+    def _steps_in_use(self, topic: Topic, steps: Iterable[int]) -> list[int]:
+        """Those of some steps under which messages wait."""
+        pairs = [(step, slot.store(step)) for slot in topic.all_slots() for step in sorted(steps)]
+        with self.client.pipeline(transaction=False) as pipe:
+            for _, key in pairs:
+                pipe.exists(key)
+            replies = pipe.execute() if pairs else []
+        return sorted({step for (step, _), there in zip(pairs, replies, strict=True) if there})
 
     def declaring(self, name: str, wanted: Declaration) -> Call:
         """The call that declares a topic; its result is the topic as it stands."""
@@ -425,7 +481,7 @@ class TimeoutCenter(Operating):
         return self._remember(name, raw)
 
     def _remember(self, name: str, raw: bytes) -> Topic:
-        topic = Topic(name, Declaration.from_json(raw), self.keys.prefix, self.steps)
+        topic = self._made(name, Declaration.from_json(raw))
         if len(self._topics) > MOST_KNOWN:  # reply queues come and go
             self._topics.clear()
         self._topics[name] = _Known(topic, time.monotonic())
@@ -487,17 +543,16 @@ class TimeoutCenter(Operating):
 
     def _standing(self, name: str) -> Topic:
         """The topic of that name as it is declared now; by default if nobody has done so."""
-        return self.declared(name) or Topic(
-            name, Declaration(slots=self.slots), self.keys.prefix, self.steps
-        )
+        return self.declared(name) or self._made(name, Declaration(slots=self.slots))
+
+    def _made(self, name: str, declaration: Declaration) -> Topic:
+        steps = declaration.steps or self.steps or PRIORITY_STEPS
+        return Topic(name, declaration, self.keys.prefix, steps)
 
     def _topic_of(self, delivery: Delivery) -> Topic:
         """The topic of a delivery, which may be deleted by now; asks nobody."""
-        return self.known(delivery.topic) or Topic(
-            delivery.topic,
-            Declaration(slots=self.slots, retries=delivery.limit),
-            self.keys.prefix,
-            self.steps,
+        return self.known(delivery.topic) or self._made(
+            delivery.topic, Declaration(slots=self.slots, retries=delivery.limit)
         )
 
     def topics(self) -> list[str]:
@@ -552,9 +607,10 @@ class TimeoutCenter(Operating):
         publish: (producer, name of this publish): to repeat a producer's latest publish within
             a minute, because its reply was lost, adds nothing, whatever has become of the message
 
-        Raises ActionTimeError beyond the year 2255, ReplicationError as :meth:`run_puts`.
+        Raises ActionTimeError beyond the year 2255, ReplicationError as :meth:`run_puts`,
+        PriorityStepsError as :meth:`declare`.
         """
-        declared = self.topic(topic)
+        declared = self.agreed(self.topic(topic))
         self.admit(declared, id, basis)
         if ensure and declared.declaration.was and self._lies_elsewhere(declared, id, basis or id):
             return None
@@ -644,8 +700,10 @@ class TimeoutCenter(Operating):
         slots: only these; all unless given
         recover: expired leases to roll back first, per slot, and messages that DeadQueue need
             not keep any longer
+
+        Raises PriorityStepsError as :meth:`declare`.
         """
-        declared = self.topic(topic)
+        declared = self.agreed(self.topic(topic))
         numbers = range(declared.span) if slots is None else sorted(set(slots))
         if self.clustered and len(numbers) > 1:
             popped = self._pop_apart(declared, numbers, limit, visibility, recover)
@@ -985,7 +1043,7 @@ class TimeoutCenter(Operating):
         ]
         with self.client.pipeline(transaction=False) as pipe:
             for slot in declared.all_slots():
-                pipe.unlink(*slot.all())
+                pipe.unlink(*slot.all(), *map(slot.store, declared.other_steps()))
             for key in copies:
                 pipe.unlink(key)
             pipe.unlink(self.keys.wake(topic))
@@ -999,7 +1057,8 @@ class TimeoutCenter(Operating):
         """Look for what cannot be; return what was found.
 
         That is: an id that is not in exactly one of store, prepare and dead with its body, a
-        body or a reason without an id, and a slot whose next time is not announced. (What a
+        body or a reason without an id, a message under a priority step that the topic has not,
+        and a slot whose next time is not announced. (What a
         consumer that died had claimed is no fault: the others look into all slots every second.)
 
         step: about how many ids one call to the server looks at; the topic may be live
@@ -1016,9 +1075,15 @@ class TimeoutCenter(Operating):
     def _check(self, topic: str, step: int, *, mend: bool) -> list[Fault]:
         declared = self._standing(topic)
         found: list[Fault] = []
+        stores, copies = self._strays(declared, step)
         for slot in declared.all_slots():
+            others = sorted({*declared.other_steps(), *stores[slot.number]} - {*declared.steps})
             keys = (slot.armed, slot.prepare, slot.body, slot.dead, slot.reasons, *slot.stores)
+            own = len(keys)
+            keys += tuple(map(slot.store, others))
             for part in range(1, len(keys) + 1):
+                if part > own and others[part - own - 1] not in stores[slot.number]:
+                    continue
                 cursor = "0"
                 while True:
                     call = self._announcing(
@@ -1033,38 +1098,43 @@ class TimeoutCenter(Operating):
                             step,
                             int(mend),
                             scores.lease(0, 0, declared.declaration.retries),
+                            *(declared.step_index(other) for other in others),
                         ),
                         list,
                     )
                     raw, flat, *_ = self.run(call)
                     for kind, id, places in zip(flat[::3], flat[1::3], flat[2::3], strict=True):
-                        text = id.decode("utf-8", "surrogatepass")
                         where = tuple(keys[place - 1] for place in places)
-                        found.append(Fault(topic, slot.number, _KINDS[kind], text, where))
+                        found.append(Fault(topic, slot.number, _KINDS[kind], text(id), where))
                     cursor = raw.decode()
                     if cursor == "0":
                         break
-        found += self._check_copies(declared, step, mend)
+        for slot, key in copies:
+            call = Call(load("check_copies"), (key, slot.body), (int(mend),), texts)
+            found += [
+                Fault(topic, slot.number, STRAY_COPY, id, (text(key),)) for id in self.run(call)
+            ]
         return list(dict.fromkeys(found))
 
-    def _check_copies(self, topic: Topic, step: int, mend: bool) -> list[Fault]:
-        slots = {slot.copies(""): slot for slot in topic.all_slots()}
-        before, after = (
-            re.sub(r"([][*?\\^])", r"\\\1", part)
-            for part in topic.slot(0).copies("").rsplit("0", 1)
-        )
-        found = []
-        for raw in self.client.scan_iter(f"{before}*{after}*", count=step):
-            key = raw.decode("utf-8", "surrogatepass")
-            stem, mark, _ = key.partition("}:copies:")
+    def _strays(
+        self, topic: Topic, step: int
+    ) -> tuple[dict[int, set[int]], list[tuple[Slot, bytes]]]:
+        """Per slot, the priority steps that the topic has not and something waits under; and the
+        copies sets, each with its slot. One look at all keys, for nothing else names them."""
+        slots = {slot.stem: slot for slot in topic.all_slots()}
+        stores: dict[int, set[int]] = defaultdict(set)
+        copies = []
+        stem = topic.slot(0).stem.rpartition("0")[0]
+        for raw in self.client.scan_iter(re.sub(r"([][*?\\^])", r"\\\1", stem) + "*", count=step):
+            stem, mark, rest = text(raw).partition("}:")
             slot = slots.get(stem + mark)
             if slot is None:  # of a topic with a longer name
                 continue
-            call = Call(load("check_copies"), (raw, slot.body), (int(mend),), texts)
-            found += [
-                Fault(topic.name, slot.number, STRAY_COPY, id, (key,)) for id in self.run(call)
-            ]
-        return found
+            if rest.startswith("copies:"):
+                copies.append((slot, raw))
+            elif rest.startswith("store:"):
+                stores[slot.number].add(int(rest.removeprefix("store:")))
+        return stores, copies
 
     # -- the wake index
 
@@ -1131,6 +1201,11 @@ class TimeoutCenter(Operating):
             elsewhere = (wake, topic.declaration.expires or 0)
             return Call(load(script), keys, args, parse, keys_recur, elsewhere)
         return Call(load(script), (*keys, wake), args, parse, keys_recur)
+
+
+def _listed(steps: Iterable[int]) -> str:
+    """Priority steps as a URL has them."""
+    return ",".join(map(str, steps))
 
 
 def shares(most: int, among: Sequence[int]) -> list[tuple[int, int]]:

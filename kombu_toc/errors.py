@@ -11,6 +11,7 @@ __all__ = (
     "EnvelopeError",
     "MigrationError",
     "NotPermittedError",
+    "PriorityStepsError",
     "ReplicationError",
     "ReshardError",
     "ServerError",
@@ -29,6 +30,11 @@ class ConfigurationError(TocError, ValueError):
 
 class SlotCountError(ConfigurationError):
     """A topic's slot count is not a power of two, or not the one it was declared with."""
+
+
+class PriorityStepsError(ConfigurationError):
+    """A topic was declared with other priority steps; what is put under steps that its consumers do
+    not look at would never be delivered."""
 
 
 class ActionTimeError(TocError, ValueError):

@@ -17,7 +17,6 @@ from .tls import read_requirement
 from .topics import (
     DEFAULT_SLOTS,
     MAX_SLOTS,
-    PRIORITY_STEPS,
     Declaration,
     Limits,
     check_slots,
@@ -123,8 +122,8 @@ class Settings:
     visibility_timeout: float = Limits().visibility
     #: what every key begins with, before ``toc_prefix``
     global_keyprefix: str = ""
-    #: the priorities that are told apart, 0 first
-    priority_steps: tuple[int, ...] = PRIORITY_STEPS
+    #: the priorities that are told apart, 0 first; None: as a topic was declared
+    priority_steps: tuple[int, ...] | None = None
     #: what every key begins with
     toc_prefix: str = "toc:"
     #: slot count of topics that are declared without one; None leaves the default
@@ -144,7 +143,7 @@ class Settings:
     #: how long a publish waits for them
     toc_wait_timeout: float = 1.0
     #: per topic: ``slots``, ``retries``, ``visibility``, ``retry_backoff``,
-    #: ``retry_backoff_max``, ``dead_age``, ``dead_limit``
+    #: ``retry_backoff_max``, ``dead_age``, ``dead_limit``, ``steps``
     toc_topics: dict[str, dict[str, Any]] = field(default_factory=dict)
     #: how long before its action time a message may be fetched (and then held) by an idle worker
     toc_lookahead: float = 0.020

@@ -30,6 +30,9 @@ MINUTES = 16
 #: Priority steps, as in Kombu's Redis transport: 0 goes first.
 PRIORITY_STEPS = (0, 3, 6, 9)
 
+#: What a message's priority may be, as Kombu has it.
+PRIORITIES = range(10)
+
 _crc32 = crcmod.predefined.mkPredefinedCrcFun("crc-32")
 
 
@@ -114,6 +117,8 @@ class Declaration:
     slots: how many shards it has, a power of two
     retries: redeliveries a message may have
     expires: milliseconds after which the topic goes away if nobody uses it, or None
+    steps: the priorities that are told apart; None in declarations of older releases, whose
+        messages lie under the steps that the connections of their senders had
     was: other slot counts by which messages may still lie in it, for it was resharded
     formerly: slot counts that were changed; who still declares the topic with one is not refused
     bases: whether it has been given a message whose slot may be another than its id picks
@@ -131,6 +136,7 @@ class Declaration:
     retry_backoff_max: float | None = None
     dead_age: float | None = None
     dead_limit: int | None = None
+    steps: tuple[int, ...] | None = None
     was: tuple[int, ...] = ()
     formerly: tuple[int, ...] = ()
     bases: bool | None = None
@@ -149,6 +155,8 @@ class Declaration:
             raise ConfigurationError(
                 f"topic {topic!r}: unknown limit {min(unknown)!r}; there are {', '.join(known)}"
             )
+        if "steps" in given:
+            given["steps"] = check_steps(given["steps"])
         made = cls(**given)
         check_slots(topic, made.slots)
         if not _whole(made.retries) or not 0 <= made.retries <= TRIED:
@@ -281,7 +289,7 @@ class Slot:
         self.number = number
         self.stem = stem = f"{prefix}{{{encode_name(topic)}:{number}}}:"
         #: sorted sets, one per priority step: id -> score
-        self.stores = tuple(stem + ("store" if not step else f"store:{step}") for step in steps)
+        self.stores = tuple(map(self.store, steps))
         #: sorted set: id -> when its lease ends
         self.prepare = stem + "prepare"
         #: sorted set: id -> when it died
@@ -294,6 +302,10 @@ class Slot:
         self.tokens = stem + "tokens"
         #: sorted set: times announced in the wake index and not yet passed
         self.armed = stem + "armed"
+
+    def store(self, step: int) -> str:
+        """Sorted set: the messages of a priority step, of the topic's or another."""
+        return self.stem + ("store" if not step else f"store:{step}")
 
     def copies(self, id: str) -> str:
         """Set: the other live messages that share this id."""
@@ -382,6 +394,10 @@ class Topic:
     def all_slots(self) -> list[Slot]:
         """Every slot that may hold something."""
         return [self.slot(number) for number in range(self.span)]
+
+    def other_steps(self) -> list[int]:
+        """Steps under which nobody looks for its messages, and somebody may have put some."""
+        return [step for step in PRIORITIES if step not in self.steps]
 
     def step_index(self, priority: int) -> int:
         """Index of the highest step that does not exceed `priority`."""

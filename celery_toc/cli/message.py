@@ -50,7 +50,7 @@ def describe(session: Session, task: Any, *, whole: bool = False) -> dict[str, A
         "task": task.name or None,
         "topic": found.topic,
         "slot": found.slot,
-        "priority": session.center.steps[found.step],
+        "priority": _priority(session, found),
         "state": state_of(session, found),
         "time": times.iso(found.time_us / 1e6) if found.time_us else None,
         "retries_left": _retries_left(session, found),
@@ -68,6 +68,12 @@ def describe(session: Session, task: Any, *, whole: bool = False) -> dict[str, A
         shown["content_type"] = task.content_type
         shown["body"] = _text(task.body)
     return shown
+
+
+def _priority(session: Session, found: Any) -> int:
+    """The priority step of its topic that it has."""
+    steps = session.center.topic(found.topic).steps
+    return steps[min(found.step, len(steps) - 1)]
 
 
 def state_of(session: Session, found: Any) -> str:

@@ -2,24 +2,28 @@
 -- told to. What it looks at does not change meanwhile, so a topic may be live.
 --
 -- KEYS[1] armed   KEYS[2] prepare   KEYS[3] body   KEYS[4] dead   KEYS[5] reasons
--- KEYS[6...] store (one per priority step)
+-- KEYS[6...] store (one per priority step), then the stores of steps that the topic has not
 -- then the wake index, if it is on this node
 -- ARGV[1] number of priority steps   ARGV[2] slot number
 -- ARGV[3] which of the KEYS to look through; 1: whether the slot's next time is announced
 -- ARGV[4] cursor; '0' at first       ARGV[5] about how many ids
 -- ARGV[6] 1: mend                    ARGV[7] score of what is buried, beside the time
+-- ARGV[8...] per step that the topic has not: the index of the step that stands for it
 -- Returns {next cursor, '0' at the end, {kind, id, {numbers of the KEYS that have it}, ...},
 --          announcements, settled}
 -- Kinds: 1 an id without a body: removed   2 a body without an id: to DeadQueue
 -- 3 an id in several places: in prepare it stays, else in store   4 a reason of no message: removed
 -- 5 the slot's next time is not announced: it is
+-- 6 an id that waits under a step that the topic has not, where nobody looks: it gets another
 --@ clock wake failure
 
 local steps, part, mend = tonumber(ARGV[1]), tonumber(ARGV[3]), ARGV[6] == '1'
 local slot, cursor, count = ARGV[2], ARGV[4], ARGV[5]
-local wake = KEYS[6 + steps]
+local last = 5 + steps + #ARGV - 7
+local wake = KEYS[last + 1]
 local now = clock()
 local faults = {}
+local moved -- the earliest action time of what was given a step
 
 local function fault(kind, id, places)
   faults[#faults + 1] = kind
@@ -49,7 +53,7 @@ local page = redis.call(hash and 'HSCAN' or 'ZSCAN', KEYS[part], cursor, 'COUNT'
 for i = 1, #page[2], 2 do -- each followed by a value or a score
   local id = page[2][i]
   local places = {}
-  for place = 2, 5 + steps do
+  for place = 2, last do
     if place ~= 3 and place ~= 5 and redis.call('ZSCORE', KEYS[place], id) then
       places[#places + 1] = place
     end
@@ -75,14 +79,28 @@ for i = 1, #page[2], 2 do -- each followed by a value or a score
   elseif #places > 1 and part == 3 then
     fault(3, id, places)
     if mend then
-      local stays = places[1] == 2 and 2 or places[#places]
+      local stays = places[#places]
+      for j = #places, 1, -1 do
+        if stays > 5 + steps and places[j] > 5 then stays = places[j] end
+      end
+      if places[1] == 2 then stays = 2 end
       for j = 1, #places do
         if places[j] ~= stays then redis.call('ZREM', KEYS[places[j]], id) end
         if places[j] == 4 then redis.call('HDEL', KEYS[5], id) end -- it has not died
       end
     end
+  elseif part > 5 + steps and #places == 1 then
+    fault(6, id, places)
+    if mend then
+      local score = redis.call('ZSCORE', KEYS[part], id)
+      redis.call('ZREM', KEYS[part], id)
+      redis.call('ZADD', KEYS[6 + ARGV[part - 5 - steps + 7]], score, id)
+      local us = action_time(tonumber(score))
+      moved = moved and math.min(moved, us) or us
+    end
   end
 end
+if moved then announce_if_first(wake, KEYS[1], slot, moved == 0 and now or moved, now) end
 if mend and #faults > 0 then
   local stores = {}
   for step = 1, steps do stores[step] = KEYS[5 + step] end

@@ -670,7 +670,8 @@ class Channel(virtual.Channel):
         (milliseconds) and those named for the other limits are used, such as ``x-visibility``
         and ``x-retry-backoff`` (seconds).
 
-        Raises SlotCountError if it was declared with another slot count, and Kombu's
+        Raises SlotCountError if it was declared with another slot count, PriorityStepsError if
+        with other steps than ``priority_steps`` says, and Kombu's
         ChannelError if `passive` and it was not.
         """
         queue = queue or f"amq.gen-{uuid()}"
@@ -742,8 +743,10 @@ class Channel(virtual.Channel):
             if len(self._read_at) > MOST_KNOWN:  # reply queues come and go
                 self._read_at.clear()
                 self._others_transient.clear()
-            self._read_at[queue] = now
             known = self.center.declared(queue)
+            if known is not None:
+                self.center.agreed(known)
+            self._read_at[queue] = now
         if queue in self._transient:
             expires = known is not None and known.declaration.expires
             return known if expires else self._declare_topic(queue, {})
