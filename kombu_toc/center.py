@@ -838,6 +838,11 @@ class TimeoutCenter(Operating):
             *([one for part in some for one in part] for some in lists),
         )
 
+    def finding_due(self, topics: Sequence[str]) -> Call:
+        """The call that tells in which topics something is due that nobody has claimed. Result:
+        the indexes of those."""
+        return Call(load("due"), [self.keys.wake(name) for name in topics], (), list)
+
     def ack(self, deliveries: Iterable[Delivery]) -> int:
         """Acknowledge messages; return how many there still were."""
         return sum(self.run_all(self.acking(deliveries)))

@@ -24,6 +24,11 @@ from .topics import (
     check_visibility,
 )
 
+#: Which of a consumer's queues is served next: in turns, in the order in which they are consumed,
+#: or by name.
+ROUND_ROBIN, PRIORITY, SORTED = "round_robin", "priority", "sorted"
+STRATEGIES = (ROUND_ROBIN, PRIORITY, SORTED)
+
 
 def _seconds(name: str, value: Any) -> float:
     try:
@@ -101,6 +106,12 @@ def _topics(name: str, value: Any) -> dict[str, dict[str, Any]]:
     return {topic: dict(limits) for topic, limits in value.items()}
 
 
+def _strategy(name: str, value: Any) -> str:
+    if value not in STRATEGIES:
+        raise ConfigurationError(f"{name} must be one of {', '.join(STRATEGIES)}, not {value!r}")
+    return value
+
+
 def _sentinel_kwargs(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise ConfigurationError(
@@ -124,6 +135,9 @@ class Settings:
     global_keyprefix: str = ""
     #: the priorities that are told apart, 0 first; None: as a topic was declared
     priority_steps: tuple[int, ...] | None = None
+    #: which queue of several that have something due is served: ``round_robin``, in turns;
+    #: ``priority``, the first that was consumed; ``sorted``, the first by name
+    queue_order_strategy: str = ROUND_ROBIN
     #: what every key begins with
     toc_prefix: str = "toc:"
     #: slot count of topics that are declared without one; None leaves the default
@@ -200,6 +214,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "visibility_timeout": check_visibility,
     "global_keyprefix": _text,
     "priority_steps": _steps,
+    "queue_order_strategy": _strategy,
     "toc_prefix": _text,
     "toc_slots": _slots,
     "toc_retries": _retries,
@@ -242,7 +257,6 @@ _KOMBU = frozenset(
         "interval_step",
         "interval_max",
         "connect_retries_timeout",
-        "queue_order_strategy",
         "virtual_host",
     )
 )

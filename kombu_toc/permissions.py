@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: The scripts of whoever publishes, and what a consumer adds to them.
 PRODUCERS = ("admit", "bind", "bindings", "broadcast", "counts", "declare", "put")
-CONSUMERS = ("ack", "extend", "hand_back", "pop", "purge", "reject", "release", "sweep")
+CONSUMERS = ("ack", "due", "extend", "hand_back", "pop", "purge", "reject", "release", "sweep")
 
 #: Where all is written.
 DOCUMENT = "docs/security.md has the whole rule"

@@ -26,18 +26,26 @@ from redis.exceptions import ResponseError
 
 from ..center import RECOVER, Call, Delivery, Popped, shares
 from ..cluster import is_passing
+from ..options import ROUND_ROBIN
 from .clock import ServerClock, ServerClocks
 from .fanout import Subscription, listening, order, read_entries
 from .link import BROKEN, Link, Waiting
 from .nodes import SLOW, NodeLinks
 from .report import in_words, task_of
+from .turns import Turns
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     import redis
 
     from ..topics import Topic
     from .channel import Capacity, Channel, Message
     from .transport import Transport
+
+    #: What is held until its time, or a claim: microseconds when it is due by the server's clock,
+    #: its place among those that are due at the same time, and whose it is.
+    _Entry: TypeAlias = tuple[int, tuple[int, int, int], "Intake", Any]
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +89,21 @@ BLOCK_AGAIN = 0.1
 #: Messages that are worth a pop of their own, while there is a backlog: a slot's in one go.
 WORTH = 4
 
+#: Seconds between two questions of a busy consumer whether something is due in the topics that it
+#: knows nothing of; how many it asks for at once, at most.
+ASK_OTHERS = 0.02
+MOST_OTHERS = 256
+
+#: Seconds after which it asks for them before it pops, and not along with the pops.
+OTHERS_STALE = 0.1
+
+#: Topics that are looked into, at most, along with the pops of those that are known to hold
+#: something.
+MOST_LOOKS = 16
+
+#: Seconds after which that is asked for again which a node of a Cluster could not be asked for.
+ASK_AGAIN = 0.5
+
 #: Messages whose task names are looked up for a log, at once.
 MOST_NAMED = 10
 
@@ -90,10 +113,14 @@ class Intake:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        #: in the order in which they are asked next
-        self.topics: deque[str] = deque()
+        self.topics = Turns(channel.settings.queue_order_strategy)
         #: topics to be asked, and which of their slots; None for all
         self.asked: dict[str, set[int] | None] = {}
+        #: those of them that are known to hold something; the others are looked into
+        self.sure: set[str] = set()
+        #: those that could not be asked, and monotonic seconds when they are asked again
+        self.missed: dict[str, set[int] | None] = {}
+        self.missed_at = 0.0
         #: topics that have held more than there was room for: what has been due for a while may
         #: be queued here, for no idle consumer has wanted it
         self.backlog: set[str] = set()
@@ -102,12 +129,19 @@ class Intake:
         #: messages fetched and not yet due
         self.held = 0
         #: of these, those that the channel was handed already: their numbers in the heap
-        self.early: dict[int, Message] = {}
+        self.early: dict[tuple[int, int, int], Message] = {}
         #: pops that are on their way, and monotonic seconds when they left
         self.flying: set[int] = set()
         self.left_at = 0.0
         #: monotonic seconds of the next look into all slots
         self.next_look = 0.0
+        #: monotonic seconds when the topics of which nothing is known were last asked for, and
+        #: how many of them were
+        self.others_at = 0.0
+        self.others_asked = 0
+        #: seconds after which that is so long ago that they are asked for first
+        in_turns = channel.settings.queue_order_strategy == ROUND_ROBIN
+        self.stale_after = OTHERS_STALE if in_turns else ASK_OTHERS
         #: topic -> monotonic seconds when expired leases were last rolled back
         self.recovered: dict[str, float] = {}
         #: monotonic seconds when the topics' declarations were last asked for
@@ -116,31 +150,80 @@ class Intake:
         self.last_free = 0
 
     def ask(self, topic: str, slot: int | None = None) -> None:
-        """Look into a topic when there is room: into a slot, or into all."""
-        if slot is None:
-            self.asked[topic] = None
-        else:
-            slots = self.asked.setdefault(topic, set())
-            if slots is not None:
-                slots.add(slot)
+        """Pop a topic when there is room, for it holds something: a slot, or all."""
+        _add(self.asked, topic, None if slot is None else {slot})
+        self.sure.add(topic)
+
+    def look(self, topic: str) -> None:
+        """Look into a topic when there is room."""
+        self.asked[topic] = None
 
     def ask_all(self) -> None:
         for topic in self.topics:
-            self.asked[topic] = None
+            self.look(topic)
+
+    def miss(self, topic: str, slots: set[int] | None, now: float) -> None:
+        """Ask for it again in a while: it could not be asked."""
+        if not self.missed:
+            self.missed_at = now + ASK_AGAIN
+        _add(self.missed, topic, slots)
+
+    def ask_missed(self, now: float) -> None:
+        if self.missed and now >= self.missed_at:
+            for topic, slots in self.missed.items():
+                if topic in self.topics:
+                    _add(self.asked, topic, slots)
+            self.missed.clear()
+
+    def forget(self, topic: str) -> None:
+        self.topics.remove(topic)
+        for known in (self.asked, self.missed):
+            known.pop(topic, None)
+        for some in (self.sure, self.backlog):
+            some.discard(topic)
 
     def capacity(self) -> Capacity:
         """How much there is room for."""
         return self.channel.capacity(self.held, len(self.early))
 
-    def next_asked(self) -> str:
-        """The topic whose turn it is; it goes to the end of the row."""
-        for _ in range(len(self.topics)):
-            topic = self.topics[0]
-            self.topics.rotate(-1)
-            if topic in self.asked:
-                return topic
-        self.asked.clear()
-        raise Empty
+    def unknown(self) -> list[str]:
+        """Topics of which it is not known whether they hold something while others have more than
+        there was room for; not too many at a time, but all of them in turns."""
+        known = self.sure & self.asked.keys()
+        if not known & self.backlog:
+            return []
+        unknown = [topic for topic in self.topics if topic not in known]
+        if len(unknown) > MOST_OTHERS:
+            unknown.sort()
+            first = self.others_asked % len(unknown)
+            unknown = (unknown[first:] + unknown[:first])[:MOST_OTHERS]
+            self.others_asked += MOST_OTHERS
+        return unknown
+
+    def shares(self, soon: int, late: int) -> dict[str, tuple[int, int]]:
+        """What is asked of which topics: (how many at once, how many late). (0, 0) is a look.
+
+        soon: how many could start at once
+        late: how many fit, those included; the rest is only for topics that are known to hold
+            more than somebody idle has taken
+        """
+        sure = self.sure & self.asked.keys()
+        if not sure:
+            return {
+                topic: (number, number)
+                for topic, number in self.topics.deal(soon, self.asked.keys()).items()
+            }
+        order = list(self.topics)
+        now = self.topics.deal(soon, sure)
+        full = sure & self.backlog if soon else sure
+        queued = self.topics.deal(late - soon, full)
+        dealt = {
+            topic: (number := now.get(topic, 0), number + queued.get(topic, 0))
+            for topic in order
+            if topic in now or topic in queued
+        }
+        looks = [topic for topic in self.asked if topic not in sure]
+        return {**dealt, **dict.fromkeys(looks[:MOST_LOOKS], (0, 0))}
 
 
 class Poller:
@@ -169,7 +252,7 @@ class Poller:
         self._hub: Any = None
         self._own: Any = None
         self._callbacks: dict[int, Any] = {}
-        self._heap: list[tuple[int, int, Intake, Any]] = []
+        self._heap: list[_Entry] = []
         self._number = count()
         self._armed = 0.0
         self._timer: Any = None
@@ -232,7 +315,7 @@ class Poller:
             intake = self.intakes[channel] = Intake(channel)
         if topic not in intake.topics:
             intake.topics.append(topic)
-        intake.ask(topic)
+        intake.look(topic)
         self._stop_listening()
         self.nudge()
 
@@ -243,9 +326,7 @@ class Poller:
             return
         if topic in self._wake_topics.values():
             self._stop_listening()
-        intake.topics.remove(topic)
-        intake.asked.pop(topic, None)
-        intake.backlog.discard(topic)
+        intake.forget(topic)
         claims = {claim: None for claim in intake.owed if claim[0] == topic}
         held, rest = [], []
         for entry in self._heap:
@@ -694,15 +775,63 @@ class Poller:
                 intake.ask(topic)
                 intake.backlog.add(topic)
             self._hand_back(intake)
+        intake.ask_missed(now)
         if not intake.asked:
             return
         if not soon and not (finished and 2 * room >= intake.channel.window()):
             return
-        try:
-            topic = intake.next_asked()
-        except Empty:
+        others = self._asking_others(intake, now)
+        if others and soon and now >= intake.others_at + intake.stale_after:
+            # Their turn may have come: that is worth a round trip.
+            self._ask_first(intake, now, others)
             return
+        if others:
+            intake.others_at = now
+        shares = intake.shares(soon, max(room, soon))
+        batch = next(self._number)
+        for topic, (few, many) in shares.items():
+            others += self._pops(intake, topic, few, many, now, batch)
+        if others:
+            self._send(others)
+
+    def _asking_others(self, intake: Intake, now: float) -> list[tuple[Any, ...]]:
+        """What is to be sent to learn where else something is due. Who is busy claims nothing:
+        only by this does it hear of a topic whose turn it would be."""
+        if now < intake.others_at + ASK_OTHERS or not (topics := intake.unknown()):
+            return []
+
+        def told(indexes: list[int]) -> None:
+            for topic in (topics[index] for index in indexes):
+                if topic in intake.topics:
+                    intake.ask(topic)
+                    intake.backlog.add(topic)
+
+        return [(self.center.finding_due(topics), told)]
+
+    def _ask_first(self, intake: Intake, now: float, others: list[tuple[Any, ...]]) -> None:
+        """Ask where else something is due, and pop when that is known."""
+        [(call, told)] = others
+        number = next(self._number)
+        intake.flying.add(number)
+        intake.others_at = intake.left_at = now
+
+        def then(indexes: list[int]) -> None:
+            intake.flying.discard(number)
+            told(indexes)
+            if intake.channel in self.intakes:
+                self._consider(intake, time.monotonic())
+
+        def failed() -> None:
+            intake.flying.discard(number)
+
+        self._send([(call, then, failed) if self.center.clustered else (call, then)])
+
+    def _pops(
+        self, intake: Intake, topic: str, soon: int, late: int, now: float, batch: int
+    ) -> list[tuple[Any, ...]]:
+        """What is to be sent to pop a topic that is asked."""
         slots = intake.asked.pop(topic)
+        intake.sure.discard(topic)
         recover = 0
         again = intake.recovered.get(topic, 0.0) + self.settings.toc_poll_interval
         if slots is None and now >= again and self._may_recover(topic, now):
@@ -715,11 +844,12 @@ class Poller:
             # one. It is served in any case.
             declared = self.center.reach(topic, max(slots)) or declared
         visibility = declared.declaration.limits(self.center.limits).visibility
-        late = room if topic in intake.backlog else soon
         items: list[tuple[Any, ...]] = []
         for some, few, many in self._dealt(intake, declared, slots, soon, late):
             back = recover if recover and self.heartbeat.in_time(topic, some) else 0
-            items.append(self._pop(intake, declared, some, few, many, lookahead, back, visibility))
+            items.append(
+                self._pop(intake, declared, some, few, many, lookahead, back, visibility, batch)
+            )
         intake.left_at = now
         if now >= intake.reread + REREAD:
             # Who is never idle claims nothing, and learns only by this of slots that are new.
@@ -732,7 +862,7 @@ class Poller:
                         self.center.learn(name, raw)
 
             items.append((("HMGET", self.center.keys.topics, *names), read))
-        self._send(items)
+        return items
 
     def _dealt(
         self, intake: Intake, topic: Topic, slots: set[int] | None, soon: int, late: int
@@ -771,8 +901,12 @@ class Poller:
         lookahead_us: int,
         recover: int,
         visibility: float,
+        batch: int,
     ) -> tuple[Any, ...]:
-        """What is to be sent to pop messages."""
+        """What is to be sent to pop messages.
+
+        batch: a number that all pops have that leave together; their topics take turns
+        """
         looks = not soon and not late  # only whether there are any
         behind_us = 0 if looks else int(self.settings.toc_queue_after * 1_000_000)
         horizon = lookahead_us if soon else -behind_us
@@ -817,11 +951,12 @@ class Poller:
                 intake.backlog.add(topic.name)
             elif not self.center.clustered or not (intake.flying or topic.name in intake.asked):
                 intake.backlog.discard(topic.name)
-            self._popped(intake, topic.name, result, visibility)
+            self._popped(intake, topic.name, result, visibility, (batch, number))
 
-        def failed() -> None:
-            # A node that cannot be reached: the next look into all slots asks again.
+        def failed() -> None:  # a node that cannot be reached
             intake.flying.discard(number)
+            if topic.name in intake.topics:
+                intake.miss(topic.name, slots, time.monotonic())
 
         return (call, popped, failed) if self.center.clustered else (call, popped)
 
@@ -837,7 +972,14 @@ class Poller:
         grace = min(max(visibility / 3, LEAST_GRACE), MOST_GRACE) if self.steady else 0.0
         return now >= self._connected + grace and self.heartbeat.in_time(topic, ())
 
-    def _popped(self, intake: Intake, topic: str, result: Popped, visibility: float) -> None:
+    def _popped(
+        self,
+        intake: Intake,
+        topic: str,
+        result: Popped,
+        visibility: float,
+        turn: tuple[int, int],
+    ) -> None:
         self.tell(topic, result)
         if result.stray:
             self._work.send([(("SREM", key, member), None) for key, member in result.stray])
@@ -846,17 +988,25 @@ class Poller:
             self.release(result.messages)
             return
         entries = []
-        for delivery in result.messages:
+        batch, number = turn
+        for place, delivery in enumerate(result.messages):
             self.heartbeat.hold(delivery, visibility)
             intake.held += 1
-            entries.append((delivery.action_us, next(self._number), intake, delivery))
+            due = delivery.action_us
+            # What was due when it was popped keeps the order in which it came: by priority.
+            due = 0 if due <= result.now_us else due
+            entries.append((due, (batch, place, number), intake, delivery))
             heapq.heappush(self._heap, entries[-1])
+        if intake.flying and not self.center.clustered:
+            # The rest of the batch comes at once, and its topics take turns.
+            self._hand_ahead(intake, entries)
+            return
         self._run_due()
         self._hand_ahead(intake, entries)
         self._consider(intake, time.monotonic())
         self._arm()
 
-    def _hand_ahead(self, intake: Intake, entries: list[tuple[int, int, Intake, Delivery]]) -> None:
+    def _hand_ahead(self, intake: Intake, entries: list[_Entry]) -> None:
         """Hand over what has come and is not due, where it may be handed over ahead."""
         if intake.channel.ahead is None:
             return
@@ -877,7 +1027,7 @@ class Poller:
             if self.before_delivery is not None:
                 self.before_delivery()
             try:
-                due, number, intake, item = heapq.heappop(self._heap)
+                _, number, intake, item = heapq.heappop(self._heap)
             except IndexError:  # given back by another thread just now
                 return
             if isinstance(item, Delivery):
@@ -885,8 +1035,8 @@ class Poller:
                 self._delivered += 1
                 self._delivered_in = self._turns
                 self._delivering = True
-                if due:
-                    late(item.topic, now - due)
+                if action_us := item.action_us:
+                    late(item.topic, now - action_us)
                 message = intake.early.pop(number, None)
                 try:
                     if message is None:
@@ -1001,7 +1151,9 @@ class Poller:
             return
         intake = max(intakes, key=lambda i: min(i.capacity()))
         lookahead = int(self.settings.toc_lookahead * 1_000_000) if self._hub is not None else 0
-        heapq.heappush(self._heap, (claim[2] - lookahead, next(self._number), intake, claim))
+        heapq.heappush(
+            self._heap, (claim[2] - lookahead, (next(self._number), 0, 0), intake, claim)
+        )
         if self._stopping:  # whoever ends the wait goes on with it
             return
         self._run_due()
@@ -1079,6 +1231,16 @@ class Poller:
                     subscription.returned.append((routing_key, envelope))
                 elif channel.receive_broadcast(subscription, routing_key, envelope):
                     self._delivered += 1
+
+
+def _add(asked: dict[str, set[int] | None], topic: str, slots: set[int] | None) -> None:
+    """Note that these slots of a topic are to be asked, or all."""
+    if slots is None:
+        asked[topic] = None
+    else:
+        known = asked.setdefault(topic, set())
+        if known is not None:
+            known |= slots
 
 
 def _drained(queue: deque[Any]) -> list[Any]:

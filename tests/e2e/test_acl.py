@@ -26,7 +26,8 @@ StartWorkers = Callable[..., list[Worker]]
 #: The scripts that a role runs.
 PRODUCER = {"admit", "bind", "bindings", "broadcast", "cancel", "count", "counts", "declare"}
 PRODUCER |= {"get", "put"}
-WORKER = PRODUCER | {"ack", "extend", "hand_back", "pop", "purge", "reject", "release", "sweep"}
+CONSUMER = {"ack", "due", "extend", "hand_back", "pop", "purge", "reject", "release", "sweep"}
+WORKER = PRODUCER | CONSUMER
 SCRIPTS = {
     "producer": PRODUCER,
     "worker": WORKER,

@@ -1,0 +1,213 @@
+"""A consumer of several queues that are full: each gets its share, and none waits for another."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import pytest
+import redis
+from kombu import Connection, Consumer, Message, Producer, Queue
+from kombu.asynchronous import Hub
+
+from kombu_toc import ConfigurationError
+
+Connect = Callable[..., Connection]
+
+
+class Taker:
+    """A consumer that settles what it was delivered when it has as much as it may have.
+
+    loop: in an event loop, as a worker has one
+    early: settle at once
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        queues: list[str],
+        prefetch: int,
+        *,
+        early: bool = False,
+        loop: bool = False,
+    ) -> None:
+        self.taken: list[str] = []
+        self._connection = connection
+        self._early = early
+        self._prefetch = prefetch
+        self._unsettled: list[Message] = []
+        self._hub = Hub() if loop else None
+        if self._hub is not None:
+            connection.register_with_event_loop(self._hub)
+        self._consumer = Consumer(
+            connection,
+            [Queue(name) for name in queues],
+            callbacks=[self._received],
+            prefetch_count=prefetch,
+        )
+        self._consumer.consume()
+        connection.transport.poller.steady = True
+
+    def _received(self, body: str, message: Message) -> None:
+        self.taken.append(message.delivery_info["routing_key"])
+        if self._early:
+            message.ack()
+        else:
+            self._unsettled.append(message)
+
+    def take(self, number: int) -> None:
+        """Go on until so many have been delivered."""
+        deadline = time.monotonic() + 20
+        while len(self.taken) < number:
+            assert time.monotonic() < deadline, Counter(self.taken)
+            if len(self._unsettled) >= self._prefetch:
+                self._unsettled.pop(0).ack()
+            if self._hub is not None:
+                self._hub.run_once()
+                continue
+            with suppress(TimeoutError):
+                self._connection.drain_events(timeout=0.5)
+
+    def close(self) -> None:
+        for message in self._unsettled:
+            message.ack()
+        self._consumer.cancel()
+        self._connection.release()
+        if self._hub is not None:
+            self._hub.close()
+
+
+@pytest.fixture
+def taker(connect: Connect) -> Iterator[Callable[..., Taker]]:
+    made: list[Taker] = []
+
+    def make(*args: object, options: dict[str, str] | None = None, **how: bool) -> Taker:
+        made.append(Taker(connect(**(options or {})), *args, **how))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def fill(connection: Connection, queue: str, number: int, **options: object) -> None:
+    with connection.channel() as channel:
+        producer = Producer(channel)
+        for i in range(number):
+            producer.publish(str(i), routing_key=queue, **options)
+
+
+def assert_shared(taken: list[str], queues: list[str], within: int = 100) -> None:
+    """Each queue got its share, give or take 20 percent, of any `within` in a row."""
+    share = within / len(queues)
+    for first in range(len(taken) - within + 1):
+        got = Counter(taken[first : first + within])
+        for queue in queues:
+            assert 0.8 * share <= got[queue] <= 1.2 * share, (first, got)
+
+
+@pytest.mark.parametrize("loop", [False, True], ids=["drained", "loop"])
+@pytest.mark.parametrize("early", [False, True], ids=["late", "early"])
+@pytest.mark.parametrize("prefetch", [1, 2, 8, 32])
+@pytest.mark.parametrize("number", [2, 3])
+def test_queues_that_are_full_get_equal_shares(
+    connect: Connect,
+    taker: Callable[..., Taker],
+    number: int,
+    prefetch: int,
+    early: bool,
+    loop: bool,
+) -> None:
+    names = [f"q{i}" for i in range(number)]
+    filler = connect()
+    for name in names:
+        fill(filler, name, 300 // number + 40)
+    one = taker(names, prefetch, early=early, loop=loop)
+    one.take(260)
+    assert_shared(one.taken, names)
+
+
+def test_queues_with_priorities_get_equal_shares(
+    connect: Connect, taker: Callable[..., Taker]
+) -> None:
+    """A priority is one of messages of the same queue."""
+    filler = connect()
+    fill(filler, "low", 180, priority=9)
+    fill(filler, "high", 90, priority=0)
+    fill(filler, "high", 90, priority=3)
+    one = taker(["low", "high"], 8)
+    one.take(260)
+    assert_shared(one.taken, ["low", "high"])
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["late", "early"])
+@pytest.mark.parametrize("prefetch", [1, 2, 8])
+def test_a_queue_is_served_at_once_although_another_has_a_backlog(
+    connect: Connect, taker: Callable[..., Taker], prefetch: int, early: bool
+) -> None:
+    filler = connect()
+    fill(filler, "full", 1500)
+    one = taker(["full", "late"], prefetch, early=early, loop=True)
+    one.take(50)
+    fill(filler, "late", 5)
+    before = len(one.taken)
+    began = time.monotonic()
+    while one.taken.count("late") < 5:
+        one.take(len(one.taken) + 1)
+        assert len(one.taken) < 1500, "the backlog came first"
+    # As soon as it is heard of, and then in turns.
+    assert time.monotonic() - began < 0.5
+    turns = one.taken[one.taken.index("late", before) :]
+    while turns[-1] != "late":
+        turns.pop()
+    assert len(turns) <= 10 + 2 * prefetch, turns
+
+
+@pytest.mark.parametrize(
+    ("strategy", "queues", "first"),
+    [("priority", ["b", "a", "c"], "b"), ("sorted", ["b", "c", "a"], "a")],
+)
+def test_a_queue_that_goes_before_all_others_does(
+    connect: Connect,
+    taker: Callable[..., Taker],
+    strategy: str,
+    queues: list[str],
+    first: str,
+) -> None:
+    filler = connect()
+    others = [name for name in queues if name != first]
+    for name in others:
+        fill(filler, name, 400)
+    one = taker(queues, 2, options={"queue_order_strategy": strategy}, loop=True)
+    one.take(20)
+    assert set(one.taken) == {others[0]}
+    fill(filler, first, 50)
+    before = len(one.taken)
+    one.take(before + 51)
+    first_at = one.taken.index(first)
+    one.take(first_at + 50)
+    assert set(one.taken[first_at : first_at + 50]) == {first}
+
+
+def test_an_unknown_strategy_is_an_error_that_names_those_there_are(connect: Connect) -> None:
+    with pytest.raises(ConfigurationError, match=r"queue_order_strategy.*round_robin.*'fair'"):
+        connect(queue_order_strategy="fair")
+
+
+def test_messages_of_a_pop_come_in_the_order_of_their_priority(
+    connect: Connect, taker: Callable[..., Taker], client: redis.Redis
+) -> None:
+    """Whatever their times: all of them are due."""
+    filler = connect()
+    fill(filler, "mail", 3, priority=9, headers={"x-slot-basis": "one"})
+    fill(filler, "mail", 3, priority=0, headers={"x-slot-basis": "one"})
+    got: list[int] = []
+    connection = connect()
+    consumer = Consumer(connection, [Queue("mail")], prefetch_count=6)
+    consumer.register_callback(lambda body, message: got.append(message.properties["priority"]))
+    consumer.consume()
+    for _ in range(6):
+        connection.drain_events(timeout=5)
+    assert got == [0, 0, 0, 9, 9, 9]
