@@ -219,7 +219,10 @@ class Keys:
         "fanout_",
         "minute_",
         "nothing",
+        "part_",
+        "parts_",
         "prefix",
+        "readers_",
         "scripts",
         "sent_",
         "topics",
@@ -241,6 +244,9 @@ class Keys:
         self.wake_ = f"{prefix}{{toc}}:wake:"
         self.bindings_ = f"{prefix}{{toc}}:bindings:"
         self.fanout_ = f"{prefix}{{toc}}:fanout:"
+        self.part_ = f"{prefix}{{toc}}:part:"
+        self.parts_ = f"{prefix}{{toc}}:parts:"
+        self.readers_ = f"{prefix}{{toc}}:readers:"
         self.sent_ = f"{prefix}{{toc}}:sent:"
         self.counted_ = f"{prefix}{{toc}}:counted:"
         self.minute_ = f"{prefix}{{toc}}:minute:"
@@ -254,8 +260,20 @@ class Keys:
         return self.bindings_ + exchange
 
     def fanout(self, exchange: str) -> str:
-        """Stream: the exchange's broadcast messages."""
+        """Stream: the exchange's broadcast messages; of those that go by parts, none."""
         return self.fanout_ + exchange
+
+    def part(self, exchange: str, part: str) -> str:
+        """Stream: the broadcast messages of a part, which is a number or ``*``."""
+        return f"{self.part_}{part}:{exchange}"
+
+    def parts(self, exchange: str) -> str:
+        """Hash: part -> until when somebody reads it, in ms."""
+        return self.parts_ + exchange
+
+    def readers(self, exchange: str) -> str:
+        """Sorted set: the bindings of who reads a part, as they are in the bindings."""
+        return self.readers_ + exchange
 
     def sent(self, producer: str) -> str:
         """String: the producer's latest broadcast, for as long as it may be repeated."""

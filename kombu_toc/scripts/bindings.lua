@@ -1,22 +1,27 @@
--- Lists the bindings of an exchange, and drops those that went stale; with the last one, its
--- broadcast stream goes too.
+-- Lists the bindings of an exchange, and drops those that went stale and one that is removed; with
+-- the last one, its broadcast streams go too.
 --
--- KEYS[1] bindings of the exchange   KEYS[2] its stream   KEYS[3] expiring
--- ARGV[1] exchange
+-- KEYS[1] bindings of the exchange   KEYS[2] readers of parts   KEYS[3] parts   KEYS[4] expiring
+-- KEYS[5...] its streams
+-- ARGV[1] exchange   ARGV[2...] bindings that are removed
 -- Returns {binding, 1 if it goes stale unless it is refreshed | 0, ...}.
 
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
+for i = 1, 2 do
+  redis.call('ZREMRANGEBYSCORE', KEYS[i], '-inf', now)
+  for j = 2, #ARGV do redis.call('ZREM', KEYS[i], ARGV[j]) end
+end
 local live = redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES')
 local member = 'exchange:' .. ARGV[1]
 if #live == 0 then
-  redis.call('DEL', KEYS[2])
-  redis.call('ZREM', KEYS[3], member)
+  redis.call('DEL', KEYS[2], KEYS[3])
+  for i = 5, #KEYS do redis.call('DEL', KEYS[i]) end
+  redis.call('ZREM', KEYS[4], member)
 elseif live[2] == 'inf' then
-  redis.call('ZREM', KEYS[3], member)
-elseif redis.call('ZSCORE', KEYS[3], member) then
-  redis.call('ZADD', KEYS[3], live[2], member)
+  redis.call('ZREM', KEYS[4], member)
+elseif redis.call('ZSCORE', KEYS[4], member) then
+  redis.call('ZADD', KEYS[4], live[2], member)
 end
 local bindings = {}
 for i = 1, #live, 2 do

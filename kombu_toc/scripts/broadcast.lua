@@ -1,30 +1,55 @@
--- Appends a message to an exchange's broadcast stream, if anybody reads it.
+-- Appends a message to the streams of an exchange that somebody reads.
 --
 -- KEYS[1] bindings of the exchange   KEYS[2] its stream   KEYS[3] the producer's latest broadcast
+-- KEYS[4] readers of parts   KEYS[5] parts
+-- KEYS[6] stream of the part '*'   KEYS[7] stream of the routing key's part
 -- ARGV[1] routing key   ARGV[2] envelope
--- ARGV[3] about how many messages the stream keeps
+-- ARGV[3] about how many messages a stream keeps
 -- ARGV[4] milliseconds after which a stream that nothing is added to goes away
 -- ARGV[5] name of this broadcast   ARGV[6] seconds for which it is remembered
--- Returns {id, binding...}: the entry's id, or false if there is nobody, or if it is what the
+-- ARGV[7] the routing key's part, or '' if everybody is to get it
+-- Returns {number, binding...}: how many entries were added, 0 if nobody reads or if it is what the
 -- producer broadcast last: the same, repeated because its reply was lost; then the bindings of
 -- queues that keep a copy of their own, which the producer puts there: those that never go stale.
+--
+-- Whoever reads parts reads the exchange's own stream as well, which has all that is for
+-- everybody; and everything, as long as somebody reads who knows of no parts. Then, of one part,
+-- the others are spared it.
 
 local time = redis.call('TIME')
-local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-local result = {false}
+local ms, us = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000), time[2] % 1000
+local live = '(' .. string.format('%.0f', ms)
+local result = {0}
 local kept = redis.call('ZRANGEBYSCORE', KEYS[1], '+inf', '+inf')
 for i = 1, #kept do result[i + 1] = kept[i] end
-if redis.call('ZCOUNT', KEYS[1], '(' .. string.format('%.0f', now), '(+inf') == 0 then
-  return result
-end
+local readers = redis.call('ZCOUNT', KEYS[1], live, '(+inf')
+if readers == 0 then return result end
 if redis.call('GET', KEYS[3]) == ARGV[5] then
   redis.call('EXPIRE', KEYS[3], ARGV[6]) -- something written, so that WAIT waits for it
   return result
 end
--- 'k' says that those queues are given their copies: their consumers leave it alone here.
-result[1] = redis.call(
-  'XADD', KEYS[2], 'MAXLEN', '~', ARGV[3], '*', 'r', ARGV[1], 'm', ARGV[2], 'k', '1'
-)
-redis.call('PEXPIRE', KEYS[2], ARGV[4])
+
+local function read_until(part) return tonumber(redis.call('HGET', KEYS[5], part) or 0) end
+
+local streams = {KEYS[2]}
+if ARGV[7] ~= '' and redis.call('ZCOUNT', KEYS[4], live, '+inf') == readers then
+  streams = {}
+  if read_until('*') > ms then streams[1] = KEYS[6] end
+  if read_until(ARGV[7]) > ms then streams[#streams + 1] = KEYS[7] end
+  if #streams == 0 then return result end
+end
+-- To the microsecond, so that whoever reads several streams can tell their order. Redis makes an
+-- id that goes on from the last one where the clock has stepped back.
+local id = string.format('%.0f-%d', ms, us)
+for i = 1, #streams do
+  local key = streams[i]
+  -- 'k' says that the queues that keep a copy are given theirs: they leave it alone here.
+  local function add(as) return redis.pcall('XADD', key, 'MAXLEN', '~', ARGV[3], as, 'r', ARGV[1], 'm', ARGV[2], 'k', '1') end
+  local added = add(id)
+  if type(added) == 'table' and added.err then added = add('*') end
+  if type(added) == 'table' and added.err then return added end
+  redis.call('PEXPIRE', key, ARGV[4])
+end
+result[1] = #streams
 redis.call('SET', KEYS[3], ARGV[5], 'EX', ARGV[6])
 return result

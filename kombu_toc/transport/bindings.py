@@ -6,11 +6,18 @@ import json
 
 from ..center import Call, TimeoutCenter
 from ..scripts import load
+from .fanout import streams
 
 
-def binding(kind: str, routing_key: str, pattern: str | None, queue: str) -> str:
-    """A binding as it is kept; `kind` is the exchange's type."""
-    return json.dumps([routing_key or "", pattern or "", queue, kind], separators=(",", ":"))
+def binding(
+    kind: str, routing_key: str, pattern: str | None, queue: str, part: str | None = None
+) -> str:
+    """A binding as it is kept; `kind` is the exchange's type.
+
+    part: what is read for it of a fanout exchange; the first release knows nothing of that
+    """
+    made = [routing_key or "", pattern or "", queue, kind, *([] if part is None else [part])]
+    return json.dumps(made, separators=(",", ":"))
 
 
 class Bindings:
@@ -25,18 +32,22 @@ class Bindings:
 
         ttl_ms: when it goes stale unless it is refreshed; 0 for never
         """
-        keys = (self._keys.bindings(exchange), self._keys.expiring)
-        return self._center.run(Call(load("bind"), keys, (exchange, member, ttl_ms), int))
+        keys = self._keys
+        names = (keys.bindings, lambda _: keys.expiring, keys.readers, keys.parts)
+        part = "".join(json.loads(member)[4:5])
+        args = (exchange, member, ttl_ms, part)
+        return self._center.run(Call(load("bind"), [of(exchange) for of in names], args, int))
 
-    def remove(self, exchange: str, member: str) -> None:
-        """Forget a binding; with the last one goes the exchange's stream."""
-        self._center.client.zrem(self._keys.bindings(exchange), member)
-        self.of(exchange)
+    def remove(self, exchange: str, *members: str) -> None:
+        """Forget bindings; with the last one go the exchange's streams."""
+        self.of(exchange, *members)
 
     def clear(self, exchange: str) -> None:
         """Forget all bindings of an exchange."""
-        self._center.client.unlink(self._keys.bindings(exchange), self._keys.fanout(exchange))
-        self._center.client.zrem(self._keys.expiring, f"exchange:{exchange}")
+        keys = self._keys
+        named = (keys.bindings(exchange), keys.readers(exchange), keys.parts(exchange))
+        self._center.client.unlink(*named, *streams(self._center, exchange))
+        self._center.client.zrem(keys.expiring, f"exchange:{exchange}")
 
     def kept(self, exchange: str) -> list[bytes]:
         """The bindings of a fanout exchange's queues that keep a copy of their own, for
@@ -48,10 +59,12 @@ class Bindings:
         member = self._center.client.zrange(self._keys.bindings(exchange), 0, 0)
         return json.loads(member[0])[3] if member else None
 
-    def of(self, exchange: str) -> list[tuple[str, str, str, bool]]:
+    def of(self, exchange: str, *removed: str) -> list[tuple[str, str, str, bool]]:
         """(routing key, pattern, queue, whether the queue is transient) of each binding of an
-        exchange."""
-        keys = (self._keys.bindings(exchange), self._keys.fanout(exchange), self._keys.expiring)
-        raw = self._center.run(Call(load("bindings"), keys, (exchange,), list))
+        exchange, but for those that are removed."""
+        keys = self._keys
+        names = (keys.bindings(exchange), keys.readers(exchange), keys.parts(exchange))
+        names = (*names, keys.expiring, *streams(self._center, exchange))
+        raw = self._center.run(Call(load("bindings"), names, (exchange, *removed), list))
         pairs = zip(raw[::2], raw[1::2], strict=True)
         return [(*json.loads(member)[:3], bool(transient)) for member, transient in pairs]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -30,7 +31,16 @@ from ..scores import MAX_RETRIES
 from ..topics import Declaration, Limits, Topic
 from .bindings import Bindings, binding
 from .clock import SendersClock
-from .fanout import Subscription, begin, broadcasting, keepers, matches, recall, remember
+from .fanout import (
+    Subscription,
+    begin,
+    broadcasting,
+    keepers,
+    matches,
+    part_of_binding,
+    recall,
+    remember,
+)
 from .link import BROKEN
 from .qos import QoS
 from .report import report
@@ -783,13 +793,15 @@ class Channel(virtual.Channel):
             self.heartbeat.keep_binding(exchange, member, ttl, self.channel_key)
         followed = self._fanout_queues if ttl else self._kept
         if kind.type == "fanout" and queue not in followed:
-            subscription = recall(self.transport.identity, exchange, queue)
-            if subscription is None:
-                last = begin(self.center, exchange)
-                subscription = Subscription(queue, exchange, routing_key or "", last)
-            else:
-                subscription.last = begin(self.center, exchange, subscription.last)
-            subscription.kept = not ttl
+            known = recall(self.transport.identity, exchange, queue)
+            last = begin(
+                self.center,
+                self._streams(exchange, member, bool(ttl)),
+                known.last if known is not None else {},
+            )
+            subscription = Subscription(queue, exchange, routing_key or "", last, kept=not ttl)
+            if known is not None:  # perhaps by another binding
+                subscription.returned = known.returned
             followed[queue] = subscription
 
     def queue_unbind(
@@ -800,14 +812,28 @@ class Channel(virtual.Channel):
         self.state.binding_delete(queue, exchange, routing_key)
         self._unbind(queue, exchange, routing_key, None)
 
+    def _streams(self, exchange: str, member: str, parts: bool) -> list[str]:
+        """The streams that are read for a binding."""
+        keys = self.center.keys
+        # What is read for a queue that keeps a copy is of producers that know of no parts.
+        some = json.loads(member)[4:5] if parts else []
+        return [keys.fanout(exchange), *(keys.part(exchange, part) for part in some)]
+
     def _member(self, queue: str, exchange: str, routing_key: str, arguments: Any) -> str:
         kind = self.typeof(exchange)
-        return binding(kind.type, *kind.prepare_bind(queue, exchange, routing_key, arguments))
+        reads = kind.type == "fanout" and queue in self._transient
+        part = part_of_binding(routing_key or "") if reads else None
+        return binding(kind.type, *kind.prepare_bind(queue, exchange, routing_key, arguments), part)
 
     def _unbind(self, queue: str, exchange: str, routing_key: str, arguments: Any) -> None:
-        member = self._member(queue, exchange, routing_key, arguments)
-        self.heartbeat.forget_binding(exchange, member)
-        Bindings(self.center).remove(exchange, member)
+        kind = self.typeof(exchange)
+        made = kind.prepare_bind(queue, exchange, routing_key, arguments)
+        members = [binding(kind.type, *made)]
+        if kind.type == "fanout":  # whoever has bound it may know the queue otherwise
+            members.append(binding(kind.type, *made, part_of_binding(routing_key or "")))
+        for member in members:
+            self.heartbeat.forget_binding(exchange, member)
+        Bindings(self.center).remove(exchange, *members)
 
     def queue_delete(
         self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any

@@ -1,4 +1,12 @@
-"""Broadcast: fanout exchanges as streams, so that a consumer that reconnects misses nothing."""
+"""Broadcast: fanout exchanges as streams, so that a consumer that reconnects misses nothing.
+
+An exchange whose messages have routing keys is split: a queue bound to ``worker.#`` reads nothing
+of ``task.received``, however much of it there is. Its messages go by the first words of their
+routing keys into so many parts, and into a part ``*``, for who is bound to no certain first word;
+each only where somebody reads it. What has no routing key is for everybody, and so is everything
+while somebody reads who knows of no parts (of the first release): it goes into the exchange's own
+stream, which everybody reads as well.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +14,7 @@ import json
 import os
 import re
 import time
+import zlib
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -16,6 +25,15 @@ from ..scripts import load
 
 #: Milliseconds after which a stream that nothing is added to goes away.
 RETENTION_MS = 600_000
+
+#: Entries that are read at once of a stream.
+PAGE = 100
+
+#: Parts of an exchange: first words of routing keys share them.
+PARTS = 32
+
+#: The part that has all of them.
+WHOLE = "*"
 
 #: Before the first entry of a stream.
 BEGINNING = "0-0"
@@ -41,6 +59,25 @@ def matches(binding: str, routing_key: str) -> bool:
     return _pattern(binding).fullmatch(routing_key) is not None
 
 
+def part_of_key(routing_key: str) -> str:
+    """The part that broadcasts of a routing key go into; empty if they are for everybody."""
+    word = routing_key.partition(".")[0]
+    return str(zlib.crc32(word.encode("utf-8", "surrogatepass")) % PARTS) if routing_key else ""
+
+
+def part_of_binding(binding: str) -> str:
+    """The part that has all that a queue so bound gets."""
+    word, dot, _ = binding.partition(".")
+    certain = dot and not set(word) & set("#*")
+    return part_of_key(binding) if certain else WHOLE
+
+
+def streams(center: TimeoutCenter, exchange: str) -> list[str]:
+    """The keys of all streams that an exchange may have."""
+    parts = (WHOLE, *map(str, range(PARTS)))
+    return [center.keys.fanout(exchange), *(center.keys.part(exchange, part) for part in parts)]
+
+
 @dataclass
 class Subscription:
     """A queue that is bound to a fanout exchange, and how far it has read."""
@@ -48,7 +85,7 @@ class Subscription:
     queue: str
     exchange: str
     binding: str
-    last: str  #: stream id
+    last: dict[str, str]  #: key of a stream that is read -> id of the last entry
     #: the queue is a topic, into which whoever broadcasts puts a copy; what is read for it here
     #: is of producers of a release that did not
     kept: bool = False
@@ -93,8 +130,17 @@ def broadcasting(
     """
     producer, name = publish
     keys = center.keys
-    keys = (keys.bindings(exchange), keys.fanout(exchange), keys.sent(producer))
-    args = (routing_key or "", envelope, length, RETENTION_MS, name, REMEMBER)
+    part = part_of_key(routing_key or "")
+    keys = (
+        keys.bindings(exchange),
+        keys.fanout(exchange),
+        keys.sent(producer),
+        keys.readers(exchange),
+        keys.parts(exchange),
+        keys.part(exchange, WHOLE),
+        keys.part(exchange, part),
+    )
+    args = (routing_key or "", envelope, length, RETENTION_MS, name, REMEMBER, part)
     return Call(load("broadcast"), keys, args, lambda raw: raw[1:])
 
 
@@ -114,53 +160,67 @@ def order(id: str) -> tuple[int, int]:
     return int(ms), int(number or 0)
 
 
-def begin(center: TimeoutCenter, exchange: str, read: str | None = None) -> str:
-    """Where a queue that is bound now begins to read: behind what is there, or where it had read
-    to."""
-    entries = center.client.xrevrange(center.keys.fanout(exchange), count=1)
-    newest = entries[0][0].decode() if entries else BEGINNING
-    # Ids are by the server's clock, or go on from the last one where that has stepped back: of a
-    # stream that is yet to be made, all that comes is new, whatever it is called. So it is of one
-    # that was made anew since it was read.
-    if read is not None and order(read) > order(newest):
-        return BEGINNING
-    return read or newest
+def restarted(read: str, newest: str) -> bool:
+    """Whether a stream was made anew since it was read, of which that is the newest entry now.
+
+    Ids are by the server's clock, or go on from the last one where that has stepped back. So what
+    is in such a stream may have ids of before.
+    """
+    return order(read) > order(newest)
 
 
-def listening(
-    center: TimeoutCenter, positions: dict[str, str], block_ms: int | None = None
-) -> tuple[Any, ...]:
-    """The command that reads broadcasts: {exchange: last id}; and waits for some, if it may."""
-    exchanges = list(positions)
-    return (
-        "XREAD",
-        "COUNT",
-        100,
-        *(() if block_ms is None else ("BLOCK", block_ms)),
-        "STREAMS",
-        *(center.keys.fanout(exchange) for exchange in exchanges),
-        *(positions[exchange] for exchange in exchanges),
-    )
+def newest_of(entries: Any) -> str:
+    """The id of the newest entry, as XREVRANGE with a count of 1 has answered."""
+    return entries[0][0].decode() if entries else BEGINNING
+
+
+def begin(center: TimeoutCenter, keys: Iterable[str], read: dict[str, str]) -> dict[str, str]:
+    """Where a queue that is bound now begins to read these streams: behind what is there, or where
+    it had read to. Of a stream that is yet to be made, all that comes is new."""
+    keys = list(keys)
+    with center.client.pipeline(transaction=False) as pipe:
+        for key in keys:
+            pipe.xrevrange(key, count=1)
+        found = dict(zip(keys, map(newest_of, pipe.execute()), strict=True))
+    for key in found.keys() & read.keys():
+        found[key] = BEGINNING if restarted(read[key], found[key]) else read[key]
+    return found
+
+
+def listening(positions: dict[str, str], block_ms: int | None = None) -> tuple[Any, ...]:
+    """The command that reads broadcasts: {stream: last id}; and waits for some, if it may."""
+    block = () if block_ms is None else ("BLOCK", block_ms)
+    return ("XREAD", "COUNT", PAGE, *block, "STREAMS", *positions, *positions.values())
 
 
 class Entry(NamedTuple):
     """An entry of a stream."""
 
-    key: bytes  #: the stream's
+    key: str  #: the stream's
     id: str
     routing_key: str
     envelope: bytes
     kept: bool  #: the queues that keep a copy of their own were given it
 
 
-def read_entries(reply: Any) -> list[Entry]:
-    """The entries of an XREAD reply."""
-    found = []
-    for key, entries in reply or ():
-        for id, flat in entries:
-            fields = dict(zip(flat[::2], flat[1::2], strict=True))
-            routing_key = fields.get(b"r", b"").decode("utf-8", "surrogatepass")
-            found.append(
-                Entry(key, id.decode(), routing_key, fields.get(b"m", b""), b"k" in fields)
-            )
-    return found
+def read_page(key: str, entries: Any) -> list[Entry]:
+    """The entries of one stream in an XREAD reply."""
+    page = []
+    for id, flat in entries:
+        fields = dict(zip(flat[::2], flat[1::2], strict=True))
+        routing_key = fields.get(b"r", b"").decode("utf-8", "surrogatepass")
+        page.append(Entry(key, id.decode(), routing_key, fields.get(b"m", b""), b"k" in fields))
+    return page
+
+
+def in_order(pages: list[list[Entry]]) -> list[Entry]:
+    """The entries of several streams of one exchange, as they were broadcast.
+
+    Where a page is full, there may be more of its stream: what is later in others is left out, to
+    be read again with that.
+    """
+    if len(pages) < 2:
+        return pages[0] if pages else []
+    entries = sorted((order(entry.id), n, entry) for page in pages for n, entry in enumerate(page))
+    horizon = min((order(page[-1].id) for page in pages if len(page) >= PAGE), default=None)
+    return [entry for id, _, entry in entries if horizon is None or id <= horizon]

@@ -17,6 +17,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from queue import Empty
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,18 @@ from ..center import RECOVER, Call, Delivery, Popped, shares
 from ..cluster import is_passing
 from ..options import ROUND_ROBIN
 from .clock import ServerClock, ServerClocks
-from .fanout import Subscription, listening, order, read_entries
+from .fanout import (
+    BEGINNING,
+    PAGE,
+    Entry,
+    Subscription,
+    in_order,
+    listening,
+    newest_of,
+    order,
+    read_page,
+    restarted,
+)
 from .link import BROKEN, Link, Waiting
 from .nodes import SLOW, NodeLinks
 from .report import in_words, task_of
@@ -82,6 +94,9 @@ REREAD = 5.0
 #: Seconds after which broadcasts that are not urgent are read again: the events of other workers.
 #: (Gossip takes a worker for lost after 4 seconds without its heartbeat, which comes every two.)
 STREAM_PAUSE = 1.5
+
+#: Seconds after which it is looked whether streams that are quiet were made anew.
+RESTART_PAUSE = 60.0
 
 #: Seconds after which a Cluster's node is asked again to wait on keys that are being moved.
 BLOCK_AGAIN = 0.1
@@ -280,6 +295,8 @@ class Poller:
         #: monotonic seconds when broadcasts that are not urgent are read next
         self._next_reading = 0.0
         self._reading_timer: Any = None
+        #: monotonic seconds when it is looked next whether streams were made anew
+        self._next_restart = 0.0
         told = (self._opened, self._closed, self.heartbeat.owe, self.center.metrics)
         self._wake, self._stream = (
             Link(self._pool, *told, on_refused=self._on_refused if clustered else None)
@@ -1179,58 +1196,102 @@ class Poller:
     # -- broadcasts
 
     def _listen_streams(self) -> None:
-        positions: dict[str, str] = {}
+        urgent: dict[str, str] = {}
+        rest: dict[str, str] = {}
         for channel, subscription in list(self.subscriptions.values()):
             while subscription.returned and not self._enough:
                 if channel.receive_broadcast(subscription, *subscription.returned.pop(0)):
                     self._delivered += 1
             if channel.qos.can_consume():
-                known = positions.get(subscription.exchange)
-                if known is None or order(subscription.last) < order(known):
-                    positions[subscription.exchange] = subscription.last
-        self._read_unhurried(positions)
+                positions = rest if subscription.exchange in self.unhurried else urgent
+                for key, last in subscription.last.items():
+                    known = positions.get(key)
+                    if known is None or order(last) < order(known):
+                        positions[key] = last
+        self._read_unhurried(rest)
         if self._stream.busy:
-            if set(positions) <= set(self._listened):
+            if set(urgent) <= set(self._listened):
                 return
             # It waits for too little: nothing is lost, for it is read by position.
             self._stream.close()
-        if positions and self._blocks_at <= time.monotonic():
+        if urgent and self._blocks_at <= time.monotonic():
             block = STREAM_BLOCK if self.steady else min(self._most, STREAM_BLOCK)
-            self._listened = positions
-            command = listening(self.center, positions, max(int(block * 1000), 1))
+            self._listened = urgent
+            command = listening(urgent, max(int(block * 1000), 1))
             self._stream.send([(command, self._broadcast)], block=block)
 
     def _read_unhurried(self, positions: dict[str, str]) -> None:
-        """Read, every now and then, those broadcasts that nobody is to be woken for; take their
-        exchanges out of `positions`."""
-        some = {name: positions.pop(name) for name in self.unhurried if name in positions}
+        """Read, every now and then, those broadcasts that nobody is to be woken for."""
         now = time.monotonic()
-        if not some or now < self._next_reading:
+        if not positions or now < self._next_reading:
             return
         self._next_reading = now + STREAM_PAUSE
         if self._hub is not None:
+            if self._reading_timer is not None:
+                self._reading_timer.cancel()
             self._reading_timer = self._hub.call_later(STREAM_PAUSE, self._no_work)
-        self._work.send([(listening(self.center, some), self._broadcast)])
+
+        def read(reply: Any) -> None:
+            self._broadcast(reply)
+            if any(len(entries) >= PAGE for _, entries in reply or ()):
+                # There may be more: in the next turn, for what is due comes first.
+                self._next_reading = 0.0
+                self.nudge()
+
+        self._work.send([(listening(positions), read)])
 
     def _broadcast(self, reply: Any) -> None:
-        keys = {
-            self.center.keys.fanout(followed.exchange).encode("utf-8", "surrogatepass"): (
-                followed.exchange
-            )
-            for _, followed in self.subscriptions.values()
-        }
-        for key, id, routing_key, envelope, kept in read_entries(reply):
-            exchange = keys.get(key)
-            for channel, subscription in list(self.subscriptions.values()):
-                if subscription.exchange != exchange or order(id) <= order(subscription.last):
-                    continue
-                subscription.last = id
-                if kept and subscription.kept:  # it is in the topic
-                    continue
-                if self._enough:
-                    subscription.returned.append((routing_key, envelope))
-                elif channel.receive_broadcast(subscription, routing_key, envelope):
-                    self._delivered += 1
+        if not reply:
+            self._look_for_restarts()
+            return
+        followers: dict[str, list[tuple[Channel, Subscription]]] = {}
+        for channel, subscription in list(self.subscriptions.values()):
+            for key in subscription.last:
+                followers.setdefault(key, []).append((channel, subscription))
+        pages: dict[str, list[list[Entry]]] = {}
+        for name, entries in reply:
+            key = name.decode("utf-8", "surrogatepass")
+            if key in followers:
+                page = read_page(key, entries)
+                pages.setdefault(followers[key][0][1].exchange, []).append(page)
+        for some in pages.values():
+            for entry in in_order(some):
+                self._tell_followers(entry, followers[entry.key])
+
+    def _tell_followers(self, entry: Entry, followers: list[tuple[Channel, Subscription]]) -> None:
+        for channel, subscription in followers:
+            if order(entry.id) <= order(subscription.last[entry.key]):
+                continue
+            if self.subscriptions.get(subscription.queue) != (channel, subscription):
+                continue  # cancelled by what an entry before has brought about
+            subscription.last[entry.key] = entry.id
+            if entry.kept and subscription.kept:  # it is in the topic
+                continue
+            if self._enough:
+                subscription.returned.append((entry.routing_key, entry.envelope))
+            elif channel.receive_broadcast(subscription, entry.routing_key, entry.envelope):
+                self._delivered += 1
+
+    def _look_for_restarts(self) -> None:
+        """See whether streams were made anew after a pause, by a clock that shows less.
+
+        A stream that nothing is added to goes away, and its ids begin anew with the server's
+        clock: where that has stepped back meanwhile, what comes would be taken for old.
+        """
+        now = time.monotonic()
+        if now < self._next_restart:
+            return
+        self._next_restart = now + RESTART_PAUSE
+        for _, subscription in list(self.subscriptions.values()):
+            for key, last in subscription.last.items():
+                if last != BEGINNING:
+                    look = ("XREVRANGE", key, "+", "-", "COUNT", 1)
+                    self._work.send([(look, partial(self._restart, subscription, key, last))])
+
+    def _restart(self, subscription: Subscription, key: str, last: str, entries: Any) -> None:
+        # Unless it was read meanwhile.
+        if subscription.last[key] == last and restarted(last, newest_of(entries)):
+            subscription.last[key] = BEGINNING
 
 
 def _add(asked: dict[str, set[int] | None], topic: str, slots: set[int] | None) -> None:

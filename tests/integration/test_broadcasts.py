@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import redis
 from kombu import Connection, Consumer, Exchange, Message, Producer, Queue
+from kombu.asynchronous import Hub
 
 from kombu_toc import TimeoutCenter, envelope
+from kombu_toc.transport.fanout import PAGE, PARTS, part_of_key
+from kombu_toc.transport.poller import STREAM_PAUSE
 
 from ..proxy import Proxy
 from ..servers import Server
@@ -169,7 +173,7 @@ def test_a_batch_reaches_the_queues_that_keep(connect: Connect) -> None:
     batch.flush()
     inbox = consume(connection, Queue("kept", EVERYONE))
     drain(connection)
-    assert [int(body) for body in inbox.bodies] == [0, 1, 2]
+    assert sorted(int(body) for body in inbox.bodies) == [0, 1, 2]
 
 
 @pytest.mark.one_server("the proxy that loses replies stands before one")
@@ -232,3 +236,216 @@ def test_a_binding_made_after_the_clock_stepped_back_gets_what_follows(
     center.client.xadd(center.keys.fanout("everyone"), {"r": "", "m": packed}, id="1000-1")
     drain(connection)
     assert inbox.bodies == [1]
+
+
+def test_a_stream_that_was_made_anew_by_a_clock_that_stepped_back_is_read(
+    connect: Connect, center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kombu_toc.transport.poller.RESTART_PAUSE", 0.0)
+    connection = connect()
+    inbox = consume(connection, Queue("own", EVERYONE, exclusive=True))
+    broadcast(connection, "before")
+    drain(connection)
+    [stream] = center.client.keys("*:fanout:*")
+    [(_, fields)] = center.client.xrange(stream)
+    center.client.delete(stream)  # as it goes when nothing was added for long
+    center.client.xadd(stream, fields, id="1000-1")
+    deadline = time.monotonic() + 10
+    while len(inbox.bodies) < 2:
+        assert time.monotonic() < deadline
+        drain(connection)
+    drain(connection)
+    assert inbox.bodies == ["before", "before"]
+
+
+# -- parts of an exchange
+
+EVENTS = Exchange("events", "fanout")
+
+
+def reader(connection: Connection, name: str, key: str) -> Inbox:
+    return consume(connection, Queue(name, EVENTS, key, exclusive=True))
+
+
+def streams_in(client: redis.Redis) -> dict[str, int]:
+    """How many messages each stream has."""
+    return {
+        key.decode().partition("{toc}:")[2]: client.xlen(key)
+        for pattern in ("*:fanout:*", "*:part:*")
+        for key in client.keys(pattern)
+    }
+
+
+def test_who_is_bound_to_a_first_word_reads_nothing_else(
+    connect: Connect, client: redis.Redis
+) -> None:
+    connection = connect()
+    workers = reader(connection, "w", "worker.#")
+    for key in ("task.received", "worker.online", "task.started", "worker.heartbeat"):
+        broadcast(connection, key, EVENTS, key)
+    assert streams_in(client) == {f"part:{part_of_key('worker.')}:events": 2}
+    drain(connection)
+    assert workers.bodies == ["worker.online", "worker.heartbeat"]
+
+
+def test_who_is_bound_to_no_first_word_gets_all_in_order(
+    connect: Connect, client: redis.Redis
+) -> None:
+    """Also with readers of parts beside, and messages without a routing key among the rest."""
+    connection = connect()
+    bindings = ["#", "", "*.received", "worker.#", "task.received", "task.#"]
+    inboxes = {key: reader(connection, f"q{n}", key) for n, key in enumerate(bindings)}
+    sent = []
+    for number in range(400):
+        key = ["task.received", "worker.online", "", "solo", "task.started"][number % 5]
+        sent.append((number, key))
+        broadcast(connection, number, EVENTS, key)
+    drain(connection)
+
+    def of(*keys: str) -> list[int]:
+        return [number for number, key in sent if key in keys]
+
+    everything = list(range(400))
+    assert inboxes["#"].bodies == everything
+    assert inboxes[""].bodies == everything
+    assert inboxes["*.received"].bodies == of("task.received", "")
+    assert inboxes["worker.#"].bodies == of("worker.online", "")
+    assert inboxes["task.received"].bodies == of("task.received", "")
+    assert inboxes["task.#"].bodies == of("task.received", "task.started", "")
+
+
+def test_the_order_holds_from_page_to_page_of_a_long_and_a_short_stream(
+    connect: Connect,
+) -> None:
+    connection = connect()
+    inbox = reader(connection, "all", "#")
+    for number in range(3 * PAGE):
+        broadcast(connection, number, EVENTS, "" if number % 50 == 49 else "task.sent")
+    drain(connection)
+    assert inbox.bodies == list(range(3 * PAGE))
+
+
+def test_first_words_share_a_bounded_number_of_parts(connect: Connect) -> None:
+    connection = connect()
+    keys = [f"word{number}.x" for number in range(200)]
+    inboxes = [reader(connection, f"q{n}", f"word{n}.#") for n in range(0, 200, 20)]
+    for key in keys:
+        broadcast(connection, key, EVENTS, key)
+    drain(connection)
+    assert [inbox.bodies for inbox in inboxes] == [[f"word{n}.x"] for n in range(0, 200, 20)]
+    streams = streams_in(connection.transport.center.client)
+    assert len(streams) <= PARTS
+
+
+def test_a_part_is_kept_as_long_as_somebody_may_read_it(
+    connect: Connect, client: redis.Redis
+) -> None:
+    first, second = connect(), connect()
+    tasks, workers = reader(first, "t", "task.#"), reader(second, "w", "worker.#")
+    broadcast(first, "one", EVENTS, "task.sent")
+    drain(first)
+    first.release()
+    broadcast(second, "two", EVENTS, "worker.online")
+    drain(second)
+    assert (tasks.bodies, workers.bodies) == (["one"], ["two"])
+    second.release()
+    assert keys_left(client) == []
+
+
+def test_a_reader_that_reconnects_goes_on_in_each_part(connect: Connect) -> None:
+    first, producer = connect(), connect()
+    queue = Queue("w", EVENTS, "worker.#", expires=60)
+    inbox = consume(first, queue)
+    broadcast(producer, "one", EVENTS, "worker.online")
+    broadcast(producer, "for all", EVENTS)
+    drain(first)
+    first.collect()  # as Celery does with a connection that broke
+    broadcast(producer, "two", EVENTS, "worker.online")
+    broadcast(producer, "for all, too", EVENTS)
+    second = connect()
+    again = consume(second, queue)
+    drain(second)
+    assert inbox.bodies == ["one", "for all"]
+    assert again.bodies == ["two", "for all, too"]
+
+
+def test_the_first_release_reads_and_broadcasts_beside(
+    connect: Connect, center: TimeoutCenter
+) -> None:
+    """While one of its readers is bound, all goes where it reads; it has bound in its own way."""
+    connection, client, keys = connect(), center.client, center.keys
+    workers, all_ = reader(connection, "w", "worker.#"), reader(connection, "all", "#")
+    broadcast(connection, 1, EVENTS, "worker.online")
+    assert "fanout:events" not in streams_in(client)
+    old = '["worker.#","","old","fanout"]'
+    now_ms = client.time()[0] * 1000
+    client.zadd(keys.bindings("events"), {old: now_ms + 60_000})
+    for number, key in ((2, "worker.online"), (3, "task.sent")):
+        broadcast(connection, number, EVENTS, key)
+    assert streams_in(client)["fanout:events"] == 2
+    as_before(connection, 4, "events", "worker.online")
+    client.zadd(keys.bindings("events"), {old: now_ms - 1})  # it has gone
+    broadcast(connection, 5, EVENTS, "worker.online")
+    assert streams_in(client)["fanout:events"] == 3
+    as_before(connection, 6, "events", "task.sent")
+    drain(connection)
+    assert workers.bodies == [1, 2, 4, 5]
+    # Its ids tell milliseconds, and these microseconds.
+    assert sorted(all_.bodies) == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_first_release_knows_the_kind_of_an_exchange_by_any_binding(
+    connect: Connect, center: TimeoutCenter
+) -> None:
+    reader(connect(), "w", "worker.#")
+    [member] = center.client.zrange(center.keys.bindings("events"), 0, -1)
+    routing_key, pattern, queue = json.loads(member)[:3]
+    assert (routing_key, pattern, queue) == ("worker.#", "", "w")
+    assert json.loads(member)[3] == "fanout"
+
+
+@pytest.mark.parametrize("part", ["the same", "another"])
+def test_a_broadcast_is_added_although_the_clock_has_stepped_back(
+    connect: Connect, center: TimeoutCenter, part: str
+) -> None:
+    connection = connect()
+    inbox = reader(connection, "w", "worker.#")
+    broadcast(connection, "one", EVENTS, "worker.online")
+    [stream] = center.client.keys("*:part:*")
+    [(_, fields)] = center.client.xrange(stream)
+    ahead = f"{(center.client.time()[0] + 3600) * 1000}-5"
+    center.client.xadd(stream, fields, id=ahead)
+    key = "worker.offline" if part == "the same" else ""
+    broadcast(connection, "two", EVENTS, key)
+    drain(connection)
+    assert sorted(inbox.bodies) == ["one", "one", "two"]
+
+
+def test_events_that_come_faster_than_a_page_a_pause_are_read_without_falling_behind(
+    connect: Connect,
+) -> None:
+    """What is read unhurriedly is read until there is no more; with tasks in between."""
+    connection, other = connect(), connect()
+    hub, tasks = Hub(), Inbox()
+    connection.register_with_event_loop(hub)
+    inbox = reader(connection, "all", "#")
+    connection.transport.poller.unhurried.add("events")
+    Consumer(connection.channel(), [Queue("tasks")], callbacks=[tasks]).consume()
+    while not connection.transport.poller._next_reading:
+        hub.run_once()
+    for number in range(20 * PAGE):
+        broadcast(other, number, EVENTS, "task.sent")
+    Producer(other).publish("task", routing_key="tasks")
+    began = time.monotonic()
+    when_task = None
+    while len(inbox.messages) < 20 * PAGE:
+        assert time.monotonic() < began + 20
+        hub.run_once()
+        if tasks.messages and when_task is None:
+            when_task = len(inbox.messages)
+    took = time.monotonic() - began
+    assert inbox.bodies == list(range(20 * PAGE))
+    assert took < 2 * STREAM_PAUSE  # the pause, and no more than one
+    assert when_task is not None and when_task < 20 * PAGE
+    connection.release()
+    hub.close()
