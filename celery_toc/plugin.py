@@ -22,7 +22,7 @@ import kombu_toc
 def install() -> None:
     """Give every worker that starts from now on the bootstep, an ``eta`` its time zone, the
     messages that are made of a countdown a mark, and a revoke its effect on the broker."""
-    kombu_toc.use_timezone(_in_the_apps_timezone)
+    kombu_toc.use_timezone(_in_the_apps_timezone, _read_as_a_worker)
     signals.worker_init.connect(_add_step, weak=False, dispatch_uid="celery_toc")
     if "celery.worker.consumer" in sys.modules:
         # With gevent and eventlet, a worker asks for its transport when that signal is past.
@@ -47,6 +47,12 @@ def _in_the_apps_timezone(moment: datetime) -> datetime:
     from celery.utils.time import maybe_make_aware
 
     return maybe_make_aware(moment, current_app.timezone)
+
+
+def _read_as_a_worker(text: str) -> datetime | None:
+    from celery.utils.time import maybe_iso8601
+
+    return maybe_iso8601(text)
 
 
 def _mark_countdowns() -> None:

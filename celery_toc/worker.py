@@ -510,6 +510,8 @@ def _read_time(time: Any) -> datetime | None:
     try:
         return datetime.fromisoformat(time)
     except (TypeError, ValueError):
+        if time == "":  # to Celery it is no time at all, and it ends the worker
+            raise
         return maybe_iso8601(time)
 
 

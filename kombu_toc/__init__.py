@@ -46,6 +46,7 @@ _PLACES = {
     "center_for": "connections",
     "durability_warnings": "connections",
     "mask_password": "connections",
+    "server_url": "connections",
     "EmbeddedServer": "embedded",
     "Capacity": "transport.channel",
     "Channel": "transport.channel",

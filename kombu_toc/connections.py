@@ -33,7 +33,7 @@ from redis.retry import Retry
 from .center import TimeoutCenter
 from .errors import ConfigurationError, ServerError
 from .metrics import Metrics
-from .options import Settings, read
+from .options import Settings, is_redis_pys, read
 from .permissions import explained, is_refused
 from .plugin import KINDS
 from .tls import TLSConnection, tls_arguments
@@ -48,6 +48,9 @@ CONNECT_TIMEOUT = 5.0
 
 #: Seconds without use after which a connection may have been closed by the server.
 IDLE = 0.05
+
+#: How a server refuses the number of a database.
+_NO_DATABASE = re.compile(r"DB index is out of range|invalid DB index", re.IGNORECASE)
 
 #: The oldest server whose commands suffice.
 OLDEST = (6, 2)
@@ -92,10 +95,21 @@ def _told(reply: Any, pool: Any) -> Any:
         return reply
     if is_refused(reply):
         return explained(reply, pool)
+    if _NO_DATABASE.search(str(reply)):
+        return _no_database(reply, pool)
     if not is_not_now(reply):
         return reply
     error = ServerError(f"Redis refused a command: {reply}")
     error.__cause__ = reply
+    return error
+
+
+def _no_database(exc: Exception, pool: Any) -> ConfigurationError:
+    error = ConfigurationError(
+        f"{_where(pool)} has no database {pool.connection_kwargs.get('db')}; use a number that its "
+        "setting 'databases' allows: 0 to 15 unless it is set"
+    )
+    error.__cause__ = exc
     return error
 
 
@@ -140,8 +154,10 @@ class Client(redis.Redis):
         try:
             connection.send_packed_command((b"".join(commands),))
             yield read
-        except BaseException:
+        except BaseException as exc:
             connection.disconnect()  # replies may come yet
+            if isinstance(exc, ResponseError):  # it was refused when it connected
+                raise _told(exc, self.connection_pool)  # noqa: B904 - as below
             raise
         finally:
             self._free.append((connection, time.monotonic()))
@@ -344,6 +360,40 @@ def sentinel_url(address: Address) -> str:
     return f"sentinel://{user}{hosts}/{address.db}{query}"
 
 
+def server_url(url: str) -> str:
+    """A broker URL as others than this transport have it: ``redis://``, ``rediss://`` or
+    ``redis+socket://``, with those of its options that are redis-py's.
+
+    Joins the embedded server if it is one's. Raises ConfigurationError for a URL that cannot be
+    used, and for one of a Cluster or of sentinels, which is more than a server.
+    """
+    address = read_url(url)
+    if address.kind in ("cluster", "sentinel"):
+        raise ConfigurationError(f"{mask_password(url)} is not the URL of one server")
+    query = {name: value for name, value in address.query.items() if is_redis_pys(name)}
+    tls = address.kind == "rediss" or read(address.query, {}).ssl
+    login = ""
+    if address.username or address.password:
+        user, password = (quote(s or "", safe="") for s in (address.username, address.password))
+        login = f"{user}:{password}@"
+    if address.kind in ("unix", "embedded"):
+        path = address.path
+        if address.kind == "embedded":
+            from .embedded import EmbeddedServer
+
+            path = EmbeddedServer.join(address.path).socket
+        if address.db:
+            query["virtual_host"] = str(address.db)
+        plain = f"redis+socket://{login}{quote(path)}"
+    else:
+        host = f"[{address.host}]" if ":" in address.host else quote(address.host)
+        scheme = "rediss" if tls else "redis"
+        plain = f"{scheme}://{login}{host}:{address.port}/{address.db}"
+        if tls:
+            query.setdefault("ssl_cert_reqs", "required")
+    return f"{plain}?{urlencode(query)}" if query else plain
+
+
 def _database(shown: str, text: Any) -> int:
     text = str(text or "0").strip("/") or "0"
     if not (text.isascii() and text.isdigit()):
@@ -466,9 +516,8 @@ def _refuse_tls(arguments: dict[str, Any]) -> None:
             )
 
 
-def _where(client: redis.Redis) -> str:
-    """The server a client talks to, for an error."""
-    pool = client.connection_pool
+def _where(pool: Any) -> str:
+    """The server that a pool's connections lead to, for an error."""
     if name := getattr(pool, "service_name", None):
         host, port = pool.master_address or ("?", "?")
         return f"{host}:{port} (master {name!r})"
@@ -486,7 +535,7 @@ def check_server(client: redis.Redis) -> dict[str, Any]:
     Raises ServerError, or redis-py's own AuthenticationError and ConnectionError.
     """
     cluster = hasattr(client, "primaries")
-    where = _where(client.client_for() if cluster else client)
+    where = _where((client.client_for() if cluster else client).connection_pool)
     try:
         info = client.info("server")
     except (AuthenticationError, AuthorizationError):
@@ -501,6 +550,8 @@ def check_server(client: redis.Redis) -> dict[str, Any]:
     except NoPermissionError:
         client.ping()  # an ACL user who may not ask; the scripts will tell
         return {}
+    except ConfigurationError:
+        raise
     except (InvalidResponse, ResponseError, ValueError, IndexError, AttributeError) as exc:
         hint = ""
         if "unknown command" in str(exc).lower():

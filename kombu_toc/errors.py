@@ -38,7 +38,8 @@ class PriorityStepsError(ConfigurationError):
 
 
 class ActionTimeError(TocError, ValueError):
-    """An action time lies beyond what a score can hold; raised to whoever sends the message."""
+    """An action time cannot be read, or lies beyond what a score can hold; raised to whoever sends
+    the message."""
 
 
 class EnvelopeError(TocError, ValueError):

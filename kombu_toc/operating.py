@@ -33,8 +33,24 @@ CALLS_TOGETHER = 500
 #: Messages that one call of scan reads from a slot, at most.
 SCAN_STEP = 200
 
+#: Bytes of a body, and characters of a text, that the repr of a result shows.
+MAX_SHOWN = 60
+
 WAITING, IN_FLIGHT, DEAD = "waiting", "in flight", "dead"
 _STATES = {1: WAITING, 2: IN_FLIGHT, 3: DEAD}
+
+
+def _shown(one: Any) -> str:
+    """The repr of a named tuple that may hold a body: of what is long, only how it begins."""
+
+    def shown(value: Any) -> str:
+        if not isinstance(value, (bytes, str)) or len(value) <= MAX_SHOWN:
+            return repr(value)
+        unit = "bytes" if isinstance(value, bytes) else "characters"
+        return f"{value[:MAX_SHOWN]!r}... ({len(value)} {unit})"
+
+    fields = (f"{name}={shown(getattr(one, name))}" for name in one._fields)
+    return f"{type(one).__name__}({', '.join(fields)})"
 
 
 class Found(NamedTuple):
@@ -49,6 +65,8 @@ class Found(NamedTuple):
     body: bytes
     reason: str  #: of a dead message
     error: str = ""  #: the last one that a consumer told of it
+
+    __repr__ = _shown
 
     @property
     def time_us(self) -> int:
@@ -75,6 +93,8 @@ class Cancelled(NamedTuple):
     deleted: bool
     tried: bool = False  #: it was delivered before, to a consumer that perhaps still has it
     body: bytes = b""  #: of what is deleted
+
+    __repr__ = _shown
 
 
 class Rescheduled(NamedTuple):

@@ -370,6 +370,11 @@ def read(query: Mapping[str, str], options: Mapping[str, Any]) -> Settings:
     return settings
 
 
+def is_redis_pys(name: str) -> bool:
+    """Whether an option is one of redis-py's own."""
+    return name in _REDIS and name not in _CHECKS
+
+
 def _known() -> list[str]:
     return sorted({*_CHECKS, *_REDIS})
 

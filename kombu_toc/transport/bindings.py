@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 from ..center import Call, TimeoutCenter
 from ..scripts import load
@@ -42,6 +43,21 @@ class Bindings:
         """Forget bindings; with the last one go the exchange's streams."""
         self.of(exchange, *members)
 
+    def with_queue(self, queue: str) -> list[tuple[str, str]]:
+        """(exchange, binding) of each binding of a queue, whoever has made it.
+
+        Looks through the names of all keys: for what is done rarely.
+        """
+        stem = self._keys.bindings("")
+        part = f"*,{_literally(json.dumps(queue))},*"
+        found = []
+        for raw in self._center.client.scan_iter(f"{_literally(stem)}*", count=1000):
+            exchange = raw.decode("utf-8", "surrogatepass")[len(stem) :]
+            for member, _ in self._center.client.zscan_iter(raw, match=part, count=1000):
+                if json.loads(member)[2] == queue:
+                    found.append((exchange, member.decode()))
+        return found
+
     def clear(self, exchange: str) -> None:
         """Forget all bindings of an exchange."""
         keys = self._keys
@@ -68,3 +84,8 @@ class Bindings:
         raw = self._center.run(Call(load("bindings"), names, (exchange, *removed), list))
         pairs = zip(raw[::2], raw[1::2], strict=True)
         return [(*json.loads(member)[:3], bool(transient)) for member, transient in pairs]
+
+
+def _literally(text: str) -> str:
+    """A text as a pattern of Redis's that only it matches."""
+    return re.sub(r"([][*?\\^])", r"\\\1", text)

@@ -25,7 +25,7 @@ from kombu.utils.uuid import uuid
 
 from .. import envelope
 from ..center import RECOVER, RELOAD, REMEMBER, Call, Delivery, Put
-from ..errors import AlreadyThereError, EnvelopeError
+from ..errors import ActionTimeError, AlreadyThereError, EnvelopeError, NotPermittedError
 from ..options import suggestion
 from ..scores import MAX_RETRIES
 from ..topics import Declaration, Limits, Topic
@@ -114,10 +114,22 @@ def _naive_is_utc(moment: datetime) -> datetime:
 _aware: Callable[[datetime], datetime] = _naive_is_utc
 
 
-def use_timezone(aware: Callable[[datetime], datetime]) -> None:
-    """Say what an ``eta`` without time zone means: `aware` gives it one. UTC unless told."""
-    global _aware
-    _aware = aware
+#: Reads an ``eta`` that datetime does not.
+_read: Callable[[str], datetime | None] = datetime.fromisoformat
+
+
+def use_timezone(
+    aware: Callable[[datetime], datetime],
+    read: Callable[[str], datetime | None] = datetime.fromisoformat,
+) -> None:
+    """Say how an ``eta`` is understood.
+
+    aware: gives one without time zone the zone that it is in; UTC unless told
+    read: makes a time of a text that `datetime.fromisoformat` does not understand, lest a
+        sender refuses what a consumer can read
+    """
+    global _aware, _read
+    _aware, _read = aware, read
 
 
 def eta_us(eta: Any) -> int:
@@ -133,7 +145,12 @@ def eta_us(eta: Any) -> int:
         except ValueError:
             # Python 3.10 knows no 'Z' and only three or six digits of a second's fraction.
             text = _FRACTION.sub(lambda m: "." + m[1][:6].ljust(6, "0"), eta, count=1)
-            eta = datetime.fromisoformat(text.replace("Z", "+00:00"))
+            try:
+                eta = datetime.fromisoformat(text.replace("Z", "+00:00"))
+            except ValueError:
+                eta = _read(eta)
+                if eta is None:
+                    raise
     if eta.tzinfo is None:
         eta = _aware(eta)
     return (eta - _EPOCH) // _MICROSECOND
@@ -288,8 +305,8 @@ class Channel(virtual.Channel):
     ) -> Any:
         """Publish a prepared message.
 
-        Raises ActionTimeError if its time lies beyond what can be kept, AlreadyThereError if it
-        has the property ENSURE and its queue has a message of its id.
+        Raises ActionTimeError if its time cannot be read or lies beyond what can be kept,
+        AlreadyThereError if it has the property ENSURE and its queue has a message of its id.
         """
         properties = message["properties"]
         # Kombu repeats a publish with the same properties: it stays one message. (Any other tag
@@ -414,14 +431,19 @@ class Channel(virtual.Channel):
     def _action_time(
         self, headers: dict[str, Any], properties: dict[str, Any], id: str
     ) -> tuple[int | None, int | None]:
-        """(microseconds since the epoch, microseconds from now); both None for now."""
+        """(microseconds since the epoch, microseconds from now); both None for now.
+
+        Raises ActionTimeError if it cannot be told: a worker could not read it either.
+        """
         eta = headers.get("eta")
         if eta is not None:
             try:
                 at_us = eta_us(eta)
             except (ValueError, TypeError, OverflowError) as exc:
-                logger.warning("task %s: unusable eta %r (%s): it is due now", id, eta, exc)
-                return None, None
+                raise ActionTimeError(
+                    f"task {id}: its eta {eta!r:.80} is no time; pass a datetime, or a text such "
+                    "as '2030-01-31T10:00:00+00:00'"
+                ) from exc
             if properties.get(envelope.COUNTDOWN):
                 # What is left of it now: less than at first if Kombu repeats the publish.
                 left_us = at_us - time.time_ns() // 1000
@@ -434,7 +456,9 @@ class Channel(virtual.Channel):
             try:
                 return None, int(float(delay) * 1000)
             except (ValueError, TypeError, OverflowError) as exc:
-                logger.warning("message %s: unusable x-delay %r (%s): due now", id, delay, exc)
+                raise ActionTimeError(
+                    f"message {id}: its x-delay {delay!r:.80} is no number of milliseconds"
+                ) from exc
         return None, None
 
     # -- consuming
@@ -851,6 +875,8 @@ class Channel(virtual.Channel):
                 return 0
         for exchange, routing_key, arguments in list(self.state.queue_bindings(queue)):
             self._unbind(queue, exchange, routing_key, arguments)
+        if queue not in self._transient:  # the others' bindings of such a queue go stale
+            self._unbind_everywhere(queue)
         self.state.queue_bindings_delete(queue)
         self.heartbeat.forget_topic(queue)
         self._transient.pop(queue, None)
@@ -859,6 +885,18 @@ class Channel(virtual.Channel):
         if declared is not None:
             self.center.delete(queue)
         return size
+
+    def _unbind_everywhere(self, queue: str) -> None:
+        """From the exchanges that other processes have bound it to as well."""
+        bindings = Bindings(self.center)
+        try:
+            for exchange, member in bindings.with_queue(queue):
+                self.heartbeat.forget_binding(exchange, member)
+                bindings.remove(exchange, member)
+        except NotPermittedError as exc:
+            logger.warning(
+                "queue %s is deleted, but bindings that others have made stay: %s", queue, exc
+            )
 
     def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False) -> None:
         """Delete an exchange and its bindings; the queues stay."""

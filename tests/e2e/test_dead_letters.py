@@ -10,7 +10,7 @@ import pytest
 from celery import Celery
 
 import kombu_toc
-from kombu_toc import DEAD, Found
+from kombu_toc import DEAD, Found, envelope
 
 from .conftest import POOLS, Journal, wait_until
 from .nodes import Worker
@@ -71,6 +71,31 @@ def test_what_cannot_be_executed_is_kept_with_its_reason(
     wait_until(lambda: toc.counts("celery").in_flight == 0)  # it is acknowledged just now
     counts = toc.counts("celery")
     assert (counts.waiting, counts.in_flight, counts.dead) == (0, 0, 7)
+
+
+@pytest.mark.parametrize("eta", ["tomorrow", "", 7])
+def test_a_time_that_nobody_can_read_is_kept_with_its_reason_whoever_has_sent_it(
+    start_workers: StartWorkers, app: Celery, toc: kombu_toc.TimeoutCenter, eta: object
+) -> None:
+    """A sender with celery-toc is refused; another, or an old one, is not."""
+    add = app.tasks["e2e.add"]
+    if isinstance(eta, str):
+        with pytest.raises(kombu_toc.ActionTimeError, match="is no time"):
+            add.apply_async((1, 2), eta=eta)
+        # What Celery's worker can read, the sender may send.
+        sent = add.apply_async((1, 2), eta="20200101T10,5")
+    else:
+        sent = add.delay(1, 2)
+    [found] = toc.get(sent.id, topic="celery")
+    message = kombu_toc.unpack(found.body, found.id)
+    message["headers"].update(id="odd", eta=eta)
+    toc.put("celery", "odd", envelope.pack(message, deflate=False))
+    start_workers(1, "-P", "solo")
+    assert sent.get(timeout=10) == 3
+    found = dead(toc, "odd")
+    assert found.reason == "invalid task"
+    assert repr(eta) in found.error
+    assert toc.counts("celery")[:3] == (0, 0, 0)
 
 
 def test_a_task_that_is_rejected_again_and_again_dies_with_its_last_error(

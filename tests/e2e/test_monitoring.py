@@ -17,6 +17,7 @@ from celery import Celery
 import kombu_toc
 from kombu_toc.metrics import _all
 
+from ..servers import Server
 from .conftest import Journal, wait_until
 from .nodes import ROOT, Worker
 
@@ -249,6 +250,14 @@ def test_a_worker_says_at_its_start_what_has_no_effect(
         "of queue 'celery' retries=5 (it was declared with 2, and the first declaration stands), "
         "dead_age=60 (it was declared without, and the first declaration stands)"
     )
+
+
+def test_a_worker_whose_broker_has_no_such_database_ends_and_says_so(
+    _start: Callable[..., Worker], single_server: Server
+) -> None:
+    worker = _start("-P", "solo", broker=f"toc+redis://127.0.0.1:{single_server.port}/99")
+    wait_until(lambda: worker.container.status == "exited", 30, worker.logs)
+    assert "has no database 99; use a number that its setting 'databases' allows" in worker.logs()
 
 
 def test_what_comes_back_or_dies_is_logged_with_the_tasks_name_and_id(

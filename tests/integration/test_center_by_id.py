@@ -55,6 +55,21 @@ def test_a_message_is_found_in_every_state(center, client):
     assert abs(found.time_us - now_us(client)) < 5_000_000
 
 
+def test_what_is_found_and_what_is_cancelled_are_shown_in_a_line(center):
+    """However large the body is."""
+    center.put("mail", "order-7", b"x" * 1_000_000)
+    center.put("mail", "order-8", b"short")
+    [long], [short] = center.get("order-7"), center.get("order-8")
+    assert "id='order-7'" in repr(long)
+    assert "... (1000000 bytes)" in repr(long)
+    assert len(repr(long)) < 300
+    assert "body=b'short'" in repr(short)
+    assert len(repr(center.scan("mail"))) < 600
+    [cancelled] = center.cancel("order-7")
+    assert "deleted=True" in repr(cancelled)
+    assert len(repr(cancelled)) < 300
+
+
 def test_what_is_not_there_is_not_found(center):
     assert center.get("x", topic="mail") == []
     assert center.cancel("x", topic="mail") == []

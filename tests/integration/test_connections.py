@@ -55,6 +55,21 @@ def test_a_url_names_the_database(server: Server, url: str) -> None:
         client.flushdb()
 
 
+def test_a_database_that_the_server_has_not_is_named(single_server: Server) -> None:
+    """To whoever connects as a broker, and to a center alone."""
+    url = f"toc+redis://127.0.0.1:{single_server.port}/99"
+    said = rf"127.0.0.1:{single_server.port} has no database 99; use a number that its setting"
+    with (
+        Connection(url) as connection,
+        pytest.raises(kombu_toc.ConfigurationError, match=said),
+    ):
+        connection.ensure_connection(max_retries=1)
+    with pytest.raises(kombu_toc.ConfigurationError, match=said):
+        kombu_toc.center_for(url).topics()
+    with pytest.raises(kombu_toc.ConfigurationError, match=said):
+        kombu_toc.center_for(url).put("mail", "order-7", b"remind")
+
+
 def test_an_acl_user_gets_in_by_name_and_password(server: Server, client: redis.Redis) -> None:
     password = "p@ss:w/rd"
     client.execute_command("ACL", "SETUSER", "app", "on", f">{password}", "~*", "&*", "+@all")

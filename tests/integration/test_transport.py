@@ -20,6 +20,7 @@ from kombu.exceptions import ChannelError
 
 import kombu_toc
 from kombu_toc import TimeoutCenter, envelope
+from kombu_toc.transport.bindings import Bindings, binding
 from kombu_toc.transport.heartbeat import sweep
 from kombu_toc.transport.poller import LEAST_GRACE
 
@@ -237,15 +238,27 @@ def test_the_eta_header_goes_before_x_delay(connection: Connection) -> None:
 
 
 @pytest.mark.parametrize(
-    "headers", [{"eta": "tomorrow"}, {"eta": 7}, {"x-delay": "soon"}, {"x-delay": []}]
+    "headers",
+    [
+        {"eta": "tomorrow"},
+        {"eta": ""},
+        {"eta": 7},
+        {"eta": "x" * 10_000},
+        {"x-delay": "soon"},
+        {"x-delay": []},
+        {"x-delay": "nan"},
+    ],
 )
-def test_an_unusable_time_means_now_and_a_warning_names_the_task(
-    connection: Connection, caplog: pytest.LogCaptureFixture, headers: dict[str, Any]
+def test_a_time_that_cannot_be_read_is_an_error_to_the_sender(
+    connection: Connection, headers: dict[str, Any]
 ) -> None:
-    with caplog.at_level(logging.WARNING), connection.SimpleQueue("mail") as queue:
-        queue.put("x", headers={"id": "m-17", **headers})
-        queue.get(timeout=2).ack()
-    assert "m-17" in caplog.text
+    """Which names the task and the time; nothing is sent."""
+    with pytest.raises(
+        kombu_toc.ActionTimeError, match=r"m-17: its (eta|x-delay) .* no "
+    ) as caught:
+        publish(connection, "x", headers={"id": "m-17", **headers})
+    assert len(str(caught.value)) < 300
+    assert connection.transport.center.get("m-17") == []
 
 
 @pytest.mark.parametrize("skew", [300, -300])
@@ -437,6 +450,29 @@ def test_unbinding_and_deleting_end_the_routing(
     assert queue.delete() == 1
     exchange.delete()
     assert keys_left(client) == []
+
+
+def test_deleting_a_queue_ends_bindings_that_other_processes_have_made(
+    connect: Connect, client: redis.Redis
+) -> None:
+    """A message would else declare the queue anew, for nobody to consume."""
+    other = connect()
+    odd = 'a","*[b]?\\'
+    for name in (odd, "b"):
+        for exchange, key in (("work", "key"), ("news", "a.#")):
+            kind = "topic" if exchange == "news" else "direct"
+            Queue(name, Exchange(exchange, kind), key)(other.default_channel).declare()
+    Bindings(other.transport.center).add("far", binding("direct", "key", None, odd))
+    other.default_channel.state.clear()  # the state of Kombu is the process's
+    connection = connect()
+    assert connection.default_channel.queue_delete(odd) == 0
+    left = {
+        e: [b[2] for b in Bindings(connection.transport.center).of(e)]
+        for e in ("work", "news", "far")
+    }
+    assert left == {"work": ["b"], "news": ["b"], "far": []}
+    Producer(connection, Exchange("work", "direct")).publish(1, routing_key="key")
+    assert connection.transport.center.declared(odd) is None
 
 
 # -- queues
