@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import heapq
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timezone
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,10 @@ import kombu_toc
 
 if TYPE_CHECKING:
     from celery import Celery, Signature
+
+
+#: Messages of a topic that are read at a time where they may not all be wanted.
+PAGE = 50
 
 
 class Task:
@@ -168,6 +174,34 @@ class TaskCenter(kombu_toc.TimeoutCenter):
         return [self.task(one) for one in found]
 
     _shown: Callable[..., Task] = task
+
+    def scheduled(self, topics: Iterable[str], limit: int) -> Iterator[Task]:
+        """The tasks of these topics that wait for their time, the soonest first.
+
+        limit: how many at most
+        """
+        seconds, rest = self.client.time()
+        # A little more than what is read of one topic is read of each of the others.
+        page = max(min(limit, PAGE), 1)
+
+        def waiting(topic: str) -> Iterator[kombu_toc.Found]:
+            after = None
+            while True:
+                found = self.scan(
+                    topic,
+                    state=kombu_toc.WAITING,
+                    since=seconds + rest / 1e6,
+                    where=lambda task: task.name is not None,
+                    limit=page,
+                    after=after,
+                )
+                yield from found.messages
+                after = found.after
+                if after is None:
+                    return
+
+        soonest = heapq.merge(*map(waiting, topics), key=lambda found: found.time_us)
+        return map(self.task, itertools.islice(soonest, limit))
 
     def ensure_task(self, task: Signature, *, task_id: str, **options: Any) -> bool:
         """Send a task unless there is one of this id, waiting, in flight or dead.

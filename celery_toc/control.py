@@ -15,6 +15,7 @@ wanted, and for stamped headers. A revoke that names its workers is left to them
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import wraps
@@ -118,6 +119,12 @@ _COMMANDS: dict[str, Callable[..., Any]] = {
 }
 
 
+#: How many revoked ids are remembered, and for how many seconds: as celery.worker.state has it,
+#: which is not imported here, for only a worker needs it.
+_REVOKES_MAX = ("CELERY_WORKER_REVOKES_MAX", 50_000)
+_REVOKE_EXPIRES = ("CELERY_WORKER_REVOKE_EXPIRES", 10_800.0)
+
+
 class _Revoking:
     """One revoke, on one connection."""
 
@@ -160,6 +167,7 @@ class _Revoking:
         # What is gone from where it waited may have been moved to another slot in that moment.
         for topic, id in _waiting(before) - {(one.topic, one.id) for one in done}:
             done += center.cancel(id, topic=topic, dead=False)
+        self._remember(one for one in done if one.deleted)
         found: dict[str, list[bool]] = {id: [] for id in ids}
         for one in done:
             id = one.id if one.id in found else one.id.rpartition("#")[0]
@@ -190,12 +198,24 @@ class _Revoking:
                     state=kombu_toc.WAITING, where=bears, after=after
                 )
             )
-            for one in self.center.cancel_found(page.messages, dead=False):
+            done = self.center.cancel_found(page.messages, dead=False)
+            self._remember(one for one in done if one.deleted)
+            for one in done:
                 if one.deleted:
                     self._mark(self.center.task(one))
             after = page.after
             if after is None:
                 return
+
+    def _remember(self, removed: Iterable[kombu_toc.Cancelled]) -> None:
+        """Have workers tell of them that they are revoked: by now they know nothing of these."""
+        ids = [self.center.task(one).id for one in removed]
+        try:
+            self.center.remember_cancelled(
+                ids, most=int(_setting(*_REVOKES_MAX)), seconds=_setting(*_REVOKE_EXPIRES)
+            )
+        except Exception as exc:  # they are revoked all the same
+            logger.warning("Revoked tasks are not listed as such: %r", exc)
 
     def _mark(self, task: Task, *, only_if_not_begun: bool = False) -> bool:
         """Do for a task whose message is removed what a worker does that discards it.
@@ -232,6 +252,10 @@ class _Revoking:
             sender=kind, request=context, terminated=False, signum=None, expired=False
         )
         return not task.retries and not task.problem
+
+
+def _setting(name: str, default: float) -> float:
+    return float(os.environ.get(name, default))
 
 
 def _waiting(found: Mapping[tuple[str, str], kombu_toc.Found]) -> set[tuple[str, str]]:

@@ -1,13 +1,39 @@
-"""Remote control: ``celery inspect toc``, ``celery control toc_pause`` and ``toc_resume``.
+"""Remote control: ``celery inspect toc``, ``celery control toc_pause`` and ``toc_resume``; and
+``celery inspect scheduled`` and ``revoked``, which tell of the center what they tell of a worker.
 
 To import this module makes the commands known in a worker.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from celery.utils.serialization import jsonify
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+from celery.worker import control
+from celery.worker import state as worker_state
 from celery.worker.control import Panel, control_command, inspect_command, nok, ok
+from kombu.utils.encoding import safe_repr
+
+from .center import Task, TaskCenter
+
+#: Scheduled tasks that one answer has, unless another number is asked for.
+SCHEDULED = 1000
+
+#: Bytes of bodies after which arguments are told as their senders wrote them, abridged.
+IN_FULL = 8_000_000
+
+#: Seconds for which one worker tells what waits in a queue. Longer than anybody waits for answers:
+#: who comes to it late must not tell it again.
+SPEAKS = 10.0
+
+#: What differs between an `eta` and the time that a center has made of it, at most.
+_ROUNDED = timedelta(milliseconds=2)
+
+#: What Celery's timer gives tasks that wait for their time.
+_PRIORITY = 6
 
 
 def tell_command_line() -> None:
@@ -53,3 +79,82 @@ def toc_resume(state: Any, **kwargs: Any) -> Any:
     if step is None:
         return nok(_NONE)
     return ok("takes tasks again" if step.resume() else "was not paused")
+
+
+_scheduled, _revoked = control.scheduled, control.revoked
+
+
+@inspect_command(alias="dump_schedule", args=[("limit", int)], signature="[N=1000]")
+def scheduled(state: Any, limit: int | None = None, **kwargs: Any) -> Any:
+    """List of currently scheduled ETA/countdown tasks."""
+    found = _scheduled(state, **kwargs)
+    step = _step(state)
+    if step is None:
+        return found
+    center = TaskCenter(state.app, step.center)
+    topics = _spoken_for(center, state)
+    return [*found, *_told(center.scheduled(topics, SCHEDULED if limit is None else limit), state)]
+
+
+@inspect_command(alias="dump_revoked")
+def revoked(state: Any, **kwargs: Any) -> Any:
+    """List of revoked task-ids."""
+    found = _revoked(state, **kwargs)
+    step = _step(state)
+    if step is None:
+        return found
+    # Of what waited in the center, workers need not be told, and it is to be seen all the same.
+    removed = step.center.cancelled_lately(worker_state.REVOKE_EXPIRES)
+    return list(dict.fromkeys([*removed, *found]))
+
+
+def _spoken_for(center: TaskCenter, state: Any) -> list[str]:
+    """The queues of this worker whose tasks it lists; of many workers, one does."""
+    queues = dict.fromkeys(queue.name for queue in state.consumer.task_consumer.queues)
+    return center.speaks_for(queues, state.hostname, SPEAKS)
+
+
+def _told(tasks: Iterator[Task], state: Any) -> Iterator[dict[str, Any]]:
+    """Tasks that wait in the center, as Celery tells of those that a worker holds."""
+    read = 0
+    for task in tasks:
+        read += len(task.body)
+        in_full = read <= IN_FULL
+        args, kwargs = (
+            (task.args, task.kwargs)
+            if in_full
+            else (task.headers.get("argsrepr", ""), task.headers.get("kwargsrepr", ""))
+        )
+        info = task.properties.get("delivery_info") or {}
+        yield {
+            "eta": _eta(task, state.app).isoformat(),
+            "priority": _PRIORITY,
+            # celery.worker.request.Request.info
+            "request": {
+                "id": task.id,
+                "name": task.fields.get("shadow") or task.name,
+                "args": jsonify(args, unknown_type_filter=safe_repr),
+                "kwargs": jsonify(kwargs, unknown_type_filter=safe_repr),
+                "type": task.name,
+                "hostname": state.hostname,
+                "time_start": None,
+                "acknowledged": False,
+                "delivery_info": {
+                    "exchange": info.get("exchange"),
+                    "routing_key": info.get("routing_key"),
+                    "priority": task.properties.get("priority"),
+                    "redelivered": task.found.retries_left is not None,
+                },
+                "worker_pid": None,
+            },
+        }
+
+
+def _eta(task: Task, app: Any) -> datetime:
+    """When a task is due: as it was sent, unless the center has been told otherwise since."""
+    due = task.eta or datetime.now(timezone.utc)
+    try:
+        sent = maybe_make_aware(maybe_iso8601(task.fields.get("eta")), app.timezone)
+        return sent if abs(sent - due) <= _ROUNDED else due
+    except (AttributeError, TypeError, ValueError):  # it has none that can be read
+        return due

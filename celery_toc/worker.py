@@ -190,6 +190,11 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
         for warning in kombu_toc.durability_warnings(channel.center.client):
             logger.warning("The broker %s may lose tasks: %s.", c.conninfo.as_uri(), warning)
 
+    @property
+    def center(self) -> kombu_toc.TimeoutCenter:
+        """That of the consumer's connection."""
+        return self._channel.center
+
     def report(self) -> dict[str, Any]:
         """What ``celery inspect toc`` shows."""
         return {"paused": self._paused, **self._channel.report()}

@@ -30,6 +30,9 @@ IDS_PER_CALL = 100
 #: Calls that leave together.
 CALLS_TOGETHER = 500
 
+#: Ids that one call remembers or reads as cancelled.
+REMEMBERED_PER_CALL = 500
+
 #: Messages that one call of scan reads from a slot, at most.
 SCAN_STEP = 200
 
@@ -420,6 +423,54 @@ class Operating:
             (self._remember(text(name), raw) for name, raw in declared.items()),
             key=lambda topic: topic.name,
         )
+
+    def remember_cancelled(self, ids: Iterable[str], *, most: int, seconds: float) -> None:
+        """Note ids for :meth:`cancelled_lately`; it changes nothing for messages that have them.
+
+        most: how many are remembered, the latest, whoever has noted them
+        seconds: for how long
+        """
+        every = list(dict.fromkeys(ids))
+        calls = [
+            Call(
+                load("cancelled"),
+                (self.keys.cancelled,),
+                (most, int(seconds * 1000), *every[start : start + REMEMBERED_PER_CALL]),
+                int,
+            )
+            for start in range(0, len(every), REMEMBERED_PER_CALL)
+        ]
+        self.run_all(calls)
+
+    def cancelled_lately(self, seconds: float) -> list[str]:
+        """The ids that were noted as cancelled within so many seconds, the oldest first."""
+        now, rest = self.client.time()
+        since = now * 1000 + rest // 1000 - int(seconds * 1000)
+        found: dict[str, None] = {}
+        while True:
+            page = self.client.zrangebyscore(
+                self.keys.cancelled,
+                f"({since}",
+                "+inf",
+                start=len(found),
+                num=REMEMBERED_PER_CALL * 10,
+            )
+            found.update(dict.fromkeys(map(text, page)))
+            if len(page) < REMEMBERED_PER_CALL * 10:
+                return list(found)
+
+    def speaks_for(self, topics: Iterable[str], name: str, seconds: float) -> list[str]:
+        """The topics for which this process is to answer where one of many does.
+
+        name: the process's; who was the first to ask has it for so many seconds, and again with
+            each call
+        """
+        names = list(topics)
+        if not names:
+            return []
+        keys = [self.keys.speaker(one) for one in names]
+        answers = self.run(Call(load("speak"), keys, (name, int(seconds * 1000)), list))
+        return [one for one, mine in zip(names, answers, strict=True) if mine]
 
     # -- by what they are
 

@@ -214,6 +214,7 @@ class Keys:
 
     __slots__ = (
         "bindings_",
+        "cancelled",
         "counted_",
         "expiring",
         "fanout_",
@@ -225,6 +226,7 @@ class Keys:
         "readers_",
         "scripts",
         "sent_",
+        "speaker_",
         "topics",
         "wake_",
     )
@@ -241,6 +243,8 @@ class Keys:
         self.nothing = f"{prefix}{{toc}}:nothing"
         #: hash: script:calls, script:timed, script:us -> how many, of all topics
         self.scripts = f"{prefix}{{toc}}:scripts"
+        #: sorted set: id of what was cancelled, if somebody is to see it -> when, in ms
+        self.cancelled = f"{prefix}{{toc}}:cancelled"
         self.wake_ = f"{prefix}{{toc}}:wake:"
         self.bindings_ = f"{prefix}{{toc}}:bindings:"
         self.fanout_ = f"{prefix}{{toc}}:fanout:"
@@ -250,6 +254,7 @@ class Keys:
         self.sent_ = f"{prefix}{{toc}}:sent:"
         self.counted_ = f"{prefix}{{toc}}:counted:"
         self.minute_ = f"{prefix}{{toc}}:minute:"
+        self.speaker_ = f"{prefix}{{toc}}:speaker:"
 
     def wake(self, topic: str) -> str:
         """Sorted set: the topic's announcements that nobody has claimed."""
@@ -278,6 +283,10 @@ class Keys:
     def sent(self, producer: str) -> str:
         """String: the producer's latest broadcast, for as long as it may be repeated."""
         return self.sent_ + producer
+
+    def speaker(self, topic: str) -> str:
+        """String: the process that tells what is in the topic, where one is to do so."""
+        return self.speaker_ + topic
 
     def counted(self, topic: str) -> str:
         """Hash: counter -> how many since the topic was declared."""

@@ -25,9 +25,9 @@ StartWorkers = Callable[..., list[Worker]]
 
 #: The scripts that a role runs.
 PRODUCER = {"admit", "bind", "bindings", "broadcast", "cancel", "count", "counts", "declare"}
-PRODUCER |= {"get", "put"}
+PRODUCER |= {"cancelled", "get", "put"}
 CONSUMER = {"ack", "due", "extend", "hand_back", "pop", "purge", "reject", "release", "sweep"}
-WORKER = PRODUCER | CONSUMER
+WORKER = PRODUCER | CONSUMER | {"speak"}
 SCRIPTS = {
     "producer": PRODUCER,
     "worker": WORKER,

@@ -1,0 +1,166 @@
+"""Celery's own views tell of what waits in the center as they tell of what a worker holds.
+
+The first two are written after Celery's integration tests, ``test_Inspect.test_scheduled`` and
+``test_revoked``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery, states
+from celery.app.control import Inspect
+from celery.result import AsyncResult
+from celery.worker import state as worker_state
+from kombu import pools
+from kombu.utils.uuid import uuid
+
+import kombu_toc
+from celery_toc import remote
+
+from .conftest import Journal, wait_until
+from .nodes import Worker
+
+StartWorkers = Callable[..., list[Worker]]
+
+#: Workers that need not wait for each other start a second sooner.
+ALONE = ("--without-mingle", "--without-gossip")
+
+HOUR = 3600
+
+
+@pytest.fixture(autouse=True)
+def _new_connections(client: Any) -> Iterator[None]:
+    """Kombu's pools outlive a test, and the topics that a channel has declared are flushed."""
+    pools.reset()
+    yield
+    pools.reset()
+
+
+def note(app: Celery, name: str, **options: Any) -> AsyncResult:
+    return app.tasks["e2e.note"].apply_async((name,), **options)
+
+
+def inspect(app: Celery, number: int = 1) -> Inspect:
+    """Asks so many workers, and waits no longer than for them."""
+    return app.control.inspect(limit=number, timeout=10)
+
+
+def listed(answers: dict[str, list[dict[str, Any]]]) -> list[str]:
+    return [one["request"]["id"] for some in answers.values() for one in some]
+
+
+def test_a_scheduled_task_is_listed_as_celery_has_it(
+    start_workers: StartWorkers, app: Celery
+) -> None:
+    [worker] = start_workers(1, "-c", "1", *ALONE)
+    due = datetime.now(timezone.utc) + timedelta(seconds=60)
+    sent = app.tasks["e2e.add"].apply_async([1], {"y": 3}, eta=due)
+    assert inspect(app).scheduled() == {
+        worker.hostname(): [
+            {
+                "eta": due.strftime("%Y-%m-%dT%H:%M:%S.%f") + "+00:00",
+                "priority": 6,
+                "request": {
+                    "id": sent.id,
+                    "name": "e2e.add",
+                    "args": [1],
+                    "kwargs": {"y": 3},
+                    "type": "e2e.add",
+                    "hostname": worker.hostname(),
+                    "time_start": None,
+                    "acknowledged": False,
+                    "delivery_info": {
+                        "exchange": "",
+                        "routing_key": "celery",
+                        "priority": 0,
+                        "redelivered": False,
+                    },
+                    "worker_pid": None,
+                },
+            }
+        ]
+    }
+
+
+@pytest.mark.parametrize("countdown", [None, HOUR])
+def test_a_revoked_task_is_listed_although_it_never_came_to_a_worker(
+    start_workers: StartWorkers, app: Celery, journal: Journal, countdown: float | None
+) -> None:
+    """In every worker's list, for every worker would have it; and its id may be used again."""
+    workers = start_workers(2, "-c", "1", *ALONE)
+    for number in range(4):
+        app.tasks["e2e.nap"].delay(f"nap-{number}", 1)
+    sent = note(app, "revoked", countdown=countdown)
+    sent.revoke()
+    answers = inspect(app, 2).revoked()
+    assert set(answers) == {worker.hostname() for worker in workers}
+    assert all(sent.id in ids for ids in answers.values())
+    assert sent.state == states.REVOKED
+    if countdown:
+        note(app, "again", task_id=sent.id)
+        journal.wait_for("again", 1)
+    journal.wait_for("nap", 4)
+    assert journal.entries("revoked") == []
+
+
+def test_tasks_are_listed_once_in_a_fleet_and_by_another_worker_when_one_goes(
+    start_workers: StartWorkers, app: Celery
+) -> None:
+    workers = start_workers(2, "-c", "1", *ALONE)
+    sent = {note(app, "x", countdown=HOUR, queue=queue).id for queue in ("celery", "urgent")}
+    answers = inspect(app, 2).scheduled()
+    assert len(answers) == 2
+    assert sorted(listed(answers)) == sorted(sent)
+    [teller] = [worker for worker in workers if answers[worker.hostname()]]
+    assert listed(inspect(app, 2).scheduled()) == listed(answers), "the same one tells it again"
+    teller.kill("SIGKILL")
+    wait_until(lambda: sorted(listed(inspect(app).scheduled())) == sorted(sent), 30)
+
+
+def test_a_bounded_number_is_listed_the_soonest_first(
+    start_workers: StartWorkers, app: Celery, toc: kombu_toc.TimeoutCenter
+) -> None:
+    start_workers(1, "-c", "1", *ALONE)
+    queues = ("celery", "urgent", "one-slot")
+    begin = datetime.now(timezone.utc) + timedelta(seconds=HOUR)
+    ids = [uuid() for _ in range(1100)]
+    for number in reversed(range(1100)):
+        eta = begin + timedelta(seconds=number)
+        note(app, "x", eta=eta, queue=queues[number % 3], task_id=ids[number])
+    assert listed(inspect(app).scheduled()) == ids[:1000]
+    assert listed(inspect(app)._request("scheduled", limit=7)) == ids[:7]
+
+
+def test_the_time_is_the_one_that_the_center_goes_by(
+    start_workers: StartWorkers, app: Celery, toc: kombu_toc.TimeoutCenter
+) -> None:
+    """A task that was moved, a countdown, one that is due and waits for a process, one that is
+    listed although its arguments cannot be, and what is no task."""
+    start_workers(1, "-c", "1", *ALONE)
+    for name in ("a", "b", "c"):
+        app.tasks["e2e.nap"].delay(name, 5)
+    moved = note(app, "x", eta=datetime.now(timezone.utc) + timedelta(seconds=HOUR))
+    counted = note(app, "x", countdown=HOUR / 2)
+    odd = app.send_task("of.another.program", ({"deep": [1]},), countdown=2 * HOUR, shadow="odd")
+    toc.reschedule(moved.id, delay=60.0)
+    toc.put("celery", "none", b"no task", delay=30)
+    [answer] = inspect(app).scheduled().values()
+    due = {found.id: found.time_us / 1e6 for found in toc.get([moved.id, counted.id, odd.id])}
+    assert [one["request"]["id"] for one in answer] == [moved.id, counted.id, odd.id]
+    for one in answer:
+        told = datetime.fromisoformat(one["eta"])
+        assert told.timestamp() == pytest.approx(due[one["request"]["id"]], abs=0.002)
+    assert answer[2]["request"]["name"] == "odd"
+    assert answer[2]["request"]["type"] == "of.another.program"
+    assert answer[2]["request"]["args"] == [{"deep": [1]}]
+
+
+def test_a_worker_of_another_broker_tells_what_celery_does() -> None:
+    consumer = SimpleNamespace(timer=SimpleNamespace(schedule=SimpleNamespace(queue=())))
+    assert remote.scheduled(SimpleNamespace(consumer=consumer)) == []
+    assert remote.revoked(SimpleNamespace(consumer=consumer)) == list(worker_state.revoked)
