@@ -16,8 +16,9 @@
 -- What the producer published last is not added again, even if it has been acknowledged by now:
 -- it is the same publish, repeated because its reply was lost. So are the same bytes under the
 -- same id, while there is such a message. A time that is earlier than everything the slot has announced
--- is announced. Messages with one action time keep the order in which they were put; beyond some
--- 60,000 in one slot and instant, they no longer do.
+-- is announced. Messages with one action time keep the order in which they were put, however many
+-- there are: a millisecond holds 968 of them, the rest spills into the next ones, and each is less than
+-- 1.4 ms late per 968 that have its time or one within those milliseconds.
 --
 -- A time that has passed is now: nobody could have delivered the message before it was put. So it
 -- is late from now on, and it does not go before what has been due for longer.
@@ -59,16 +60,36 @@ if ARGV[3] ~= '' then
 end
 -- Behind the last one that has this time or a later one of the same millisecond; a millisecond
 -- that is full spills into the next.
-local ms = math.floor(score / 1000)
-for _ = 1, 64 do
+local first = math.floor(score / 1000)
+local function last_up_to(ms) -- the highest score from this time on
   local last = redis.call('ZREVRANGEBYSCORE', store, ms * 1000 + 999, score, 'WITHSCORES', 'LIMIT', 0, 1)[2]
-  if not last then break end
-  if tonumber(last) < ms * 1000 + 999 then
-    score = tonumber(last) + 1
-    break
+  return last and tonumber(last)
+end
+local function is_full(number) -- of milliseconds from here on, on the whole
+  local count = redis.call('ZCOUNT', store, score, (first + number) * 1000 + 999)
+  return 4 * count >= 3 * 968 * number
+end
+local last = last_up_to(first)
+-- It is full with fewer, too, if it was before some of the last of them were taken out.
+if last and last % 1000 >= 900 and (last % 1000 == 999 or is_full(1)) then
+  -- Where the messages end that have filled this millisecond and those behind it: where three
+  -- quarters of the places up to there are no longer taken. (What was taken out of them leaves no
+  -- gap that a later one might get into, and what lies behind them for its own reasons is overtaken.)
+  local full, room = 0, 1
+  while is_full(room) do full, room = room, 2 * room end
+  while room - full > 1 do
+    local middle = math.floor((full + room) / 2)
+    if is_full(middle) then full = middle else room = middle end
   end
-  ms = ms + 1
-  score = ms * 1000 + 32
+  -- The last places of a millisecond may be taken by others although there is room in it.
+  for number = room, room + 64 do
+    last = last_up_to(first + number)
+    if last < (first + number) * 1000 + 999 then break end
+  end
+end
+if last then
+  score = last + 1
+  if score % 1000 == 0 then score = score + 32 end
 end
 
 redis.call('HSET', body, id, envelope)

@@ -242,6 +242,78 @@ def test_messages_with_one_action_time_keep_their_publish_order_within_a_slot(on
     assert pop_ids(one, limit=101) == ids
 
 
+AT = 2_000_000_000_000  # milliseconds
+
+
+def fill(client, slot, number):
+    """Messages as that many puts with one action time leave them."""
+    scores = [(AT + n // 968) * 1000 + 32 + n % 968 for n in range(number)]
+    for start in range(0, number, 10_000):
+        some = {f"{9_999_999 - start - n}": s for n, s in enumerate(scores[start : start + 10_000])}
+        client.zadd(slot.stores[0], some)
+        client.hset(slot.body, mapping=dict.fromkeys(some, b""))
+
+
+def placed(client, slot, ids):
+    """The scores of messages, in this order."""
+    with client.pipeline(transaction=False) as pipe:
+        for id in ids:
+            pipe.zscore(slot.stores[0], id)
+        return [int(score) for score in pipe.execute()]
+
+
+@pytest.mark.parametrize("there", [0, 967, 61_888, 600_000])
+def test_any_number_of_messages_with_one_action_time_keep_their_publish_order(one, client, there):
+    """K5, whatever is taken out of them, and whatever lies behind them"""
+    topic = one.topic("one")
+    slot = topic.slot(0)
+    fill(client, slot, there)
+    end = AT + there // 968
+    others = {f"other {ms}": (AT + ms) * 1000 + 999 for ms in range(7, there // 968 + 100, 7)}
+    client.zadd(slot.stores[0], others)
+    ids = [f"{(number * 3701) % 4999}" for number in range(4999)]
+    some = 500
+    for start in range(0, len(ids), some):
+        one.run_all([one.putting(topic, id, b"", at_us=AT * 1000) for id in ids[start:][:some]])
+        # A full millisecond's last place gets free, and some others.
+        client.zrem(slot.stores[0], *(others if start == some else ids[start : start + 20]))
+        last = client.zrange(slot.stores[0], (end + 1) * 1000 + 999, "+inf", byscore=True)[:1]
+        client.zrem(slot.stores[0], *last or ["none"])
+    left = [id for id in ids if client.zscore(slot.stores[0], id) is not None]
+    assert len(left) > 4500
+    scores = placed(client, slot, left)
+    assert scores == sorted(set(scores))
+    late_ms = scores[-1] // 1000 - AT
+    assert late_ms < 1.4 * (there + len(ids)) / 968 + 3
+
+
+def test_others_are_not_overtaken_by_more_than_must_be(one, client):
+    """K5: they lie behind a full millisecond for reasons of their own"""
+    topic = one.topic("one")
+    slot = topic.slot(0)
+    client.zadd(slot.stores[0], {f"other {ms}": (AT + ms) * 1000 + 40 for ms in range(1, 60_000)})
+    ids = [f"{number}" for number in range(2000)]
+    one.run_all([one.putting(topic, id, b"", at_us=AT * 1000) for id in ids])
+    scores = placed(client, slot, ids)
+    assert scores == sorted(set(scores))
+    assert scores[-1] < (AT + 4) * 1000
+
+
+@pytest.mark.one_server("commands are counted at it")
+@pytest.mark.parametrize("there", [1000, 62_000, 600_000])
+def test_a_put_takes_a_bounded_number_of_commands_however_many_have_its_time(one, client, there):
+    topic = one.topic("one")
+    fill(client, topic.slot(0), there)
+    one.put("one", "x", b"", at=AT / 1000)
+    client.config_resetstat()
+    for id in "abcdefghij":
+        one.put("one", id, b"", at=AT / 1000)
+    stats = client.info("commandstats")
+    used = ("cmdstat_zrevrangebyscore", "cmdstat_zcount")
+    looks = sum(stats[name]["calls"] for name in used if name in stats)
+    assert looks <= 10 * 25
+
+
 def test_messages_put_for_now_keep_their_publish_order_within_a_slot(one):
     """K5"""
     ids = [f"{(number * 37) % 101}" for number in range(101)]
