@@ -752,7 +752,8 @@ class Poller:
     def _wake_for_acks(self, seconds: float) -> None:
         # One timer at a time, which looks again: nearly always a pop has taken them along.
         if self._acks_timer is None or self._acks_timer.canceled:
-            self._acks_timer = self._hub.call_later(seconds, self._on_acks_timer)
+            # The loop's poller rounds up to whole milliseconds: a little early is in time.
+            self._acks_timer = self._hub.call_later(max(seconds - TICK, 0), self._on_acks_timer)
             if self._in_tick:
                 self.nudge()  # the loop has already decided how long to wait
 
@@ -761,9 +762,10 @@ class Poller:
         if self._acks_leave is None:
             return
         left = self._acks_leave - time.monotonic()
-        if left > 0:
+        if left > TICK:
             self._wake_for_acks(left)
         else:
+            self._acks_leave = 0.0  # now
             self.nudge()
 
     # -- taking

@@ -942,6 +942,48 @@ def test_what_is_acknowledged_leaves_although_nothing_else_happens(
     hub.close()
 
 
+def test_an_acknowledgement_of_an_idle_consumer_leaves_within_three_milliseconds(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several the quickest counts: what this machine does beside it is not asked."""
+    connection = connect()
+    hub, inbox = Hub(), Inbox(ack=False)
+    connection.register_with_event_loop(hub)
+    consumer = Consumer(connection, [Queue("mail")], callbacks=[inbox])
+    consumer.consume()
+    poller = connection.transport.poller
+    left: list[float] = []
+    send = poller._work.send
+
+    def note(*args: Any, owed: int = 0) -> None:
+        if owed:
+            left.append(time.monotonic())
+        send(*args, owed=owed)
+
+    monkeypatch.setattr(poller._work, "send", note)
+    waits = []
+    for number in range(20):
+        publish(connection, number)
+        deadline = time.monotonic() + 10
+        while len(inbox.messages) == number:
+            assert time.monotonic() < deadline
+            hub.run_once()
+        acked: list[float] = []
+
+        def ack() -> None:
+            acked.append(time.monotonic())  # noqa: B023 - called within this turn of the loop
+            inbox.messages[-1].ack()
+
+        hub.call_later(0.02, ack)
+        while len(left) == number:
+            assert time.monotonic() < deadline
+            hub.run_once()
+        waits.append(left[-1] - acked[0])
+    assert min(waits) <= 0.003
+    connection.release()
+    hub.close()
+
+
 def test_what_is_given_back_before_it_is_due_is_not_begun_until_it_comes_again(
     connect: Connect,
 ) -> None:
