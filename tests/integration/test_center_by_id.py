@@ -456,42 +456,6 @@ def test_an_announced_time_that_was_rescheduled_away_leaves_nothing_behind(cente
     assert residue(client) == []
 
 
-def test_nothing_depends_on_how_much_else_waits(center):
-    """Y2: by id, in the slots of the topic, not by looking through them"""
-    topic = center.topic("mail")
-    center.run_all([center.putting(topic, f"{n}", b"", delay_us=10**9 + n) for n in range(2000)])
-    assert done(center.cancel("1234", topic="mail")) == [("1234", WAITING, True)]
-    assert center.counts("mail").scheduled == 1999
-
-
-# -- what is to be seen of it
-
-
-def test_the_latest_cancelled_ids_are_remembered_for_a_while(center, client):
-    center.remember_cancelled((f"{n}" for n in range(1200)), most=1000, seconds=60)
-    assert len(center.cancelled_lately(60)) == len(set(center.cancelled_lately(60))) == 1000
-    until = now_us(client) + 2_000
-    while now_us(client) < until:  # the server's clock has gone on
-        pass
-    center.remember_cancelled(["again", "1199"], most=1000, seconds=60)
-    assert center.cancelled_lately(60)[-2:] == ["1199", "again"]
-    assert 0 < client.pttl(center.keys.cancelled) <= 60_000
-    center.remember_cancelled([], most=1000, seconds=60)
-    center.remember_cancelled(["new"], most=1, seconds=60)
-    assert center.cancelled_lately(60) == ["new"]
-    center.remember_cancelled(["old"], most=10, seconds=0)
-    assert client.exists(center.keys.cancelled) == 0
-
-
-def test_one_of_many_speaks_for_a_topic_until_it_is_not_heard_for_a_while(center, client):
-    assert center.speaks_for(["a", "b"], "one", 60) == ["a", "b"]
-    assert center.speaks_for(["a", "c"], "two", 60) == ["c"]
-    assert center.speaks_for(["a", "b", "c"], "one", 60) == ["a", "b"]
-    assert center.speaks_for([], "one", 60) == []
-    client.pexpire(center.keys.speaker("a"), 0)  # its time is over
-    assert center.speaks_for(["a", "b"], "two", 60) == ["a"]
-
-
 # -- ensure
 
 

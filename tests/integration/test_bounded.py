@@ -1,0 +1,150 @@
+"""Nothing that is done to a message depends on how many others wait: what the server runs is the
+same beside ten messages and beside thousands, and no command reads or removes without a bound.
+
+Counted by MONITOR, which tells of the commands within scripts too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import redis
+
+from kombu_toc import TimeoutCenter
+
+from ..servers import Server
+
+pytestmark = pytest.mark.one_server("MONITOR tells of one")
+
+HOUR = 3600.0
+
+#: Entries that one command may read or remove, at most.
+BOUND = 1000
+
+#: Commands of one name by which one operation may differ from itself.
+MARGIN = 12
+
+#: Commands that read a whole key, or go through keys. (SMEMBERS: copies of one id are few.)
+WHOLE = {"KEYS", "SCAN", "HGETALL", "HKEYS", "HVALS", "ZSCAN", "HSCAN", "SSCAN", "SORT", "LRANGE"}
+
+
+@pytest.fixture
+def watch(server: Server) -> Iterator[Callable[..., object]]:
+    with server.client() as watching, server.client() as marking, watching.monitor() as monitor:
+
+        @contextmanager
+        def commands() -> Iterator[list[list[str]]]:
+            """What the server runs meanwhile."""
+            found: list[list[str]] = []
+            marking.echo("begin")
+            yield found
+            marking.echo("end")
+            started = False
+            while True:
+                command = monitor.next_command()["command"]
+                if command == "ECHO end":
+                    return
+                if started:
+                    found.append(command.split(" "))
+                started = started or command == "ECHO begin"
+
+        yield commands
+
+
+def fill(center: TimeoutCenter, others: int) -> None:
+    """Messages that wait for hours, that are due, in flight and dead; and one of each to act on."""
+    topic = center.declare("mail", slots=2)
+    for start in range(0, others, 500):
+        numbers = range(start, min(start + 500, others))
+        center.run_all(
+            [center.putting(topic, f"later-{n}", b"", delay_us=10**10 + n) for n in numbers]
+        )
+        center.run_all([center.putting(topic, f"flying-{n}", b"") for n in numbers])
+        flying = center.pop("mail", 500, recover=0).messages
+        assert len(flying) == len(numbers)
+        half = flying[: len(flying) // 2]
+        center.run_all([center.rejecting(one, requeue=False, reason="test") for one in half])
+        center.run_all([center.putting(topic, f"due-{n}", b"") for n in numbers])
+        # What is in flight was put before what is due, and that stays.
+    for id in ("cancelled", "moved", "seen"):
+        center.put("mail", id, b"", delay=HOUR)
+
+
+OPERATIONS: dict[str, Callable[[TimeoutCenter], object]] = {
+    "put": lambda center: center.put("mail", "new", b"", delay=HOUR),
+    "put now": lambda center: center.put("mail", "now", b""),
+    "ensure": lambda center: center.ensure("mail", "sure", b"", delay=HOUR),
+    "get": lambda center: center.get("seen", topic="mail"),
+    "cancel": lambda center: center.cancel("cancelled", topic="mail"),
+    "reschedule": lambda center: center.reschedule("moved", topic="mail", delay=2 * HOUR),
+    "pop and ack": lambda center: center.ack(center.pop("mail", 4).messages),
+    "pop and extend": lambda center: center.extend(center.pop("mail", 4).messages),
+    "pop and release": lambda center: center.release(center.pop("mail", 4).messages),
+    "pop and reject": lambda center: [
+        center.reject(one, requeue=True) for one in center.pop("mail", 2).messages
+    ],
+    "counts": lambda center: center.counts("mail"),
+    "summary": lambda center: center.summary("mail"),
+    "coming": lambda center: center.coming("mail", [60, 3600]),
+    "a page": lambda center: center.scan("mail", limit=10),
+}
+
+
+def unbounded(command: list[str]) -> bool:
+    name, *args = command
+    name = name.upper()
+    upper = [arg.upper() for arg in args]
+    if name in WHOLE:
+        return True
+    if name in ("ZRANGEBYSCORE", "ZREVRANGEBYSCORE"):
+        return "LIMIT" not in upper or int(args[upper.index("LIMIT") + 2]) > BOUND
+    if name in ("ZRANGE", "ZREVRANGE", "ZREMRANGEBYRANK"):
+        first, last = int(args[1]), int(args[2])
+        return last - first >= BOUND if (first < 0) == (last < 0) else True
+    return name == "ZREMRANGEBYSCORE"
+
+
+def run(center: TimeoutCenter, watch: Callable[..., object]) -> dict[str, Counter[str]]:
+    """What each operation makes the server run, by command."""
+    found = {}
+    for operation in OPERATIONS.values():
+        operation(center)  # declares what there is to be declared, and loads the script
+    for name, operation in OPERATIONS.items():
+        with watch() as commands:
+            operation(center)
+        for command in commands:
+            assert not unbounded(command), (name, command)
+        found[name] = Counter(command[0].upper() for command in commands)
+    return found
+
+
+@pytest.mark.parametrize(
+    "command", ["ZRANGE key 0 -1", "ZRANGE key 0 5000", "ZRANGEBYSCORE key -inf 5", "HGETALL key"]
+)
+def test_a_command_without_a_bound_is_found(command: str) -> None:
+    assert unbounded(command.split())
+
+
+@pytest.mark.parametrize("command", ["ZRANGE key 0 5", "ZRANGEBYSCORE key -inf 5 LIMIT 0 9"])
+def test_a_command_with_one_is_none(command: str) -> None:
+    assert not unbounded(command.split())
+
+
+def test_nothing_depends_on_how_much_else_waits(
+    center: TimeoutCenter, client: redis.Redis, watch: Callable[..., object]
+) -> None:
+    """A9, Y2"""
+    fill(center, 40)
+    few = run(center, watch)
+    client.flushall()
+    center.forget("mail")
+    fill(center, 4000)
+    many = run(center, watch)
+    for name in OPERATIONS:
+        assert few[name]
+        for command, number in many[name].items():
+            # An announcement more or less, or a step of a search: nothing that grows as it does.
+            assert number <= few[name][command] + MARGIN, (name, command)
