@@ -52,6 +52,7 @@ from .topics import (
     Limits,
     Slot,
     Topic,
+    check_name,
     check_steps,
 )
 
@@ -66,10 +67,13 @@ RECOVER = 100
 #: Seconds for which a producer's latest publish to a slot is remembered, lest it is repeated.
 REMEMBER = 60
 
+#: Which of the keys of a put that is: where the producer's latest publish is remembered.
+SENT = 4
+
 #: Ids that one call of check looks at, about.
 CHECK_STEP = 200
 
-#: Characters of an error that are kept with a message.
+#: Characters of an error, and of a reason, that are kept with a message.
 ERROR_LENGTH = 1000
 
 #: Messages that one call of purge deletes per slot.
@@ -374,6 +378,7 @@ class TimeoutCenter(Operating):
         if limits.get("steps") is not None:
             steps = check_steps(limits["steps"])
         limits = {**limits, "steps": steps or PRIORITY_STEPS}
+        check_name(name)
         asked = limits.get("slots")
         if asked is None:
             limits = {**limits, "slots": self.slots}
@@ -471,6 +476,7 @@ class TimeoutCenter(Operating):
 
     def declared(self, name: str) -> Topic | None:
         """The topic of that name, or None if nobody has declared it."""
+        check_name(name)
         return self.learn(name, self.client.hget(self.keys.topics, name))
 
     def learn(self, name: str, raw: bytes | None) -> Topic | None:
@@ -679,11 +685,7 @@ class TimeoutCenter(Operating):
 
     def _lies_elsewhere(self, topic: Topic, id: str, basis: str) -> bool:
         """Whether a message of this id is in the topic, which is being resharded."""
-        with self.client.pipeline(transaction=False) as pipe:
-            for slot in topic.slots_for(basis):
-                pipe.hexists(slot.body, id)
-                pipe.exists(slot.copies(id))
-            return any(pipe.execute())
+        return bool(Operating.get(self, id, topic=topic.name, basis=basis))
 
     def pop(
         self,
@@ -928,7 +930,7 @@ class TimeoutCenter(Operating):
                 delivery.id,
                 1 if requeue else 0,
                 *_backing_off(limits),
-                _readable(" ".join(reason.split()) or "rejected"),
+                _readable(" ".join(reason.split())[:ERROR_LENGTH] or "rejected"),
                 _readable(error[:ERROR_LENGTH]),
                 topic.declaration.retries,
                 delivery.mark,

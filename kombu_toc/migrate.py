@@ -28,7 +28,7 @@ from kombu import Connection
 from kombu.utils.json import loads
 from redis.exceptions import NoPermissionError
 
-from .center import Call
+from .center import SENT, Call
 from .connections import connect, mask_password, read_url
 from .errors import ActionTimeError, ConfigurationError, MigrationError
 from .options import read
@@ -42,9 +42,6 @@ REMEMBER = 7 * 86400
 
 #: Messages that are named of those that stay.
 MOST_NAMED = 100
-
-#: Of the keys of a call that adds a message: the one that remembers the publish.
-_SENT = 4
 
 #: What a broker's ``broker_transport_options`` may say of where its messages are.
 _OPTIONS = {
@@ -433,7 +430,7 @@ class _Migration:
             # They are gone from the source: nobody will write them again.
             with center.client.pipeline(transaction=False) as pipe:
                 for call in calls:
-                    pipe.unlink(call.keys[_SENT])
+                    pipe.unlink(call.keys[SENT])
                 pipe.execute()
         for row in moving:
             self.moved.update(row.queues)

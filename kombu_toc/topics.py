@@ -60,6 +60,17 @@ def check_slots(topic: str, slots: object) -> int:
     return slots
 
 
+def check_name(name: str) -> None:
+    """Raise ConfigurationError for a name that no key can have."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError(
+            f"{name!r} cannot name a queue: it has half of a surrogate pair, which no UTF-8 can "
+            "hold; a name that was read from bytes has to be decoded as what it is"
+        ) from None
+
+
 def encode_name(name: str) -> str:
     """Percent-encode what would cut a hash tag short or leave it empty."""
     return name.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")

@@ -42,7 +42,12 @@ local function there(by_this_publish)
 end
 
 if publish ~= '' and redis.call('GET', sent) == publish then return there(true) end
-if ARGV[7] == '1' and redis.call('EXISTS', copies) == 1 then return there() end
+if ARGV[7] == '1' then
+  for _, copy in ipairs(redis.call('SMEMBERS', copies)) do
+    if redis.call('HEXISTS', body, copy) == 1 then return there() end
+    redis.call('SREM', copies, copy) -- of a message that is gone
+  end
+end
 if redis.call('HEXISTS', body, id) == 1 then
   if ARGV[7] == '1' or redis.call('HGET', body, id) == envelope then return there() end
   id = id .. '#' .. ARGV[5]

@@ -8,6 +8,7 @@ import os
 import re
 import time
 import zlib
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -22,9 +23,10 @@ from kombu.exceptions import ChannelError, KombuError
 from kombu.transport import virtual
 from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.uuid import uuid
+from redis.exceptions import ResponseError
 
 from .. import envelope
-from ..center import RECOVER, RELOAD, REMEMBER, Call, Delivery, Put
+from ..center import RECOVER, RELOAD, REMEMBER, SENT, Call, Delivery, Put
 from ..errors import ActionTimeError, AlreadyThereError, EnvelopeError, NotPermittedError
 from ..options import suggestion
 from ..scores import MAX_RETRIES
@@ -61,6 +63,10 @@ BATCH = 100
 #: Seconds that a publish takes before it fails for a node of a Cluster that cannot be reached: as
 #: Celery pauses before it connects again.
 ATTEMPT_PAUSE = 0.2
+
+#: Messages of a batch for which it is forgotten, when it is complete, that they were put; of more,
+#: this goes by itself.
+MOST_NOTED = 50_000
 
 #: Queues whose declarations a channel remembers.
 MOST_KNOWN = 4096
@@ -230,9 +236,10 @@ class _PublishName(str):
     slots: dict[str, int]
 
 
-def _publish_of(name: str) -> tuple[str, str]:
-    """(producer, name of the publish)"""
-    return name.rpartition(".")[0], name
+def _publish_of(name: str, batch: PublishBatch | None = None) -> tuple[str, str]:
+    """(producer, name of the publish): of a producer, its latest publish is remembered. In a batch
+    each message is as one of a producer of its own, for all of them may be repeated."""
+    return name if batch is not None else name.rpartition(".")[0], name
 
 
 def _only_if_added(parse: Callable[[Any], Put]) -> Callable[[Any], Put]:
@@ -349,9 +356,12 @@ class Channel(virtual.Channel):
         slots = message["properties"]["delivery_tag"].slots.setdefault(queue, topic.slots)
         if slots != topic.slots:  # resharded between two attempts
             topic = replace(topic, declaration=replace(topic.declaration, slots=slots))
-        call = self._putting(topic, message)
+        publish = None
+        if not topic.declaration.expires:  # what goes away by itself is no harm twice: a reply
+            publish = _publish_of(message["properties"]["delivery_tag"], batch)
+        call = self._putting(topic, message, publish)
         if batch is not None:
-            batch.add(call)
+            batch.add(call, call.keys[SENT])
             return
         began = time.monotonic()
         try:
@@ -380,10 +390,10 @@ class Channel(virtual.Channel):
             routing_key,
             envelope.pack(message, deflate=False),
             self.settings.toc_fanout_length,
-            _publish_of(message["properties"]["delivery_tag"]),
+            _publish_of(message["properties"]["delivery_tag"], batch),
         )
         if batch is not None:
-            batch.add(call)
+            batch.add(call, call.keys[2])
             bound = Bindings(self.center).kept(exchange)
         else:
             # Celery ends a worker whose greeting to the others fails otherwise than by its
@@ -422,8 +432,7 @@ class Channel(virtual.Channel):
             priority=self._get_message_priority(message),
             token=token,
             ensure=ensure,
-            # What goes away by itself is no harm twice: a reply, an event.
-            publish=publish or (None if topic.declaration.expires else _publish_of(tag)),
+            publish=publish,
             remember=remember,
         )
         return call._replace(parse=_only_if_added(call.parse)) if ensure else call
@@ -967,8 +976,8 @@ def _unknown(arguments: dict[str, Any]) -> Iterator[str]:
 class PublishBatch:
     """Publishes that leave together, for ``Producer.batch()`` of Kombu 5.7.
 
-    A message that is sent twice because a reply was lost stays one message, so a batch may be
-    repeated as a whole.
+    A message that is sent twice because a reply was lost stays one message, so the messages of a
+    batch that has failed may be published again in another one, whatever has become of them.
     """
 
     def __init__(self, channel: Channel, max_size: int) -> None:
@@ -976,6 +985,9 @@ class PublishBatch:
         self.max_size = max_size
         self._calls: list[Call] = []
         self._over = ""
+        #: where it is remembered that a message of the batch was put, and of those that were
+        self._notes: list[str] = []
+        self._noted: deque[str] = deque(maxlen=MOST_NOTED)
 
     def publish(self, message: dict[str, Any], **kwargs: Any) -> Any:
         """Route a prepared message and keep it until the batch is full or flushed."""
@@ -985,27 +997,47 @@ class PublishBatch:
             self.flush()
         return result
 
-    def add(self, call: Call) -> None:
-        """Take what the channel has made of a message."""
+    def add(self, call: Call, note: str) -> None:
+        """Take what the channel has made of a message.
+
+        note: the key in which it is remembered that it was put
+        """
         self._calls.append(call)
+        self._notes.append(note)
 
     def flush(self) -> None:
         """Send what has gathered. Raises Kombu's BatchPublishError if any of it fails."""
         self._check()
         calls, self._calls = self._calls, []
+        notes, self._notes = self._notes, []
         try:
             self.channel.center.run_puts(calls)
         except Exception as exc:
             self._over = "has failed before"
             raise BatchPublishError("publish batch failed; delivery is uncertain") from exc
+        self._noted.extend(notes)
 
     def discard(self) -> None:
         """Forget what was not sent yet."""
-        self._calls = []
+        self._calls, self._notes = [], []
         self._over = "is aborted"
 
     def close(self) -> None:
-        self._over = self._over or "is closed"
+        """It is complete, unless it has failed: nobody will repeat it."""
+        if self._over:
+            return
+        self._over = "is closed"
+        by_slot: dict[str, list[str]] = defaultdict(list)
+        for key in self._noted:
+            by_slot[key.rpartition(":sent:")[0]].append(key)
+        with (
+            suppress(*BROKEN, ResponseError),  # they go by themselves within a minute
+            self.channel.center.client.pipeline(transaction=False) as pipe,
+        ):
+            for keys in by_slot.values():
+                for start in range(0, len(keys), BATCH):
+                    pipe.unlink(*keys[start : start + BATCH])
+            pipe.execute()
 
     def _check(self) -> None:
         if self._over:

@@ -472,6 +472,23 @@ def test_a_message_is_ensured_once_whatever_state_it_is_in(center, make):
     assert (one.body, one.state) == (b"new", WAITING)
 
 
+@pytest.mark.parametrize("resharded", [False, True])
+def test_what_a_copy_has_left_behind_keeps_nobody_from_ensuring(center, client, resharded):
+    """Its message was consumed, and its name is among the copies still."""
+    topic = center.declare("mail", slots=1)
+    if resharded:
+        assert center.redeclare(topic, replace(topic.declaration, was=(2,)))
+    copies = topic.slot(0).copies("x")
+    client.sadd(copies, "x#1", "x#2")
+    assert center.put("mail", "x", b"", delay=HOUR, ensure=True) == "x"
+    assert client.exists(copies) == 0
+    copy = center.put("mail", "x", b"other", delay=HOUR)
+    client.sadd(copies, "x#1")
+    center.cancel_found([one for one in center.get("x") if one.id == "x"])
+    assert center.put("mail", "x", b"", delay=HOUR, ensure=True) is None, "there is the copy"
+    assert [one.id for one in center.get("x")] == [copy]
+
+
 def test_of_many_that_ensure_at_once_one_adds(center, server):
     """D3"""
     added = []

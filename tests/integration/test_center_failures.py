@@ -133,6 +133,19 @@ def test_an_error_that_utf_8_cannot_hold_is_kept_all_the_same(center):
     assert found.reason == r"no retries left: caf\udce9"
 
 
+@pytest.mark.parametrize("requeue", [False, True])
+def test_a_reason_and_an_error_are_kept_up_to_a_length(center, client, requeue):
+    center.declare("mail", slots=1, retries=0)
+    center.put("mail", "x", b"")
+    [message] = center.pop("mail").messages
+    center.reject(message, requeue=requeue, reason="why " * 1_000_000, error="what " * 1_000_000)
+    [found] = center.get("x")
+    assert found.state == DEAD
+    assert found.reason.startswith("no retries left: why why" if requeue else "why why")
+    assert (len(found.reason), len(found.error)) == (1000, 1000)
+    assert client.memory_usage(center.topic("mail").slot(0).reasons) < 4000
+
+
 def test_a_lease_that_ends_for_the_last_time_keeps_the_error_of_an_earlier_try(center):
     center.declare("one", slots=1, retries=1)
     center.put("one", "x", b"")

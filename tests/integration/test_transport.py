@@ -21,9 +21,11 @@ from kombu.exceptions import ChannelError
 import kombu_toc
 from kombu_toc import TimeoutCenter, envelope
 from kombu_toc.transport.bindings import Bindings, binding
+from kombu_toc.transport.channel import BatchPublishError
 from kombu_toc.transport.heartbeat import sweep
 from kombu_toc.transport.poller import LEAST_GRACE
 
+from ..proxy import Proxy
 from ..servers import Server
 from .conftest import drain
 from .inspection import keys_left, slot_keys
@@ -1163,7 +1165,66 @@ def test_a_batch_is_published_as_a_whole(connection: Connection) -> None:
     assert connection.transport.center.counts("mail").waiting == 20
 
 
+@pytest.mark.one_server("the proxy that loses replies stands before one")
+def test_a_batch_that_is_repeated_as_a_whole_adds_nothing_twice(
+    server: Server, connect: Connect, client: redis.Redis
+) -> None:
+    """The reply to its second part is lost when that has been put, and all of it was consumed."""
+    listener, center = connect(), TimeoutCenter(client)
+    heard = Inbox(ack=False)
+    news = Exchange("news", type="fanout")
+    own = Queue("own", news, exclusive=True)
+    with (
+        Proxy(server.port) as proxy,
+        Connection(proxy.toc_url) as connection,
+        Consumer(listener, [own], callbacks=[heard], no_ack=True),
+    ):
+        channel = connection.default_channel
+        channel.queue_declare("mail", arguments={"x-slots": 1})
+        news(channel).declare()
+        ids = [f"id-{number}" for number in range(5)]
+        messages = [channel.prepare_message("", headers={"id": id}) for id in ids]
+        told = [channel.prepare_message("", headers={"id": id}) for id in ids]
+
+        def publish() -> None:
+            batch = channel.create_publish_batch(4)
+            for message, broadcast in zip(messages, told, strict=True):
+                batch.publish(message, exchange="", routing_key="mail")
+                batch.publish(broadcast, exchange="news", routing_key="")
+            batch.flush()
+            batch.close()
+
+        lost = proxy.drop_replies(b"id-3")
+        with pytest.raises(BatchPublishError):
+            publish()
+        assert lost.is_set()
+        taken = center.pop("mail", 10).messages
+        assert [one.id for one in taken] == ids[:4]
+        center.ack(taken)
+        publish()
+        assert [one.id for one in center.pop("mail", 10).messages] == ids[4:]
+        drain(listener)
+        assert [message.headers["id"] for message in heard.messages] == ids
+        assert client.keys("*:sent:*") == [], "it is complete"
+
+
 # -- bad input
+
+
+def test_a_queue_whose_name_is_no_text_is_refused_with_the_reason(connection: Connection) -> None:
+    name = b"caf\xe9".decode("utf-8", "surrogateescape")
+    with connection.channel() as channel:
+        for use in (
+            lambda: channel.queue_declare(name),
+            lambda: channel.queue_declare(name, passive=True),
+            lambda: publish(connection, "x", queue=name),
+            lambda: channel.basic_get(name),
+            lambda: channel.queue_purge(name),
+            lambda: channel.queue_bind(name, "amq.direct", "x"),
+            lambda: connection.transport.center.get("x", topic=name),
+        ):
+            with pytest.raises(kombu_toc.ConfigurationError, match=r"'caf\\udce9' cannot name"):
+                use()
 
 
 def test_a_server_that_cannot_be_reached_is_a_connection_error() -> None:
