@@ -43,8 +43,11 @@ end
 local id = string.format('%.0f-%d', ms, us)
 for i = 1, #streams do
   local key = streams[i]
-  -- 'k' says that the queues that keep a copy are given theirs: they leave it alone here.
-  local function add(as) return redis.pcall('XADD', key, 'MAXLEN', '~', ARGV[3], as, 'r', ARGV[1], 'm', ARGV[2], 'k', '1') end
+  local function add(as) -- in a part, the field is the routing key: less to read
+    if key ~= KEYS[2] then return redis.pcall('XADD', key, 'MAXLEN', '~', ARGV[3], as, ARGV[1], ARGV[2]) end
+    -- 'k' says that the queues that keep a copy are given theirs: they leave it alone here.
+    return redis.pcall('XADD', key, 'MAXLEN', '~', ARGV[3], as, 'r', ARGV[1], 'm', ARGV[2], 'k', '1')
+  end
   local added = add(id)
   if type(added) == 'table' and added.err then added = add('*') end
   if type(added) == 'table' and added.err then return added end

@@ -207,6 +207,10 @@ def read_page(key: str, entries: Any) -> list[Entry]:
     """The entries of one stream in an XREAD reply."""
     page = []
     for id, flat in entries:
+        if len(flat) == 2:  # in a part
+            routing_key = flat[0].decode("utf-8", "surrogatepass")
+            page.append(Entry(key, id.decode(), routing_key, flat[1], True))
+            continue
         fields = dict(zip(flat[::2], flat[1::2], strict=True))
         routing_key = fields.get(b"r", b"").decode("utf-8", "surrogatepass")
         page.append(Entry(key, id.decode(), routing_key, fields.get(b"m", b""), b"k" in fields))

@@ -1261,8 +1261,9 @@ class Poller:
                 self._tell_followers(entry, followers[entry.key])
 
     def _tell_followers(self, entry: Entry, followers: list[tuple[Channel, Subscription]]) -> None:
+        place = order(entry.id)
         for channel, subscription in followers:
-            if order(entry.id) <= order(subscription.last[entry.key]):
+            if place <= order(subscription.last[entry.key]):
                 continue
             if self.subscriptions.get(subscription.queue) != (channel, subscription):
                 continue  # cancelled by what an entry before has brought about
