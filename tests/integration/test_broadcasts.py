@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from kombu_toc.transport.fanout import PAGE, PARTS, part_of_key
 from kombu_toc.transport.poller import STREAM_PAUSE
 
 from ..proxy import Proxy
-from ..servers import Server
+from ..servers import Server, SteppedServer
 from .conftest import drain
 from .inspection import keys_left
 
@@ -236,6 +237,31 @@ def test_a_binding_made_after_the_clock_stepped_back_gets_what_follows(
     center.client.xadd(center.keys.fanout("everyone"), {"r": "", "m": packed}, id="1000-1")
     drain(connection)
     assert inbox.bodies == [1]
+
+
+@pytest.mark.one_server("whose clock is stepped")
+@pytest.mark.parametrize("key", ["", "worker.online"])
+def test_broadcasts_go_on_when_the_server_s_clock_steps_back(tmp_path: Path, key: str) -> None:
+    """To who was bound before and to who is bound after, of a stream that there was and of one
+    that there was not."""
+    quiet = Exchange("quiet", "fanout")
+    server = SteppedServer(tmp_path).start()
+    try:
+        with Connection(server.toc_url) as connection:
+            before = consume(connection, Queue("before", EVERYONE, "worker.#", exclusive=True))
+            silent = consume(connection, Queue("silent", quiet, "worker.#", exclusive=True))
+            broadcast(connection, "one", EVERYONE, key)
+            drain(connection)
+            server.step(-3600)
+            after = consume(connection, Queue("after", EVERYONE, "worker.#", exclusive=True))
+            for exchange in (EVERYONE, quiet):
+                broadcast(connection, "two", exchange, key)
+                broadcast(connection, "three", exchange, key)
+            drain(connection)
+            assert before.bodies == ["one", "two", "three"]
+            assert after.bodies == silent.bodies == ["two", "three"]
+    finally:
+        server.stop()
 
 
 def test_a_stream_that_was_made_anew_by_a_clock_that_stepped_back_is_read(
