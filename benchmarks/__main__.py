@@ -26,6 +26,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--short", action="store_true", help="less of everything: some ten minutes")
     parser.add_argument("--only", metavar="CASE,...", help="these measurements; see --list")
     parser.add_argument("--peers", metavar="PEER,...", help="these peers; see --list")
+    parser.add_argument(
+        "--before",
+        metavar="FOLDER",
+        type=Path,
+        help="another checkout of celery-toc, such as a git worktree of an earlier commit; it is "
+        "measured beside this one",
+    )
     parser.add_argument("--rounds", type=int, help="how often, instead of each one's own number")
     parser.add_argument(
         "--folder", type=Path, default=Path(".benchmarks"), help="for all it makes (.benchmarks)"

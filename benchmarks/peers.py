@@ -35,6 +35,7 @@ class Peer:
     settings: of the Celery app
     jobs: the module in `inside` that stands for worker and producer, if it is not Celery
     worker: its arguments then, after the Python
+    checkout: of the product, if that is what it is
     """
 
     name: str
@@ -44,6 +45,11 @@ class Peer:
     settings: dict[str, Any] = field(default_factory=dict)
     jobs: str | None = None
     worker: tuple[str, ...] = ()
+    checkout: Path | None = None
+
+    @property
+    def is_product(self) -> bool:
+        return self.checkout is not None
 
     @property
     def is_celery(self) -> bool:
@@ -55,8 +61,8 @@ class Peer:
 
     @property
     def path(self) -> str:
-        """What is added to Python's path: the product is the one of this checkout."""
-        return f"{INSIDE}:{ROOT}" if self.name == "toc" else str(INSIDE)
+        """What is added to Python's path."""
+        return f"{INSIDE}:{self.checkout}" if self.is_product else str(INSIDE)
 
 
 def on_redis(scheme: str) -> Callable[[], Any]:
@@ -107,6 +113,7 @@ OTHERS = {
 #: In the order of the table's columns.
 TITLES = {
     "toc": "celery-toc",
+    "before": "celery-toc before",
     "redis": "Kombu redis://",
     "valkey": "celery-redis-plus",
     "rabbitmq": "RabbitMQ quorum",
@@ -116,6 +123,7 @@ TITLES = {
 #: name -> the environment that has it
 ENVIRONMENT = {
     "toc": "toc",
+    "before": "toc",
     "redis": "toc",
     "valkey": "plus",
     "rabbitmq": "toc",
@@ -123,13 +131,15 @@ ENVIRONMENT = {
 }
 
 
-def make(name: str, python: Path, node: RabbitNode) -> Peer:
-    """The peer of that name."""
+def make(name: str, python: Path, node: RabbitNode, before: Path | None = None) -> Peer:
+    """The peer of that name. before: another checkout of the product, for "before"."""
     title = TITLES[name]
+    if name in ("toc", "before"):
+        checkout = before if name == "before" else ROOT
+        return Peer(name, title, python, on_redis("toc+redis"), checkout=checkout)
     if name == "rabbitmq":
         return Peer(name, title, python, on_rabbit(node), RABBIT_SETTINGS)
     if name in OTHERS:
         worker = OTHERS[name][1]
         return Peer(name, title, python, on_redis("redis"), jobs=f"jobs_{name}", worker=worker)
-    scheme = {"toc": "toc+redis"}.get(name, name)
-    return Peer(name, title, python, on_redis(scheme))
+    return Peer(name, title, python, on_redis(name))

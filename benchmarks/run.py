@@ -41,11 +41,18 @@ def run(options: argparse.Namespace, folder: Path, pythons: dict[str, Path]) -> 
         left_out = [case for module in MODULES for case in getattr(module, "LONG", ())]
         cases = [case for case in cases if case not in left_out]
     names = _chosen(options.peers, list(peers.TITLES), "--peers")
+    if options.before and not (options.before / "kombu_toc").is_dir():
+        raise SystemExit(f"--before {options.before}: no checkout of celery-toc")
+    if options.before is None:
+        names = [name for name in names if name != "before"]
+    elif "before" not in names:
+        names.insert(1, "before")
     # Ends as Ctrl-C does: what was started is stopped.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     node = RabbitNode(folder / "rabbitmq")
     try:
-        there, notes, versions = _peers(names, cases, folder, pythons, node)
+        before = options.before and options.before.absolute()
+        there, notes, versions = _peers(names, cases, folder, pythons, node, before)
         found = _start_of(options, there, notes, versions, node)
         if options.onto:
             _go_on_from(json.loads(options.onto.read_text()), found, cases)
@@ -83,6 +90,7 @@ def _peers(
     folder: Path,
     pythons: dict[str, Path],
     node: RabbitNode,
+    before: Path | None,
 ) -> tuple[list[Peer], list[str], dict[str, dict[str, str]]]:
     """The peers that can take part, what to say of those that cannot, and versions."""
     there: list[Peer] = []
@@ -90,7 +98,7 @@ def _peers(
     versions: dict[str, dict[str, str]] = {}
     for name in names:
         environment = peers.ENVIRONMENT[name]
-        if not any(takes_part(peers.make(name, Path(), node), case) for case in cases):
+        if not any(takes_part(peers.make(name, Path(), node, before), case) for case in cases):
             continue
         if name == "rabbitmq" and not RabbitNode.program():
             notes.append(
@@ -104,7 +112,7 @@ def _peers(
         except environments.Missing as exc:
             notes.append(f"{peers.TITLES[name]} is left out: {exc}")
             continue
-        there.append(peers.make(name, pythons[environment], node))
+        there.append(peers.make(name, pythons[environment], node, before))
         if environment not in versions:
             all_ = environments.versions(pythons[environment])
             versions[environment] = {k: all_[k] for k in ("python", *_NAMED) if k in all_}

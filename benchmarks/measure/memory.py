@@ -28,7 +28,7 @@ _LONGEST = 300.0
 
 
 def takes_part(peer: Peer, case: str) -> bool:
-    return peer.is_celery and (case == "memory" or peer.name == "toc")
+    return peer.is_celery and (case == "memory" or peer.is_product)
 
 
 def measure(peer: Peer, tasks: int, fast: bool = False) -> dict[str, float | None]:

@@ -48,7 +48,7 @@ METRICS = {
 
 
 def takes_part(peer: Peer, case: str) -> bool:
-    return peer.name == "toc"
+    return peer.is_product
 
 
 def measure(peer: Peer, sizes: tuple[int, ...], calls: int) -> dict[str, float]:

@@ -84,6 +84,6 @@ def test_a_percentile_is_a_value_that_was_measured() -> None:
 
 def test_only_lateness_is_measured_with_peers_that_do_not_run_celery() -> None:
     class Other:
-        name, is_celery, is_redis = "rq", False, True
+        name, is_celery, is_redis, is_product = "rq", False, True, False
 
     assert [case for case in CASES if takes_part(Other(), case)] == ["lateness"]
