@@ -37,9 +37,10 @@ class Call(NamedTuple):
 
     def command(self, *, whole: bool = False) -> tuple[Any, ...]:
         """As a Redis command: by its SHA-1, or with the whole text."""
+        args = [str(arg) if isinstance(arg, Countdown) else arg for arg in self.args]
         if whole:
-            return ("EVAL", self.script.text, len(self.keys), *self.keys, *self.args)
-        return ("EVALSHA", self.script.sha, len(self.keys), *self.keys, *self.args)
+            return ("EVAL", self.script.text, len(self.keys), *self.keys, *args)
+        return ("EVALSHA", self.script.sha, len(self.keys), *self.keys, *args)
 
     def packed(self) -> bytes:
         """The command by its SHA-1, as it goes over the wire."""
@@ -99,11 +100,32 @@ def _packed_keys(*keys: str) -> bytes:
     return _pack(len(keys), *keys)
 
 
-def when_of(at_us: int | None, delay_us: int | None) -> str:
+class Countdown(NamedTuple):
+    """A time that is so much after the moment in which it was asked for, by Redis's clock.
+
+    A script that gets it is told by how many microseconds it is still to come: as many as there
+    are when it is sent, not when this was made.
+    """
+
+    at_us: int | None  #: what Redis's clock will show then, as far as the sender knows
+    ends: float  #: the same by this process's monotonic clock, in seconds
+
+    def __str__(self) -> str:
+        left_us = round((self.ends - time.monotonic()) * 1_000_000)
+        if left_us <= 0:
+            return ""
+        return f"{'' if self.at_us is None else self.at_us}+{left_us}"
+
+
+def when_of(at_us: int | Countdown | None, delay_us: int | None) -> str | Countdown:
     """A time as the scripts read it: a moment, ``+`` and so much from now, or nothing for now.
 
     Raises ActionTimeError beyond the year 2255.
     """
+    if isinstance(at_us, Countdown):
+        left_us = round((at_us.ends - time.monotonic()) * 1_000_000)
+        scores.check(at_us.at_us or time.time_ns() // 1000 + left_us)
+        return at_us
     if delay_us is not None:
         if delay_us <= 0:
             return ""

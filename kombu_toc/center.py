@@ -31,7 +31,7 @@ import redis
 from redis.exceptions import NoScriptError, ResponseError
 
 from . import scores
-from .calls import Call, microseconds, pack_command, text, texts, together, when_of
+from .calls import Call, Countdown, microseconds, pack_command, text, texts, together, when_of
 from .errors import (
     ConfigurationError,
     PriorityStepsError,
@@ -641,7 +641,7 @@ class TimeoutCenter(Operating):
         id: str,
         body: bytes,
         *,
-        at_us: int | None = None,
+        at_us: int | Countdown | None = None,
         delay_us: int | None = None,
         basis: str | None = None,
         priority: int = 0,

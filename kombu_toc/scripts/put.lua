@@ -3,7 +3,8 @@
 -- KEYS[1] store (of its priority step)   KEYS[2] body   KEYS[3] armed   KEYS[4] copies of the id
 -- KEYS[5] the producer's latest publish   KEYS[6] wake index, if it is on this node
 -- ARGV[1] id        ARGV[2] envelope
--- ARGV[3] action time in microseconds, '+N' for N microseconds from now, or '' for now
+-- ARGV[3] action time in microseconds, '+N' for N microseconds from now, or '' for now; 'T+N' for T,
+--         if the sender is right in that there are N microseconds until then, else for '+N'
 -- ARGV[4] slot number
 -- ARGV[5] suffix that tells this message from another live one with the same id
 -- ARGV[6] milliseconds after which the slot goes away unless something is put again, or 0
@@ -59,8 +60,12 @@ end
 local now = clock()
 local us, score = now, due_score(now)
 if ARGV[3] ~= '' then
-  local at = tonumber(ARGV[3])
-  if string.sub(ARGV[3], 1, 1) == '+' then at = now + at end
+  local moment, left = string.match(ARGV[3], '^(%d*)%+?(%d*)$')
+  local at = tonumber(moment)
+  -- Who sends a countdown knows the clock from before, and the way here takes some time: but not
+  -- longer than a millisecond more than it did lately. Else the clock has been set since, or the
+  -- way was long, and the countdown begins here: then it is not early, at least.
+  if left ~= '' and not (at and math.abs(now + left - at) <= 1000) then at = now + left end
   if at > now then us, score = at, action_score(at) end
 end
 -- Behind the last one that has this time or a later one of the same millisecond; a millisecond

@@ -26,6 +26,7 @@ from kombu.utils.uuid import uuid
 from redis.exceptions import ResponseError
 
 from .. import envelope
+from ..calls import Countdown
 from ..center import RECOVER, RELOAD, REMEMBER, SENT, Call, Delivery, Put
 from ..errors import ActionTimeError, AlreadyThereError, EnvelopeError, NotPermittedError
 from ..options import suggestion
@@ -439,7 +440,7 @@ class Channel(virtual.Channel):
 
     def _action_time(
         self, headers: dict[str, Any], properties: dict[str, Any], id: str
-    ) -> tuple[int | None, int | None]:
+    ) -> tuple[int | Countdown | None, int | None]:
         """(microseconds since the epoch, microseconds from now); both None for now.
 
         Raises ActionTimeError if it cannot be told: a worker could not read it either.
@@ -456,9 +457,13 @@ class Channel(virtual.Channel):
             if properties.get(envelope.COUNTDOWN):
                 # What is left of it now: less than at first if Kombu repeats the publish.
                 left_us = at_us - time.time_ns() // 1000
-                now_us = self._clock.at(time.monotonic()) if left_us > 0 else None
-                # Else it begins when it gets there: a bit later.
-                return (None, left_us) if now_us is None else (now_us + left_us, None)
+                if left_us <= 0:
+                    return None, None
+                now = time.monotonic()
+                now_us = self._clock.at(now)
+                # If nothing was heard of the clock, it begins when it gets there: a bit later.
+                at_us = None if now_us is None else now_us + left_us
+                return Countdown(at_us, now + left_us / 1_000_000), None
             return at_us, None
         delay = headers.get("x-delay")
         if delay is not None:

@@ -17,6 +17,40 @@ CLOCK_WINDOW = 5.0
 SILENCE = 60.0
 
 
+#: Seconds by which a server's clock must have gone back to be told of.
+STEP = 1.0
+
+#: Seconds for which it is known what a server's clock has shown.
+REMEMBERED = 600.0
+
+
+class Steps:
+    """Finds out that a server's clock was set back, or that another server with a clock behind has
+    taken its place, whatever becomes of the connections."""
+
+    def __init__(self) -> None:
+        #: what the clock was ahead of ours at least, in microseconds; monotonic seconds since when
+        #: that is known, and when the server was last heard of
+        self._ahead, self._since, self._heard = 0, 0.0, float("-inf")
+
+    def back(self, server_us: int, left: float, came: float) -> float:
+        """By how many seconds the clock has gone back since it was last heard of; 0 for not at all.
+
+        server_us: what it shows in a reply
+        left, came: monotonic seconds when the command left, and when the reply came
+        """
+        ahead = server_us - int(came * 1_000_000)
+        at_most = server_us - int(left * 1_000_000)
+        back = 0.0
+        if came < self._heard + REMEMBERED and self._ahead - at_most >= STEP * 1_000_000:
+            back = (self._ahead - at_most) / 1_000_000
+        # Clocks drift: what was known of it for long is not.
+        if back or ahead > self._ahead or came > self._since + CLOCK_WINDOW:
+            self._ahead, self._since = ahead, came
+        self._heard = came
+        return back
+
+
 class ServerClock:
     """Redis's clock as seen by who waits for a time: never ahead of it."""
 
@@ -24,7 +58,7 @@ class ServerClock:
         self._samples: deque[tuple[float, int]] = deque()
         self._ahead: int | None = None
 
-    def sample(self, server_us: int, monotonic: float) -> None:
+    def sample(self, server_us: int, monotonic: float, where: Hashable = None) -> None:
         """Learn that the server's clock had shown `server_us` by `monotonic`."""
         ahead = server_us - int(monotonic * 1_000_000)
         samples = self._samples
@@ -35,8 +69,8 @@ class ServerClock:
         samples.append((monotonic, ahead))
         self._ahead = samples[0][1]
 
-    def forget(self) -> None:
-        """Another server may answer from now on."""
+    def forget(self, where: Hashable = None) -> None:
+        """Another server may answer from now on, or its clock was set."""
         self._samples.clear()
         self._ahead = None
 
@@ -68,6 +102,9 @@ class ServerClocks(ServerClock):
         for other, (_, heard) in list(self._clocks.items()):
             if heard < monotonic - SILENCE:
                 del self._clocks[other]
+
+    def forget(self, where: Hashable = None) -> None:
+        self._clocks.pop(where, None)
 
     @property
     def known(self) -> bool:

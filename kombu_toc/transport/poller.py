@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -28,7 +28,7 @@ from redis.exceptions import ResponseError
 from ..center import RECOVER, Call, Delivery, Popped, shares
 from ..cluster import is_passing
 from ..options import ROUND_ROBIN
-from .clock import ServerClock, ServerClocks
+from .clock import ServerClock, ServerClocks, Steps
 from .fanout import (
     BEGINNING,
     PAGE,
@@ -60,6 +60,9 @@ if TYPE_CHECKING:
     _Entry: TypeAlias = tuple[int, tuple[int, int, int], "Intake", Any]
 
 logger = logging.getLogger(__name__)
+
+#: What this process knows of the clocks of servers, by identity and, of a Cluster, node.
+_steps: dict[Hashable, Steps] = {}
 
 #: Seconds a blocking command waits at the server before it is sent again.
 WAKE_BLOCK = 5.0
@@ -951,6 +954,7 @@ class Poller:
 
         number = next(self._number)
         intake.flying.add(number)
+        left = time.monotonic()
 
         def popped(result: Popped) -> None:
             intake.flying.discard(number)
@@ -959,11 +963,11 @@ class Poller:
                     intake.owed[claim] = None
             if self.center.clustered:
                 where = self.center.client.place_of(call.keys[0])
-                self.clock.sample(result.now_us, time.monotonic(), where)
+                self._hear_clock(result.now_us, left, where)
                 for slot in slots if result.more else ():
                     intake.ask(topic.name, slot)
             else:
-                self.clock.sample(result.now_us, time.monotonic())
+                self._hear_clock(result.now_us, left)
                 if result.more:
                     intake.ask(topic.name)
             if result.more and not looks:
@@ -978,6 +982,23 @@ class Poller:
                 intake.miss(topic.name, slots, time.monotonic())
 
         return (call, popped, failed) if self.center.clustered else (call, popped)
+
+    def _hear_clock(self, now_us: int, left: float, where: Hashable = None) -> None:
+        """Learn what a server's clock has shown in a reply to what left at that moment."""
+        now = time.monotonic()
+        steps = _steps.setdefault((self.transport.identity, where), Steps())
+        if back := steps.back(now_us, left, now):
+            self.clock.forget(where)
+            logger.warning(
+                "the clock of Redis%s went back by %.1f seconds: it was set, or a server with a "
+                "clock behind has taken over; what was to start later starts when the clock shows "
+                "that time, so up to %.1f seconds later, and as much later come the tasks of "
+                "workers that died",
+                f" at {where[0]}:{where[1]}" if where else "",
+                back,
+                back,
+            )
+        self.clock.sample(now_us, now, where)
 
     def _may_recover(self, topic: str, now: float) -> bool:
         """Whether leases that have ended may be rolled back.
