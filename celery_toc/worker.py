@@ -15,7 +15,9 @@ Active without any set-up: a worker whose broker is ours gets one more bootstep
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError
 from datetime import datetime
@@ -43,6 +45,12 @@ __all__ = ("TimeoutCenterStep",)
 
 #: Seconds that a signal handler waits for messages to be given back.
 HELP_TIMEOUT = 1.0
+
+#: Seconds: what lasted shorter was no connection that a worker could use; how long it pauses after
+#: the first of those, and how long at most, after several in a row.
+SHORT = 3.0
+FIRST_PAUSE = 0.1
+LAST_PAUSE = 5.0
 
 
 class _PastTimers:
@@ -141,6 +149,7 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
             _settle_at_once(c)
             _forget_what_has_ended(c)
             _read_times_quickly(c)
+            _pause_between_connections(c)
 
     def include_if(self, c: Any) -> bool:
         return self.enabled
@@ -479,6 +488,27 @@ def _forget_what_has_ended(c: Any) -> None:
             c.strategies[name] = forgetting(strategy)
 
     c.update_strategies = update_strategies
+
+
+def _pause_between_connections(c: Any) -> None:
+    """Celery connects again at once, five times a second: a server that lets a worker in and then
+    refuses what it needs would be asked, and the log be filled, without an end."""
+    connect = c.connect
+    connected, pause = -math.inf, 0.0
+
+    def connect_after_a_pause() -> Any:
+        nonlocal connected, pause
+        now = time.monotonic()
+        short = now - connected < SHORT
+        pause = min(max(2 * pause, FIRST_PAUSE), LAST_PAUSE) if short else 0.0
+        while (left := now + pause - time.monotonic()) > 0:
+            state.maybe_shutdown()
+            time.sleep(min(left, 0.1))
+        made = connect()
+        connected = time.monotonic()
+        return made
+
+    c.connect = connect_after_a_pause
 
 
 def _read_times_quickly(c: Any) -> None:

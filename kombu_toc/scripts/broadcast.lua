@@ -15,6 +15,9 @@
 -- Whoever reads parts reads the exchange's own stream as well, which has all that is for
 -- everybody; and everything, as long as somebody reads who knows of no parts. Then, of one part,
 -- the others are spared it.
+--
+-- A server that is full takes broadcasts all the same, lest workers cannot greet each other, nor be
+-- told anything; a stream keeps its last hundred then.
 
 local time = redis.call('TIME')
 local ms, us = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000), time[2] % 1000
@@ -43,13 +46,17 @@ end
 local id = string.format('%.0f-%d', ms, us)
 for i = 1, #streams do
   local key = streams[i]
-  local function add(as) -- in a part, the field is the routing key: less to read
-    if key ~= KEYS[2] then return redis.pcall('XADD', key, 'MAXLEN', '~', ARGV[3], as, ARGV[1], ARGV[2]) end
+  local function add(as, about, most) -- in a part, the field is the routing key: less to read
+    if key ~= KEYS[2] then return redis.pcall('XADD', key, 'MAXLEN', about, most, as, ARGV[1], ARGV[2]) end
     -- 'k' says that the queues that keep a copy are given theirs: they leave it alone here.
-    return redis.pcall('XADD', key, 'MAXLEN', '~', ARGV[3], as, 'r', ARGV[1], 'm', ARGV[2], 'k', '1')
+    return redis.pcall('XADD', key, 'MAXLEN', about, most, as, 'r', ARGV[1], 'm', ARGV[2], 'k', '1')
   end
-  local added = add(id)
-  if type(added) == 'table' and added.err then added = add('*') end
+  local added = add(id, '~', ARGV[3])
+  if type(added) == 'table' and added.err then added = add('*', '~', ARGV[3]) end
+  if type(added) == 'table' and added.err and string.find(added.err, 'maxmemory', 1, true) then
+    redis.call('PERSIST', key) -- a script's first write: what comes after it is not refused
+    added = add('*', '=', math.min(100, tonumber(ARGV[3])))
+  end
   if type(added) == 'table' and added.err then return added end
   redis.call('PEXPIRE', key, ARGV[4])
 end

@@ -8,15 +8,16 @@
 local standing = redis.call('HGET', KEYS[1], ARGV[1])
 if not standing then
   standing = ARGV[2]
+  -- Redis refuses what takes memory when it is full, but not after a script's first write: this
+  -- one, of nothing. Who starts to consume the topic must be able to.
+  redis.call('ZREM', KEYS[2], '')
   redis.call('HSET', KEYS[1], ARGV[1], standing)
 end
 local ttl = tonumber(ARGV[3])
 if ttl > 0 then
   local time = redis.call('TIME')
   local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-  -- Redis refuses what takes memory when it is full, but not after a script's first write: this
-  -- one, of nothing. Who consumes the topic must be able to keep it.
-  redis.call('ZREM', KEYS[2], '')
+  redis.call('ZREM', KEYS[2], '') -- as above: who consumes the topic must be able to keep it
   redis.call('ZADD', KEYS[2], 'GT', now + ttl, 'topic:' .. ARGV[1])
 end
 return standing

@@ -43,6 +43,9 @@ local function there(by_this_publish)
 end
 
 if publish ~= '' and redis.call('GET', sent) == publish then return there(true) end
+-- What goes away by itself, such as the replies to remote control, is taken by a full server too,
+-- within bounds: the script's first write is this one.
+if ttl > 0 and redis.call('ZCARD', store) < 100 then redis.call('PERSIST', sent) end
 if ARGV[7] == '1' then
   for _, copy in ipairs(redis.call('SMEMBERS', copies)) do
     if redis.call('HEXISTS', body, copy) == 1 then return there() end
