@@ -274,13 +274,17 @@ def test_a_waiting_task_is_listed_on_the_page_of_a_worker_of_its_queue(
     pages: Pages, worker: Worker, waiting: dict[str, str]
 ) -> None:
     """Among the scheduled ones, as one that a worker holds is with other brokers."""
-    pages.open(f"/worker/{quote(worker.hostname())}")
-    rows = pages.run(
-        "const tables = Array.from(document.querySelectorAll('#tab-tasks table'));"
-        "const held = tables.find(t => t.caption.textContent.trim() == 'Scheduled tasks');"
-        "return Array.from(held.tBodies[0].rows).map(row => row.textContent)"
-    )
-    assert [row for row in rows if waiting["id"] in "".join(row.split())]
+
+    def listed() -> list[str]:
+        # A newer Flower shows what it was told when it was last asked, and then asks the worker.
+        pages.open(f"/worker/{quote(worker.hostname())}")
+        return pages.run(
+            "const tables = Array.from(document.querySelectorAll('#tab-tasks table'));"
+            "const held = tables.find(t => t.caption.textContent.trim() == 'Scheduled tasks');"
+            "return Array.from(held.tBodies[0].rows).map(row => row.textContent)"
+        )
+
+    wait_until(lambda: waiting["id"] in "".join(listed()), START_TIMEOUT, listed)
 
 
 def test_a_finished_task_is_shown_with_its_eta_and_result(pages: Pages, app: Celery) -> None:

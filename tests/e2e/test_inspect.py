@@ -22,7 +22,7 @@ from kombu.utils.uuid import uuid
 import kombu_toc
 from celery_toc import remote
 
-from .conftest import Journal, wait_until
+from .conftest import POOLS, Journal, wait_until
 from .nodes import Worker
 
 StartWorkers = Callable[..., list[Worker]]
@@ -54,10 +54,11 @@ def listed(answers: dict[str, list[dict[str, Any]]]) -> list[str]:
     return [one["request"]["id"] for some in answers.values() for one in some]
 
 
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
 def test_a_scheduled_task_is_listed_as_celery_has_it(
-    start_workers: StartWorkers, app: Celery
+    start_workers: StartWorkers, app: Celery, pool: str
 ) -> None:
-    [worker] = start_workers(1, "-c", "1", *ALONE)
+    [worker] = start_workers(1, *POOLS[pool], *ALONE)
     due = datetime.now(timezone.utc) + timedelta(seconds=60)
     sent = app.tasks["e2e.add"].apply_async([1], {"y": 3}, eta=due)
     assert inspect(app).scheduled() == {
