@@ -231,20 +231,17 @@ def test_a_copy_is_found_by_its_own_id_and_so_is_an_id_that_reads_like_one(cente
         assert done(center.cancel(again)) == [(again, WAITING, True)]
 
 
-def test_who_has_not_heard_of_a_reshard_puts_where_it_is_found(center, client):
+@pytest.mark.parametrize("slots", [16, 2])
+def test_who_has_not_heard_of_a_reshard_puts_where_it_is_found(center, client, slots):
+    """It is over for everybody else: nothing was left to be moved."""
     late = TimeoutCenter(client)
-    late.declare("mail", slots=4)
-    for slots in (16, 2):
-        known = center.declared("mail")
-        now = replace(known.declaration, slots=slots, formerly=(4, 16), was=())
-        assert center.redeclare(known, now)
-        for number in range(20):
-            late.put("mail", f"{slots}-{number}", b"", delay=HOUR)
-    reached = {one.slot for one in center.scan("mail").messages}
-    assert reached == {0, 1}, "2 and 3 are beyond what there is, until somebody looks there"
-    center.reach("mail", 3)
-    for slots in (16, 2):
-        assert all(center.get(f"{slots}-{number}") for number in range(20))
+    topic = late.declare("mail", slots=4)
+    assert center.redeclare(topic, replace(topic.declaration, slots=slots, formerly=(4,)))
+    for number in range(20):
+        late.put("mail", f"{number}", b"", delay=HOUR)
+    center.reach("mail", 3)  # who consumes has seen what it announced
+    assert all(center.get(f"{number}") for number in range(20))
+    assert {one.slot for one in center.scan("mail").messages} == {0, 1, 2, 3}
 
 
 def test_queues_that_go_away_by_themselves_are_asked_once_a_task_was_sent_there(center, client):
@@ -454,6 +451,34 @@ def test_an_announced_time_that_was_rescheduled_away_leaves_nothing_behind(cente
     center.reschedule("x", topic="mail")
     center.ack(center.pop("mail").messages)
     assert residue(client) == []
+
+
+# -- what is to be seen of it
+
+
+def test_the_latest_cancelled_ids_are_remembered_for_a_while(center, client):
+    center.remember_cancelled((f"{n}" for n in range(1200)), most=1000, seconds=60)
+    assert len(center.cancelled_lately(60)) == len(set(center.cancelled_lately(60))) == 1000
+    until = now_us(client) + 2_000
+    while now_us(client) < until:  # the server's clock has gone on
+        pass
+    center.remember_cancelled(["again", "1199"], most=1000, seconds=60)
+    assert center.cancelled_lately(60)[-2:] == ["1199", "again"]
+    assert 0 < client.pttl(center.keys.cancelled) <= 60_000
+    center.remember_cancelled([], most=1000, seconds=60)
+    center.remember_cancelled(["new"], most=1, seconds=60)
+    assert center.cancelled_lately(60) == ["new"]
+    center.remember_cancelled(["old"], most=10, seconds=0)
+    assert client.exists(center.keys.cancelled) == 0
+
+
+def test_one_of_many_speaks_for_a_topic_until_it_is_not_heard_for_a_while(center, client):
+    assert center.speaks_for(["a", "b"], "one", 60) == ["a", "b"]
+    assert center.speaks_for(["a", "c"], "two", 60) == ["c"]
+    assert center.speaks_for(["a", "b", "c"], "one", 60) == ["a", "b"]
+    assert center.speaks_for([], "one", 60) == []
+    client.pexpire(center.keys.speaker("a"), 0)  # its time is over
+    assert center.speaks_for(["a", "b"], "two", 60) == ["a"]
 
 
 # -- ensure
