@@ -17,14 +17,17 @@ connection of its own without waiting for each reply.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from operator import itemgetter
+from secrets import token_urlsafe
 from typing import Any, NamedTuple
 
 import redis
@@ -100,6 +103,8 @@ class Delivery(NamedTuple):
     score: int
     body: bytes
     limit: int  #: the topic's retries
+    #: what tells the message from others that had or will have its id
+    birth: str = ""
 
     @property
     def action_us(self) -> int:
@@ -148,7 +153,8 @@ class Fault(NamedTuple):
 
     topic: str
     slot: int
-    kind: str  #: NO_BODY, NO_ENTRY, TWICE, STRAY_REASON, STRAY_COPY, UNANNOUNCED or OTHER_STEP
+    #: NO_BODY, NO_ENTRY, TWICE, STRAY_REASON, STRAY_TOKEN, STRAY_COPY, UNANNOUNCED or OTHER_STEP
+    kind: str
     id: str  #: empty if it is about the slot
     places: tuple[str, ...]  #: the keys that have the id
 
@@ -158,11 +164,20 @@ NO_BODY = "no body"  #: an id without a body: it is removed, for there is nothin
 NO_ENTRY = "no entry"  #: a body without an id: to DeadQueue, for nobody knows when it was due
 TWICE = "twice"  #: an id in several places: the one nearest to delivery stays, in flight first
 STRAY_REASON = "stray reason"  #: a reason or an error of no message: removed
+STRAY_TOKEN = "stray token"  #: the name of a delivery of no message: removed
 STRAY_COPY = "stray copy"  #: a copies set names a message that is gone: it does so no more
 UNANNOUNCED = "unannounced"  #: a slot's next time is not announced: it is announced
 OTHER_STEP = "other step"  #: it waits under a priority step that the topic has not: it gets one
 
-_KINDS = {1: NO_BODY, 2: NO_ENTRY, 3: TWICE, 4: STRAY_REASON, 5: UNANNOUNCED, 6: OTHER_STEP}
+_KINDS = {
+    1: NO_BODY,
+    2: NO_ENTRY,
+    3: TWICE,
+    4: STRAY_REASON,
+    5: UNANNOUNCED,
+    6: OTHER_STEP,
+    7: STRAY_TOKEN,
+}
 
 
 @dataclass
@@ -221,6 +236,8 @@ class TimeoutCenter(Operating):
         self.metrics = metrics or Metrics()
         #: Threads share it: what belongs together is one entry, and an entry is one reference.
         self._topics: dict[str, _Known] = {}
+        #: process, name, numbers: what names its pops
+        self._consumer: tuple[int, str, Iterator[int]] | None = None
 
     # -- running
 
@@ -734,6 +751,7 @@ class TimeoutCenter(Operating):
         recover: int = 0,
         until_us: int | None = None,
         claimed: bool = True,
+        name: str | None = None,
     ) -> Call:
         """The call that delivers messages. Result: :class:`Popped`.
 
@@ -744,6 +762,7 @@ class TimeoutCenter(Operating):
             by now unless given
         claimed: whether what is left has to be announced again even if it was already, for who
             pops may have claimed that; it matters on a Cluster
+        name: what no other pop has, without spaces; made up unless given
 
         What is `stray` then is for the caller to remove. On a Cluster it can be one slot only.
         """
@@ -752,21 +771,27 @@ class TimeoutCenter(Operating):
         limits = topic.declaration.limits(self.limits)
         seconds = topic.declaration.visibility or visibility or limits.visibility
         retries = topic.declaration.retries
-        name, counts = topic.name, self.metrics.counts(topic)
+        counts = self.metrics.counts(topic)
+        name = name or self._name_pop()
+
+        def born(id: bytes | list[bytes]) -> tuple[bytes, str]:
+            return (id[0], id[1].decode()) if isinstance(id, list) else (id, name)
 
         def parse(raw: list[Any]) -> Popped:
             now, more, flat, gone, rolled, died, dropped, *_ = raw
             messages = [
                 Delivery(
-                    name,
+                    topic.name,
                     numbers[flat[i]],
                     flat[i + 1],
-                    flat[i + 2].decode("utf-8", "surrogatepass"),
+                    id.decode("utf-8", "surrogatepass"),
                     flat[i + 3],
                     flat[i + 4],
                     retries,
+                    birth,
                 )
                 for i in range(0, len(flat), 5)
+                for id, birth in [born(flat[i + 2])]
             ]
             lost, old = (texts(ids[1::2]) for ids in (gone, dropped))
             stray = [
@@ -797,11 +822,19 @@ class TimeoutCenter(Operating):
                 -(-limits.dead_limit // topic.slots),
                 int(claimed),
                 scores.LAST_MS * 1000 if until_us is None else until_us,
+                name,
                 *numbers,
             ),
             parse,
             keys_recur=True,
         )
+
+    def _name_pop(self) -> str:
+        """A name that no other pop has."""
+        consumer = self._consumer
+        if consumer is None or consumer[0] != os.getpid():  # a forked child is another consumer
+            consumer = self._consumer = (os.getpid(), token_urlsafe(9), count(1))
+        return f"{consumer[1]}.{next(consumer[2]):x}"
 
     def _pop_apart(
         self,
@@ -861,21 +894,27 @@ class TimeoutCenter(Operating):
         return (delivery.topic, delivery.slot if self.clustered else 0)
 
     def _acking(self, topic: Topic, batch: list[Delivery]) -> Call:
-        numbers = sorted({delivery.slot for delivery in batch})
-        index = {number: at for at, number in enumerate(numbers)}
+        by_slot: dict[int, list[Delivery]] = {}
+        for delivery in batch:
+            by_slot.setdefault(delivery.slot, []).append(delivery)
+        numbers = sorted(by_slot)
         keys = self._slot_keys(topic, numbers)
         args: list[Any] = []
         sets: list[str] = []
-        for delivery in batch:
-            base, copy, _ = delivery.id.rpartition("#")
-            if copy:
-                sets.append(topic.slot(delivery.slot).copies(base))
-            args += (index[delivery.slot], delivery.id, len(sets) if copy else 0)
+        copies: list[str] = []
+        for number in numbers:
+            some = by_slot[number]
+            args += (number, len(some), *(d.id for d in some), *(d.birth for d in some))
+            for delivery in some:
+                base, copy, _ = delivery.id.rpartition("#")
+                if copy:
+                    sets.append(topic.slot(number).copies(base))
+                    copies.append(delivery.id)
         return self._announcing(
             topic,
             "ack",
             [*keys, *sets],
-            (len(numbers), len(topic.steps), len(sets), *numbers, *args),
+            (len(numbers), len(topic.steps), len(sets), *args, *copies),
             partial(count_first, self.metrics.counts(topic), "acked"),
             keys_recur=not sets,
         )
@@ -923,7 +962,7 @@ class TimeoutCenter(Operating):
         return self._announcing(
             topic,
             "reject",
-            (slot.armed, slot.prepare, slot.dead, slot.reasons, *slot.stores),
+            (slot.armed, slot.prepare, slot.dead, slot.reasons, slot.tokens, *slot.stores),
             (
                 len(topic.steps),
                 slot.number,
@@ -934,6 +973,7 @@ class TimeoutCenter(Operating):
                 _readable(error[:ERROR_LENGTH]),
                 topic.declaration.retries,
                 delivery.mark,
+                delivery.birth,
             ),
             partial(_read_reject, self.metrics.counts(topic)),
         )
@@ -956,12 +996,12 @@ class TimeoutCenter(Operating):
             slot = topic.slot(number)
             args: list[Any] = []
             for delivery in batch:
-                args += (delivery.id, delivery.score, delivery.step, delivery.mark)
+                args += (delivery.id, delivery.score, delivery.step, delivery.mark, delivery.birth)
             calls.append(
                 self._announcing(
                     topic,
                     "release",
-                    (slot.armed, slot.prepare, *slot.stores),
+                    (slot.armed, slot.prepare, slot.tokens, *slot.stores),
                     (len(topic.steps), number, *args),
                     partial(count_first, self.metrics.counts(topic), "released"),
                 )
@@ -998,14 +1038,14 @@ class TimeoutCenter(Operating):
         if seconds is None:
             seconds = self.limits.visibility
 
-        def parse(raw: list[bytes]) -> list[Delivery]:
-            gone = set(texts(raw))
-            return [delivery for delivery in batch if delivery.id in gone]
+        def parse(raw: list[int]) -> list[Delivery]:
+            return [batch[number - 1] for number in raw]
 
+        slot = topic.slot(batch[0].slot)
         return Call(
             load("extend"),
-            (topic.slot(batch[0].slot).prepare,),
-            (int(seconds * 1000), *(x for d in batch for x in (d.id, d.mark))),
+            (slot.prepare, slot.tokens),
+            (int(seconds * 1000), *(x for d in batch for x in (d.id, d.mark, d.birth))),
             parse,
         )
 
@@ -1023,7 +1063,7 @@ class TimeoutCenter(Operating):
             call = self._announcing(
                 declared,
                 "purge",
-                (slot.armed, slot.body, slot.reasons, *slot.stores),
+                (slot.armed, slot.body, slot.reasons, slot.tokens, *slot.stores),
                 (len(slot.stores), slot.number, PURGE_STEP),
                 lambda raw: (raw[0], texts(raw[1])),
             )
@@ -1085,7 +1125,15 @@ class TimeoutCenter(Operating):
         stores, copies = self._strays(declared, step)
         for slot in declared.all_slots():
             others = sorted({*declared.other_steps(), *stores[slot.number]} - {*declared.steps})
-            keys = (slot.armed, slot.prepare, slot.body, slot.dead, slot.reasons, *slot.stores)
+            keys = (
+                slot.armed,
+                slot.prepare,
+                slot.body,
+                slot.dead,
+                slot.reasons,
+                slot.tokens,
+                *slot.stores,
+            )
             own = len(keys)
             keys += tuple(map(slot.store, others))
             for part in range(1, len(keys) + 1):

@@ -247,6 +247,7 @@ class Operating:
                 slot.dead,
                 slot.reasons,
                 slot.body,
+                slot.tokens,
                 *slot.stores,
                 *keys,
             ),

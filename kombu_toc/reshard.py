@@ -265,7 +265,15 @@ def _moving(
     """The call that moves messages. Result: how many."""
     keys: list[str] = []
     for slot in (source, target):
-        keys += (slot.armed, slot.prepare, slot.body, slot.dead, slot.reasons, *slot.stores)
+        keys += (
+            slot.armed,
+            slot.prepare,
+            slot.body,
+            slot.dead,
+            slot.reasons,
+            slot.tokens,
+            *slot.stores,
+        )
     args: list[str | int] = [len(topic.steps), source.number, target.number]
     for id in ids:
         base = id.rpartition("#")[0] or id

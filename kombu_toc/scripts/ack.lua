@@ -5,34 +5,79 @@
 -- then, for every id that has one: the copies set it is recorded in
 -- then the wake index, if it is on this node
 -- ARGV[1] number of slots   ARGV[2] number of priority steps   ARGV[3] number of copies sets
--- ARGV[4...] the slot numbers
--- then, per message: slot index, id, index of its copies set or 0
+-- then, per slot: its number, how many messages, their ids, their births
+-- then, per copies set: the id that is recorded there
 -- Returns {how many there were, announcements, settled}
 --
--- By id: it counts whichever connection the message was delivered on, and however late.
---@ clock wake
+-- By the message, whichever connection it was delivered on, and however late. What has been put
+-- since under the same id has another birth, or none yet, and is left alone.
+--@ wake token
 
 local slots, steps, sets = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local width = 6 + steps
 local wake = KEYS[slots * width + sets + 1]
-local function key(slot, part) return KEYS[(slot - 1) * width + part] end
+local count, gone = 0, {}
 
-local count = 0
-local overtaken = {}
-for i = 4 + slots, #ARGV, 3 do
-  local slot, id, set = tonumber(ARGV[i]) + 1, ARGV[i + 1], tonumber(ARGV[i + 2])
-  if redis.call('ZREM', key(slot, 2), id) == 0 then
-    overtaken[slot] = true
-    for step = 1, steps do redis.call('ZREM', key(slot, 6 + step), id) end
-    redis.call('ZREM', key(slot, 4), id)
-  end
-  redis.call('HDEL', key(slot, 5), id) -- the error of an earlier try
-  count = count + redis.call('HDEL', key(slot, 3), id)
-  if set > 0 then redis.call('SREM', KEYS[slots * width + set], id) end
-end
-for slot in pairs(overtaken) do
+-- What is not as most are: no longer in flight, or another message by now.
+local function settle_rest(before, number, ids, births, tokens)
   local stores = {}
-  for step = 1, steps do stores[step] = key(slot, 6 + step) end
-  settle_if_empty(wake, key(slot, 1), ARGV[3 + slot], stores)
+  for step = 1, steps do stores[step] = KEYS[before + 6 + step] end
+  for i = 1, #ids do
+    local id, is_it = ids[i], is_of(tokens[i], births[i])
+    if is_it and redis.call('ZREM', KEYS[before + 2], id) == 0 then
+      for step = 1, steps do
+        local score = redis.call('ZSCORE', stores[step], id)
+        if score and is_still(tokens[i], tonumber(score)) then
+          redis.call('ZREM', stores[step], id)
+        elseif score then
+          redis.call('HDEL', KEYS[before + 6], id)
+          is_it = false
+        end
+      end
+      if is_it then redis.call('ZREM', KEYS[before + 4], id) end
+    end
+    if is_it then
+      count = count + redis.call('HDEL', KEYS[before + 3], id)
+      redis.call('HDEL', KEYS[before + 6], id)
+      redis.call('HDEL', KEYS[before + 5], id)
+      gone[id] = true
+    end
+  end
+  settle_if_empty(wake, KEYS[before + 1], number, stores)
+end
+
+local reasons = {}
+for slot = 0, slots - 1 do reasons[slot + 1] = KEYS[slot * width + 5] end
+local with_errors = redis.call('EXISTS', unpack(reasons)) > 0 -- of earlier tries
+
+local at = 4
+for slot = 0, slots - 1 do
+  local before, many = slot * width, tonumber(ARGV[at + 1])
+  -- Lua unpacks some thousands of values and then fails, halfway through the script.
+  for from = at + 2, at + 1 + many, 1000 do
+    local to = math.min(from + 999, at + 1 + many)
+    local tokens = redis.call('HMGET', KEYS[before + 6], unpack(ARGV, from, to))
+    local same = true
+    for i = from, to do
+      if tokens[i - from + 1] ~= ARGV[i + many] then same = false end
+    end
+    if same and redis.call('ZREM', KEYS[before + 2], unpack(ARGV, from, to)) == to - from + 1 then
+      count = count + redis.call('HDEL', KEYS[before + 3], unpack(ARGV, from, to))
+      redis.call('HDEL', KEYS[before + 6], unpack(ARGV, from, to))
+      if with_errors then redis.call('HDEL', KEYS[before + 5], unpack(ARGV, from, to)) end
+      if sets > 0 then
+        for i = from, to do gone[ARGV[i]] = true end
+      end
+    else
+      local ids, births = {}, {}
+      for i = from, to do ids[#ids + 1], births[#births + 1] = ARGV[i], ARGV[i + many] end
+      settle_rest(before, ARGV[at], ids, births, tokens)
+    end
+  end
+  at = at + 2 + 2 * many
+end
+for set = 1, sets do
+  local id = ARGV[at + set - 1]
+  if gone[id] then redis.call('SREM', KEYS[slots * width + set], id) end
 end
 return {count, said, unsaid}

@@ -1,7 +1,7 @@
 -- Deletes messages by id, and the copies that share the id unless told not to.
 --
 -- KEYS[1] armed   KEYS[2] prepare   KEYS[3] dead   KEYS[4] reasons   KEYS[5] body
--- KEYS[6...] store (one per priority step)
+-- KEYS[6] tokens   KEYS[7...] store (one per priority step)
 -- then, per id: the copies set of that id, and the one that the id itself is recorded in
 -- then the wake index, if it is on this node
 -- ARGV[1] number of priority steps   ARGV[2] slot number
@@ -12,14 +12,14 @@
 --@ clock wake
 
 local steps = tonumber(ARGV[1])
-local wake = KEYS[6 + steps + 2 * (#ARGV - 6)]
+local wake = KEYS[7 + steps + 2 * (#ARGV - 6)]
 local wanted = {ARGV[3] == '1', ARGV[4] == '1', ARGV[5] == '1'}
 local found, removed = {}, false
 
 local function place(id) -- (key, state, 1 if it was delivered before)
   for step = 1, steps do
-    local score = redis.call('ZSCORE', KEYS[5 + step], id)
-    if score then return KEYS[5 + step], 1, tonumber(score) % 1000 < 32 and 1 or 0 end
+    local score = redis.call('ZSCORE', KEYS[6 + step], id)
+    if score then return KEYS[6 + step], 1, tonumber(score) % 1000 < 32 and 1 or 0 end
   end
   for state = 2, 3 do
     if redis.call('ZSCORE', KEYS[state], id) then return KEYS[state], state, 1 end
@@ -27,7 +27,7 @@ local function place(id) -- (key, state, 1 if it was delivered before)
 end
 
 for number = 7, #ARGV do
-  local copies = 2 * (number - 7) + 6 + steps
+  local copies = 2 * (number - 7) + 7 + steps
   local ids = ARGV[6] == '1' and redis.call('SMEMBERS', KEYS[copies]) or {}
   table.insert(ids, 1, ARGV[number])
   for i = 1, #ids do
@@ -46,6 +46,7 @@ for number = 7, #ARGV do
         redis.call('ZREM', key, id)
         redis.call('HDEL', KEYS[5], id)
         redis.call('HDEL', KEYS[4], id)
+        redis.call('HDEL', KEYS[6], id)
         redis.call('SREM', KEYS[copies + (i == 1 and 1 or 0)], id)
         removed = removed or state == 1
       end
@@ -54,7 +55,7 @@ for number = 7, #ARGV do
 end
 if removed then
   local stores = {}
-  for step = 1, steps do stores[step] = KEYS[5 + step] end
+  for step = 1, steps do stores[step] = KEYS[6 + step] end
   settle_if_empty(wake, KEYS[1], ARGV[2], stores)
 end
 return {found, said, unsaid}

@@ -2,7 +2,8 @@
 -- told to. What it looks at does not change meanwhile, so a topic may be live.
 --
 -- KEYS[1] armed   KEYS[2] prepare   KEYS[3] body   KEYS[4] dead   KEYS[5] reasons
--- KEYS[6...] store (one per priority step), then the stores of steps that the topic has not
+-- KEYS[6] tokens   KEYS[7...] store (one per priority step), then the stores of steps that the
+-- topic has not
 -- then the wake index, if it is on this node
 -- ARGV[1] number of priority steps   ARGV[2] slot number
 -- ARGV[3] which of the KEYS to look through; 1: whether the slot's next time is announced
@@ -15,11 +16,12 @@
 -- 3 an id in several places: in prepare it stays, else in store   4 a reason of no message: removed
 -- 5 the slot's next time is not announced: it is
 -- 6 an id that waits under a step that the topic has not, where nobody looks: it gets another
+-- 7 a token of no message: removed
 --@ clock wake failure
 
 local steps, part, mend = tonumber(ARGV[1]), tonumber(ARGV[3]), ARGV[6] == '1'
 local slot, cursor, count = ARGV[2], ARGV[4], ARGV[5]
-local last = 5 + steps + #ARGV - 7
+local last = 6 + steps + #ARGV - 7
 local wake = KEYS[last + 1]
 local now = clock()
 local faults = {}
@@ -34,7 +36,7 @@ end
 if part == 1 then
   local first
   for step = 1, steps do
-    local head = redis.call('ZRANGE', KEYS[5 + step], 0, 0, 'WITHSCORES')[2]
+    local head = redis.call('ZRANGE', KEYS[6 + step], 0, 0, 'WITHSCORES')[2]
     if head and (not first or tonumber(head) < first) then first = tonumber(head) end
   end
   if first then
@@ -48,27 +50,28 @@ if part == 1 then
   return {'0', faults, said, unsaid}
 end
 
-local hash = part == 3 or part == 5
+local hash = part == 3 or part == 5 or part == 6
 local page = redis.call(hash and 'HSCAN' or 'ZSCAN', KEYS[part], cursor, 'COUNT', count)
 for i = 1, #page[2], 2 do -- each followed by a value or a score
   local id = page[2][i]
   local places = {}
   for place = 2, last do
-    if place ~= 3 and place ~= 5 and redis.call('ZSCORE', KEYS[place], id) then
+    if place ~= 3 and place ~= 5 and place ~= 6 and redis.call('ZSCORE', KEYS[place], id) then
       places[#places + 1] = place
     end
   end
   local body = redis.call('HEXISTS', KEYS[3], id) == 1
-  if part == 5 then
+  if part == 5 or part == 6 then
     if #places == 0 and not body then
-      fault(4, id, {5})
-      if mend then redis.call('HDEL', KEYS[5], id) end
+      fault(part == 5 and 4 or 7, id, {part})
+      if mend then redis.call('HDEL', KEYS[part], id) end
     end
   elseif not body then
     fault(1, id, places)
     if mend then
       for j = 1, #places do redis.call('ZREM', KEYS[places[j]], id) end
       redis.call('HDEL', KEYS[5], id)
+      redis.call('HDEL', KEYS[6], id)
     end
   elseif #places == 0 then
     fault(2, id, {3})
@@ -81,7 +84,7 @@ for i = 1, #page[2], 2 do -- each followed by a value or a score
     if mend then
       local stays = places[#places]
       for j = #places, 1, -1 do
-        if stays > 5 + steps and places[j] > 5 then stays = places[j] end
+        if stays > 6 + steps and places[j] > 6 then stays = places[j] end
       end
       if places[1] == 2 then stays = 2 end
       for j = 1, #places do
@@ -89,12 +92,12 @@ for i = 1, #page[2], 2 do -- each followed by a value or a score
         if places[j] == 4 then redis.call('HDEL', KEYS[5], id) end -- it has not died
       end
     end
-  elseif part > 5 + steps and #places == 1 then
+  elseif part > 6 + steps and #places == 1 then
     fault(6, id, places)
     if mend then
       local score = redis.call('ZSCORE', KEYS[part], id)
       redis.call('ZREM', KEYS[part], id)
-      redis.call('ZADD', KEYS[6 + ARGV[part - 5 - steps + 7]], score, id)
+      redis.call('ZADD', KEYS[7 + ARGV[part - 6 - steps + 7]], score, id)
       local us = action_time(tonumber(score))
       moved = moved and math.min(moved, us) or us
     end
@@ -103,7 +106,7 @@ end
 if moved then announce_if_first(wake, KEYS[1], slot, moved == 0 and now or moved, now) end
 if mend and #faults > 0 then
   local stores = {}
-  for step = 1, steps do stores[step] = KEYS[5 + step] end
+  for step = 1, steps do stores[step] = KEYS[6 + step] end
   settle_if_empty(wake, KEYS[1], slot, stores)
 end
 return {page[1], faults, said, unsaid}

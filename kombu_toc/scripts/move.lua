@@ -2,7 +2,8 @@
 -- they have: neither their action time nor their retries change. What is in flight stays where its
 -- consumer acknowledges it.
 --
--- KEYS, of the slot they are in: armed, prepare, body, dead, reasons, store (one per priority step)
+-- KEYS, of the slot they are in: armed, prepare, body, dead, reasons, tokens, store (one per
+-- priority step)
 -- then the same of the slot they go to
 -- then, per message: the copies sets that it may be recorded in, here and there, and the one that
 -- it is recorded in if its id is taken there
@@ -17,14 +18,14 @@
 --@ clock wake
 
 local steps = tonumber(ARGV[1])
-local width = 5 + steps
+local width = 6 + steps
 local wake = KEYS[#KEYS]
 local now = clock()
 local function here(part) return KEYS[part] end
 local function there(part) return KEYS[width + part] end
 
 local function place(key, id) -- the key that has it, dead or waiting, and its score
-  for part = 6, width do
+  for part = 7, width do
     local score = redis.call('ZSCORE', key(part), id)
     if score then return part, tonumber(score) end
   end
@@ -62,8 +63,10 @@ for i = 4, #ARGV, 2 do
       redis.call('ZADD', there(part), score, name)
       local note = redis.call('HGET', here(5), id)
       if note then redis.call('HSET', there(5), name, note) end
+      local token = redis.call('HGET', here(6), id)
+      if token then redis.call('HSET', there(6), name, token) end
       if record then redis.call('SADD', record, name) end
-      if part > 5 then
+      if part > 6 then
         local us = action_time(score)
         announce_if_first(wake, there(1), ARGV[3], us == 0 and now or us, now)
       end
@@ -71,11 +74,12 @@ for i = 4, #ARGV, 2 do
     redis.call('ZREM', here(part), id)
     redis.call('HDEL', here(3), id)
     redis.call('HDEL', here(5), id)
+    redis.call('HDEL', here(6), id)
     if is_copy then redis.call('SREM', KEYS[set + 1], id) end
     moved = moved + 1
   end
 end
 local stores = {}
-for part = 6, width do stores[#stores + 1] = here(part) end
+for part = 7, width do stores[#stores + 1] = here(part) end
 settle_if_empty(wake, here(1), ARGV[2], stores)
 return moved

@@ -16,17 +16,19 @@
 -- ARGV[14] 1: what is due and left is announced again, whoever may know of it; it matters where the
 --          wake index is elsewhere, for the others do not tell who has claimed what
 -- ARGV[15] microseconds since the epoch until which leases that have ended may be rolled back
--- ARGV[16...] the slot numbers
+-- ARGV[16] name of this pop, as no other has ever had   ARGV[17...] the slot numbers
 -- Returns {now in microseconds, 1 if something that is due was left,
 --          {slot index, step index, id, store score, envelope, ...},
 --          {slot index, id without a body, ...}, ids rolled back, ids that died,
 --          {slot index, id that DeadQueue dropped, ...}, announcements, settled}
+-- In place of the id of a message that was delivered before: {id, birth}. Of the others, the name is
+-- the birth.
 --
 -- Steps in their order, and within a step by score over all the slots. Whatever the horizon
 -- has passed is settled in the wake index, and each slot's next time is announced. (Of a slot with
 -- more that is due, an announcement that nobody has claimed yet serves as that.) A slot that holds
 -- nothing more has nothing announced.
---@ clock wake failure recover
+--@ clock wake failure recover token
 
 local slots, steps = tonumber(ARGV[1]), tonumber(ARGV[2])
 local soon, late = tonumber(ARGV[3]), tonumber(ARGV[5])
@@ -58,6 +60,7 @@ if recover > 0 then
       tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[8]), rolled, died)
     local gone = drop_dead(key(slot, 3), key(slot, 4), key(slot, 5), recover, now_ms,
       tonumber(ARGV[12]), tonumber(ARGV[13]))
+    if #gone > 0 then redis.call('HDEL', key(slot, 6), unpack(gone)) end
     for i = 1, #gone do
       dropped[#dropped + 1] = slot - 1
       dropped[#dropped + 1] = gone[i]
@@ -127,7 +130,7 @@ for step = 1, used do
 end
 
 local lease = (now_ms + tonumber(ARGV[7])) * 1000
-local bodies = {}
+local bodies, tokens = {}, {}
 for slot = 1, slots do
   local ids = {}
   for step, part in pairs(chosen[slot]) do
@@ -135,16 +138,19 @@ for slot = 1, slots do
     for i = 1, #part do ids[#ids + 1] = part[i] end
   end
   if #ids > 0 then
-    bodies[slot] = {}
+    bodies[slot], tokens[slot] = {}, {}
     for from = 1, #ids, 1000 do
       local to = math.min(from + 999, #ids)
       local values = redis.call('HMGET', key(slot, 3), unpack(ids, from, to))
       for i = from, to do bodies[slot][ids[i]] = values[i - from + 1] end
+      values = redis.call('HMGET', key(slot, 6), unpack(ids, from, to))
+      for i = from, to do tokens[slot][ids[i]] = values[i - from + 1] end
     end
   end
 end
 
-local messages, leases = {}, {}
+local name = ARGV[16]
+local messages, leases, births = {}, {}, {}
 for i = 1, taken do
   local slot, step, id, score = order[i][1], order[i][2], order[i][3], order[i][4]
   local envelope = bodies[slot][id]
@@ -155,19 +161,30 @@ for i = 1, taken do
     leases[slot] = part
     part[#part + 1] = lease + 32 * (step - 1) + retries
     part[#part + 1] = id
+    local token = tokens[slot][id]
+    local birth = name
+    if token and is_still(token, score) then birth = string.match(token, '[^@]+') end
+    if token ~= birth then
+      part = births[slot] or {}
+      births[slot] = part
+      part[#part + 1] = id
+      part[#part + 1] = birth
+    end
     local at = #messages
     messages[at + 1] = slot - 1
     messages[at + 2] = step - 1
-    messages[at + 3] = id
+    messages[at + 3] = birth == name and id or {id, birth}
     messages[at + 4] = score
     messages[at + 5] = envelope
   else
     redis.call('HDEL', key(slot, 5), id)
+    redis.call('HDEL', key(slot, 6), id)
     bare[#bare + 1] = slot - 1
     bare[#bare + 1] = id
   end
 end
 for slot, part in pairs(leases) do in_parts('ZADD', key(slot, 2), part) end
+for slot, part in pairs(births) do in_parts('HSET', key(slot, 6), part) end
 
 local passed = soon > 0 and soon_us or late_us
 local open -- slots with an announcement up to then that nobody has claimed
@@ -183,7 +200,7 @@ end
 
 local empty = {}
 for slot = 1, slots do
-  local armed, number = key(slot, 1), ARGV[15 + slot]
+  local armed, number = key(slot, 1), ARGV[16 + slot]
   local first = heads[slot]
   for step = 1, used - 1 do
     local head = tonumber(redis.call('ZRANGE', store(slot, step), 0, 0, 'WITHSCORES')[2])
@@ -206,6 +223,6 @@ end
 local stale = {}
 for i = 1, #empty do stale[i] = key(empty[i], 1) end
 if #stale > 0 and redis.call('EXISTS', unpack(stale)) > 0 then
-  for i = 1, #empty do settle(wake, stale[i], ARGV[15 + empty[i]], '+inf') end
+  for i = 1, #empty do settle(wake, stale[i], ARGV[16 + empty[i]], '+inf') end
 end
 return {now, left, messages, bare, rolled, died, dropped, said, unsaid}

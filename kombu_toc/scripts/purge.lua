@@ -1,16 +1,16 @@
 -- Deletes waiting messages of a slot, due or not, a bounded number at a time.
 --
--- KEYS[1] armed   KEYS[2] body   KEYS[3] reasons   KEYS[4...] store (one per priority step)
+-- KEYS[1] armed   KEYS[2] body   KEYS[3] reasons   KEYS[4] tokens   KEYS[5...] store (one per priority step)
 -- then the wake index, if it is on this node
 -- ARGV[1] number of priority steps   ARGV[2] slot number   ARGV[3] how many at most
 -- Returns {how many were deleted, their ids that are copies of another, announcements, settled}
 --@ clock wake
 
 local steps, most = tonumber(ARGV[1]), tonumber(ARGV[3])
-local wake = KEYS[4 + steps]
+local wake = KEYS[5 + steps]
 local count, copies, stores = 0, {}, {}
 for step = 1, steps do
-  local store = KEYS[3 + step]
+  local store = KEYS[4 + step]
   stores[step] = store
   if count < most then
     local ids = redis.call('ZRANGE', store, 0, most - count - 1)
@@ -18,6 +18,7 @@ for step = 1, steps do
       redis.call('ZREM', store, unpack(ids))
       redis.call('HDEL', KEYS[2], unpack(ids))
       redis.call('HDEL', KEYS[3], unpack(ids))
+      redis.call('HDEL', KEYS[4], unpack(ids))
       count = count + #ids
       for i = 1, #ids do
         if string.find(ids[i], '#', 1, true) then copies[#copies + 1] = ids[i] end

@@ -1,8 +1,8 @@
 -- Gives a delivered message back after a failure: rolled back with one retry less, or, when
 -- it has none left or is not to be tried again, to DeadQueue with the reason.
 --
--- KEYS[1] armed   KEYS[2] prepare   KEYS[3] dead   KEYS[4] reasons
--- KEYS[5...] store (one per priority step)
+-- KEYS[1] armed   KEYS[2] prepare   KEYS[3] dead   KEYS[4] reasons   KEYS[5] tokens
+-- KEYS[6...] store (one per priority step)
 -- then the wake index, if it is on this node
 -- ARGV[1] number of priority steps   ARGV[2] slot number   ARGV[3] id
 -- ARGV[4] 1: try it again
@@ -10,22 +10,24 @@
 -- ARGV[6] the longest of these waits
 -- ARGV[7] reason   ARGV[8] error, or ''
 -- ARGV[9] retries of a message that has not been tried
--- ARGV[10] what its lease says beside its end
+-- ARGV[10] what its lease says beside its end   ARGV[11] its birth
 -- Returns {0 unknown | 1 rolled back | 2 dead, announcements, settled}
 --
 -- A message whose lease has ended in the meantime, and perhaps is another's by now, stays where
 -- it is, unless it is not to be tried again: that counts as an acknowledgement would.
---@ clock wake failure
+--@ clock wake failure token
 
 local steps = tonumber(ARGV[1])
-local wake = KEYS[5 + steps]
+local wake = KEYS[6 + steps]
 local slot, id, again = ARGV[2], ARGV[3], ARGV[4] == '1'
 local now = clock()
 local now_ms = math.floor(now / 1000)
 local low
 
+local token = redis.call('HGET', KEYS[5], id)
 local lease = redis.call('ZSCORE', KEYS[2], id)
-if again and lease and tonumber(lease) % 1000 ~= tonumber(ARGV[10]) then
+if again and (token ~= ARGV[11] or lease and tonumber(lease) % 1000 ~= tonumber(ARGV[10]))
+    or not is_of(token, ARGV[11]) then
   return {0, said, unsaid}
 end
 if lease then
@@ -36,7 +38,7 @@ if lease then
     local step = math.min(math.floor(low / 32) + 1, steps)
     local wait = back_off(tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[9]) - retries + 1)
     local due_ms = wait > 0 and now_ms + wait or 0
-    redis.call('ZADD', KEYS[4 + step], due_ms * 1000 + retries - 1, id)
+    redis.call('ZADD', KEYS[5 + step], due_ms * 1000 + retries - 1, id)
     if ARGV[8] ~= '' then redis.call('HSET', KEYS[4], id, '\n' .. ARGV[8]) end
     announce_if_first(wake, KEYS[1], slot, wait > 0 and due_ms * 1000 or now, now)
     return {1, said, unsaid}
@@ -44,16 +46,16 @@ if lease then
 else
   if again then return {0, said, unsaid} end
   for step = 1, steps do
-    local score = redis.call('ZSCORE', KEYS[4 + step], id)
-    if score then
+    local score = redis.call('ZSCORE', KEYS[5 + step], id)
+    if score and is_still(token, tonumber(score)) then
       local left = tonumber(score) % 1000
       low = 32 * (step - 1) + (left < 32 and left or tonumber(ARGV[9]))
-      redis.call('ZREM', KEYS[4 + step], id)
+      redis.call('ZREM', KEYS[5 + step], id)
     end
   end
   if not low then return {0, said, unsaid} end
   local stores = {}
-  for step = 1, steps do stores[step] = KEYS[4 + step] end
+  for step = 1, steps do stores[step] = KEYS[5 + step] end
   settle_if_empty(wake, KEYS[1], slot, stores)
 end
 bury(KEYS[3], KEYS[4], id, now_ms * 1000 + low, ARGV[7], ARGV[8])

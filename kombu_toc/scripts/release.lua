@@ -1,25 +1,28 @@
 -- Takes messages back unhandled: prepare -> store, with the very score they had there, so
 -- that neither their action time nor their order nor their retries change.
 --
--- KEYS[1] armed   KEYS[2] prepare   KEYS[3...] store (one per priority step)
+-- KEYS[1] armed   KEYS[2] prepare   KEYS[3] tokens   KEYS[4...] store (one per priority step)
 -- then the wake index, if it is on this node
 -- ARGV[1] number of priority steps   ARGV[2] slot number
--- ARGV[3...] per message: id, score in store, step index, what its lease says beside its end
+-- ARGV[3...] per message: id, score in store, step index, what its lease says beside its end,
+-- its birth
 -- Returns {how many were in prepare, announcements, settled}. An id that is not, or whose lease is
 -- another's by now, is left alone.
 --@ clock wake
 
 local steps = tonumber(ARGV[1])
-local wake = KEYS[3 + steps]
+local wake = KEYS[4 + steps]
 local now = clock()
 local count = 0
-for i = 3, #ARGV, 4 do
+for i = 3, #ARGV, 5 do
   local id, score = ARGV[i], tonumber(ARGV[i + 1])
   local lease = redis.call('ZSCORE', KEYS[2], id)
-  if lease and tonumber(lease) % 1000 == tonumber(ARGV[i + 3]) then
+  if lease and tonumber(lease) % 1000 == tonumber(ARGV[i + 3])
+      and redis.call('HGET', KEYS[3], id) == ARGV[i + 4] then
     redis.call('ZREM', KEYS[2], id)
     count = count + 1
-    redis.call('ZADD', KEYS[3 + tonumber(ARGV[i + 2])], score, id)
+    redis.call('ZADD', KEYS[4 + tonumber(ARGV[i + 2])], score, id)
+    if score % 1000 >= 32 then redis.call('HSET', KEYS[3], id, ARGV[i + 4] .. '@') end
     local us = action_time(score)
     if us == 0 then us = now end
     announce_if_first(wake, KEYS[1], ARGV[2], us, now)

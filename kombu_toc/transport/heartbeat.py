@@ -123,9 +123,11 @@ class Heartbeat:
     def drop(self, delivery: Delivery) -> None:
         """Do not renew it any longer."""
         key = (delivery.topic, delivery.slot, delivery.id)
+        birth, mark = delivery.birth, delivery.mark
         with self._lock:
             held = self._held.get(key)
-            if held is not None and held[0].mark == delivery.mark:  # else it was delivered again
+            # Else the message was delivered again, or another one of this id was.
+            if held is not None and (held[0].birth, held[0].mark) == (birth, mark):
                 del self._held[key]
 
     def held(self) -> list[tuple[Delivery, float]]:

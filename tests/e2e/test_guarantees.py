@@ -14,8 +14,11 @@ import redis
 from celery import Celery
 
 import kombu_toc
+from kombu_toc.scripts import load
 
-from .conftest import Journal, slot_keys
+from ..proxy import Proxy
+from ..servers import Server
+from .conftest import Journal, slot_keys, wait_until
 from .nodes import Worker
 
 StartWorkers = Callable[..., list[Worker]]
@@ -188,3 +191,40 @@ def _received(client: redis.Redis) -> int:
     stats = client.info("commandstats")
     outer = ("evalsha", "eval", "bzpopmin", "xread", "zadd", "hget", "ping", "xrevrange")
     return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in outer)
+
+
+@pytest.mark.one_server("the proxy that loses the reply stands before one server")
+def test_a_retry_survives_although_the_ack_of_the_run_before_is_repeated(
+    start_workers: StartWorkers,
+    server: Server,
+    app: Celery,
+    journal: Journal,
+    client: redis.Redis,
+) -> None:
+    """The task is acknowledged when it starts, the connection is cut before the reply has come, and
+    the task is retried, in an hour, before the worker says again what it is owed."""
+    sha = load("ack").sha.encode()
+    with Proxy(server.port) as proxy:
+        [worker] = start_workers(1, "-c", "1", broker=proxy.toc_url)
+        again = app.tasks["e2e.again"]
+        again.delay(1, 0.01)
+        journal.wait_for("again-", 2)  # what the pool's process needs to publish is loaded
+        client.config_set("slowlog-max-len", 10_000)
+        client.config_set("slowlog-log-slower-than", 0)
+        try:
+            lost = proxy.drop_replies(sha)
+            result = again.delay(1, 3600)
+            assert lost.wait(10)
+
+            def acks() -> list[bytes]:
+                entries = [entry["command"] for entry in client.slowlog_get(10_000)]
+                return [one for one in entries if sha in one and result.id.encode() in one]
+
+            wait_until(lambda: len(acks()) == 2, what=acks)
+        finally:
+            client.config_set("slowlog-log-slower-than", 10_000)
+        center = kombu_toc.TimeoutCenter(client)
+        assert [found.state for found in center.get(result.id, topic="celery")] == [
+            kombu_toc.WAITING
+        ]
+        worker.teardown()

@@ -112,6 +112,8 @@ def check_slots(center: TimeoutCenter, topic: str) -> None:
         assert set(ids) == set(client.hkeys(slot.body))
         notes = client.hgetall(slot.reasons)
         assert set(notes) <= set(ids)
+        named = client.hkeys(slot.tokens)
+        assert {*sets[-2], *sets[-1]} <= set(named) <= set(ids)
         dead = {id for id, note in notes.items() if not note.startswith(b"\n")}
         assert dead == set(sets[-1])
         copies = {id for id in ids if b"#" in id}

@@ -50,6 +50,7 @@ class Modelled:
     left: int | None = None  #: retries, once it was tried
     ended: bool = False  #: its lease has
     error: str = ""  #: the last one
+    birth: str = ""  #: what tells it from others of its id, once it was delivered
 
 
 class Machine(RuleBasedStateMachine):
@@ -62,6 +63,7 @@ class Machine(RuleBasedStateMachine):
         self.topic = self.center.declare(TOPIC, slots=SLOTS, retries=RETRIES)
         self.live: dict[str, Modelled] = {}
         self.seen: list[Delivery] = []
+        self.births: set[tuple[str, str]] = set()
 
     def sharing(self, id: str) -> list[str]:
         """The live ids that a lookup of `id` finds."""
@@ -79,9 +81,14 @@ class Machine(RuleBasedStateMachine):
             message.state = DEAD
         return message.state
 
+    def message_of(self, delivery: Delivery) -> Modelled | None:
+        """The message that was delivered, if it lives: not one that has its id since."""
+        message = self.live.get(delivery.id)
+        return message if message is not None and message.birth == delivery.birth else None
+
     def holds(self, delivery: Delivery) -> bool:
         """Whether the message is still in flight by this delivery, and by no later one."""
-        message = self.live.get(delivery.id)
+        message = self.message_of(delivery)
         if message is None or message.state != IN_FLIGHT:
             return False
         left = RETRIES if message.left is None else message.left
@@ -140,14 +147,19 @@ class Machine(RuleBasedStateMachine):
             assert delivery.retries_left == (RETRIES if message.left is None else message.left)
             assert scores.action_time(delivery.score) <= popped.now_us
             message.state = IN_FLIGHT
+            if message.birth:
+                assert delivery.birth == message.birth
+            else:
+                assert (delivery.id, delivery.birth) not in self.births
+                self.births.add((delivery.id, delivery.birth))
+                message.birth = delivery.birth
         self.seen += popped.messages
 
     @something_was_delivered
     @rule(picked=st.lists(numbers, max_size=4))
     def ack(self, picked):
         batch = [self.pick(number) for number in picked]
-        batch = list({delivery.id: delivery for delivery in batch}.values())
-        there = [delivery.id for delivery in batch if delivery.id in self.live]
+        there = {delivery.id for delivery in batch if self.message_of(delivery)}
         assert self.center.ack(batch) == len(there)
         for id in there:
             del self.live[id]
@@ -159,7 +171,7 @@ class Machine(RuleBasedStateMachine):
         state = self.center.reject(
             delivery, requeue=requeue, backoff=HOUR if backoff else 0, error=error
         )
-        message = self.live.get(delivery.id)
+        message = self.message_of(delivery)
         if state is not None and error:
             message.error = error
         if message is None or message.state == DEAD:
@@ -190,11 +202,10 @@ class Machine(RuleBasedStateMachine):
     @rule(number=numbers, ends=flags)
     def extend(self, number, ends):
         delivery = self.pick(number)
-        message = self.live.get(delivery.id)
         held = self.holds(delivery)
         assert self.center.extend([delivery], 0 if ends else HOUR) == ([] if held else [delivery])
         if held:
-            message.ended = ends
+            self.live[delivery.id].ended = ends
 
     @something_lives
     @rule()
