@@ -98,9 +98,9 @@ def forget_late(center: TimeoutCenter, topic: str) -> None:
 def check_slots(center: TimeoutCenter, topic: str) -> None:
     """Assert what holds between any two operations, while nobody has claimed anything.
 
-    Every id is in exactly one sorted set and has a body, every body has an id, only what lives
-    has an error and only what is dead a reason, and every slot that has something waiting has
-    announced its first time, or an earlier one.
+    Every id is in exactly one sorted set and has a body, every body has an id, what is in flight
+    and only what lives has a birth, only what lives has an error and only what is dead a reason,
+    and every slot that has something waiting has announced its first time, or an earlier one.
     """
     client = center.client
     now = now_us(client)
@@ -113,7 +113,7 @@ def check_slots(center: TimeoutCenter, topic: str) -> None:
         notes = client.hgetall(slot.reasons)
         assert set(notes) <= set(ids)
         named = client.hkeys(slot.tokens)
-        assert {*sets[-2], *sets[-1]} <= set(named) <= set(ids)
+        assert set(sets[-2]) <= set(named) <= set(ids)
         dead = {id for id, note in notes.items() if not note.startswith(b"\n")}
         assert dead == set(sets[-1])
         copies = {id for id in ids if b"#" in id}
