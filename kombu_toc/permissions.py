@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .center import TimeoutCenter
 
 #: The scripts of whoever publishes, and what a consumer adds to them.
-PRODUCERS = ("admit", "bind", "bindings", "broadcast", "counts", "declare", "put")
+PRODUCERS = ("admit", "bind", "bindings", "bound", "broadcast", "counts", "declare", "put")
 CONSUMERS = ("ack", "due", "extend", "hand_back", "pop", "purge", "reject", "release", "sweep")
 
 #: Where all is written.

@@ -225,6 +225,7 @@ class Keys:
 
     __slots__ = (
         "bindings_",
+        "bound_",
         "cancelled",
         "counted_",
         "expiring",
@@ -258,6 +259,7 @@ class Keys:
         self.cancelled = f"{prefix}{{toc}}:cancelled"
         self.wake_ = f"{prefix}{{toc}}:wake:"
         self.bindings_ = f"{prefix}{{toc}}:bindings:"
+        self.bound_ = f"{prefix}{{toc}}:bound:"
         self.fanout_ = f"{prefix}{{toc}}:fanout:"
         self.part_ = f"{prefix}{{toc}}:part:"
         self.parts_ = f"{prefix}{{toc}}:parts:"
@@ -274,6 +276,10 @@ class Keys:
     def bindings(self, exchange: str) -> str:
         """Sorted set: binding -> when it goes stale, in ms."""
         return self.bindings_ + exchange
+
+    def bound(self, exchange: str) -> str:
+        """String: the version of the bindings."""
+        return self.bound_ + exchange
 
     def fanout(self, exchange: str) -> str:
         """Stream: the exchange's broadcast messages; of those that go by parts, none."""

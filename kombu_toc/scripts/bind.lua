@@ -1,11 +1,12 @@
 -- Records a binding, or refreshes it.
 --
 -- KEYS[1] bindings of the exchange   KEYS[2] expiring
--- KEYS[3] readers of parts   KEYS[4] parts
+-- KEYS[3] readers of parts   KEYS[4] parts   KEYS[5] version of the bindings
 -- ARGV[1] exchange   ARGV[2] binding
 -- ARGV[3] milliseconds after which it goes stale unless it is refreshed, or 0 for never
 -- ARGV[4] which part of the broadcasts is read for it, or '' if it is told by nothing
 -- Returns the server's clock in milliseconds.
+--@ version
 
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
@@ -15,6 +16,7 @@ local old = redis.call('ZSCORE', KEYS[1], ARGV[2])
 redis.call('ZREM', KEYS[1], ARGV[2])
 if ttl == 0 or old == 'inf' then
   redis.call('ZADD', KEYS[1], '+inf', ARGV[2])
+  if old ~= 'inf' then new_version(KEYS[5], redis.call('ZCARD', KEYS[1])) end
   return now
 end
 
@@ -24,6 +26,7 @@ end
 
 local stale = math.max(now + ttl, tonumber(old or 0))
 redis.call('ZADD', KEYS[1], stale, ARGV[2])
+if not old then new_version(KEYS[5], redis.call('ZCARD', KEYS[1])) end
 redis.call('ZADD', KEYS[2], 'GT', now + ttl, 'exchange:' .. ARGV[1])
 if ARGV[4] ~= '' then
   redis.call('ZADD', KEYS[3], stale, ARGV[2])

@@ -2,15 +2,18 @@
 -- the last one, its broadcast streams go too.
 --
 -- KEYS[1] bindings of the exchange   KEYS[2] readers of parts   KEYS[3] parts   KEYS[4] expiring
--- KEYS[5...] its streams
+-- KEYS[5] version of the bindings   KEYS[6...] its streams
 -- ARGV[1] exchange   ARGV[2...] bindings that are removed
 -- Returns {binding, 1 if it goes stale unless it is refreshed | 0, ...}.
+--@ version
 
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-for i = 1, 2 do
-  redis.call('ZREMRANGEBYSCORE', KEYS[i], '-inf', now)
-  for j = 2, #ARGV do redis.call('ZREM', KEYS[i], ARGV[j]) end
+local gone = redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
+redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
+for i = 2, #ARGV do
+  gone = gone + redis.call('ZREM', KEYS[1], ARGV[i])
+  redis.call('ZREM', KEYS[2], ARGV[i])
 end
 local live = redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES')
 local member = 'exchange:' .. ARGV[1]
@@ -23,6 +26,7 @@ elseif live[2] == 'inf' then
 elseif redis.call('ZSCORE', KEYS[4], member) then
   redis.call('ZADD', KEYS[4], live[2], member)
 end
+if gone > 0 and #live > 0 then new_version(KEYS[5], #live / 2) end
 local bindings = {}
 for i = 1, #live, 2 do
   bindings[i] = live[i]

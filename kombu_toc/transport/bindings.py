@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import time
+from collections.abc import Sequence
+from typing import Any
 
 from ..center import Call, TimeoutCenter
 from ..scripts import load
 from .fanout import streams
+
+#: Exchanges whose bindings a connection keeps, and routing keys of each whose queues it remembers.
+MOST_TABLES = 256
+MOST_FOUND = 4096
+
+#: Seconds after which bindings are read again for a routing key that nothing is bound to.
+READ_AGAIN = 1.0
 
 
 def binding(
@@ -34,7 +44,7 @@ class Bindings:
         ttl_ms: when it goes stale unless it is refreshed; 0 for never
         """
         keys = self._keys
-        names = (keys.bindings, lambda _: keys.expiring, keys.readers, keys.parts)
+        names = (keys.bindings, lambda _: keys.expiring, keys.readers, keys.parts, keys.bound)
         part = "".join(json.loads(member)[4:5])
         args = (exchange, member, ttl_ms, part)
         return self._center.run(Call(load("bind"), [of(exchange) for of in names], args, int))
@@ -61,7 +71,7 @@ class Bindings:
     def clear(self, exchange: str) -> None:
         """Forget all bindings of an exchange."""
         keys = self._keys
-        named = (keys.bindings(exchange), keys.readers(exchange), keys.parts(exchange))
+        named = [of(exchange) for of in (keys.bindings, keys.readers, keys.parts, keys.bound)]
         self._center.client.unlink(*named, *streams(self._center, exchange))
         self._center.client.zrem(keys.expiring, f"exchange:{exchange}")
 
@@ -80,10 +90,113 @@ class Bindings:
         exchange, but for those that are removed."""
         keys = self._keys
         names = (keys.bindings(exchange), keys.readers(exchange), keys.parts(exchange))
-        names = (*names, keys.expiring, *streams(self._center, exchange))
+        names = (*names, keys.expiring, keys.bound(exchange), *streams(self._center, exchange))
         raw = self._center.run(Call(load("bindings"), names, (exchange, *removed), list))
         pairs = zip(raw[::2], raw[1::2], strict=True)
         return [(*json.loads(member)[:3], bool(transient)) for member, transient in pairs]
+
+
+class Table:
+    """The bindings of an exchange as they were read, arranged to find a routing key's queues."""
+
+    def __init__(self, version: str, raw: Sequence[Any]) -> None:
+        self.version = version
+        pairs = zip(raw[::2], raw[1::2], strict=True)
+        bound = [(json.loads(member), bool(transient)) for member, transient in pairs]
+        #: the type of the exchange, as whoever has bound the first knew it
+        self.kind: str | None = bound[0][0][3] if bound else None
+        #: (routing key, pattern, queue)
+        self.rows: list[tuple[str, str, str]] = [tuple(member[:3]) for member, _ in bound]
+        self.transient = frozenset(member[2] for member, transient in bound if transient)
+        #: routing key -> queues, as a direct exchange has it
+        self._direct: dict[str, dict[str, None]] = {}
+        for routing_key, _, queue in self.rows:
+            self._direct.setdefault(routing_key, {})[queue] = None
+        #: of patterns: those that are none, by the whole routing key; those that begin with a word,
+        #: by that; the others
+        self._whole: dict[str, list[str]] = {}
+        self._begins: dict[str, list[tuple[re.Pattern[str], str]]] = {}
+        self._other: list[tuple[re.Pattern[str], str]] = []
+        self._arranged = False
+        self._found: dict[str, list[str]] = {}
+
+    def direct(self, routing_key: str) -> list[str]:
+        """The queues that a direct exchange sends to."""
+        return list(self._direct.get(routing_key, ()))
+
+    def topic(self, routing_key: str) -> list[str]:
+        """The queues that a topic exchange sends to."""
+        found = self._found.get(routing_key)
+        if found is None:
+            if not self._arranged:
+                self._arrange()
+            queues = dict.fromkeys(self._whole.get(routing_key, ()))
+            begins = self._begins.get(routing_key.partition(".")[0], ())
+            for pattern, queue in (*begins, *self._other):
+                if queue not in queues and pattern.match(routing_key):
+                    queues[queue] = None
+            if len(self._found) >= MOST_FOUND:  # routing keys may be of any number
+                self._found.clear()
+            found = self._found[routing_key] = list(queues)
+        return found
+
+    def _arrange(self) -> None:
+        compiled: dict[str, re.Pattern[str]] = {}
+        for routing_key, pattern, queue in self.rows:
+            if not set(routing_key) & set("#*"):
+                self._whole.setdefault(routing_key, []).append(queue)
+                continue
+            if pattern not in compiled:  # not by re's own cache, which is for a few
+                compiled[pattern] = re.compile(pattern)
+            word, dot, _ = routing_key.partition(".")
+            certain = dot and not set(word) & set("#*")
+            into = self._begins.setdefault(word, []) if certain else self._other
+            into.append((compiled[pattern], queue))
+        self._arranged = True
+
+
+class Routes:
+    """The bindings of exchanges, for who publishes: read once, and again when they have changed.
+
+    Each look asks the server whether they have, so that what any process binds counts from the
+    next publish on.
+    """
+
+    def __init__(self, center: TimeoutCenter) -> None:
+        self._center = center
+        self._tables: dict[str, Table] = {}
+        #: exchange -> monotonic seconds when its bindings were read although they had not changed
+        self._read_again: dict[str, float] = {}
+
+    def of(self, exchange: str, known: str | None = None) -> Table:
+        """The bindings of an exchange as they are now.
+
+        known: the version that needs not be read again; that of the table that is kept, if None
+        """
+        table = self._tables.get(exchange)
+        if known is None:
+            known = table.version if table is not None else ""
+        keys = (self._center.keys.bindings(exchange), self._center.keys.bound(exchange))
+        version, *raw = self._center.run(Call(load("bound"), keys, (known,), list, keys_recur=True))
+        version = version.decode()
+        if table is None or version != known:
+            if len(self._tables) >= MOST_TABLES:
+                self._tables.clear()
+                self._read_again.clear()
+            table = self._tables[exchange] = Table(version, raw)
+        return table
+
+    def anew(self, exchange: str) -> Table:
+        """The same, when nothing is bound to a routing key: a process of the first release that
+        unbinds one queue and binds another leaves nothing by which it could be seen.
+
+        At most once a second; in between, what is kept.
+        """
+        now = time.monotonic()
+        if now < self._read_again.get(exchange, 0.0):
+            return self._tables.get(exchange) or self.of(exchange)
+        self._read_again[exchange] = now + READ_AGAIN
+        return self.of(exchange, known="")
 
 
 def _literally(text: str) -> str:

@@ -928,9 +928,27 @@ class Channel(virtual.Channel):
 
     def get_table(self, exchange: str) -> list[tuple[str, str, str]]:
         """(routing key, pattern, queue) of each binding of an exchange."""
-        table = Bindings(self.center).of(exchange)
-        self._others_transient.update(queue for *_, queue, transient in table if transient)
-        return [(routing_key, pattern, queue) for routing_key, pattern, queue, _ in table]
+        table = self.transport.routes.of(exchange)
+        self._others_transient |= table.transient
+        return table.rows
+
+    def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> list[str]:
+        """The queues that an exchange sends a message with that routing key to."""
+        if not exchange:
+            return super()._lookup(exchange, routing_key, default)
+        table = self.transport.routes.of(exchange)
+        known = self.state.exchanges.get(exchange)
+        kind = known["type"] if known else table.kind or "direct"
+        if kind not in ("direct", "topic"):
+            return super()._lookup(exchange, routing_key, default)
+        queues = getattr(table, kind)(routing_key or "")
+        if not queues:
+            table = self.transport.routes.anew(exchange)
+            queues = getattr(table, kind)(routing_key or "")
+        if not queues and (default or self.deadletter_queue):
+            return super()._lookup(exchange, routing_key, default)
+        self._others_transient.update(table.transient.intersection(queues))
+        return queues
 
     def _has_queue(self, queue: str, **kwargs: Any) -> bool:
         return self.center.declared(queue) is not None

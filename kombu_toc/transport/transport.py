@@ -31,6 +31,7 @@ from ..connections import (
 )
 from ..errors import FailoverError, ServerError
 from ..options import Settings, read
+from .bindings import Routes
 from .channel import Channel
 from .heartbeat import Heartbeat
 from .link import BROKEN
@@ -111,6 +112,7 @@ class Transport(virtual.Transport):
             client.hostname = _without_password(client.hostname)
         self._client: redis.Redis | None = None
         self._center: TimeoutCenter | None = None
+        self._routes: Routes | None = None
         self._heartbeat: Heartbeat | None = None
         self._poller: Poller | None = None
         self._may_consume = False
@@ -165,6 +167,13 @@ class Transport(virtual.Transport):
             self._client = self._connect()
             self._center = make_center(self._client, self.settings)
         return self._center
+
+    @property
+    def routes(self) -> Routes:
+        """Where exchanges send what is published to them."""
+        if self._routes is None:
+            self._routes = Routes(self.center)
+        return self._routes
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -308,7 +317,7 @@ class Transport(virtual.Transport):
             self._drop_client()
 
     def _drop_client(self) -> None:
-        client, self._client, self._center = self._client, None, None
+        client, self._client, self._center, self._routes = self._client, None, None, None
         if client is not None:
             client.close()
             client.connection_pool.disconnect()

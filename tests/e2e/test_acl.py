@@ -25,7 +25,7 @@ StartWorkers = Callable[..., list[Worker]]
 
 #: The scripts that a role runs.
 PRODUCER = {"admit", "bind", "bindings", "broadcast", "cancel", "count", "counts", "declare"}
-PRODUCER |= {"cancelled", "get", "put"}
+PRODUCER |= {"bound", "cancelled", "get", "put"}
 CONSUMER = {"ack", "due", "extend", "hand_back", "pop", "purge", "reject", "release", "sweep"}
 WORKER = PRODUCER | CONSUMER | {"speak"}
 SCRIPTS = {
