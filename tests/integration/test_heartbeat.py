@@ -143,16 +143,17 @@ def test_queues_and_bindings_may_go_at_any_time_while_others_are_kept(
         __gt__ = __lt__
 
     minute = Milliseconds(60_000)
+    bound = [binding("direct", "", None, f"reply-{number}") for number in range(200)]
     with heartbeat._lock:  # its own thread waits until the tables are full
         for number in range(200):
             for holder in ("garbage", "channel", "other"):
                 heartbeat.keep_topic(f"reply-{number}", minute, holder)
-                heartbeat.keep_binding("news", f"reply-{number}", minute, holder)
+                heartbeat.keep_binding("news", bound[number], minute, holder)
 
     def delete() -> None:
         for number in range(100):
             heartbeat.forget_topic(f"reply-{number}")
-            heartbeat.forget_binding("news", f"reply-{number}")
+            heartbeat.forget_binding("news", bound[number])
 
     thread = threading.Thread(target=delete)
     thread.start()
