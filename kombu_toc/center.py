@@ -22,7 +22,7 @@ import re
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -58,6 +58,8 @@ from .topics import (
     check_name,
     check_steps,
 )
+from .upkeep import Kept, Part, keeping
+from .watch import Watch, grace_after_step
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +93,9 @@ MOST_KNOWN = 4096
 #: Seconds for which a topic's declaration is not read again: it may have been resharded, or
 #: deleted and declared anew, by somebody else.
 RELOAD = 30.0
+
+#: Seconds for which a center that cannot roll leases back does not look again whether it may.
+NOTE_AGAIN = 0.5
 
 
 class Delivery(NamedTuple):
@@ -200,6 +205,10 @@ class TimeoutCenter(Operating):
     wait_replicas: how many replicas must have a message before its put returns
     wait_timeout: seconds that a put waits for them
     metrics: where to count what happens; of its own unless given
+    grace: seconds for which a center must have watched the server before it rolls back leases that
+        have ended: the server may have been away, or its clock set, and those who hold them be
+        about to renew them. A third of the visibility timeout unless given, but at least two
+        seconds and at most fifteen; 0 for who knows better
     """
 
     def __init__(
@@ -213,6 +222,7 @@ class TimeoutCenter(Operating):
         wait_replicas: int = 0,
         wait_timeout: float = 1.0,
         metrics: Metrics | None = None,
+        grace: float | None = None,
     ) -> None:
         if client.get_encoder().decode_responses:
             raise ConfigurationError(
@@ -234,6 +244,11 @@ class TimeoutCenter(Operating):
         self.wait_replicas = wait_replicas
         self.wait_timeout = wait_timeout
         self.metrics = metrics or Metrics()
+        self.grace = grace
+        #: what has been seen of the server, or of each node of a Cluster
+        self._watches: dict[Hashable, Watch] = {}
+        #: topic -> monotonic seconds when it was last noted which of its leases have ended
+        self._noted: dict[str, float] = {}
         #: Threads share it: what belongs together is one entry, and an entry is one reference.
         self._topics: dict[str, _Known] = {}
         #: process, name, numbers: what names its pops
@@ -724,12 +739,34 @@ class TimeoutCenter(Operating):
         """
         declared = self.agreed(self.topic(topic))
         numbers = range(declared.span) if slots is None else sorted(set(slots))
+        # Who has not watched the server only notes what has ended, for whoever comes later.
+        until: dict[int, int | None] = {}
+        if recover and numbers and self.clustered:
+            until = {number: self.watched_until(declared, number) for number in numbers}
+        elif recover and numbers:
+            until = dict.fromkeys(numbers, self.watched_until(declared, numbers[0]))
+        noted = self._note(declared, [n for n, us in until.items() if us is None], recover)
+        sent = time.monotonic()
         if self.clustered and len(numbers) > 1:
-            popped = self._pop_apart(declared, numbers, limit, visibility, recover)
+            popped = self._pop_apart(declared, numbers, limit, visibility, recover, until)
         else:
+            us = until.get(numbers[0]) if numbers else None
             popped = self.run(
-                self.popping(declared, numbers, soon=limit, visibility=visibility, recover=recover)
+                self.popping(
+                    declared,
+                    numbers,
+                    soon=limit,
+                    visibility=visibility,
+                    recover=recover,
+                    until_us=us or 0,
+                )
             )
+            self.watched(declared, numbers[0] if numbers else 0, popped.now_us, sent)
+        for kept in noted:
+            for event in kept.events:
+                for found, more in zip(popped[4:7], event[1:], strict=True):
+                    found.extend(more)
+            popped.stray.extend(kept.stray)
         for key, member in popped.stray:
             self.client.srem(key, member)
         for message in popped.messages:
@@ -843,15 +880,26 @@ class TimeoutCenter(Operating):
         limit: int,
         visibility: float | None,
         recover: int,
+        until: dict[int, int | None],
     ) -> Popped:
         """Deliver messages of slots that are not on one server: first to see which have any."""
 
         def call(number: int, soon: int, recover: int = 0) -> Call:
+            us = until.get(number)
             return self.popping(
-                topic, [number], soon=soon, visibility=visibility, recover=recover, claimed=not soon
+                topic,
+                [number],
+                soon=soon,
+                visibility=visibility,
+                recover=recover,
+                until_us=us or 0,
+                claimed=not soon,
             )
 
+        sent = time.monotonic()
         parts = self.run_all([call(number, 0, recover) for number in numbers])
+        for number, part in zip(numbers, parts, strict=True):
+            self.watched(topic, number, part.now_us, sent)
         ready = [n for n, part in zip(numbers, parts, strict=True) if part.more]
         left = limit
         while ready and left > 0:
@@ -877,6 +925,60 @@ class TimeoutCenter(Operating):
         """The call that tells in which topics something is due that nobody has claimed. Result:
         the indexes of those."""
         return Call(load("due"), [self.keys.wake(name) for name in topics], (), list)
+
+    # -- leases that have ended
+
+    def watched_until(self, topic: Topic, slot: int) -> int | None:
+        """Until when, by the server's clock in microseconds, leases that have ended may be rolled
+        back in a slot; None as long as this center has not watched its server for long enough."""
+        if self.grace == 0:
+            return scores.LAST_MS * 1000
+        visibility = topic.declaration.limits(self.limits).visibility
+        return self._watch(topic, slot).until(time.monotonic(), visibility, self.grace)
+
+    def watched(self, topic: Topic, slot: int, now_us: int, sent: float) -> None:
+        """Learn that the server of a slot showed this time, since `sent`, in monotonic seconds."""
+        self._watch(topic, slot).sample(now_us, sent, time.monotonic())
+
+    def _watch(self, topic: Topic, slot: int) -> Watch:
+        place = None
+        if self.clustered:
+            place = self.client.place_of(topic.slot(slot).armed)
+        found = self._watches.get(place)
+        return found or self._watches.setdefault(place, Watch())
+
+    def noting(self, topic: Topic, slots: Sequence[int], recover: int = RECOVER) -> list[Call]:
+        """The calls of who may not roll leases back: what has ended is noted in Redis, and rolled
+        back by the next who asks, a grace later, if it was not renewed. Result: :class:`Kept`."""
+        visibility = topic.declaration.limits(self.limits).visibility
+        grace = grace_after_step(visibility) if self.grace is None else self.grace
+        parts = [tuple(slots)] if not self.clustered else [(number,) for number in slots]
+        most = recover * max(len(slots), 1)
+        calls = [
+            keeping(self, [(Part(topic, part), 0)], grace=grace, most=most, each=recover)
+            for part in parts
+        ]
+        counts = self.metrics.counts(topic)
+
+        def counted(parse: Callable[[Any], Kept]) -> Callable[[Any], Kept]:
+            def parsed(raw: Any) -> Kept:
+                kept = parse(raw)
+                for event in kept.events:
+                    counts.kept(*(len(ids) for ids in event[1:]))
+                return kept
+
+            return parsed
+
+        return [call._replace(parse=counted(call.parse)) for call in calls]
+
+    def _note(self, topic: Topic, slots: Sequence[int], recover: int) -> list[Kept]:
+        now = time.monotonic()
+        if not slots or now < self._noted.get(topic.name, float("-inf")) + NOTE_AGAIN:
+            return []
+        if len(self._noted) > MOST_KNOWN:
+            self._noted.clear()
+        self._noted[topic.name] = now
+        return self.run_all(self.noting(topic, slots, recover))
 
     def ack(self, deliveries: Iterable[Delivery]) -> int:
         """Acknowledge messages; return how many there still were."""

@@ -153,10 +153,14 @@ class TopicCounts:
     def popped(self, delivered: int, rolled_back: int, dead: int, dropped: int) -> None:
         """What a pop did."""
         self.delivered += delivered
+        self.empty += not delivered
+        self.kept(rolled_back, dead, dropped)
+
+    def kept(self, rolled_back: int, dead: int, dropped: int) -> None:
+        """What upkeep did."""
         self.rolled_back += rolled_back
         self.dead += dead
         self.dropped += dropped
-        self.empty += not delivered
 
     def late_by(self, us: int) -> None:
         """A message was delivered so many microseconds after its action time."""

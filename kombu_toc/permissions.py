@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 #: The scripts of whoever publishes, and what a consumer adds to them.
 PRODUCERS = ("admit", "bind", "bindings", "bound", "broadcast", "counts", "declare", "put")
-CONSUMERS = ("ack", "due", "extend", "hand_back", "pop", "purge", "reject", "release", "sweep")
+CONSUMERS = (
+    *("ack", "due", "elect", "extend", "hand_back", "pop", "purge", "reject", "release", "sweep"),
+    "upkeep",
+)
 
 #: Where all is written.
 DOCUMENT = "docs/security.md has the whole rule"

@@ -240,6 +240,7 @@ class Keys:
         "sent_",
         "speaker_",
         "topics",
+        "upkeep",
         "wake_",
     )
 
@@ -257,6 +258,8 @@ class Keys:
         self.scripts = f"{prefix}{{toc}}:scripts"
         #: sorted set: id of what was cancelled, if somebody is to see it -> when, in ms
         self.cancelled = f"{prefix}{{toc}}:cancelled"
+        #: string: the process that keeps all topics up; goes away unless that renews it
+        self.upkeep = f"{prefix}{{toc}}:upkeep"
         self.wake_ = f"{prefix}{{toc}}:wake:"
         self.bindings_ = f"{prefix}{{toc}}:bindings:"
         self.bound_ = f"{prefix}{{toc}}:bound:"
@@ -321,6 +324,7 @@ class Slot:
         "armed",
         "body",
         "dead",
+        "ended",
         "number",
         "prepare",
         "reasons",
@@ -344,8 +348,10 @@ class Slot:
         self.body = stem + "body"
         #: hash: id -> what names its deliveries; of messages that have been delivered
         self.tokens = stem + "tokens"
-        #: sorted set: times announced in the wake index and not yet passed
+        #: sorted set: the time announced in the wake index and not yet passed
         self.armed = stem + "armed"
+        #: string: when somebody who had not watched the server saw that leases had ended
+        self.ended = stem + "ended"
 
     def store(self, step: int) -> str:
         """Sorted set: the messages of a priority step, of the topic's or another."""
@@ -370,6 +376,7 @@ class Slot:
             self.body,
             self.tokens,
             self.armed,
+            self.ended,
         ]
 
 

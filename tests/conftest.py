@@ -59,8 +59,9 @@ def client(server: Server | Cluster) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def center(client: redis.Redis) -> TimeoutCenter:
-    """A timeout center on the shared server, which is empty."""
-    return TimeoutCenter(client)
+    """A timeout center on the shared server, which is empty; it knows that this is there all the
+    time, and rolls a lease back when it has ended."""
+    return TimeoutCenter(client, grace=0)
 
 
 @pytest.fixture(scope="session")

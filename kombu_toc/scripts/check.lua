@@ -44,7 +44,7 @@ if part == 1 then
     local said_first = redis.call('ZRANGE', KEYS[1], 0, 0)[1]
     if not said_first or tonumber(said_first) > math.max(us, now) then
       fault(5, '', {})
-      if mend then announce(wake, KEYS[1], slot, us == 0 and now or us) end
+      if mend then announce(wake, KEYS[1], slot, us == 0 and now or us, said_first) end
     end
   end
   return {'0', faults, said, unsaid}

@@ -3,12 +3,16 @@
 -- KEYS, per claim: armed; then the wake index, if it is on this node
 -- ARGV, per claim: slot number, time in microseconds
 -- Returns {how many were announced: what was settled in the meantime is not, announcements, settled}
+--
+-- Of more than two times that a slot has announced, only the earliest are: the pops that come of
+-- these announce the others.
 --@ clock wake
 
 local wake = KEYS[#ARGV / 2 + 1]
 local count = 0
 for i = 1, #ARGV / 2 do
   local slot, us = ARGV[2 * i - 1], ARGV[2 * i]
+  take_back(wake, KEYS[i], slot, redis.call('ZRANGE', KEYS[i], 2, AT_ONCE))
   if redis.call('ZSCORE', KEYS[i], us) then
     if wake then
       -- Redis refuses what takes memory when it is full, but not after a script's first write.

@@ -9,9 +9,41 @@ local function member(slot, us)
   return slot .. ':' .. string.format('%.0f', us)
 end
 
-local function announce(wake, armed, slot, us)
+-- Announcements that one script takes back, at most. A slot has two: it once had one for each time
+-- that had been the earliest, and what was kept by then may have them still.
+local AT_ONCE = 500
+
+local function take_back(wake, armed, slot, times)
+  if #times == 0 then return end
+  redis.call('ZREM', armed, unpack(times))
+  for i = 1, #times do
+    if wake then
+      times[i] = slot .. ':' .. times[i]
+    else
+      unsaid[#unsaid + 1] = tonumber(slot)
+      unsaid[#unsaid + 1] = tonumber(times[i])
+    end
+  end
+  if wake then redis.call('ZREM', wake, unpack(times)) end
+end
+
+-- Announces `us`, and takes back what is later: the pop that comes of `us` announces what is next.
+-- But for one that a consumer has claimed, who wakes for it in any case. `first` is the earliest that
+-- is announced, or nil.
+local function announce(wake, armed, slot, us, first)
   -- Redis refuses what takes memory when it is full, but not after a script's first write.
   redis.call('ZREM', armed, string.format('%.0f', us))
+  if first then
+    local later = redis.call('ZRANGEBYSCORE', armed, '(' .. string.format('%.0f', us), '+inf',
+      'LIMIT', 0, AT_ONCE)
+    for i = 1, #later do
+      if not wake or not redis.call('ZSCORE', wake, slot .. ':' .. later[i]) then
+        table.remove(later, i)
+        break
+      end
+    end
+    take_back(wake, armed, slot, later)
+  end
   redis.call('ZADD', armed, us, string.format('%.0f', us))
   if wake then
     redis.call('ZADD', wake, us, member(slot, us))
@@ -26,25 +58,15 @@ end
 local function announce_if_first(wake, armed, slot, us, now)
   local first = redis.call('ZRANGE', armed, 0, 0)[1]
   if not first or us < tonumber(first) then
-    announce(wake, armed, slot, us)
+    announce(wake, armed, slot, us, first)
   elseif tonumber(first) < now - 100000 then
-    announce(wake, armed, slot, tonumber(first))
+    announce(wake, armed, slot, tonumber(first), first)
   end
 end
 
 -- Forgets the announcements of a slot up to `us`.
 local function settle(wake, armed, slot, us)
-  local passed = redis.call('ZRANGEBYSCORE', armed, '-inf', us)
-  if #passed == 0 then return end
-  redis.call('ZREMRANGEBYSCORE', armed, '-inf', us)
-  for i = 1, #passed do
-    if wake then
-      redis.call('ZREM', wake, slot .. ':' .. passed[i])
-    else
-      unsaid[#unsaid + 1] = tonumber(slot)
-      unsaid[#unsaid + 1] = tonumber(passed[i])
-    end
-  end
+  take_back(wake, armed, slot, redis.call('ZRANGEBYSCORE', armed, '-inf', us, 'LIMIT', 0, AT_ONCE))
 end
 
 -- Forgets every announcement of a slot that holds nothing more; `stores` are its StoreQueues.

@@ -27,6 +27,7 @@ from .bindings import Bindings
 from .link import BROKEN
 from .native import Bell, native
 from .report import in_words
+from .upkeeper import Upkeeper
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +110,14 @@ class Heartbeat:
         #: queues that could not be refreshed
         self._unrefreshed: set[str] = set()
         self._swept = 0.0
+        #: takes part in keeping all topics up
+        self._upkeeper = Upkeeper(
+            self._make_center,
+            here.lock,
+            in_time=self.in_time,
+            beat=lambda: self._beat_within(0.0),
+            say=self._say,
+        )
         #: what the thread could not log by itself
         self._unsaid: deque[tuple[int, str, tuple[Any, ...], Any]] = deque()
 
@@ -190,6 +199,28 @@ class Heartbeat:
                 for name in list(held):
                     _leave(held, name, holder)
 
+    def keep_up(self, who: Hashable, interval: float) -> None:
+        """Somebody consumes here for long: take part in keeping all topics up, of which one
+        process at a time makes a pass every so many seconds."""
+        with self._lock:
+            self._upkeeper.want(who, interval)
+        self._beat_within(RETRY_INTERVAL)
+
+    def leave_up(self, who: Hashable) -> None:
+        """They consume no more."""
+        with self._lock:
+            self._upkeeper.unwant(who)
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether it is this process that keeps all topics up."""
+        return self._upkeeper.elected
+
+    @property
+    def kept_up(self) -> bool:
+        """Whether this process or another is known to keep all topics up."""
+        return self._upkeeper.known
+
     def owe(self, calls: list[Call]) -> None:
         """Run these as soon as the server can be reached."""
         self._owed.extend(calls)
@@ -251,14 +282,19 @@ class Heartbeat:
                 self._native.leave()
 
     def _busy(self) -> bool:
-        return bool(self._held or self._topics or self._bindings or self._owed)
+        return bool(
+            self._held or self._topics or self._bindings or self._owed or self._upkeeper.wanted
+        )
 
     def _wait(self, reach: Callable[[], TimeoutCenter]) -> bool:
         """Until the next beat; False if there is nothing to beat for."""
         while (wait := self._due - time.monotonic()) > 0:
-            self._bell.wait(min(wait, INTERVAL))
+            until_attempt = max(self._upkeeper.due - time.monotonic(), 0.0)
+            self._bell.wait(min(wait, until_attempt, INTERVAL))
             if time.monotonic() >= self._metrics.due:
                 self._attempt(self._tell_metrics, reach)
+            if time.monotonic() >= self._upkeeper.due:
+                self._attempt(self._elect, reach)
         if not self._busy():
             self._attempt(self._tell_metrics, reach)
         with self._lock:
@@ -322,6 +358,12 @@ class Heartbeat:
         if self._metrics.active:
             with suppress(*BROKEN):
                 self._metrics.send(reach())
+
+    def _elect(self, reach: Callable[[], TimeoutCenter]) -> None:
+        try:
+            self._upkeeper.attempt(reach())
+        except BROKEN as exc:
+            self._say(logging.DEBUG, "no part in the election of who keeps the queues up: %s", exc)
 
     def _settle(self, center: TimeoutCenter) -> None:
         owed = [self._owed.popleft() for _ in range(len(self._owed))]

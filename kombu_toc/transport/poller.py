@@ -11,11 +11,12 @@ from __future__ import annotations
 import heapq
 import logging
 import os
+import random
 import socket
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -43,7 +44,7 @@ from .fanout import (
 )
 from .link import BROKEN, Link, Waiting
 from .nodes import SLOW, NodeLinks
-from .report import in_words, task_of
+from .report import in_words, task_names
 from .turns import Turns
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     import redis
 
     from ..topics import Topic
+    from ..upkeep import Kept
     from .channel import Capacity, Channel, Message
     from .transport import Transport
 
@@ -64,9 +66,20 @@ logger = logging.getLogger(__name__)
 #: What this process knows of the clocks of servers, by identity and, of a Cluster, node.
 _steps: dict[Hashable, Steps] = {}
 
-#: Seconds a blocking command waits at the server before it is sent again.
-WAKE_BLOCK = 5.0
+#: Seconds a blocking command waits at the server before it is sent again. (What keeps track of
+#: connections on the way, and a server's own timeout, may forget one after half a minute.)
+WAKE_BLOCK = 20.0
 STREAM_BLOCK = 10.0
+
+#: How long a pass over all topics comes after the one before, of toc_poll_interval: what it finds
+#: still has to be claimed and delivered within that.
+LOOKS = 0.7
+
+#: So many times as rarely an idle consumer looks into all slots while somebody keeps them up.
+RARELY = 15.0
+
+#: Claims of one slot that a consumer holds, at most.
+MOST_CLAIMS = 4
 
 #: The event loop's poller waits whole milliseconds, rounded up; the rest is slept.
 TICK = 0.001
@@ -75,11 +88,6 @@ TICK = 0.001
 #: many seconds.
 MOST_ACKS = 32
 ACKS_WAIT = 0.003
-
-#: Seconds after a worker has connected during which it rolls back no lease: a third of the
-#: visibility timeout, but for these bounds. Others renew theirs a second after the server is back.
-LEAST_GRACE = 2.0
-MOST_GRACE = 15.0
 
 #: Seconds that drain_events waits beyond its timeout for a reply that is on its way.
 LAST_REPLY = 1.0
@@ -122,9 +130,6 @@ MOST_LOOKS = 16
 #: Seconds after which that is asked for again which a node of a Cluster could not be asked for.
 ASK_AGAIN = 0.5
 
-#: Messages whose task names are looked up for a log, at once.
-MOST_NAMED = 10
-
 
 class Intake:
     """What one channel takes from its topics."""
@@ -151,8 +156,9 @@ class Intake:
         #: pops that are on their way, and monotonic seconds when they left
         self.flying: set[int] = set()
         self.left_at = 0.0
-        #: monotonic seconds of the next look into all slots
+        #: monotonic seconds of the next look into all slots, and of the latest
         self.next_look = 0.0
+        self.looked = 0.0
         #: monotonic seconds when the topics of which nothing is known were last asked for, and
         #: how many of them were
         self.others_at = 0.0
@@ -258,19 +264,18 @@ class Poller:
         self.subscriptions: dict[str, tuple[Channel, Subscription]] = {}
         #: what went wrong, counted: "bare" (ids without a body), "rolled back", "died"
         self.tally: Counter[str] = Counter()
-        #: a worker's event loop or a loop that never leaves drain_events for long
-        self.steady = False
+        self._steady = False
         #: called before each delivery; a worker that is to end raises what ends its loop
         self.before_delivery: Callable[[], None] | None = None
         #: exchanges of which broadcasts may be read late
         self.unhurried: set[str] = set()
         self._pid = os.getpid()
-        #: monotonic seconds
-        self._connected = time.monotonic()
         self._hub: Any = None
         self._own: Any = None
         self._callbacks: dict[int, Any] = {}
         self._heap: list[_Entry] = []
+        #: (topic, slot) -> how many claims of it the heap has
+        self._claims: Counter[tuple[str, int]] = Counter()
         self._number = count()
         self._armed = 0.0
         self._timer: Any = None
@@ -326,6 +331,24 @@ class Poller:
         self._blocks_at = time.monotonic() + BLOCK_AGAIN
         return True
 
+    @property
+    def steady(self) -> bool:
+        """A worker's event loop or a loop that never leaves drain_events for long."""
+        return self._steady
+
+    @steady.setter
+    def steady(self, steady: bool) -> None:
+        self._steady = steady
+        self._keep_up()
+
+    def _keep_up(self) -> None:
+        """Who consumes for long takes part in keeping all topics up."""
+        if self._steady and self.intakes:
+            interval = self.settings.toc_poll_interval * LOOKS
+            self.heartbeat.keep_up(self, interval)
+        else:
+            self.heartbeat.leave_up(self)
+
     # -- what channels say
 
     def consume(self, channel: Channel, topic: str) -> None:
@@ -333,6 +356,7 @@ class Poller:
         intake = self.intakes.get(channel)
         if intake is None:
             intake = self.intakes[channel] = Intake(channel)
+            self._keep_up()
         if topic not in intake.topics:
             intake.topics.append(topic)
         intake.look(topic)
@@ -361,13 +385,13 @@ class Poller:
                 claims[item] = None
             else:
                 rest.append(entry)
-        heapq.heapify(rest)
-        self._heap = rest
+        self._set_heap(rest)
         intake.held -= len(held)
         for claim in claims:
             intake.owed.pop(claim, None)
         if not intake.topics:
             del self.intakes[channel]
+            self._keep_up()
         self._announce_now(claims)
         self.release(held)
 
@@ -447,7 +471,7 @@ class Poller:
         self.tally["died"] += len(result.died)
         for id in result.bare:
             logger.error("message %s of %s had no body: removed", id, topic)
-        names = self._task_names(topic, result)
+        names = task_names(self.center, topic, result.rolled_back + result.died, result.messages)
         for id in result.rolled_back:
             logger.warning(
                 "message %s of %s%s: its lease ended, it is delivered again", id, topic, names[id]
@@ -464,23 +488,6 @@ class Poller:
                 len(result.dropped),
                 ", ".join(result.dropped[:10]) + (", ..." if len(result.dropped) > 10 else ""),
             )
-
-    def _task_names(self, topic: str, result: Popped) -> dict[str, str]:
-        """What a log says of the tasks whose leases had ended; looked up, for it is rare."""
-        ids = result.rolled_back + result.died
-        names = dict.fromkeys(ids, "")
-        bodies = {message.id: message.body for message in result.messages if message.id in names}
-        unknown = [id for id in ids if id not in bodies][:MOST_NAMED]
-        if unknown:
-            with suppress(*BROKEN, ResponseError):
-                bodies.update(
-                    (found.id, found.body) for found in self.center.get(unknown, topic=topic)
-                )
-        for id, body in bodies.items():
-            task = task_of(body, id)
-            if id in names and task:
-                names[id] = f" (task {task})"
-        return names
 
     # -- the event loop
 
@@ -723,8 +730,7 @@ class Poller:
             else:
                 claims[entry[3]] = None
         if claims:
-            heapq.heapify(rest)
-            self._heap = rest
+            self._set_heap(rest)
             self._announce_now(claims)
 
     # -- settling
@@ -783,13 +789,18 @@ class Poller:
             intake.flying.clear()
             if not self.center.clustered:
                 # The link broke, and whoever drains this connection goes on with it.
-                self._connected = now
                 intake.ask_all()
         free, room = intake.capacity()
         finished, intake.last_free = free > intake.last_free, free
         soon = max(min(free, room), 0)
-        if soon and now >= intake.next_look:
-            intake.next_look = now + self.settings.toc_poll_interval
+        pause = self.settings.toc_poll_interval
+        if soon and (
+            now >= intake.next_look or (now >= intake.looked + pause and not self._kept_up)
+        ):
+            intake.looked = now
+            # The wake index and who keeps it up see to it that there is nothing to find.
+            some = RARELY * (1 + random.random()) / 2
+            intake.next_look = now + (pause * some if self._kept_up else pause)
             intake.ask_all()
         if not soon and intake.owed:
             # Somebody idle shall have it; whatever is left then is asked for when a task ends.
@@ -854,10 +865,10 @@ class Poller:
         """What is to be sent to pop a topic that is asked."""
         slots = intake.asked.pop(topic)
         intake.sure.discard(topic)
-        recover = 0
         again = intake.recovered.get(topic, 0.0) + self.settings.toc_poll_interval
-        if slots is None and now >= again and self._may_recover(topic, now):
-            recover, intake.recovered[topic] = RECOVER, now
+        recover = slots is None and now >= again and not self._kept_up
+        if recover:
+            intake.recovered[topic] = now
         settings = self.settings
         lookahead = int(settings.toc_lookahead * 1_000_000) if self._hub is not None else 0
         declared = self.center.topic(topic)
@@ -868,9 +879,15 @@ class Poller:
         visibility = declared.declaration.limits(self.center.limits).visibility
         items: list[tuple[Any, ...]] = []
         for some, few, many in self._dealt(intake, declared, slots, soon, late):
-            back = recover if recover and self.heartbeat.in_time(topic, some) else 0
+            back, until, beside = 0, None, []
+            if recover:
+                back, until, beside = self._recovering(declared, some or range(declared.span))
+            items += beside
             items.append(
-                self._pop(intake, declared, some, few, many, lookahead, back, visibility, batch)
+                self._pop(
+                    *(intake, declared, some, few, many, lookahead, back, until),
+                    *(visibility, batch),
+                )
             )
         intake.left_at = now
         if now >= intake.reread + REREAD:
@@ -922,6 +939,7 @@ class Poller:
         late: int,
         lookahead_us: int,
         recover: int,
+        until_us: int | None,
         visibility: float,
         batch: int,
     ) -> tuple[Any, ...]:
@@ -949,8 +967,10 @@ class Poller:
             late=late,
             behind_us=behind_us,
             recover=recover,
+            until_us=until_us,
             claimed=bool(settling) or looks,
         )
+        sent = time.monotonic()
 
         number = next(self._number)
         intake.flying.add(number)
@@ -958,6 +978,8 @@ class Poller:
 
         def popped(result: Popped) -> None:
             intake.flying.discard(number)
+            first = next(iter(slots)) if slots else 0
+            self.center.watched(topic, first, result.now_us, sent)
             for claim in settling:
                 if claim[2] > result.now_us + horizon:
                     intake.owed[claim] = None
@@ -1000,17 +1022,33 @@ class Poller:
             )
         self.clock.sample(now_us, now, where)
 
-    def _may_recover(self, topic: str, now: float) -> bool:
-        """Whether leases that have ended may be rolled back.
+    @property
+    def _kept_up(self) -> bool:
+        """Whether leases that have ended and lost announcements are somebody else's concern."""
+        return self.steady and self.heartbeat.kept_up
 
-        Not as long as our own may be among them (where those of a few slots may be, only these
-        are left out, see :meth:`Heartbeat.in_time`); nor just after a worker has connected: the
-        server may have been away for longer than a lease, and the others, who live and execute
-        what they hold, are about to renew theirs.
+    def _recovering(
+        self, topic: Topic, slots: Collection[int]
+    ) -> tuple[int, int | None, list[tuple[Any, ...]]]:
+        """How many leases of a slot a pop may roll back, those that ended until when, and what is
+        to be sent beside it.
+
+        None as long as our own may be among them. Who has not watched the server may not: it may
+        have been away for longer than a lease, and the others, who live and execute what they
+        hold, are about to renew theirs.
         """
-        visibility = self.center.topic(topic).declaration.limits(self.center.limits).visibility
-        grace = min(max(visibility / 3, LEAST_GRACE), MOST_GRACE) if self.steady else 0.0
-        return now >= self._connected + grace and self.heartbeat.in_time(topic, ())
+        if not self.heartbeat.in_time(topic.name, slots):
+            return 0, None, []
+        until = self.center.watched_until(topic, next(iter(slots)))
+        if until is not None:
+            return RECOVER, until, []
+
+        def noted(kept: Kept) -> None:
+            for event in kept.events:
+                self.tell(topic.name, Popped(kept.now_us, False, [], [], *event[1:], []))
+
+        calls = self.center.noting(topic, sorted(slots))
+        return RECOVER, 0, [(call, noted) for call in calls]
 
     def _popped(
         self,
@@ -1089,8 +1127,15 @@ class Poller:
                 finally:
                     self._delivering = False
             else:
+                self._claims[item[:2]] -= 1
                 intake.owed[item] = None
                 intake.ask(item[0], item[1])
+
+    def _set_heap(self, entries: list[_Entry]) -> None:
+        heapq.heapify(entries)
+        self._heap = entries
+        claims = [entry[3] for entry in entries if not isinstance(entry[3], Delivery)]
+        self._claims = Counter(claim[:2] for claim in claims)
 
     def _arm(self) -> None:
         """See to it that the loop wakes for whatever comes first."""
@@ -1189,6 +1234,10 @@ class Poller:
         if not intakes:
             self._announce_now({claim: None})
             return
+        if self._claims[claim[:2]] >= MOST_CLAIMS:
+            self._unclaim(claim)
+            return
+        self._claims[claim[:2]] += 1
         intake = max(intakes, key=lambda i: min(i.capacity()))
         lookahead = int(self.settings.toc_lookahead * 1_000_000) if self._hub is not None else 0
         heapq.heappush(
@@ -1202,6 +1251,23 @@ class Poller:
             self._work.read()
         self._arm()
         self._listen()
+
+    def _unclaim(self, claim: tuple[str, int, int]) -> None:
+        """Hand back all claims of a slot: a slot announces two times at most, so most of them are
+        no more announced, and only what is can be claimed once more."""
+        claims = {claim: None}
+        rest = []
+        for entry in self._heap:
+            item = entry[3]
+            if isinstance(item, Delivery) or item[:2] != claim[:2]:
+                rest.append(entry)
+            else:
+                claims[item] = None
+        self._set_heap(rest)
+        pairs = [(slot, us) for _, slot, us in sorted(claims)]
+        self._work.send([(call, None) for call in self.center.handing_back(claim[0], pairs)])
+        if not self._stopping:
+            self._listen()
 
     def _hand_back(self, intake: Intake) -> None:
         for topic, pairs in _by_topic(intake.owed).items():

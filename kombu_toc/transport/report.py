@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import ResponseError
 
 from .. import envelope
 from ..center import Delivery
 from ..errors import EnvelopeError
 from ..metrics import COUNTERS
+from .link import BROKEN
 
 if TYPE_CHECKING:
+    from ..center import TimeoutCenter
     from .channel import Channel
 
 #: Messages that are named one by one, at most.
 MOST_SHOWN = 100
+
+#: Messages whose task names are looked up for a log, at once.
+MOST_NAMED = 10
 
 
 def task_of(body: bytes, id: str) -> str:
@@ -31,6 +40,24 @@ def in_words(delivery: Delivery) -> str:
     """Which message it is: id, topic, and the task's name if it has one."""
     task = task_of(delivery.body, delivery.id)
     return f"{delivery.id} of {delivery.topic}{f' (task {task})' if task else ''}"
+
+
+def task_names(
+    center: TimeoutCenter, topic: str, ids: list[str], messages: Iterable[Delivery] = ()
+) -> dict[str, str]:
+    """What a log says of the tasks of these messages: `` (task NAME)``, or nothing. What is not
+    among `messages` is looked up, for it is rare."""
+    names = dict.fromkeys(ids, "")
+    bodies = {message.id: message.body for message in messages if message.id in names}
+    unknown = [id for id in ids if id not in bodies][:MOST_NAMED]
+    if unknown:
+        with suppress(*BROKEN, ResponseError):
+            bodies.update((found.id, found.body) for found in center.get(unknown, topic=topic))
+    for id, body in bodies.items():
+        task = task_of(body, id)
+        if id in names and task:
+            names[id] = f" (task {task})"
+    return names
 
 
 def report(channel: Channel) -> dict[str, Any]:

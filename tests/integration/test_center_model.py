@@ -59,7 +59,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.client.flushall()
-        self.center = TimeoutCenter(self.client)
+        self.center = TimeoutCenter(self.client, grace=0)
         self.topic = self.center.declare(TOPIC, slots=SLOTS, retries=RETRIES)
         self.live: dict[str, Modelled] = {}
         self.seen: list[Delivery] = []

@@ -306,7 +306,9 @@ def test_only_what_is_earlier_than_everything_announced_is_announced(one):
     for at in (2e9, 2.2e9, 2e9, 1.9e9, 1.95e9):
         one.put("one", f"{at}-{at}", b"%d" % at, at=at)
         check_slots(one, "one")
-    assert announced(one, "one") == {(0, 2 * 10**15), (0, 19 * 10**14)}
+    first = (0, 19 * 10**14)
+    # On a Cluster a script cannot see what is claimed, and leaves one that may be.
+    assert announced(one, "one") == ({first, (0, 2 * 10**15)} if one.clustered else {first})
 
 
 def test_every_slot_announces_for_itself(center):
@@ -332,7 +334,7 @@ def test_a_pop_settles_what_its_horizon_passed_and_announces_what_comes_next(one
     """A8"""
     one.put("one", "later", b"", at=2e9)
     one.put("one", "now", b"")
-    assert len(announced(one, "one")) == 2
+    assert len(announced(one, "one")) == (2 if one.clustered else 1)
     one.pop("one")
     assert announced(one, "one") == {(0, 2 * 10**15)}
     check_slots(one, "one")

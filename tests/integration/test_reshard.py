@@ -170,7 +170,7 @@ def test_a_lease_that_ends_in_a_slot_that_goes_is_rolled_back(center, client):
     assert len(center.pop("mail", 30, visibility=1).messages) == 30
     assert not now(center, "mail", 1).done
     time.sleep(1.1)  # until the leases end
-    popped = TimeoutCenter(client).pop("mail", 30)
+    popped = TimeoutCenter(client, grace=0).pop("mail", 30)
     assert len(popped.rolled_back) == len(popped.messages) == 30
     center.ack(popped.messages)
     assert now(center, "mail", 1).done

@@ -23,7 +23,7 @@ from kombu_toc import TimeoutCenter, envelope
 from kombu_toc.transport.bindings import Bindings, binding
 from kombu_toc.transport.channel import BatchPublishError
 from kombu_toc.transport.heartbeat import sweep
-from kombu_toc.transport.poller import LEAST_GRACE
+from kombu_toc.watch import LEAST_GRACE
 
 from ..proxy import Proxy
 from ..servers import Server

@@ -1,0 +1,387 @@
+"""Upkeep: one process keeps all topics in order, and nobody takes from who lives.
+
+A holder here is a heartbeat of its own, as each process has one; the message is delivered by a
+center's pop.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from kombu import Connection, Consumer, Message, Queue
+
+import kombu_toc
+from kombu_toc import Limits, TimeoutCenter
+from kombu_toc.center import Delivery
+from kombu_toc.transport.heartbeat import Heartbeat
+from kombu_toc.transport.upkeeper import LEASE
+
+from ..servers import Server, SteppedServer
+from .inspection import announced, check_slots
+
+Connect = Callable[..., Connection]
+
+#: Seconds; long enough for a grace to end within it.
+VISIBILITY = 3.0
+
+#: An envelope as the transport keeps it.
+BODY = b'{"h":{},"p":{},"t":null,"e":null}\nx'
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Server]:
+    """A server that may be stopped, and keeps what it has."""
+    server = Server(tmp_path, "--appendonly", "yes", "--appendfsync", "always").start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def stepped(tmp_path: Path) -> Iterator[SteppedServer]:
+    server = SteppedServer(tmp_path).start()
+    yield server
+    server.stop()
+
+
+class Process:
+    """What stands for a process: a heartbeat, and what it holds."""
+
+    def __init__(self, url: str) -> None:
+        self.heartbeat = Heartbeat(lambda: kombu_toc.center_for(url))
+        self.center = kombu_toc.center_for(url)
+        self.held: list[Delivery] = []
+
+    def take(self, topic: str, number: int = 1, visibility: float = VISIBILITY) -> None:
+        """Have messages delivered, and renew their leases from now on."""
+        for delivery in self.center.pop(topic, number, visibility=visibility).messages:
+            self.heartbeat.hold(delivery, visibility)
+            self.held.append(delivery)
+
+    def keep_up(self) -> None:
+        self.heartbeat.keep_up(self, 0.7)
+
+    def die(self) -> None:
+        """It renews nothing any more."""
+        for delivery in self.held:
+            self.heartbeat.drop(delivery)
+        self.leave()
+
+    def leave(self) -> None:
+        self.heartbeat.leave_up(self)
+
+    def close(self) -> None:
+        self.die()
+        self.center.client.close()
+
+
+@pytest.fixture
+def process() -> Iterator[Callable[[str], Process]]:
+    made: list[Process] = []
+
+    def make(url: str) -> Process:
+        made.append(Process(url))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def until(holds: Callable[[], bool], seconds: float = 15) -> float:
+    """Wait until it holds; returns how long that took."""
+    began = time.monotonic()
+    while not holds():
+        assert time.monotonic() < began + seconds, "it never came to that"
+        time.sleep(0.01)  # others bring it about
+    return time.monotonic() - began
+
+
+def watch(center: TimeoutCenter, topic: str, seconds: float) -> list[str]:
+    """Pop nothing again and again; returns what was rolled back."""
+    found: list[str] = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found += center.pop(topic, 0).rolled_back
+        time.sleep(0.1)  # as one who looks now and then
+    return found
+
+
+# -- a server that stood still, was away, or whose clock was set
+
+
+def test_what_was_asked_before_the_server_stood_still_takes_nothing_from_who_lives(
+    own: Server, process: Callable[[str], Process]
+) -> None:
+    """A look is on its way when the server freezes for longer than a lease."""
+    center = kombu_toc.center_for(own.toc_url)
+    center.limits = Limits(visibility=VISIBILITY)
+    center.put("mail", "m", BODY)
+    holder = process(own.toc_url)
+    holder.take("mail")
+    assert watch(center, "mail", 2.5) == []  # it knows by now that the server is there
+    os.kill(own.pid, signal.SIGSTOP)
+    found: list[str] = []
+    look = threading.Thread(target=lambda: found.extend(center.pop("mail", 0).rolled_back))
+    try:
+        look.start()
+        time.sleep(VISIBILITY + 1)  # the lease ends meanwhile
+    finally:
+        os.kill(own.pid, signal.SIGCONT)
+    look.join()
+    found += watch(center, "mail", VISIBILITY)
+    assert found == []
+    assert center.ack(holder.held) == 1
+
+
+def test_who_keeps_topics_up_takes_nothing_from_who_lives_after_the_server_stood_still(
+    own: Server, process: Callable[[str], Process]
+) -> None:
+    holder, keeper = process(own.toc_url), process(own.toc_url)
+    for i in range(20):
+        holder.center.put("mail", f"m{i}", BODY)
+    holder.center.declare("mail", visibility=VISIBILITY)
+    holder.take("mail", 20)
+    keeper.keep_up()
+    until(lambda: keeper.heartbeat.keeps_up)
+    time.sleep(2.5)  # it knows by now that the server is there
+    for _ in range(2):
+        os.kill(own.pid, signal.SIGSTOP)
+        time.sleep(VISIBILITY + 1)
+        os.kill(own.pid, signal.SIGCONT)
+        time.sleep(VISIBILITY)
+        assert holder.center.counts("mail").in_flight == 20
+    assert holder.center.ack(holder.held) == 20
+
+
+@pytest.mark.parametrize("who", ["center", "keeper"])
+def test_a_clock_that_is_set_forward_takes_nothing_from_who_lives(
+    stepped: SteppedServer, process: Callable[[str], Process], who: str
+) -> None:
+    living, dead, other = (process(stepped.toc_url) for _ in range(3))
+    center = other.center
+    center.declare("mail", visibility=VISIBILITY)
+    for id in ("a", "b"):
+        center.put("mail", id, BODY)
+    living.take("mail")
+    dead.take("mail")
+    if who == "keeper":
+        other.keep_up()
+        until(lambda: other.heartbeat.keeps_up)
+        time.sleep(2.5)  # it knows by now that the server is there
+    else:
+        watch(center, "mail", 2.5)
+    dead.die()
+    stepped.step(15)
+    if who == "center":
+        assert watch(center, "mail", 0.5) == []
+    gone = dead.held[0].id
+    until(
+        lambda: (
+            (who == "keeper" or bool(center.pop("mail", 0)))
+            and center.get(gone, topic="mail")[0].state == "waiting"
+        )
+    )
+    assert center.counts("mail").in_flight == 1
+    assert center.ack(living.held) == 1
+
+
+@pytest.mark.parametrize("way", ["center", "basic_get", "drain_events"])
+def test_after_a_restart_nobody_takes_from_who_lives(
+    own: Server, process: Callable[[str], Process], way: str
+) -> None:
+    """Nor does one that has just connected; but from who died meanwhile."""
+    living, dead = process(own.toc_url), process(own.toc_url)
+    living.center.declare("mail", visibility=VISIBILITY)
+    for id in ("a", "b"):
+        living.center.put("mail", id, BODY)
+    living.take("mail")
+    dead.take("mail")
+    own.stop()
+    dead.die()
+    time.sleep(VISIBILITY)
+    own.start()
+    got: list[str] = []
+    with Connection(own.toc_url) as connection:
+        channel = connection.channel()
+
+        def received(body: object, message: Message) -> None:
+            got.append(message.delivery.id)
+
+        if way == "drain_events":
+            Consumer(channel, [Queue("mail")], callbacks=[received]).consume()
+        center = kombu_toc.center_for(own.toc_url)
+
+        def ask() -> bool:
+            if way == "center":
+                got.extend(message.id for message in center.pop("mail").messages)
+            elif way == "basic_get":
+                message = channel.basic_get("mail")
+                got.extend([message.delivery.id] if message else [])
+            else:
+                try:
+                    connection.drain_events(timeout=0.2)
+                except TimeoutError:
+                    pass
+            return bool(got)
+
+        until(ask)
+        assert got == [dead.held[0].id]
+        assert living.center.ack(living.held) == 1
+
+
+def test_who_comes_rarely_gives_back_what_the_one_before_saw_ended(server: Server) -> None:
+    """A program that is started, looks once, and ends: each time another."""
+
+    def look() -> list[str]:
+        center = kombu_toc.center_for(server.toc_url)
+        try:
+            return center.pop("rarely", 0).rolled_back
+        finally:
+            center.client.close()
+
+    with server.client() as client:
+        client.flushall()
+    center = kombu_toc.center_for(server.toc_url)
+    center.declare("rarely", slots=1, visibility=1)
+    center.put("rarely", "m", BODY)
+    center.pop("rarely")
+    time.sleep(1)  # its lease ends
+    assert look() == []
+    assert look() == []
+    time.sleep(2.4)  # a grace: a third of a lease and two seconds
+    assert look() == ["m"]
+    assert look() == []
+    with server.client() as client:
+        assert client.exists(center.topic("rarely").slot(0).ended) == 0
+    center.client.close()
+
+
+# -- what is done for topics that nobody consumes, or whose consumers are busy
+
+
+def test_topics_that_nobody_consumes_are_kept_up(
+    server: Server, client: redis.Redis, process: Callable[[str], Process]
+) -> None:
+    keeper, dead = process(server.toc_url), process(server.toc_url)
+    center = dead.center
+    keeper.keep_up()
+    until(lambda: keeper.heartbeat.keeps_up)
+    for name in ("nobody", "others"):
+        center.declare(name, visibility=VISIBILITY, dead_limit=8)
+        for i in range(3):
+            center.put(name, f"{i}", BODY, basis="0")
+        dead.take(name, 1)
+        center.reject(center.pop(name).messages[0], requeue=False)
+        center.reject(center.pop(name).messages[0], requeue=False)
+    dead.die()  # its leases are those of the pops
+    took = until(lambda: all(center.counts(n).ready == 1 for n in ("nobody", "others")))
+    assert took < VISIBILITY + 2
+    until(lambda: all(center.counts(n).dead == 1 for n in ("nobody", "others")))
+    for name in ("nobody", "others"):
+        assert announced(center, name)
+        check_slots(center, name)
+
+
+def test_a_message_whose_announcement_was_lost_starts_within_a_second(
+    connect: Connect, center: TimeoutCenter
+) -> None:
+    connection = connect()
+    got: list[float] = []
+
+    def received(body: object, message: Message) -> None:
+        got.append(time.monotonic())
+        message.ack()
+
+    with Consumer(connection, [Queue("mail")], callbacks=[received]):
+        connection.transport.poller.steady = True
+        keeps_up = connection.transport.heartbeat
+        deadline = time.monotonic() + 10
+        while not keeps_up.keeps_up:
+            assert time.monotonic() < deadline
+            _drain(connection, 0.1)
+        _drain(connection, 1.5)
+        for number in range(8):
+            due = time.monotonic() + 0.5
+            center.put("mail", f"m{number}", BODY, delay=0.5)
+            # Claimed by now; and whoever has claimed it forgets it.
+            _drain(connection, 0.1)
+            connection.transport.poller._set_heap([])
+            center.client.delete(center.keys.wake("mail"))
+            while len(got) <= number:
+                assert time.monotonic() < due + 5, "it is stuck"
+                _drain(connection, 0.1)
+            assert got[number] < due + 1
+
+
+def _drain(connection: Connection, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        try:
+            connection.drain_events(timeout=left)
+        except TimeoutError:
+            pass
+
+
+def test_of_many_processes_one_keeps_the_topics_up_and_another_follows(
+    server: Server, client: redis.Redis, process: Callable[[str], Process]
+) -> None:
+    processes = [process(server.toc_url) for _ in range(5)]
+
+    def keepers() -> list[Process]:
+        return [one for one in processes if one.heartbeat.keeps_up]
+
+    for one in processes:
+        one.keep_up()
+    until(lambda: len(keepers()) == 1 and all(one.heartbeat.kept_up for one in processes))
+    [first] = keepers()
+    first.leave()
+    assert until(lambda: any(one is not first for one in keepers())) < 2.5  # it has said so
+    [second] = keepers()
+    # Without a word: as if it had been killed.
+    second.heartbeat._upkeeper._elect = lambda *_: False
+    assert until(lambda: any(one is not second for one in keepers())) < LEASE + 2.5
+
+
+def test_a_broken_topic_keeps_no_other_from_being_kept_up(
+    server: Server,
+    client: redis.Redis,
+    process: Callable[[str], Process],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    keeper, dead = process(server.toc_url), process(server.toc_url)
+    for name in ("a", "b", "c"):
+        dead.center.declare(name, slots=2, visibility=VISIBILITY)
+        dead.center.put(name, "m", BODY)
+        dead.take(name)
+    client.set("toc:{b:0}:prepare", "no sorted set", keepttl=False)
+    keeper.keep_up()
+    dead.die()
+    until(lambda: all(dead.center.counts(name).ready for name in ("a", "c")))
+    until(lambda: "cannot keep queue b up" in caplog.text)
+
+
+# -- what idle consumers ask for
+
+
+def test_an_idle_consumer_looks_rarely_while_somebody_keeps_the_topics_up(
+    connect: Connect, client: redis.Redis
+) -> None:
+    connection = connect()
+    queues = [Queue(f"q{i}") for i in range(10)]
+    with Consumer(connection, queues, callbacks=[lambda body, message: None]):
+        connection.transport.poller.steady = True
+        _drain(connection, 4)
+        assert connection.transport.heartbeat.kept_up
+        client.config_resetstat()
+        _drain(connection, 4)
+        sent = client.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"]
+    # Two batches of slots in a pass, and a second look into ten queues at most.
+    slots = 8 if hasattr(client, "run_keyed") else 1
+    assert sent < (2 * 7 + 10 + 4) * slots
