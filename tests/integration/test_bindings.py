@@ -104,6 +104,31 @@ def test_what_the_first_release_binds_and_unbinds_counts_too(
     assert waiting(center, "three") == [1]
 
 
+@pytest.mark.parametrize("first_release", ["binds", "unbinds", "does neither"])
+def test_as_many_bindings_as_before_are_seen_to_be_others(
+    connect: Connect, center: TimeoutCenter, first_release: str
+) -> None:
+    """One goes and one comes between two publishes, and the routing key leads somewhere still."""
+    exchange = Exchange("work", "direct")
+    connection, client, key = connect(), center.client, center.keys.bindings("work")
+    for queue in ("stays", "goes", "comes"):
+        center.declare(queue)
+    stays, goes, comes = (binding("direct", "a", None, name) for name in ("stays", "goes", "comes"))
+    Bindings(center).add("work", stays)
+    Bindings(center).add("work", goes)
+    publish(connection, exchange, "a")
+    if first_release == "unbinds":
+        client.zrem(key, goes)
+    else:
+        Bindings(center).remove("work", goes)
+    if first_release == "binds":
+        client.zadd(key, {comes: "inf"})
+    else:
+        Bindings(center).add("work", comes)
+    publish(connection, exchange, "a")
+    assert waiting(center, "stays", "goes", "comes") == [2, 1, 1]
+
+
 def test_an_exchange_that_was_deleted_and_is_bound_again_routes_as_it_is_bound_now(
     connect: Connect, center: TimeoutCenter, client: redis.Redis
 ) -> None:
