@@ -104,9 +104,10 @@ def test_what_the_first_release_binds_and_unbinds_counts_too(
     assert waiting(center, "three") == [1]
 
 
+@pytest.mark.parametrize("ttl_ms", [0, 60_000])
 @pytest.mark.parametrize("first_release", ["binds", "unbinds", "does neither"])
 def test_as_many_bindings_as_before_are_seen_to_be_others(
-    connect: Connect, center: TimeoutCenter, first_release: str
+    connect: Connect, center: TimeoutCenter, first_release: str, ttl_ms: int
 ) -> None:
     """One goes and one comes between two publishes, and the routing key leads somewhere still."""
     exchange = Exchange("work", "direct")
@@ -124,7 +125,7 @@ def test_as_many_bindings_as_before_are_seen_to_be_others(
     if first_release == "binds":
         client.zadd(key, {comes: "inf"})
     else:
-        Bindings(center).add("work", comes)
+        Bindings(center).add("work", comes, ttl_ms)
     publish(connection, exchange, "a")
     assert waiting(center, "stays", "goes", "comes") == [2, 1, 1]
 
