@@ -7,6 +7,7 @@ from redis.exceptions import NoPermissionError
 __all__ = (
     "ActionTimeError",
     "ConfigurationError",
+    "ConsumersError",
     "EmbeddedServerError",
     "EnvelopeError",
     "MigrationError",
@@ -51,7 +52,11 @@ class AlreadyThereError(TocError):
 
 
 class MigrationError(TocError):
-    """Messages are not moved from another broker, for somebody consumes from it."""
+    """Messages are not moved to or from another broker: what was named is not there."""
+
+
+class ConsumersError(MigrationError):
+    """They are not, for somebody consumes what is to be moved; who knows better may force it."""
 
 
 class ReplicationError(TocError):

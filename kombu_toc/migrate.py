@@ -28,10 +28,12 @@ from kombu import Connection
 from kombu.utils.json import loads
 from redis.exceptions import NoPermissionError
 
+from .calls import when_of
 from .center import SENT, Call
 from .connections import connect, mask_password, read_url
-from .errors import ActionTimeError, ConfigurationError, MigrationError
+from .errors import ActionTimeError, ConfigurationError, ConsumersError, MigrationError
 from .options import read
+from .topics import PRIORITY_STEPS
 from .transport.channel import Channel, eta_us
 
 #: Messages that are written, and then taken from the source, together.
@@ -50,6 +52,9 @@ _OPTIONS = {
     "unacked_key": "unacked",
     "unacked_index_key": "unacked_index",
 }
+
+#: How the keys of Kombu's bindings begin, after the prefix.
+_BINDINGS = "_kombu.binding."
 
 # KEYS[1] unacked   KEYS[2] unacked_index   ARGV[1] delivery tag   ARGV[2] what it has been
 _TAKE = """
@@ -77,14 +82,76 @@ class Migrated(NamedTuple):
     staying: int  #: how many are left in the source
     named: list[Staying]  #: the first of those
     skipped: dict[str, str]  #: key of a queue that is left as it is -> why
+    unknown: list[str] = []
+    refused: str = ""  #: of a dry run: why nothing would be moved
+    dead: int = 0  #: of a way back: how many dead letters stay in the timeout center
 
     @property
     def moved(self) -> int:
         return sum(self.queues.values())
 
 
-class _Unreadable(Exception):
+class Unreadable(Exception):
     """Says why a message stays."""
+
+
+class Broker:
+    """A broker of Kombu's own Redis transport.
+
+    url: its URL
+    options: its ``broker_transport_options``
+
+    Raises ConfigurationError for a URL that cannot be used.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        if url.startswith("toc"):
+            raise ConfigurationError(
+                f"{mask_password(url)} is a timeout center already; name the other broker, "
+                "redis://..."
+            )
+        address = read_url(re.sub(r"^redis\+socket:", "unix:", url))
+        options = dict(options)
+        ssl = options.pop("ssl", None)
+        where = {k: options.pop(k, default) for k, default in _OPTIONS.items()}
+        where.update({k: address.query.pop(k) for k in _OPTIONS if k in address.query})
+        settings = read(address.query, options)
+        self.client = connect(address, settings, ssl=ssl)
+        self.db = address.db
+        self.shown = mask_password(url)
+        self.prefix: str = where["global_keyprefix"]
+        self.sep: str = where["sep"]
+        self.unacked_key: str = where["unacked_key"]
+        self.unacked = self.prefix + self.unacked_key
+        self.index = self.prefix + where["unacked_index_key"]
+        self.steps = settings.priority_steps or PRIORITY_STEPS
+
+    def close(self) -> None:
+        self.client.close()
+        self.client.connection_pool.disconnect()
+
+
+def connected(client: Any, shown: str) -> list[dict[str, Any]]:
+    """Who is connected to a server. Raises ConsumersError if it does not say."""
+    try:
+        return client.client_list()
+    except NoPermissionError as exc:
+        raise ConsumersError(
+            f"{shown} does not say who is connected ({exc}); make sure that its workers are "
+            "stopped, and say so (force)"
+        ) from exc
+
+
+def refuse_if_any(consumers: Collection[str], shown: str) -> None:
+    """Raises ConsumersError if there are consumers."""
+    if consumers:
+        first = sorted(consumers)[:5]
+        named = ", ".join(first) + (", ..." if len(consumers) > len(first) else "")
+        consume = "connection consumes" if len(consumers) == 1 else "connections consume"
+        raise ConsumersError(
+            f"{len(consumers)} {consume} from {shown} ({named}): stop its workers and whatever "
+            "watches them, or what they have taken runs twice"
+        )
 
 
 class _Row(NamedTuple):
@@ -120,49 +187,44 @@ def migrate_broker(
     progress: is told how many messages have been looked at, and of how many
 
     Workers of the source must be stopped: one that lives has taken messages that are moved too.
-    Raises MigrationError if there are any, ConfigurationError for a URL that cannot be used.
+    Raises ConsumersError if there are any, MigrationError if nothing there has that key prefix but
+    others are there, ConfigurationError for a URL that cannot be used.
     """
     with target.channel() as channel:
         if not isinstance(channel, Channel):
             raise ConfigurationError(
                 f"{target.as_uri()} is not a timeout center; its URL begins with toc+redis://"
             )
-        migration = _Migration(source, channel, dict(options or {}), queues, fanout, dry_run)
+        broker = Broker(source, options or {})
+        migration = _Migration(broker, channel, queues, fanout, dry_run)
+        refused = ""
         try:
-            if not force and not dry_run:
-                migration.check_for_consumers()
-            return migration.run(progress)
+            migration.check_prefix()
+            if not force:
+                try:
+                    migration.check_for_consumers()
+                except ConsumersError as exc:
+                    if not dry_run:
+                        raise
+                    refused = str(exc)
+            return migration.run(progress)._replace(refused=refused)
         finally:
-            migration.client.close()
-            migration.client.connection_pool.disconnect()
+            broker.close()
 
 
 class _Migration:
     def __init__(
         self,
-        url: str,
+        broker: Broker,
         channel: Channel,
-        options: dict[str, Any],
         queues: Collection[str] | None,
         fanout: Collection[str],
         dry_run: bool,
     ) -> None:
-        if url.startswith("toc"):
-            raise ConfigurationError(
-                f"{mask_password(url)} is a timeout center already; name the broker to move from, "
-                "redis://..."
-            )
-        address = read_url(re.sub(r"^redis\+socket:", "unix:", url))
-        ssl = options.pop("ssl", None)
-        where = {k: options.pop(k, default) for k, default in _OPTIONS.items()}
-        where.update({k: address.query.pop(k) for k in _OPTIONS if k in address.query})
-        self.client = connect(address, read(address.query, options), ssl=ssl)
-        self.db = address.db
-        self.shown = mask_password(url)
-        self.prefix: str = where["global_keyprefix"]
-        self.sep: str = where["sep"]
-        self.unacked = self.prefix + where["unacked_key"]
-        self.index = self.prefix + where["unacked_index_key"]
+        self.broker = broker
+        self.client = broker.client
+        self.prefix, self.sep = broker.prefix, broker.sep
+        self.unacked, self.index = broker.unacked, broker.index
         self.channel = channel
         self.only = None if queues is None else set(queues)
         self.fanout = set(fanout)
@@ -172,31 +234,39 @@ class _Migration:
         self.unacknowledged = self.scheduled = self.staying = 0
         self.named: list[Staying] = []
         self.skipped: dict[str, str] = {}
+        #: queues that have a list
+        self.seen: set[str] = set()
         self._bindings: dict[str, list[list[str]]] = {}
         self._bound: set[str] = set()
 
-    def check_for_consumers(self) -> None:
-        try:
-            clients = self.client.client_list()
-        except NoPermissionError as exc:
+    def check_prefix(self) -> None:
+        """Make sure that somebody has used that prefix, if somebody has used any."""
+        if not self.prefix:
+            return
+        begins = _literally(self.prefix)
+        if next(self.client.scan_iter(f"{begins}*", count=1000), None) is not None:
+            return
+        others = {
+            key.decode("utf-8", "replace").partition(_BINDINGS)[0]
+            for key in self.client.scan_iter(f"*{_BINDINGS}*", count=1000)
+        }
+        if others:
+            known = " and ".join(repr(one) if one else "none" for one in sorted(others))
             raise MigrationError(
-                f"{self.shown} does not say who is connected ({exc}); make sure that its workers "
-                "are stopped, and say so (force)"
-            ) from exc
+                f"no key in {self.broker.shown} begins with the prefix {self.prefix!r}; the "
+                f"brokers there have {known}"
+            )
+
+    def check_for_consumers(self) -> None:
         # A worker waits for tasks with BRPOP, or has no room for any; for remote control it has
         # subscribed to patterns in any case. So has Flower.
         found = [
             one.get("addr", "?")
-            for one in clients
-            if int(one.get("db", 0)) == self.db
+            for one in connected(self.client, self.broker.shown)
+            if int(one.get("db", 0)) == self.broker.db
             and (one.get("cmd", "").startswith("brpop") or int(one.get("psub", 0)) > 0)
         ]
-        if found:
-            shown = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
-            raise MigrationError(
-                f"{len(found)} connections consume from {self.shown} ({shown}): stop its workers "
-                "and whatever watches them, or what they have taken runs twice"
-            )
+        refuse_if_any(found, self.broker.shown)
 
     def run(self, progress: Callable[[int, int], None] | None) -> Migrated:
         keys = list(self._lists())
@@ -209,6 +279,8 @@ class _Migration:
                 done += looked_at
                 if progress is not None:
                     progress(done, max(total, done))
+        if self.only is None:
+            self._others_unacknowledged()
         # Who migrates ends now, and may have no connection left when its process does.
         self.channel.center.metrics.send(self.channel.center)
         return Migrated(
@@ -218,6 +290,11 @@ class _Migration:
             self.staying,
             self.named,
             self.skipped,
+            [
+                queue
+                for queue in sorted(self.only or ())
+                if queue not in self.seen and queue not in self.moved and not self._is_known(queue)
+            ],
         )
 
     # -- what is ready
@@ -232,6 +309,7 @@ class _Migration:
                 continue
             if step and not step.isdigit():
                 continue
+            self.seen.add(queue)
             if self.client.pttl(raw) > 0:
                 self.skipped[key] = "it expires by itself"
                 continue
@@ -246,13 +324,18 @@ class _Migration:
                     "its messages were not sent to this queue; perhaps they have another "
                     "global_keyprefix; else name it among the queues to move"
                 )
+                self.staying += self.client.llen(raw)
             elif self._is_bound(queue) or self.only is not None:
                 yield raw, queue  # nothing at its ends can be read: each will be named
+
+    def _is_known(self, queue: str) -> bool:
+        """Whether there is such a queue, although it is empty; or was, for it has been moved."""
+        return self._is_bound(queue) or self.channel.center.declared(queue) is not None
 
     def _is_bound(self, queue: str) -> bool:
         """Whether an exchange has that queue."""
         if not self._bound:
-            pattern = _literally(self.prefix) + "_kombu.binding.*"
+            pattern = f"{_literally(self.prefix)}{_BINDINGS}*"
             for key in self.client.scan_iter(pattern, count=1000, _type="set"):
                 for member in self.client.smembers(key):
                     self._bound.add(member.decode("utf-8", "replace").split(self.sep)[-1])
@@ -265,7 +348,7 @@ class _Migration:
             raw = self.client.lindex(key, end)
             try:
                 return self._message(self._parsed(raw or b""))
-            except _Unreadable:
+            except Unreadable:
                 continue
         return None
 
@@ -278,7 +361,7 @@ class _Migration:
             found = self._queues(
                 str(info.get("exchange") or ""), str(info.get("routing_key") or "")
             )
-        except _Unreadable:
+        except Unreadable:
             return False
         return queue in found
 
@@ -290,7 +373,7 @@ class _Migration:
             for raw in reversed(page):
                 try:
                     message = self._message(self._parsed(raw))
-                except _Unreadable as exc:
+                except Unreadable as exc:
                     self._stays(key, raw, exc)
                 else:
                     rows.append(_Row(raw, self._tag(message, raw), [queue], message))
@@ -316,7 +399,7 @@ class _Migration:
                 tag = raw_tag.decode("utf-8", "surrogateescape")
                 try:
                     row = self._delivered(tag, raw)
-                except _Unreadable as exc:
+                except Unreadable as exc:
                     self._stays(self.unacked, raw, exc)
                 else:
                     if self.only is None or self.only.intersection(row.queues):
@@ -333,10 +416,25 @@ class _Migration:
             if not cursor:
                 return
 
+    def _others_unacknowledged(self) -> None:
+        """Of brokers with another prefix, which is perhaps the one that was meant."""
+        pattern = f"{_literally(self.prefix)}*{_literally(self.broker.unacked_key)}"
+        for raw in self.client.scan_iter(pattern, count=1000, _type="hash"):
+            key = raw.decode("utf-8", "surrogateescape")
+            _, page = self.client.hscan(raw, count=1)
+            if key == self.unacked or not page:
+                continue
+            try:
+                self._delivered("", next(iter(page.values())))
+            except Unreadable:
+                continue
+            self.skipped[key] = "workers of a broker with another global_keyprefix had these"
+            self.staying += self.client.hlen(raw)
+
     def _delivered(self, tag: str, raw: bytes) -> _Row:
         parsed = self._parsed(raw)
         if not isinstance(parsed, list) or len(parsed) != 3:
-            raise _Unreadable("it is no delivered message of Kombu's")
+            raise Unreadable("it is not a delivered message of Kombu's")
         payload, exchange, routing_key = parsed
         message = self._message(payload)
         queues = self._queues(str(exchange or ""), str(routing_key or ""))
@@ -350,9 +448,9 @@ class _Migration:
         if not exchange:
             return [routing_key]
         if exchange in self.fanout:
-            raise _Unreadable("it is a broadcast, which reaches those who listen when it is sent")
+            raise Unreadable("it is a broadcast, which reaches those who listen when it is sent")
         if exchange not in self._bindings:
-            members = self.client.smembers(f"{self.prefix}_kombu.binding.{exchange}")
+            members = self.client.smembers(f"{self.prefix}{_BINDINGS}{exchange}")
             split = [
                 member.decode("utf-8", "surrogateescape").split(self.sep) for member in members
             ]
@@ -365,7 +463,7 @@ class _Migration:
         # Perhaps the app has declared its queues in the timeout center already.
         found = found or set(self.channel._lookup(exchange, routing_key))
         if not found:
-            raise _Unreadable(
+            raise Unreadable(
                 f"no queue is bound to exchange {exchange!r} with the key {routing_key!r}"
             )
         return sorted(found)
@@ -376,7 +474,7 @@ class _Migration:
         try:
             return loads(raw.decode())
         except Exception as exc:  # also whatever a decoder that was registered with Kombu raises
-            raise _Unreadable(f"it is no JSON: {exc}") from exc
+            raise Unreadable(f"it is not valid JSON: {exc}") from exc
 
     def _message(self, payload: Any) -> dict[str, Any]:
         """A message as our channel takes it."""
@@ -398,7 +496,9 @@ class _Migration:
                 "body": body,
             }
         except (KeyError, TypeError, ValueError, AttributeError) as exc:
-            raise _Unreadable(f"it is no message of Kombu's: {type(exc).__name__}: {exc}") from exc
+            raise Unreadable(
+                f"it is not a message of Kombu's: {type(exc).__name__}: {exc}"
+            ) from exc
 
     def _tag(self, message: dict[str, Any], raw: bytes) -> str:
         tag = message["properties"].get("delivery_tag")
@@ -417,6 +517,7 @@ class _Migration:
         moving: list[_Row] = []
         for row in rows:
             try:
+                self._check_time(row)
                 made = [] if self.dry_run else [self._putting(q, row) for q in row.queues]
             except ActionTimeError as exc:
                 self._stays(key, row.raw, exc, row.message["headers"].get("id") or row.tag)
@@ -436,6 +537,11 @@ class _Migration:
             self.moved.update(row.queues)
             self.scheduled += self._is_ahead(row)
         return len(moving)
+
+    def _check_time(self, row: _Row) -> None:
+        """Raises ActionTimeError if the center would not take it: also a dry run is to tell."""
+        at_us, delay_us = self.channel._action_time(row.message["headers"], {}, row.tag)
+        when_of(at_us, delay_us)
 
     def _putting(self, queue: str, row: _Row) -> Call:
         properties = {

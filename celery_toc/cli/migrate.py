@@ -1,4 +1,4 @@
-"""``celery toc migrate``: move everything from a broker of Kombu's own Redis transport."""
+"""``celery toc migrate``: move everything from a broker of Kombu's own Redis transport, or back."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import click
 
 import kombu_toc
 
-from .ends import FAILED, Command, Failure
+from .ends import FAILED, USAGE, Command, Failure
 from .screen import Column
 from .session import Session, with_session, yes_option
+
+#: What may be done about somebody who consumes.
+OVERRIDE = "; --force moves what is there all the same"
 
 QUEUES = (Column("queue"), Column("messages", right=True))
 STAYING = (Column("in"), Column("message", fold=True), Column("reason", fold=True))
@@ -23,53 +26,74 @@ STAYING = (Column("in"), Column("message", fold=True), Column("reason", fold=Tru
 celery -A shop toc migrate redis://localhost:6379/0 --dry-run
 celery -A shop toc migrate redis://localhost:6379/0
 celery -A shop toc migrate redis://localhost:6379/0 -Q mail --yes --json
+celery -A shop toc migrate --to redis://localhost:6379/0
 """,
 )
-@click.argument("source", metavar="redis://...")
+@click.argument("source", metavar="[redis://...]", required=False)
+@click.option(
+    "--to", "target", metavar="redis://...", help="The way back: from the app's broker to this one."
+)
 @click.option("--queue", "-Q", "queues", multiple=True, metavar="NAME", help="Only this queue.")
 @click.option(
-    "--key-prefix", default="", metavar="TEXT", help="The old broker's global_keyprefix, if any."
+    "--key-prefix",
+    default="",
+    metavar="TEXT",
+    help="The global_keyprefix of the redis:// broker, if any.",
 )
-@click.option("--dry-run", is_flag=True, help="Count what would be moved, and change nothing.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Count what would be moved, say what stands in the way, and change nothing.",
+)
 @click.option(
     "--force",
     is_flag=True,
-    help="Also while somebody consumes from the old broker: what both take runs twice.",
+    help="Also while somebody consumes: what both brokers' workers take runs twice.",
 )
 @yes_option
 @with_session
 def migrate(
     session: Session,
-    source: str,
+    source: str | None,
+    target: str | None,
     queues: tuple[str, ...],
     key_prefix: str,
     dry_run: bool,
     force: bool,
     yes: bool,
 ) -> None:
-    """Move all messages from a redis:// broker to the app's, ETA tasks that workers held included.
+    """Move all messages from a redis:// broker to the app's, ETA tasks that workers held included;
+    or, with --to, back to such a broker.
 
-    Stop the workers of the old broker first. It can be repeated, also after it was stopped
-    halfway: nothing is lost and nothing is moved twice. Exit code 1 if a message stays behind,
-    which is said.
+    Stop the workers of the broker that the messages are in first. It can be repeated, also after it
+    was stopped halfway: nothing is lost and nothing is moved twice. Exit code 1 if a message stays
+    behind, which is said, and if a queue or a prefix that was named is not there.
     """
+    if (source is None) == (target is None):
+        raise Failure(
+            "name the broker to move from, redis://..., or with --to the one to move to", USAGE
+        )
     session.center.client.ping()
-    shown = kombu_toc.mask_password(source)
+    url = source or target
+    shown = kombu_toc.mask_password(url)
     session.ctx.meta["celery_toc.broker"] = shown
-    amqp = session.app.amqp
     options: dict[str, Any] = {
         "options": {"global_keyprefix": key_prefix} if key_prefix else None,
         "queues": queues or None,
-        "fanout": [
-            queue.exchange.name
-            for queue in amqp.queues.values()
-            if queue.exchange and queue.exchange.type == "fanout"
-        ],
+        "force": force,
     }
+    if source:
+        options["fanout"] = [
+            queue.exchange.name
+            for queue in session.app.amqp.queues.values()
+            if queue.exchange and queue.exchange.type == "fanout"
+        ]
 
     def run(label: str, **more: Any) -> Any:
         with session.app.connection_for_write() as connection, _Bar(session, label) as bar:
-            return kombu_toc.migrate_broker(source, connection, progress=bar, **options, **more)
+            if source:
+                return kombu_toc.migrate_broker(url, connection, progress=bar, **options, **more)
+            return kombu_toc.migrate_back(connection, url, progress=bar, **options, **more)
 
     try:
         if dry_run:
@@ -77,10 +101,15 @@ def migrate(
         else:
             if not yes:
                 found = run("Counting", dry_run=True)
-                session.confirm(f"Move {_described(found)} from {shown}?", yes)
-            result = run("Moving", force=force)
+                if found.refused:
+                    raise Failure(f"{found.refused}{OVERRIDE}", FAILED)
+                where = f"{'from' if source else 'to'} {shown}"
+                session.confirm(f"Move {_messages(found.moved)} {where}: {_parts(found)}?", yes)
+            result = run("Moving")
+    except kombu_toc.ConsumersError as exc:
+        raise Failure(f"{exc}{OVERRIDE}", FAILED) from exc
     except kombu_toc.MigrationError as exc:
-        raise Failure(f"{exc}; --force moves what is there all the same", FAILED) from exc
+        raise Failure(exc, FAILED) from exc
     _tell(session, result, dry_run)
 
 
@@ -108,11 +137,12 @@ class _Bar:
             self._bar.__exit__(*exc_info)
 
 
-def _described(result: Any) -> str:
-    return (
-        f"{result.moved} messages, of which workers had taken {result.unacknowledged} and "
-        f"{result.scheduled} are not due yet,"
-    )
+def _messages(number: int) -> str:
+    return "1 message" if number == 1 else f"{number} messages"
+
+
+def _parts(result: Any) -> str:
+    return f"{result.scheduled} scheduled; {result.unacknowledged} had been held by workers"
 
 
 def _tell(session: Session, result: Any, dry_run: bool) -> None:
@@ -131,16 +161,32 @@ def _tell(session: Session, result: Any, dry_run: bool) -> None:
                     for one in result.named
                 ],
                 "skipped": result.skipped,
+                "unknown": result.unknown,
+                "dead": result.dead,
+                "refused": result.refused or None,
             }
         )
     else:
         if result.queues:
             session.screen.table(QUEUES, sorted(result.queues.items()))
-        verb = "There are" if dry_run else "Moved"
-        session.screen.say(f"{verb} {_described(result)[:-1]}.")
+        verb = "Would move" if dry_run else "Moved"
+        session.screen.say(f"{verb} {_messages(result.moved)}: {_parts(result)}.")
+        if result.dead:
+            letters = (
+                "1 dead letter stays" if result.dead == 1 else f"{result.dead} dead letters stay"
+            )
+            session.screen.say(
+                f"{letters} in the timeout center; 'celery toc dead requeue' makes them messages "
+                "again."
+            )
         for key, reason in result.skipped.items():
             session.screen.say(f"Left {key!r}: {reason}.")
         if result.named:
             session.screen.table(STAYING, [list(one) for one in result.named])
     if result.staying:
-        session.complain(f"{result.staying} messages stay where they are", FAILED)
+        stay = "stays where it is" if result.staying == 1 else "stay where they are"
+        session.complain(f"{_messages(result.staying)} {stay}", FAILED)
+    for queue in result.unknown:
+        session.complain(f"there is no queue {queue!r} to move from", FAILED)
+    if result.refused:
+        session.complain(f"nothing would be moved: {result.refused}{OVERRIDE}", FAILED)

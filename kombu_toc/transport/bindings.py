@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..center import Call, TimeoutCenter
@@ -54,19 +54,20 @@ class Bindings:
         self.of(exchange, *members)
 
     def with_queue(self, queue: str) -> list[tuple[str, str]]:
-        """(exchange, binding) of each binding of a queue, whoever has made it.
+        """(exchange, binding) of each binding of a queue, whoever has made it."""
+        every = self.every(f"*,{_literally(json.dumps(queue))},*")
+        return [(exchange, member) for exchange, member in every if json.loads(member)[2] == queue]
+
+    def every(self, pattern: str | None = None) -> Iterator[tuple[str, str]]:
+        """(exchange, binding) of each binding; of each that matches.
 
         Looks through the names of all keys: for what is done rarely.
         """
-        stem = self._keys.bindings("")
-        part = f"*,{_literally(json.dumps(queue))},*"
-        found = []
-        for raw in self._center.client.scan_iter(f"{_literally(stem)}*", count=1000):
+        stem, client = self._keys.bindings(""), self._center.client
+        for raw in client.scan_iter(f"{_literally(stem)}*", count=1000):
             exchange = raw.decode("utf-8", "surrogatepass")[len(stem) :]
-            for member, _ in self._center.client.zscan_iter(raw, match=part, count=1000):
-                if json.loads(member)[2] == queue:
-                    found.append((exchange, member.decode()))
-        return found
+            for member, _ in client.zscan_iter(raw, match=pattern, count=1000):
+                yield exchange, member.decode()
 
     def clear(self, exchange: str) -> None:
         """Forget all bindings of an exchange."""

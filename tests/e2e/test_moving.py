@@ -235,7 +235,8 @@ def test_migrate_asks_refuses_and_says_what_is_wrong(
     run("migrate", server.toc_url, "--yes").fails(2, "is a timeout center already")
     run("migrate", "amqp://localhost", "--yes").fails(2, "unknown scheme")
     run("migrate", "redis://:hush@127.0.0.1:1/0", "--yes").fails(1, "redis://:**@127.0.0.1:1/0")
-    run("migrate").fails(2, "redis://")
+    run("migrate").fails(2, "redis://", "--to")
+    run("migrate", server.url, "--to", server.url).fails(2, "--to")
     answer(old, "migrate", server.url, "--yes").fails(2, "not a timeout center")
     assert (
         "celery -A shop toc migrate redis://localhost:6379/0 --dry-run"
@@ -247,14 +248,73 @@ def test_migrate_asks_refuses_and_says_what_is_wrong(
     [worker] = start_workers(1, "-c", "1", broker=server.url, worker_prefetch_multiplier=0)
     wait_until(lambda: client.hlen("unacked") == 1, 30)
     refused = run("migrate", server.url, "--yes")
-    refused.fails(1, "connections consume from redis://", "stop its workers", "--force")
-    assert run("migrate", server.url, "--dry-run", "--json").json["found"] == 1
+    refused.fails(1, "from redis://", "stop its workers", "--force")
+    counted = run("migrate", server.url, "--dry-run", "--json")
+    assert (counted.code, counted.json["found"]) == (1, 1)
+    assert "from redis://" in counted.json["refused"]
+    run("migrate", server.url, "--dry-run").fails(1, "nothing would be moved", "--force")
     for process in worker.container.processes()[::-1]:
         process.kill()
     worker.container._process.wait(30)
     client.lpush("celery", "nonsense")
     said = run("migrate", server.url, "--yes")
-    said.fails(1, "1 messages stay where they are")
+    said.fails(1, "1 message stays where it is")
     assert re.search(r"^celery +1$", said.out, re.M), said.out
-    assert "of which workers had taken 1 and 1 are not due yet" in said.out
+    assert "Moved 1 message: 1 scheduled; 1 had been held by workers." in said.out
+    run("migrate", server.url, "-Q", "celry", "--yes").fails(1, "there is no queue 'celry'")
+    wrong = run("migrate", server.url, "--key-prefix", "shp:", "--yes")
+    wrong.fails(1, "no key", "begins with the prefix 'shp:'; the brokers there have none")
+    assert "--force" not in wrong.err
     assert "nonsense" in said.out
+
+
+def test_the_way_back_tasks_run_at_their_time_by_kombus_own_transport(
+    start_workers: StartWorkers,
+    app: Celery,
+    old: Celery,
+    journal: Journal,
+    client: redis.Redis,
+    server: Server,
+    toc: kombu_toc.TimeoutCenter,
+) -> None:
+    """Also one that was rescheduled, and one whose consumer is gone: each runs once."""
+    [worker] = start_workers(1, "-Q", "urgent", "-c", "1")
+    due = time.time() + 25
+    note = app.tasks["e2e.note"]
+    for i in range(20):
+        note.apply_async((f"eta-{i}", due + i / 10), countdown=25 + i / 10)
+        note.apply_async((f"ready-{i}",), priority=i % 10)
+    moved = note.apply_async(("eta-moved", due), countdown=HOUR)
+    toc.reschedule(moved.id, at=due)
+    assert len(toc.pop("celery", 1).messages) == 1
+    refused = answer(app, "migrate", "--to", server.url, "--yes")
+    refused.fails(1, "from toc+redis://", "stop its workers", "--force")
+    answer(app, "migrate", "--to", server.url, "--dry-run").fails(1, "nothing would be moved")
+    worker.teardown()
+
+    counted = answer(app, "migrate", "--to", server.url, "--dry-run", "--json")
+    assert (counted.code, counted.json["queues"]) == (0, {"celery": 41})
+    # Killed on the way, whatever it has done by then, and run again, and once more.
+    for seconds in (0.9, 1.3):
+        process = start_command(server.toc_url, "migrate", "--to", server.url, "--yes")
+        try:
+            process.communicate(timeout=seconds)  # it takes about a second to start
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+    said = answer(app, "migrate", "--to", server.url, "--yes")
+    assert said.code == 0, said.err
+    again = answer(app, "migrate", "--to", server.url, "--yes")
+    assert again.out == "Moved 0 messages: 0 scheduled; 0 had been held by workers.\n"
+    assert sum(toc.counts("celery")) == 0
+
+    start_workers(1, "-c", "2", broker=server.url)
+    assert time.time() < due, "the machine was too slow for this test"
+    entries = journal.wait_for("ready-", 20) + journal.wait_for("eta-", 21, 40)
+    time.sleep(1)  # a second run of anything would come now
+    runs = Counter(entry["name"] for entry in journal.entries())
+    assert set(runs.values()) == {1}
+    assert len(runs) == 41
+    lateness = [entry["at"] - entry["due"] for entry in entries if entry["due"]]
+    assert min(lateness) > -0.1  # Celery's own timer; the times are Redis's
+    assert max(lateness) < 3

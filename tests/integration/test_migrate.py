@@ -342,9 +342,11 @@ def test_a_key_prefix_and_other_names_are_found(
     hold(old(**names), 2)
     send(connection, "ready", priority=9)
     assert {b"old_celery:9", b"old_mine"} < set(client.keys())
-    result = move()  # without a word of the prefix
-    assert (result.moved, list(result.skipped)) == (0, ["old_celery:9"])
-    assert "global_keyprefix" in result.skipped["old_celery:9"]
+    for dry_run in (True, False):
+        result = move(dry_run=dry_run)  # without a word of the prefix
+        assert (result.moved, list(result.skipped)) == (0, ["old_celery:9"])
+        assert "global_keyprefix" in result.skipped["old_celery:9"]
+        assert result.staying == 1
     result = move(options=names)
     assert result.queues == {"celery": 2, "news": 1}
     assert source_keys(client) == []
@@ -359,10 +361,62 @@ def test_it_is_refused_while_somebody_consumes_unless_it_is_meant(old: Connect, 
     with Consumer(consumer, [Queue("other")], callbacks=[print]):
         consumer.default_channel.connection.cycle.on_poll_start()  # it waits with BRPOP
         time.sleep(0.1)  # until the server has read that
-        with pytest.raises(kombu_toc.MigrationError, match="1 connections consume from redis"):
+        said = "1 connection consumes from redis://"
+        with pytest.raises(kombu_toc.ConsumersError, match=said):
             move()
-        assert move(dry_run=True).moved == 1
+        counted = move(dry_run=True)
+        assert counted.moved == 1
+        assert counted.refused.startswith(said)
+        assert not move(dry_run=True, force=True).refused
         assert move(force=True).moved == 1
+
+
+def test_messages_under_a_prefix_that_was_not_given_stay_and_are_counted(
+    old: Connect, move: Move
+) -> None:
+    """Also if workers had them all."""
+    names = {"global_keyprefix": "old_"}
+    for i in range(3):
+        send(old(**names), f"{i}")
+    hold(old(**names), 3)
+    for dry_run in (True, False):
+        result = move(dry_run=dry_run)
+        assert (result.moved, result.staying) == (0, 3)
+        assert "global_keyprefix" in result.skipped["old_unacked"]
+    assert move(options=names).moved == 3
+    assert move().staying == 0
+
+
+def test_a_prefix_that_nobody_uses_is_an_error_that_names_those_in_use(
+    old: Connect, move: Move, client: redis.Redis
+) -> None:
+    wrong = {"global_keyprefix": "odl_"}
+    assert move(options=wrong).moved == 0  # there is no broker at all
+    send(old(global_keyprefix="old_"), "1")
+    send(old(), "2")
+    for dry_run in (True, False):
+        with pytest.raises(
+            kombu_toc.MigrationError, match=r"'odl_'; the brokers there have none and 'old_'"
+        ):
+            move(options=wrong, dry_run=dry_run)
+
+
+def test_a_queue_that_is_not_there_is_told(old: Connect, move: Move, client: redis.Redis) -> None:
+    send(old(), "1")
+    for dry_run in (True, False):
+        result = move(queues=["celry", "news"], dry_run=dry_run)
+        assert (result.moved, result.unknown) == (0, ["celry"])  # news is there, and empty
+    assert move(queues=["celery"]).moved == 1
+    assert move(queues=["celery"]).unknown == []
+
+
+def test_a_dry_run_tells_what_the_center_would_not_take(old: Connect, move: Move) -> None:
+    send(old(), "far", headers={"eta": "9999-01-01T00:00:00+00:00"})
+    send(old(), "odd", headers={"eta": "tomorrow"})
+    counted, moved = move(dry_run=True), move()
+    assert counted == moved
+    assert counted.staying == 2
+    assert sorted(one.what for one in counted.named) == ["far", "odd"]
 
 
 def test_a_source_that_cannot_be_used_is_named(move: Move, server: Server) -> None:
