@@ -889,7 +889,9 @@ class Channel(virtual.Channel):
                 return 0
         for exchange, routing_key, arguments in list(self.state.queue_bindings(queue)):
             self._unbind(queue, exchange, routing_key, arguments)
-        if queue not in self._transient:  # the others' bindings of such a queue go stale
+        # The others' bindings of a transient queue go stale; and a queue that is gone has none:
+        # Kombu deletes that of its replies to remote control twice.
+        if declared is not None and not declared.declaration.expires:
             self._unbind_everywhere(queue)
         self.state.queue_bindings_delete(queue)
         self.heartbeat.forget_topic(queue)

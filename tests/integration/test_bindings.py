@@ -130,6 +130,20 @@ def test_as_many_bindings_as_before_are_seen_to_be_others(
     assert waiting(center, "stays", "goes", "comes") == [2, 1, 1]
 
 
+@pytest.mark.parametrize("options", [{"exclusive": True}, {"auto_delete": True}, {"expires": 60}])
+def test_to_delete_a_transient_queue_looks_through_no_keys(
+    connect: Connect, client: redis.Redis, options: dict[str, Any]
+) -> None:
+    connection = connect()
+    queue = Queue("reply", Exchange("replies", "direct"), "key", **options)
+    queue(connection.default_channel).declare()
+    before = commands(client).get("scan", 0)
+    for _ in range(2):  # as Kombu does with the queue of replies to remote control
+        connection.default_channel.queue_delete("reply")
+    assert commands(client).get("scan", 0) == before
+    assert keys_left(client) == []
+
+
 def test_an_exchange_that_was_deleted_and_is_bound_again_routes_as_it_is_bound_now(
     connect: Connect, center: TimeoutCenter, client: redis.Redis
 ) -> None:
