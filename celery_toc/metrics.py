@@ -52,7 +52,7 @@ class TimeoutCenterCollector(Collector):
 
     def collect(self) -> Iterator[Any]:
         try:
-            families = [*self._queues(), *self._counted(), *self._scripts()]
+            families = [*self._queues(), *self._counted(), *self._scripts(), *self._memory()]
         except (RedisError, kombu_toc.TocError, OSError):
             families = []
         yield GaugeMetricFamily(
@@ -119,6 +119,20 @@ class TimeoutCenterCollector(Collector):
             calls.add_metric((script,), times.calls)
             seconds.add_metric((script,), times.timed, times.seconds)
         return [calls, seconds]
+
+    def _memory(self) -> list[Any]:
+        used = GaugeMetricFamily(
+            "celery_toc_memory_used_bytes", "Memory that a server uses.", labels=("server",)
+        )
+        most = GaugeMetricFamily(
+            "celery_toc_memory_max_bytes",
+            "Memory from which on it refuses new messages; 0 if nothing bounds it.",
+            labels=("server",),
+        )
+        for memory in kombu_toc.read_memory(self._center.client):
+            used.add_metric((memory.server,), memory.used)
+            most.add_metric((memory.server,), memory.most)
+        return [used, most]
 
 
 def _cumulated(lateness: kombu_toc.Lateness) -> list[tuple[float, int]]:

@@ -95,7 +95,18 @@ def _telling(base: type) -> type:
                 self.message.error = "" if exc.reason is None else str(exc.reason)
             else:
                 _note(self.message, "the task failed", exc)
-            return super().on_failure(exc_info, *args, **kwargs)
+            try:
+                return super().on_failure(exc_info, *args, **kwargs)
+            except MemoryError:
+                raise
+            except Exception as error:
+                # Such as a result backend that is full. A task that has failed has ended, whoever
+                # can be told of it; else its message would stay with this worker for ever.
+                logger.error(
+                    "Task %s[%s] failed, and that cannot be stored: %r", self.name, self.id, error
+                )
+                if isinstance(exc, Reject):
+                    return self.reject(requeue=exc.requeue)
 
     Request.__qualname__ = Request.__name__ = base.__name__
     Request.__module__ = base.__module__

@@ -24,6 +24,7 @@ from datetime import datetime
 from typing import Any
 from weakref import ref
 
+from billiard.einfo import ExceptionInfo
 from celery import Task, bootsteps, signals
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.utils.log import get_logger
@@ -175,6 +176,8 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
         self._listen_for_the_end(c)
         if not c.hub or _ends_tasks_in_threads(c.pool):
             self._tell_when_tasks_end(c.pool)
+        elif self._solo:
+            _survive(c.pool)
 
     def _say_what_is_served(self, c: Any, channel: kombu_toc.Channel) -> None:
         """Once, not at every reconnect."""
@@ -365,15 +368,17 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
                     step._started.add(request)
                 accept_callback(*when)
 
-            def ended(*result: Any) -> Any:
+            traced, tell = _failing(request, target, callback)
+
+            def ended(result: Any) -> Any:
                 try:
-                    return callback(*result)
+                    return tell(result)
                 finally:
                     left()
 
             def run(*args: Any, **kwargs: Any) -> Any:
                 try:
-                    return target(*args, **kwargs)
+                    return traced(*args, **kwargs)
                 except BaseException:  # the pool does not call back then
                     left()
                     raise
@@ -548,6 +553,45 @@ def _read_time(time: Any) -> datetime | None:
         if time == "":  # to Celery it is no time at all, and it ends the worker
             raise
         return maybe_iso8601(time)
+
+
+def _failing(
+    request: Any, target: Callable[..., Any], callback: Callable[[Any], Any]
+) -> tuple[Callable[..., Any], Callable[[Any], Any]]:
+    """A pool's target and callback, so that a task fails whose result cannot be stored.
+
+    A process of a pool tells of it. In threads, Celery would take such a task for one that runs for
+    ever, and a worker of one thread would end.
+    """
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return target(*args, **kwargs)
+        except Exception:
+            return ExceptionInfo()
+
+    def ended(result: Any) -> Any:
+        return request.on_failure(result) if isinstance(result, ExceptionInfo) else callback(result)
+
+    return run, ended
+
+
+def _survive(pool: Any) -> None:
+    """Keep a worker of one thread from ending with a task."""
+    apply = pool.on_apply
+    if getattr(apply, "survives", False):
+        return
+
+    def on_apply(
+        target: Any, args: Any = None, kwargs: Any = None, callback: Any = None, **options: Any
+    ) -> Any:
+        request = getattr(callback, "__self__", None)
+        if isinstance(getattr(request, "message", None), kombu_toc.Message):
+            target, callback = _failing(request, target, callback)
+        return apply(target, args or (), kwargs, callback, **options)
+
+    on_apply.survives = True
+    pool.on_apply = on_apply
 
 
 def _ends_tasks_in_threads(pool: Any) -> bool:

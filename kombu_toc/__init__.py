@@ -46,6 +46,7 @@ _PLACES = {
     "unpack": "envelope",
     "center_for": "connections",
     "durability_warnings": "connections",
+    "read_memory": "connections",
     "mask_password": "connections",
     "server_url": "connections",
     "EmbeddedServer": "embedded",

@@ -681,11 +681,13 @@ class TimeoutCenter(Operating):
         ensure: bool = False,
         publish: tuple[str, str] | None = None,
         remember: int = REMEMBER,
+        replaces: bool = False,
     ) -> Call:
         """The call that adds a message; times in microseconds. Result: :class:`Put`. Look-ups by id
         find it if :meth:`admit` was called before.
 
         remember: seconds for which a repeated `publish` is recognised
+        replaces: it takes the place of one that was delivered: a full server takes it, too
         """
         slot = topic.slot_for(basis or id)
         if token is None:
@@ -711,6 +713,7 @@ class TimeoutCenter(Operating):
                 1 if ensure else 0,
                 name,
                 remember,
+                1 if replaces else 0,
             ),
             partial(_read_put, self.metrics.counts(topic)),
         )

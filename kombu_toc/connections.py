@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 import redis
@@ -99,9 +99,20 @@ def _told(reply: Any, pool: Any) -> Any:
         return _no_database(reply, pool)
     if not is_not_now(reply):
         return reply
-    error = ServerError(f"Redis refused a command: {reply}")
+    error = ServerError(refusal(reply, pool))
     error.__cause__ = reply
     return error
+
+
+def refusal(exc: BaseException, pool: Any) -> str:
+    """What to say of an error reply that passes by itself or by an operator's hand."""
+    if isinstance(exc, OutOfMemoryError) or re.search(r"\bOOM\b", str(exc)):
+        return (
+            f"{_where(pool)} is full (maxmemory): what was to be sent is not kept. Let workers "
+            "drain it, which they do all the same, or raise its maxmemory; then send it again: "
+            f"{exc}"
+        )
+    return f"Redis refused a command: {exc}"
 
 
 def _no_database(exc: Exception, pool: Any) -> ConfigurationError:
@@ -623,6 +634,28 @@ def _durability_warnings(client: redis.Redis) -> Iterator[str]:
 
 def _minutes(seconds: int) -> str:
     return f"{seconds} seconds" if seconds < 120 else f"{round(seconds / 60)} minutes"
+
+
+class Memory(NamedTuple):
+    """How much memory a server uses."""
+
+    server: str  #: host and port, or its socket
+    used: int  #: bytes
+    most: int  #: bytes (``maxmemory``); 0 if nothing bounds it
+
+
+def read_memory(client: redis.Redis) -> list[Memory]:
+    """How much memory the server uses, or each node of a Cluster that has slots. Empty if the user
+    may not ask."""
+    found = []
+    for node in client.primaries() if hasattr(client, "primaries") else [client]:
+        try:
+            info = node.info("memory")
+        except (NoPermissionError, ResponseError):
+            return []
+        used, most = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
+        found.append(Memory(_where(node.connection_pool), used, most))
+    return found
 
 
 def center_for(url: str, *, ssl: Any = None, **options: Any) -> TimeoutCenter:

@@ -5,6 +5,8 @@
 --            counted anything for thirty days
 -- ARGV[1] topic, or '' for what belongs to none
 -- ARGV[2...] counter, how many, ...
+-- A full server counts, too: it is then that somebody looks. Redis refuses what takes memory then,
+-- but not after a script's first write, which sets when a counter goes away.
 -- Returns 1, or 0 if there is no such topic: nothing is counted for one that was deleted.
 --@ clock
 
@@ -15,11 +17,12 @@ if ring > 0 then
   local minute = string.format('%.0f', math.floor(clock() / 60000000))
   slice = KEYS[3 + minute % ring]
   if redis.call('HGET', slice, 'minute') ~= minute then
-    redis.call('DEL', slice)
+    redis.call('DEL', slice) -- the first write
     redis.call('HSET', slice, 'minute', minute)
     redis.call('EXPIRE', slice, ring * 60)
   end
 end
+redis.call('EXPIRE', slice or KEYS[2], slice and ring * 60 or 2592000)
 for i = 2, #ARGV, 2 do
   redis.call('HINCRBY', KEYS[2], ARGV[i], ARGV[i + 1])
   if slice then redis.call('HINCRBY', slice, ARGV[i], ARGV[i + 1]) end

@@ -10,6 +10,7 @@
 -- ARGV[6] milliseconds after which the slot goes away unless something is put again, or 0
 -- ARGV[7] 1: add only if no live message has this id
 -- ARGV[8] name of this publish, or '' if it is not remembered   ARGV[9] seconds it is
+-- ARGV[10] 1: add it although the server is full, for it takes the place of one that was delivered
 -- Returns {id it is kept under, 1 added | 0 it was there already, now in microseconds if it was
 --          added just now, else 0, announcements, settled}; of a publish that is to be added only
 --          if it is new, 1 also if it is the one that added it, repeated
@@ -45,7 +46,7 @@ end
 if publish ~= '' and redis.call('GET', sent) == publish then return there(true) end
 -- What goes away by itself, such as the replies to remote control, is taken by a full server too,
 -- within bounds: the script's first write is this one.
-if ttl > 0 and redis.call('ZCARD', store) < 100 then redis.call('PERSIST', sent) end
+if ARGV[10] == '1' or ttl > 0 and redis.call('ZCARD', store) < 100 then redis.call('PERSIST', sent) end
 if ARGV[7] == '1' then
   for _, copy in ipairs(redis.call('SMEMBERS', copies)) do
     if redis.call('HEXISTS', body, copy) == 1 then return there() end

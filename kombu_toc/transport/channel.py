@@ -435,6 +435,9 @@ class Channel(virtual.Channel):
             ensure=ensure,
             publish=publish,
             remember=remember,
+            # A retry is sent before its task ends, or after it was acknowledged: to refuse it, as a
+            # server does that is full, would be to lose it.
+            replaces=bool(headers.get("retries")),
         )
         return call._replace(parse=_only_if_added(call.parse)) if ensure else call
 

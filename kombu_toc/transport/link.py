@@ -11,7 +11,7 @@ import redis
 from redis.exceptions import NoScriptError, ResponseError
 
 from ..calls import Call, pack_command
-from ..connections import IDLE, SOCKET_TIMEOUT
+from ..connections import IDLE, SOCKET_TIMEOUT, refusal
 from ..errors import ServerError
 from ..metrics import Metrics
 from ..permissions import explained, is_refused
@@ -165,7 +165,7 @@ class Link:
                     self.close()
                     if is_refused(exc):
                         raise explained(exc, self._pool()) from exc
-                    raise ServerError(f"Redis refused a command: {exc}") from exc
+                    raise ServerError(refusal(exc, self._pool())) from exc
             except BaseException:
                 self.close()
                 raise

@@ -108,12 +108,16 @@ def _start(
     log_url: str,
 ) -> Callable[..., Worker]:
     def start(
-        *options: str, broker: str | None = None, skew: float | None = None, **settings: Any
+        *options: str,
+        broker: str | None = None,
+        backend: str | None = None,
+        skew: float | None = None,
+        **settings: Any,
     ) -> Worker:
         process = WorkerProcess(
             tmp_path_factory.mktemp("worker"),
             broker or celery_broker_cluster[0].config()["url"],
-            celery_backend_cluster[0].config()["url"],
+            backend or celery_backend_cluster[0].config()["url"],
             log_url,
             *options,
             settings=settings,

@@ -435,6 +435,39 @@ def test_a_message_is_moved_although_the_server_is_full(center, client, full):
     assert center.ack(center.pop("one").messages) == 1
 
 
+def test_what_replaces_a_delivered_message_is_taken_although_the_server_is_full(
+    server, client, full
+):
+    center = center_for(server.toc_url)
+    topic = center.declare("one", slots=1)
+    full()
+    with pytest.raises(ServerError, match=r"is full .*not kept.* raise its maxmemory"):
+        center.put("one", "refused", b"")
+    for number in range(3):
+        call = center.putting(topic, f"retry {number}", b"", replaces=True)
+        assert center.run_puts([call])[0].added
+    assert center.get("refused") == []
+    assert center.ack(center.pop("one", 5).messages) == 3
+
+
+def test_it_is_counted_although_the_server_is_full(center, client, full):
+    center.declare("one")
+    full()
+    for topic in ("one", None):
+        client.delete(*center.keys.minutes("one"))
+        center.run(center.counting(topic, {"put": 1}))
+    assert client.hget(center.keys.counted("one"), "put") == b"1"
+    assert client.hget(center.keys.scripts, "put") == b"1"
+
+
+def test_an_older_declaration_is_completed_although_the_server_is_full(center, client, full):
+    client.hset(center.keys.topics, "one", '{"slots":1,"retries":16}')
+    full()
+    named = TimeoutCenter(client, steps=range(10))
+    assert named.declare("one").steps == tuple(range(10))
+    assert TimeoutCenter(client).declare("one").steps == tuple(range(10))
+
+
 @pytest.mark.parametrize("wait_replicas", [0, 1])
 @pytest.mark.parametrize("many", [1, 2])
 def test_what_a_full_server_refuses_is_a_lost_connection_to_kombu(

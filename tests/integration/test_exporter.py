@@ -113,7 +113,11 @@ def test_the_exporter_serves_an_app_and_says_when_its_server_is_down(tmp_path: P
             with urllib.request.urlopen(url, timeout=30) as answer:
                 return samples(answer.read().decode())
 
-        assert scrape() == {("celery_toc_up",): 1}
+        found = scrape()
+        assert found.pop(("celery_toc_up",)) == 1
+        where = f"127.0.0.1:{server.port}"
+        assert found.pop(("celery_toc_memory_used_bytes", where)) > 100_000
+        assert found == {("celery_toc_memory_max_bytes", where): 0}
         server.kill()
         assert scrape() == {("celery_toc_up",): 0}
         server.start()
