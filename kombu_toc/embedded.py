@@ -13,10 +13,12 @@ import hashlib
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -102,6 +104,7 @@ class EmbeddedServer:
         It stops with the last process that has joined it. Raises EmbeddedServerError.
         """
         server = cls(directory)
+        server._refuse_what_is_planted()
         known = _joined.get((os.getpid(), server.socket))
         if known is not None and known.answers():
             return known
@@ -155,6 +158,7 @@ class EmbeddedServer:
         program = server_program()
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._refuse_what_is_planted()
             with _lock(self.directory / "gate", fcntl.LOCK_EX):
                 self._users = os.open(
                     self.directory / "users", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
@@ -168,6 +172,37 @@ class EmbeddedServer:
             raise EmbeddedServerError(
                 f"cannot keep an embedded server's data in {self.directory}: {exc}"
             ) from exc
+
+    def _refuse_what_is_planted(self) -> None:
+        """Make sure that what is there, where all users may write, is this user's own, and that
+        nobody else can change it: who plants a folder or a socket would read all messages.
+
+        Raises EmbeddedServerError.
+        """
+        if self.ephemeral:
+            self._refuse_unless_own(self.directory, stat.S_ISDIR, "a folder", 0o077)
+        if self.ephemeral or Path(self.socket).parent == Path(tempfile.gettempdir()):
+            self._refuse_unless_own(Path(self.socket), stat.S_ISSOCK, "a socket", 0)
+
+    def _refuse_unless_own(
+        self, path: Path, is_kind: Callable[[int], bool], kind: str, others: int
+    ) -> None:
+        try:
+            there = path.lstat()
+        except FileNotFoundError:
+            return
+        if not is_kind(there.st_mode):
+            wrong = f"is not {kind}"
+        elif there.st_uid != os.getuid():
+            wrong = f"belongs to another user (uid {there.st_uid})"
+        elif there.st_mode & others:
+            wrong = f"is open to other users (mode {stat.S_IMODE(there.st_mode):o})"
+        else:
+            return
+        raise EmbeddedServerError(
+            f"{path} {wrong}: somebody may have planted it to read what is sent; remove it, or "
+            "name a folder of your own, as in toc+embedded:///home/me/shop"
+        )
 
     def _launch(self, program: str) -> None:
         keeper = subprocess.Popen(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import redis
@@ -28,6 +29,10 @@ from .topics import (
 #: or by name.
 ROUND_ROBIN, PRIORITY, SORTED = "round_robin", "priority", "sorted"
 STRATEGIES = (ROUND_ROBIN, PRIORITY, SORTED)
+
+
+#: What options are called that are nobody's business.
+_SECRET = re.compile("password|secret|token|credential", re.IGNORECASE)
 
 
 def _seconds(name: str, value: Any) -> float:
@@ -125,6 +130,16 @@ def _sentinel_kwargs(name: str, value: Any) -> dict[str, Any]:
     return {k: v for k, v in value.items() if k not in _IGNORED}
 
 
+def _masked(value: Any) -> Any:
+    """An option as it may be shown: of a mapping, without its secrets."""
+    if not isinstance(value, Mapping):
+        return value
+    return {
+        key: "**" if _SECRET.search(str(key)) and inner is not None else _masked(inner)
+        for key, inner in value.items()
+    }
+
+
 @dataclass
 class Settings:
     """The options of one connection, checked. Times are in seconds."""
@@ -189,6 +204,14 @@ class Settings:
     connection: dict[str, Any] = field(default_factory=dict)
     #: what of the transport options has no effect, and why: a sentence each
     ignored: list[str] = field(default_factory=list, compare=False, repr=False)
+
+    def __repr__(self) -> str:
+        shown = (
+            f"{field.name}={_masked(getattr(self, field.name))!r}"
+            for field in fields(self)
+            if field.repr
+        )
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     @property
     def prefix(self) -> str:

@@ -37,6 +37,9 @@ BEATS_PER_LEASE = 3
 #: Seconds between attempts to say what is owed.
 RETRY_INTERVAL = 1.0
 
+#: Seconds that a process waits at its end until what is owed is said.
+LAST_WORDS = 2.0
+
 #: Seconds between looks for what others left behind.
 SWEEP_INTERVAL = 15.0
 
@@ -57,7 +60,9 @@ def _after_fork() -> None:
 
 
 def _at_exit() -> None:
+    deadline = time.monotonic() + LAST_WORDS
     for heartbeat in list(_heartbeats.values()):
+        heartbeat.finish(deadline)
         heartbeat.speak()
 
 
@@ -94,6 +99,8 @@ class Heartbeat:
         self._topics: dict[str, dict[Hashable, int]] = {}
         self._bindings: dict[tuple[str, str], dict[Hashable, int]] = {}
         self._owed: deque[Call] = deque()
+        #: what was owed is being said
+        self._settling = False
         self._native = here = native()
         # Held for moments, within which no greenlet yields. Reentrant, for garbage may be
         # collected within them, and a channel that is garbage leaves what it held.
@@ -238,6 +245,25 @@ class Heartbeat:
                 return
             logger.log(level, text, *args, exc_info=error)
 
+    def finish(self, deadline: float) -> None:
+        """The process ends: wait until what is owed is said.
+
+        deadline: monotonic seconds; whatever is not said by then is given up
+        """
+        if not self._owed and not self._settling:
+            return
+        self._beat_within(0.0)
+        pause = Bell(self._native.lock)  # no greenlet is needed for it
+        while self._owed or self._settling:
+            if time.monotonic() >= deadline:
+                logger.warning(
+                    "%d calls that settle messages are not said, for the server cannot be reached; "
+                    "the messages come back when their leases end",
+                    len(self._owed) + self._settling,
+                )
+                return
+            pause.wait(0.005)
+
     def _beat_within(self, seconds: float) -> None:
         due = time.monotonic() + seconds
         # The lock in any case: a thread that found nothing to do may be about to end.
@@ -366,6 +392,13 @@ class Heartbeat:
             self._say(logging.DEBUG, "no part in the election of who keeps the queues up: %s", exc)
 
     def _settle(self, center: TimeoutCenter) -> None:
+        self._settling = True
+        try:
+            self._settle_owed(center)
+        finally:
+            self._settling = False
+
+    def _settle_owed(self, center: TimeoutCenter) -> None:
         owed = [self._owed.popleft() for _ in range(len(self._owed))]
         try:
             results = center.run_each(owed)

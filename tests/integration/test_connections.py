@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import socketserver
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -191,6 +193,49 @@ def test_an_embedded_server_leads_to_itself(tmp_path: Path) -> None:
     assert center.topics() == ["trip"]
     center.client.close()
     kombu_toc.EmbeddedServer.join(str(tmp_path / "data")).leave()
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the embedded server that keeps nothing, where all users may write."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path / f"celery-toc-{os.getuid()}"
+
+
+def test_the_embedded_server_of_a_user_has_a_folder_that_is_nobody_elses(shared: Path) -> None:
+    server = kombu_toc.EmbeddedServer.join()
+    assert shared.stat().st_mode & 0o777 == 0o700
+    assert kombu_toc.EmbeddedServer.join() is server
+    server.leave()
+
+
+@pytest.mark.parametrize("planted", ["folder", "open folder", "link", "file", "socket"])
+def test_what_somebody_has_planted_for_the_embedded_server_is_refused(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, planted: str
+) -> None:
+    said = {
+        "folder": "belongs to another user",
+        "open folder": r"open to other users \(mode 777\)",
+        "link": "is not a folder",
+        "file": "is not a folder",
+        "socket": "is not a socket",
+    }[planted]
+    if planted == "folder":
+        shared = shared.with_name("celery-toc-4242")
+        monkeypatch.setattr(os, "getuid", lambda: 4242)
+    if planted == "link":
+        shared.with_name("elsewhere").mkdir(mode=0o700)
+        shared.symlink_to(shared.with_name("elsewhere"))
+    elif planted == "file":
+        shared.write_text("")
+    else:
+        shared.mkdir(mode=0o700)
+    if planted == "open folder":
+        shared.chmod(0o777)
+    elif planted == "socket":
+        (shared / "server.sock").symlink_to("/run/anothers.sock")
+    with pytest.raises(kombu_toc.EmbeddedServerError, match=f"{shared}.* {said}.*planted"):
+        kombu_toc.center_for("toc+embedded://").topics()
 
 
 def test_an_embedded_server_that_cannot_keep_its_data_says_so(tmp_path: Path) -> None:

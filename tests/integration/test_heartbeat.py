@@ -20,6 +20,7 @@ from kombu_toc.transport.bindings import Bindings, binding
 from kombu_toc.transport.heartbeat import Heartbeat
 
 from ..cluster import Cluster
+from ..ports import free_port
 from ..servers import Server
 
 ROOT = Path(__file__).parents[2]
@@ -355,3 +356,47 @@ def test_the_thread_is_native_where_threads_are_greenlets(
     warning = lines.pop(2)
     assert warning.endswith("may be delivered again: lost of mail")
     assert lines == ["rolled back []", "before it may speak", "once more", warning]
+
+
+ENDS = """
+import sys
+if sys.argv[1] == "gevent":
+    import gevent.monkey; gevent.monkey.patch_all()
+import logging, time
+logging.basicConfig(level="WARNING", stream=sys.stdout, format="%(message)s")
+import kombu_toc
+from kombu_toc.transport.heartbeat import Heartbeat
+
+center = kombu_toc.center_for(sys.argv[2])
+deliveries = center.pop("mail", 3).messages
+assert len(deliveries) == 3
+heart = Heartbeat.of("here", lambda: kombu_toc.center_for(sys.argv[3]))
+for delivery in deliveries:
+    heart.owe(center.acking([delivery]))
+print("ends", flush=True)
+"""
+
+
+@pytest.mark.parametrize("library", ["none", "gevent"])
+@pytest.mark.parametrize("reachable", [True, False])
+def test_a_process_says_what_it_owes_before_it_ends_and_waits_no_longer_than_it_must(
+    server: Server, center: TimeoutCenter, library: str, reachable: bool
+) -> None:
+    center.declare("mail", slots=1)
+    for id in "abc":
+        center.put("mail", id, b"")
+    nobody = f"toc+redis://127.0.0.1:{free_port()}/0"
+    command = [sys.executable, "-c", ENDS, library, server.toc_url]
+    command.append(server.toc_url if reachable else nobody)
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ends\n"
+        began = time.monotonic()
+        said = process.stdout.read()
+        assert process.wait(30) == 0
+    lasted = time.monotonic() - began
+    assert center.counts("mail").in_flight == (0 if reachable else 3)
+    if reachable:
+        assert said == ""
+    else:
+        assert "3 calls that settle messages are not said" in said
+        assert 1.5 < lasted < 6

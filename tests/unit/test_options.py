@@ -349,6 +349,13 @@ def test_sentinels_that_contradict_each_other_are_refused(url, what):
         read_url(url)
 
 
+def test_settings_are_shown_without_secrets():
+    shown = repr(read({"password": SECRET}, {"ssl_password": SECRET, "socket_timeout": 3}))
+    assert SECRET not in shown
+    assert "'password': '**', " in shown.replace("'ssl_", "'") and "'socket_timeout': 3" in shown
+    assert "visibility_timeout=60.0" in shown
+
+
 def test_kombus_options_for_sentinel_are_understood():
     made = settings(master_name="m", min_other_sentinels="1", sentinel_kwargs={"password": "x"})
     assert (made.master_name, made.min_other_sentinels) == ("m", 1)
