@@ -792,6 +792,7 @@ class TimeoutCenter(Operating):
         until_us: int | None = None,
         claimed: bool = True,
         name: str | None = None,
+        remember: int = 0,
     ) -> Call:
         """The call that delivers messages. Result: :class:`Popped`.
 
@@ -802,37 +803,24 @@ class TimeoutCenter(Operating):
             by now unless given
         claimed: whether what is left has to be announced again even if it was already, for who
             pops may have claimed that; it matters on a Cluster
-        name: what no other pop has, without spaces; made up unless given
+        name: what no other pop has: a consumer, a dot and a number; made up unless given
+        remember: seconds for which :meth:`recalling` gives the messages once more; a consumer's
+            next pop that begins with the same slot ends it
 
         What is `stray` then is for the caller to remove. On a Cluster it can be one slot only.
         """
         numbers = range(topic.span) if slots is None else sorted(set(slots))
+        name = name or self._name_pop()
         keys = self._slot_keys(topic, numbers)
+        keys.append(topic.slot(numbers[0]).given(name.rpartition(".")[0]))
         limits = topic.declaration.limits(self.limits)
         seconds = topic.declaration.visibility or visibility or limits.visibility
         retries = topic.declaration.retries
         counts = self.metrics.counts(topic)
-        name = name or self._name_pop()
-
-        def born(id: bytes | list[bytes]) -> tuple[bytes, str]:
-            return (id[0], id[1].decode()) if isinstance(id, list) else (id, name)
 
         def parse(raw: list[Any]) -> Popped:
             now, more, flat, gone, rolled, died, dropped, *_ = raw
-            messages = [
-                Delivery(
-                    topic.name,
-                    numbers[flat[i]],
-                    flat[i + 1],
-                    id.decode("utf-8", "surrogatepass"),
-                    flat[i + 3],
-                    flat[i + 4],
-                    retries,
-                    birth,
-                )
-                for i in range(0, len(flat), 5)
-                for id, birth in [born(flat[i + 2])]
-            ]
+            messages = _read_deliveries(topic, numbers, name, flat)
             lost, old = (texts(ids[1::2]) for ids in (gone, dropped))
             stray = [
                 (topic.slot(numbers[slot]).copies(id.rpartition("#")[0]), id)
@@ -863,11 +851,49 @@ class TimeoutCenter(Operating):
                 int(claimed),
                 scores.LAST_MS * 1000 if until_us is None else until_us,
                 name,
+                remember,
                 *numbers,
             ),
             parse,
             keys_recur=True,
         )
+
+    def recalling(
+        self,
+        topic: Topic,
+        slots: Iterable[int] | None,
+        name: str,
+        *,
+        visibility: float | None = None,
+        bodies: bool = True,
+        remember: int = REMEMBER,
+    ) -> Call:
+        """The call that delivers once more what a pop has given whose reply was lost, as far as it
+        is still in flight by that; the leases are renewed. Result: :class:`Popped`.
+
+        topic, slots, name: as they were
+        bodies: whether the messages are to have theirs
+        remember: seconds for which the pop delivers nothing if it has not run yet; 0: it may
+        """
+        numbers = range(topic.span) if slots is None else sorted(set(slots))
+        keys: list[str] = []
+        for number in numbers:
+            slot = topic.slot(number)
+            keys += (slot.prepare, slot.body, slot.tokens)
+        keys.append(topic.slot(numbers[0]).given(name.rpartition(".")[0]))
+        seconds = topic.declaration.visibility or visibility or self.limits.visibility
+        counts = self.metrics.counts(topic)
+
+        def parse(raw: list[Any]) -> Popped:
+            now, flat = raw
+            found = _read_deliveries(topic, numbers, name, flat)
+            if found and bodies:
+                counts.popped(len(found), 0, 0, 0)
+            return Popped(now, False, found, [], [], [], [], [])
+
+        retries = topic.declaration.retries
+        args = (name, int(seconds * 1000), retries, remember, int(bodies))
+        return Call(load("recall"), keys, args, parse)
 
     def _name_pop(self) -> str:
         """A name that no other pop has."""
@@ -1382,6 +1408,31 @@ def _backing_off(limits: Limits) -> tuple[int, int]:
 def _readable(text: str) -> bytes:
     """A text as it is kept: what no UTF-8 can hold, such as half of a file's name, is escaped."""
     return text.encode("utf-8", "backslashreplace")
+
+
+def _read_deliveries(
+    topic: Topic, numbers: Sequence[int], name: str, flat: list[Any]
+) -> list[Delivery]:
+    """What a pop of that name has delivered."""
+    retries = topic.declaration.retries
+
+    def named(id: bytes | list[bytes]) -> tuple[bytes, str]:
+        return (id[0], id[1].decode()) if isinstance(id, list) else (id, name)
+
+    return [
+        Delivery(
+            topic.name,
+            numbers[flat[i]],
+            flat[i + 1],
+            id.decode("utf-8", "surrogatepass"),
+            flat[i + 3],
+            flat[i + 4],
+            retries,
+            birth,
+        )
+        for i in range(0, len(flat), 5)
+        for id, birth in [named(flat[i + 2])]
+    ]
 
 
 def _read_put(counts: TopicCounts, raw: list[Any]) -> Put:

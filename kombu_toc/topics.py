@@ -366,8 +366,13 @@ class Slot:
         repeated."""
         return f"{self.stem}sent:{producer}"
 
+    def given(self, consumer: str) -> str:
+        """String: what a consumer was given last of this slot and others, for as long as it may
+        ask for it again."""
+        return f"{self.stem}sent:to:{consumer}"
+
     def all(self) -> list[str]:
-        """Every key of the slot but `copies` and `sent`."""
+        """Every key of the slot but `copies`, `sent` and `given`."""
         return [
             *self.stores,
             self.prepare,

@@ -1,6 +1,7 @@
 -- Delivers messages: store -> prepare, in the same step in which they are read.
 --
 -- KEYS, per slot: armed, prepare, body, dead, reasons, tokens, store (one per priority step)
+-- then what was given to the consumer last
 -- then the wake index, if it is on this node
 -- ARGV[1] number of slots   ARGV[2] number of priority steps
 -- ARGV[3] how many may be taken that are due within ARGV[4] microseconds from now
@@ -16,7 +17,9 @@
 -- ARGV[14] 1: what is due and left is announced again, whoever may know of it; it matters where the
 --          wake index is elsewhere, for the others do not tell who has claimed what
 -- ARGV[15] microseconds since the epoch until which leases that have ended may be rolled back
--- ARGV[16] name of this pop, as no other has ever had   ARGV[17...] the slot numbers
+-- ARGV[16] name of this pop, as no other has ever had
+-- ARGV[17] seconds for which what it gives is remembered, or 0: see recall.lua
+-- ARGV[18...] the slot numbers
 -- Returns {now in microseconds, 1 if something that is due was left,
 --          {slot index, step index, id, store score, envelope, ...},
 --          {slot index, id without a body, ...}, ids rolled back, ids that died,
@@ -34,7 +37,7 @@ local slots, steps = tonumber(ARGV[1]), tonumber(ARGV[2])
 local soon, late = tonumber(ARGV[3]), tonumber(ARGV[5])
 local recover = tonumber(ARGV[9])
 local width = 6 + steps
-local wake = KEYS[slots * width + 1]
+local given, wake = KEYS[slots * width + 1], KEYS[slots * width + 2]
 local now = clock()
 local now_ms = math.floor(now / 1000)
 local soon_us, late_us = now + tonumber(ARGV[4]), now - tonumber(ARGV[6])
@@ -150,7 +153,7 @@ for slot = 1, slots do
 end
 
 local name = ARGV[16]
-local messages, leases, births = {}, {}, {}
+local messages, leases, births, list = {}, {}, {}, {}
 for i = 1, taken do
   local slot, step, id, score = order[i][1], order[i][2], order[i][3], order[i][4]
   local envelope = bodies[slot][id]
@@ -176,11 +179,28 @@ for i = 1, taken do
     messages[at + 3] = birth == name and id or {id, birth}
     messages[at + 4] = score
     messages[at + 5] = envelope
+    -- What recall.lua reads.
+    list[at + 1] = slot
+    list[at + 2] = step
+    list[at + 3] = id
+    list[at + 4] = score
+    list[at + 5] = birth
   else
     redis.call('HDEL', key(slot, 5), id)
     redis.call('HDEL', key(slot, 6), id)
     bare[#bare + 1] = slot - 1
     bare[#bare + 1] = id
+  end
+end
+if ARGV[17] ~= '0' and #list > 0 then
+  local known = redis.call('SET', given, name .. '\n' .. cmsgpack.pack(list), 'EX', ARGV[17], 'GET')
+  if known and string.sub(known, 1, #name + 1) == name .. '\n' then
+    -- It has run already, or its consumer waits for it no more: all is as it was.
+    redis.call('SET', given, known, 'EX', ARGV[17])
+    for i = 1, taken do
+      redis.call('ZADD', store(order[i][1], order[i][2]), order[i][4], order[i][3])
+    end
+    return {now, 1, {}, bare, rolled, died, dropped, said, unsaid}
   end
 end
 for slot, part in pairs(leases) do in_parts('ZADD', key(slot, 2), part) end
@@ -200,7 +220,7 @@ end
 
 local empty = {}
 for slot = 1, slots do
-  local armed, number = key(slot, 1), ARGV[16 + slot]
+  local armed, number = key(slot, 1), ARGV[17 + slot]
   local first = heads[slot]
   for step = 1, used - 1 do
     local head = tonumber(redis.call('ZRANGE', store(slot, step), 0, 0, 'WITHSCORES')[2])
@@ -223,6 +243,6 @@ end
 local stale = {}
 for i = 1, #empty do stale[i] = key(empty[i], 1) end
 if #stale > 0 and redis.call('EXISTS', unpack(stale)) > 0 then
-  for i = 1, #empty do settle(wake, stale[i], ARGV[16 + empty[i]], '+inf') end
+  for i = 1, #empty do settle(wake, stale[i], ARGV[17 + empty[i]], '+inf') end
 end
 return {now, left, messages, bare, rolled, died, dropped, said, unsaid}

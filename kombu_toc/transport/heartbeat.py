@@ -24,6 +24,7 @@ from ..connections import is_not_now
 from ..errors import TocError
 from ..metrics import INTERVAL, Metrics
 from .bindings import Bindings
+from .flights import KEPT, Flight, Flights
 from .link import BROKEN
 from .native import Bell, native
 from .report import in_words
@@ -106,6 +107,8 @@ class Heartbeat:
         # collected within them, and a channel that is garbage leaves what it held.
         self._lock = here.rlock()
         self._bell = Bell(here.lock)
+        #: what is being delivered, and what was to be
+        self.flights = Flights(here.rlock)
         self._running = False
         #: monotonic seconds of the next beat
         self._due = float("inf")
@@ -233,6 +236,17 @@ class Heartbeat:
         self._owed.extend(calls)
         self._beat_within(RETRY_INTERVAL)
 
+    def expect(self, flight: Flight) -> None:
+        """Renew what this pop gives as long as its reply is on its way."""
+        self.flights.expect(flight)
+        if not self._running or time.monotonic() + flight.visibility / BEATS_PER_LEASE < self._due:
+            self._beat_within(flight.visibility / BEATS_PER_LEASE)
+
+    def lose(self, flight: Flight) -> None:
+        """Its reply will not come: give back what it gave, unless a consumer asks for it soon."""
+        if self.flights.lose(flight):
+            self._beat_within(KEPT)
+
     def speak(self) -> None:
         """Log what the thread had to say, where it may not log by itself.
 
@@ -308,9 +322,8 @@ class Heartbeat:
                 self._native.leave()
 
     def _busy(self) -> bool:
-        return bool(
-            self._held or self._topics or self._bindings or self._owed or self._upkeeper.wanted
-        )
+        holds = self._held or self._topics or self._bindings or self._owed
+        return bool(holds or self.flights or self._upkeeper.wanted)
 
     def _wait(self, reach: Callable[[], TimeoutCenter]) -> bool:
         """Until the next beat; False if there is nothing to beat for."""
@@ -339,9 +352,11 @@ class Heartbeat:
             topics = _each(min, self._topics)
             bindings = _each(max, self._bindings)
             shortest = min((visibility for _, visibility in held), default=float("inf"))
+            shortest = min(shortest, self.flights.shortest())
             lives = [shortest, *(ms / 1000 for ms in (*topics.values(), *bindings.values()))]
             # Whoever holds something from now on counts from this.
             self._due = began + min(SWEEP_INTERVAL, min(lives) / BEATS_PER_LEASE)
+            self._due = min(self._due, max(self.flights.kept_until(), began + RETRY_INTERVAL))
         broken: list[Exception] = []
 
         def attempt(what: Callable[..., Any], *args: Any) -> bool:
@@ -362,6 +377,10 @@ class Heartbeat:
                 # What was taken meanwhile has a lease that began later, but maybe a shorter one.
                 taken = [visibility for _, visibility in self._held.values()]
                 self._safe_until = began + min(taken, default=float("inf"))
+        for flight in self.flights.flying():
+            attempt(center.run, flight.holding(center))
+        for flight in self.flights.take_kept():
+            attempt(self._give_back, center, flight)
         # Those that are missed last: a node that hangs takes its time with each, and the leases
         # are due again.
         for name in sorted(topics, key=self._unrefreshed.__contains__):
@@ -379,6 +398,15 @@ class Heartbeat:
             attempt(sweep, center, self._say)
         if broken:
             raise broken[0]
+
+    def _give_back(self, center: TimeoutCenter, flight: Flight) -> None:
+        """Release what a pop gave to nobody."""
+        try:
+            left = center.run(flight.returning(center)).messages
+            center.run_all(center.releasing(left))
+        except BaseException:
+            self.flights.lose(flight)  # to be tried again
+            raise
 
     def _tell_metrics(self, reach: Callable[[], TimeoutCenter]) -> None:
         if self._metrics.active:

@@ -21,12 +21,13 @@ from contextlib import suppress
 from functools import partial
 from itertools import count
 from queue import Empty
+from secrets import token_urlsafe
 from typing import TYPE_CHECKING, Any
 
 from kombu.utils.eventio import ERR, READ, poll
 from redis.exceptions import ResponseError
 
-from ..center import RECOVER, Call, Delivery, Popped, shares
+from ..center import RECOVER, REMEMBER, Call, Delivery, Popped, shares
 from ..cluster import is_passing
 from ..options import ROUND_ROBIN
 from .clock import ServerClock, ServerClocks, Steps
@@ -42,6 +43,7 @@ from .fanout import (
     read_page,
     restarted,
 )
+from .flights import Flight
 from .link import BROKEN, Link, Waiting
 from .nodes import SLOW, NodeLinks
 from .report import in_words, task_names
@@ -172,6 +174,11 @@ class Intake:
         self.reread = 0.0
         #: free processes when last asked, negative if more is reserved than there are
         self.last_free = 0
+        self._consumer, self._pops = token_urlsafe(9), count(1)
+
+    def name_pop(self) -> str:
+        """A name that no other pop has."""
+        return f"{self._consumer}.{next(self._pops):x}"
 
     def ask(self, topic: str, slot: int | None = None) -> None:
         """Pop a topic when there is room, for it holds something: a slot, or all."""
@@ -790,6 +797,8 @@ class Poller:
             if not self.center.clustered:
                 # The link broke, and whoever drains this connection goes on with it.
                 intake.ask_all()
+        if self.heartbeat.flights.any_lost and self._recall(intake, now):
+            return
         free, room = intake.capacity()
         finished, intake.last_free = free > intake.last_free, free
         soon = max(min(free, room), 0)
@@ -969,15 +978,21 @@ class Poller:
             recover=recover,
             until_us=until_us,
             claimed=bool(settling) or looks,
+            name=(name := intake.name_pop()),
+            remember=0 if looks else REMEMBER,
         )
         sent = time.monotonic()
 
         number = next(self._number)
         intake.flying.add(number)
         left = time.monotonic()
+        flight = Flight(topic, slots and tuple(slots), name, visibility, left)
+        if not looks:
+            self.heartbeat.expect(flight)
 
         def popped(result: Popped) -> None:
             intake.flying.discard(number)
+            self.heartbeat.flights.arrive(flight)
             first = next(iter(slots)) if slots else 0
             self.center.watched(topic, first, result.now_us, sent)
             for claim in settling:
@@ -998,12 +1013,45 @@ class Poller:
                 intake.backlog.discard(topic.name)
             self._popped(intake, topic.name, result, visibility, (batch, number))
 
-        def failed() -> None:  # a node that cannot be reached
-            intake.flying.discard(number)
+        def failed() -> None:
+            if not looks:
+                self.heartbeat.lose(flight)
+            if not self.center.clustered:
+                return
+            intake.flying.discard(number)  # a node that cannot be reached
             if topic.name in intake.topics:
                 intake.miss(topic.name, slots, time.monotonic())
 
-        return (call, popped, failed) if self.center.clustered else (call, popped)
+        return call, popped, failed
+
+    def _recall(self, intake: Intake, now: float) -> bool:
+        """Ask for what pops have given whose replies were lost; whether there were any."""
+        items = []
+        for flight in self.heartbeat.flights.take(intake.topics):
+            number = next(self._number)
+            intake.flying.add(number)
+            given = partial(self._recalled, intake, flight, number)
+            lost = partial(self._recall_failed, intake, flight, number)
+            items.append((flight.recalling(self.center), given, lost))
+        if items:
+            intake.left_at = now
+            self._send(items)
+        return bool(items)
+
+    def _recalled(self, intake: Intake, flight: Flight, number: int, result: Popped) -> None:
+        intake.flying.discard(number)
+        if result.messages:
+            logger.info(
+                "%d messages of %s had been delivered when the connection was cut",
+                *(len(result.messages), flight.topic.name),
+            )
+        turn = (number, number)
+        self._popped(intake, flight.topic.name, result, flight.visibility, turn)
+
+    def _recall_failed(self, intake: Intake, flight: Flight, number: int) -> None:
+        if self.center.clustered:
+            intake.flying.discard(number)
+        self.heartbeat.lose(flight)
 
     def _hear_clock(self, now_us: int, left: float, where: Hashable = None) -> None:
         """Learn what a server's clock has shown in a reply to what left at that moment."""

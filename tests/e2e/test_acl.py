@@ -27,6 +27,7 @@ StartWorkers = Callable[..., list[Worker]]
 PRODUCER = {"admit", "bind", "bindings", "broadcast", "cancel", "count", "counts", "declare"}
 PRODUCER |= {"bound", "cancelled", "get", "put"}
 CONSUMER = {"ack", "due", "extend", "hand_back", "pop", "purge", "reject", "release", "sweep"}
+CONSUMER |= {"recall"}
 WORKER = PRODUCER | CONSUMER | {"elect", "speak", "upkeep"}
 SCRIPTS = {
     "producer": PRODUCER,

@@ -1,0 +1,43 @@
+-- Gives once more what a pop gave whose reply was lost: as far as it is still in flight by that pop.
+-- Its leases end a visibility timeout from now; no retry is spent.
+--
+-- KEYS, per slot of that pop: prepare, body, tokens
+-- then what was given to the consumer last
+-- ARGV[1] name of the pop   ARGV[2] visibility timeout in milliseconds
+-- ARGV[3] retries of a message that has not been tried
+-- ARGV[4] seconds for which the pop is to give nothing if it has not run yet; 0: it may
+-- ARGV[5] 1: with the envelopes
+-- Returns {now in microseconds, {slot index, step index, id or {id, birth}, store score,
+--          envelope, ...}}, as pop does
+--@ clock
+
+local given, name = KEYS[#KEYS], ARGV[1]
+local now = clock()
+local until_ms = math.floor(now / 1000) + tonumber(ARGV[2])
+local known = redis.call('GET', given)
+local messages = {}
+if known and string.sub(known, 1, #name + 1) == name .. '\n' then
+  local list = #known > #name + 1 and cmsgpack.unpack(string.sub(known, #name + 2)) or {}
+  for i = 1, #list, 5 do
+    local slot, step, id, score, birth = list[i], list[i + 1], list[i + 2], list[i + 3], list[i + 4]
+    local prepare, body, tokens = KEYS[3 * slot - 2], KEYS[3 * slot - 1], KEYS[3 * slot]
+    local low = score % 1000
+    local mark = 32 * (step - 1) + (low < 32 and low or tonumber(ARGV[3]))
+    local lease = redis.call('ZSCORE', prepare, id)
+    if lease and tonumber(lease) % 1000 == mark and redis.call('HGET', tokens, id) == birth then
+      -- Redis refuses what takes memory when it is full, but not after a script's first write.
+      redis.call('ZREM', prepare, id)
+      redis.call('ZADD', prepare, until_ms * 1000 + mark, id)
+      local at = #messages
+      messages[at + 1] = slot - 1
+      messages[at + 2] = step - 1
+      messages[at + 3] = birth == name and id or {id, birth}
+      messages[at + 4] = score
+      messages[at + 5] = ARGV[5] == '1' and redis.call('HGET', body, id) or ''
+    end
+  end
+elseif ARGV[4] ~= '0' then
+  redis.call('DEL', given)
+  redis.call('SET', given, name .. '\n', 'EX', ARGV[4])
+end
+return {now, messages}
