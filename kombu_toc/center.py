@@ -108,7 +108,8 @@ class Delivery(NamedTuple):
     score: int
     body: bytes
     limit: int  #: the topic's retries
-    #: what tells the message from others that had or will have its id
+    #: what tells the message from others that had or will have its id, and what else is delivered
+    #: of it from this
     birth: str = ""
 
     @property

@@ -5,7 +5,7 @@
 -- then, for every id that has one: the copies set it is recorded in
 -- then the wake index, if it is on this node
 -- ARGV[1] number of slots   ARGV[2] number of priority steps   ARGV[3] number of copies sets
--- then, per slot: its number, how many messages, their ids, their births
+-- then, per slot: its number, how many messages, their ids, their tokens
 -- then, per copies set: the id that is recorded there
 -- Returns {how many there were, announcements, settled}
 --

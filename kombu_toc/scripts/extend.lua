@@ -2,7 +2,7 @@
 --
 -- KEYS[1] prepare   KEYS[2] tokens
 -- ARGV[1] visibility timeout in milliseconds
--- ARGV[2...] per message: id, what its lease says beside its end, its birth
+-- ARGV[2...] per message: id, what its lease says beside its end, its token
 -- Returns which of them, by number, have ended: no longer in prepare, or delivered again since, or another message.
 --@ clock
 

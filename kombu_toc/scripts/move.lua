@@ -15,6 +15,8 @@
 --
 -- A message finds its id taken there if two live messages share it; it is a copy from then on, as
 -- if it had been put there second. If the other one is the same, byte for byte, one of them stays.
+-- Its token stays behind: acknowledgements go to the slot of their delivery, and one pop may have
+-- delivered a message of the same id here and there.
 --@ clock wake
 
 local steps = tonumber(ARGV[1])
@@ -63,8 +65,6 @@ for i = 4, #ARGV, 2 do
       redis.call('ZADD', there(part), score, name)
       local note = redis.call('HGET', here(5), id)
       if note then redis.call('HSET', there(5), name, note) end
-      local token = redis.call('HGET', here(6), id)
-      if token then redis.call('HSET', there(6), name, token) end
       if record then redis.call('SADD', record, name) end
       if part > 6 then
         local us = action_time(score)

@@ -24,8 +24,8 @@
 --          {slot index, step index, id, store score, envelope, ...},
 --          {slot index, id without a body, ...}, ids rolled back, ids that died,
 --          {slot index, id that DeadQueue dropped, ...}, announcements, settled}
--- In place of the id of a message that was delivered before: {id, birth}. Of the others, the name is
--- the birth.
+-- In place of the id of a message that was delivered before: {id, token}. Of the others, the name is
+-- the token.
 --
 -- Steps in their order, and within a step by score over all the slots. Whatever the horizon
 -- has passed is settled in the wake index, and each slot's next time is announced. (Of a slot with
@@ -166,7 +166,7 @@ for i = 1, taken do
     part[#part + 1] = id
     local token = tokens[slot][id]
     local birth = name
-    if token and is_still(token, score) then birth = string.match(token, '[^@]+') end
+    if token and is_still(token, score) then birth = birth_of(token) .. '~' .. name end
     if token ~= birth then
       part = births[slot] or {}
       births[slot] = part

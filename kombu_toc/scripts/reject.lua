@@ -10,7 +10,7 @@
 -- ARGV[6] the longest of these waits
 -- ARGV[7] reason   ARGV[8] error, or ''
 -- ARGV[9] retries of a message that has not been tried
--- ARGV[10] what its lease says beside its end   ARGV[11] its birth
+-- ARGV[10] what its lease says beside its end   ARGV[11] its token
 -- Returns {0 unknown | 1 rolled back | 2 dead, announcements, settled}
 --
 -- A message whose lease has ended in the meantime, and perhaps is another's by now, stays where

@@ -5,10 +5,10 @@
 -- then the wake index, if it is on this node
 -- ARGV[1] number of priority steps   ARGV[2] slot number
 -- ARGV[3...] per message: id, score in store, step index, what its lease says beside its end,
--- its birth
+-- its token
 -- Returns {how many were in prepare, announcements, settled}. An id that is not, or whose lease is
 -- another's by now, is left alone.
---@ clock wake
+--@ clock wake token
 
 local steps = tonumber(ARGV[1])
 local wake = KEYS[4 + steps]
@@ -22,7 +22,7 @@ for i = 3, #ARGV, 5 do
     redis.call('ZREM', KEYS[2], id)
     count = count + 1
     redis.call('ZADD', KEYS[4 + tonumber(ARGV[i + 2])], score, id)
-    if score % 1000 >= 32 then redis.call('HSET', KEYS[3], id, ARGV[i + 4] .. '@') end
+    redis.call('HSET', KEYS[3], id, birth_of(ARGV[i + 4]) .. '@')
     local us = action_time(score)
     if us == 0 then us = now end
     announce_if_first(wake, KEYS[1], ARGV[2], us, now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import redis
 
-from kombu_toc import TimeoutCenter, scores
+from kombu_toc import Delivery, TimeoutCenter, scores
 
 
 def now_us(client: redis.Redis) -> int:
@@ -50,6 +50,11 @@ def _counts(client: redis.Redis, key: bytes) -> bool:
         topic = topic.partition(b":")[2]
         assert client.ttl(key) in (-2, *range(16 * 60 + 1))  # or gone by now
     return kind == b"scripts" or client.hexists(stem + b"{toc}:topics", topic)
+
+
+def birth_of(delivery: Delivery) -> str:
+    """What is the same of all deliveries of one message."""
+    return delivery.birth.partition("~")[0]
 
 
 def script_calls(client: redis.Redis) -> int:

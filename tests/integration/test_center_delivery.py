@@ -11,7 +11,7 @@ import redis
 from kombu_toc import ActionTimeError, ConfigurationError, TimeoutCenter, scores
 from kombu_toc.center import DEAD, IN_FLIGHT, WAITING
 
-from .inspection import check_slots, now_us, residue, time_passes
+from .inspection import birth_of, check_slots, now_us, residue, time_passes
 
 HOUR = 3600.0
 
@@ -578,7 +578,8 @@ def test_a_released_message_keeps_its_place_its_time_and_its_retries(one):
     messages = one.pop("one", 6).messages
     assert one.release(messages[1::2]) == 3
     assert one.release(messages[::2]) == 3
-    assert one.pop("one", 6).messages == messages
+    again = one.pop("one", 6).messages
+    assert [message._replace(birth=birth_of(message)) for message in again] == messages
 
 
 def test_a_message_held_ahead_and_released_is_not_due_earlier_than_it_was(one, client):

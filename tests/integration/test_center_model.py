@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 
 from kombu_toc import DEAD, IN_FLIGHT, WAITING, Counts, Delivery, TimeoutCenter, scores
 
-from .inspection import check_slots, residue, time_passes
+from .inspection import birth_of, check_slots, residue, time_passes
 
 TOPIC = "model"
 SLOTS, RETRIES = 2, 2
@@ -51,6 +51,7 @@ class Modelled:
     ended: bool = False  #: its lease has
     error: str = ""  #: the last one
     birth: str = ""  #: what tells it from others of its id, once it was delivered
+    holder: str = ""  #: what tells its latest delivery from the others
 
 
 class Machine(RuleBasedStateMachine):
@@ -84,15 +85,14 @@ class Machine(RuleBasedStateMachine):
     def message_of(self, delivery: Delivery) -> Modelled | None:
         """The message that was delivered, if it lives: not one that has its id since."""
         message = self.live.get(delivery.id)
-        return message if message is not None and message.birth == delivery.birth else None
+        return message if message is not None and message.birth == birth_of(delivery) else None
 
     def holds(self, delivery: Delivery) -> bool:
         """Whether the message is still in flight by this delivery, and by no later one."""
         message = self.message_of(delivery)
         if message is None or message.state != IN_FLIGHT:
             return False
-        left = RETRIES if message.left is None else message.left
-        return (message.step, left) == (delivery.step, delivery.retries_left)
+        return message.holder == delivery.birth
 
     def pick(self, number: int) -> Delivery:
         """One of the deliveries so far, also of a message that is long gone."""
@@ -148,11 +148,11 @@ class Machine(RuleBasedStateMachine):
             assert scores.action_time(delivery.score) <= popped.now_us
             message.state = IN_FLIGHT
             if message.birth:
-                assert delivery.birth == message.birth
-            else:
-                assert (delivery.id, delivery.birth) not in self.births
-                self.births.add((delivery.id, delivery.birth))
-                message.birth = delivery.birth
+                assert birth_of(delivery) == message.birth
+            message.birth = birth_of(delivery)
+            message.holder = delivery.birth
+            assert (delivery.id, delivery.birth) not in self.births
+            self.births.add((delivery.id, delivery.birth))
         self.seen += popped.messages
 
     @something_was_delivered

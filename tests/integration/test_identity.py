@@ -20,7 +20,7 @@ from kombu_toc.transport.heartbeat import Heartbeat
 from ..proxy import Proxy
 from ..servers import Server
 from .conftest import drain
-from .inspection import check_slots, residue
+from .inspection import birth_of, check_slots, residue
 from .older import OlderCenter
 
 HOUR = 3600.0
@@ -218,6 +218,77 @@ def test_a_late_ack_of_the_same_message_counts_wherever_it_is(
     assert residue(center.client) == []
 
 
+def released_and_delivered(center: TimeoutCenter, first: Delivery) -> None:
+    assert center.release([first]) == 1
+
+
+def released_twice(center: TimeoutCenter, first: Delivery) -> None:
+    assert center.release([first]) == 1
+    assert center.release(center.pop("mail").messages) == 1
+
+
+def released_by_an_older(center: TimeoutCenter, first: Delivery) -> None:
+    assert center.release([first]) == 1
+    older = OlderCenter(center)
+    [second] = older.pop("mail")
+    assert center.release([first]) == 0
+    assert older.release(second) == 1
+
+
+def replayed(center: TimeoutCenter, first: Delivery) -> None:
+    assert center.reject(first, requeue=False) == DEAD
+    assert center.requeue_dead("mail") == 1
+
+
+@pytest.mark.parametrize("tried", [False, True])
+@pytest.mark.parametrize("act", ["reject", "release", "extend", "ack"])
+@pytest.mark.parametrize(
+    "become",
+    [
+        back_in_store,
+        released_and_delivered,
+        released_twice,
+        pytest.param(
+            released_by_an_older,
+            marks=pytest.mark.one_server("of the older version there is what one server needs"),
+        ),
+        replayed,
+    ],
+)
+def test_what_is_said_of_a_delivery_does_not_touch_a_later_one_of_the_same_message(
+    center: TimeoutCenter,
+    become: Callable[[TimeoutCenter, Delivery], None],
+    act: str,
+    tried: bool,
+) -> None:
+    """But for an acknowledgement: the message has been dealt with."""
+    first = deliver(center)
+    if tried:
+        assert center.reject(first, requeue=True) == WAITING
+        [first] = center.pop("mail").messages
+    become(center, first)
+    [second] = center.pop("mail").messages
+    if act == "ack":
+        assert center.ack([first]) == 1
+    else:
+        if act == "release":
+            assert center.release([first]) == 0
+        elif act == "extend":
+            assert center.extend([first], 0) == [first]
+        else:
+            assert center.reject(first, requeue=True) is None
+        assert center.pop("mail").messages == []
+        assert center.extend([second]) == []
+        heartbeat = Heartbeat(lambda: center)
+        heartbeat.hold(second, 60)
+        heartbeat.drop(first)
+        assert [held for held, _ in heartbeat.held()] == [second]
+        heartbeat.drop(second)
+        check_slots(center, "mail")
+        assert center.ack([second]) == 1
+    assert residue(center.client) == []
+
+
 @pytest.mark.parametrize("end", ["ack", "cancel", "purge", "dead ones", "delete", "drop"])
 def test_what_names_a_message_goes_with_it(center: TimeoutCenter, end: str) -> None:
     center.declare("mail", dead_limit=8)
@@ -260,21 +331,34 @@ def test_a_name_that_nothing_has_is_a_fault_that_is_mended(center: TimeoutCenter
 
 
 @pytest.mark.one_server("messages are not moved from node to node")
-def test_a_message_keeps_its_identity_when_it_is_moved_to_another_slot(
-    center: TimeoutCenter,
+@pytest.mark.parametrize("act", ["ack", "reject", "bury", "release", "extend"])
+def test_a_message_that_comes_from_another_slot_is_not_the_one_that_had_its_id_there(
+    center: TimeoutCenter, act: str
 ) -> None:
+    """Two slots may have a message of one id, and one pop may deliver both."""
     center.declare("mail", slots=8)
-    first = [deliver(center, b"", f"{number}") for number in range(8)]
-    for delivery in first:
-        center.reject(delivery, requeue=True)
+    topic = center.topic("mail")
+    for slot in (0, 1):
+        basis = next(basis for basis in "0123456789" if topic.slot_for(basis).number == slot)
+        center.put("mail", "x", basis.encode(), basis=basis)
+    first, second = sorted(center.pop("mail", 2).messages, key=lambda one: one.slot)
+    assert first.birth == second.birth
+    center.ack([first])
+    center.reject(second, requeue=True)
     assert reshard_topic(center, "mail", 1, settle=0).done
-    slot = center.topic("mail").slot(0)
-    named = {delivery.id: delivery.birth for delivery in first}
-    kept = center.client.hgetall(slot.tokens)
-    assert {id.decode(): birth.decode() for id, birth in kept.items()} == named
-    again = center.pop("mail", 8).messages
-    assert {one.id: one.birth for one in again} == named
-    assert center.ack(again) == 8
+    [third] = center.pop("mail").messages
+    assert (third.id, third.slot, third.body) == ("x", 0, second.body)
+    if act == "ack":
+        assert center.ack([first]) == 0
+    elif act == "release":
+        assert center.release([first]) == 0
+    elif act == "extend":
+        assert center.extend([first], 0) == [first]
+    else:
+        assert center.reject(first, requeue=act == "reject", reason="broken") is None
+    assert center.extend([third]) == []
+    check_slots(center, "mail")
+    assert center.ack([third]) == 1
     assert residue(center.client) == []
 
 
@@ -351,7 +435,7 @@ def test_a_message_that_passes_from_one_version_to_the_other_and_back_is_one(
     [second] = older.pop("mail")
     assert older.release(second) == 1
     [third] = center.pop("mail").messages
-    assert (third.birth, third.failures) == (first.birth, 0)
+    assert (birth_of(third), third.failures) == (first.birth, 0)
     assert center.ack([third]) == 1
     assert residue(center.client) == []
 
