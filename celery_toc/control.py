@@ -19,7 +19,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery import signals, states
 from celery.app.control import Control
@@ -31,6 +31,9 @@ from kombu.pidbox import Mailbox
 import kombu_toc
 
 from .center import Task, TaskCenter
+
+if TYPE_CHECKING:
+    from celery import Celery
 
 logger = get_logger(__name__)
 
@@ -209,11 +212,8 @@ class _Revoking:
 
     def _remember(self, removed: Iterable[kombu_toc.Cancelled]) -> None:
         """Have workers tell of them that they are revoked: by now they know nothing of these."""
-        ids = [self.center.task(one).id for one in removed]
         try:
-            self.center.remember_cancelled(
-                ids, most=int(_setting(*_REVOKES_MAX)), seconds=_setting(*_REVOKE_EXPIRES)
-            )
+            remember_revoked(self.center, [self.center.task(one).id for one in removed])
         except Exception as exc:  # they are revoked all the same
             logger.warning("Revoked tasks are not listed as such: %r", exc)
 
@@ -223,35 +223,53 @@ class _Revoking:
         Returns whether it is certain that no worker has had, or has, the task.
         """
         logger.info("Removed revoked task: %s[%s]", task.name, task.id)
-        if task.name is None:  # no task, or one that nobody could read
-            return False
-        # celery.worker.request.Request._announce_revoked, in the place of the sender.
-        app = self.app
-        kind = app.tasks.get(task.name)
-        if kind is None:  # not known here: with the app's own settings
-            kind = app.Task()
-            kind.name = task.name
         try:
-            context = _context(task)
-            backend = kind.backend
-            if only_if_not_begun and backend.get_state(task.id) not in _NOT_BEGUN:
-                return False
-            ignored = context.ignore_result
-            if ignored is None:
-                ignored = kind.ignore_result
-            backend.mark_as_revoked(
-                task.id,
-                "revoked",
-                request=context,
-                store_result=not ignored or kind.store_errors_even_if_ignored,
-            )
+            marked = mark_revoked(self.app, task, only_if_not_begun=only_if_not_begun)
         except Exception as exc:  # a result backend that cannot be reached
             logger.warning("Cannot mark task %s as revoked: %r", task.id, exc, exc_info=True)
             return False
-        signals.task_revoked.send(
-            sender=kind, request=context, terminated=False, signum=None, expired=False
-        )
-        return not task.retries and not task.problem
+        return marked and not task.retries and not task.problem
+
+
+def remember_revoked(center: TaskCenter, ids: Iterable[str]) -> None:
+    """Have workers list tasks among the revoked ones."""
+    center.remember_cancelled(
+        ids, most=int(_setting(*_REVOKES_MAX)), seconds=_setting(*_REVOKE_EXPIRES)
+    )
+
+
+def mark_revoked(app: Celery, task: Task, *, only_if_not_begun: bool = False) -> bool:
+    """Mark the result of a task whose message is removed as REVOKED, and send ``task_revoked``.
+
+    only_if_not_begun: not if its result says that a worker has begun it
+
+    Returns whether that was done; a message that is no task, or that nobody can read, has no
+    result. Raises whatever the result backend does.
+    """
+    if task.name is None:
+        return False
+    # celery.worker.request.Request._announce_revoked, in the place of the sender.
+    kind = app.tasks.get(task.name)
+    if kind is None:  # not known here: with the app's own settings
+        kind = app.Task()
+        kind.name = task.name
+    context = _context(task)
+    backend = kind.backend
+    if only_if_not_begun and backend.get_state(task.id) not in _NOT_BEGUN:
+        return False
+    ignored = context.ignore_result
+    if ignored is None:
+        ignored = kind.ignore_result
+    backend.mark_as_revoked(
+        task.id,
+        "revoked",
+        request=context,
+        store_result=not ignored or kind.store_errors_even_if_ignored,
+    )
+    signals.task_revoked.send(
+        sender=kind, request=context, terminated=False, signum=None, expired=False
+    )
+    return True
 
 
 def _setting(name: str, default: float) -> float:

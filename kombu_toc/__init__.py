@@ -15,6 +15,7 @@ from .version import __version__
 #: The public names, and the module each lives in.
 _PLACES = {
     "TimeoutCenter": "center",
+    "Consumer": "center",
     "Delivery": "center",
     "Fault": "center",
     "Popped": "center",
@@ -37,6 +38,7 @@ _PLACES = {
     "Topic": "topics",
     "COUNTDOWN": "envelope",
     "ENSURE": "envelope",
+    "estimate_memory": "memory",
     "migrate_broker": "migrate",
     "migrate_back": "rollback",
     "Migrated": "migrate",
@@ -45,6 +47,7 @@ _PLACES = {
     "Resharded": "reshard",
     "unpack": "envelope",
     "center_for": "connections",
+    "check_server": "connections",
     "durability_warnings": "connections",
     "read_memory": "connections",
     "mask_password": "connections",

@@ -16,6 +16,7 @@ connection of its own without waiting for each reply.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -131,6 +132,17 @@ class Delivery(NamedTuple):
     def failures(self) -> int:
         """How often it was delivered before and rolled back."""
         return max(self.limit - self.retries_left, 0)
+
+
+class Consumer(NamedTuple):
+    """A process that consumes a topic."""
+
+    host: str
+    pid: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.host}:{self.pid}"
 
 
 class Put(NamedTuple):
@@ -561,6 +573,43 @@ class TimeoutCenter(Operating):
             raw = self.run(call)
             if raw is not None:
                 self._remember(topic.name, raw)
+
+    def pause(self, name: str, paused: bool = True) -> bool:
+        """Have consumers take nothing from a topic, or take from it again; whether that is new.
+
+        Consumers of the transport know within five seconds. Messages can be put as ever, and are
+        kept; what is in flight goes on. Who calls :meth:`pop` gets messages all the same.
+        """
+        change = self.client.sadd if paused else self.client.srem
+        return bool(change(self.keys.paused, name))
+
+    def paused(self) -> set[str]:
+        """The topics that are paused."""
+        return set(texts(self.client.smembers(self.keys.paused)))
+
+    # -- who consumes
+
+    def consumers(self) -> dict[str, list[Consumer]]:
+        """The processes that consume each topic, by the transport.
+
+        They tell within a second what they consume, and are forgotten a minute after they died.
+        """
+        seconds, us = self.client.time()
+        now = seconds * 1000 + us // 1000
+        found: dict[str, list[Consumer]] = {}
+        for raw in self.client.zrangebyscore(self.keys.consumers, f"({now}", "+inf"):
+            name, pid, *topics = json.loads(raw)
+            for topic in topics:
+                found.setdefault(topic, []).append(Consumer(name, pid))
+        return found
+
+    def appearing(self, said: str, before: Iterable[str], ttl_ms: int) -> Call:
+        """The call that says which topics a process consumes.
+
+        said: its host, its pid and the topics, as JSON; nothing if it consumes none
+        before: what it said until now
+        """
+        return Call(load("present"), (self.keys.consumers,), (said, ttl_ms, *before), int)
 
     def reach(self, name: str, slot: int) -> Topic | None:
         """The topic as it is declared, and so that its consumers look into this slot.
@@ -1227,6 +1276,7 @@ class TimeoutCenter(Operating):
                 pipe.unlink(key)
             pipe.unlink(self.keys.wake(topic))
             pipe.hdel(self.keys.topics, topic)
+            pipe.srem(self.keys.paused, topic)
             pipe.zrem(self.keys.expiring, f"topic:{topic}")
             pipe.unlink(self.keys.counted(topic), *self.keys.minutes(topic))
             pipe.execute()

@@ -280,34 +280,53 @@ class Operating:
         list if there was none. Raises ActionTimeError beyond the year 2255.
         """
         when = when_of(microseconds(at), microseconds(delay))
+        return self._by_id(id, topic, basis, partial(self._rescheduling, when))
 
-        def call(topic: Topic, slot: Slot, ids: Sequence[str]) -> Call:
-            counts = self.metrics.counts(topic)
+    def reschedule_found(
+        self, found: Iterable[Found], *, at: float | None = None, delay: float | None = None
+    ) -> list[Rescheduled]:
+        """Give just these messages another action time, and none that share their ids;
+        otherwise as :meth:`reschedule`."""
+        when = when_of(microseconds(at), microseconds(delay))
+        calls = []
+        for one in found:
+            topic = self.known(one.topic) or self._standing(one.topic)
+            calls.append(self._rescheduling(when, topic, topic.slot(one.slot), [one.id], copies=0))
+        done: list[Rescheduled] = []
+        for start in range(0, len(calls), CALLS_TOGETHER):
+            for part in self.run_all(calls[start : start + CALLS_TOGETHER]):
+                done += part
+        self.metrics.pass_by(self)
+        return done
 
-            def parse(raw: list[Any]) -> list[Rescheduled]:
-                flat = raw[0]
-                counts.rescheduled += flat[1::3].count(1)
-                return [
-                    Rescheduled(
-                        topic.name,
-                        text(flat[i]),
-                        _STATES[flat[i + 1]],
-                        flat[i + 1] == 1,
-                        scores.action_time(flat[i + 2]) if flat[i + 1] == 1 else 0,
-                    )
-                    for i in range(0, len(flat), 3)
-                ]
+    def _rescheduling(
+        self, when: str, topic: Topic, slot: Slot, ids: Sequence[str], *, copies: int = 1
+    ) -> Call:
+        """The call that gives one message, and its copies, another action time."""
+        counts = self.metrics.counts(topic)
+        [id] = ids
 
-            [one] = ids
-            return self._announcing(
-                topic,
-                "reschedule",
-                (slot.armed, slot.prepare, slot.dead, slot.copies(one), *slot.stores),
-                (len(slot.stores), slot.number, one, when),
-                parse,
-            )
+        def parse(raw: list[Any]) -> list[Rescheduled]:
+            flat = raw[0]
+            counts.rescheduled += flat[1::3].count(1)
+            return [
+                Rescheduled(
+                    topic.name,
+                    text(flat[i]),
+                    _STATES[flat[i + 1]],
+                    flat[i + 1] == 1,
+                    scores.action_time(flat[i + 2]) if flat[i + 1] == 1 else 0,
+                )
+                for i in range(0, len(flat), 3)
+            ]
 
-        return self._by_id(id, topic, basis, call)
+        return self._announcing(
+            topic,
+            "reschedule",
+            (slot.armed, slot.prepare, slot.dead, slot.copies(id), *slot.stores),
+            (len(slot.stores), slot.number, id, when, copies),
+            parse,
+        )
 
     def run_now(
         self, id: str, *, topic: str | None = None, basis: str | None = None
@@ -486,7 +505,7 @@ class Operating:
         limit: int = 100,
         after: str | None = None,
     ) -> Page:
-        """Read messages, of each topic in the order of their times, of the topics by name.
+        """Read messages in the order of their times, of one topic or of all together.
 
         state: WAITING, IN_FLIGHT or DEAD, or several of these; all unless given
         since, until: seconds since the epoch; only those whose time (when they are due, when
@@ -512,6 +531,20 @@ class Operating:
                 messages.append(found)
         return Page(messages, None)
 
+    def count(
+        self,
+        topic: str | None = None,
+        *,
+        state: str | Collection[str] | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        where: Callable[[Any], Any] | None = None,
+    ) -> int:
+        """How many messages :meth:`scan` would read, page by page: it looks at each."""
+        bodies = where is not None
+        found = self._read(topic, state, since, until, None, SCAN_STEP, bodies)
+        return sum(1 for one, _ in found if where is None or where(self._shown(one)))
+
     def _shown(self, found: Found) -> Any:
         """What `where` is asked about."""
         return found
@@ -528,34 +561,54 @@ class Operating:
     ) -> Iterator[tuple[Found, _Position]]:
         states = _checked_states(state)
         since_us, until_us = microseconds(since), microseconds(until)
-        for one in self._asked(topic):
-            if cursor is not None and one.name < cursor.topic:
-                continue
-            begin = cursor if cursor is not None and one.name == cursor.topic else None
-            for found, position in self._read_topic(
-                one, states, since_us, until_us, begin, step, bodies
-            ):
-                if since_us is not None and found.time_us < since_us:
-                    continue
-                if until_us is not None and found.time_us >= until_us:
-                    continue
-                yield found, position
+        topics = self._asked(topic)
+        slots = sum(one.span for one in topics)
+        # At first about twice of what is asked for, of all slots together; more where it is read.
+        step = max(min(step, 2 * step // max(slots, 1) + (8 if slots <= 64 else 1)), 1)
+        calls, readers = [], []
+        for one in topics:
+            begin = None if cursor is None else cursor.within(one.name)
+            reader = self._reader(one, states, since_us, until_us, bodies)
+            for slot in one.all_slots():
+                calls.append(reader(slot, begin, step))
+                readers.append((reader, slot))
+        pages: list[Any] = []
+        for at in range(0, len(calls), CALLS_TOGETHER):
+            pages += self.run_all(calls[at : at + CALLS_TOGETHER])
 
-    def _read_topic(
+        def entries(reader: Any, slot: Slot, page: list[Any]) -> Iterator[tuple[Found, _Position]]:
+            wanted = step
+            while True:
+                yield from page
+                if len(page) < wanted:
+                    return
+                last = page[-1][1]
+                wanted = min(4 * wanted, SCAN_STEP)
+                page = self.run(reader(slot, (last.score, last.id, last.slot, last.kind), wanted))
+
+        for found, position in heapq.merge(
+            *(entries(*each, page) for each, page in zip(readers, pages, strict=True)),
+            key=lambda entry: entry[1],
+        ):
+            if since_us is not None and found.time_us < since_us:
+                continue
+            if until_us is not None and found.time_us >= until_us:
+                continue
+            yield found, position
+
+    def _reader(
         self,
         topic: Topic,
         states: Collection[str],
         since_us: int | None,
         until_us: int | None,
-        cursor: _Position | None,
-        step: int,
         bodies: bool,
-    ) -> Iterator[tuple[Found, _Position]]:
-        step = max(min(step, 2 * step // topic.slots + 8), 1)
+    ) -> Callable[[Slot, _Begin | None, int], Call]:
+        """What makes the calls that read a slot of a topic: from where, and how many."""
         low = "-inf" if since_us is None else str(max(since_us, 0) // 1000 * 1000)
         high = "+inf" if until_us is None else str(max(until_us, 0) // 1000 * 1000 + 999)
 
-        def call(slot: Slot, cursor: _Position | None) -> Call:
+        def call(slot: Slot, begin: _Begin | None, step: int) -> Call:
             kinds = [
                 *[(WAITING, key, at) for at, key in enumerate(slot.stores)],
                 (IN_FLIGHT, slot.prepare, len(slot.stores)),
@@ -579,36 +632,22 @@ class Operating:
                         raw[i + 3],
                         *_note(raw[i + 4]),
                     )
-                    read.append((found, _Position(topic.name, score, id, slot.number, number)))
+                    read.append((found, _Position(score, topic.name, id, slot.number, number)))
                 return read
 
-            begin: tuple[Any, ...] = ("", "")
-            if cursor is not None:
-                here = (cursor.slot, cursor.kind)
-                later = (int((slot.number, number) > here) for _, _, number in kinds)
-                begin = (cursor.score, cursor.id, *later)
+            where: tuple[Any, ...] = ("", "")
+            if begin is not None:
+                score, id, *here = begin
+                later = (int([slot.number, number] > here) for _, _, number in kinds)
+                where = (score, id, *later)
             return Call(
                 load("scan"),
                 (slot.body, slot.reasons, *(key for _, key, _ in kinds)),
-                (step, low, high, int(bodies), *begin),
+                (step, low, high, int(bodies), *where),
                 parse,
             )
 
-        def entries(
-            slot: Slot, page: list[tuple[Found, _Position]]
-        ) -> Iterator[tuple[Found, _Position]]:
-            while True:
-                yield from page
-                if len(page) < step:
-                    return
-                page = self.run(call(slot, page[-1][1]))
-
-        slots = topic.all_slots()
-        pages = self.run_all([call(slot, cursor) for slot in slots])
-        return heapq.merge(
-            *(entries(slot, page) for slot, page in zip(slots, pages, strict=True)),
-            key=lambda entry: entry[1],
-        )
+        return call
 
     # -- dead messages
 
@@ -774,20 +813,32 @@ class _Place(NamedTuple):
     ids: Sequence[str]
 
 
+#: Where a slot is read from: what follows this score and id there, or in a later slot and place.
+_Begin = tuple[int, bytes, int, int]
+
+
 class _Position(NamedTuple):
     """Where a scan is: in this order, which is total, it reads."""
 
-    topic: str
     score: int
+    topic: str
     id: bytes
     slot: int
     kind: int
+
+    def within(self, topic: str) -> _Begin:
+        """Where a topic's slots are read from."""
+        if topic == self.topic:
+            return self.score, self.id, self.slot, self.kind
+        # Of those with the same score, the ones of earlier topics have been read.
+        return self.score + (topic < self.topic), b"", -1, -1
 
 
 def _write_cursor(position: _Position | None) -> str | None:
     if position is None:
         return None
-    fields = [*position[:2], base64.b64encode(position.id).decode(), *position[3:]]
+    score, topic, id, slot, kind = position
+    fields = [topic, score, base64.b64encode(id).decode(), slot, kind]
     return base64.urlsafe_b64encode(json.dumps(fields).encode()).decode()
 
 
@@ -796,7 +847,7 @@ def _read_cursor(after: str | None) -> _Position | None:
         return None
     try:
         topic, score, id, slot, kind = json.loads(base64.urlsafe_b64decode(after))
-        return _Position(str(topic), int(score), base64.b64decode(id), int(slot), int(kind))
+        return _Position(int(score), str(topic), base64.b64decode(id), int(slot), int(kind))
     except (ValueError, TypeError):
         raise ValueError(f"no page goes on after {after!r}") from None
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 #: The scripts of whoever publishes, and what a consumer adds to them.
 PRODUCERS = ("admit", "bind", "bindings", "bound", "broadcast", "counts", "declare", "put")
 CONSUMERS = (
-    *("ack", "due", "elect", "extend", "hand_back", "pop", "purge", "recall", "reject", "release"),
-    *("sweep", "upkeep"),
+    *("ack", "due", "elect", "extend", "hand_back", "pop", "present", "purge", "recall"),
+    *("reject", "release", "sweep", "upkeep"),
 )
 
 #: Where all is written.

@@ -227,6 +227,7 @@ class Keys:
         "bindings_",
         "bound_",
         "cancelled",
+        "consumers",
         "counted_",
         "expiring",
         "fanout_",
@@ -234,6 +235,7 @@ class Keys:
         "nothing",
         "part_",
         "parts_",
+        "paused",
         "prefix",
         "readers_",
         "scripts",
@@ -252,6 +254,10 @@ class Keys:
         self.topics = f"{prefix}{{toc}}:topics"
         #: sorted set: what goes stale unless somebody refreshes it -> when, in ms
         self.expiring = f"{prefix}{{toc}}:expiring"
+        #: sorted set: who consumes which topics -> when that goes stale, in ms
+        self.consumers = f"{prefix}{{toc}}:consumers"
+        #: set: topics from which consumers take nothing for now
+        self.paused = f"{prefix}{{toc}}:paused"
         #: never set: to delete it shows whether the server writes
         self.nothing = f"{prefix}{{toc}}:nothing"
         #: hash: script:calls, script:timed, script:us -> how many, of all topics

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from celery_toc import remote
+from celery_toc import __version__, remote
 
 from .ends import Group
 
@@ -25,6 +25,10 @@ COMMANDS = {
     "reschedule": "celery_toc.cli.reschedule:reschedule",
     "run": "celery_toc.cli.reschedule:run",
     "dead": "celery_toc.cli.dead:dead",
+    "pause": "celery_toc.cli.queue:pause",
+    "resume": "celery_toc.cli.queue:resume",
+    "purge": "celery_toc.cli.queue:purge",
+    "delete": "celery_toc.cli.queue:delete",
     "check": "celery_toc.cli.check:check",
     "repair": "celery_toc.cli.check:repair",
     "top": "celery_toc.cli.top:top",
@@ -40,6 +44,7 @@ COMMANDS = {
     commands_at=COMMANDS,
     short_help="See, cancel, move and replay what the timeout center holds.",
 )
+@click.version_option(__version__, prog_name="celery-toc", message="%(prog)s %(version)s")
 @click.pass_context
 def toc(ctx: click.Context, **_: Any) -> None:
     """See, cancel, move and replay the tasks that a timeout center holds.

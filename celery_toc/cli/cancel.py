@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-import click
+from typing import Any
 
-from .ends import NOT_FOUND, TOO_LATE, Command
-from .message import describe, in_a_line
-from .session import Session, complete_id, topic_option, with_session, yes_option
+import click
+from celery.backends.base import DisabledBackend
+
+from ..control import mark_revoked, remember_revoked
+from .chosen import Filters, Many, check_usage, choosing, in_order, looked_up, show_found
+from .ends import FAILED, NOT_FOUND, TOO_LATE, Command
+from .message import state_of
+from .session import Session, counted, with_session, yes_option
 
 
 @click.command(
@@ -14,49 +19,155 @@ from .session import Session, complete_id, topic_option, with_session, yes_optio
     example="""
 celery -A shop toc cancel 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
 celery -A shop toc cancel 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --yes --json
+celery -A shop toc cancel --queue mail --task shop.mail.remind --until 2h
 """,
 )
-@click.argument("ids", nargs=-1, required=True, metavar="ID...", shell_complete=complete_id)
-@topic_option
+@choosing
 @click.option(
     "--in-flight",
     is_flag=True,
-    help="Also what a worker has: its message goes, but what runs is not stopped.",
+    help="With ids: also what a worker has. Its message goes, but what runs is not stopped.",
 )
+@click.option("--keep-results", is_flag=True, help="Do not mark the results as REVOKED.")
 @yes_option
 @with_session
 def cancel(
-    session: Session, ids: tuple[str, ...], topic: str | None, in_flight: bool, yes: bool
+    session: Session,
+    ids: tuple[str, ...],
+    in_flight: bool,
+    keep_results: bool,
+    yes: bool,
+    **filters: Any,
 ) -> None:
-    """Delete messages by id: a task that waits never runs.
+    """Delete messages: a task that waits never runs, and its result is REVOKED.
 
-    Says whether it was in time: one that a worker has already is left to it (exit code 4).
+    Name ids, or say which by --queue, --task, --state, --since and --until: then all that wait
+    and match. Says whether it was in time: one that a worker has already is left to it (exit
+    code 4).
     """
-    center, topic = session.center, session.topic(topic)
+    given = Filters(**filters)
+    named = check_usage(ids, given)
+    if in_flight and not named:
+        raise click.UsageError("--in-flight goes with ids; what else is cancelled waits")
+    results = _Results(session, keep_results)
+    if named:
+        _by_id(session, ids, given.queue, in_flight, yes, results)
+    else:
+        _by_filters(session, given, yes, results)
+    results.tell()
+
+
+def _by_id(
+    session: Session,
+    ids: tuple[str, ...],
+    queue: str | None,
+    in_flight: bool,
+    yes: bool,
+    results: _Results,
+) -> None:
+    center = session.center
+    found, missing = looked_up(session, ids, queue)
+    for id in missing:
+        session.complain(f"there is no message {id!r}", NOT_FOUND)
+    before = {(one.topic, one.id): state_of(session, one) for one in found}
+    if not found:
+        if session.as_json:
+            session.screen.json({"results": []})
+        return
     if not yes:
-        for id in ids:
-            for found in center.get(id, topic=topic):
-                message = describe(session, center.task(found))
-                session.screen.say(in_a_line(session, message, found.time_us / 1e6))
-    session.confirm("Delete it?" if len(ids) == 1 else f"Delete these {len(ids)}?", yes)
-    results = []
-    for id in ids:
-        done = center.cancel(id, topic=topic, in_flight=in_flight)
-        results += [
+        show_found(session, found)
+    session.confirm(f"Delete {counted(len(found), 'message')}?", yes)
+    present = [id for id in dict.fromkeys(ids) if id not in missing]
+    done = center.cancel(present, topic=queue, in_flight=in_flight)
+    shown = []
+    for each in in_order(ids, done):
+        state = each.state.replace(" ", "-")
+        if state == "waiting":
+            state = before.get((each.topic, each.id), "ready")
+        revoked = each.deleted and results.mark(each)
+        shown.append(
             {
                 "id": each.id,
+                "queue": each.topic,
                 "topic": each.topic,
-                "state": each.state.replace(" ", "-"),
+                "state": state,
                 "cancelled": each.deleted,
+                "revoked": revoked,
             }
-            for each in done
-        ]
-        for each in done:
-            if not each.deleted:
-                session.complain(f"too late: {each.id!r} is {each.state}", TOO_LATE)
-            elif not session.as_json:
-                session.screen.say(f"Cancelled {each.id} in {each.topic!r}; it was {each.state}.")
-        if not done:
-            session.complain(f"there is no message {id!r}", NOT_FOUND)
+        )
+        if not each.deleted:
+            session.complain(f"too late: {each.id!r} is {each.state}", TOO_LATE)
+        elif not session.as_json:
+            result = " Its result is REVOKED." if revoked else ""
+            session.screen.say(f"Cancelled {each.id} in {each.topic!r}; it was {state}.{result}")
+    gone = {(one.topic, one.id) for one in found} - {(one.topic, one.id) for one in done}
+    for _, id in sorted(gone):  # between the look and the deed
+        session.complain(f"too late: {id!r} is gone", TOO_LATE)
     if session.as_json:
-        session.screen.json({"results": results})
+        session.screen.json({"results": shown})
+
+
+def _by_filters(session: Session, given: Filters, yes: bool, results: _Results) -> None:
+    many = Many(session, given)
+    cancelled = late = 0
+    number = many.count()
+    if number:
+        session.confirm(f"Cancel {counted(number, 'message')}{many.described}?", yes)
+        for page in many.pages():
+            for each in session.center.cancel_found(page, dead=False):
+                cancelled += each.deleted
+                late += not each.deleted
+                if each.deleted:
+                    results.mark(each)
+    if session.as_json:
+        session.screen.json({"cancelled": cancelled, "late": late, "revoked": results.marked})
+        return
+    if not number:
+        session.screen.say("No messages match.")
+        return
+    results_too = f"; {counted(results.marked, 'result')} marked REVOKED" if results.marked else ""
+    session.screen.say(f"Cancelled {counted(cancelled, 'message')}{results_too}.")
+    if late:
+        session.complain(f"too late for {counted(late, 'message')}: a worker has it", TOO_LATE)
+
+
+class _Results:
+    """Marks the results of what is cancelled, as a revoke does."""
+
+    def __init__(self, session: Session, keep: bool) -> None:
+        self._session = session
+        self.marked = 0
+        #: why results are not marked
+        self._why: str | None = None
+        self._failed: Exception | None = None
+        self._revoked: list[str] = []
+        if keep:
+            self._why = ""
+        elif isinstance(session.app.backend, DisabledBackend):
+            self._why = "the app has no result backend"
+
+    def mark(self, cancelled: Any) -> bool:
+        """Of one message; whether that was done. What a worker has is not touched."""
+        if self._why is not None or self._failed is not None or cancelled.state == "in flight":
+            return False
+        task = self._session.center.task(cancelled)
+        try:
+            done = mark_revoked(
+                self._session.app, task, only_if_not_begun=cancelled.state == "dead"
+            )
+        except Exception as exc:  # a result backend that cannot be reached, whatever it raises
+            self._failed = exc
+            return False
+        self.marked += done
+        if done:
+            self._revoked.append(task.id)
+        return done
+
+    def tell(self) -> None:
+        """Have workers list what was revoked; say it if results were to be marked and are not."""
+        if self._revoked:
+            remember_revoked(self._session.center, self._revoked)
+        if self._failed is not None:
+            self._session.complain(f"results are not marked REVOKED: {self._failed}", FAILED)
+        elif self._why and not self._session.as_json:
+            self._session.screen.say(f"Results are not marked: {self._why}.", "dim")

@@ -1,4 +1,4 @@
-"""``celery toc check`` and ``repair``: look for what cannot be, and mend it."""
+"""``celery toc check`` and ``repair``: look for inconsistencies, and mend them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ import click
 
 from .ends import FAULTS, Command
 from .screen import Column
-from .session import Session, complete_topic, with_session, yes_option
+from .session import Session, counted, queues_argument, with_session, yes_option
 
 COLUMNS = (
-    Column("topic"),
+    Column("queue"),
     Column("slot", right=True),
     Column("fault"),
     Column("id", fold=True),
     Column("in", fold=True),
 )
-
-_topics = click.argument("topics", nargs=-1, metavar="[TOPIC]...", shell_complete=complete_topic)
 
 
 @click.command(
@@ -29,15 +27,15 @@ celery -A shop toc check
 celery -A shop toc check mail --json
 """,
 )
-@_topics
+@queues_argument
 @with_session
-def check(session: Session, topics: tuple[str, ...]) -> None:
-    """Look through topics for what cannot be, such as an id without a body.
+def check(session: Session, queues: tuple[str, ...]) -> None:
+    """Look through queues for inconsistencies, such as an id without a body.
 
-    They may be in use meanwhile. Exit code 5 if there is something.
+    They may be in use meanwhile. Exit code 5 if something is found.
     """
     center = session.center
-    faults = _tell(session, (f for name in session.topics(topics) for f in center.check(name)))
+    faults = _tell(session, (f for name in session.queues(queues) for f in center.check(name)))
     if faults:
         session.exit_code = FAULTS
 
@@ -49,17 +47,20 @@ celery -A shop toc repair
 celery -A shop toc repair mail --yes --json
 """,
 )
-@_topics
+@queues_argument
 @yes_option
 @with_session
-def repair(session: Session, topics: tuple[str, ...], yes: bool) -> None:
+def repair(session: Session, queues: tuple[str, ...], yes: bool) -> None:
     """Mend what `check` finds.
 
-    Topics may be in use meanwhile. An id without a body is removed; a body without an id goes to
+    Queues may be in use meanwhile. An id without a body is removed; a body without an id goes to
     the dead messages.
     """
-    center, names = session.center, session.topics(topics)
-    session.confirm(f"Repair {', '.join(map(repr, topics)) or 'all topics'}?", yes)
+    center, names = session.center, session.queues(queues)
+    if not yes:
+        found = sum(len(center.check(name)) for name in names)
+        if found:
+            session.confirm(f"Repair {counted(found, 'inconsistency')}?", yes)
     _tell(session, (fault for name in names for fault in center.repair(name)))
 
 
@@ -70,6 +71,7 @@ def _tell(session: Session, faults: Iterable[Any]) -> list[Any]:
             {
                 "faults": [
                     {
+                        "queue": fault.topic,
                         "topic": fault.topic,
                         "slot": fault.slot,
                         "kind": fault.kind,
@@ -84,5 +86,5 @@ def _tell(session: Session, faults: Iterable[Any]) -> list[Any]:
         rows = [[f.topic, f.slot, f.kind, f.id or None, ", ".join(f.places)] for f in found]
         session.screen.table(COLUMNS, rows)
     else:
-        session.screen.say("Nothing is wrong.")
+        session.screen.say("No inconsistencies found.")
     return found

@@ -7,10 +7,11 @@ from typing import Any
 
 import click
 
+from .chosen import looked_up
 from .ends import NOT_FOUND, TOO_LATE, Command, Group
 from .list import paging, show_page
 from .message import named
-from .session import Session, complete_dead_id, topic_option, with_session, yes_option
+from .session import Session, complete_dead_id, counted, queue_option, with_session, yes_option
 from .show import show_all
 
 COMMANDS = {
@@ -31,16 +32,16 @@ def dead(ctx: click.Context) -> None:
     "list",
     cls=Command,
     example="""
-celery -A shop toc dead list --topic mail --since -1d
+celery -A shop toc dead list --queue mail --since -1d
 celery -A shop toc dead list --task 'shop.tasks.*' --json
 """,
 )
-@topic_option
+@queue_option
 @paging
 @with_session
-def list_(session: Session, topic: str | None, **which: Any) -> None:
+def list_(session: Session, queue: str | None, **which: Any) -> None:
     """Dead messages in the order in which they died, with the reason and the last error."""
-    show_page(session, topic, "dead", **which)
+    show_page(session, queue, "dead", **which)
 
 
 @click.command(
@@ -50,11 +51,11 @@ celery -A shop toc dead show 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
 """,
 )
 @click.argument("id", shell_complete=complete_dead_id)
-@topic_option
+@queue_option
 @with_session
-def show(session: Session, id: str, topic: str | None) -> None:
+def show(session: Session, id: str, queue: str | None) -> None:
     """All of a dead message, decoded."""
-    found = session.center.get(id, topic=session.topic(topic))
+    found = session.center.get(id, topic=session.queue(queue))
     gone = [each for each in found if each.state == "dead"]
     if found and not gone:
         session.complain(f"{id!r} is {found[0].state}, not dead", TOO_LATE)
@@ -68,7 +69,7 @@ def _which(function: Any) -> Any:
         yes_option,
         click.option("--all", "-a", "every", is_flag=True, help="All of them."),
         click.option("--task", metavar="NAME", help="Only tasks of that name; * and ? match any."),
-        topic_option,
+        queue_option,
         click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=complete_dead_id),
     ):
         function = option(function)
@@ -79,7 +80,7 @@ def _which(function: Any) -> Any:
     cls=Command,
     example="""
 celery -A shop toc dead requeue 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
-celery -A shop toc dead requeue --topic mail --task shop.tasks.remind --yes
+celery -A shop toc dead requeue --queue mail --task shop.tasks.remind --yes
 """,
 )
 @_which
@@ -87,7 +88,7 @@ celery -A shop toc dead requeue --topic mail --task shop.tasks.remind --yes
 def requeue(session: Session, **which: Any) -> None:
     """Put dead messages back into their queues, due now, with all their retries.
 
-    Name ids, or a --topic, a --task or both, or --all.
+    Name ids, or a --queue, a --task or both, or --all.
     """
     _settle(session, "requeue", "requeued", session.center.requeue_dead, **which)
 
@@ -96,7 +97,7 @@ def requeue(session: Session, **which: Any) -> None:
     cls=Command,
     example="""
 celery -A shop toc dead purge 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --yes
-celery -A shop toc dead purge --topic mail
+celery -A shop toc dead purge --queue mail
 """,
 )
 @_which
@@ -104,7 +105,7 @@ celery -A shop toc dead purge --topic mail
 def purge(session: Session, **which: Any) -> None:
     """Delete dead messages for good.
 
-    Name ids, or a --topic, a --task or both, or --all.
+    Name ids, or a --queue, a --task or both, or --all.
     """
     _settle(session, "purge", "purged", session.center.purge_dead, **which)
 
@@ -116,29 +117,42 @@ def _settle(
     settle: Callable[..., int],
     *,
     ids: tuple[str, ...],
-    topic: str | None,
+    queue: str | None,
     task: str | None,
     every: bool,
     yes: bool,
 ) -> None:
-    if not (ids or topic or task or every):
-        raise click.UsageError("say which: ids, --topic, --task or --all")
+    if not (ids or queue or task or every):
+        raise click.UsageError("say which: ids, --queue, --task or --all")
     if ids and (task or every):
         raise click.UsageError("give ids, or --task or --all, and not both")
-    name = session.topic(topic)
-    what = f"{len(ids)} dead" if ids else "all dead"
-    what += f" {task}" if task else ""
-    what += f" in {name!r}" if name else ""
-    session.confirm(f"{verb.capitalize()} {what}?", yes)
-    number = settle(name, ids=list(ids) or None, where=named(task))
+    center, name = session.center, session.queue(queue)
+    if ids:
+        found, _ = looked_up(session, ids, name)
+        dead = [one for one in found if one.state == "dead"]
+        names = {one.id for one in dead} | {one.id.rpartition("#")[0] for one in dead}
+        alive = {one.id: one.state for one in found}
+        missing = [id for id in dict.fromkeys(ids) if id not in names]
+        ids = tuple(id for id in dict.fromkeys(ids) if id in names)
+        number = len(dead)
+        for id in missing:
+            if id in alive:
+                session.complain(f"{id!r} is {alive[id]}, not dead", NOT_FOUND)
+            else:
+                session.complain(f"there is no message {id!r}", NOT_FOUND)
+    elif task or name is None:
+        number = center.count(name, state="dead", where=named(task))
+    else:
+        number = center.counts(name).dead
+    if number:
+        what = counted(number, "dead message")
+        what += f" of {task}" if task else ""
+        what += f" in {name!r}" if name else ""
+        session.confirm(f"{verb.capitalize()} {what}?", yes)
+        number = settle(name, ids=list(ids) or None, where=named(task))
     if session.as_json:
         session.screen.json({done: number})
-    else:
-        session.screen.say(f"{done.capitalize()} {number}.")
-    if number < len(ids):
-        missing = len(ids) - number
-        session.complain(f"{missing} of these ids {_is(missing)} not dead", NOT_FOUND)
-
-
-def _is(number: int) -> str:
-    return "is" if number == 1 else "are"
+    elif number:
+        session.screen.say(f"{done.capitalize()} {counted(number, 'message')}.")
+    elif not session.exit_code:
+        session.screen.say("No messages match.")

@@ -15,7 +15,7 @@ import kombu_toc
 DONE = 0
 FAILED = 1  #: the broker cannot be used, or the operation failed
 USAGE = 2  #: the command line is wrong, or the app's broker is no timeout center
-NOT_FOUND = 3  #: there is no message of that id, or no topic of that name
+NOT_FOUND = 3  #: there is no message of that id, or no queue of that name
 TOO_LATE = 4  #: the message is in a state in which this cannot be done to it
 FAULTS = 5  #: `check` has found something
 

@@ -8,8 +8,8 @@ import click
 
 from . import times
 from .ends import USAGE, Command, Failure
-from .message import COLUMNS, DEAD_COLUMNS, STATES, dead_row, describe, named, row
-from .session import Session, topic_option, with_session
+from .message import COLUMNS, DEAD_COLUMNS, STATES, State, dead_row, describe, named, row
+from .session import Session, queue_option, with_session
 
 
 def paging(function: Any) -> Any:
@@ -40,22 +40,22 @@ def paging(function: Any) -> Any:
     "list",
     cls=Command,
     example="""
-celery -A shop toc list --topic mail --until 1h
+celery -A shop toc list --queue mail --until 1h
 celery -A shop toc list --task 'shop.tasks.*' --state scheduled --limit 20
 celery -A shop toc list --since 2030-12-24 --until 2030-12-27 --json
 """,
 )
-@topic_option
-@click.option("--state", "-s", type=click.Choice(STATES), help="Only in this state.")
+@queue_option
+@click.option("--state", "-s", type=State(STATES), help="Only in this state.")
 @paging
 @with_session
-def list_(session: Session, topic: str | None, state: str | None, **which: Any) -> None:
-    """The messages of a topic, or of all, in the order of time.
+def list_(session: Session, queue: str | None, state: str | None, **which: Any) -> None:
+    """The messages of a queue, or of all together, in the order of time.
 
     The time of one that waits is when it is due; of one in flight, when its lease ends; of a dead
     one, when it died.
     """
-    show_page(session, topic, state, **which)
+    show_page(session, queue, state, **which)
 
 
 def bounds(
@@ -74,9 +74,31 @@ def bounds(
     return read("since", since), read("until", until)
 
 
+def narrowed(
+    session: Session, state: str | None, earliest: float | None, latest: float | None
+) -> tuple[str | None, float | None, float | None]:
+    """The center's state, and the times, that these filters together mean.
+
+    Fails if nothing can ever match them.
+    """
+    now = session.now
+    if earliest is not None and latest is not None and earliest >= latest:
+        raise Failure("--since is not before --until: nothing can match", USAGE)
+    if state == "scheduled" and latest is not None and latest <= now:
+        raise Failure("what is scheduled is due later than now: --until is in the past", USAGE)
+    if state in ("ready", "dead") and earliest is not None and earliest > now:
+        what = "was due" if state == "ready" else "died"
+        raise Failure(f"what is {state} {what} before now: --since is in the future", USAGE)
+    if state == "ready":
+        return "waiting", earliest, now if latest is None else min(now, latest)
+    if state == "scheduled":
+        return "waiting", now if earliest is None else max(now, earliest), latest
+    return {"in-flight": "in flight", "dead": "dead"}.get(state or ""), earliest, latest
+
+
 def show_page(
     session: Session,
-    topic: str | None,
+    queue: str | None,
     state: str | None,
     *,
     since: str | None,
@@ -86,18 +108,11 @@ def show_page(
     after: str | None,
 ) -> None:
     """Show a page of what there is."""
-    earliest, latest = bounds(session, since, until)
-    kind = {"in-flight": "in flight", "dead": "dead"}.get(state or "")
-    if state in ("scheduled", "ready"):
-        kind = "waiting"
-        if state == "ready":
-            latest = min(session.now, latest) if latest is not None else session.now
-        else:
-            earliest = max(session.now, earliest) if earliest is not None else session.now
-    topic = session.topic(topic)
+    kind, earliest, latest = narrowed(session, state, *bounds(session, since, until))
+    queue = session.queue(queue)
     try:
         page = session.center.scan(
-            topic,
+            queue,
             state=kind,
             since=earliest,
             until=latest,
@@ -118,7 +133,9 @@ def show_page(
     ]
     if rows:
         session.screen.table(columns, rows)
+        if session.screen.is_rich:
+            session.screen.say(f"Times are in {session.zone_name}.", "dim")
     else:
-        session.screen.say("Nothing.")
+        session.screen.say("No messages match.")
     if page.after is not None:
-        session.screen.say(f"There is more: --after {page.after}", "dim")
+        session.screen.say(f"There are more: --after {page.after}", "dim")

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import Any
 
+import click
+
 from . import times
 from .screen import Cell, Column, clean
 from .session import Session
 
-#: States as they are named at the command line: a waiting message is one of the first two.
+#: States, as one word each: a waiting message is one of the first two.
 STATES = ("scheduled", "ready", "in-flight", "dead")
 
 _STYLES = {"scheduled": "", "ready": "yellow", "in-flight": "cyan", "dead": "red"}
@@ -22,7 +24,7 @@ SHOWN = 60
 COLUMNS = (
     Column("id"),
     Column("task", fold=True),
-    Column("topic", fold=True, spare=True),
+    Column("queue", fold=True, spare=True),
     Column("state"),
     Column("time", spare=True),
     Column("in", right=True),
@@ -32,7 +34,7 @@ COLUMNS = (
 DEAD_COLUMNS = (
     Column("id"),
     Column("task", fold=True),
-    Column("topic", fold=True, spare=True),
+    Column("queue", fold=True, spare=True),
     Column("died", spare=True),
     Column("reason", fold=True),
     Column("error", fold=True),
@@ -48,6 +50,7 @@ def describe(session: Session, task: Any, *, whole: bool = False) -> dict[str, A
     shown = {
         "id": found.id,
         "task": task.name or None,
+        "queue": found.topic,
         "topic": found.topic,
         "slot": found.slot,
         "priority": _priority(session, found),
@@ -74,6 +77,13 @@ def _priority(session: Session, found: Any) -> int:
     """The priority step of its topic that it has."""
     steps = session.center.topic(found.topic).steps
     return steps[min(found.step, len(steps) - 1)]
+
+
+class State(click.Choice):
+    """One of STATES, however it is written."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        return super().convert(value.replace(" ", "-").replace("_", "-"), param, ctx)
 
 
 def state_of(session: Session, found: Any) -> str:
@@ -127,7 +137,7 @@ def row(session: Session, shown: dict[str, Any], seconds: float) -> list[Any]:
     return [
         shown["id"],
         shown["task"],
-        shown["topic"],
+        shown["queue"],
         Cell(state, _STYLES[state]),
         _when(session, seconds) if seconds else None,
         _signed(seconds - session.now) if seconds else None,
@@ -140,7 +150,7 @@ def dead_row(session: Session, shown: dict[str, Any], seconds: float) -> list[An
     return [
         shown["id"],
         shown["task"],
-        shown["topic"],
+        shown["queue"],
         _when(session, seconds),
         _cut(shown["reason"] or ""),
         _cut(shown["error"] or ""),
@@ -148,10 +158,13 @@ def dead_row(session: Session, shown: dict[str, Any], seconds: float) -> list[An
 
 
 def _when(session: Session, seconds: float) -> str:
-    """In full in plain text; on a terminal today's date is left out."""
+    """As ISO 8601 with its offset in plain text; on a terminal without it, for a line below says
+    it, and without today's date."""
+    if not session.screen.is_rich:
+        return times.local_iso(seconds, session.zone)
     text = times.local(seconds, session.zone)
     today = times.local(session.now, session.zone)[:10]
-    return text[11:] if session.screen.is_rich and text[:10] == today else text
+    return text[11:] if text[:10] == today else text
 
 
 def _signed(seconds: float) -> str:
@@ -167,7 +180,7 @@ def in_a_line(session: Session, shown: dict[str, Any], seconds: float) -> str:
     """What a message is, for a question or an answer."""
     when = f", {times.distance(seconds - session.now)}" if seconds else ""
     name = shown["task"] or "(no task)"
-    return f"{name} {shown['id']} in {shown['topic']!r}: {shown['state']}{when}"
+    return f"{name} {shown['id']} in {shown['queue']!r}: {shown['state']}{when}"
 
 
 def named(pattern: str | None) -> Callable[[Any], bool] | None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 from . import times
+from .chosen import WIDTH, Filters, Many, check_usage, choosing, in_order, looked_up
 from .ends import NOT_FOUND, TOO_LATE, USAGE, Command, Failure
-from .session import SPAN, Session, complete_id, topic_option, with_session
-
-_ids = click.argument("ids", nargs=-1, required=True, metavar="ID...", shell_complete=complete_id)
+from .session import SPAN, Session, counted, with_session, yes_option
 
 
 @click.command(
@@ -18,75 +19,140 @@ _ids = click.argument("ids", nargs=-1, required=True, metavar="ID...", shell_com
     example="""
 celery -A shop toc reschedule 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --countdown 1h30m
 celery -A shop toc reschedule 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --eta 2030-12-24T18:00+01:00
+celery -A shop toc reschedule --queue mail --task shop.mail.remind --until 2h --countdown 1d
 """,
 )
-@_ids
-@topic_option
+@choosing
 @click.option("--eta", metavar="TIME", help="ISO 8601; without an offset, in the app's time zone.")
 @click.option("--countdown", metavar="SPAN", type=SPAN, help="From now: seconds, or 1h30m, 2d.")
+@yes_option
 @with_session
 def reschedule(
     session: Session,
     ids: tuple[str, ...],
-    topic: str | None,
     eta: str | None,
     countdown: float | None,
+    yes: bool,
+    **filters: Any,
 ) -> None:
     """Give messages that wait another time.
 
-    One that is in flight or dead is left as it is (exit code 4).
+    Name ids, or say which by --queue, --task, --state, --since and --until: then all that wait
+    and match. One that is in flight or dead is left as it is (exit code 4).
     """
+    given = Filters(**filters)
+    named = check_usage(ids, given)
     if (eta is None) == (countdown is None):
         raise click.UsageError("give either --eta or --countdown")
     if eta is not None:
         try:
-            when: dict[str, Any] = {"eta": times.read_moment(eta, session.zone)}
+            at = times.read_moment(eta, session.zone)
         except ValueError as exc:
             raise Failure(f"--eta: {exc}", USAGE) from None
+    if named:
+        when: dict[str, Any] = {"delay": countdown} if eta is None else {"at": at}
+        _by_id(session, ids, given.queue, when)
     else:
-        when = {"countdown": countdown}
-    _move(session, ids, topic, lambda id, name: session.center.reschedule(id, topic=name, **when))
+        to = at if eta is not None else session.now + countdown
+        to_text = f"to {times.local_iso(to, session.zone)}"
+        _by_filters(session, given, to, f"Reschedule {{}} {to_text}?", yes)
 
 
 @click.command(
     cls=Command,
     example="""
 celery -A shop toc run 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
+celery -A shop toc run --queue mail --task shop.mail.remind
 """,
 )
-@_ids
-@topic_option
+@choosing
+@yes_option
 @with_session
-def run(session: Session, ids: tuple[str, ...], topic: str | None) -> None:
+def run(session: Session, ids: tuple[str, ...], yes: bool, **filters: Any) -> None:
     """Make messages that wait due now.
 
-    One that is in flight or dead is left as it is (exit code 4): `dead requeue` runs dead ones.
+    Name ids, or say which by --queue, --task, --state, --since and --until: then all that wait
+    and match. One that is in flight or dead is left as it is (exit code 4): `dead requeue` runs
+    dead ones.
     """
-    _move(session, ids, topic, lambda id, name: session.center.run_now(id, topic=name))
+    given = Filters(**filters)
+    if check_usage(ids, given):
+        _by_id(session, ids, given.queue, {})
+    else:
+        _by_filters(session, given, None, "Run {} now?", yes)
 
 
-def _move(session: Session, ids: tuple[str, ...], topic: str | None, move: Any) -> None:
-    name = session.topic(topic)
+def _by_id(
+    session: Session, ids: tuple[str, ...], queue: str | None, when: dict[str, float]
+) -> None:
+    session.center.reschedule_found([], **when)  # refuses a time that there is not
+    found, missing = looked_up(session, ids, queue)
+    for id in missing:
+        session.complain(f"there is no message {id!r}", NOT_FOUND)
+    moved = session.center.reschedule_found(found, **when)
+    gone = {(one.topic, one.id) for one in found} - {(one.topic, one.id) for one in moved}
+    for _, id in sorted(gone):  # between the look and the deed
+        session.complain(f"too late: {id!r} is gone", TOO_LATE)
     results = []
-    for id in ids:
-        moved = move(id, name)
-        if not moved:
-            session.complain(f"there is no message {id!r}", NOT_FOUND)
-        for each in moved:
-            due = times.iso(each.time_us / 1e6) if each.time_us else None
-            results.append(
-                {
-                    "id": each.id,
-                    "topic": each.topic,
-                    "state": each.state.replace(" ", "-"),
-                    "moved": each.moved,
-                    "time": due,
-                }
-            )
-            if not each.moved:
-                session.complain(f"too late: {each.id!r} is {each.state}", TOO_LATE)
-            elif not session.as_json:
-                when = times.local(each.time_us / 1e6, session.zone) if due else "now"
-                session.screen.say(f"{each.id} in {each.topic!r} is due {when}.")
+    for each in in_order(ids, moved):
+        due = times.iso(each.time_us / 1e6) if each.time_us else None
+        state = each.state.replace(" ", "-")
+        if state == "waiting":
+            state = "scheduled" if each.time_us > session.now * 1e6 and when else "ready"
+        results.append(
+            {
+                "id": each.id,
+                "queue": each.topic,
+                "topic": each.topic,
+                "state": state,
+                "moved": each.moved,
+                "time": due,
+            }
+        )
+        if not each.moved:
+            session.complain(f"too late: {each.id!r} is {each.state}", TOO_LATE)
+        elif not session.as_json:
+            at = times.local_iso(each.time_us / 1e6, session.zone) if due and when else "now"
+            session.screen.say(f"{each.id} in {each.topic!r} is due {at}.")
     if session.as_json:
         session.screen.json({"results": results})
+
+
+def _by_filters(
+    session: Session, given: Filters, to: float | None, question: str, yes: bool
+) -> None:
+    when = {} if to is None else {"at": to}
+    session.center.reschedule_found([], **when)  # refuses a time that there is not
+    many = Many(session, given)
+    number = many.count()
+    moved = late = 0
+    if number:
+        session.confirm(question.format(f"{counted(number, 'message')}{many.described}"), yes)
+        for page in many.pages(skip=_is_there(session, to)):
+            for each in session.center.reschedule_found(page, **when):
+                moved += each.moved
+                late += not each.moved
+    if session.as_json:
+        session.screen.json({"moved": moved, "late": late})
+        return
+    if not number:
+        session.screen.say("No messages match.")
+        return
+    done = "now" if to is None else times.local_iso(to, session.zone)
+    session.screen.say(f"Rescheduled {counted(moved, 'message')}, due {done}.")
+    if late:
+        session.complain(f"too late for {counted(late, 'message')}: a worker has it", TOO_LATE)
+
+
+def _is_there(session: Session, to: float | None) -> Callable[[Any], bool]:
+    """Whether a message has the time that it is to be given: what this very command has moved
+    comes by again."""
+    began = time.monotonic()
+
+    def is_there(found: Any) -> bool:
+        now = session.now + time.monotonic() - began
+        if to is None or to <= now:
+            return found.time_us <= (now + WIDTH) * 1e6
+        return to * 1e6 - 1000 <= found.time_us < (to + WIDTH) * 1e6
+
+    return is_there

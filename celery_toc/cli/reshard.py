@@ -1,4 +1,4 @@
-"""``celery toc reshard``: give a topic another number of slots, while it is in use."""
+"""``celery toc reshard``: give a queue another number of slots, while it is in use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import click
 import kombu_toc
 
 from .ends import FAILED, Command, Failure
-from .session import SPAN, Session, complete_topic, with_session, yes_option
+from .session import SPAN, Session, complete_queue, counted, with_session, yes_option
 
 
 @click.command(
@@ -17,7 +17,7 @@ celery -A shop toc reshard mail --slots 32
 celery -A shop toc reshard mail --slots 4 --wait 10m --yes --json
 """,
 )
-@click.argument("topic", shell_complete=complete_topic)
+@click.argument("queue", shell_complete=complete_queue)
 @click.option("--slots", "-s", type=int, required=True, help="How many: a power of two, up to 512.")
 @click.option(
     "--wait",
@@ -36,40 +36,41 @@ celery -A shop toc reshard mail --slots 4 --wait 10m --yes --json
 @yes_option
 @with_session
 def reshard(
-    session: Session, topic: str, slots: int, wait: float, settle: float, yes: bool
+    session: Session, queue: str, slots: int, wait: float, settle: float, yes: bool
 ) -> None:
-    """Give a topic another number of slots, while producers and workers use it.
+    """Give a queue another number of slots, while producers and workers use it.
 
     Nothing is lost and nothing runs early, also if this is stopped halfway: run it again, and it
     goes on. Exit code 1 if something is left that could not be moved yet, such as what a worker
     has: it is delivered as ever; run it again later to finish.
     """
     center = session.center
-    session.topics([topic])
-    before = center.declared(topic).slots
+    session.queues([queue])
+    before = center.declared(queue).slots
     if before != slots:
-        session.confirm(f"Give {topic!r} {slots} slots instead of {before}?", yes)
+        session.confirm(f"Give {queue!r} {slots} slots instead of {before}?", yes)
     told: list[int] = []
 
     def report(state: kombu_toc.Resharded) -> None:
         if session.as_json:
             return
         if not told:
-            session.screen.say(f"{topic!r} has {slots} slots; waiting until its producers know.")
+            session.screen.say(f"{queue!r} has {slots} slots; waiting until its producers know.")
         if state.moved and (not told or state.moved >= told[-1] + 10_000):
-            session.screen.say(f"Moved {state.moved}, {state.left} to go.")
+            session.screen.say(f"Moved {counted(state.moved, 'message')}, {state.left:,} to go.")
         told.append(state.moved)
 
     try:
         result = kombu_toc.reshard_topic(
-            center, topic, slots, settle=settle, patience=wait, report=report
+            center, queue, slots, settle=settle, patience=wait, report=report
         )
     except kombu_toc.ReshardError as exc:
         raise Failure(exc, FAILED) from exc
     if session.as_json:
         session.screen.json(
             {
-                "topic": topic,
+                "queue": queue,
+                "topic": queue,
                 "slots": slots,
                 "slots_before": before,
                 "moved": result.moved,
@@ -78,7 +79,8 @@ def reshard(
             }
         )
     elif result.done:
-        session.screen.say(f"Done: {topic!r} has {slots} slots; moved {result.moved}.")
+        moved = counted(result.moved, "message")
+        session.screen.say(f"Done: {queue!r} has {slots} slots; moved {moved}.")
     if not result.done:
         why = (
             "stay where they are, for on a Cluster nothing is moved between slots"
@@ -86,6 +88,6 @@ def reshard(
             else "cannot be moved yet: a worker has them, or it is not known where they belong"
         )
         session.complain(
-            f"{result.left} of {topic!r} {why}; they are delivered as ever; run this again later",
+            f"{result.left} of {queue!r} {why}; they are delivered as ever; run this again later",
             FAILED,
         )

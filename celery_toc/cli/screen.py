@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -22,21 +23,27 @@ except ImportError:  # an extra
     rich = None
 
 
-#: Characters that a column whose text may be broken keeps, at least.
-FOLDED = 12
+#: Characters that a column whose text may be broken keeps, at least; and if nothing else helps.
+FOLDED, NARROWEST = 12, 5
+
+#: Numbers from this one on are shortened where there is no room for them: 1.2M.
+LONG = 10_000
+
+#: Styles of Rich's that are used here, for a terminal without it.
+_SGR = {"bold": 1, "dim": 2, "red": 31, "yellow": 33, "cyan": 36}
 
 
 class Column(NamedTuple):
     """A column of a table. On a terminal that is too narrow:
 
-    spare: it is left out, the last one first
+    spare: it is left out, the highest number first and of equal ones the last; 0: never
     fold: its text is broken into lines
     """
 
     name: str
     right: bool = False
     fold: bool = False
-    spare: bool = False
+    spare: int = 0
 
 
 class Cell(NamedTuple):
@@ -57,13 +64,139 @@ def _plain(value: Any) -> str:
     return "" if value is None else clean(value)
 
 
-def _styled(value: Any) -> Any:
+def _short(number: int) -> str:
+    """A number from a thousand on, in at most five characters."""
+    return scaled(number, ("", "k", "M", "G", "T"), 99.95)
+
+
+def scaled(number: float, units: Sequence[str], whole: float) -> str:
+    """A number in the unit that suits it, with a digit behind the point if it is below `whole`."""
+    left = list(units)
+    while number >= 999.5 and len(left) > 1:
+        number /= 1000
+        del left[0]
+    digits = 0 if number >= whole or len(left) == len(units) else 1
+    return f"{number:.{digits}f}{left[0]}"
+
+
+def _shown(value: Any, *, short: bool = False) -> tuple[str, str]:
+    """A value's text and its style, as a terminal shows it."""
     value, style = value if isinstance(value, Cell) else (value, "")
     if value is None:
-        return rich.text.Text("-", "dim")
+        return "-", "dim"
     if isinstance(value, int) and not isinstance(value, bool):
-        return rich.text.Text(f"{value:,}", style or ("" if value else "dim"))
-    return rich.text.Text(clean(value), style)
+        text = _short(value) if short and value >= LONG else f"{value:,}"
+        return text, style or ("" if value else "dim")
+    return clean(value), style
+
+
+def _cells(text: str) -> int:
+    """How many columns a text takes."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+        for c in text
+    )
+
+
+class Fitted(NamedTuple):
+    """A table for a terminal of some width."""
+
+    columns: list[Column]
+    widths: list[int]
+    rows: list[list[tuple[str, str]]]  #: text and style
+
+
+def fitted(columns: Sequence[Column], rows: Iterable[Sequence[Any]], width: int) -> Fitted:
+    """What of a table a terminal has room for. Nothing is cut: columns that can be spared are
+    left out, then long numbers are shortened, and long texts are broken into lines."""
+    rows = [list(row) for row in rows]
+
+    def measured(short: bool, folded: int) -> tuple[list[Any], list[int], list[int]]:
+        cells = [[_shown(value, short=short) for value in row] for row in rows]
+        natural = [
+            max([len(column.name), *(_cells(row[at][0]) for row in cells)])
+            for at, column in enumerate(columns)
+        ]
+        least = [
+            min(need, max(folded, len(column.name))) if column.fold else need
+            for need, column in zip(natural, columns, strict=True)
+        ]
+        return cells, natural, least
+
+    shown = list(range(len(columns)))
+    cells, natural, least = measured(False, FOLDED)
+
+    def too_wide() -> bool:
+        return sum(least[at] + 2 for at in shown) - 2 > width
+
+    while too_wide():
+        spare = [at for at in shown if columns[at].spare]
+        if not spare:
+            break
+        shown.remove(max(spare, key=lambda at: (columns[at].spare, at)))
+    if too_wide():
+        cells, natural, least = measured(True, FOLDED)
+    if too_wide():
+        cells, natural, least = measured(True, NARROWEST)
+    widths = {at: least[at] for at in shown}
+    room = width - sum(widths[at] + 2 for at in shown) + 2
+    for at in shown:  # what is left goes to those that were to be broken
+        more = max(min(natural[at] - widths[at], room), 0)
+        widths[at] += more
+        room -= more
+    return Fitted(
+        [columns[at] for at in shown],
+        [widths[at] for at in shown],
+        [[row[at] for at in shown] for row in cells],
+    )
+
+
+def _broken(text: str, width: int) -> list[str]:
+    """A text in lines of that many columns."""
+    lines, line, taken = [], "", 0
+    for c in text:
+        takes = _cells(c)
+        if taken + takes > width and line:
+            lines.append(line)
+            line, taken = "", 0
+        line, taken = line + c, taken + takes
+    return [*lines, line]
+
+
+def styled(text: str, style: str, colors: bool) -> str:
+    """A text with the codes that a terminal shows as that style; without colours only bold and
+    dim."""
+    code = _SGR.get(style)
+    if code is None or not text.strip() or (code > 10 and not colors):
+        return text
+    return f"\x1b[{code}m{text}\x1b[0m"
+
+
+def ansi_table(
+    columns: Sequence[Column], rows: Iterable[Sequence[Any]], width: int, *, colors: bool = True
+) -> list[list[str]]:
+    """The lines of the heading, and those of each row, for a terminal of that width."""
+    table = fitted(columns, rows, width)
+
+    def drawn(cells: Sequence[tuple[str, str]]) -> list[str]:
+        parts = [_broken(text, wide) for (text, _), wide in zip(cells, table.widths, strict=True)]
+        lines = []
+        for number in range(max(map(len, parts))):
+            line = []
+            for part, (_, style), wide, column in zip(
+                parts, cells, table.widths, table.columns, strict=True
+            ):
+                text = part[number] if number < len(part) else ""
+                pad = " " * (wide - _cells(text))
+                text = styled(text, style, colors)
+                line.append(pad + text if column.right else text + pad)
+            lines.append("  ".join(line).rstrip())
+        return lines
+
+    heading = [(column.name, "bold") for column in table.columns]
+    return [drawn(heading), *(drawn(row) for row in table.rows)]
 
 
 def plain_table(columns: Sequence[Column], rows: Iterable[Sequence[Any]]) -> str:
@@ -82,35 +215,21 @@ def plain_table(columns: Sequence[Column], rows: Iterable[Sequence[Any]]) -> str
 
 def rich_table(columns: Sequence[Column], rows: Iterable[Sequence[Any]], width: int) -> Any:
     """The same as a table of Rich's, for a terminal of that width."""
-    cells = [[_styled(value) for value in row] for row in rows]
-    natural = [
-        max([len(column.name), *(row[at].cell_len for row in cells)])
-        for at, column in enumerate(columns)
-    ]
-    least = [
-        min(need, FOLDED) if column.fold else need
-        for need, column in zip(natural, columns, strict=True)
-    ]
-    shown = list(range(len(columns)))
-    for at in reversed(range(len(columns))):
-        if sum(least[at] + 2 for at in shown) <= width:
-            break
-        if columns[at].spare:
-            shown.remove(at)
-    table = rich.table.Table(
+    table = fitted(columns, rows, width - 2)
+    made = rich.table.Table(
         box=rich.box.SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False
     )
-    for at in shown:
-        table.add_column(
-            columns[at].name,
-            justify="right" if columns[at].right else "left",
-            no_wrap=not columns[at].fold,
-            min_width=least[at],
+    for column, wide in zip(table.columns, table.widths, strict=True):
+        made.add_column(
+            column.name,
+            justify="right" if column.right else "left",
+            no_wrap=not column.fold,
+            width=wide,
             overflow="fold",
         )
-    for row in cells:
-        table.add_row(*(row[at] for at in shown))
-    return table
+    for row in table.rows:
+        made.add_row(*(rich.text.Text(*cell) for cell in row))
+    return made
 
 
 class Screen:
@@ -122,9 +241,15 @@ class Screen:
 
     def __init__(self, *, no_color: bool = False, console: Any = None) -> None:
         self.console = console
+        no_color = no_color or bool(os.environ.get("NO_COLOR"))
+        self.colors = not no_color
         if console is None and rich is not None and sys.stdout.isatty():
-            no_color = no_color or bool(os.environ.get("NO_COLOR"))
             self.console = rich.console.Console(no_color=no_color or None, highlight=False)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it can be written to again and again in the same place."""
+        return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
     @property
     def is_rich(self) -> bool:
@@ -144,7 +269,7 @@ class Screen:
             grid.add_column(style="bold", no_wrap=True)
             grid.add_column(overflow="fold")
             for name, value in pairs:
-                grid.add_row(name, _styled(value))
+                grid.add_row(name, rich.text.Text(*_shown(value)))
             self.console.print(grid)
         else:
             width = max(len(name) for name, _ in pairs)

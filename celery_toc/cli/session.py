@@ -6,7 +6,7 @@ import difflib
 import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from datetime import tzinfo
+from datetime import datetime, tzinfo
 from typing import Any
 
 import click
@@ -40,19 +40,33 @@ class Session:
         """The center of the app's broker."""
         try:
             self.ctx.meta["celery_toc.broker"] = self.broker
-            return celery_toc.timeout_center(self.app)
+            center = celery_toc.timeout_center(self.app)
         except kombu_toc.ConfigurationError as exc:
-            hint = "; name your app: celery -A APP toc ..." if self._is_nobodys else ""
-            raise Failure(f"{exc}{hint}", USAGE) from exc
+            if not self._is_nobodys:
+                raise Failure(exc, USAGE) from exc
+            # Whoever names a broker has no app, and knows it.
+            said = str(exc).replace("the broker of app 'default' is", "the broker is")
+            hint = "" if self._names_broker else "; name your app: celery -A APP toc ..."
+            raise Failure(f"{said}{hint}", USAGE) from exc
         except (ImportError, KeyError, ValueError) as exc:
             # Kombu's own: a transport whose library is not there, or that does not exist.
             what = exc.args[0] if exc.args else exc
             raise Failure(f"the broker {self.broker} cannot be used: {what}", USAGE) from exc
+        self.server = kombu_toc.check_server(center.client)
+        return center
+
+    #: what the server says of itself; empty where it does not tell
+    server: dict[str, Any] = {}  # replaced, never changed
 
     @property
     def _is_nobodys(self) -> bool:
         """Whether it is the app that Celery makes when none is named."""
         return self.app.main == "default"
+
+    @property
+    def _names_broker(self) -> bool:
+        """Whether the command line has ``-b``."""
+        return bool(self.ctx.find_root().params.get("broker"))
 
     @property
     def broker(self) -> str:
@@ -72,19 +86,25 @@ class Session:
         seconds, microseconds = self.center.client.time()
         return seconds + microseconds / 1_000_000
 
-    def topics(self, asked: Sequence[str]) -> list[str]:
-        """The topics that were asked for, or all. Fails if one does not exist."""
+    @property
+    def zone_name(self) -> str:
+        """The same for people: its name, and how far it is from UTC now."""
+        offset = datetime.fromtimestamp(self.now, self.zone).strftime("%z")
+        return f"{self.zone} (UTC{offset[:3]}:{offset[3:]})"
+
+    def queues(self, asked: Sequence[str]) -> list[str]:
+        """The queues that were asked for, or all. Fails if one does not exist."""
         known = self.center.topics()
         for name in asked:
             if name not in known:
                 near = difflib.get_close_matches(name, known, 1)
                 hint = f"; do you mean {near[0]!r}?" if near else ""
-                raise Failure(f"there is no topic {name!r}{hint}", NOT_FOUND)
+                raise Failure(f"there is no queue {name!r}{hint}", NOT_FOUND)
         return list(dict.fromkeys(asked)) or known
 
-    def topic(self, asked: str | None) -> str | None:
-        """The topic that was asked for, if one was. Fails if it does not exist."""
-        return self.topics([asked])[0] if asked is not None else None
+    def queue(self, asked: str | None) -> str | None:
+        """The queue that was asked for, if one was. Fails if it does not exist."""
+        return self.queues([asked])[0] if asked is not None else None
 
     def complain(self, message: str, exit_code: int) -> None:
         """Say what went wrong with one of several things, and go on with the next."""
@@ -96,9 +116,9 @@ class Session:
         if yes:
             return
         if not sys.stdin.isatty():
-            raise Failure("there is no terminal to ask on; say --yes if you mean it", USAGE)
+            raise Failure("cannot ask for confirmation without a terminal; pass --yes", USAGE)
         if not click.confirm(question, err=True):
-            raise Failure("nothing was done", FAILED)
+            raise Failure("cancelled; nothing was changed", FAILED)
 
 
 def with_session(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -163,24 +183,69 @@ def _silently(names: Callable[[click.Context, str], Iterable[str]]) -> Callable[
 
 
 @_silently
-def complete_topic(ctx: click.Context, incomplete: str) -> Iterable[str]:
+def complete_queue(ctx: click.Context, incomplete: str) -> Iterable[str]:
     return _completing(ctx).topics()
 
 
 @_silently
 def complete_id(ctx: click.Context, incomplete: str) -> Iterable[str]:
     """Of the messages that are due next."""
-    page = _completing(ctx).scan(ctx.params.get("topic"), limit=COMPLETED)
+    page = _completing(ctx).scan(ctx.params.get("queue"), limit=COMPLETED)
     return [found.id for found in page.messages]
 
 
 @_silently
 def complete_dead_id(ctx: click.Context, incomplete: str) -> Iterable[str]:
-    page = _completing(ctx).scan(ctx.params.get("topic"), state="dead", limit=COMPLETED)
+    page = _completing(ctx).scan(ctx.params.get("queue"), state="dead", limit=COMPLETED)
     return [found.id for found in page.messages]
 
 
-topic_option = click.option(
-    "--topic", "-t", metavar="NAME", shell_complete=complete_topic, help="Only in this topic."
+class Renamed(click.Option):
+    """An option that still goes by older names, which its help does not show."""
+
+    def __init__(self, *args: Any, formerly: Sequence[str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        #: what help and completion show
+        self._shown = list(self.opts)
+        self.opts = [*self.opts, *formerly]
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        every, self.opts = self.opts, self._shown
+        try:
+            return super().get_help_record(ctx)
+        finally:
+            self.opts = every
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        return " / ".join(repr(name) for name in self._shown)
+
+
+queue_option = click.option(
+    "--queue",
+    "-Q",
+    "queue",
+    cls=Renamed,
+    formerly=("--topic", "-t"),
+    metavar="NAME",
+    shell_complete=complete_queue,
+    help="Only in this queue.",
+)
+queues_argument = click.argument(
+    "queues", nargs=-1, metavar="[QUEUE]...", shell_complete=complete_queue
 )
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 message``, ``1,234 messages``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {plural(noun)}"
+
+
+def plural(noun: str) -> str:
+    return f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names in a sentence: ``'a'``, ``'a' and 'b'``, ``'a', 'b' and 'c'``."""
+    *some, last = [repr(name) for name in names]
+    return f"{', '.join(some)} and {last}" if some else last

@@ -10,7 +10,7 @@ import click
 from . import times
 from .ends import NOT_FOUND, Command
 from .message import describe
-from .session import Session, complete_id, topic_option, with_session
+from .session import Session, complete_id, queue_option, with_session
 
 #: What the time of a message is, by its state.
 _TIMES = {
@@ -29,14 +29,14 @@ celery -A shop toc show 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --json
 """,
 )
 @click.argument("id", shell_complete=complete_id)
-@topic_option
+@queue_option
 @with_session
-def show(session: Session, id: str, topic: str | None) -> None:
+def show(session: Session, id: str, queue: str | None) -> None:
     """All of a message, decoded.
 
     Messages that share the id, such as a task and its retry, are all shown.
     """
-    show_all(session, id, session.center.get(id, topic=session.topic(topic)))
+    show_all(session, id, session.center.get(id, topic=session.queue(queue)))
 
 
 def show_all(session: Session, id: str, found: list[Any]) -> None:
@@ -58,13 +58,13 @@ def _fields(session: Session, message: dict[str, Any], seconds: float) -> list[t
     when = "now: it was rolled back"
     if seconds:
         away = times.distance(seconds - session.now)
-        when = f"{times.local(seconds, session.zone)} ({away})"
+        when = f"{times.local_iso(seconds, session.zone)} ({away})"
     fields = [
         ("id", message["id"]),
         ("task", message["task"]),
         ("state", message["state"]),
         (_TIMES[message["state"]], when),
-        ("topic", message["topic"]),
+        ("queue", message["queue"]),
         ("slot", message["slot"]),
         ("priority", message["priority"]),
         ("retries left", message["retries_left"]),

@@ -1,4 +1,4 @@
-"""``celery toc status``: what each topic holds, and how punctual it is."""
+"""``celery toc status``: what each queue holds, and how punctual it is."""
 
 from __future__ import annotations
 
@@ -6,25 +6,26 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
-import redis
 
 import kombu_toc
 
 from . import times
 from .ends import Command
-from .screen import Cell, Column
-from .session import Session, complete_topic, with_session
+from .screen import Cell, Column, scaled
+from .session import Session, counted, listed, queues_argument, with_session
 
 COLUMNS = (
-    Column("topic", fold=True),
-    Column("slots", right=True),
+    Column("queue", fold=True),
+    Column("slots", right=True, spare=6),
     Column("scheduled", right=True),
     Column("ready", right=True),
     Column("in flight", right=True),
     Column("dead", right=True),
-    Column("oldest", right=True, spare=True),
-    Column("late p50", right=True),
-    Column("late p99", right=True),
+    Column("oldest", right=True, spare=3),
+    Column("late p50", right=True, spare=5),
+    Column("late p99", right=True, spare=1),
+    Column("consumers", right=True, spare=2),
+    Column("memory", right=True, spare=4),
 )
 
 #: Of these, how late messages were delivered in the last minutes.
@@ -38,18 +39,19 @@ celery -A shop toc status
 celery -A shop toc status mail --json
 """,
 )
-@click.argument("topics", nargs=-1, metavar="[TOPIC]...", shell_complete=complete_topic)
+@queues_argument
 @click.option("--all", "-a", "every", is_flag=True, help="Also reply queues with nothing in them.")
 @with_session
-def status(session: Session, topics: tuple[str, ...], every: bool) -> None:
-    """What each topic holds, and how late its messages were delivered in the last minutes.
+def status(session: Session, queues: tuple[str, ...], every: bool) -> None:
+    """What each queue holds, and how late its messages were delivered in the last minutes.
 
     Scheduled: waits for its time. Ready: due, and not taken yet; oldest: for how long. In flight:
-    with a worker. Dead: given up on.
+    taken by a worker, running or about to. Dead: given up on. Consumers: processes that take from
+    the queue. Memory: what its messages take in Redis, an estimate.
     """
-    rows = survey(session, topics, every=every)
+    rows = survey(session, queues, every=every, memory=True)
     server = server_of(session)
-    warnings = kombu_toc.durability_warnings(session.center.client)
+    warnings = [*kombu_toc.durability_warnings(session.center.client), *unconsumed(rows)]
     if session.as_json:
         session.screen.json(
             {"broker": session.broker, "server": server, "topics": rows, "warnings": warnings}
@@ -59,16 +61,25 @@ def status(session: Session, topics: tuple[str, ...], every: bool) -> None:
     session.screen.table(COLUMNS, [line(row) for row in rows])
     for warning in warnings:
         session.screen.say(f"Warning: {warning}.", "yellow")
+    if paused := [row["queue"] for row in rows if row["paused"]]:
+        are = "is" if len(paused) == 1 else "are"
+        session.screen.say(
+            f"{listed(paused)} {are} paused; 'celery toc resume QUEUE' ends that.", "yellow"
+        )
 
 
-def survey(session: Session, asked: Sequence[str], *, every: bool = False) -> list[dict[str, Any]]:
-    """What each topic holds, as in JSON.
+def survey(
+    session: Session, asked: Sequence[str], *, every: bool = False, memory: bool = False
+) -> list[dict[str, Any]]:
+    """What each queue holds, as in JSON.
 
     every: those too that go away by themselves, also while they are empty
+    memory: also what each takes
     """
-    center, names = session.center, session.topics(asked)
+    center, names = session.center, session.queues(asked)
     summaries = [one for name in names for one in center.summary(name)] if asked else None
     measured = kombu_toc.read_metrics(center, names)
+    consumers, paused = center.consumers(), center.paused()
     rows = []
     for found in center.summary() if summaries is None else summaries:
         declared = center.known(found.topic)
@@ -78,22 +89,46 @@ def survey(session: Session, asked: Sequence[str], *, every: bool = False) -> li
         late = measured[found.topic].recent_lateness if found.topic in measured else None
         rows.append(
             {
+                "queue": found.topic,
                 "topic": found.topic,
                 "slots": found.slots,
                 **found.counts._asdict(),
                 "oldest_seconds": found.oldest_us / 1e6,
                 "late_p50_seconds": late and late.quantile(0.5),
                 "late_p99_seconds": late and late.quantile(0.99),
+                # Who consumes replies does so for moments, and does not tell.
+                "consumers": None if passing else len(consumers.get(found.topic, ())),
+                "paused": found.topic in paused,
             }
         )
+    if memory:
+        sizes = kombu_toc.estimate_memory(center, [row["queue"] for row in rows])
+        for row in rows:
+            row["memory_bytes"] = None if sizes is None else sizes[row["queue"]]
     return rows
+
+
+def unconsumed(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """A warning for each queue in which messages wait for nobody."""
+    return [
+        f"nobody consumes {row['queue']!r}, in which {counted(waiting, 'message')} "
+        f"{'waits' if waiting == 1 else 'wait'}; start a worker with -Q {row['queue']}"
+        for row in rows
+        if row["consumers"] == 0 and (waiting := row["ready"] + row["scheduled"])
+    ]
 
 
 def line(row: dict[str, Any]) -> list[Any]:
     """A row of the table."""
-    oldest = row["oldest_seconds"]
+    oldest, consumers = row["oldest_seconds"], row["consumers"]
+    waits = row["ready"] + row["scheduled"]
+    if row["paused"]:
+        consumers = Cell("paused", "yellow")
+    elif consumers == 0 and waits:
+        consumers = Cell(0, "yellow")
+    size = row.get("memory_bytes")
     return [
-        row["topic"],
+        row["queue"],
         row["slots"],
         row["scheduled"],
         Cell(row["ready"], "yellow" if row["ready"] else ""),
@@ -101,7 +136,14 @@ def line(row: dict[str, Any]) -> list[Any]:
         Cell(row["dead"], "red" if row["dead"] else ""),
         Cell(times.span(oldest), "yellow" if oldest >= 1 else "") if oldest else None,
         *(None if row[late] is None else times.milliseconds(row[late]) for late in LATE),
+        consumers,
+        None if size is None else _bytes(size),
     ]
+
+
+def _bytes(number: float) -> str:
+    """``0B``, ``812B``, ``4.2kB``, ``310MB``: about, as it is an estimate."""
+    return scaled(number, ("B", "kB", "MB", "GB", "TB"), 9.95)
 
 
 def title(session: Session, server: dict[str, str]) -> str:
@@ -112,10 +154,8 @@ def title(session: Session, server: dict[str, str]) -> str:
 
 def server_of(session: Session) -> dict[str, str]:
     """The server's name and version; empty where it does not tell."""
-    try:
-        info = session.center.client.info("server")
-    except redis.ResponseError:  # an ACL user who may not ask
-        info = {}
+    session.center  # noqa: B018 - which asks the server
+    info = session.server
     name = "Valkey" if "valkey_version" in info else "Redis"
     return {
         "name": name if info else "",

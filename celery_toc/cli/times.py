@@ -78,6 +78,11 @@ def local(seconds: float, zone: tzinfo) -> str:
     return datetime.fromtimestamp(seconds, zone).strftime("%Y-%m-%d %H:%M:%S")
 
 
+def local_iso(seconds: float, zone: tzinfo) -> str:
+    """In the app's time zone, with its offset from UTC, to the second."""
+    return datetime.fromtimestamp(seconds, zone).isoformat(timespec="seconds")
+
+
 def span(seconds: float) -> str:
     """A span of time in at most two units: ``350ms``, ``12s``, ``2h05m``, ``3d04h``."""
     if seconds < 0.9995:

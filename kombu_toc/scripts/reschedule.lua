@@ -7,6 +7,7 @@
 -- ARGV[1] number of priority steps   ARGV[2] slot number   ARGV[3] id
 -- ARGV[4] action time in microseconds, '+N' for N microseconds from now, or '' for now; a past one
 -- is now
+-- ARGV[5] 1: the copies too
 -- Returns {{id, state: 1 waiting and moved | 2 in flight | 3 dead, score, ...}, announcements,
 --          settled}
 --@ clock wake
@@ -50,7 +51,7 @@ local function move(id) -- whether it was waiting
   end
 end
 
-local ids = redis.call('SMEMBERS', KEYS[4])
+local ids = ARGV[5] == '1' and redis.call('SMEMBERS', KEYS[4]) or {}
 table.insert(ids, 1, ARGV[3])
 for i = 1, #ids do
   if not move(ids[i]) then

@@ -501,7 +501,8 @@ class Channel(virtual.Channel):
         if subscription is not None:
             self.poller.follow(self, subscription)
         else:
-            self._topic(queue)
+            if not self._topic(queue).declaration.expires:
+                self.heartbeat.consumes(queue, self.channel_key)
             self.poller.consume(self, queue)
             if queue in self._kept:
                 self.poller.follow(self, self._kept[queue])
@@ -528,6 +529,7 @@ class Channel(virtual.Channel):
             if subscription is not None:
                 remember(self.transport.identity, subscription)
         if queue not in self._fanout_queues:
+            self.heartbeat.consumes_no_more(queue, self.channel_key)
             self.poller.cancel(self, queue)
         if queue in self._auto_delete and not self._has_other_consumer(queue):
             if queue in self._exclusive or queue in self._fanout_queues:

@@ -1,16 +1,19 @@
 """Renews, from a thread, what this process holds on a server.
 
-That is: the leases of delivered messages, transient queues and bindings, and what could not be
-said because a connection broke: an acknowledgement counts however late it comes. It also sends
-what the process has counted. One heartbeat per process and server, whatever happens to Kombu's
-connections. Its thread is a native one in every pool: a task may block everything else.
+That is: the leases of delivered messages, transient queues and bindings, which queues it consumes,
+and what could not be said because a connection broke: an acknowledgement counts however late it
+comes. It also sends what the process has counted. One heartbeat per process and server, whatever
+happens to Kombu's connections. Its thread is a native one in every pool: a task may block
+everything else.
 """
 
 from __future__ import annotations
 
 import atexit
+import json
 import logging
 import os
+import socket
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Hashable
@@ -46,6 +49,12 @@ SWEEP_INTERVAL = 15.0
 
 #: Stale topics and exchanges that one look deletes at most.
 SWEEP_MOST = 100
+
+#: Milliseconds for which it is known what this process consumes, unless it says so again; seconds
+#: after which it does; and within which it tells of a change.
+PRESENCE_MS = 60_000
+PRESENCE_INTERVAL = 15.0
+PRESENCE_CHANGE = 0.5
 
 #: Messages that one warning names at most.
 MOST_NAMED = 10
@@ -99,6 +108,11 @@ class Heartbeat:
         #: queue -> who uses it -> milliseconds it lives without being refreshed
         self._topics: dict[str, dict[Hashable, int]] = {}
         self._bindings: dict[tuple[str, str], dict[Hashable, int]] = {}
+        #: queue -> the channels that consume it
+        self._consumed: dict[str, set[Hashable]] = {}
+        #: what Redis was told of that, and monotonic seconds when it is told again
+        self._present = ""
+        self._present_due = 0.0
         self._owed: deque[Call] = deque()
         #: what was owed is being said
         self._settling = False
@@ -185,6 +199,24 @@ class Heartbeat:
             self._bindings.setdefault((exchange, binding), {})[holder] = ttl_ms
         self._beat_within(ttl_ms / 1000 / BEATS_PER_LEASE)
 
+    def consumes(self, queue: str, holder: Hashable) -> None:
+        """A channel consumes a queue: others may know."""
+        with self._lock:
+            self._consumed.setdefault(queue, set()).add(holder)
+            self._present_due = 0.0
+        self._beat_within(PRESENCE_CHANGE)
+
+    def consumes_no_more(self, queue: str, holder: Hashable) -> None:
+        with self._lock:
+            holders = self._consumed.get(queue, set())
+            if holder not in holders:
+                return
+            holders.discard(holder)
+            if not holders:
+                del self._consumed[queue]
+            self._present_due = 0.0
+        self._beat_within(0.0)
+
     def leave_topic(self, name: str, holder: Hashable) -> None:
         with self._lock:
             _leave(self._topics, name, holder)
@@ -208,6 +240,9 @@ class Heartbeat:
             for held in (self._topics, self._bindings):
                 for name in list(held):
                     _leave(held, name, holder)
+            consumed = [queue for queue, holders in self._consumed.items() if holder in holders]
+        for queue in consumed:
+            self.consumes_no_more(queue, holder)
 
     def keep_up(self, who: Hashable, interval: float) -> None:
         """Somebody consumes here for long: take part in keeping all topics up, of which one
@@ -323,7 +358,8 @@ class Heartbeat:
 
     def _busy(self) -> bool:
         holds = self._held or self._topics or self._bindings or self._owed
-        return bool(holds or self.flights or self._upkeeper.wanted)
+        consumes = self._consumed or self._present
+        return bool(holds or self.flights or consumes or self._upkeeper.wanted)
 
     def _wait(self, reach: Callable[[], TimeoutCenter]) -> bool:
         """Until the next beat; False if there is nothing to beat for."""
@@ -393,6 +429,8 @@ class Heartbeat:
         self._unrefreshed &= topics.keys()
         for (exchange, binding), ttl_ms in bindings.items():
             attempt(Bindings(center).add, exchange, binding, ttl_ms)
+        if time.monotonic() >= self._present_due:
+            attempt(self._appear, center)
         if time.monotonic() - self._swept > SWEEP_INTERVAL:
             self._swept = time.monotonic()
             attempt(sweep, center, self._say)
@@ -407,6 +445,21 @@ class Heartbeat:
         except BaseException:
             self.flights.lose(flight)  # to be tried again
             raise
+
+    def _appear(self, center: TimeoutCenter) -> None:
+        """Say which queues this process consumes."""
+        with self._lock:
+            queues = sorted(self._consumed)
+            self._present_due = time.monotonic() + PRESENCE_INTERVAL
+        said = json.dumps([socket.gethostname(), os.getpid(), *queues]) if queues else ""
+        before = [self._present] if self._present not in ("", said) else []
+        if said or before:
+            try:
+                center.run(center.appearing(said, before, PRESENCE_MS))
+            except BROKEN:
+                self._present_due = 0.0
+                raise
+        self._present = said
 
     def _tell_metrics(self, reach: Callable[[], TimeoutCenter]) -> None:
         if self._metrics.active:

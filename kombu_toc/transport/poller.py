@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from kombu.utils.eventio import ERR, READ, poll
 from redis.exceptions import ResponseError
 
+from ..calls import texts
 from ..center import RECOVER, REMEMBER, Call, Delivery, Popped, shares
 from ..cluster import is_passing
 from ..options import ROUND_ROBIN
@@ -101,6 +102,10 @@ AT_ONCE = 0.001
 #: Seconds for which everything else waits until the pool has sent what is delivered, at most.
 POOL_FIRST = 0.02
 
+#: Seconds after which a consumer reads again which topics are paused; it looks every second whether
+#: it is time to, so that a pause is known within five.
+READ_PAUSES = 4.0
+
 #: Seconds after which a consumer reads its topics' declarations again.
 REREAD = 5.0
 
@@ -149,6 +154,8 @@ class Intake:
         #: topics that have held more than there was room for: what has been due for a while may
         #: be queued here, for no idle consumer has wanted it
         self.backlog: set[str] = set()
+        #: topics from which nothing is taken for now
+        self.paused: set[str] = set()
         #: claims that have come due and are not settled: (topic, slot, us)
         self.owed: dict[tuple[str, int, int], None] = {}
         #: messages fetched and not yet due
@@ -210,8 +217,15 @@ class Intake:
         self.topics.remove(topic)
         for known in (self.asked, self.missed):
             known.pop(topic, None)
-        for some in (self.sure, self.backlog):
+        for some in (self.sure, self.backlog, self.paused):
             some.discard(topic)
+
+    def pause(self, paused: Collection[str]) -> None:
+        """These are the topics that are paused, of all; look into those that are no more."""
+        before = self.paused
+        self.paused = {topic for topic in self.topics if topic in paused}
+        for topic in before - self.paused:
+            self.look(topic)
 
     def capacity(self) -> Capacity:
         """How much there is room for."""
@@ -223,7 +237,7 @@ class Intake:
         known = self.sure & self.asked.keys()
         if not known & self.backlog:
             return []
-        unknown = [topic for topic in self.topics if topic not in known]
+        unknown = [t for t in self.topics if t not in known and t not in self.paused]
         if len(unknown) > MOST_OTHERS:
             unknown.sort()
             first = self.others_asked % len(unknown)
@@ -305,6 +319,9 @@ class Poller:
         self._pool_first_since: float | None = None
         self._wake_topics: dict[bytes, str] = {}
         self._turn = 0
+        #: topics that are paused, and monotonic seconds when that is read again
+        self._paused: set[str] = set()
+        self._pauses_at = 0.0
         self._deal = 0
         self._listened: dict[str, str] = {}
         #: monotonic seconds when broadcasts that are not urgent are read next
@@ -367,6 +384,10 @@ class Poller:
         if topic not in intake.topics:
             intake.topics.append(topic)
         intake.look(topic)
+        if (now := time.monotonic()) >= self._pauses_at:
+            self._pauses_at = now + READ_PAUSES
+            self._paused = self.center.paused()
+        intake.pause(self._paused)
         self._stop_listening()
         self.nudge()
 
@@ -587,6 +608,7 @@ class Poller:
                 link.check()
             self._send_settled_or_wait()
             now = time.monotonic()
+            self._read_pauses(now)
             for intake in list(self.intakes.values()):
                 self._consider(intake, now)
             self._listen()
@@ -818,6 +840,8 @@ class Poller:
                 intake.backlog.add(topic)
             self._hand_back(intake)
         intake.ask_missed(now)
+        if intake.paused:
+            self._leave_paused(intake)
         if not intake.asked:
             return
         if not soon and not (finished and 2 * room >= intake.channel.window()):
@@ -1234,7 +1258,7 @@ class Poller:
                 continue
             free, room = intake.capacity()
             if free > 0 and room > 0:
-                topics += intake.topics
+                topics += [topic for topic in intake.topics if topic not in intake.paused]
         if not topics:
             return
         self._turn = (self._turn + 1) % len(topics)
@@ -1318,9 +1342,40 @@ class Poller:
             self._listen()
 
     def _hand_back(self, intake: Intake) -> None:
-        for topic, pairs in _by_topic(intake.owed).items():
-            self._work.send([(call, None) for call in self.center.handing_back(topic, pairs)])
+        self._announce_later(intake.owed)
         intake.owed.clear()
+
+    def _announce_later(self, claims: dict[tuple[str, int, int], None]) -> None:
+        for topic, pairs in _by_topic(claims).items():
+            self._work.send([(call, None) for call in self.center.handing_back(topic, pairs)])
+
+    # -- pauses
+
+    def _read_pauses(self, now: float) -> None:
+        """Read which topics are paused, if it is time to."""
+        if now < self._pauses_at or not self.intakes:
+            return
+        self._pauses_at = now + READ_PAUSES
+
+        def read(names: list[bytes]) -> None:
+            self._paused = set(texts(names))
+            for intake in self.intakes.values():
+                intake.pause(self._paused)
+
+        self._work.send([(("SMEMBERS", self.center.keys.paused), read)])
+
+    def _leave_paused(self, intake: Intake) -> None:
+        """Ask nothing of paused topics, and keep no claims of theirs: they are for whoever is
+        first when they go on."""
+        for topic in intake.paused:
+            intake.asked.pop(topic, None)
+            intake.sure.discard(topic)
+            intake.backlog.discard(topic)
+        claims = {claim: None for claim in intake.owed if claim[0] in intake.paused}
+        if claims:
+            for claim in claims:
+                del intake.owed[claim]
+            self._announce_later(claims)
 
     def _announce_now(self, claims: dict[tuple[str, int, int], None]) -> None:
         for topic, pairs in _by_topic(claims).items():

@@ -26,8 +26,8 @@ StartWorkers = Callable[..., list[Worker]]
 #: The scripts that a role runs.
 PRODUCER = {"admit", "bind", "bindings", "broadcast", "cancel", "count", "counts", "declare"}
 PRODUCER |= {"bound", "cancelled", "get", "put"}
-CONSUMER = {"ack", "due", "extend", "hand_back", "pop", "purge", "reject", "release", "sweep"}
-CONSUMER |= {"recall"}
+CONSUMER = {"ack", "due", "extend", "hand_back", "pop", "present", "purge", "reject", "release"}
+CONSUMER |= {"recall", "sweep"}
 WORKER = PRODUCER | CONSUMER | {"elect", "speak", "upkeep"}
 SCRIPTS = {
     "producer": PRODUCER,

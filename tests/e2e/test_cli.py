@@ -104,7 +104,7 @@ def test_status_tells_what_each_topic_holds(
     time.sleep(0.05)  # the other one gets older
     said = run("status", "--json")
     assert said.code == 0
-    topics = {row.pop("topic"): row for row in said.json["topics"]}
+    topics = {row["topic"]: row for row in said.json["topics"]}
     numbers = ("slots", "scheduled", "ready", "in_flight", "dead")
     held = {name: tuple(row[key] for key in numbers) for name, row in topics.items()}
     assert held == {
@@ -118,6 +118,7 @@ def test_status_tells_what_each_topic_holds(
     assert said.json["server"]["name"] in ("Redis", "Valkey")
     assert "no persistence" in said.json["warnings"][0]
 
+    assert topics["celery"]["queue"] == "celery"
     text = run("status", "celery").out
     assert re.search(r"^celery +8 +3 +0 +0 +0 +-", text, re.M), text
     assert "urgent" not in text
@@ -159,7 +160,7 @@ def test_list_shows_messages_in_the_order_of_time_and_page_by_page(app: Celery, 
     pages, after = [], None
     while True:
         cursor = ("--after", after) if after else ()
-        page = run("list", "--topic", "celery", "--limit", 3, "--json", *cursor).json
+        page = run("list", "--queue", "celery", "--limit", 3, "--json", *cursor).json
         pages.append([message["id"] for message in page["messages"]])
         after = page["after"]
         if after is None:
@@ -180,6 +181,7 @@ def test_list_tells_task_arguments_state_and_time(app: Celery, run: Run) -> None
     assert message == {
         "id": id,
         "task": "e2e.nap",
+        "queue": "celery",
         "topic": "celery",
         "priority": 9,
         "state": "scheduled",
@@ -212,7 +214,7 @@ def test_list_chooses_by_topic_state_time_and_task(
     due = send(app, "due", queue="one-slot")
 
     assert listed() == {soon, late, other, dead, due}
-    assert listed("--topic", "urgent") == {other}
+    assert listed("--queue", "urgent") == {other}
     assert listed("--task", "e2e.add") == {other}
     assert listed("--task", "e2e.n*", "--state", "scheduled") == {soon, late}
     assert listed("--state", "ready") == {due}
@@ -223,7 +225,7 @@ def test_list_chooses_by_topic_state_time_and_task(
     assert listed("--since", "-1m", "--until", "now") == {dead, due}
     tomorrow = (datetime.now(timezone.utc) + timedelta(hours=20)).isoformat()
     assert listed("--since", tomorrow) == {late}
-    assert run("list", "--topic", "celery", "--state", "dead").out == "Nothing.\n"
+    assert run("list", "--queue", "celery", "--state", "dead").out == "No messages match.\n"
 
 
 def test_show_tells_all_of_a_message_decoded(app: Celery, run: Run) -> None:
@@ -254,7 +256,7 @@ def test_show_shows_every_message_that_has_the_id(
     send(app, "elsewhere", 3 * HOUR, task_id="same", queue="urgent")
     messages = run("show", "same", "--json").json["messages"]
     assert sorted(message["args"][0] for message in messages) == ["another", "elsewhere", "one"]
-    assert len(run("show", "same", "--topic", "urgent", "--json").json["messages"]) == 1
+    assert len(run("show", "same", "--queue", "urgent", "--json").json["messages"]) == 1
 
 
 def test_what_no_celery_has_written_is_shown_all_the_same(
@@ -292,7 +294,10 @@ def test_a_cancelled_task_is_gone_and_a_second_cancel_finds_nothing(
     assert said.code == 0
     assert said.json == {
         "results": [
-            {"id": id, "topic": "celery", "state": "waiting", "cancelled": True}
+            {
+                **{"id": id, "queue": "celery", "topic": "celery"},
+                **{"state": "scheduled", "cancelled": True, "revoked": True},
+            }
             for id in (first, second)
         ]
     }
@@ -316,9 +321,11 @@ def test_what_a_worker_has_is_cancelled_too_late_and_says_so(
     said.fails(4, "too late", id, "in flight")
     assert said.json["results"][0] == {
         "id": id,
+        "queue": "celery",
         "topic": "celery",
         "state": "in-flight",
         "cancelled": False,
+        "revoked": False,
     }
     run("run", id).fails(4, "too late")
     run("reschedule", id, "--countdown", "1h").fails(4, "too late")
@@ -347,7 +354,10 @@ def test_reschedule_gives_another_time(
     [result] = said.json["results"]
     due = datetime.fromisoformat(result.pop("time").replace("Z", "+00:00")).timestamp()
     assert abs(due - time.time() - seconds) < 2
-    assert result == {"id": id, "topic": "celery", "state": "waiting", "moved": True}
+    assert result == {
+        **{"id": id, "queue": "celery", "topic": "celery"},
+        **{"state": "scheduled", "moved": True},
+    }
     assert run("show", id, "--json").json["messages"][0]["time"] == said.json["results"][0]["time"]
 
 
@@ -379,10 +389,10 @@ def test_dead_messages_are_requeued_and_purged_by_task_topic_or_all(
         send(app, "note", queue=queue)
         app.tasks["e2e.add"].apply_async((1, 2), queue=queue)
         bury(toc, queue)
-    said = run("dead", "requeue", "--topic", "urgent", "--task", "e2e.add", "--yes", "--json")
+    said = run("dead", "requeue", "--queue", "urgent", "--task", "e2e.add", "--yes", "--json")
     assert said.json == {"requeued": 1}
     assert (toc.counts("urgent").ready, toc.counts("urgent").dead) == (1, 1)
-    assert run("dead", "purge", "--task", "e2e.n*", "--yes").out == "Purged 2.\n"
+    assert run("dead", "purge", "--task", "e2e.n*", "--yes").out == "Purged 2 messages.\n"
     assert run("dead", "purge", "--all", "--yes", "--json").json == {"purged": 1}
     assert toc.counts("celery").dead == toc.counts("urgent").dead == 0
     assert toc.counts("urgent").ready == 1
@@ -404,7 +414,7 @@ def test_dead_commands_touch_only_what_is_dead(app: Celery, run: Run) -> None:
 def test_check_finds_what_cannot_be_and_repair_mends_it(
     app: Celery, run: Run, toc: kombu_toc.TimeoutCenter, client: redis.Redis
 ) -> None:
-    assert run("check").out == "Nothing is wrong.\n"
+    assert run("check").out == "No inconsistencies found.\n"
     send(app, "broken", HOUR, task_id="broken")
     [found] = toc.get("broken")
     client.hdel(toc.topic("celery").slot(found.slot).body, "broken")
@@ -412,7 +422,10 @@ def test_check_finds_what_cannot_be_and_repair_mends_it(
     assert said.code == 5
     [fault] = said.json["faults"]
     assert fault.pop("places")[0].endswith(":store")
-    assert fault == {"topic": "celery", "slot": found.slot, "kind": "no body", "id": "broken"}
+    assert fault == {
+        **{"queue": "celery", "topic": "celery", "slot": found.slot},
+        **{"kind": "no body", "id": "broken"},
+    }
     assert run("check", "urgent").code == 0
     assert run("check").code == 5  # to look changes nothing
     said = run("repair", "--yes")
@@ -441,7 +454,7 @@ def test_top_tells_rates_and_what_comes_due(
         assert sum(look["coming"]["due"]) == 4  # in 25, 35, 45 and 55 seconds
         assert max(look["coming"]["due"]) == 1
     text = run("top", "--count", 2, "--interval", "100ms").out.splitlines()
-    assert text[0].split()[:2] == ["TIME", "TOPIC"]
+    assert text[0].split()[:2] == ["TIME", "QUEUE"]
     assert len(text) == 7  # three topics, twice
 
 
@@ -460,7 +473,7 @@ def test_status_and_top_tell_how_late_workers_were_and_what_they_did(
     wait_until(lambda: kombu_toc.read_metrics(toc)["celery"].totals["acked"] == 20)
     [topic] = run("status", "celery", "--json").json["topics"]
     assert 0 <= topic["late_p50_seconds"] <= topic["late_p99_seconds"] < time.time() - before
-    assert re.search(r"^celery +8 .* \d[\d.]*m?s +\d[\d.]*m?s$", run("status").out, re.M)
+    assert re.search(r"^celery +8 .* \d[\d.]*m?s +\d[\d.]*m?s +1 +0B$", run("status").out, re.M)
     [look] = run("top", "celery", "--count", 1, "--json").out.splitlines()
     [topic] = json.loads(look)["topics"]
     rates = topic["per_second"]
@@ -480,17 +493,31 @@ def test_status_and_top_tell_how_late_workers_were_and_what_they_did(
         (("run", "missing"), 3, "'missing'"),
         (("dead", "show", "missing"), 3, "'missing'"),
         (("status", "celry"), 3, "do you mean 'celery'?"),
-        (("list", "--topic", "nowhere"), 3, "no topic 'nowhere'"),
-        (("show", "x", "--topic", "nowhere"), 3, "'nowhere'"),
+        (("list", "--queue", "nowhere"), 3, "no queue 'nowhere'"),
+        (("show", "x", "--queue", "nowhere"), 3, "'nowhere'"),
         (("check", "nowhere"), 3, "'nowhere'"),
         (("repair", "nowhere", "--yes"), 3, "'nowhere'"),
         (("top", "nowhere", "--count", "1"), 3, "'nowhere'"),
-        (("dead", "list", "--topic", "nowhere"), 3, "'nowhere'"),
+        (("dead", "list", "--queue", "nowhere"), 3, "'nowhere'"),
         (("reschedule", "x", "--eta", "tomorrow"), 2, "ISO 8601"),
         (("reschedule", "x", "--eta", "2300-01-01"), 2, "2255"),
         (("reschedule", "x", "--countdown", "soon"), 2, "1h30m"),
         (("reschedule", "x", "--countdown", "-5"), 2, "1h30m"),
         (("reschedule", "x"), 2, "either --eta or --countdown"),
+        (("cancel",), 2, "say which: ids, --queue"),
+        (("cancel", "x", "--task", "y"), 2, "not both"),
+        (("cancel", "--queue", "celery", "--in-flight"), 2, "goes with ids"),
+        (("cancel", "--queue", "nowhere"), 3, "no queue 'nowhere'"),
+        (("run",), 2, "say which: ids, --queue"),
+        (("pause", "nowhere"), 3, "no queue 'nowhere'"),
+        (("purge", "nowhere"), 3, "no queue 'nowhere'"),
+        (("delete", "nowhere", "--force"), 3, "no queue 'nowhere'"),
+        (("cancel", "missing"), 3, "no message 'missing'"),
+        (("list", "--state", "scheduled", "--until", "-1h"), 2, "--until is in the past"),
+        (("list", "--state", "ready", "--since", "1h"), 2, "--since is in the future"),
+        (("list", "--state", "dead", "--since", "1h"), 2, "--since is in the future"),
+        (("dead", "list", "--since", "1h"), 2, "--since is in the future"),
+        (("list", "--since", "2h", "--until", "1h"), 2, "--since is not before --until"),
         (("reschedule", "x", "--eta", "2030-01-01", "--countdown", "1"), 2, "either"),
         (("list", "--since", "yesterday"), 2, "--since: 'yesterday'"),
         (("list", "--state", "sleeping"), 2, "in-flight"),
@@ -518,18 +545,33 @@ def test_wrong_input_gets_one_line_and_an_exit_code(
         ("cancel", "x"),
         ("dead", "purge", "--all"),
         ("dead", "requeue", "--all"),
+        ("cancel", "--queue", "celery"),
+        ("reschedule", "--queue", "celery", "--countdown", "2h"),
+        ("run", "--queue", "celery"),
+        ("purge", "celery"),
+        ("delete", "one-slot"),
+        ("delete", "urgent", "--force"),
         ("repair",),
     ],
     ids=" ".join,
 )
 def test_without_a_terminal_to_ask_on_nothing_is_destroyed(
-    app: Celery, run: Run, toc: kombu_toc.TimeoutCenter, words: tuple[str, ...]
+    app: Celery,
+    run: Run,
+    toc: kombu_toc.TimeoutCenter,
+    client: redis.Redis,
+    words: tuple[str, ...],
 ) -> None:
     send(app, "kept", HOUR, task_id="x")
+    [before] = toc.get("x")
+    client.zadd(toc.topic("one-slot").slot(0).dead, {"broken": 1e15})
     send(app, "dead", queue="urgent")
     bury(toc, "urgent")
-    run(*words).fails(2, "--yes")
-    assert toc.counts("celery").scheduled == 1
+    if words[:2] == ("delete", "one-slot"):
+        client.delete(toc.topic("one-slot").slot(0).dead)
+    run(*words).fails(2, "cannot ask for confirmation without a terminal; pass --yes")
+    assert toc.get("x") == [before]
+    assert "one-slot" in toc.topics()
     assert toc.counts("urgent").dead == 1
 
 
@@ -648,7 +690,7 @@ def test_celerys_own_program_has_the_commands(app: Celery, environment: dict[str
         ),
     }
     top = celery(*words, "top", "--interval", "100ms", **environment)
-    assert top.stdout.readline().split()[:2] == ["TIME", "TOPIC"]
+    assert top.stdout.readline().split()[:2] == ["TIME", "QUEUE"]
     top.send_signal(signal.SIGINT)
     _, err = top.communicate(timeout=30)
     assert (err, top.returncode) == ("", 0)  # Ctrl-C is how it ends
@@ -664,7 +706,9 @@ def test_celerys_own_program_has_the_commands(app: Celery, environment: dict[str
     assert (out, code) == ("", 2)
     assert err.count("\n") == 1
     assert "celery -A APP toc" in err
-    assert said["commands"][0].split() == ["plain,reschedule", "plain,repair", "plain,reshard"]
+    assert sorted(said["commands"][0].split()) == [
+        *("plain,repair", "plain,reschedule", "plain,reshard", "plain,resume")
+    ]
     assert said["topics"][0].split() == ["plain,urgent"]
     assert said["ids"][0].split() == [f"plain,{id}"]
 
@@ -679,7 +723,7 @@ def test_on_a_terminal_it_asks_and_shows_colours_unless_told_not_to(
     assert code == 1
     assert "e2e.note the-id in 'celery': scheduled, in " in shown
     assert "[y/N]" in shown
-    assert "nothing was done" in shown
+    assert "cancelled; nothing was changed" in shown
     assert toc.counts("celery").scheduled == 1
     code, shown = in_a_terminal("y\n", *words, "cancel", "the-id", **environment)
     assert code == 0

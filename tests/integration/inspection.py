@@ -41,9 +41,12 @@ def keys_left(client: redis.Redis, pattern: str = "*") -> list[str]:
 
 def _counts(client: redis.Redis, key: bytes) -> bool:
     """Whether counters are kept there, and may be: their topic is declared, and those of a
-    minute go by themselves."""
+    minute go by themselves; as does what tells who consumes."""
     stem, mark, rest = key.partition(b"{toc}:")
     kind, _, topic = rest.partition(b":")
+    if mark and kind == b"consumers":
+        assert client.ttl(key) in (-2, *range(61))  # or gone by now
+        return True
     if not mark or kind not in (b"scripts", b"counted", b"minute"):
         return False
     if kind == b"minute":

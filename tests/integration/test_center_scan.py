@@ -65,11 +65,13 @@ def test_a_message_is_read_as_get_finds_it(center):
     assert center.scan("mail", state=DEAD).messages[0].error == "err\nor"
 
 
-def test_without_a_topic_all_are_read_by_name(center):
-    for topic in ("b", "a", "c"):
-        fill(center, topic, 10, delay_us=10**9)
-    found = pages(center)
-    assert [one.topic for one in found] == ["a"] * 10 + ["b"] * 10 + ["c"] * 10
+@pytest.mark.parametrize("limit", [1, 7, 100])
+def test_without_a_topic_all_are_read_together_in_the_order_of_time(center, limit):
+    times = {n: 2e9 + n * 7919 % 30 // 2 for n in range(30)}  # two at a time
+    for number, time in times.items():
+        center.put("bac"[number % 3], f"{number}", b"", at=time)
+    found = pages(center, limit=limit)
+    assert [one.time_us // 1000 for one in found] == [int(t * 1000) for t in sorted(times.values())]
     assert len(set(found)) == 30
     assert center.scan("nobody declared it").messages == []
     assert center.topics() == ["a", "b", "c"]
@@ -99,6 +101,41 @@ def test_a_span_of_time_can_be_asked_for(center):
     assert len(pages(center, "mail", since=2e9 + 2.5)) == 40
     assert len(pages(center, "mail", until=2e9 + 2.5)) == 10
     assert pages(center, "mail", since=3e9) == []
+
+
+def test_of_many_topics_no_more_is_read_than_a_page_needs(center, client):
+    """However many wait in each"""
+    for topic in range(40):
+        fill(center, f"{topic}", 100, delay_us=10**9)
+    client.config_resetstat()
+    assert len(center.scan(limit=10).messages) == 10
+    read = client.info("commandstats")["cmdstat_hget"]["calls"]
+    assert read < 3 * 40 * 8
+
+
+def test_many_can_be_counted_and_given_another_time(center):
+    center.declare("mail", slots=4)
+    fill(center, "mail", 700, delay_us=10**10)
+    fill(center, "news", 5, delay_us=10**10)
+    assert center.count("mail") == 700
+    assert center.count("mail", where=lambda one: int(one.body) < 70) == 70
+    assert center.count(state=[IN_FLIGHT, DEAD]) == 0
+    found = pages(center, "mail", where=lambda one: int(one.body) % 2, limit=500)
+    center.pop("mail")
+    moved = center.reschedule_found(found, at=2.1e9)
+    assert [one.moved for one in moved] == [True] * 350
+    assert {one.time_us // 1000 for one in moved} <= set(
+        range(2_100_000_000_000, 2_100_000_000_100)
+    )
+    assert center.count("mail", since=2.1e9) == 350
+    assert len(center.reschedule_found(found[:10])) == 10
+    messages = center.pop("mail", 20).messages
+    assert sorted(one.id for one in messages) == sorted(one.id for one in found[:10])
+    gone, taken = found[10], found[0]
+    center.cancel(gone.id, topic="mail")
+    late = center.reschedule_found([gone, taken], delay=HOUR)
+    assert [(one.id, one.state, one.moved) for one in late] == [(taken.id, IN_FLIGHT, False)]
+    check_slots(center, "mail")
 
 
 def test_a_predicate_picks_and_pages_are_still_full(center):
@@ -339,6 +376,6 @@ def test_whatever_is_in_there_a_scan_reads_what_was_asked_for(
     }
     found = pages(center, limit=limit, state=state, **bounds)
     assert sorted((one.topic, one.id, one.state) for one in found) == sorted(expected)
-    for name in {one.topic for one in found}:
-        times = [one.time_us for one in found if one.topic == name]
-        assert times == sorted(times)
+    times = [one.time_us for one in found]
+    assert times == sorted(times)
+    assert center.count(state=state, **bounds) == len(found)

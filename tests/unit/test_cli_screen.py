@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import io
+import re
 
+import pytest
 from rich.console import Console
 
 from celery_toc.cli import screen
-from celery_toc.cli.screen import Cell, Column, Screen, clean, plain_table, rich_table
-from celery_toc.cli.top import bars
+from celery_toc.cli.screen import (
+    Cell,
+    Column,
+    Screen,
+    ansi_table,
+    clean,
+    fitted,
+    plain_table,
+    rich_table,
+)
+from celery_toc.cli.status import COLUMNS as STATUS
+from celery_toc.cli.status import line
+from celery_toc.cli.top import RATES, bars, view
 
 COLUMNS = (Column("id"), Column("in flight", right=True), Column("error", fold=True))
 ROWS = [["order-7", 1200, None], ["x", Cell(3, "red"), "two\nlines"]]
@@ -80,3 +93,106 @@ def test_a_narrow_terminal_leaves_out_what_is_spare_and_never_cuts_an_id():
     for width in (68, 80, 100):
         assert id in printed(width)
         assert "task" in printed(width)
+
+
+# -- what a terminal has room for
+
+
+def row(queue, number=0, **more):
+    """A queue as `status` and `top` are told of it."""
+    counts = dict.fromkeys(("slots", "scheduled", "ready", "in_flight", "dead"), number)
+    late = {"oldest_seconds": 90061.0, "late_p50_seconds": 0.0012, "late_p99_seconds": 86399.0}
+    rest = {"consumers": 12, "paused": False, "memory_bytes": 123_456_789}
+    rates = {"per_second": dict.fromkeys(RATES, number / 7)}
+    return {"queue": queue, "topic": queue, **counts, **late, **rest, **rates, **more}
+
+
+def plain(text):
+    return re.sub(r"\x1b\[[\d;]*m", "", text)
+
+
+def look(*rows):
+    return {"topics": list(rows), "coming": {"span_seconds": 600.0, "due": [0, 1, 12] * 20}}
+
+
+@pytest.mark.parametrize("number", [7, 12_345, 1_234_567, 98_765_432])
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_no_digit_is_cut_however_narrow_a_terminal_is(width, number):
+    table = fitted(STATUS, [line(row("mail", number)), line(row("news"))], width)
+    assert sum(table.widths) + 2 * (len(table.widths) - 1) <= width
+    names = [column.name for column in table.columns]
+    for name in ("queue", "scheduled", "ready", "in flight", "dead"):
+        text = table.rows[0][names.index(name)][0]
+        assert len(text) <= table.widths[names.index(name)]
+        if name != "queue":
+            assert text in (f"{number:,}", screen._short(number))
+    assert table.rows[1][names.index("ready")][0] == "0"
+    if width >= 200:
+        assert len(names) == len(STATUS)
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    console.print(rich_table(STATUS, [line(row("mail", number))], width))
+    printed = console.file.getvalue()
+    assert max(map(len, printed.splitlines())) <= width
+    assert "…" not in printed
+    assert "late p99" in printed or number > 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        *((12_345, "12.3k"), (99_949, "99.9k"), (123_456, "123k"), (999_499, "999k")),
+        *((999_600, "1.0M"), (1_250_000, "1.2M"), (98_765_432, "98.8M"), (2e9, "2.0G")),
+    ],
+)
+def test_a_number_that_has_no_room_is_rounded_and_not_cut(number, text):
+    assert screen._short(number) == text
+
+
+@pytest.mark.parametrize("colors", [True, False])
+def test_top_fits_its_terminal_and_names_every_queue_in_full(colors):
+    long = "a-queue-with-a-name-that-is-longer-than-there-is-room-for"
+    lines = view("toc+redis://h", look(row("mail", 1_234_567), row(long)), 80, 24, colors=colors)
+    assert ("\x1b[36m" in "".join(lines)) is colors
+    lines = [plain(one) for one in lines]
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    start = next(at for at, one in enumerate(lines) if one.startswith("a-queue"))
+    name = ""
+    for one in lines[start:]:
+        if not one.strip() or one.startswith("coming"):
+            break
+        name += one.split(" ")[0]
+    assert name == long
+    assert any("260 within" in one for one in lines)
+
+
+def test_top_shows_the_liveliest_queues_where_there_is_no_room_for_all():
+    rows = [row(f"queue-{n:02}", n if n % 10 == 0 else 0) for n in range(50)]
+    lines = [plain(one) for one in view("h", look(*rows), 80, 24)]
+    assert len(lines) == 24
+    names = [one.split()[0] for one in lines if one.startswith("queue-")]
+    assert names == sorted(names)
+    assert {"queue-10", "queue-20", "queue-30", "queue-40"} <= set(names)
+    assert any(one == f"... and {50 - len(names)} queues with less to do" for one in lines)
+    assert any(one.startswith("coming due") for one in lines)
+    small = [plain(one) for one in view("h", look(*rows), 80, 8)]
+    assert len(small) == 8
+    assert not any(one.startswith("coming due") for one in small)
+
+
+def test_top_tells_that_redis_is_away_above_what_it_last_knew():
+    lines = view("h", look(row("mail")), 80, 24, trouble="Redis has been away for 3.0s\x1b[2J: no")
+    assert plain(lines[1]) == "Redis has been away for 3.0s\\x1b[2J: no"
+    assert any(one.startswith("mail") for one in map(plain, lines))
+
+
+def test_wide_characters_take_two_columns():
+    [heading, first] = ansi_table(
+        (Column("queue", fold=True), Column("n", right=True)), [["寸法寸法", 7]], 20, colors=False
+    )
+    assert plain(heading[0]) == "queue     n"
+    assert plain(first[0]) == "寸法寸法  7"
+
+
+def test_without_block_characters_bars_are_of_ascii():
+    assert bars([0, 1, 40, 80], 2, blocks=False) == ["   #", " .##"]

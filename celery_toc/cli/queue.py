@@ -1,0 +1,159 @@
+"""``celery toc pause``, ``resume``, ``purge`` and ``delete``: what is done to a whole queue."""
+
+from __future__ import annotations
+
+import click
+
+from .ends import FAILED, Command, Failure
+from .session import (
+    Session,
+    complete_queue,
+    counted,
+    listed,
+    with_session,
+    yes_option,
+)
+
+_queues = click.argument(
+    "queues", nargs=-1, required=True, metavar="QUEUE...", shell_complete=complete_queue
+)
+_queue = click.argument("queue", metavar="QUEUE", shell_complete=complete_queue)
+
+
+@click.command(
+    cls=Command,
+    example="""
+celery -A shop toc pause mail
+celery -A shop toc pause mail news --json
+""",
+)
+@_queues
+@with_session
+def pause(session: Session, queues: tuple[str, ...]) -> None:
+    """Have no worker take anything from queues, until `resume`.
+
+    Tasks can be sent as ever, and what becomes due waits. What workers have taken already goes
+    on. A worker knows within five seconds; one that is started later knows at once.
+    """
+    _set(session, queues, True)
+
+
+@click.command(
+    cls=Command,
+    example="""
+celery -A shop toc resume mail
+""",
+)
+@_queues
+@with_session
+def resume(session: Session, queues: tuple[str, ...]) -> None:
+    """Have workers take from paused queues again; within five seconds they do."""
+    _set(session, queues, False)
+
+
+def _set(session: Session, queues: tuple[str, ...], paused: bool) -> None:
+    names = session.queues(queues)
+    changed = [name for name in names if session.center.pause(name, paused)]
+    if session.as_json:
+        session.screen.json({"queues": names, "paused": paused, "changed": changed})
+        return
+    if changed:
+        session.screen.say(f"{'Paused' if paused else 'Resumed'} {listed(changed)}.")
+    if same := [name for name in names if name not in changed]:
+        are = "is" if len(same) == 1 else "are"
+        session.screen.say(f"{listed(same)} {are} {'already' if paused else 'not'} paused.")
+
+
+@click.command(
+    cls=Command,
+    example="""
+celery -A shop toc purge mail
+celery -A shop toc purge mail --yes --json
+""",
+)
+@_queue
+@yes_option
+@with_session
+def purge(session: Session, queue: str, yes: bool) -> None:
+    """Delete all messages of a queue that wait, due or not: scheduled tasks too.
+
+    What workers have and what is dead stays; `dead purge` deletes that. Results are not touched:
+    `cancel --queue` marks them REVOKED.
+    """
+    [queue] = session.queues([queue])
+    counts = session.center.counts(queue)
+    number = 0
+    if counts.waiting:
+        session.confirm(
+            f"Delete {counted(counts.waiting, 'message')} in {queue!r} "
+            f"({counts.ready:,} ready, {counts.scheduled:,} scheduled)?",
+            yes,
+        )
+        number = session.center.purge(queue)
+    if session.as_json:
+        session.screen.json({"queue": queue, "purged": number})
+    elif counts.waiting:
+        session.screen.say(f"Purged {counted(number, 'message')}.")
+    else:
+        session.screen.say(f"No messages wait in {queue!r}.")
+
+
+@click.command(
+    cls=Command,
+    example="""
+celery -A shop toc delete old-mail
+celery -A shop toc delete old-mail --force --yes
+""",
+)
+@_queue
+@click.option("--force", is_flag=True, help="Also with messages in it, and while it is consumed.")
+@yes_option
+@with_session
+def delete(session: Session, queue: str, force: bool, yes: bool) -> None:
+    """Delete a queue: its declaration, its counters, and with --force the messages in it.
+
+    Without --force it is refused while the queue holds anything, or a worker consumes it. Who
+    sends to it, or consumes it, later declares it anew.
+    """
+    [queue] = session.queues([queue])
+    counts, held = session.center.counts(queue), []
+    for number, state in (
+        (counts.ready, "ready"),
+        (counts.scheduled, "scheduled"),
+        (counts.in_flight, "in flight"),
+        (counts.dead, "dead"),
+    ):
+        if number:
+            held.append(f"{number:,} {state}")
+    consumers = session.center.consumers().get(queue, [])
+    if not force:
+        if held:
+            raise Failure(
+                f"{queue!r} holds messages: {', '.join(held)}; --force deletes them", FAILED
+            )
+        if consumers:
+            names = ", ".join(sorted(one.name for one in consumers))
+            raise Failure(f"{queue!r} is consumed by {names}; stop them first, or --force", FAILED)
+    number = sum(counts)
+    what = f"with {counted(number, 'message')} ({', '.join(held)})" if held else "which is empty"
+    session.confirm(f"Delete {queue!r}, {what}?", yes)
+    _unbind(session, queue)
+    session.center.delete(queue)
+    if session.as_json:
+        session.screen.json({"queue": queue, "deleted": number})
+    else:
+        with_ = f", with {counted(number, 'message')}" if number else ""
+        session.screen.say(f"Deleted {queue!r}{with_}.")
+
+
+def _unbind(session: Session, queue: str) -> None:
+    """Take it off the exchanges that the app has bound it to."""
+    declared = session.app.amqp.queues.get(queue)
+    if declared is None or not declared.exchange:
+        return
+    with session.app.connection_for_write() as connection:
+        bound = declared.bind(connection.default_channel)
+        pairs = [(bound.exchange, bound.routing_key)] if bound.exchange.name else []
+        pairs += [(one.exchange, one.routing_key) for one in bound.bindings]
+        for exchange, routing_key in pairs:
+            bound.unbind_from(exchange, routing_key)
