@@ -9,6 +9,15 @@ local function member(slot, us)
   return slot .. ':' .. string.format('%.0f', us)
 end
 
+-- Redis refuses what takes memory when it is full, but not after a script's first write; and a key
+-- that loses its last member for a moment loses its time to live, too.
+local function add(key, us, name)
+  local ttl = redis.call('PTTL', key)
+  redis.call('ZREM', key, name)
+  redis.call('ZADD', key, us, name)
+  if ttl > 0 then redis.call('PEXPIRE', key, ttl) end
+end
+
 -- Announcements that one script takes back, at most. A slot has two: it once had one for each time
 -- that had been the earliest, and what was kept by then may have them still.
 local AT_ONCE = 500
@@ -31,8 +40,6 @@ end
 -- But for one that a consumer has claimed, who wakes for it in any case. `first` is the earliest that
 -- is announced, or nil.
 local function announce(wake, armed, slot, us, first)
-  -- Redis refuses what takes memory when it is full, but not after a script's first write.
-  redis.call('ZREM', armed, string.format('%.0f', us))
   if first then
     local later = redis.call('ZRANGEBYSCORE', armed, '(' .. string.format('%.0f', us), '+inf',
       'LIMIT', 0, AT_ONCE)
@@ -44,9 +51,9 @@ local function announce(wake, armed, slot, us, first)
     end
     take_back(wake, armed, slot, later)
   end
-  redis.call('ZADD', armed, us, string.format('%.0f', us))
+  add(armed, us, string.format('%.0f', us))
   if wake then
-    redis.call('ZADD', wake, us, member(slot, us))
+    add(wake, us, member(slot, us))
   else
     said[#said + 1] = tonumber(slot)
     said[#said + 1] = us

@@ -403,6 +403,25 @@ def test_the_keys_of_a_topic_that_expires_carry_a_ttl(center, client):
             assert 0 < client.pttl(key) <= 60_000, key
 
 
+def test_a_time_that_is_announced_again_does_not_outlive_the_topic(center, client):
+    """Whoever had claimed it is gone, and so is, some time later, the queue."""
+    center.declare("reply", slots=1, expires=60_000)
+    center.put("reply", "x", b"")
+    armed = center.topic("reply").slot(0).armed
+    client.zpopmin(center.keys.wake("reply"))
+    [(announced, us)] = client.zrange(armed, 0, -1, withscores=True)
+    earlier = int(us) - 1_000_000  # announced long ago
+    client.zadd(armed, {str(earlier): earlier})
+    client.zrem(armed, announced)
+    center.put("reply", "y", b"", delay=HOUR)
+    client.pexpire(armed, 50_000)
+    center.reschedule("y", topic="reply", delay=2 * HOUR)
+    assert [int(us) for _, us in client.zrange(armed, 0, -1, withscores=True)] == [earlier]
+    assert 0 < client.pttl(armed) <= 50_000
+    assert client.zcard(center.keys.wake("reply")) == 1
+    assert client.pttl(center.keys.wake("reply")) > 0
+
+
 def test_refreshing_a_topic_keeps_what_waits_in_it_and_what_is_in_flight(center, client):
     """A message with an action time beyond the expiry is not lost while somebody listens."""
     center.declare("reply", slots=1, expires=60_000)
