@@ -38,9 +38,13 @@ class Call(NamedTuple):
     def command(self, *, whole: bool = False) -> tuple[Any, ...]:
         """As a Redis command: by its SHA-1, or with the whole text."""
         args = [str(arg) if isinstance(arg, Countdown) else arg for arg in self.args]
+        keys, args = (
+            [as_bytes(part) if isinstance(part, str) else part for part in parts]
+            for parts in (self.keys, args)
+        )
         if whole:
-            return ("EVAL", self.script.text, len(self.keys), *self.keys, *args)
-        return ("EVALSHA", self.script.sha, len(self.keys), *self.keys, *args)
+            return ("EVAL", self.script.text, len(keys), *keys, *args)
+        return ("EVALSHA", self.script.sha, len(keys), *keys, *args)
 
     def packed(self) -> bytes:
         """The command by its SHA-1, as it goes over the wire."""
@@ -147,6 +151,11 @@ def microseconds(seconds: float | None) -> int | None:
 def text(raw: bytes) -> str:
     """An id or a key as it was given."""
     return raw.decode("utf-8", "surrogatepass")
+
+
+def as_bytes(text: str) -> bytes:
+    """The inverse, for redis-py, which knows no half of a surrogate pair."""
+    return text.encode("utf-8", "surrogatepass")
 
 
 def texts(raw: Iterable[bytes]) -> list[str]:

@@ -35,7 +35,17 @@ import redis
 from redis.exceptions import NoScriptError, ResponseError
 
 from . import scores
-from .calls import Call, Countdown, microseconds, pack_command, text, texts, together, when_of
+from .calls import (
+    Call,
+    Countdown,
+    as_bytes,
+    microseconds,
+    pack_command,
+    text,
+    texts,
+    together,
+    when_of,
+)
 from .errors import (
     ConfigurationError,
     PriorityStepsError,
@@ -56,6 +66,7 @@ from .topics import (
     Limits,
     Slot,
     Topic,
+    base_of,
     check_name,
     check_steps,
 )
@@ -821,7 +832,7 @@ class TimeoutCenter(Operating):
                     found.extend(more)
             popped.stray.extend(kept.stray)
         for key, member in popped.stray:
-            self.client.srem(key, member)
+            self.client.srem(as_bytes(key), as_bytes(member))
         for message in popped.messages:
             if message.action_us:
                 self.metrics.late(topic, popped.now_us - message.action_us)
@@ -1254,7 +1265,7 @@ class TimeoutCenter(Operating):
                 self.metrics.counts(declared).purged += count
                 self.metrics.pass_by(self)
                 for id in copies:
-                    self.client.srem(slot.copies(id.rpartition("#")[0]), id)
+                    self.client.srem(as_bytes(slot.copies(base_of(id))), as_bytes(id))
                 if count < PURGE_STEP:
                     break
         return total
@@ -1273,7 +1284,7 @@ class TimeoutCenter(Operating):
             for slot in declared.all_slots():
                 pipe.unlink(*slot.all(), *map(slot.store, declared.other_steps()))
             for key in copies:
-                pipe.unlink(key)
+                pipe.unlink(as_bytes(key))
             pipe.unlink(self.keys.wake(topic))
             pipe.hdel(self.keys.topics, topic)
             pipe.srem(self.keys.paused, topic)

@@ -22,7 +22,7 @@ from . import scores
 from .calls import Call, microseconds, text, when_of
 from .metrics import count_first
 from .scripts import load
-from .topics import Slot, Topic
+from .topics import Slot, Topic, base_of
 
 #: Ids that one call looks for, in one slot.
 IDS_PER_CALL = 100
@@ -235,9 +235,7 @@ class Operating:
             counts.cancelled += sum(one.deleted for one in found) - dead
             return found
 
-        keys = [
-            key for id in ids for key in (slot.copies(id), slot.copies(id.rpartition("#")[0] or id))
-        ]
+        keys = [key for id in ids for key in (slot.copies(id), slot.copies(base_of(id)))]
         return self._announcing(
             topic,
             "cancel",

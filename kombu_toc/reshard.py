@@ -52,7 +52,7 @@ from . import envelope
 from .center import RELOAD, Call, TimeoutCenter
 from .errors import EnvelopeError, ReshardError
 from .scripts import load
-from .topics import MAX_SLOTS, Slot, Topic, check_slots, slot_of
+from .topics import MAX_SLOTS, Slot, Topic, base_of, check_slots, slot_of
 
 #: Seconds after which nobody puts by a count that has been changed.
 SETTLE = RELOAD + 5.0
@@ -276,7 +276,7 @@ def _moving(
         )
     args: list[str | int] = [len(topic.steps), source.number, target.number]
     for id in ids:
-        base = id.rpartition("#")[0] or id
+        base = base_of(id)
         keys += (source.copies(base), target.copies(base), target.copies(id))
         args += (id, base)
     return Call(load("move"), (*keys, center.keys.wake(topic.name)), args, int)

@@ -41,6 +41,11 @@ def slot_of(basis: str, slots: int) -> int:
     return _crc32(basis.encode("utf-8", "surrogatepass")) % slots
 
 
+def base_of(id: str) -> str:
+    """The id that is shared, of a copy; of what is none, the id itself."""
+    return id.rpartition("#")[0] if "#" in id else id
+
+
 def _whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -446,7 +451,7 @@ class Topic:
         by_slot: dict[int, list[str]] = defaultdict(list)
         for id in ids:
             # A copy lies where the message is whose id it shares.
-            stems = {id, id.rpartition("#")[0] or id}
+            stems = {id, base_of(id)}
             for number in {slot_of(stem, count) for stem in stems for count in counts}:
                 by_slot[number].append(id)
         return [

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redis.exceptions import RedisError, ResponseError
 
-from .calls import Call, text
+from .calls import Call, as_bytes, text
 from .scripts import load
 from .topics import Topic
 from .watch import Watch
@@ -295,7 +295,7 @@ class Upkeep:
         for event in kept.events:
             self._tell(event)
         for key, member in kept.stray:
-            self._center.client.srem(key, member)
+            self._center.client.srem(as_bytes(key), as_bytes(member))
         return kept.more
 
     def _apart(self, parts: list[Part], error: ResponseError) -> None:

@@ -61,9 +61,8 @@ if recover > 0 then
     for step = 1, steps do stores[step] = store(slot, step) end
     roll_back(key(slot, 2), key(slot, 4), key(slot, 5), stores, recover, until_score, now_ms,
       tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[8]), rolled, died)
-    local gone = drop_dead(key(slot, 3), key(slot, 4), key(slot, 5), recover, now_ms,
+    local gone = drop_dead(key(slot, 3), key(slot, 4), key(slot, 5), key(slot, 6), recover, now_ms,
       tonumber(ARGV[12]), tonumber(ARGV[13]))
-    if #gone > 0 then redis.call('HDEL', key(slot, 6), unpack(gone)) end
     for i = 1, #gone do
       dropped[#dropped + 1] = slot - 1
       dropped[#dropped + 1] = gone[i]

@@ -24,7 +24,7 @@ local function roll_back(prepare, dead, reasons, stores, most, until_score, now_
 end
 
 -- Drops what DeadQueue keeps no longer, at most so many; returns the ids.
-local function drop_dead(body, dead, reasons, most, now_ms, age_ms, limit)
+local function drop_dead(body, dead, reasons, tokens, most, now_ms, age_ms, limit)
   local size = redis.call('ZCARD', dead)
   if size == 0 then return {} end
   local old = redis.call('ZRANGEBYSCORE', dead, '-inf', string.format('%.0f', (now_ms - age_ms) * 1000),
@@ -36,6 +36,7 @@ local function drop_dead(body, dead, reasons, most, now_ms, age_ms, limit)
     redis.call('ZREM', dead, old[i])
     redis.call('HDEL', reasons, old[i])
     redis.call('HDEL', body, old[i])
+    redis.call('HDEL', tokens, old[i])
   end
   return old
 end

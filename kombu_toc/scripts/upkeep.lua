@@ -71,7 +71,12 @@ for topic = 1, tonumber(ARGV[1]) do
   local age, limit = tonumber(ARGV[arg + 7]), tonumber(ARGV[arg + 8])
   local width = 7 + steps
   local wake = wake_is_here and KEYS[at + slots * width + 1] or nil
-  local found = redis.call('EXISTS', unpack(KEYS, at + 1, at + slots * width)) > 0
+  local found = false
+  -- Lua unpacks some thousands of values and then fails.
+  for from = at + 1, at + slots * width, 1000 do
+    local to = math.min(from + 999, at + slots * width)
+    found = found or redis.call('EXISTS', unpack(KEYS, from, to)) > 0
+  end
   if found then holding[#holding + 1] = topic - 1 end
   for slot = 1, found and slots or 0 do
     local base = at + (slot - 1) * width
@@ -96,8 +101,7 @@ for topic = 1, tonumber(ARGV[1]) do
     end
     most = math.max(math.min(each, left), 0)
     if most > 0 then
-      local gone = drop_dead(body, dead, reasons, most, now_ms, age, limit)
-      if #gone > 0 then redis.call('HDEL', tokens, unpack(gone)) end
+      local gone = drop_dead(body, dead, reasons, tokens, most, now_ms, age, limit)
       note(topic, number, 3, gone)
       if #gone == most then more = 1 end
     end
@@ -109,6 +113,8 @@ for topic = 1, tonumber(ARGV[1]) do
     end
     if not first then
       settle(wake, armed, number, '+inf')
+      -- Of messages that an older release has acknowledged.
+      if redis.call('EXISTS', body) == 0 then redis.call('DEL', tokens) end
     else
       local us = action_time(first)
       if us == 0 then us = now end

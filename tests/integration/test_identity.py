@@ -414,6 +414,21 @@ def test_what_a_newer_worker_was_delivered_may_be_delivered_and_acknowledged_by_
 
 
 @older_beside
+def test_what_an_older_worker_leaves_of_a_message_goes_when_its_slot_is_empty(
+    center: TimeoutCenter,
+) -> None:
+    first = deliver(center)
+    end_lease(center, first)
+    older = OlderCenter(center)
+    assert older.ack(older.pop("mail")) == 1
+    topic = center.topic("mail")
+    slot = topic.slot(first.slot)
+    assert center.client.exists(slot.tokens)
+    center.run_all(center.noting(topic, [first.slot]))
+    assert residue(center.client) == []
+
+
+@older_beside
 def test_a_late_ack_counts_although_an_older_worker_has_the_message_now(
     center: TimeoutCenter,
 ) -> None:
