@@ -1,14 +1,17 @@
-"""Certificates for tests, made by the openssl program: it is where a server with TLS is."""
+"""Certificates for tests, and servers that have them."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
 from functools import cache
 from pathlib import Path
 
 import pytest
 import redis
+import trustme
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -22,8 +25,6 @@ def tls_program() -> str:
 
     Skips the test if there is none.
     """
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl program, which makes the certificates")
     for name in (program(), "redis-server", "valkey-server"):
         found = shutil.which(name)
         if found is None:
@@ -89,38 +90,23 @@ class Authority:
     """Signs certificates; all in one folder."""
 
     def __init__(self, directory: Path, name: str = "ca") -> None:
-        self.directory, self.name = directory, name
+        self.directory = directory
         directory.mkdir(exist_ok=True)
-        self._openssl(
-            *("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "30"),
-            *("-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.pem"),
-            *("-addext", "keyUsage=critical,keyCertSign,cRLSign"),  # Python 3.13 insists
-        )
+        self._ca = trustme.CA(organization_unit_name=name)
         self.file = str(directory / f"{name}.pem")
+        self._ca.cert_pem.write_to_path(self.file)
 
     def certificate(
-        self, name: str, *, hosts: str = "IP:127.0.0.1,DNS:localhost", days: int = 30
+        self, name: str, *, hosts: Sequence[str] = ("127.0.0.1", "localhost"), days: int = 30
     ) -> tuple[str, str]:
         """Files of a certificate and its key.
 
-        hosts: as OpenSSL writes them
+        hosts: names and addresses that it is for
         days: for which it is valid; -1 for one that has expired
         """
-        extensions = self.directory / f"{name}.ext"
-        extensions.write_text(f"subjectAltName={hosts}\nauthorityKeyIdentifier=keyid\n")
-        self._openssl(
-            *("req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}"),
-            *("-keyout", f"{name}.key", "-out", f"{name}.csr"),
-        )
-        self._openssl(
-            *("x509", "-req", "-in", f"{name}.csr", "-CA", f"{self.name}.pem"),
-            *("-CAkey", f"{self.name}.key", "-CAcreateserial", "-out", f"{name}.pem"),
-            *("-days", str(days), "-extfile", extensions.name),
-        )
-        return str(self.directory / f"{name}.pem"), str(self.directory / f"{name}.key")
-
-    def _openssl(self, *arguments: str) -> None:
-        done = subprocess.run(
-            ["openssl", *arguments], cwd=self.directory, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
+        until = datetime.now(timezone.utc) + timedelta(days=days)
+        made = self._ca.issue_cert(*hosts, common_name=name, not_after=until)
+        files = str(self.directory / f"{name}.pem"), str(self.directory / f"{name}.key")
+        made.cert_chain_pems[0].write_to_path(files[0])
+        made.private_key_pem.write_to_path(files[1])
+        return files

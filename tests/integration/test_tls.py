@@ -111,7 +111,7 @@ def test_an_expired_certificate_is_told_for_what_it_is(
 def test_a_certificate_for_another_host_is_told_for_what_it_is(
     authority: Authority, tmp_path: Path, host: str
 ) -> None:
-    certificate = authority.certificate("elsewhere", hosts="DNS:redis.example.org")
+    certificate = authority.certificate("elsewhere", hosts=["redis.example.org"])
     server = TLSServer(tmp_path, authority, certificate).start()
     try:
         query = f"?ssl_ca_certs={authority.file}"

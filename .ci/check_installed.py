@@ -1,0 +1,35 @@
+"""For check_package.py: whether an installed celery-toc, without any extra, has all its parts."""
+
+import importlib
+import pkgutil
+from importlib.metadata import distribution
+from importlib.resources import files
+
+from kombu_toc import scripts
+
+#: Modules that need an extra, and the module that the extra brings.
+EXTRAS = {"celery_toc.metrics": "prometheus_client"}
+
+modules = 0
+for name in ("kombu_toc", "celery_toc"):
+    package = importlib.import_module(name)
+    assert "site-packages" in package.__file__, f"{name} is not what was installed"
+    assert files(name).joinpath("py.typed").is_file(), f"{name} has no py.typed"
+    for module in pkgutil.walk_packages(package.__path__, f"{name}."):
+        try:
+            importlib.import_module(module.name)
+        except ModuleNotFoundError as exc:
+            if exc.name != EXTRAS.get(module.name):
+                raise
+        modules += 1
+
+found = [entry.name for entry in files(scripts.__name__).iterdir() if entry.name.endswith(".lua")]
+assert found
+for script in found:
+    assert scripts.load(script.removesuffix(".lua")).text, f"{script} is empty"
+
+installed = distribution("celery-toc")
+for entry in installed.entry_points:
+    entry.load()
+
+print(f"celery-toc {installed.version}: {modules} modules and {len(found)} scripts load")

@@ -1,0 +1,68 @@
+"""Checks what is to be published: the sdist and the wheel in a folder, which must be all it has.
+
+    python -m build --outdir dist && python .ci/check_package.py dist
+
+Both must have every file of both packages and the license, the wheel nothing else. The wheel is
+installed into a new virtual environment without any extra. There, away from this checkout, every
+module is imported, every script is loaded, and the commands say what they do.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import tempfile
+import venv
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("kombu_toc", "celery_toc")
+
+#: What else an sdist must have; pip builds a wheel from it where nobody has a wheel.
+BESIDE = {"LICENSE", "README.md", "setup.cfg", "pyproject.toml"}
+
+
+def main() -> int:
+    dist = Path(sys.argv[1])
+    [sdist], [wheel] = dist.glob("*.tar.gz"), dist.glob("*.whl")
+    expected = {
+        str(path.relative_to(ROOT))
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    with tarfile.open(sdist) as archive:
+        names = {member.name.partition("/")[2] for member in archive if member.isfile()}
+    _has(sdist, names, expected | BESIDE)
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    about = {name for name in names if name.split("/")[0].endswith(".dist-info")}
+    _has(wheel, names, expected)
+    if not any(name.endswith("/LICENSE") for name in about):
+        raise SystemExit(f"{wheel.name} has no LICENSE")
+    if surplus := names - about - expected:
+        raise SystemExit(f"{wheel.name} has what is not of a package: {sorted(surplus)}")
+    with tempfile.TemporaryDirectory() as folder:
+        venv.create(folder, with_pip=True)
+        python = Path(folder, "bin", "python")
+        install = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+        _run(python, "-I", *install, wheel.resolve(), cwd=folder)
+        _run(python, "-I", ROOT / ".ci" / "check_installed.py", cwd=folder)
+        _run(python, "-I", "-m", "celery", "toc", "--help", cwd=folder, stdout=subprocess.DEVNULL)
+    return 0
+
+
+def _has(archive: Path, names: set[str], expected: set[str]) -> None:
+    if missing := expected - names:
+        raise SystemExit(f"{archive.name} lacks {', '.join(sorted(missing))}")
+
+
+def _run(*command: object, **how: object) -> None:
+    if code := subprocess.run([str(part) for part in command], **how).returncode:
+        raise SystemExit(code)  # it has said why
+
+
+if __name__ == "__main__":
+    sys.exit(main())
