@@ -6,20 +6,28 @@
     python -m tests.chaos --broker cluster --seconds 120
     python -m tests.chaos --transport redis --faults kill,cut --json report.json
 
-Two producers send tasks for so many seconds, about half of them with an ETA 0.1 to 10 seconds
-ahead. Three workers run them: two of processes (``-c 2``), one of threads (``-c 4``), with
-``acks_late`` and ``reject_on_worker_lost``. All of them reach the broker through a proxy
-(`tests.proxy`); the broker is a real server that syncs each write to its disk. Faults come one
-after the other, at least two seconds apart, as a schedule says that depends on the seed alone:
+Two producers send tasks to three queues for so many seconds, about half of them with an ETA 0.1 to
+10 seconds ahead. Three workers run them: two of processes (``-c 2``), one of threads (``-c 4``),
+with ``acks_late`` and ``reject_on_worker_lost``. One task in seven is acknowledged before it
+begins, and sends itself again under its id, once or twice, 0.1 to 3 seconds later. All reach the
+broker through a proxy (`tests.proxy`); the broker is a real server that syncs each write to its
+disk. Faults come one after the other, at least two seconds apart, as a schedule says that depends
+on the seed alone:
 
 =========  =======================================================================================
 kill       SIGKILL of a worker with its pool; of one process of a pool
 term       SIGTERM: a warm shutdown, which must end within 20 seconds
 stop       SIGSTOP of a worker with its pool: for longer than the visibility timeout; for less
-cut        all connections are reset; in the middle of a reply; before a publish is answered
+fleet      SIGKILL of all workers at once
+flood      400 short tasks for one queue at once
+cut        all connections are reset; in the middle of a reply; before a publish, an
+           acknowledgement or a pop is answered
 freeze     nothing passes for a while; replies stop halfway, until the connections are reset
 restart    of the server, with SIGTERM and with SIGKILL; one that keeps it away for longer than
            the visibility timeout
+frozen     SIGSTOP of the server, for longer than the visibility timeout
+clock      of the server: seven seconds forward, which is more than a lease; and back
+full       of the server: ``maxmemory`` is reached, with ``noeviction``
 flush      SCRIPT FLUSH
 =========  =======================================================================================
 
@@ -56,10 +64,14 @@ happened for 30 seconds.
 What counts is kept apart from all that: producers and tasks write each step into a *ledger*, a
 server of its own that no fault touches. From it the report is made (`verdict`):
 
-lost         ``apply_async`` returned, and the task never finished
+lost         ``apply_async`` returned, and the task never finished; or one of the times that it
+             sent itself again. What was acknowledged before it began goes with its worker when
+             that is killed, as Celery has it: it is counted apart
 early        started before its ETA, both by this machine's one clock, without any tolerance:
              the clock, the ETA and the broker's clock have microseconds, the broker's times
-             have milliseconds, rounded up
+             have milliseconds, rounded up. While the broker's clock is ahead, its time counts
+starved      waited for 8 seconds in which no task of its queue was started, but 30 of other queues
+             that were due later
 duplicated   ran again. *Explained* is that only if the earlier run's worker (or its process of
              the pool) was killed, or stopped for longer than the visibility timeout, after that
              run's start and before the next; or if the later run's worker was stopped for so long

@@ -10,8 +10,14 @@ import time
 from typing import Any
 
 from celery import Celery, Task
+from celery.exceptions import Reject, Retry
+from kombu import Queue
 
 from . import ledger
+from .app_queues import QUEUES
+
+#: As Celery's own, but patient enough for a server that restarts.
+RETRY_POLICY = {"max_retries": 40, "interval_start": 0, "interval_step": 0.2, "interval_max": 0.2}
 
 BROKER = os.environ["CHAOS_BROKER"]
 VISIBILITY_TIMEOUT = float(os.environ["CHAOS_VISIBILITY_TIMEOUT"])
@@ -25,23 +31,56 @@ app.conf.update(
     broker_connection_max_retries=None,
     broker_transport_options={"visibility_timeout": VISIBILITY_TIMEOUT},
     task_ignore_result=True,
+    task_queues=[Queue(name) for name in QUEUES],
+    task_default_queue=QUEUES[0],
 )
 
 
 @app.task(bind=True, name="chaos.work", acks_late=True, reject_on_worker_lost=True)
 def work(self: Task, seconds: float) -> None:
     """Take that long, and write down start and end."""
-    now = time.time()
-    request = self.request
+    _started(self, time.time())
+    time.sleep(seconds)
+    _finished(self)
+
+
+@app.task(bind=True, name="chaos.again", acks_late=False, max_retries=None)
+def again(self: Task, seconds: float, times: int, countdown: float) -> None:
+    """As `work`, but acknowledged before it begins, and sent again under its id so many times."""
+    _started(self, time.time())
+    time.sleep(seconds)
+    if self.request.retries >= times:
+        _finished(self)
+        return
+    ledger.write("retrying", self.request.id, again=self.request.retries + 1, countdown=countdown)
+    while True:
+        try:
+            raise self.retry(countdown=countdown, retry_policy=RETRY_POLICY)
+        except Retry:
+            _finished(self)
+            raise
+        except Reject as exc:
+            if "ReplicationError" in repr(exc.reason):  # it is kept, but not on another server
+                _finished(self)
+                raise
+            time.sleep(0.2)  # it could not be sent: the server is full, or has been away for long
+
+
+def _started(task: Task, at: float) -> None:
+    request = task.request
     info: dict[str, Any] = request.delivery_info or {}
-    worker = os.environ["CHAOS_WORKER"]
     ledger.write(
         "started",
         request.id,
-        at=now,
-        worker=worker,
+        at=at,
+        worker=os.environ["CHAOS_WORKER"],
         eta=request.eta,
+        retries=request.retries,
         redelivered=bool(info.get("redelivered")),
     )
-    time.sleep(seconds)
-    ledger.write("finished", request.id, worker=worker)
+
+
+def _finished(task: Task) -> None:
+    request = task.request
+    worker = os.environ["CHAOS_WORKER"]
+    ledger.write("finished", request.id, worker=worker, retries=request.retries)

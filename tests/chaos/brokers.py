@@ -18,7 +18,8 @@ from redis.crc import key_slot
 from ..cluster import NODE_TIMEOUT, Cluster, Node
 from ..proxy import Proxy
 from ..sentinels import NAME, Deployment
-from ..servers import Server
+from ..servers import Server, SteppedServer
+from .app_queues import QUEUES
 from .verdict import SLOTS, Event
 
 if TYPE_CHECKING:
@@ -27,11 +28,18 @@ if TYPE_CHECKING:
 #: Each write is on the disk before it is answered.
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 
+#: Seconds by which the server's clock is stepped: more than a lease.
+CLOCK_STEP = 7.0
+
 #: What is to be done after so many seconds.
 Later = Callable[[float, Callable[[], None]], None]
 
-#: Hash slots by the number of the queue's slot.
-HASH_SLOTS = {number: key_slot(f"celery:{number}".encode()) for number in range(SLOTS)}
+#: Hash slots by queue and the number of its slot.
+HASH_SLOTS = {
+    (queue, number): key_slot(f"{queue}:{number}".encode())
+    for queue in QUEUES
+    for number in range(SLOTS)
+}
 
 #: The hash slot of what belongs to no single slot.
 HOME = key_slot(b"toc")
@@ -41,14 +49,15 @@ class Single:
     """One server behind a proxy.
 
     scheme: of the URL
-    publish: what only a publish sends
+    sends: what only one kind of command has: "publish", "ack", "pop"
     """
 
-    def __init__(self, directory: Path, scheme: str, publish: bytes) -> None:
+    def __init__(self, directory: Path, scheme: str, sends: dict[str, bytes]) -> None:
         directory.mkdir()
-        self._server = Server(directory, *DURABLE)
-        self._scheme, self._publish = scheme, publish
+        self._server = SteppedServer(directory, *DURABLE)
+        self._scheme, self._sends = scheme, sends
         self._proxy: Proxy | None = None
+        self._frozen = False
 
     def start(self) -> None:
         self._server.start()
@@ -57,6 +66,8 @@ class Single:
     def stop(self) -> None:
         if self._proxy is not None:
             self._proxy.stop()
+        if self._frozen:
+            self._thaw()
         self._server.stop()
 
     @property
@@ -72,8 +83,8 @@ class Single:
             self._proxy.cut()
         elif fault.what == "cut halfway":
             self._proxy.cut_replies_after(fault.dice % 40)
-        elif fault.what == "lose a publish's reply":
-            self._proxy.drop_replies(self._publish)
+        elif fault.what.startswith("lose "):  # "lose a pop's reply"
+            self._proxy.drop_replies(self._sends[fault.what.split()[-2].removesuffix("'s")])
         elif fault.what == "freeze":
             self._proxy.freeze()
             later(fault.seconds, self._proxy.thaw)
@@ -86,9 +97,28 @@ class Single:
             else:
                 self._server.stop()
             later(fault.seconds, lambda: self._server.start() and None)
+        elif fault.what == "server frozen":
+            os.kill(self._server.pid, signal.SIGSTOP)
+            self._frozen = True
+            later(fault.seconds, self._thaw)
+        elif fault.family == "clock":
+            event.step = CLOCK_STEP if fault.what == "clock forward" else -CLOCK_STEP
+            self._server.step(event.step)
+        elif fault.what == "full":
+            with self._server.client() as client:
+                client.config_set("maxmemory", "1mb")  # less than it has
+            later(fault.seconds, self._make_room)
         elif fault.what == "flush":
             with self._server.client() as client:
                 client.script_flush()
+
+    def _thaw(self) -> None:
+        self._frozen = False
+        os.kill(self._server.pid, signal.SIGCONT)
+
+    def _make_room(self) -> None:
+        with self._server.client() as client:
+            client.config_set("maxmemory", "0")
 
     def clients(self) -> Iterator[redis.Redis]:
         """A client of each server that holds messages."""
@@ -194,7 +224,7 @@ class OfCluster(Several):
                 time.sleep(fault.seconds)  # that is the fault
             # It still believes that it is a primary, and serves what has piled up.
         elif what == "migrate slots":
-            slots = dice.sample(sorted(HASH_SLOTS.values()), SLOTS // 2)
+            slots = dice.sample(sorted({*HASH_SLOTS.values()}), len(HASH_SLOTS) // 2)
             self._migrate(slots, dice.choice(self._guarded()))
         elif what == "migrate {toc}":
             home = cluster.owner(HOME)
@@ -225,7 +255,7 @@ class OfCluster(Several):
     def _forgets(self, node: Node, event: Event) -> None:
         """The replica that takes its place may not have heard the last of it."""
         has = set(self._cluster.slots_of(node))
-        event.forgets = frozenset(number for number, slot in HASH_SLOTS.items() if slot in has)
+        event.forgets = frozenset(name for name, slot in HASH_SLOTS.items() if slot in has)
 
     def _migrate(self, slots: list[int], to: Node) -> None:
         """As an operator does it: again, if a node says that a replica of its is not there yet."""
@@ -245,7 +275,7 @@ class OfCluster(Several):
         if not self._added:
             primary = cluster.add_node()
             self._added = [primary, cluster.add_node(replica_of=primary)]
-            slots = dice.sample(sorted({*HASH_SLOTS.values()}), SLOTS // 4)
+            slots = dice.sample(sorted({*HASH_SLOTS.values()}), len(HASH_SLOTS) // 4)
             self._migrate(slots, primary)
             return
         pair, self._added = self._added, []

@@ -35,5 +35,16 @@ class Ledger:
         self.entries += map(json.loads, found)
         return len(found)
 
+    def done(self) -> set[str]:
+        """Tasks that have run, as often as they were to send themselves again."""
+        times = {
+            entry["id"]: entry["times"] for entry in self.entries if entry["what"] == "sending"
+        }
+        return {
+            entry["id"]
+            for entry in self.entries
+            if entry["what"] == "finished" and entry["retries"] >= times[entry["id"]]
+        }
+
     def ids(self, what: str) -> set[str]:
         return {entry["id"] for entry in self.entries if entry["what"] == what}

@@ -1,4 +1,6 @@
-"""A producer: ``python -m tests.chaos.producer NUMBER SEED SECONDS TASKS_PER_SECOND``."""
+"""A producer: ``python -m tests.chaos.producer NUMBER SEED SECONDS TASKS_PER_SECOND``; or, of a
+backlog, ``python -m tests.chaos.producer flood NUMBER QUEUE TASKS``.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,11 @@ import random
 import sys
 import time
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 from . import ledger
-from .app import app, work
-
-#: As Celery's own, but patient enough for a server that restarts.
-RETRY_POLICY = {**app.conf.task_publish_retry_policy, "max_retries": 40}
+from .app import RETRY_POLICY, again, work
+from .app_queues import QUEUES
 
 
 def main(number: int, seed: int, seconds: float, rate: float) -> None:
@@ -24,13 +25,32 @@ def main(number: int, seed: int, seconds: float, rate: float) -> None:
         ahead = rng.uniform(0.1, 10) if rng.random() < 0.5 else None
         takes = rng.uniform(0, 0.5)
         eta = None if ahead is None else datetime.now(timezone.utc) + timedelta(seconds=ahead)
-        ledger.write("sending", id, eta=eta and eta.timestamp())
-        try:
-            work.apply_async((takes,), task_id=id, eta=eta, retry_policy=RETRY_POLICY)
-        except Exception as exc:
-            ledger.write("failed", id, error=f"{type(exc).__name__}: {exc}")
+        queue = rng.choice(QUEUES)
+        if rng.random() < 0.15:
+            args = (takes / 5, rng.randint(1, 2), rng.uniform(0.1, 3))
+            send(again, args, id, queue, eta, times=args[1])
         else:
-            ledger.write("sent", id)
+            send(work, (takes,), id, queue, eta)
 
 
-main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4]))
+def send(task: Any, args: Any, id: str, queue: str, eta: datetime | None, times: int = 0) -> None:
+    """Send a task that sends itself again so many times, and write down how that ended."""
+    ledger.write("sending", id, eta=eta and eta.timestamp(), queue=queue, times=times)
+    try:
+        task.apply_async(args, task_id=id, queue=queue, eta=eta, retry_policy=RETRY_POLICY)
+    except Exception as exc:
+        ledger.write("failed", id, error=f"{type(exc).__name__}: {exc}")
+    else:
+        ledger.write("sent", id)
+
+
+def flood(number: int, queue: str, tasks: int) -> None:
+    """Send so many short tasks to one queue at once."""
+    for sent in range(tasks):
+        send(work, (0.1,), f"f{number}-{sent:05}", queue, None)
+
+
+if sys.argv[1] == "flood":
+    flood(int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+else:
+    main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4]))

@@ -17,6 +17,7 @@ import psutil
 import redis
 
 from ..servers import Server
+from .app_queues import QUEUES
 from .brokers import (
     CLUSTER_FAMILIES,
     LENGTHS,
@@ -39,6 +40,12 @@ VISIBILITY_TIMEOUT = 5.0
 #: Seconds between the end of a fault of the network, or the start of another one, and the next.
 GAP = 2.0
 
+#: Tasks that a flood sends to one queue at once.
+FLOOD = 400
+
+#: Seconds for which a task may be executed, or be sent again, while the broker holds nothing.
+ALONE = 10.0
+
 #: Seconds a warm shutdown may take; no task takes longer than half a one.
 SHUTDOWN = 20.0
 
@@ -55,13 +62,22 @@ WORKER_FAMILIES: dict[str, tuple[str, ...]] = {
     "kill": ("kill worker", "kill process"),
     "term": ("term",),
     "stop": ("stop long", "stop short"),
+    "fleet": ("kill all workers",),
+    "flood": ("flood",),
 }
 FAMILIES: dict[str, dict[str, tuple[str, ...]]] = {
     "redis": {
         **WORKER_FAMILIES,
-        "cut": ("cut", "cut halfway", "lose a publish's reply"),
+        "cut": (
+            "cut",
+            "cut halfway",
+            *(f"lose {kind}'s reply" for kind in ("a publish", "an ack", "a pop")),
+        ),
         "freeze": ("freeze", "freeze halfway"),
         "restart": ("restart", "crash", "outage"),
+        "frozen": ("server frozen",),
+        "clock": ("clock forward", "clock back"),
+        "full": ("full",),
         "flush": ("flush",),
     },
     "cluster": {**WORKER_FAMILIES, **CLUSTER_FAMILIES},
@@ -100,6 +116,8 @@ def schedule(
         "crash": (0.2, 1),
         # Every lease ends meanwhile.
         "outage": (VISIBILITY_TIMEOUT + 1, VISIBILITY_TIMEOUT + 2),
+        "server frozen": (VISIBILITY_TIMEOUT + 1, VISIBILITY_TIMEOUT + 3),
+        "full": (1, 4),
         **LENGTHS,
     }
     faults: list[Fault] = []
@@ -111,7 +129,7 @@ def schedule(
         family, what = deck.pop()
         length = rng.uniform(*lengths.get(what, (0, 0)))
         faults.append(Fault(at, family, what, length, rng.randrange(1 << 30)))
-        at += GAP + rng.uniform(0, 0.4) + (length if family in NETWORK else 0)
+        at += GAP + rng.uniform(0, 0.4) + (length if family in (*NETWORK, "full") else 0)
     return faults
 
 
@@ -232,7 +250,8 @@ class Run:
         stack.callback(ledger.stop)
         ledger.start()
         self._ledger = Ledger(stack.enter_context(ledger.client()))
-        environment = {
+        self._stack = stack
+        self._environment = environment = {
             **os.environ,
             "CHAOS_BROKER": self._broker.url,
             "CHAOS_LEDGER": ledger.url,
@@ -246,15 +265,18 @@ class Run:
             stack.callback(self._kill, worker)
         self._until_ready()
         for number in range(2):
-            command = [self._python, "-m", "tests.chaos.producer", str(number), str(self._seed)]
-            command += [str(self._seconds), str(self._rate / 2)]
-            with open(self._directory / f"producer{number}.log", "ab") as log:
-                producer = subprocess.Popen(
-                    command, cwd=ROOT, env=environment, stdout=log, stderr=log
-                )
-            self._producers.append(producer)
-            stack.callback(producer.wait)
-            stack.callback(producer.kill)
+            rate = str(self._rate / 2)
+            self._produce(str(number), str(self._seed), str(self._seconds), rate)
+
+    def _produce(self, *arguments: str) -> None:
+        command = [self._python, "-m", "tests.chaos.producer", *arguments]
+        with open(self._directory / f"producer{len(self._producers)}.log", "ab") as log:
+            producer = subprocess.Popen(
+                command, cwd=ROOT, env=self._environment, stdout=log, stderr=log
+            )
+        self._producers.append(producer)
+        self._stack.callback(producer.wait)
+        self._stack.callback(producer.kill)
 
     def _make_broker(self) -> Single | OfCluster | OfSentinel:
         folder = self._directory / "broker"
@@ -263,7 +285,7 @@ class Run:
         if self._kind == "sentinel":
             return OfSentinel(folder)
         scheme = {"toc": "toc+redis", "redis": "redis", "valkey": "valkey"}[self._transport]
-        return Single(folder, scheme, self._publish_command())
+        return Single(folder, scheme, self._commands())
 
     @staticmethod
     def _kill(worker: Worker) -> None:
@@ -328,6 +350,8 @@ class Run:
 
     def _hit(self, fault: Fault) -> bool:
         """Make it happen; False if nothing is there that it can hit just now."""
+        if fault.family in ("fleet", "flood"):
+            return self._hit_all(fault)
         event = Event(time.time(), fault.what, fault.family)
         if fault.seconds:
             event.until = event.at + fault.seconds
@@ -369,6 +393,24 @@ class Run:
             self._broker.hit(fault, event, self._later)
         return True
 
+    def _hit_all(self, fault: Fault) -> bool:
+        """What is of no single worker and of no broker."""
+        if fault.what == "flood":
+            self._events.append(Event(time.time(), fault.what, fault.family))
+            queue = QUEUES[fault.dice % len(QUEUES)]
+            self._produce("flood", str(len(self._producers)), queue, str(FLOOD))
+            return True
+        workers = [worker for worker in self._workers if worker.hittable and worker.ready]
+        if len(workers) < len(self._workers):
+            return False
+        for number, worker in enumerate(workers):
+            family = "" if number else fault.family
+            event = Event(time.time(), fault.what, family, worker.incarnation, explains=True)
+            self._events.append(event)
+            worker.killed = True
+            worker.signal(signal.SIGKILL)
+        return True
+
     def _later(self, seconds: float, do: Callable[[], None]) -> None:
         self._ends.append((time.monotonic() + seconds, do))
 
@@ -378,26 +420,30 @@ class Run:
             workers = [worker for worker in workers if worker.pool == "prefork"]
         return workers[fault.dice % len(workers)] if workers else None
 
-    def _publish_command(self) -> bytes:
-        """What only a publish sends."""
+    def _commands(self) -> dict[str, bytes]:
+        """What only a publish, an acknowledgement and a pop send."""
         if self._transport == "toc":
             from kombu_toc.scripts import load
 
-            return load("put").sha.encode()
-        return b"LPUSH" if self._transport == "redis" else b"ZADD"
+            scripts = {"publish": "put", "ack": "ack", "pop": "pop"}
+            return {kind: load(name).sha.encode() for kind, name in scripts.items()}
+        if self._transport == "redis":
+            return {"publish": b"LPUSH", "ack": b"ZREM", "pop": b"BRPOP"}
+        return {"publish": b"ZADD", "ack": b"ZREM", "pop": b"BZMPOP"}
 
     # -- the end
 
     def _drain(self) -> None:
         progress = time.monotonic()
         quiet = 0.0  # monotonic seconds since when all is done
+        alone = 0.0  # and since when nothing is in the broker, but something is not done
         while True:
             now = time.monotonic()
             self._watch_workers()
             if self._ledger.read():
                 progress = now
             producing = any(producer.poll() is None for producer in self._producers)
-            missing = self._ledger.ids("sent") - self._ledger.ids("finished")
+            missing = self._ledger.ids("sent") - self._ledger.done()
             if producing or missing or not self._is_empty():
                 quiet = 0.0
             else:
@@ -405,6 +451,13 @@ class Run:
                 # A peer may deliver again what it was not told of, when its time is over.
                 if self._transport == "toc" or now - quiet > VISIBILITY_TIMEOUT + 2:
                     return
+            if self._transport == "toc" and not producing and self._is_empty() and missing:
+                # What had been acknowledged when its worker was killed is nowhere any more.
+                alone = alone or now
+                if now - alone > ALONE:
+                    return
+            else:
+                alone = 0.0
             if now - progress > PATIENCE:
                 self._report.stuck = self._held()
                 if producing:
@@ -452,6 +505,7 @@ def _slot_keys(client: redis.Redis) -> Iterator[str]:
         name = key.decode()
         # What expires holds none of the tasks: recent publishes that are remembered, and the
         # reply queues of workers that were killed.
-        if (":sent" in name or "pidbox" in name) and client.ttl(key) != -1:  # or gone by now
+        passing = any(part in name for part in (":sent", ":given", ":ended", "pidbox"))
+        if passing and client.ttl(key) != -1:  # or gone by now
             continue
         yield name

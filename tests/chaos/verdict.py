@@ -5,10 +5,10 @@ from __future__ import annotations
 import zlib
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 #: Faults that end or silence connections: a publish may be repeated because of them.
-NETWORK = ("cut", "freeze", "restart")
+NETWORK = ("cut", "freeze", "restart", "frozen")
 
 #: Seconds that a signal may take to arrive: a process may start a task meanwhile.
 SIGNAL = 0.05
@@ -17,8 +17,16 @@ SIGNAL = 0.05
 QUEUED = 2.0
 
 
-#: Slots of the queue, as it is declared by default.
+#: Slots of a queue, as it is declared by default.
 SLOTS = 8
+
+#: Seconds that a queue's tasks may wait without one of them being started, while so many are
+#: started of other queues that were due later.
+STARVED = 8.0
+OVERTAKEN = 30
+
+#: Seconds within which what was acknowledged early and lost with its worker must have been due.
+TAKEN = 20.0
 
 #: Seconds by which a replica may be behind its primary.
 BEHIND = 1.0
@@ -38,14 +46,16 @@ class Event:
     until: float = 0.0
     #: whether a task that was executing there may run again
     explains: bool = False
-    #: slots of the queue whose latest writes the broker may have forgotten
-    forgets: frozenset[int] = frozenset()
+    #: queues and slots whose latest writes the broker may have forgotten
+    forgets: frozenset[tuple[str, int]] = frozenset()
+    #: by how many seconds the server's clock was set forward
+    step: float = 0.0
 
-    def forgot(self, id: str, earlier: dict[str, Any], run: dict[str, Any]) -> bool:
+    def forgot(self, queue: str, id: str, earlier: dict[str, Any], run: dict[str, Any]) -> bool:
         """Whether a replica that took over may not have heard that the earlier run's message was
         delivered, or acknowledged; or whether it could not be told while there was none."""
         return (
-            zlib.crc32(id.encode()) % SLOTS in self.forgets
+            (queue, zlib.crc32(id.encode()) % SLOTS) in self.forgets
             and self.at <= run["at"]
             and any(self.at - BEHIND <= at <= self.until for at in (earlier["at"], earlier["end"]))
         )
@@ -83,6 +93,10 @@ class Report:
     executed: int = 0
     lost: list[str] = field(default_factory=list)
     early: list[str] = field(default_factory=list)
+    #: tasks of a queue of which none was started for long, while others' were
+    starved: list[str] = field(default_factory=list)
+    #: tasks that were acknowledged before they began, and whose worker was killed then
+    gone: list[str] = field(default_factory=list)
     #: fault that explains it -> number of runs
     explained: Counter[str] = field(default_factory=Counter)
     unexplained: list[str] = field(default_factory=list)
@@ -102,6 +116,7 @@ class Report:
         return not (
             self.lost
             or self.early
+            or self.starved
             or self.unexplained
             or self.stuck
             or self.keys_left
@@ -121,7 +136,9 @@ class Report:
             *((f"  with {name}", number) for name, number in sorted(self.errors.items())),
             ("executed", self.executed),
             ("lost", len(self.lost)),
+            ("  acknowledged, then killed", len(self.gone)),
             ("early", len(self.early)),
+            ("starved", len(self.starved)),
             ("duplicated", sum(self.explained.values()) + len(self.unexplained)),
             *((f"  by {name}", number) for name, number in sorted(self.explained.items())),
             ("  unexplained", len(self.unexplained)),
@@ -135,7 +152,7 @@ class Report:
         lines = [f"{name:<28} {value:>10}" for name, value in rows]
         for name in ("stuck", "keys_left", "broken"):
             lines += [f"{name}: {item}" for item in getattr(self, name)]
-        for name in ("lost", "early", "unexplained"):
+        for name in ("lost", "early", "starved", "unexplained"):
             for id in getattr(self, name):
                 twice = " (published twice?)" if id in self.republished else ""
                 lines += ["", f"{name}: {id}{twice}", *self.histories[id]]
@@ -149,26 +166,34 @@ def judge(report: Report, entries: list[dict[str, Any]], events: list[Event]) ->
         steps[entry["id"]].append(entry)
     report.faults = Counter(event.what for event in events if event.family)
     lateness = []
+    waits: list[Wait] = []
     for id, told in steps.items():
         told.sort(key=lambda entry: entry["at"])
         by_what: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for entry in told:
             by_what[entry["what"]].append(entry)
-        runs = by_what["started"]
+        [sending], runs = by_what["sending"], by_what["started"]
+        last = max((run["retries"] for run in by_what["finished"]), default=-1)
         report.attempted += 1
         report.sent += len(by_what["sent"])
         report.failed += len(by_what["failed"])
         report.errors.update(entry["error"][:100] for entry in by_what["failed"])
-        report.executed += bool(by_what["finished"])
-        if by_what["sent"] and not by_what["finished"]:
-            report.lost.append(id)
-        eta = by_what["sending"][0]["eta"]
+        report.executed += last >= 0
+        if by_what["sent"] and last < sending["times"]:
+            explained = sending["times"] and _died_with_its_worker(by_what, events)
+            (report.gone if explained else report.lost).append(id)
+        eta = sending["eta"]
+        if runs:
+            due = max(eta or 0.0, (by_what["sent"] or [sending])[0]["at"])
+            waits.append(Wait(sending["queue"], due, runs[0]["at"], id))
         if eta and runs:
             lateness.append(runs[0]["at"] - eta)
-            if runs[0]["at"] < eta:
-                report.early.append(id)
-        _judge_runs(report, id, by_what, events)
-    for id in {*report.lost, *report.early, *report.unexplained}:
+        if _is_early(eta, by_what, events):
+            report.early.append(id)
+        for retries in sorted({run["retries"] for run in runs}):
+            _judge_runs(report, id, by_what, events, retries)
+    report.starved = _starved(waits)
+    for id in {*report.lost, *report.early, *report.starved, *report.unexplained}:
         report.histories[id] = _history(steps[id], events)
     lateness.sort()
     if lateness:
@@ -177,10 +202,83 @@ def judge(report: Report, entries: list[dict[str, Any]], events: list[Event]) ->
     return report
 
 
+def _ahead(events: list[Event], at: float) -> float:
+    """By how many seconds the server's clock was ahead then."""
+    return sum(event.step for event in events if event.at <= at)
+
+
+def _is_early(
+    eta: float | None, by_what: dict[str, list[dict[str, Any]]], events: list[Event]
+) -> bool:
+    """Whether a run began before its time, by the server's clock."""
+    for run in by_what["started"]:
+        ahead = _ahead(events, run["at"])
+        if run["retries"] == 0:
+            if eta and run["at"] < eta - max(ahead, 0.0):
+                return True
+            continue
+        # Counted by the server's clock from when it was sent.
+        sent = next(e for e in by_what["retrying"] if e["again"] == run["retries"])
+        step = max(ahead - _ahead(events, sent["at"]), 0.0)
+        if run["at"] < sent["at"] + sent["countdown"] - step:
+            return True
+    return False
+
+
+def _died_with_its_worker(by_what: dict[str, list[dict[str, Any]]], events: list[Event]) -> bool:
+    """Whether a process that had acknowledged the task was killed: nobody has it then.
+
+    Also if it had not written down that it began: the two are not one step.
+    """
+    due = by_what["sending"][0]["at"]
+    if by_what["retrying"]:
+        latest = by_what["retrying"][-1]
+        due = latest["at"] + latest["countdown"]
+    due = max(due, by_what["sending"][0]["eta"] or 0.0)
+    if by_what["started"]:
+        run = by_what["started"][-1]
+        ended = any(_same(e, run) and e["retries"] == run["retries"] for e in by_what["finished"])
+        if not ended:
+            return any(e.hits(run) and e.at >= run["at"] - SIGNAL for e in events)
+    kills = (e for e in events if e.explains and e.family != "stop")
+    return any(due - STARVED <= event.at <= due + TAKEN for event in kills)
+
+
+class Wait(NamedTuple):
+    """A task's first run: when it was due and when it began."""
+
+    queue: str
+    due: float
+    began: float
+    id: str
+
+
+def _starved(waits: list[Wait]) -> list[str]:
+    """Tasks that waited for long, while none of their queue was started and many of others were."""
+    found = []
+    for one in waits:
+        if one.began - one.due < STARVED:
+            continue
+        meanwhile = [w for w in waits if one.due < w.began < one.began - 1.0]
+        if any(w.queue == one.queue for w in meanwhile):
+            continue
+        if sum(w.due > one.due for w in meanwhile) >= OVERTAKEN:
+            found.append(one.id)
+    return found
+
+
 def _judge_runs(
-    report: Report, id: str, by_what: dict[str, list[dict[str, Any]]], events: list[Event]
+    report: Report,
+    id: str,
+    by_what: dict[str, list[dict[str, Any]]],
+    events: list[Event],
+    retries: int,
 ) -> None:
-    runs = by_what["started"]
+    """Of a task that was sent again under its id, each sending is judged by itself."""
+    runs = [run for run in by_what["started"] if run["retries"] == retries]
+    queue = by_what["sending"][0]["queue"]
+    # A run that is explained and was one too many has sent the task again as well.
+    sent_again = sum(entry["again"] == retries for entry in by_what["retrying"]) - 1
     for run in runs:
         ends = (e["at"] for e in by_what["finished"] if e["at"] >= run["at"] and _same(e, run))
         run["end"] = next(ends, run["at"])
@@ -197,12 +295,16 @@ def _judge_runs(
                 for event in events
                 if event.held_back(runs[earlier], run)
             ]
-            why += [event.what for event in events if event.forgot(id, runs[earlier], run)]
+            why += [event.what for event in events if event.forgot(queue, id, runs[earlier], run)]
             if why and earlier not in spent:
                 spent.add(earlier)
                 report.explained[why[0]] += 1
                 break
         else:
+            if sent_again > 0:
+                sent_again -= 1
+                report.explained["a run before that was explained"] += 1
+                continue
             report.unexplained.append(id)
             begun = by_what["sending"][0]["at"]
             ends = by_what["sent"] or by_what["failed"]

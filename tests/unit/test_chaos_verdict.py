@@ -1,0 +1,83 @@
+"""What the chaos harness says of what was sent and run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..chaos.verdict import Event, Report, judge
+
+
+def task(
+    id: str, *steps: tuple[float, str, dict[str, Any]], **sending: Any
+) -> list[dict[str, Any]]:
+    """The entries of a task that was sent at second 0 unless told."""
+    begun = {"eta": None, "queue": "celery", "times": 0, "at": 0.0, **sending}
+    entries = [{"what": "sending", "id": id, "pid": 1, **begun}]
+    entries.append({"what": "sent", "id": id, "pid": 1, "at": begun["at"] + 0.001})
+    common = {"worker": "w", "pid": 2, "retries": 0, "redelivered": False}
+    return entries + [
+        {"id": id, "at": at, "what": what, **common, **more} for at, what, more in steps
+    ]
+
+
+def run(began: float, **more: Any) -> list[tuple[float, str, dict[str, Any]]]:
+    return [(began, "started", more), (began + 0.1, "finished", more)]
+
+
+def verdict(*tasks: list[dict[str, Any]], events: list[Event] | None = None) -> Report:
+    entries = [entry for one in tasks for entry in one]
+    return judge(Report("toc", 1), entries, events or [])
+
+
+def test_a_task_that_ran_once_is_no_fault() -> None:
+    report = verdict(task("a", *run(1)))
+    assert report.faultless and report.executed == 1
+
+
+def test_what_was_sent_again_and_never_ran_again_is_lost() -> None:
+    """Unless its worker was killed, which had acknowledged it already."""
+    again = (1.05, "retrying", {"again": 1, "countdown": 1.0})
+    lost = task("a", *run(1), again, times=1)
+    assert verdict(lost).lost == ["a"]
+    assert verdict(lost, events=[Event(2.5, "kill worker", "kill", "w", explains=True)]).gone == [
+        "a"
+    ]
+    assert verdict(task("a", *run(1), again, *run(2.2, retries=1), times=1)).faultless
+
+
+def test_each_sending_of_a_task_is_to_run_once() -> None:
+    again = (1.05, "retrying", {"again": 1, "countdown": 1.0})
+    twice = task("a", *run(1), again, *run(2.2, retries=1), *run(3.2, retries=1), times=1)
+    assert verdict(twice).unexplained == ["a"]
+
+
+def test_what_was_sent_again_twice_runs_twice() -> None:
+    """The one that is asked for an explanation is the run that was one too many."""
+    again = {"again": 1, "countdown": 1.0}
+    steps = [(1.05, "retrying", again), *run(1), (1.25, "retrying", again), *run(1.2)]
+    report = verdict(task("a", *steps, *run(2.4, retries=1), *run(2.6, retries=1), times=1))
+    assert report.unexplained == ["a"]
+    assert report.explained == {"a run before that was explained": 1}
+
+
+def test_a_run_before_its_time_is_early_unless_the_servers_clock_was_set_forward() -> None:
+    early = task("a", *run(4), eta=10.0)
+    assert verdict(early).early == ["a"]
+    assert verdict(early, events=[Event(3, "clock forward", "clock", step=7.0)]).faultless
+    assert verdict(early, events=[Event(5, "clock forward", "clock", step=7.0)]).early == ["a"]
+    retried = (1.05, "retrying", {"again": 1, "countdown": 5.0})
+    counted = task("a", *run(1), retried, *run(2.2, retries=1), times=1)
+    assert verdict(counted).early == ["a"]
+    # A clock that was ahead before it was sent makes no countdown shorter.
+    ahead = [Event(0.5, "clock forward", "clock", step=7.0)]
+    assert verdict(counted, events=ahead).early == ["a"]
+    assert verdict(counted, events=[Event(1.5, "clock forward", "clock", step=7.0)]).faultless
+
+
+def test_a_queue_of_which_nothing_starts_while_others_tasks_do_is_starved() -> None:
+    others = [task(f"o{n}", *run(1 + n * 0.3), at=n * 0.3) for n in range(60)]
+    assert verdict(*others, task("late", *run(15), queue="second")).starved == ["late"]
+    # Not if its own queue was being worked off meanwhile, nor if nothing was.
+    own = task("own", *run(7), queue="second", at=5.0)
+    assert not verdict(*others, own, task("late", *run(15), queue="second")).starved
+    assert not verdict(*others[:20], task("late", *run(15), queue="second")).starved
