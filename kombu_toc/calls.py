@@ -12,6 +12,12 @@ from . import scores
 from .errors import ActionTimeError
 from .scripts import Script, load
 
+#: Bytes that are sent in one go.
+PIECE = 1 << 16
+
+#: Bytes a second that a connection carries at least.
+SLOWEST = 1_000_000
+
 
 class Call(NamedTuple):
     """An operation ready to be sent: a script with its arguments, and how to read its reply."""
@@ -83,6 +89,33 @@ def together(announcing: Sequence[Call]) -> list[Call]:
 def pack_command(*parts: Any) -> bytes:
     """A command as it goes over the wire; each part is a text, bytes or a number."""
     return b"*%d\r\n%b" % (len(parts), _pack(*parts))
+
+
+def pieces(packed: bytes) -> Sequence[bytes | memoryview]:
+    """What goes over the wire, in parts that redis-py sends one by one.
+
+    A socket's timeout is for a whole call: in parts, it is for silence.
+    """
+    if len(packed) <= PIECE:
+        return (packed,)
+    view = memoryview(packed)
+    return [view[start : start + PIECE] for start in range(0, len(packed), PIECE)]
+
+
+def patience_for(sent: int) -> float:
+    """Seconds more than usual that a reply may take to so many bytes: they may have left, and not
+    have arrived."""
+    return sent / SLOWEST if sent > PIECE else 0.0
+
+
+class Packer:
+    """Packs commands for redis-py's connections, in pieces."""
+
+    def pack(self, *parts: Any) -> Sequence[bytes | memoryview]:
+        name = parts[0]
+        if isinstance(name, str) and " " in name:
+            parts = (*name.split(), *parts[1:])
+        return pieces(pack_command(*parts))
 
 
 def _pack(*parts: Any) -> bytes:

@@ -81,6 +81,9 @@ BROKEN = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSErr
 #: Expired leases that one pop rolls back per slot, at most.
 RECOVER = 100
 
+#: Bytes that the bodies of one pop may have together: one that is longer goes alone.
+POP_BYTES = 8_000_000
+
 #: Seconds for which a producer's latest publish to a slot is remembered, lest it is repeated.
 REMEMBER = 60
 
@@ -229,6 +232,7 @@ class TimeoutCenter(Operating):
     wait_replicas: how many replicas must have a message before its put returns
     wait_timeout: seconds that a put waits for them
     metrics: where to count what happens; of its own unless given
+    pop_bytes: bytes that the bodies of one pop may have together; the first may have any
     grace: seconds for which a center must have watched the server before it rolls back leases that
         have ended: the server may have been away, or its clock set, and those who hold them be
         about to renew them. A third of the visibility timeout unless given, but at least two
@@ -246,6 +250,7 @@ class TimeoutCenter(Operating):
         wait_replicas: int = 0,
         wait_timeout: float = 1.0,
         metrics: Metrics | None = None,
+        pop_bytes: int = POP_BYTES,
         grace: float | None = None,
     ) -> None:
         if client.get_encoder().decode_responses:
@@ -268,6 +273,7 @@ class TimeoutCenter(Operating):
         self.wait_replicas = wait_replicas
         self.wait_timeout = wait_timeout
         self.metrics = metrics or Metrics()
+        self.pop_bytes = pop_bytes
         self.grace = grace
         #: what has been seen of the server, or of each node of a Cluster
         self._watches: dict[Hashable, Watch] = {}
@@ -285,8 +291,12 @@ class TimeoutCenter(Operating):
         began = time.monotonic()
         [reply] = self._replies([call])
         if isinstance(reply, NoScriptError):
-            reply = self.client.execute_command(*call.command(whole=True))
-        elif isinstance(reply, Exception):
+            whole = call.command(whole=True)
+            if self._run_packed is not None:
+                [reply] = self._run_packed([pack_command(*whole)])
+            else:
+                reply = self.client.execute_command(*whole)
+        if isinstance(reply, Exception):
             raise reply
         times = self.metrics.scripts[call.script.name]
         times[0] += 1
@@ -913,6 +923,7 @@ class TimeoutCenter(Operating):
                 scores.LAST_MS * 1000 if until_us is None else until_us,
                 name,
                 remember,
+                self.pop_bytes,
                 *numbers,
             ),
             parse,

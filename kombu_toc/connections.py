@@ -30,6 +30,7 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
+from .calls import Packer, patience_for, pieces
 from .center import TimeoutCenter
 from .errors import ConfigurationError, ServerError
 from .metrics import Metrics
@@ -152,8 +153,11 @@ class Client(redis.Redis):
     def sending(self, commands: Sequence[bytes]) -> Iterator[Callable[[int], list[Any]]]:
         """As :meth:`run_packed`, in two steps: what it gives reads so many replies."""
         connection = self._connection()
+        packed = b"".join(commands)
 
         def read(number: int) -> list[Any]:
+            if more := patience_for(len(packed)):
+                connection.can_read(timeout=more)
             replies: list[Any] = []
             for _ in range(number):
                 try:
@@ -163,7 +167,7 @@ class Client(redis.Redis):
             return replies
 
         try:
-            connection.send_packed_command((b"".join(commands),))
+            connection.send_packed_command(pieces(packed))
             yield read
         except BaseException as exc:
             connection.disconnect()  # replies may come yet
@@ -435,6 +439,7 @@ def connect(
         **settings.connection,
         # A command whose reply was lost may have run: only who sent it knows what to do.
         "retry": Retry(NoBackoff(), 0),
+        "command_packer": Packer(),
         # Replies are read raw; the older protocol is the one that every server version shares.
         "protocol": 2,
     }
@@ -682,6 +687,7 @@ def make_center(client: redis.Redis, settings: Settings) -> TimeoutCenter:
         wait_replicas=settings.toc_wait_replicas,
         wait_timeout=settings.toc_wait_timeout,
         metrics=_metrics(client, settings),
+        pop_bytes=settings.toc_pop_bytes,
     )
 
 

@@ -178,6 +178,8 @@ class Settings:
     toc_lookahead: float = 0.020
     #: how long a message must have been due before a worker with no free process queues it
     toc_queue_after: float = 0.005
+    #: how many bytes the messages may have together that are fetched in one go; one may have more
+    toc_pop_bytes: int = 8_000_000
     #: how often an idle consumer looks into all slots, whatever was announced
     toc_poll_interval: float = 1.0
     #: whether messages that will wait are deflated
@@ -250,6 +252,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "toc_topics": _topics,
     "toc_lookahead": _seconds,
     "toc_queue_after": _seconds,
+    "toc_pop_bytes": _natural,
     "toc_poll_interval": _positive_seconds,
     "toc_deflate": _flag,
     "toc_revoke_removes": _flag,

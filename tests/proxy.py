@@ -7,12 +7,16 @@ import selectors
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 #: Bytes on their way in one direction beyond which the sender has to wait.
 MOST_BUFFERED = 1 << 20
+
+#: Seconds between two portions of what a slow proxy lets pass.
+PORTION = 0.02
 
 
 class _Link:
@@ -26,6 +30,7 @@ class _Link:
         self.tail = b""  #: the end of what was requested, for a match across two reads
         self.budget: int | None = None  #: bytes of replies that may still pass
         self.resets = False  #: what happens when they have passed: a reset, or silence
+        self.portion: dict[socket.socket, int] = {}  #: bytes that each end may still send, if slow
         self.doomed: threading.Event | None = None  #: its next reply is dropped: set this
 
 
@@ -44,6 +49,8 @@ class Proxy:
         self._listener: socket.socket | None = None
         self._links: set[_Link] = set()
         self._frozen = False
+        #: bytes a second that pass on a connection, in each direction
+        self._rate: int | None = None
         self._drops: list[tuple[bytes, threading.Event]] = []
         self._selector = selectors.DefaultSelector()
         self._ours, self._loops = socket.socketpair()
@@ -99,6 +106,10 @@ class Proxy:
         """Pass on what has piled up since `freeze`, and what comes."""
         self._order(self._thaw)
 
+    def throttle(self, rate: int | None) -> None:
+        """Let so many bytes a second pass on each connection, in each direction; None: all."""
+        self._order(partial(self._throttle, rate))
+
     def freeze_replies_after(self, number: int) -> None:
         """Let so many more bytes of replies pass, on each present connection; then none."""
         self._order(partial(self._limit, number, False))
@@ -143,8 +154,12 @@ class Proxy:
             done.set()
 
     def _loop(self) -> None:
+        next_portion = 0.0
         while not self._stopped:
-            for key, events in self._selector.select():
+            if self._rate is not None and time.monotonic() >= next_portion:
+                next_portion = time.monotonic() + PORTION
+                self._deal()
+            for key, events in self._selector.select(None if self._rate is None else PORTION):
                 if key.fileobj.fileno() != -1:  # it was closed since, as one of a pair
                     key.data(events)
 
@@ -191,7 +206,9 @@ class Proxy:
             events = 0
             if not self._frozen:
                 silent = end is link.server and link.budget == 0 and not link.resets
-                if len(unread) < MOST_BUFFERED and not silent:
+                most = MOST_BUFFERED if self._rate is None else 1 << 16
+                spent = self._rate is not None and link.portion.get(end, 1) <= 0
+                if len(unread) < most and not silent and not spent:
                     events |= selectors.EVENT_READ
                 if unsent:
                     events |= selectors.EVENT_WRITE
@@ -209,6 +226,8 @@ class Proxy:
         try:
             if events & selectors.EVENT_READ:
                 data = end.recv(1 << 16)
+                if self._rate is not None:
+                    link.portion[end] = link.portion.get(end, 0) - len(data)
                 if not data:
                     self._close(link)
                     return
@@ -297,6 +316,20 @@ class Proxy:
                 self._connect(link)
             else:
                 self._watch(link)
+
+    def _throttle(self, rate: int | None) -> None:
+        self._rate = rate
+        for link in self._links:
+            self._watch(link)
+
+    def _deal(self) -> None:
+        for link in list(self._links):
+            if link.server is None:
+                continue
+            for end in self._ends(link):
+                had = link.portion.get(end, 0)
+                link.portion[end] = min(had + int(self._rate * PORTION), int(self._rate * PORTION))
+            self._watch(link)
 
     def _limit(self, number: int, resets: bool) -> None:
         for link in self._links:

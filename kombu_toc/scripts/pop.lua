@@ -19,7 +19,8 @@
 -- ARGV[15] microseconds since the epoch until which leases that have ended may be rolled back
 -- ARGV[16] name of this pop, as no other has ever had
 -- ARGV[17] seconds for which what it gives is remembered, or 0: see recall.lua
--- ARGV[18...] the slot numbers
+-- ARGV[18] bytes that the envelopes may have together; the first may have any
+-- ARGV[19...] the slot numbers
 -- Returns {now in microseconds, 1 if something that is due was left,
 --          {slot index, step index, id, store score, envelope, ...},
 --          {slot index, id without a body, ...}, ids rolled back, ids that died,
@@ -82,6 +83,7 @@ end
 
 local most = math.max(soon, late)
 local taken, left = 0, 0
+local budget, full = tonumber(ARGV[18]), false
 local chosen = {} -- per slot: per step: ids
 for slot = 1, slots do chosen[slot] = {} end
 local order = {}
@@ -111,12 +113,17 @@ for step = 1, used do
       end
     end
     if not first then break end
-    if taken >= most or (taken >= soon and score > late_score) then
+    local some, i = lists[first], at[first]
+    local enough = full or taken >= most or (taken >= soon and score > late_score)
+    if not enough and most > 1 then
+      budget = budget - redis.call('HSTRLEN', key(first, 3), some[i])
+      full = budget < 0 and taken > 0 -- also for what is smaller and comes later
+    end
+    if enough or full then
       left = 1
       break
     end
     taken = taken + 1
-    local some, i = lists[first], at[first]
     local part = chosen[first][step] or {}
     chosen[first][step] = part
     part[#part + 1] = some[i]
@@ -219,7 +226,7 @@ end
 
 local empty = {}
 for slot = 1, slots do
-  local armed, number = key(slot, 1), ARGV[17 + slot]
+  local armed, number = key(slot, 1), ARGV[18 + slot]
   local first = heads[slot]
   for step = 1, used - 1 do
     local head = tonumber(redis.call('ZRANGE', store(slot, step), 0, 0, 'WITHSCORES')[2])
@@ -242,6 +249,6 @@ end
 local stale = {}
 for i = 1, #empty do stale[i] = key(empty[i], 1) end
 if #stale > 0 and redis.call('EXISTS', unpack(stale)) > 0 then
-  for i = 1, #empty do settle(wake, stale[i], ARGV[17 + empty[i]], '+inf') end
+  for i = 1, #empty do settle(wake, stale[i], ARGV[18 + empty[i]], '+inf') end
 end
 return {now, left, messages, bare, rolled, died, dropped, said, unsaid}

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import redis
 from redis.exceptions import NoScriptError, ResponseError
 
-from ..calls import Call, pack_command
+from ..calls import Call, pack_command, pieces
 from ..connections import IDLE, SOCKET_TIMEOUT, refusal
 from ..errors import ServerError
 from ..metrics import Metrics
@@ -76,6 +76,8 @@ class Link:
         self._arguments = arguments
         self._waiting: deque[Waiting] = deque()
         self._used = 0.0
+        #: monotonic seconds when the latest reply had come
+        self._heard = 0.0
         self._patience = SOCKET_TIMEOUT
         #: what the connection was found broken by, while nobody read from it
         self._broke: BaseException | None = None
@@ -122,7 +124,7 @@ class Link:
                 item.what.packed() if isinstance(item.what, Call) else pack_command(*item.what)
                 for item in items
             ]
-            connection.send_packed_command((b"".join(packed),), check_health=False)
+            connection.send_packed_command(pieces(b"".join(packed)), check_health=False)
         except BaseException:
             if self._connection is None:  # none of it is waited for yet
                 self._waiting.extend(Waiting(item, n < owed, 0.0) for n, item in enumerate(items))
@@ -131,7 +133,13 @@ class Link:
 
     def check(self) -> None:
         """Raise redis-py's TimeoutError, and close the connection, if a reply is overdue."""
-        if self._waiting and time.monotonic() > self._waiting[0].latest and not self.readable():
+        now = time.monotonic()
+        # A reply that is awaited behind a long one has not been overdue while that came.
+        if (
+            self._waiting
+            and now > max(self._waiting[0].latest, self._heard + self._patience)
+            and not self.readable()
+        ):
             self.close()
             raise redis.exceptions.TimeoutError("no reply: the connection is taken for broken")
 
@@ -170,6 +178,7 @@ class Link:
                 self.close()
                 raise
             else:
+                self._heard = time.monotonic()
                 (what, on_reply, *_), _, latest = self._waiting.popleft()
                 if isinstance(what, Call):
                     times = self._metrics.scripts[what.script.name]
