@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +12,12 @@ import pytest
 import redis
 from kombu import Connection, Consumer, Message, Producer, Queue
 
+from kombu_toc import TimeoutCenter
+from kombu_toc.scores import action_time
 from kombu_toc.scripts import load
+from kombu_toc.transport.poller import MOST_CLAIMS
+
+from .inspection import announced, check_slots, now_us, slot_keys, time_passes
 
 from .inspection import keys_left
 
@@ -188,3 +194,148 @@ def test_expired_leases_are_rolled_back_in_every_queue_of_a_consumer(connect: Co
             except TimeoutError:
                 pass
     assert sorted(got) == ["q0", "q1", "q2", "q3"]
+
+
+# -- times that come before what is announced
+
+#: More than one slot's announcements that a script takes back at once.
+MANY = 2000
+
+
+def sizes(center: TimeoutCenter, topic: str) -> tuple[int, int]:
+    """How many announcements nobody has claimed, and how many the fullest slot remembers."""
+    client = center.client
+    armed = max(client.zcard(slot.armed) for slot in center.topic(topic).all_slots())
+    return client.zcard(center.keys.wake(topic)), armed
+
+
+def test_puts_with_descending_times_leave_one_announcement_a_slot(center: TimeoutCenter) -> None:
+    """Y5, P3: nothing grows, and no script takes longer."""
+    topic = center.topic("mail")
+    calls = [
+        center.putting(topic, f"m{i}", b"", at_us=2 * 10**15 - i * 1000) for i in range(10 * MANY)
+    ]
+    for start in range(0, len(calls), 500):
+        center.run_all(calls[start : start + 500])
+    unclaimed, armed = sizes(center, "mail")
+    # On a Cluster a script cannot see what is claimed, and leaves one that may be.
+    each = 2 if center.clustered else 1
+    assert unclaimed <= each * 8
+    assert armed <= each
+    check_slots(center, "mail")
+    center.purge("mail")
+    assert slot_keys(center.client) == []
+
+
+def test_a_consumer_of_descending_times_holds_a_few_claims_of_a_slot(
+    connect: Connect, center: TimeoutCenter
+) -> None:
+    connection = connect()
+    poller = connection.transport.poller
+    with Consumer(connection, [Queue("mail", queue_arguments={"x-slots": 1})], callbacks=[print]):
+        poller.steady = True
+        center.declare("mail", slots=1)
+        wake = center.keys.wake("mail")
+        first = time.time() + 3600
+        for i in range(40):
+            center.put("mail", f"m{i}", b"", at=first - i)
+            deadline = time.monotonic() + 5
+            while center.client.exists(wake):
+                assert time.monotonic() < deadline
+                with suppress(TimeoutError):
+                    connection.drain_events(timeout=0.01)
+            assert len(poller._heap) <= MOST_CLAIMS
+            assert sizes(center, "mail")[1] <= 2
+        # Among them is the earliest, if perhaps handed back and claimed once more.
+        while min((us for *_, (_, _, us) in poller._heap), default=9e15) > (first - 38.5) * 1e6:
+            assert time.monotonic() < deadline, "nobody wakes for it"
+            with suppress(TimeoutError):
+                connection.drain_events(timeout=0.01)
+
+
+def test_announcements_of_earlier_releases_are_taken_back_in_parts(
+    center: TimeoutCenter, connect: Connect
+) -> None:
+    """They had one for each time that had been the earliest."""
+    center.declare("mail", slots=1)
+    slot, client = center.topic("mail").slot(0), center.client
+    for i in range(20):
+        center.put("mail", f"m{i}", b"", delay=3600 + i)
+    now = time.time_ns() // 1000
+    times = {str(us): us for us in range(now + 3600 * 10**6, now + 3600 * 10**6 + 10 * MANY)}
+    client.zadd(slot.armed, times)
+    client.zadd(center.keys.wake("mail"), {f"0:{us}": us for us in times.values()})
+    longest = 0
+    for i in range(10 * MANY // 400):
+        before = client.zcard(slot.armed)
+        center.put("mail", f"n{i}", b"", delay=1800 - i)
+        longest = max(longest, before - client.zcard(slot.armed))
+    assert 100 < longest <= 500
+    assert sizes(center, "mail")[1] <= 2
+    assert min(announced(center, "mail"))[1] < now + 1800 * 10**6
+    connection = connect()
+    got: list[str] = []
+
+    def received(body: object, message: Message) -> None:
+        got.append(message.delivery.id)
+        message.ack()
+
+    with Consumer(connection, [Queue("mail")], callbacks=[received]):
+        center.put("mail", "soon", b'{"h":{},"p":{},"t":null,"e":null}\nx', delay=0.5)
+        deadline = time.monotonic() + 5
+        while got != ["soon"]:
+            assert time.monotonic() < deadline
+            with suppress(TimeoutError):
+                connection.drain_events(timeout=0.1)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_is_announced_and_claimed_the_first_time_is_known(
+    center: TimeoutCenter, seed: int
+) -> None:
+    """A8: a slot's first time, or an earlier one, is announced, or claimed by a consumer that pops
+    then, whoever claimed what before, and in whatever order times come and go."""
+    center.declare("one", slots=1)
+    client, wake = center.client, center.keys.wake("one")
+    slot = center.topic("one").slot(0)
+    some = random.Random(seed)
+    first, ids, claims = time.time() + 3600, [], set[int]()
+
+    def hand_back(times: list[int]) -> None:
+        center.run_all(center.handing_back("one", [(0, us) for us in times]))
+
+    for number in range(150):
+        action = some.choice(["put", "put", "put", "claim", "cancel", "pop", "hand back", "pass"])
+        if action == "put":
+            ids.append(f"m{number}")
+            center.put("one", ids[-1], b"", at=first + some.randrange(100))
+        elif action == "claim" and (claimed := client.zpopmin(wake)):
+            claims.add(int(claimed[0][0].partition(b":")[2]))
+            if len(claims) > MOST_CLAIMS:
+                hand_back(sorted(claims))
+                claims.clear()
+        elif action == "hand back" and claims:
+            hand_back([claims.pop()])
+        elif action == "cancel" and ids:
+            center.cancel(ids.pop(some.randrange(len(ids))), topic="one")
+        elif action == "pop":  # somebody looks, and holds no claim
+            center.ack(center.pop("one").messages)
+        elif action == "pass" and claims:
+            # The earliest claim comes due, and its holder pops.
+            ms = max((min(claims) - now_us(client)) // 1000 + 1, 0)
+            time_passes(center, "one", (ms + 0.5) / 1000)
+            shift = ms * 1000
+            first -= shift / 1_000_000
+            claims = {us - shift for us in claims}
+            claims.discard(min(claims))
+            for message in center.pop("one", 3).messages:
+                center.ack([message])
+                ids.remove(message.id)
+        heads = [client.zrange(key, 0, 0, withscores=True) for key in slot.stores]
+        times = [action_time(int(head[0][1])) for head in heads if head]
+        if times:
+            known = claims | {us for _, us in announced(center, "one")}
+            armed = [int(us) for us in client.zrange(slot.armed, 0, -1)]
+            assert min(armed) <= max(min(times), now_us(client)), (number, action)
+            assert min(armed) in known, (number, action)
+            assert len(armed) <= 2
