@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+from weakref import WeakSet
 
 import redis
 from kombu.utils.imports import symbol_by_name
@@ -125,12 +127,17 @@ def _no_database(exc: Exception, pool: Any) -> ConfigurationError:
     return error
 
 
+#: Those of this process; a fork's child has them, too.
+_clients: WeakSet[Client] = WeakSet()
+
+
 class Client(redis.Redis):
     """Raises ServerError, a ConnectionError, where a server cannot do something for now: whoever
     uses it goes on as after a lost connection, and tries again."""
 
     def __init__(self, connection_pool: redis.ConnectionPool) -> None:
         super().__init__(connection_pool=connection_pool)
+        self.thread = threading.get_native_id()
         #: connections of its own that nobody uses just now, and the monotonic seconds when
         #: somebody did
         self._free: deque[tuple[Any, float]] = deque()
@@ -138,6 +145,8 @@ class Client(redis.Redis):
         pooled = isinstance(connection_pool, redis.BlockingConnectionPool)
         if pooled or connection_pool.connection_kwargs.get("credential_provider") is not None:
             self.run_packed = None
+        else:
+            _clients.add(self)
 
     def run_packed(self, commands: Sequence[bytes]) -> list[Any]:
         """Send commands as they go over the wire, and return their replies; of one that is
@@ -192,11 +201,13 @@ class Client(redis.Redis):
         pool = self.connection_pool
         return pool.connection_class(**pool.connection_kwargs)
 
-    def drop_idle(self) -> None:
-        """Close the connections that nobody uses just now: they may have been cut with another."""
-        while self._free:
-            with suppress(IndexError):
-                self._free.pop()[0].disconnect()
+    def drop_idle(self, seconds: float = 0.0) -> None:
+        """Close the connections that nobody has used for so long: they may have been cut with
+        another, or nobody needs them any more."""
+        latest = time.monotonic() - seconds
+        with suppress(IndexError):  # another thread was faster
+            while self._free[0][1] <= latest:
+                self._free.popleft()[0].disconnect()
 
     def close(self) -> None:
         """Close its connections; they open again when they are needed."""
@@ -205,12 +216,49 @@ class Client(redis.Redis):
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         try:
-            return super().execute_command(*args, **options)
+            if self.run_packed is None:
+                return super().execute_command(*args, **options)
+            return self.execute_all([(args, options)], True)[0]
         except ResponseError as exc:
             raise _told(exc, self.connection_pool)  # noqa: B904 - it has its cause already, if it is another
 
+    def execute_all(self, commands: Sequence[tuple[Any, Any]], raises: bool) -> list[Any]:
+        """As redis-py executes commands and reads what they reply, over the same connections as
+        what is packed: a process seldom needs another one."""
+        connection = self._connection()
+        replies: list[Any] = []
+        try:
+            connection.send_packed_command(connection.pack_commands([args for args, _ in commands]))
+            for args, options in commands:
+                try:
+                    replies.append(self.parse_response(connection, args[0], **options))
+                except ResponseError as exc:
+                    replies.append(exc)
+        except BaseException:
+            connection.disconnect()  # replies may come yet
+            raise
+        finally:
+            self._free.append((connection, time.monotonic()))
+        for reply in replies if raises else ():
+            if isinstance(reply, Exception):
+                raise reply
+        return replies
+
     def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Pipeline:
-        return Pipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
+        made = Pipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
+        made.run = None if transaction or self.run_packed is None else self.execute_all
+        return made
+
+
+def close_idle(seconds: float, thread: int | None = None) -> None:
+    """Close the connections of this process that nobody has used for so long.
+
+    thread: only those of clients that were made in this one, by its native id: where sockets are a
+        loop's, no other thread may close them
+    """
+    for client in list(_clients):
+        if thread in (None, client.thread):
+            client.drop_idle(seconds)
 
 
 def _disconnect_if_broken(connection: Any) -> None:
@@ -226,8 +274,15 @@ def _disconnect_if_broken(connection: Any) -> None:
 class Pipeline(redis.client.Pipeline):
     """As :class:`Client`, for commands that are sent together."""
 
+    #: what executes them instead of redis-py
+    run: Callable[[Sequence[tuple[Any, Any]], bool], list[Any]] | None = None
+
     def execute(self, raise_on_error: bool = True) -> list[Any]:
         try:
+            if self.run is not None and not self.watching:
+                stack, self.command_stack = self.command_stack, []
+                replies = self.run(stack, raise_on_error) if stack else []
+                return [_told(reply, self.connection_pool) for reply in replies]
             return [_told(r, self.connection_pool) for r in super().execute(raise_on_error)]
         except ResponseError as exc:
             raise _told(exc, self.connection_pool)  # noqa: B904 - as above

@@ -30,6 +30,7 @@ from redis.exceptions import ResponseError
 from ..calls import texts
 from ..center import RECOVER, REMEMBER, Call, Delivery, Popped, shares
 from ..cluster import is_passing
+from ..connections import close_idle
 from ..options import ROUND_ROBIN
 from .clock import ServerClock, ServerClocks, Steps
 from .fanout import (
@@ -46,6 +47,7 @@ from .fanout import (
 )
 from .flights import Flight
 from .link import BROKEN, Link, Waiting
+from .native import native
 from .nodes import SLOW, NodeLinks
 from .report import in_words, task_names
 from .turns import Turns
@@ -80,6 +82,10 @@ LOOKS = 0.7
 
 #: So many times as rarely an idle consumer looks into all slots while somebody keeps them up.
 RARELY = 15.0
+
+#: Seconds for which a worker keeps a connection that nobody uses, and between looks for such.
+CONNECTION_IDLE = 10.0
+CLOSE_IDLE = 5.0
 
 #: Claims of one slot that a consumer holds, at most.
 MOST_CLAIMS = 4
@@ -339,6 +345,8 @@ class Poller:
         )
         #: monotonic seconds before which nothing blocks: what it would wait on is being moved
         self._blocks_at = 0.0
+        #: monotonic seconds of the next look for connections that nobody uses
+        self._close_at = 0.0
         self._nudge: tuple[socket.socket, socket.socket] | None = None
 
     def _pool(self) -> redis.ConnectionPool:
@@ -614,6 +622,9 @@ class Poller:
             self._listen()
             self._listen_streams()
             self._arm()
+            if self.steady and now >= self._close_at:
+                self._close_at = now + CLOSE_IDLE
+                close_idle(CONNECTION_IDLE, threading.get_native_id() if native().patched else None)
         finally:
             self._in_tick = False
 

@@ -17,9 +17,7 @@ from kombu_toc.scores import action_time
 from kombu_toc.scripts import load
 from kombu_toc.transport.poller import MOST_CLAIMS
 
-from .inspection import announced, check_slots, now_us, slot_keys, time_passes
-
-from .inspection import keys_left
+from .inspection import announced, check_slots, keys_left, now_us, slot_keys, time_passes
 
 Connect = Callable[..., Connection]
 
