@@ -16,6 +16,7 @@ from . import (
     drain,
     fleet,
     floor,
+    idle,
     lateness,
     memory,
     now,
@@ -27,7 +28,7 @@ from . import (
 
 MODULES = (
     *(lateness, now, drain, storm, spread, behind),
-    *(publish, memory, scale, fleet, floor),
+    *(publish, memory, scale, fleet, idle, floor),
 )
 
 #: case -> its module
