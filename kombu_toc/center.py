@@ -1104,7 +1104,7 @@ class TimeoutCenter(Operating):
         keys = self._slot_keys(topic, numbers)
         args: list[Any] = []
         sets: list[str] = []
-        copies: list[str] = []
+        copies: list[Any] = []
         for number in numbers:
             some = by_slot[number]
             args += (number, len(some), *(d.id for d in some), *(d.birth for d in some))
@@ -1112,7 +1112,7 @@ class TimeoutCenter(Operating):
                 base, copy, _ = delivery.id.rpartition("#")
                 if copy:
                     sets.append(topic.slot(number).copies(base))
-                    copies.append(delivery.id)
+                    copies += (number, delivery.id)
         return self._announcing(
             topic,
             "ack",

@@ -6,7 +6,7 @@
 -- then the wake index, if it is on this node
 -- ARGV[1] number of slots   ARGV[2] number of priority steps   ARGV[3] number of copies sets
 -- then, per slot: its number, how many messages, their ids, their tokens
--- then, per copies set: the id that is recorded there
+-- then, per copies set: the number of its slot, the id that is recorded there
 -- Returns {how many there were, announcements, settled}
 --
 -- By the message, whichever connection it was delivered on, and however late. What has been put
@@ -40,7 +40,7 @@ local function settle_rest(before, number, ids, births, tokens)
       count = count + redis.call('HDEL', KEYS[before + 3], id)
       redis.call('HDEL', KEYS[before + 6], id)
       redis.call('HDEL', KEYS[before + 5], id)
-      gone[id] = true
+      gone[number .. ':' .. id] = true
     end
   end
   settle_if_empty(wake, KEYS[before + 1], number, stores)
@@ -66,7 +66,7 @@ for slot = 0, slots - 1 do
       redis.call('HDEL', KEYS[before + 6], unpack(ARGV, from, to))
       if with_errors then redis.call('HDEL', KEYS[before + 5], unpack(ARGV, from, to)) end
       if sets > 0 then
-        for i = from, to do gone[ARGV[i]] = true end
+        for i = from, to do gone[ARGV[at] .. ':' .. ARGV[i]] = true end
       end
     else
       local ids, births = {}, {}
@@ -77,7 +77,7 @@ for slot = 0, slots - 1 do
   at = at + 2 + 2 * many
 end
 for set = 1, sets do
-  local id = ARGV[at + set - 1]
-  if gone[id] then redis.call('SREM', KEYS[slots * width + set], id) end
+  local number, id = ARGV[at + 2 * set - 2], ARGV[at + 2 * set - 1]
+  if gone[number .. ':' .. id] then redis.call('SREM', KEYS[slots * width + set], id) end
 end
 return {count, said, unsaid}

@@ -147,6 +147,29 @@ def test_a_copy_that_is_put_again_is_another_message(center: TimeoutCenter) -> N
     assert residue(center.client) == []
 
 
+@pytest.mark.one_server("one call is for the slots of one server")
+def test_a_copy_that_stays_remains_known_as_one_when_its_namesake_of_another_slot_goes(
+    center: TimeoutCenter,
+) -> None:
+    topic = center.declare("mail", slots=2)
+    bases = [next(b for b in "0123456789" if topic.slot_for(b).number == slot) for slot in (0, 1)]
+    for basis in bases:
+        center.put("mail", "x", b"first", basis=basis)
+        assert center.put("mail", "x", b"second", basis=basis, token="t") == "x#t"
+    copies = [one for one in center.pop("mail", 4).messages if one.id == "x#t"]
+    here, there = sorted(copies, key=lambda one: one.slot)
+    assert center.ack([there]) == 1
+    assert center.put("mail", "x", b"third", basis=bases[1], token="t") == "x#t"
+    assert center.ack([here, there]) == 1
+    found = center.get("x", topic="mail")
+    assert sorted((one.slot, one.body) for one in found) == [
+        (0, b"first"),
+        (1, b"first"),
+        (1, b"third"),
+    ]
+    check_slots(center, "mail")
+
+
 # -- the same message
 
 
