@@ -28,6 +28,14 @@ def sent_request(pool: Any, message: Any) -> Any:
     return None
 
 
+def missing(pool: Any) -> int:
+    """How many processes of a pool are not up: one that died leaves no room until another one has
+    taken its place."""
+    pool = getattr(pool, "_pool", None)
+    up = getattr(pool, "_all_inqueues", None)
+    return 0 if up is None else max(pool._processes - len(up), 0)
+
+
 def time_limits(pool: Any) -> list[Any]:
     """The timer's entries that end the tasks of a pool of processes, in an event loop."""
     return list(getattr(getattr(pool, "_pool", None), "_tref_for_id", {}).values())

@@ -3,8 +3,8 @@
 Active without any set-up: a worker whose broker is ours gets one more bootstep
 (`celery_toc.plugin` sees to that). It
 
-- tells the channel how many tasks could start at once, so that no task is fetched by a busy
-  worker while an idle one could start it;
+- tells the channel how many tasks could start at once, and how soon more could, so that no task
+  is fetched by a busy worker while an idle one could start it;
 - hands a task that arrives when it is due straight on, instead of to a timer: a message with an
   ``eta`` has waited in Redis, by Redis's clock, and ``request.eta`` stays as sent;
 - keeps the messages of executing tasks when the connection breaks, and of those that a process
@@ -37,12 +37,16 @@ from kombu.utils.imports import symbol_by_name
 import kombu_toc
 
 from . import remote as remote  # makes its commands known
-from .processes import FlushesWhatWasNotSent, sent_request, time_limits
+from .pace import Pace
+from .processes import FlushesWhatWasNotSent, missing, sent_request, time_limits
 from .rejections import explain
 
 logger = get_logger(__name__)
 
 __all__ = ("TimeoutCenterStep",)
+
+#: Seconds for which a pool of threads has work queued of its own.
+QUEUED_IN_POOL = 0.02
 
 #: Seconds that a signal handler waits for messages to be given back.
 HELP_TIMEOUT = 1.0
@@ -103,7 +107,7 @@ class _PastTimers:
                 qos.increment_eventually()
             entry()
 
-        message.when_due(begin)
+        message.when_due(begin, lambda: _forget(args[0]))
         return entry
 
     def clear(self) -> None:
@@ -132,8 +136,8 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
         self._channel: Any = None
         self._paused = False
         self._said = False
-        #: requests that a pool of threads or greenlets was given
-        self._submitted: set[Any] = set()
+        #: requests that a pool of threads or greenlets was given, and monotonic seconds when
+        self._submitted: dict[Any, float] = {}
         #: those of them that it has begun, or begins whatever happens
         self._started: set[Any] = set()
         #: requests that a process was sent and whose messages were kept for that
@@ -142,6 +146,7 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
         self._deciding = threading.Lock()
         self._helper: threading.Thread | None = None
         self._solo = False
+        self._pace = Pace()
         if self.enabled:
             # Strategies bind the timer's method when the Tasks step starts, before this one.
             c.timer = _PastTimers(c.timer, lambda: time_limits(c.pool), lambda: c.qos)
@@ -163,7 +168,8 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
         # What gossip hears of the others: with many of them, each would be woken all the time.
         self._poller.unhurried.add(c.app.conf.event_exchange)
         self._poller.before_delivery = state.maybe_shutdown
-        channel.free = lambda: 0 if self._paused else self._limit(c) - self._busy()
+        channel.free = lambda: self._free(c)
+        channel.soon_free = lambda seconds: self._soon_free(c, seconds)
         channel.keep = lambda message: self._executing(c, message)
         channel.ahead = lambda message: self._is_timed(c, message)
         # A full pool of greenlets stops whoever gives it one more, for as long as it is full.
@@ -174,10 +180,16 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
             c.pool.flush = FlushesWhatWasNotSent(c.pool, self._promised)
         self._say_what_is_served(c, channel)
         self._listen_for_the_end(c)
-        if not c.hub or _ends_tasks_in_threads(c.pool):
-            self._tell_when_tasks_end(c.pool)
-        elif self._solo:
+        if self._solo:
             _survive(c.pool)
+            self._time_tasks(c.pool)
+        elif not c.hub or _ends_tasks_in_threads(c.pool):
+            self._tell_when_tasks_end(c.pool)
+        if _ends_tasks_in_threads(c.pool):
+            # A thread goes on with what its pool has queued while the loop waits for the
+            # interpreter.
+            channel.startable = lambda: self._free(c) + self._soon_free(c, QUEUED_IN_POOL)
+            channel.take_queued = self._take_queued
 
     def _say_what_is_served(self, c: Any, channel: kombu_toc.Channel) -> None:
         """Once, not at every reconnect."""
@@ -306,11 +318,23 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
             and type(task).start_strategy is Task.start_strategy
         )
 
+    def _free(self, c: Any) -> int:
+        """How many tasks could start at once."""
+        busy = self._busy()
+        if not self._solo:
+            self._pace.see(busy, time.monotonic())
+        return 0 if self._paused else self._limit(c) - len(busy)
+
+    def _soon_free(self, c: Any, seconds: float) -> int:
+        """How many more could within so many seconds."""
+        return self._pace.soon_free(seconds, self._limit(c), time.monotonic())
+
     @staticmethod
     def _limit(c: Any) -> int:
         # An autoscaler's pool grows for what comes, up to its present maximum.
         scaler = getattr(c.controller, "autoscaler", None) or c.controller
-        return getattr(scaler, "max_concurrency", None) or c.pool.num_processes or 1
+        most = getattr(scaler, "max_concurrency", None) or c.pool.num_processes or 1
+        return most - missing(c.pool)
 
     def _executing(self, c: Any, message: kombu_toc.Message) -> bool:
         """Whether the connection alone is lost, and the pool has this message's task."""
@@ -323,14 +347,49 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
         # What Celery is about to cancel is left to be delivered again.
         return not (cancels and request.task.acks_late and not request.acknowledged)
 
-    def _busy(self) -> int:
-        """How many tasks the pool has or is about to get."""
+    def _busy(self) -> set[Any]:
+        """References to the requests of the tasks that the pool has or is about to get."""
         # By the weak references that the two sets hold: to go through the requests costs more
         # than all else that a turn of the loop asks for.
         busy = state.reserved_requests.data | state.active_requests.data
         if not self._submitted:
-            return len(busy)
-        return len(busy.union(map(ref, tuple(self._submitted))))
+            return busy
+        return busy.union(map(ref, tuple(self._submitted)))
+
+    def _take_queued(self, seconds: float) -> list[kombu_toc.Message]:
+        """Take back what the pool was given so long ago and no thread has begun."""
+        if len(self._submitted) <= len(self._started):
+            return []
+        until = time.monotonic() - seconds
+        taken = []
+        with self._deciding:
+            for request, since in tuple(self._submitted.items()):
+                message = request.message
+                if since > until or request in self._started or message.acknowledged:
+                    continue
+                message.given_back = True  # the thread that comes to it goes on to the next
+                self._submitted.pop(request, None)
+                _forget(request)
+                taken.append(message)
+        return taken
+
+    def _time_tasks(self, pool: Any) -> None:
+        """A solo pool executes a task while the loop stands still."""
+        if getattr(pool, "_toc_step", None) is not None:
+            pool._toc_step = self
+            return
+        pool._toc_step = self
+        apply = pool.on_apply
+
+        def on_apply(*args: Any, **options: Any) -> Any:
+            began = time.monotonic()
+            try:
+                return apply(*args, **options)
+            finally:
+                pool._toc_step._pace.took(time.monotonic() - began)
+
+        on_apply.survives = getattr(apply, "survives", False)
+        pool.on_apply = on_apply
 
     def _tell_when_tasks_end(self, pool: Any) -> None:
         """In these pools nothing wakes the loop when a task ends."""
@@ -354,7 +413,7 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
             step = pool._toc_step
 
             def left() -> None:
-                step._submitted.discard(request)
+                step._submitted.pop(request, None)
                 step._started.discard(request)
                 poller = pool._toc_step._poller
                 if poller is not None:
@@ -394,7 +453,7 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
                 )
             if request.message.given_back:  # it was waiting for its rate limit
                 return None
-            step._submitted.add(request)
+            step._submitted[request] = time.monotonic()
             if pool.is_green:
                 step._started.add(request)
             return apply(run, args, kwargs, callback=ended, accept_callback=accepted, **options)
@@ -438,9 +497,18 @@ def _begin_when_due(c: Any) -> None:
         message = getattr(request, "message", None)
         if not isinstance(message, kombu_toc.Message) or not message.early:
             return handle(request)
-        return message.when_due(lambda: handle(request))
+        return message.when_due(lambda: handle(request), lambda: _forget(request))
 
     c.on_task_request = on_task_request
+
+
+def _forget(request: Any) -> None:
+    """Its message was given back before it was to start."""
+    if state.requests.get(request.id) is request:
+        del state.requests[request.id]
+    for requests in (state.reserved_requests, getattr(state, "scheduled_requests", None)):
+        if requests is not None:
+            requests.discard(request)
 
 
 def _settle_at_once(c: Any) -> None:

@@ -58,6 +58,9 @@ except ImportError:  # Kombu before 5.7 publishes no batches
 
 logger = logging.getLogger(__name__)
 
+#: Seconds for which a worker's processes have work queued: the round trip to Redis is hidden.
+AHEAD = 0.02
+
 #: Messages that one pop takes where neither a prefetch count nor a worker's pool sets a bound.
 BATCH = 100
 
@@ -111,7 +114,8 @@ class Capacity(NamedTuple):
     """How much a consumer can take."""
 
     free: int  #: that many could start at once; negative if more is queued than can start
-    room: int  #: that many fit, those included
+    room: int  #: that many are taken, those included
+    batch: int  #: the room there is when nothing is queued, and as many as free come free
 
 
 def _naive_is_utc(moment: datetime) -> datetime:
@@ -210,16 +214,28 @@ class Message(kombu_message.Message):
         self.early = False
         #: what is to be done when it is due
         self.begin: Callable[[], Any] | None = None
+        #: what is to be done if it is given back instead
+        self.otherwise: Callable[[], Any] | None = None
         #: to be delivered again, a broadcast needs what it came as
         self.origin: tuple[str, bytes] | None = None
 
-    def when_due(self, function: Callable[[], Any]) -> None:
-        """Call it at the message's action time, unless the message is given back before; now if
-        that has come."""
+    def when_due(
+        self, function: Callable[[], Any], otherwise: Callable[[], Any] | None = None
+    ) -> None:
+        """Call it at the message's action time; now if that has come. If the message is given back
+        before, call `otherwise`."""
         if self.early:
-            self.begin = function
+            self.begin, self.otherwise = function, otherwise
         else:
             function()
+
+    def give_up(self) -> None:
+        """It is given back unhandled: nothing begins."""
+        self.given_back = True
+        self.begin = None
+        otherwise, self.otherwise = self.otherwise, None
+        if otherwise is not None:
+            otherwise()
 
     @property
     def waited(self) -> bool:
@@ -269,6 +285,16 @@ class Channel(virtual.Channel):
 
     #: What could start at once, if a worker says so: a function that returns that number.
     free: Callable[[], int] | None = None
+    #: How many more could start within so many seconds, as far as a worker can tell: a function
+    #: that returns that number.
+    soon_free: Callable[[float], int] | None = None
+    #: How many messages may be handed over, if that is not what is free: a function that returns
+    #: that number. Where a pool takes what comes next faster than it can be handed over, it has
+    #: some more.
+    startable: Callable[[], int] | None = None
+    #: Takes back what was handed over so many seconds ago and was not begun: a function that
+    #: returns those messages.
+    take_queued: Callable[[float], list[Message]] | None = None
     #: Whether a worker wants nothing queued that could not start at once.
     no_prefetch = False
     #: Whether a message that is not settled stays with this process when the channel closes.
@@ -570,6 +596,14 @@ class Channel(virtual.Channel):
         self.qos.append(message, message.delivery_tag)
         return message
 
+    def take_back(self, message: Message) -> bool:
+        """Take back what was handed over ahead of its time and has not begun; whether it is there
+        to be given back."""
+        if not self.qos.take_back(message):
+            return False
+        message.give_up()
+        return True
+
     def hand_over(self, message: Message) -> None:
         """Give it to the queue's consumer."""
         self._receivers[message.delivery.topic].callback(message)
@@ -638,8 +672,8 @@ class Channel(virtual.Channel):
     def capacity(self, held: int, early: int = 0) -> Capacity:
         """How much this channel can take.
 
-        held: messages that are fetched and not yet due
-        early: of these, how many it has been handed already
+        held: messages that are fetched and not yet handed to a consumer that can start them
+        early: of these, how many it has been handed ahead of their time
         """
         qos = self.qos
         most = qos.can_consume_max_estimate()
@@ -648,9 +682,14 @@ class Channel(virtual.Channel):
             most = BATCH if self.poller.steady else 1
         room = most - (held - early) if qos.can_consume() else 0
         if self.free is None:
-            return Capacity(room, room)
+            return Capacity(room, room, self.window())
         free = self.free() - held
-        return Capacity(free, min(room, free) if self.no_prefetch else room)
+        if self.no_prefetch:
+            return Capacity(free, min(room, free), 0)
+        if self.soon_free is None:
+            return Capacity(free, room, self.window())
+        ahead = self.soon_free(AHEAD)
+        return Capacity(free, min(room, free + ahead), min(self.window(), ahead))
 
     def report(self) -> dict[str, Any]:
         """What this process has in hand and has counted; see :func:`.report.report`."""
@@ -696,8 +735,7 @@ class Channel(virtual.Channel):
     def release(self, messages: list[Message]) -> None:
         """Give messages back unhandled."""
         for message in messages:
-            message.given_back = True
-            message.begin = None
+            message.give_up()
         self.poller.release([m.delivery for m in messages if m.delivery is not None])
         for message in messages:
             if message.delivery is None and message.subscription is not None:

@@ -140,6 +140,10 @@ OTHERS_STALE = 0.1
 #: something.
 MOST_LOOKS = 16
 
+#: Seconds for which a message waits for a free process of the worker that has it: then another
+#: shall have it. (What is fetched ahead is what should have started by then.)
+MOST_QUEUED = 0.05
+
 #: Seconds after which that is asked for again which a node of a Cluster could not be asked for.
 ASK_AGAIN = 0.5
 
@@ -164,8 +168,12 @@ class Intake:
         self.paused: set[str] = set()
         #: claims that have come due and are not settled: (topic, slot, us)
         self.owed: dict[tuple[str, int, int], None] = {}
-        #: messages fetched and not yet due
+        #: messages fetched and not handed over to start
         self.held = 0
+        #: those of them that are due and wait for a free process, and since when
+        self.ready: deque[tuple[float, _Entry]] = deque()
+        #: how many of the processes that were free when last asked have got nothing since
+        self.startable = 0
         #: of these, those that the channel was handed already: their numbers in the heap
         self.early: dict[tuple[int, int, int], Message] = {}
         #: pops that are on their way, and monotonic seconds when they left
@@ -232,6 +240,16 @@ class Intake:
         self.paused = {topic for topic in self.topics if topic in paused}
         for topic in before - self.paused:
             self.look(topic)
+
+    def may_start(self) -> bool:
+        """Whether a message that is handed over now could start at once; it counts as one that
+        is."""
+        if self.channel.free is None:
+            return True
+        if self.startable <= 0:
+            self.startable = (self.channel.startable or self.channel.free)()
+        self.startable -= 1
+        return self.startable >= 0
 
     def capacity(self) -> Capacity:
         """How much there is room for."""
@@ -335,6 +353,7 @@ class Poller:
         self._reading_timer: Any = None
         #: monotonic seconds when it is looked next whether streams were made anew
         self._next_restart = 0.0
+        self._queued_timer: Any = None
         told = (self._opened, self._closed, self.heartbeat.owe, self.center.metrics)
         self._wake, self._stream = (
             Link(self._pool, *told, on_refused=self._on_refused if clustered else None)
@@ -409,7 +428,8 @@ class Poller:
         intake.forget(topic)
         claims = {claim: None for claim in intake.owed if claim[0] == topic}
         held, rest = [], []
-        for entry in self._heap:
+        queued, intake.ready = [entry for _, entry in intake.ready], deque()
+        for entry in self._heap + queued:
             _, number, owner, item = entry
             if owner is not intake or number in intake.early:  # it is another's already
                 rest.append(entry)
@@ -545,10 +565,10 @@ class Poller:
             hub.on_tick.discard(self.tick)
             if self._look_timer is not None:
                 self._look_timer.cancel()
-        for timer in (self._timer, self._acks_timer, self._reading_timer):
+        for timer in (self._timer, self._acks_timer, self._reading_timer, self._queued_timer):
             if timer is not None:
                 timer.cancel()
-        self._timer = self._acks_timer = self._reading_timer = None
+        self._timer = self._acks_timer = self._reading_timer = self._queued_timer = None
 
     def nudge(self) -> None:
         """End the wait, from any thread: something has changed."""
@@ -618,6 +638,7 @@ class Poller:
             now = time.monotonic()
             self._read_pauses(now)
             for intake in list(self.intakes.values()):
+                self._give_back_queued(intake, now)
                 self._consider(intake, now)
             self._listen()
             self._listen_streams()
@@ -679,6 +700,9 @@ class Poller:
         claims: dict[tuple[str, int, int], None] = {}
         for intake in list(self.intakes.values()):
             claims.update(dict.fromkeys(list(intake.owed)))
+            while intake.ready:
+                with suppress(IndexError):  # the loop has gone on
+                    heapq.heappush(self._heap, intake.ready.popleft()[1])
         while self._heap:
             try:
                 _, number, owner, item = heapq.heappop(self._heap)
@@ -753,6 +777,9 @@ class Poller:
             times.append(self._next_reading)
         if self._heap:
             times.append(now + self.clock.until(self._heap[0][0], now))
+        times += [i.ready[0][0] + MOST_QUEUED for i in self.intakes.values() if i.ready]
+        if any(i.channel.take_queued and i.channel.free() < 0 for i in self.intakes.values()):
+            times.append(now + MOST_QUEUED)
         if deadline is not None:
             times.append(deadline + LAST_REPLY if self._work.busy else deadline)
         return max(min(times) - now, 0.0)
@@ -832,7 +859,7 @@ class Poller:
                 intake.ask_all()
         if self.heartbeat.flights.any_lost and self._recall(intake, now):
             return
-        free, room = intake.capacity()
+        free, room, most = intake.capacity()
         finished, intake.last_free = free > intake.last_free, free
         soon = max(min(free, room), 0)
         pause = self.settings.toc_poll_interval
@@ -855,7 +882,7 @@ class Poller:
             self._leave_paused(intake)
         if not intake.asked:
             return
-        if not soon and not (finished and 2 * room >= intake.channel.window()):
+        if not soon and not (finished and room > 0 and 2 * room >= most):
             return
         others = self._asking_others(intake, now)
         if others and soon and now >= intake.others_at + intake.stale_after:
@@ -865,7 +892,7 @@ class Poller:
         if others:
             intake.others_at = now
         shares = intake.shares(soon, max(room, soon))
-        batch = next(self._number)
+        batch = (next(self._number), self.clock.at(now) if self.clock.known else 0)
         for topic, (few, many) in shares.items():
             others += self._pops(intake, topic, few, many, now, batch)
         if others:
@@ -904,7 +931,7 @@ class Poller:
         self._send([(call, then, failed) if self.center.clustered else (call, then)])
 
     def _pops(
-        self, intake: Intake, topic: str, soon: int, late: int, now: float, batch: int
+        self, intake: Intake, topic: str, soon: int, late: int, now: float, batch: tuple[int, int]
     ) -> list[tuple[Any, ...]]:
         """What is to be sent to pop a topic that is asked."""
         slots = intake.asked.pop(topic)
@@ -985,11 +1012,11 @@ class Poller:
         recover: int,
         until_us: int | None,
         visibility: float,
-        batch: int,
+        batch: tuple[int, int],
     ) -> tuple[Any, ...]:
         """What is to be sent to pop messages.
 
-        batch: a number that all pops have that leave together; their topics take turns
+        batch: what all pops have that leave together: a number, and what the server's clock shows
         """
         looks = not soon and not late  # only whether there are any
         behind_us = 0 if looks else int(self.settings.toc_queue_after * 1_000_000)
@@ -1046,7 +1073,7 @@ class Poller:
                 intake.backlog.add(topic.name)
             elif not self.center.clustered or not (intake.flying or topic.name in intake.asked):
                 intake.backlog.discard(topic.name)
-            self._popped(intake, topic.name, result, visibility, (batch, number))
+            self._popped(intake, topic.name, result, visibility, (*batch, number))
 
         def failed() -> None:
             if not looks:
@@ -1080,7 +1107,7 @@ class Poller:
                 "%d messages of %s had been delivered when the connection was cut",
                 *(len(result.messages), flight.topic.name),
             )
-        turn = (number, number)
+        turn = (number, 0, number)
         self._popped(intake, flight.topic.name, result, flight.visibility, turn)
 
     def _recall_failed(self, intake: Intake, flight: Flight, number: int) -> None:
@@ -1139,7 +1166,7 @@ class Poller:
         topic: str,
         result: Popped,
         visibility: float,
-        turn: tuple[int, int],
+        turn: tuple[int, int, int],
     ) -> None:
         self.tell(topic, result)
         if result.stray:
@@ -1149,13 +1176,17 @@ class Poller:
             self.release(result.messages)
             return
         entries = []
-        batch, number = turn
+        batch, sent_us, number = turn
         for place, delivery in enumerate(result.messages):
             self.heartbeat.hold(delivery, visibility)
             intake.held += 1
+            # What was due when it was asked for keeps the order in which it came: by priority, and
+            # its topics take turns.
             due = delivery.action_us
-            # What was due when it was popped keeps the order in which it came: by priority.
-            due = 0 if due <= result.now_us else due
+            if sent_us:
+                due = max(due, sent_us)
+            elif due <= result.now_us:
+                due = 0
             entries.append((due, (batch, place, number), intake, delivery))
             heapq.heappush(self._heap, entries[-1])
         if intake.flying and not self.center.clustered:
@@ -1180,39 +1211,113 @@ class Poller:
                 intake.channel.hand_over(message)
 
     def _run_due(self) -> None:
-        """Deliver held messages whose time has come, and act on claims."""
-        late = self.center.metrics.late
+        """Deliver held messages whose time has come and that can start, and act on claims."""
+        for intake in list(self.intakes.values()):
+            intake.startable = 0
+            self._run_ready(intake)
         while self._heap and self._heap[0][0] <= (now := self.clock.at(time.monotonic())):
             if self._enough:
                 return
             if self.before_delivery is not None:
                 self.before_delivery()
             try:
-                _, number, intake, item = heapq.heappop(self._heap)
+                entry = heapq.heappop(self._heap)
             except IndexError:  # given back by another thread just now
                 return
-            if isinstance(item, Delivery):
-                intake.held -= 1
-                self._delivered += 1
-                self._delivered_in = self._turns
-                self._delivering = True
-                if action_us := item.action_us:
-                    late(item.topic, now - action_us)
-                message = intake.early.pop(number, None)
-                try:
-                    if message is None:
-                        intake.channel.receive(item)
-                    else:
-                        message.early = False
-                        begin, message.begin = message.begin, None
-                        if begin is not None and not message.given_back:
-                            begin()
-                finally:
-                    self._delivering = False
-            else:
+            _, number, intake, item = entry
+            if not isinstance(item, Delivery):
                 self._claims[item[:2]] -= 1
                 intake.owed[item] = None
                 intake.ask(item[0], item[1])
+            elif intake.channel not in self.intakes:  # it was handed over, and cancelled since
+                self._deliver(intake, number, item, now)
+            elif intake.ready or not intake.may_start():
+                intake.ready.append((time.monotonic(), entry))
+                self._watch_queued()
+            else:
+                self._deliver(intake, number, item, now)
+
+    def _run_ready(self, intake: Intake) -> None:
+        """Deliver what has waited for a free process, as far as there are any."""
+        while intake.ready and not self._enough and intake.may_start():
+            if self.before_delivery is not None:
+                self.before_delivery()
+            try:
+                _, (_, number, _, item) = intake.ready.popleft()
+            except IndexError:  # given back by another thread just now
+                return
+            self._deliver(intake, number, item, self.clock.at(time.monotonic()))
+
+    def _deliver(
+        self, intake: Intake, number: tuple[int, int, int], delivery: Delivery, now: int
+    ) -> None:
+        intake.held -= 1
+        self._delivered += 1
+        self._delivered_in = self._turns
+        self._delivering = True
+        if due := delivery.action_us:
+            self.center.metrics.late(delivery.topic, now - due)
+        message = intake.early.pop(number, None) if intake.early else None
+        try:
+            if message is None:
+                intake.channel.receive(delivery)
+            else:
+                message.early = False
+                begin, message.begin, message.otherwise = message.begin, None, None
+                if begin is not None and not message.given_back:
+                    begin()
+        finally:
+            self._delivering = False
+        if intake.channel.take_queued is not None:
+            self._watch_queued()
+
+    def _give_back_queued(self, intake: Intake, now: float) -> None:
+        """Let others have what has waited here too long for a free process: a task takes longer
+        than was to be expected. It is asked for again when a process is free."""
+        channel = intake.channel
+        taken: list[Delivery] = []
+        if channel.take_queued is not None:
+            queued = channel.take_queued(MOST_QUEUED)
+            taken += [message.delivery for message in queued if channel.take_back(message)]
+        if intake.ready and now >= intake.ready[0][0] + MOST_QUEUED:
+            while intake.ready:
+                try:
+                    _, (_, number, _, delivery) = intake.ready.popleft()
+                except IndexError:  # given back by another thread just now
+                    break
+                intake.held -= 1
+                message = intake.early.pop(number, None)
+                if message is None or channel.take_back(message):
+                    taken.append(delivery)
+        if not taken:
+            return
+        for delivery in taken:
+            self.heartbeat.drop(delivery)
+            if delivery.topic in intake.topics:
+                intake.ask(delivery.topic, delivery.slot if self.center.clustered else None)
+                intake.backlog.add(delivery.topic)
+        # Not to be repeated if it fails, when another may hold them: their leases end.
+        self._work.send([(call, None) for call in self.center.releasing(taken)])
+
+    def _watch_queued(self) -> None:
+        """See to it that the loop wakes when what waits for a process is to be given back."""
+        if self._hub is None or self._queued_timer is not None:
+            return
+        now = time.monotonic()
+        since = [
+            intake.ready[0][0] if intake.ready else now
+            for intake in self.intakes.values()
+            if intake.ready or (intake.channel.take_queued and intake.channel.free() < 0)
+        ]
+        if since:
+            wait = max(min(since) + MOST_QUEUED - now, TICK)
+            self._queued_timer = self._hub.call_later(wait, self._on_queued_timer)
+            if self._in_tick:
+                self.nudge()  # the loop has already decided how long to wait
+
+    def _on_queued_timer(self) -> None:
+        self._queued_timer = None
+        self._watch_queued()
 
     def _set_heap(self, entries: list[_Entry]) -> None:
         heapq.heapify(entries)
@@ -1267,7 +1372,7 @@ class Poller:
         for intake in self.intakes.values():
             if intake.flying or intake.asked:
                 continue
-            free, room = intake.capacity()
+            free, room, _ = intake.capacity()
             if free > 0 and room > 0:
                 topics += [topic for topic in intake.topics if topic not in intake.paused]
         if not topics:
@@ -1321,7 +1426,7 @@ class Poller:
             self._unclaim(claim)
             return
         self._claims[claim[:2]] += 1
-        intake = max(intakes, key=lambda i: min(i.capacity()))
+        intake = max(intakes, key=lambda i: min(i.capacity()[:2]))
         lookahead = int(self.settings.toc_lookahead * 1_000_000) if self._hub is not None else 0
         heapq.heappush(
             self._heap, (claim[2] - lookahead, (next(self._number), 0, 0), intake, claim)

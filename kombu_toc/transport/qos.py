@@ -53,6 +53,10 @@ class QoS(virtual.QoS):
         if self._delivered.pop(message.delivery_tag, None) is not None:
             self.channel.release([message])
 
+    def take_back(self, message: Any) -> bool:
+        """Whether it is not settled; then it is forgotten here, for it is given back."""
+        return self._delivered.pop(message.delivery_tag, None) is not None
+
     def restore_unacked(self) -> list[Any]:
         """Give back unhandled whatever is not settled, but for what the worker still executes."""
         taken = []

@@ -67,7 +67,7 @@ def report(channel: Channel) -> dict[str, Any]:
         for, what this process has counted since it started, and how late it has delivered
     capacity: how many messages could start at once, and how many it would take
     leases: how many delivered messages it keeps leased, and those messages
-    held: messages fetched ahead of their time
+    held: messages fetched ahead of their time, or of a process that could start them
     claims: the next times that it serves, and whose
     clock_ahead: by how much Redis's clock is ahead of this machine's, at least
     """
@@ -77,7 +77,8 @@ def report(channel: Channel) -> dict[str, Any]:
     intake = poller.intakes.get(channel)
     leases = heartbeat.held()
     held, claims = [], []
-    for _, _, owner, item in list(poller._heap):
+    queued = [entry for _, entry in list(intake.ready)] if intake else []
+    for _, _, owner, item in [*queued, *list(poller._heap)]:
         if owner is not intake:
             continue
         if isinstance(item, Delivery):
@@ -85,7 +86,7 @@ def report(channel: Channel) -> dict[str, Any]:
         else:
             topic, slot, us = item
             claims.append({"topic": topic, "slot": slot, "due_in": (us - server_us) / 1e6})
-    free, room = channel.capacity(*((intake.held, len(intake.early)) if intake else (0,)))
+    free, room, _ = channel.capacity(*((intake.held, len(intake.early)) if intake else (0,)))
     return {
         "prefix": channel.center.keys.prefix,
         "clock_ahead": server_us / 1e6 - time.time() if poller.clock.known else None,

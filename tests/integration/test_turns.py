@@ -12,7 +12,7 @@ import redis
 from kombu import Connection, Consumer, Message, Producer, Queue
 from kombu.asynchronous import Hub
 
-from kombu_toc import ConfigurationError
+from kombu_toc import ConfigurationError, TimeoutCenter
 
 Connect = Callable[..., Connection]
 
@@ -211,3 +211,106 @@ def test_messages_of_a_pop_come_in_the_order_of_their_priority(
     for _ in range(6):
         connection.drain_events(timeout=5)
     assert got == [0, 0, 0, 9, 9, 9]
+
+
+class Worker:
+    """A consumer in an event loop that says how many tasks it could start, as Celery's do.
+
+    ahead: how many it expects to start soon
+    """
+
+    def __init__(self, connection: Connection, processes: int, ahead: int) -> None:
+        self.executing: list[Message] = []
+        self.processes = processes
+        self.ahead = ahead
+        self.hub = Hub()
+        self.connection = connection
+        connection.register_with_event_loop(self.hub)
+        channel = connection.default_channel
+        channel.free = lambda: self.processes - len(self.executing)
+        channel.soon_free = lambda seconds: self.ahead
+        self.consumer = Consumer(
+            channel, [Queue("mail")], on_message=self.executing.append, prefetch_count=16
+        )
+        self.consumer.consume()
+        connection.transport.poller.steady = True
+
+    def turn(self, until: Callable[[], object], seconds: float = 5) -> None:
+        deadline = time.monotonic() + seconds
+        while not until():
+            assert time.monotonic() < deadline, "nothing comes of it"
+            self.hub.run_once()
+
+    @property
+    def held(self) -> int:
+        intake = self.connection.transport.poller.intakes[self.connection.default_channel]
+        return intake.held
+
+    def close(self) -> None:
+        for message in self.executing:
+            message.ack()
+        self.consumer.cancel()
+        self.connection.release()
+        self.hub.close()
+
+
+@pytest.fixture
+def worker(connect: Connect) -> Iterator[Callable[..., Worker]]:
+    made: list[Worker] = []
+
+    def make(**how: int) -> Worker:
+        made.append(Worker(connect(), **how))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def in_flight(center: TimeoutCenter) -> int:
+    return center.counts("mail").in_flight
+
+
+def test_a_worker_hands_over_what_can_start_and_keeps_the_rest(
+    connect: Connect, worker: Callable[..., Worker], center: TimeoutCenter
+) -> None:
+    fill(connect(), "mail", 20)
+    one = worker(processes=2, ahead=3)
+    one.turn(lambda: len(one.executing) == 2)
+    for _ in range(9):
+        one.executing.pop(0).ack()
+        one.turn(lambda: len(one.executing) == 2)
+    assert one.held <= 3
+    assert in_flight(center) <= 5 + 2  # acknowledgements leave a bit later
+
+
+def test_what_waits_too_long_for_a_process_is_given_back_once_and_unchanged(
+    connect: Connect,
+    worker: Callable[..., Worker],
+    center: TimeoutCenter,
+) -> None:
+    fill(connect(), "mail", 20, headers={"x-slot-basis": "one"})
+    one = worker(processes=2, ahead=3)
+    one.turn(lambda: len(one.executing) == 2)
+    one.executing.pop(0).ack()
+    one.turn(lambda: one.held)  # a task has ended: some more are fetched ahead
+    one.ahead = 0  # those that are executed now turn out to be long
+    one.turn(lambda: not one.held, seconds=1)
+    one.turn(lambda: in_flight(center) == 2)
+    released = center.counts("mail").ready
+    assert released == 20 - 1 - 2
+    # Nothing changes, so nothing is fetched and given back again.
+    scripts = one.connection.transport.center.metrics.scripts
+    before = scripts["release"][0], scripts["pop"][0]
+    began = time.monotonic()
+    one.turn(lambda: time.monotonic() > began + 0.5)
+    assert (scripts["release"][0], scripts["pop"][0]) == before
+    # Whoever idles takes it at once, in its order, and no retry was spent.
+    other = worker(processes=2, ahead=0)
+    other.turn(lambda: len(other.executing) == 2)
+    assert [int(message.body) for message in other.executing] == [3, 4]
+    assert [message.delivery.failures for message in other.executing] == [0, 0]
+    # And who gave it back takes what is left as soon as there is a process for it.
+    one.executing.pop(0).ack()
+    one.turn(lambda: len(one.executing) == 2)
+    assert int(one.executing[-1].body) == 5

@@ -1,0 +1,111 @@
+"""No queue waits for another one's backlog, and no task for a worker while another worker idles."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from celery import Celery, group
+
+from .conftest import POOLS, Journal
+from .nodes import Worker
+
+StartWorkers = Callable[..., list[Worker]]
+
+PREFORK = POOLS["prefork"]
+ACKS = pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+PREFETCH = pytest.mark.parametrize("prefetch", [1, 4, 16])
+
+
+def send(app: Celery, name: str, number: int, seconds: float, queue: str = "celery") -> None:
+    nap = app.signature("e2e.nap")
+    group(nap.clone((f"{name}-{i}", seconds)).set(queue=queue) for i in range(number)).apply_async()
+
+
+@ACKS
+@PREFETCH
+def test_long_tasks_are_spread_over_workers_as_evenly_as_can_be(
+    start_workers: StartWorkers, app: Celery, journal: Journal, prefetch: int, late: bool
+) -> None:
+    """4 tasks of 1.2 seconds and, while they are executed, 6 of 0.9 on 4 processes: 3 seconds."""
+    start_workers(2, *PREFORK, worker_prefetch_multiplier=prefetch, task_acks_late=late)
+    send(app, "first", 4, 1.2)
+    journal.wait_for("first", 4)
+    send(app, "then", 6, 0.9)
+    then = journal.wait_for("then", 6)
+    took = max(e["at"] for e in then) + 0.9 - min(e["at"] for e in journal.entries("first"))
+    assert took < 3.0 + 0.3  # if one worker takes one of the 6 too many: 3.9
+
+
+@ACKS
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_what_was_expected_to_be_short_and_is_long_is_left_to_who_idles(
+    start_workers: StartWorkers, app: Celery, journal: Journal, pool: str, late: bool
+) -> None:
+    """A worker that has executed many short tasks has fetched some more ahead."""
+    two = ("-P", pool, "-c", "2")
+    start_workers(1, *two, task_acks_late=late)
+    [other] = start_workers(1, *two, "-Q", "other", task_acks_late=late)
+    send(app, "short", 200, 0)
+    send(app, "long", 8, 2)
+    journal.wait_for("short", 200)
+    journal.wait_for("long", 2)
+    app.control.add_consumer("celery", destination=[other.hostname()])
+    began = sorted(entry["at"] for entry in journal.wait_for("long", 4))
+    assert began[3] - began[0] < 1, "the other worker idled"
+
+
+@ACKS
+def test_a_process_that_was_killed_makes_room_for_no_more_than_one_task(
+    start_workers: StartWorkers, app: Celery, journal: Journal, late: bool
+) -> None:
+    start_workers(2, *PREFORK, task_acks_late=late, task_reject_on_worker_lost=False)
+    send(app, "first", 4, 1.5)
+    victim = journal.wait_for("first", 4)[0]["pid"]
+    send(app, "then", 6, 0.9)
+    os.kill(victim, signal.SIGKILL)
+    then = journal.wait_for("then", 6)
+    # Three processes work at all events: Celery may take 5 seconds to replace the fourth.
+    worst = max(e["at"] for e in journal.entries("first")) + 1.5 + 2 * 0.9
+    assert max(e["at"] for e in then) + 0.9 < worst + 0.3
+
+
+@ACKS
+@PREFETCH
+def test_a_queue_does_not_wait_for_the_backlog_of_another(
+    start_workers: StartWorkers, app: Celery, journal: Journal, prefetch: int, late: bool
+) -> None:
+    start_workers(
+        1,
+        *(*PREFORK, "-Q", "celery,urgent"),
+        worker_prefetch_multiplier=prefetch,
+        task_acks_late=late,
+    )
+    send(app, "many", 100, 0.1)
+    journal.wait_for("many", 4)
+    began = time.time()
+    send(app, "few", 5, 0.1, queue="urgent")
+    few = journal.wait_for("few", 5)
+    # Every second start is one of them: half a second, and what it takes to send them.
+    assert max(entry["at"] for entry in few) - began < 1.2
+    before = [entry for entry in journal.entries() if entry["at"] <= few[-1]["at"]]
+    assert len([entry for entry in before if entry["at"] > few[0]["at"]]) <= 12
+
+
+@pytest.mark.parametrize("late", [True])
+def test_queues_that_are_full_get_equal_shares_of_the_starts(
+    start_workers: StartWorkers, app: Celery, journal: Journal, pool: str, late: bool
+) -> None:
+    queues = ["celery", "urgent", "other"]
+    for queue in queues:
+        send(app, queue, 110, 0.01, queue)
+    start_workers(1, *(*POOLS[pool], "-Q", ",".join(queues)), task_acks_late=late)
+    entries = sorted(journal.wait_for("", 330), key=lambda entry: entry["at"])
+    started = [entry["name"].rpartition("-")[0] for entry in entries]
+    for first in range(200):
+        got = Counter(started[first : first + 100])
+        assert all(0.8 * 100 / 3 <= got[queue] <= 1.2 * 100 / 3 for queue in queues), (first, got)
