@@ -248,8 +248,8 @@ AT = 2_000_000_000_000  # milliseconds
 def fill(client, slot, number):
     """Messages as that many puts with one action time leave them."""
     scores = [(AT + n // 968) * 1000 + 32 + n % 968 for n in range(number)]
-    for start in range(0, number, 10_000):
-        some = {f"{9_999_999 - start - n}": s for n, s in enumerate(scores[start : start + 10_000])}
+    for start in range(0, number, 2000):  # the client has ten seconds' patience for each
+        some = {f"{9_999_999 - start - n}": s for n, s in enumerate(scores[start : start + 2000])}
         client.zadd(slot.stores[0], some)
         client.hset(slot.body, mapping=dict.fromkeys(some, b""))
 

@@ -488,15 +488,15 @@ def test_what_a_full_server_refuses_is_a_lost_connection_to_kombu(
 def test_the_error_of_a_message_goes_with_it_although_its_first_delivery_was_released_late(
     center,
 ):
-    """No residue: who had it first gives it back after it died, was replayed and is delivered"""
+    """No residue: who had it first gives it back after it died, was replayed and is delivered; by
+    then it is another delivery's"""
     one = center
     one.declare("one", slots=1)
     one.put("one", "x", b"")
     [first] = one.pop("one").messages
     assert one.reject(first, requeue=False, reason="broken", error="e") == "dead"
     assert one.requeue_dead("one") == 1
-    assert len(one.pop("one").messages) == 1
-    assert one.release([first]) == 1
     [last] = one.pop("one").messages
+    assert one.release([first]) == 0
     assert one.ack([last]) == 1
     assert residue(one.client) == []

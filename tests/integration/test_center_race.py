@@ -24,10 +24,15 @@ class Racers:
         self._threads = []
         self._failures = []
 
-    def add(self, function, *args):
+    def add(self, function, *args, at=None):
+        """at: microseconds by the server's clock when they begin, or as soon as all can"""
+
         def run():
             with self._server.client() as client:
                 try:
+                    if at is not None:
+                        sleep_until(client, at)
+                    self._ready.wait(60)
                     function(TimeoutCenter(client), *args)
                 except BaseException as exc:
                     self._failures.append(exc)
@@ -35,6 +40,7 @@ class Racers:
         self._threads.append(threading.Thread(target=run))
 
     def race(self):
+        self._ready = threading.Barrier(len(self._threads))
         for thread in self._threads:
             thread.start()
         for thread in self._threads:
@@ -56,9 +62,8 @@ def sleep_until(client, us):
     time.sleep(max(us - now_us(client), 0) / 1e6)  # the race is about this moment
 
 
-def consume(center, due, delivered):
+def consume(center, delivered):
     """Until nothing waits any more."""
-    sleep_until(center.client, due - 2000)
     deadline = time.monotonic() + 60
     while center.counts("race").waiting and time.monotonic() < deadline:
         for message in center.pop("race", 5).messages:
@@ -74,16 +79,15 @@ def test_each_message_is_either_cancelled_or_delivered(center, client, server, a
     delivered, told = [], []
 
     def cancel(mine, share):
-        sleep_until(mine.client, due)
         for number in share:
             told.append((f"{number}", mine.cancel(f"{number}", topic="race")))
 
     racers = Racers(server)
     for _ in range(2):
-        racers.add(consume, due, delivered)
+        racers.add(consume, delivered, at=due - 2000)
     for first in range(4):
         # Some ids by two: one of them at most is told that he deleted it.
-        racers.add(cancel, [*range(first, NUMBER, 4), *range(NUMBER - 1, 0, -40)])
+        racers.add(cancel, [*range(first, NUMBER, 4), *range(NUMBER - 1, 0, -40)], at=due - 2000)
     racers.race()
 
     runs = Counter(message.id for message in delivered)
@@ -109,16 +113,15 @@ def test_each_message_is_moved_or_delivered_and_none_is_lost(center, client, ser
     delivered, moved = [], {}
 
     def move(mine, share):
-        sleep_until(mine.client, due)
         for number in share:
             for one in mine.reschedule(f"{number}", at=due / 1e6 + 0.5, topic="race"):
                 moved[one.id] = one.moved
 
     racers = Racers(server)
     for _ in range(2):
-        racers.add(consume, due, delivered)
+        racers.add(consume, delivered, at=due - 2000)
     for first in range(4):
-        racers.add(move, range(first, NUMBER, 4))
+        racers.add(move, range(first, NUMBER, 4), at=due - 2000)
     racers.race()
 
     runs = Counter(message.id for message in delivered)
