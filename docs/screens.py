@@ -95,7 +95,7 @@ def in_a_terminal(words: list[str], environment: dict[str, str]) -> str:
 
 def save(name: str, command: str, shown: str) -> None:
     """Keep the last frame of what was shown."""
-    frame = shown.rpartition("\x1b[2K")[2]
+    frame = shown.rpartition("\x1b[J")[2].removesuffix("\x1b[?25h")
     console = Console(record=True, width=WIDTH, file=io.StringIO(), highlight=False)
     for line in frame.replace("\r", "").rstrip("\n").splitlines():
         console.print(Text.from_ansi(line))
