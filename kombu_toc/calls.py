@@ -108,6 +108,23 @@ def patience_for(sent: int) -> float:
     return sent / SLOWEST if sent > PIECE else 0.0
 
 
+class Paces:
+    """How many to read next of what is of unknown size: few at first, then as many as have some
+    megabytes. most: at most so many; bytes: about so many"""
+
+    def __init__(self, most: int, bytes: int) -> None:
+        self._most = most
+        self._bytes = bytes
+        self.next = min(most, 8)
+
+    def read(self, bytes: int) -> None:
+        """Those were so large."""
+        if bytes > self._bytes:
+            self.next = max(self.next * self._bytes // bytes, 1)
+        elif 4 * bytes < self._bytes:
+            self.next = min(2 * self.next, self._most)
+
+
 class Packer:
     """Packs commands for redis-py's connections, in pieces."""
 

@@ -38,6 +38,7 @@ from . import scores
 from .calls import (
     Call,
     Countdown,
+    Paces,
     as_bytes,
     microseconds,
     pack_command,
@@ -1344,6 +1345,8 @@ class TimeoutCenter(Operating):
                 if part > own and others[part - own - 1] not in stores[slot.number]:
                     continue
                 cursor = "0"
+                # Redis reads the bodies with their ids.
+                paces = Paces(step, self.pop_bytes)
                 while True:
                     call = self._announcing(
                         declared,
@@ -1354,14 +1357,15 @@ class TimeoutCenter(Operating):
                             slot.number,
                             part,
                             cursor,
-                            step,
+                            paces.next,
                             int(mend),
                             scores.lease(0, 0, declared.declaration.retries),
                             *(declared.step_index(other) for other in others),
                         ),
                         list,
                     )
-                    raw, flat, *_ = self.run(call)
+                    raw, flat, size, *_ = self.run(call)
+                    paces.read(size)
                     for kind, id, places in zip(flat[::3], flat[1::3], flat[2::3], strict=True):
                         where = tuple(keys[place - 1] for place in places)
                         found.append(Fault(topic, slot.number, _KINDS[kind], text(id), where))

@@ -28,8 +28,8 @@ from kombu import Connection
 from kombu.utils.json import loads
 from redis.exceptions import NoPermissionError
 
-from .calls import when_of
-from .center import SENT, Call
+from .calls import Paces, when_of
+from .center import POP_BYTES, SENT, Call
 from .connections import connect, mask_password, read_url
 from .errors import ActionTimeError, ConfigurationError, ConsumersError, MigrationError
 from .options import read
@@ -367,7 +367,9 @@ class _Migration:
 
     def _list(self, key: bytes, queue: str) -> Iterator[int]:
         kept = 0  # at the end of the list, where the oldest are
-        while page := self.client.lrange(key, -(kept + BATCH), -(kept + 1)):
+        paces = Paces(BATCH, POP_BYTES)
+        while page := self.client.lrange(key, -(kept + paces.next), -(kept + 1)):
+            paces.read(sum(map(len, page)))
             rows = []
             staying = self.staying
             for raw in reversed(page):
@@ -392,8 +394,10 @@ class _Migration:
 
     def _unacknowledged(self) -> Iterator[int]:
         cursor = 0
+        paces = Paces(BATCH, POP_BYTES)
         while True:
-            cursor, page = self.client.hscan(self.unacked, cursor, count=BATCH)
+            cursor, page = self.client.hscan(self.unacked, cursor, count=paces.next)
+            paces.read(sum(map(len, page.values())))
             rows = []
             for raw_tag, raw in page.items():
                 tag = raw_tag.decode("utf-8", "surrogateescape")

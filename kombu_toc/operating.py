@@ -185,11 +185,15 @@ class Operating:
         too late. An empty list if there was none.
         """
         states = (WAITING, *[IN_FLIGHT] * in_flight, *[DEAD] * dead)
+        left: list[tuple[Topic, Slot, Sequence[str]]] = []
 
         def call(topic: Topic, slot: Slot, ids: Sequence[str]) -> Call:
-            return self._cancelling(topic, slot, ids, states)
+            return self._cancelling(topic, slot, ids, states, left)
 
-        return self._by_id(id, topic, basis, call)
+        found = self._by_id(id, topic, basis, call)
+        while left:
+            found += self.run(call(*left.pop()))
+        return found
 
     def cancel_found(
         self, found: Iterable[Found], *, in_flight: bool = False, dead: bool = True
@@ -200,10 +204,15 @@ class Operating:
         """
         states = (WAITING, *[IN_FLIGHT] * in_flight, *[DEAD] * dead)
 
-        def call(topic: Topic, slot: Slot, ids: Sequence[str]) -> Call:
-            return self._cancelling(topic, slot, ids, states, copies=False)
+        left: list[tuple[Topic, Slot, Sequence[str]]] = []
 
-        return [one for part in self._each(found, call) for one in part]
+        def call(topic: Topic, slot: Slot, ids: Sequence[str]) -> Call:
+            return self._cancelling(topic, slot, ids, states, left, copies=False)
+
+        cancelled = [one for part in self._each(found, call) for one in part]
+        while left:
+            cancelled += self.run(call(*left.pop()))
+        return cancelled
 
     def _cancelling(
         self,
@@ -211,10 +220,15 @@ class Operating:
         slot: Slot,
         ids: Sequence[str],
         states: Collection[str],
+        left: list[tuple[Topic, Slot, Sequence[str]]] | None,
         *,
         copies: bool = True,
     ) -> Call:
-        """The call that deletes messages that are in one of these states."""
+        """The call that deletes messages that are in one of these states.
+
+        left: is given what remains to be done, because of the bytes that were deleted; None: what
+            is deleted is not read
+        """
         counts = self.metrics.counts(topic)
 
         def parse(raw: list[Any]) -> list[Cancelled]:
@@ -230,6 +244,8 @@ class Operating:
                 )
                 for i in range(0, len(flat), 5)
             ]
+            if left is not None and raw[1] < len(ids):
+                left.append((topic, slot, ids[raw[1] :]))
             dead = sum(one.deleted for one in found if one.state == DEAD)
             counts.purged += dead
             counts.cancelled += sum(one.deleted for one in found) - dead
@@ -254,6 +270,7 @@ class Operating:
                 slot.number,
                 *(int(state in states) for state in _STATES.values()),
                 int(copies),
+                0 if left is None else self.pop_bytes,
                 *ids,
             ),
             parse,
@@ -564,9 +581,10 @@ class Operating:
         # At first about twice of what is asked for, of all slots together; more where it is read.
         step = max(min(step, 2 * step // max(slots, 1) + (8 if slots <= 64 else 1)), 1)
         calls, readers = [], []
+        budget = self.pop_bytes // max(slots, 1)  # a page of each is held at a time
         for one in topics:
             begin = None if cursor is None else cursor.within(one.name)
-            reader = self._reader(one, states, since_us, until_us, bodies)
+            reader = self._reader(one, states, since_us, until_us, bodies, budget)
             for slot in one.all_slots():
                 calls.append(reader(slot, begin, step))
                 readers.append((reader, slot))
@@ -574,11 +592,11 @@ class Operating:
         for at in range(0, len(calls), CALLS_TOGETHER):
             pages += self.run_all(calls[at : at + CALLS_TOGETHER])
 
-        def entries(reader: Any, slot: Slot, page: list[Any]) -> Iterator[tuple[Found, _Position]]:
+        def entries(reader: Any, slot: Slot, page: _Read) -> Iterator[tuple[Found, _Position]]:
             wanted = step
             while True:
                 yield from page
-                if len(page) < wanted:
+                if len(page) < wanted and not page.cut:
                     return
                 last = page[-1][1]
                 wanted = min(4 * wanted, SCAN_STEP)
@@ -601,6 +619,7 @@ class Operating:
         since_us: int | None,
         until_us: int | None,
         bodies: bool,
+        budget: int,
     ) -> Callable[[Slot, _Begin | None, int], Call]:
         """What makes the calls that read a slot of a topic: from where, and how many."""
         low = "-inf" if since_us is None else str(max(since_us, 0) // 1000 * 1000)
@@ -614,9 +633,9 @@ class Operating:
             ]
             kinds = [kind for kind in kinds if kind[0] in states]
 
-            def parse(raw: list[Any]) -> list[tuple[Found, _Position]]:
+            def parse(raw: list[Any]) -> _Read:
                 read = []
-                for i in range(0, len(raw), 5):
+                for i in range(0, len(raw) - len(raw) % 5, 5):
                     state, _, number = kinds[raw[i]]
                     id, score = raw[i + 1], raw[i + 2]
                     at = number if state == WAITING else scores.read_lease(score).step
@@ -631,7 +650,7 @@ class Operating:
                         *_note(raw[i + 4]),
                     )
                     read.append((found, _Position(score, topic.name, id, slot.number, number)))
-                return read
+                return _Read(read, len(raw) % 5 > 0)
 
             where: tuple[Any, ...] = ("", "")
             if begin is not None:
@@ -641,7 +660,7 @@ class Operating:
             return Call(
                 load("scan"),
                 (slot.body, slot.reasons, *(key for _, key, _ in kinds)),
-                (step, low, high, int(bodies), *where),
+                (step, low, high, int(bodies), budget, *where),
                 parse,
             )
 
@@ -685,7 +704,7 @@ class Operating:
         """Delete dead messages; return how many. Otherwise as :meth:`requeue_dead`."""
 
         def call(topic: Topic, slot: Slot, some: list[str]) -> Call:
-            made = self._cancelling(topic, slot, some, (DEAD,), copies=False)
+            made = self._cancelling(topic, slot, some, (DEAD,), None, copies=False)
             return made._replace(parse=lambda raw: sum(one.deleted for one in made.parse(raw)))
 
         return self._with_the_dead(topic, ids, where, call)
@@ -813,6 +832,14 @@ class _Place(NamedTuple):
 
 #: Where a slot is read from: what follows this score and id there, or in a later slot and place.
 _Begin = tuple[int, bytes, int, int]
+
+
+class _Read(list[tuple[Found, "_Position"]]):
+    """What one call has read. cut: there is more, but it would have had too many bytes"""
+
+    def __init__(self, read: Iterable[tuple[Found, _Position]], cut: bool) -> None:
+        super().__init__(read)
+        self.cut = cut
 
 
 class _Position(NamedTuple):

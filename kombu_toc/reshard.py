@@ -49,6 +49,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from . import envelope
+from .calls import Paces
 from .center import RELOAD, Call, TimeoutCenter
 from .errors import EnvelopeError, ReshardError
 from .scripts import load
@@ -201,8 +202,7 @@ def _move(center: TimeoutCenter, topic: Topic) -> Iterator[tuple[int, int]]:
             ids = _texts([id for _ in (*slot.stores, slot.dead) for id in next(pages)])
             target = topic.slot(slot.number % topic.slots)
             moved = 0
-            for start in range(0, len(ids), BATCH):
-                some = center.run(_moving(center, topic, slot, target, ids[start : start + BATCH]))
+            for some in _move_all(center, topic, slot, target, ids):
                 moved += some
                 left -= some
                 yield some, left
@@ -211,7 +211,19 @@ def _move(center: TimeoutCenter, topic: Topic) -> Iterator[tuple[int, int]]:
         slots = again
     for source, by_target, _ in _look(center, topic):
         for target, ids in by_target.items():
-            yield center.run(_moving(center, topic, source, topic.slot(target), ids)), left
+            for some in _move_all(center, topic, source, topic.slot(target), ids):
+                yield some, left
+
+
+def _move_all(
+    center: TimeoutCenter, topic: Topic, source: Slot, target: Slot, ids: list[str]
+) -> Iterator[int]:
+    """Move messages from one slot to another; how many each call has moved."""
+    at = 0
+    while at < len(ids):
+        moved, done = center.run(_moving(center, topic, source, target, ids[at : at + BATCH]))
+        at += done
+        yield moved
 
 
 def _misplaced(center: TimeoutCenter, topic: Topic) -> int:
@@ -229,8 +241,10 @@ def _look(center: TimeoutCenter, topic: Topic) -> Iterator[tuple[Slot, dict[int,
     for number in range(max(fewer, default=0)):
         source = topic.slot(number)
         cursor = 0
+        paces = Paces(BATCH, center.pop_bytes)
         while True:
-            cursor, page = center.client.hscan(source.body, cursor, count=BATCH)
+            cursor, page = center.client.hscan(source.body, cursor, count=paces.next)
+            paces.read(sum(map(len, page.values())))
             by_target: dict[int, list[str]] = defaultdict(list)
             unknown = 0
             for raw, body in page.items():
@@ -262,7 +276,8 @@ def _basis(id: str, body: bytes) -> str | None:
 def _moving(
     center: TimeoutCenter, topic: Topic, source: Slot, target: Slot, ids: list[str]
 ) -> Call:
-    """The call that moves messages. Result: how many."""
+    """The call that moves messages. Result: how many were moved, and how many it has looked at: it
+    ends early if they are large."""
     keys: list[str] = []
     for slot in (source, target):
         keys += (
@@ -274,12 +289,12 @@ def _moving(
             slot.tokens,
             *slot.stores,
         )
-    args: list[str | int] = [len(topic.steps), source.number, target.number]
+    args: list[str | int] = [len(topic.steps), source.number, target.number, center.pop_bytes]
     for id in ids:
         base = base_of(id)
         keys += (source.copies(base), target.copies(base), target.copies(id))
         args += (id, base)
-    return Call(load("move"), (*keys, center.keys.wake(topic.name)), args, int)
+    return Call(load("move"), (*keys, center.keys.wake(topic.name)), args, tuple)
 
 
 def _texts(raw: list[bytes]) -> list[str]:

@@ -6,15 +6,19 @@
 -- then the wake index, if it is on this node
 -- ARGV[1] number of priority steps   ARGV[2] slot number
 -- ARGV[3] 1: those that are waiting   ARGV[4] 1: those in flight; their consumers are not told
--- ARGV[5] 1: those that are dead      ARGV[6] 1: the copies too   ARGV[7...] ids
+-- ARGV[5] 1: those that are dead      ARGV[6] 1: the copies too
+-- ARGV[7] bytes of envelopes after which no further id is looked at, or 0: none is read
+-- ARGV[8...] ids
 -- Returns {{id, what it was: 1 waiting | 2 in flight | 3 dead, 1 deleted | 0 left,
---           1 if it was delivered before, envelope of what is deleted, ...}, settled}
+--           1 if it was delivered before, envelope of what is deleted, ...},
+--          how many of the ids were looked at, announcements, settled}
 --@ clock wake
 
 local steps = tonumber(ARGV[1])
-local wake = KEYS[7 + steps + 2 * (#ARGV - 6)]
+local wake = KEYS[7 + steps + 2 * (#ARGV - 7)]
 local wanted = {ARGV[3] == '1', ARGV[4] == '1', ARGV[5] == '1'}
 local found, removed = {}, false
+local budget, bytes, looked = tonumber(ARGV[7]), 0, 0
 
 local function place(id) -- (key, state, 1 if it was delivered before)
   for step = 1, steps do
@@ -26,8 +30,10 @@ local function place(id) -- (key, state, 1 if it was delivered before)
   end
 end
 
-for number = 7, #ARGV do
-  local copies = 2 * (number - 7) + 7 + steps
+for number = 8, #ARGV do
+  if budget > 0 and bytes > budget then break end
+  looked = looked + 1
+  local copies = 2 * (number - 8) + 7 + steps
   local ids = ARGV[6] == '1' and redis.call('SMEMBERS', KEYS[copies]) or {}
   table.insert(ids, 1, ARGV[number])
   for i = 1, #ids do
@@ -42,7 +48,8 @@ for number = 7, #ARGV do
       found[at + 5] = ''
       if wanted[state] then
         found[at + 3] = 1
-        found[at + 5] = redis.call('HGET', KEYS[5], id) or ''
+        found[at + 5] = budget > 0 and redis.call('HGET', KEYS[5], id) or ''
+        bytes = bytes + #found[at + 5]
         redis.call('ZREM', key, id)
         redis.call('HDEL', KEYS[5], id)
         redis.call('HDEL', KEYS[4], id)
@@ -58,4 +65,4 @@ if removed then
   for step = 1, steps do stores[step] = KEYS[6 + step] end
   settle_if_empty(wake, KEYS[1], ARGV[2], stores)
 end
-return {found, said, unsaid}
+return {found, looked, said, unsaid}

@@ -11,7 +11,7 @@
 -- ARGV[6] 1: mend                    ARGV[7] score of what is buried, beside the time
 -- ARGV[8...] per step that the topic has not: the index of the step that stands for it
 -- Returns {next cursor, '0' at the end, {kind, id, {numbers of the KEYS that have it}, ...},
---          announcements, settled}
+--          bytes of envelopes that Redis has read, announcements, settled}
 -- Kinds: 1 an id without a body: removed   2 a body without an id: to DeadQueue
 -- 3 an id in several places: in prepare it stays, else in store   4 a reason of no message: removed
 -- 5 the slot's next time is not announced: it is
@@ -47,13 +47,15 @@ if part == 1 then
       if mend then announce(wake, KEYS[1], slot, us == 0 and now or us, said_first) end
     end
   end
-  return {'0', faults, said, unsaid}
+  return {'0', faults, 0, said, unsaid}
 end
 
 local hash = part == 3 or part == 5 or part == 6
+local bytes = 0
 local page = redis.call(hash and 'HSCAN' or 'ZSCAN', KEYS[part], cursor, 'COUNT', count)
 for i = 1, #page[2], 2 do -- each followed by a value or a score
   local id = page[2][i]
+  if part == 3 then bytes = bytes + #page[2][i + 1] end
   local places = {}
   for place = 2, last do
     if place ~= 3 and place ~= 5 and place ~= 6 and redis.call('ZSCORE', KEYS[place], id) then
@@ -109,4 +111,4 @@ if mend and #faults > 0 then
   for step = 1, steps do stores[step] = KEYS[6 + step] end
   settle_if_empty(wake, KEYS[1], slot, stores)
 end
-return {page[1], faults, said, unsaid}
+return {page[1], faults, bytes, said, unsaid}

@@ -9,9 +9,9 @@
 -- it is recorded in if its id is taken there
 -- then the wake index
 -- ARGV[1] number of priority steps   ARGV[2] number of the slot they are in
--- ARGV[3] number of the slot they go to
+-- ARGV[3] number of the slot they go to   ARGV[4] bytes after which no further one is moved
 -- then, per message: id, what its id begins with if it is a copy (the part before the last '#')
--- Returns how many were moved
+-- Returns {how many were moved, how many were looked at}
 --
 -- A message finds its id taken there if two live messages share it; it is a copy from then on, as
 -- if it had been put there second. If the other one is the same, byte for byte, one of them stays.
@@ -35,11 +35,14 @@ local function place(key, id) -- the key that has it, dead or waiting, and its s
   if score then return 4, tonumber(score) end
 end
 
-local moved = 0
-for i = 4, #ARGV, 2 do
+local moved, looked, bytes = 0, 0, 0
+for i = 5, #ARGV, 2 do
+  if bytes > tonumber(ARGV[4]) then break end
+  looked = looked + 1
   local id, base = ARGV[i], ARGV[i + 1]
-  local set = 2 * width + (i - 4) / 2 * 3
+  local set = 2 * width + (i - 5) / 2 * 3
   local body = redis.call('HGET', here(3), id)
+  bytes = bytes + #(body or '')
   local part, score = place(here, id)
   if body and part then
     local is_copy = redis.call('SISMEMBER', KEYS[set + 1], id) == 1
@@ -82,4 +85,4 @@ end
 local stores = {}
 for part = 7, width do stores[#stores + 1] = here(part) end
 settle_if_empty(wake, here(1), ARGV[2], stores)
-return moved
+return {moved, looked}

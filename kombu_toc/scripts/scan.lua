@@ -3,9 +3,11 @@
 -- KEYS[1] body   KEYS[2] reasons   KEYS[3...] the sorted sets to read
 -- ARGV[1] how many at most   ARGV[2] lowest score   ARGV[3] highest score
 -- ARGV[4] 1: with their envelopes
--- ARGV[5] '' to begin, or the score and ARGV[6] the id of what was read last
--- ARGV[7...] then, per sorted set: 1 if in that order it comes after the one it was read from
--- Returns {index of the sorted set, id, score, envelope, reason and last error, ...}
+-- ARGV[5] bytes that the envelopes may have together; the first may have any
+-- ARGV[6] '' to begin, or the score and ARGV[7] the id of what was read last
+-- ARGV[8...] then, per sorted set: 1 if in that order it comes after the one it was read from
+-- Returns {index of the sorted set, id, score, envelope, reason and last error, ...}; then 1 if there
+-- is more that has not been read for its bytes
 --
 -- O(log n) for each that is returned, however many wait and however many share a score.
 
@@ -22,13 +24,13 @@ end
 
 local function first_rank(key, comes_after)
   local rank = low == '-inf' and 0 or redis.call('ZCOUNT', key, '-inf', '(' .. low)
-  if ARGV[5] == '' then return rank end
-  local from = redis.call('ZCOUNT', key, '-inf', '(' .. ARGV[5])
-  local to = from + redis.call('ZCOUNT', key, ARGV[5], ARGV[5])
+  if ARGV[6] == '' then return rank end
+  local from = redis.call('ZCOUNT', key, '-inf', '(' .. ARGV[6])
+  local to = from + redis.call('ZCOUNT', key, ARGV[6], ARGV[6])
   while from < to do
     local middle = math.floor((from + to) / 2)
     local id = redis.call('ZRANGE', key, middle, middle)[1]
-    if before(id, ARGV[6]) or id == ARGV[6] and not comes_after then
+    if before(id, ARGV[7]) or id == ARGV[7] and not comes_after then
       from = middle + 1
     else
       to = middle
@@ -40,12 +42,12 @@ end
 local pages, at = {}, {}
 for number = 1, #KEYS - 2 do
   local key = KEYS[2 + number]
-  local rank = first_rank(key, ARGV[6 + number] == '1')
+  local rank = first_rank(key, ARGV[7 + number] == '1')
   pages[number] = redis.call('ZRANGE', key, rank, rank + count - 1, 'WITHSCORES')
   at[number] = 1
 end
 
-local found = {}
+local found, budget = {}, tonumber(ARGV[5])
 local most = high == '+inf' and math.huge or tonumber(high)
 for _ = 1, count do
   local best, best_score
@@ -60,6 +62,13 @@ for _ = 1, count do
   local id = pages[best][at[best]]
   at[best] = at[best] + 2
   local n = #found
+  if ARGV[4] == '1' then
+    budget = budget - redis.call('HSTRLEN', KEYS[1], id)
+    if budget < 0 and n > 0 then
+      found[n + 1] = 1
+      break
+    end
+  end
   found[n + 1] = best - 1
   found[n + 2] = id
   found[n + 3] = best_score

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 import redis
 from kombu import Connection, Queue
 
 from kombu_toc import TimeoutCenter, center_for
+from kombu_toc.calls import Call
+from kombu_toc.reshard import reshard_topic
 
 from ..proxy import Proxy
 from ..servers import Server
@@ -93,6 +97,103 @@ def test_what_fits_is_not_asked_for_its_size_if_only_one_is_wanted(
     client.config_resetstat()
     assert len(center.pop("mail", 1).messages) == 1
     assert "cmdstat_hstrlen" not in client.info("commandstats")
+
+
+# -- other operations
+
+
+class Counted(TimeoutCenter):
+    """A center that knows how long the longest reply was."""
+
+    longest = 0
+
+    def run(self, call: Call) -> Any:
+        def parse(raw: Any) -> Any:
+            self.longest = max(self.longest, length(raw))
+            return call.parse(raw)
+
+        return super().run(call._replace(parse=parse))
+
+    def run_each(self, calls: Sequence[Call]) -> list[Any]:
+        return [self.run(call) for call in calls]
+
+
+def length(raw: Any) -> int:
+    """Bytes of a reply, about."""
+    if isinstance(raw, list):
+        return sum(map(length, raw))
+    return len(raw) if isinstance(raw, bytes) else 0
+
+
+def test_a_scan_reads_so_many_bytes_at_a_time(client: redis.Redis) -> None:
+    center = Counted(client, pop_bytes=10_000)
+    fill(center, [4000] * 20 + [30_000] * 3 + [1] * 20, slots=2)
+    found = center.scan("mail", limit=100).messages
+    assert sorted(len(one.body) for one in found) == [1] * 20 + [4000] * 20 + [30_000] * 3
+    assert 30_000 <= center.longest < 31_000
+    pages, after = [], None
+    while True:
+        page = center.scan("mail", limit=7, after=after)
+        pages += [one.id for one in page.messages]
+        after = page.after
+        if after is None:
+            break
+    assert sorted(pages) == sorted(one.id for one in found)
+    assert center.count("mail") == 43
+
+
+def test_what_is_cancelled_is_read_in_bounded_parts_and_what_is_purged_is_not(
+    client: redis.Redis,
+) -> None:
+    center = Counted(client, pop_bytes=10_000)
+    fill(center, [4000] * 20)
+    cancelled = center.cancel([f"{number}" for number in range(10)], topic="mail")
+    assert [len(one.body) for one in cancelled] == [4000] * 10
+    assert center.longest < 13_000
+    cancelled = center.cancel_found(center.scan("mail").messages)
+    assert [len(one.body) for one in cancelled] == [4000] * 10
+    assert residue(client) == []
+
+    fill(center, [4000] * 20)
+    for message in [*center.pop("mail", 20).messages, *center.pop("mail", 20).messages]:
+        center.reject(message, requeue=False)
+    center.longest = 0
+    assert center.purge_dead("mail") > 1
+    assert center.longest < 1000
+
+
+def test_check_looks_at_few_large_messages_at_a_time(client: redis.Redis) -> None:
+    center = TimeoutCenter(client, pop_bytes=10_000)
+    fill(center, [5000] * 600)
+    sizes: list[int] = []
+    run = center.run
+
+    def counted(call: Call) -> Any:
+        raw = run(call)
+        if call.script.name == "check":
+            sizes.append(raw[2])
+        return raw
+
+    center.run = counted  # type: ignore[method-assign]
+    assert center.check("mail") == []
+    assert sum(sizes) == 600 * 5000
+    # Redis gives more than it was asked for, as much as lies in one place while its hash grows.
+    assert max(sizes) < 40 * 5000  # of 200 at a time
+
+
+@pytest.mark.one_server("messages are not moved from node to node")
+def test_messages_are_moved_in_bounded_parts(client: redis.Redis) -> None:
+    center = TimeoutCenter(client, pop_bytes=10_000)
+    fill(center, [4000] * 30, slots=8)
+    moved: list[int] = []
+    done = reshard_topic(
+        center, "mail", 1, settle=0, report=lambda state: moved.append(state.moved)
+    )
+    assert done.done
+    steps = [after - before for before, after in itertools.pairwise([0, *moved])]
+    assert max(steps) <= 3
+    assert center.counts_by_slot("mail")[0].waiting == 30
+    check_slots(center, "mail")
 
 
 # -- slow lines
