@@ -7,7 +7,7 @@ import gc
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,19 @@ def wait_until(holds: Callable[[], Any], seconds: float = 15, what: Any = None) 
     while not holds():
         assert time.monotonic() < deadline, what() if callable(what) else what
         time.sleep(0.02)  # it comes about in another process
+
+
+def stop_when_done(workers: Iterable[Worker], done: Callable[[], bool]) -> None:
+    """Stop workers as soon as the broker has nothing more for them: what has not run twice by
+    then never will.
+
+    done: whether it has nothing; asked once more afterwards, for a worker that stops ends what it
+        has begun, and gives back the rest
+    """
+    wait_until(done)
+    for worker in workers:
+        worker.teardown()
+    assert done()
 
 
 class Journal:

@@ -21,7 +21,7 @@ import kombu_toc
 
 from ..cluster import Cluster, Node
 from ..integration.inspection import slot_keys
-from .conftest import POOLS, Journal, wait_until
+from .conftest import POOLS, Journal, stop_when_done, wait_until
 from .nodes import ROOT, Worker
 from .tasks import make_app
 
@@ -205,14 +205,12 @@ def test_tasks_canvas_events_and_remote_control_work(
                 if heard:
                     break
         assert heard
-        time.sleep(1.5)  # the revoked task would run within that time
+        with cluster.client() as client:
+            stop_when_done([worker], lambda: slot_keys(client) == [])
         assert journal.entries("revoked") == []
         assert "Traceback" not in worker.container.logs()
-        worker.teardown()
     finally:
         app.close()
-    with cluster.client() as client:
-        assert slot_keys(client) == []
 
 
 def test_a_worker_blocks_on_one_connection_whatever_it_consumes(

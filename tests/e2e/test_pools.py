@@ -93,8 +93,9 @@ def test_what_processes_were_sent_runs_once_although_the_connection_is_cut(
     wait_until_in_flight(toc, 2)
     if end is signal.SIGKILL:
         send_to_all(processes, end)
+    connected = worker.logs().count("Connected to")
     cut_connections(client)
-    time.sleep(0.5)  # the worker connects again
+    wait_until(lambda: worker.logs().count("Connected to") > connected, what=worker.logs)
     if end is signal.SIGCONT:
         send_to_all(processes, end)
     journal.wait_for("sent-", 4)
