@@ -86,7 +86,7 @@ local taken, left = 0, 0
 local budget, full = tonumber(ARGV[18]), false
 local chosen = {} -- per slot: per step: ids
 for slot = 1, slots do chosen[slot] = {} end
-local order = {}
+local order = {} -- slot, step, id, score, ...
 
 -- Of each slot: what was last read of its StoreQueue, where in that the next message is, how much
 -- was read in all, and the score that comes next, or false.
@@ -127,7 +127,8 @@ for step = 1, used do
     local part = chosen[first][step] or {}
     chosen[first][step] = part
     part[#part + 1] = some[i]
-    order[taken] = {first, step, some[i], score}
+    local n = 4 * taken
+    order[n - 3], order[n - 2], order[n - 1], order[n] = first, step, some[i], score
     if some[i + 2] then
       at[first], heads[first] = i + 2, tonumber(some[i + 3])
     elseif #some == 2 * chunk then
@@ -139,58 +140,62 @@ for step = 1, used do
 end
 
 local lease = (now_ms + tonumber(ARGV[7])) * 1000
-local bodies, tokens = {}, {}
+local bodies, tokens, seen = {}, {}, {} -- per slot: of its ids, in their order
+local function values(key, ids)
+  if #ids <= 1000 then return redis.call('HMGET', key, unpack(ids)) end
+  local found = {}
+  for from = 1, #ids, 1000 do
+    local some = redis.call('HMGET', key, unpack(ids, from, math.min(from + 999, #ids)))
+    for i = 1, #some do found[from + i - 1] = some[i] end
+  end
+  return found
+end
 for slot = 1, slots do
   local ids = {}
-  for step, part in pairs(chosen[slot]) do
-    in_parts('ZREM', store(slot, step), part)
-    for i = 1, #part do ids[#ids + 1] = part[i] end
+  for step = 1, used do
+    local part = chosen[slot][step]
+    if part then
+      in_parts('ZREM', store(slot, step), part)
+      if #ids == 0 then
+        ids = part
+      else
+        for i = 1, #part do ids[#ids + 1] = part[i] end
+      end
+    end
   end
   if #ids > 0 then
-    bodies[slot], tokens[slot] = {}, {}
-    for from = 1, #ids, 1000 do
-      local to = math.min(from + 999, #ids)
-      local values = redis.call('HMGET', key(slot, 3), unpack(ids, from, to))
-      for i = from, to do bodies[slot][ids[i]] = values[i - from + 1] end
-      values = redis.call('HMGET', key(slot, 6), unpack(ids, from, to))
-      for i = from, to do tokens[slot][ids[i]] = values[i - from + 1] end
-    end
+    bodies[slot], tokens[slot], seen[slot] = values(key(slot, 3), ids), values(key(slot, 6), ids), 0
   end
 end
 
-local name = ARGV[16]
-local messages, leases, births, list = {}, {}, {}, {}
-for i = 1, taken do
-  local slot, step, id, score = order[i][1], order[i][2], order[i][3], order[i][4]
-  local envelope = bodies[slot][id]
+local name, untried = ARGV[16], tonumber(ARGV[8])
+local messages, leases, births, again, at = {}, {}, {}, {}, 0
+for i = 1, 4 * taken, 4 do
+  local slot, step, id, score = order[i], order[i + 1], order[i + 2], order[i + 3]
+  local place = seen[slot] + 1
+  seen[slot] = place
+  local envelope, token = bodies[slot][place], tokens[slot][place]
   if envelope then
     local low = score % 1000
-    local retries = low < 32 and low or tonumber(ARGV[8])
-    local part = leases[slot] or {}
-    leases[slot] = part
-    part[#part + 1] = lease + 32 * (step - 1) + retries
-    part[#part + 1] = id
-    local token = tokens[slot][id]
-    local birth = name
-    if token and is_still(token, score) then birth = birth_of(token) .. '~' .. name end
-    if token ~= birth then
-      part = births[slot] or {}
-      births[slot] = part
-      part[#part + 1] = id
-      part[#part + 1] = birth
+    local retries = low < 32 and low or untried
+    local part = leases[slot]
+    if not part then
+      part = {}
+      leases[slot], births[slot] = part, {}
     end
-    local at = #messages
-    messages[at + 1] = slot - 1
-    messages[at + 2] = step - 1
+    local n = #part
+    part[n + 1], part[n + 2] = lease + 32 * (step - 1) + retries, id
+    local birth = name
+    if token and is_still(token, score) then
+      birth = birth_of(token) .. '~' .. name
+      again[#again + 1], again[#again + 2] = i, birth
+    end
+    part = births[slot]
+    part[n + 1], part[n + 2] = id, birth
+    messages[at + 1], messages[at + 2] = slot - 1, step - 1
     messages[at + 3] = birth == name and id or {id, birth}
-    messages[at + 4] = score
-    messages[at + 5] = envelope
-    -- What recall.lua reads.
-    list[at + 1] = slot
-    list[at + 2] = step
-    list[at + 3] = id
-    list[at + 4] = score
-    list[at + 5] = birth
+    messages[at + 4], messages[at + 5] = score, envelope
+    at = at + 5
   else
     redis.call('HDEL', key(slot, 5), id)
     redis.call('HDEL', key(slot, 6), id)
@@ -198,13 +203,14 @@ for i = 1, taken do
     bare[#bare + 1] = id
   end
 end
-if ARGV[17] ~= '0' and #list > 0 then
-  local known = redis.call('SET', given, name .. '\n' .. cmsgpack.pack(list), 'EX', ARGV[17], 'GET')
+if ARGV[17] ~= '0' and at > 0 then
+  local gives = name .. '\n' .. cmsgpack.pack({order, again}) -- for recall.lua
+  local known = redis.call('SET', given, gives, 'EX', ARGV[17], 'GET')
   if known and string.sub(known, 1, #name + 1) == name .. '\n' then
     -- It has run already, or its consumer waits for it no more: all is as it was.
     redis.call('SET', given, known, 'EX', ARGV[17])
-    for i = 1, taken do
-      redis.call('ZADD', store(order[i][1], order[i][2]), order[i][4], order[i][3])
+    for i = 1, 4 * taken, 4 do
+      redis.call('ZADD', store(order[i], order[i + 1]), order[i + 3], order[i + 2])
     end
     return {now, 1, {}, bare, rolled, died, dropped, said, unsaid}
   end

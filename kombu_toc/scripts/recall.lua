@@ -17,9 +17,12 @@ local until_ms = math.floor(now / 1000) + tonumber(ARGV[2])
 local known = redis.call('GET', given)
 local messages = {}
 if known and string.sub(known, 1, #name + 1) == name .. '\n' then
-  local list = #known > #name + 1 and cmsgpack.unpack(string.sub(known, #name + 2)) or {}
-  for i = 1, #list, 5 do
-    local slot, step, id, score, birth = list[i], list[i + 1], list[i + 2], list[i + 3], list[i + 4]
+  local gave = #known > #name + 1 and cmsgpack.unpack(string.sub(known, #name + 2)) or {{}, {}}
+  local order, again, tokens_of = gave[1], gave[2], {}
+  for i = 1, #again, 2 do tokens_of[again[i]] = again[i + 1] end
+  for i = 1, #order, 4 do
+    local slot, step, id, score = order[i], order[i + 1], order[i + 2], order[i + 3]
+    local birth = tokens_of[i] or name
     local prepare, body, tokens = KEYS[3 * slot - 2], KEYS[3 * slot - 1], KEYS[3 * slot]
     local low = score % 1000
     local mark = 32 * (step - 1) + (low < 32 and low or tonumber(ARGV[3]))
