@@ -30,9 +30,10 @@ def timeout_center(app: Celery, **options: Any) -> TaskCenter:
 
     with app.connection_for_write() as connection:
         if not isinstance(connection.transport, kombu_toc.Transport):
+            shown = kombu_toc.mask_password(connection.as_uri(include_password=True))
             raise kombu_toc.ConfigurationError(
-                f"the broker of app {app.main!r} is {connection.as_uri()}: "
-                "not a timeout center; its URL begins with toc+redis://"
+                f"the broker of app {app.main!r} is {shown}, which is not a timeout "
+                "center: such a URL begins with toc+, as in toc+redis://localhost:6379/0"
             )
         return TaskCenter(
             app,

@@ -457,7 +457,7 @@ class TimeoutCenter(Operating):
             topic = self._agreed(self._completed(topic, steps), steps)
         if asked not in (None, topic.slots, *topic.declaration.formerly):
             raise SlotCountError(
-                f"topic {name!r} was declared with {topic.slots} slots, not {asked}; "
+                f"queue {name!r} was declared with {topic.slots} slots, not {asked}; "
                 f"declare it with {topic.slots}, or change it: "
                 f"'celery toc reshard {name} --slots {asked}'"
             )
@@ -474,9 +474,9 @@ class TimeoutCenter(Operating):
         if standing in (None, steps) or topic.declaration.expires:
             return topic
         raise PriorityStepsError(
-            f"topic {topic.name!r} was declared with priority_steps {_listed(standing)}, not "
+            f"queue {topic.name!r} was declared with priority_steps {_listed(standing)}, not "
             f"{_listed(steps)}; set priority_steps to {_listed(standing)}, or leave it out, for "
-            "then a topic's own are used; to give it others, let it run empty and delete it first: "
+            "then a queue's own are used; to give it others, let it run empty and delete it first: "
             f"'celery amqp queue.delete {topic.name}'"
         )
 
@@ -487,7 +487,7 @@ class TimeoutCenter(Operating):
             there = self._steps_in_use(topic, set(PRIORITY_STEPS) - set(steps))
             if there:
                 raise PriorityStepsError(
-                    f"topic {topic.name!r} holds messages under the priority steps "
+                    f"queue {topic.name!r} holds messages under the priority steps "
                     f"{_listed(there)}, which {_listed(steps)} lack: they were sent with "
                     f"priority_steps {_listed(PRIORITY_STEPS)}, the default; leave priority_steps "
                     f"out, or 'celery toc repair {topic.name}' moves them"

@@ -95,6 +95,10 @@ class Unreadable(Exception):
     """Says why a message stays."""
 
 
+#: What URLs of Kombu's own Redis transport begin with, and a socket as read here.
+SCHEMES = ("redis", "rediss", "redis+socket", "unix", "sentinel")
+
+
 class Broker:
     """A broker of Kombu's own Redis transport.
 
@@ -109,6 +113,11 @@ class Broker:
             raise ConfigurationError(
                 f"{mask_password(url)} is a timeout center already; name the other broker, "
                 "redis://..."
+            )
+        if url.partition("://")[0] not in SCHEMES:
+            raise ConfigurationError(
+                f"{mask_password(url)} is not a broker of Kombu's Redis transport; its URL begins "
+                f"with {', '.join(f'{one}://' for one in SCHEMES[:-1])} or {SCHEMES[-1]}://"
             )
         address = read_url(re.sub(r"^redis\+socket:", "unix:", url))
         options = dict(options)
@@ -142,15 +151,17 @@ def connected(client: Any, shown: str) -> list[dict[str, Any]]:
         ) from exc
 
 
-def refuse_if_any(consumers: Collection[str], shown: str) -> None:
-    """Raises ConsumersError if there are consumers."""
+def refuse_if_any(
+    consumers: Collection[str], shown: str, kind: str = "connection", hint: str = ""
+) -> None:
+    """Raises ConsumersError if there are consumers; `kind` is what they are."""
     if consumers:
         first = sorted(consumers)[:5]
         named = ", ".join(first) + (", ..." if len(consumers) > len(first) else "")
-        consume = "connection consumes" if len(consumers) == 1 else "connections consume"
+        consume = f"{kind} consumes" if len(consumers) == 1 else f"{kind}s consume"
         raise ConsumersError(
             f"{len(consumers)} {consume} from {shown} ({named}): stop its workers and whatever "
-            "watches them, or what they have taken runs twice"
+            f"watches them, or what they have taken runs twice{hint}"
         )
 
 
@@ -193,7 +204,8 @@ def migrate_broker(
     with target.channel() as channel:
         if not isinstance(channel, Channel):
             raise ConfigurationError(
-                f"{target.as_uri()} is not a timeout center; its URL begins with toc+redis://"
+                f"{mask_password(target.as_uri(include_password=True))} is not a timeout center: "
+                "such a URL begins with toc+, as in toc+redis://localhost:6379/0"
             )
         broker = Broker(source, options or {})
         migration = _Migration(broker, channel, queues, fanout, dry_run)
@@ -251,10 +263,10 @@ class _Migration:
             for key in self.client.scan_iter(f"*{_BINDINGS}*", count=1000)
         }
         if others:
-            known = " and ".join(repr(one) if one else "none" for one in sorted(others))
+            known = " and ".join(repr(one) if one else "no prefix" for one in sorted(others))
             raise MigrationError(
-                f"no key in {self.broker.shown} begins with the prefix {self.prefix!r}; the "
-                f"brokers there have {known}"
+                f"no key in {self.broker.shown} begins with the prefix {self.prefix!r}; in use "
+                f"there: {known}"
             )
 
     def check_for_consumers(self) -> None:

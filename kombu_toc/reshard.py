@@ -132,11 +132,11 @@ def _switch(center: TimeoutCenter, name: str, slots: int) -> Topic:
     for _ in range(100):
         topic = center.declared(name)
         if topic is None:
-            raise ReshardError(f"there is no topic {name!r}")
+            raise ReshardError(f"there is no queue {name!r}")
         old = topic.declaration
         if old.expires:
             raise ReshardError(
-                f"topic {name!r} goes away by itself when nobody uses it; its slots stay"
+                f"queue {name!r} goes away by itself when nobody uses it; its slots stay"
             )
         was = {*old.was, *_counts_in_use(center, topic), old.slots} - {slots}
         wanted = replace(
@@ -147,16 +147,16 @@ def _switch(center: TimeoutCenter, name: str, slots: int) -> Topic:
         )
         if center.redeclare(topic, wanted):
             return Topic(name, wanted, topic.prefix, topic.steps)
-    raise ReshardError(f"topic {name!r} is being changed by somebody else all the time")
+    raise ReshardError(f"queue {name!r} is being changed by somebody else all the time")
 
 
 def _standing(center: TimeoutCenter, name: str, slots: int) -> Topic:
     topic = center.declared(name)
     if topic is None:
-        raise ReshardError(f"topic {name!r} was deleted meanwhile")
+        raise ReshardError(f"queue {name!r} was deleted meanwhile")
     if topic.slots != slots:
         raise ReshardError(
-            f"topic {name!r} was given {topic.slots} slots by somebody else meanwhile"
+            f"queue {name!r} was given {topic.slots} slots by somebody else meanwhile"
         )
     return topic
 

@@ -30,6 +30,7 @@ from kombu.utils.json import dumps
 from kombu.utils.uuid import uuid
 
 from . import envelope
+from .connections import mask_password
 from .errors import ConfigurationError, ConsumersError, EnvelopeError
 from .migrate import (
     BATCH,
@@ -49,6 +50,9 @@ from .transport.channel import Channel, eta_us
 #: Microseconds by which an ``eta`` may differ from the action time without being set to it: a
 #: countdown is counted by Redis's clock, and the ``eta`` by the sender's.
 NEAR = 1_000_000
+
+#: What is told of processes that have said that they consume.
+_FORGOTTEN = "; one that was killed is forgotten within a minute"
 
 #: Of the key, after the prefix, that remembers what was written and not yet taken from the center.
 _RETURNED = "toc-returned"
@@ -91,7 +95,8 @@ def migrate_back(
     with source.channel() as channel:
         if not isinstance(channel, Channel):
             raise ConfigurationError(
-                f"{source.as_uri()} is not a timeout center; its URL begins with toc+redis://"
+                f"{mask_password(source.as_uri(include_password=True))} is not a timeout center: "
+                "such a URL begins with toc+, as in toc+redis://localhost:6379/0"
             )
         broker = Broker(target, options or {})
         back = _Back(channel, broker, source.as_uri(), queues, dry_run, taken=not force)
@@ -135,6 +140,11 @@ class _Back:
         self.skipped: dict[str, str] = {}
 
     def check_for_consumers(self) -> None:
+        """Raises ConsumersError if somebody consumes from the center."""
+        # Also of a worker that is busy, and of no other center on the same server.
+        present = {one.name for every in self.center.consumers().values() for one in every}
+        refuse_if_any(present, self.shown, "worker", _FORGOTTEN)
+        # Workers of a release that does not tell, and Flower.
         client = self.center.client
         db = self.channel.transport.address.db
         found: list[str] = []

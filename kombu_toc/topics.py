@@ -59,7 +59,7 @@ def check_slots(topic: str, slots: object) -> int:
         or slots & (slots - 1)
     ):
         raise SlotCountError(
-            f"topic {topic!r}: a slot count must be a power of two from 1 to {MAX_SLOTS}, "
+            f"queue {topic!r}: a slot count must be a power of two from 1 to {MAX_SLOTS}, "
             f"not {slots!r}; the default is {DEFAULT_SLOTS}"
         )
     return slots
@@ -169,7 +169,7 @@ class Declaration:
         unknown = set(given) - set(known)
         if unknown:
             raise ConfigurationError(
-                f"topic {topic!r}: unknown limit {min(unknown)!r}; there are {', '.join(known)}"
+                f"queue {topic!r}: unknown limit {min(unknown)!r}; there are {', '.join(known)}"
             )
         if "steps" in given:
             given["steps"] = check_steps(given["steps"])
@@ -177,13 +177,13 @@ class Declaration:
         check_slots(topic, made.slots)
         if not _whole(made.retries) or not 0 <= made.retries <= TRIED:
             raise ConfigurationError(
-                f"topic {topic!r}: retries must be within 0..{TRIED}, not {made.retries!r}"
+                f"queue {topic!r}: retries must be within 0..{TRIED}, not {made.retries!r}"
             )
-        checked = made.limits(Limits()).checked(f"topic {topic!r}")
+        checked = made.limits(Limits()).checked(f"queue {topic!r}")
         made = replace(made, **{k: v for k, v in checked._asdict().items() if k in given})
         if made.expires is not None and not (_whole(made.expires) and 1 <= made.expires <= 10**12):
             raise ConfigurationError(
-                f"topic {topic!r}: expires must be a whole number of milliseconds from 1 up, "
+                f"queue {topic!r}: expires must be a whole number of milliseconds from 1 up, "
                 f"not {made.expires!r}"
             )
         return made

@@ -104,7 +104,8 @@ def migrate(
                 if found.refused:
                     raise Failure(f"{found.refused}{OVERRIDE}", FAILED)
                 where = f"{'from' if source else 'to'} {shown}"
-                session.confirm(f"Move {_messages(found.moved)} {where}: {_parts(found)}?", yes)
+                if found.moved:
+                    session.confirm(f"Move {_messages(found.moved)} {where}: {_parts(found)}?", yes)
             result = run("Moving")
     except kombu_toc.ConsumersError as exc:
         raise Failure(f"{exc}{OVERRIDE}", FAILED) from exc
@@ -170,7 +171,8 @@ def _tell(session: Session, result: Any, dry_run: bool) -> None:
         if result.queues:
             session.screen.table(QUEUES, sorted(result.queues.items()))
         verb = "Would move" if dry_run else "Moved"
-        session.screen.say(f"{verb} {_messages(result.moved)}: {_parts(result)}.")
+        moved = f"{_messages(result.moved)}: {_parts(result)}" if result.moved else "no messages"
+        session.screen.say(f"{verb} {moved}.")
         if result.dead:
             letters = (
                 "1 dead letter stays" if result.dead == 1 else f"{result.dead} dead letters stay"

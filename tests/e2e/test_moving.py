@@ -231,9 +231,9 @@ def test_migrate_asks_refuses_and_says_what_is_wrong(
     client: redis.Redis,
     server: Server,
 ) -> None:
-    run("migrate", server.url).fails(2, "--yes")
+    assert run("migrate", server.url).out == "Moved no messages.\n"  # and nothing was asked
     run("migrate", server.toc_url, "--yes").fails(2, "is a timeout center already")
-    run("migrate", "amqp://localhost", "--yes").fails(2, "unknown scheme")
+    run("migrate", "amqp://localhost", "--yes").fails(2, "redis://, rediss://")
     run("migrate", "redis://:hush@127.0.0.1:1/0", "--yes").fails(1, "redis://:**@127.0.0.1:1/0")
     run("migrate").fails(2, "redis://", "--to")
     run("migrate", server.url, "--to", server.url).fails(2, "--to")
@@ -244,6 +244,7 @@ def test_migrate_asks_refuses_and_says_what_is_wrong(
     )
 
     old.tasks["e2e.add"].apply_async((1, 2), countdown=HOUR)
+    run("migrate", server.url).fails(2, "--yes")
     client.lpush("celery", "nonsense")
     [worker] = start_workers(1, "-c", "1", broker=server.url, worker_prefetch_multiplier=0)
     wait_until(lambda: client.hlen("unacked") == 1, 30)
@@ -263,7 +264,7 @@ def test_migrate_asks_refuses_and_says_what_is_wrong(
     assert "Moved 1 message: 1 scheduled; 1 had been held by workers." in said.out
     run("migrate", server.url, "-Q", "celry", "--yes").fails(1, "there is no queue 'celry'")
     wrong = run("migrate", server.url, "--key-prefix", "shp:", "--yes")
-    wrong.fails(1, "no key", "begins with the prefix 'shp:'; the brokers there have none")
+    wrong.fails(1, "no key", "begins with the prefix 'shp:'; in use there: no prefix")
     assert "--force" not in wrong.err
     assert "nonsense" in said.out
 
@@ -305,7 +306,7 @@ def test_the_way_back_tasks_run_at_their_time_by_kombus_own_transport(
     said = answer(app, "migrate", "--to", server.url, "--yes")
     assert said.code == 0, said.err
     again = answer(app, "migrate", "--to", server.url, "--yes")
-    assert again.out == "Moved 0 messages: 0 scheduled; 0 had been held by workers.\n"
+    assert again.out == "Moved no messages.\n"
     assert sum(toc.counts("celery")) == 0
 
     workers = start_workers(1, "-c", "2", broker=server.url)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
@@ -170,6 +171,22 @@ def test_two_live_messages_of_one_id_stay_two(
     assert len(center.get("a")) == 2
 
 
+def let_die(patch: pytest.MonkeyPatch, lives: int) -> None:
+    """Have this thread die when it has sent something to a server so many times."""
+    send_packed = redis.connection.AbstractConnection.send_packed_command
+    mortal = threading.get_ident()
+
+    def send_or_die(self: Any, *args: Any, **options: Any) -> Any:
+        nonlocal lives
+        if threading.get_ident() == mortal:
+            lives -= 1
+            if lives < 0:
+                raise Killed
+        return send_packed(self, *args, **options)
+
+    patch.setattr(redis.connection.AbstractConnection, "send_packed_command", send_or_die)
+
+
 @pytest.mark.parametrize("worked", [False, True])
 def test_killed_at_any_step_nothing_is_lost_and_nothing_runs_twice(
     old: Connect,
@@ -180,23 +197,6 @@ def test_killed_at_any_step_nothing_is_lost_and_nothing_runs_twice(
 ) -> None:
     """Also if workers have done what was moved by then."""
     monkeypatch.setattr("kombu_toc.migrate.BATCH", 3)
-    real = redis.Redis.execute_command, redis.client.Pipeline.execute
-    lives = 0
-
-    def one_less() -> None:
-        nonlocal lives
-        lives -= 1
-        if lives < 0:
-            raise Killed
-
-    def command(self: Any, *args: Any, **options: Any) -> Any:
-        one_less()
-        return real[0](self, *args, **options)
-
-    def execute(self: Any, *args: Any, **options: Any) -> Any:
-        one_less()
-        return real[1](self, *args, **options)
-
     budget = 5
     while True:
         client.flushall()
@@ -215,10 +215,8 @@ def test_killed_at_any_step_nothing_is_lost_and_nothing_runs_twice(
                 ran += [one.id for one in popped]
                 center.ack(popped)
 
-        lives = budget
         with monkeypatch.context() as patch:
-            patch.setattr(redis.Redis, "execute_command", command)
-            patch.setattr(redis.client.Pipeline, "execute", execute)
+            let_die(patch, budget)
             try:
                 move()
             except Killed:
@@ -396,7 +394,7 @@ def test_a_prefix_that_nobody_uses_is_an_error_that_names_those_in_use(
     send(old(), "2")
     for dry_run in (True, False):
         with pytest.raises(
-            kombu_toc.MigrationError, match=r"'odl_'; the brokers there have none and 'old_'"
+            kombu_toc.MigrationError, match=r"'odl_'; in use there: no prefix and 'old_'"
         ):
             move(options=wrong, dry_run=dry_run)
 
@@ -422,7 +420,7 @@ def test_a_dry_run_tells_what_the_center_would_not_take(old: Connect, move: Move
 def test_a_source_that_cannot_be_used_is_named(move: Move, server: Server) -> None:
     with pytest.raises(kombu_toc.ConfigurationError, match="is a timeout center already"):
         move(server.toc_url)
-    with pytest.raises(kombu_toc.ConfigurationError, match="unknown scheme"):
+    with pytest.raises(kombu_toc.ConfigurationError, match="redis://, rediss://"):
         move("amqp://localhost")
     with pytest.raises(redis.exceptions.ConnectionError):
         move("redis://:secret@127.0.0.1:1/0")

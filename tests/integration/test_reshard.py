@@ -260,7 +260,7 @@ def test_two_who_reshard_at_once_do_not_fight(center, client):
 
 
 def test_what_cannot_be_resharded_is_refused_by_name(center, client):
-    with pytest.raises(kombu_toc.ReshardError, match="no topic 'mail'"):
+    with pytest.raises(kombu_toc.ReshardError, match="no queue 'mail'"):
         now(center, "mail", 4)
     center.declare("mail")
     with pytest.raises(kombu_toc.SlotCountError, match="power of two"):

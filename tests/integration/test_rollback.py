@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -14,11 +15,11 @@ from kombu import Connection, Consumer, Exchange, Producer, Queue
 
 import kombu_toc
 from kombu_toc import Migrated, TimeoutCenter, migrate_back
-from kombu_toc.connections import Client
+from kombu_toc.transport.heartbeat import Heartbeat
 
 from ..servers import Server
 from .conftest import drain
-from .test_migrate import NEWS, QUEUES, at, ids, send
+from .test_migrate import NEWS, QUEUES, at, ids, let_die, send
 
 # The fixtures come along with the tests of the other way.
 from .test_migrate import move as move
@@ -46,6 +47,13 @@ def new(connect: Connect) -> Connection:
     for queue in QUEUES:
         queue(connection.default_channel).declare()
     return connection
+
+
+def wait_until(holds: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 15
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)  # there is nothing to wait on but the server
 
 
 def kept(client: redis.Redis) -> dict[str, list[dict[str, Any]]]:
@@ -187,28 +195,6 @@ def test_killed_at_any_step_nothing_is_lost_and_nothing_runs_twice(
 ) -> None:
     """Also if the other broker's workers have done what was moved by then."""
     monkeypatch.setattr("kombu_toc.rollback.BATCH", 3)
-    real = redis.Redis.execute_command, redis.client.Pipeline.execute
-    packed = Client.sending
-    lives = 0
-
-    def one_less() -> None:
-        nonlocal lives
-        lives -= 1
-        if lives < 0:
-            raise Killed
-
-    def command(self: Any, *args: Any, **options: Any) -> Any:
-        one_less()
-        return real[0](self, *args, **options)
-
-    def execute(self: Any, *args: Any, **options: Any) -> Any:
-        one_less()
-        return real[1](self, *args, **options)
-
-    def sending(self: Any, *args: Any, **options: Any) -> Any:
-        one_less()
-        return packed(self, *args, **options)
-
     expected = sorted([*(f"later-{i}" for i in range(4)), *(f"ready-{i}" for i in range(7))])
     budget = 5
     while True:
@@ -228,11 +214,8 @@ def test_killed_at_any_step_nothing_is_lost_and_nothing_runs_twice(
 
         target = connect()
         target.default_channel  # noqa: B018
-        lives = budget
         with monkeypatch.context() as patch:
-            patch.setattr(redis.Redis, "execute_command", command)
-            patch.setattr(redis.client.Pipeline, "execute", execute)
-            patch.setattr(Client, "sending", sending)
+            let_die(patch, budget)
             try:
                 migrate_back(target, server.url)
             except Killed:
@@ -267,7 +250,8 @@ def test_it_is_refused_while_somebody_consumes_unless_it_is_meant(
             consumer.drain_events(timeout=0.2)  # it waits for more
         send(new, "later", headers={"eta": at(60)})
         assert "bzpopmin" in [client["cmd"] for client in client.client_list()]
-        said = "connections? consumes? from toc"
+        said = f"1 worker consumes from toc.*{os.getpid()}.*: stop its workers.*within a minute"
+        wait_until(lambda: TimeoutCenter(client).consumers())
         with pytest.raises(kombu_toc.ConsumersError, match=said):
             back()
         counted = back(dry_run=True)
@@ -279,6 +263,42 @@ def test_it_is_refused_while_somebody_consumes_unless_it_is_meant(
         got[0].ack()
         consumer.default_channel.poller.flush()
     assert ids(center) == []
+
+
+def test_it_is_refused_while_a_worker_of_another_release_consumes(
+    connect: Connect, back: Back, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which does not tell, but waits."""
+    monkeypatch.setattr(Heartbeat, "_appear", lambda heartbeat, center: None)
+    consumer = connect()
+    with Consumer(consumer, [Queue("celery")], callbacks=[print]):
+        with pytest.raises(TimeoutError):
+            consumer.drain_events(timeout=0.2)
+        with pytest.raises(kombu_toc.ConsumersError, match=r"connections? consumes? from toc"):
+            back()
+
+
+def test_a_consumer_that_waits_for_nothing_counts_too(
+    new: Connection, connect: Connect, back: Back, client: redis.Redis
+) -> None:
+    """Its connections were cut just now. Once it has stopped, nothing is refused."""
+    for number in range(2):
+        send(new, f"{number}")
+    consumer = connect()
+    got: list[Any] = []
+    with Consumer(consumer, [Queue("celery")], callbacks=[lambda b, m: got.append(m)]) as one:
+        one.qos(prefetch_count=1)
+        while not got:
+            consumer.drain_events(timeout=5)
+        wait_until(lambda: TimeoutCenter(client).consumers())
+        for each in client.client_list():
+            if each["cmd"] in ("bzpopmin", "xread"):
+                client.client_kill_filter(_id=each["id"])
+        with pytest.raises(kombu_toc.ConsumersError, match="1 worker consumes"):
+            back()
+    consumer.release()
+    wait_until(lambda: not TimeoutCenter(client).consumers())
+    assert back().moved == 2
 
 
 def test_a_dry_run_counts_and_changes_nothing(
