@@ -31,6 +31,13 @@ class Failure(click.ClickException):
         click.echo(f"Error: {self.format_message()}", file=file, err=True)
 
 
+class Declined(Failure):
+    """Whoever was asked has said no, which is no error."""
+
+    def show(self, file: Any = None) -> None:
+        click.echo(self.format_message(), file=file, err=True)
+
+
 def _wrong_usage(error: click.UsageError) -> Failure:
     """In one line what Click would tell in three."""
     option = getattr(error, "option_name", None)

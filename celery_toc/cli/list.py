@@ -132,8 +132,10 @@ def show_page(
         for message, found in zip(messages, page.messages, strict=True)
     ]
     if rows:
-        session.screen.table(columns, rows)
-        if session.screen.is_rich:
+        left_out = session.screen.table(columns, rows)
+        if left_out:
+            session.screen.say(f"No room for {' and '.join(left_out)}.", "dim")
+        if session.screen.is_rich and not {"time", "died"} & set(left_out):
             session.screen.say(f"Times are in {session.zone_name}.", "dim")
     else:
         session.screen.say("No messages match.")

@@ -110,7 +110,7 @@ celery -A shop toc delete old-mail --force --yes
 @yes_option
 @with_session
 def delete(session: Session, queue: str, force: bool, yes: bool) -> None:
-    """Delete a queue: its declaration, its counters, and with --force the messages in it.
+    """Delete a queue: its declaration, counters and bindings; with --force also its messages.
 
     Without --force it is refused while the queue holds anything, or a worker consumes it. Who
     sends to it, or consumes it, later declares it anew.
@@ -137,23 +137,11 @@ def delete(session: Session, queue: str, force: bool, yes: bool) -> None:
     number = sum(counts)
     what = f"with {counted(number, 'message')} ({', '.join(held)})" if held else "which is empty"
     session.confirm(f"Delete {queue!r}, {what}?", yes)
-    _unbind(session, queue)
-    session.center.delete(queue)
+    with session.app.connection_for_write() as connection:
+        # And its bindings, whoever has made them: by those it would be filled again.
+        connection.default_channel.queue_delete(queue)
     if session.as_json:
         session.screen.json({"queue": queue, "deleted": number})
     else:
         with_ = f", with {counted(number, 'message')}" if number else ""
         session.screen.say(f"Deleted {queue!r}{with_}.")
-
-
-def _unbind(session: Session, queue: str) -> None:
-    """Take it off the exchanges that the app has bound it to."""
-    declared = session.app.amqp.queues.get(queue)
-    if declared is None or not declared.exchange:
-        return
-    with session.app.connection_for_write() as connection:
-        bound = declared.bind(connection.default_channel)
-        pairs = [(bound.exchange, bound.routing_key)] if bound.exchange.name else []
-        pairs += [(one.exchange, one.routing_key) for one in bound.bindings]
-        for exchange, routing_key in pairs:
-            bound.unbind_from(exchange, routing_key)

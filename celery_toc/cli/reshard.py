@@ -9,6 +9,18 @@ import kombu_toc
 from .ends import FAILED, Command, Failure
 from .session import SPAN, Session, complete_queue, counted, with_session, yes_option
 
+#: The numbers of slots that there are.
+POWERS = tuple(2**exponent for exponent in range(10))
+
+
+def _power_of_two(ctx: click.Context, param: click.Parameter, slots: int) -> int:
+    """Before anything is asked."""
+    if slots not in POWERS:
+        raise click.UsageError(
+            f"--slots must be a power of two from 1 to {POWERS[-1]}, not {slots}"
+        )
+    return slots
+
 
 @click.command(
     cls=Command,
@@ -18,7 +30,14 @@ celery -A shop toc reshard mail --slots 4 --wait 10m --yes --json
 """,
 )
 @click.argument("queue", shell_complete=complete_queue)
-@click.option("--slots", "-s", type=int, required=True, help="How many: a power of two, up to 512.")
+@click.option(
+    "--slots",
+    "-s",
+    type=int,
+    required=True,
+    callback=_power_of_two,
+    help="How many: a power of two, up to 512.",
+)
 @click.option(
     "--wait",
     type=SPAN,

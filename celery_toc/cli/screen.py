@@ -255,11 +255,15 @@ class Screen:
     def is_rich(self) -> bool:
         return self.console is not None
 
-    def table(self, columns: Sequence[Column], rows: Iterable[Sequence[Any]]) -> None:
-        if self.is_rich:
-            self.console.print(rich_table(columns, rows, self.console.width))
-        else:
+    def table(self, columns: Sequence[Column], rows: Iterable[Sequence[Any]]) -> list[str]:
+        """Show a table; return the names of the columns for which there was no room."""
+        if not self.is_rich:
             click.echo(plain_table(columns, rows))
+            return []
+        table = rich_table(columns, rows, self.console.width)
+        self.console.print(table)
+        shown = {column.header for column in table.columns}
+        return [column.name for column in columns if column.name not in shown]
 
     def fields(self, pairs: Iterable[tuple[str, Any]]) -> None:
         """Names and values, one below the other."""

@@ -18,7 +18,7 @@ import celery_toc
 import kombu_toc
 
 from . import times
-from .ends import DONE, FAILED, NOT_FOUND, USAGE, Failure
+from .ends import DONE, FAILED, NOT_FOUND, USAGE, Declined, Failure
 from .screen import Screen
 
 #: Ids that completion looks through: it is to answer while somebody holds the Tab key.
@@ -118,7 +118,7 @@ class Session:
         if not sys.stdin.isatty():
             raise Failure("cannot ask for confirmation without a terminal; pass --yes", USAGE)
         if not click.confirm(question, err=True):
-            raise Failure("cancelled; nothing was changed", FAILED)
+            raise Declined("Cancelled; nothing was changed.", FAILED)
 
 
 def with_session(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -58,7 +58,10 @@ def status(session: Session, queues: tuple[str, ...], every: bool) -> None:
         )
         return
     session.screen.say(title(session, server), "bold")
-    session.screen.table(COLUMNS, [line(row) for row in rows])
+    if rows:
+        session.screen.table(COLUMNS, [line(row) for row in rows])
+    else:
+        session.screen.say("There are no queues yet: a worker declares its own when it starts.")
     for warning in warnings:
         session.screen.say(f"Warning: {warning}.", "yellow")
     if paused := [row["queue"] for row in rows if row["paused"]]:

@@ -723,7 +723,7 @@ def test_on_a_terminal_it_asks_and_shows_colours_unless_told_not_to(
     assert code == 1
     assert "e2e.note the-id in 'celery': scheduled, in " in shown
     assert "[y/N]" in shown
-    assert "cancelled; nothing was changed" in shown
+    assert "Cancelled; nothing was changed." in shown
     assert toc.counts("celery").scheduled == 1
     code, shown = in_a_terminal("y\n", *words, "cancel", "the-id", **environment)
     assert code == 0

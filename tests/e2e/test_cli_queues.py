@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -20,6 +21,7 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery, chord
+from kombu import Exchange, Queue
 
 import celery_toc
 import kombu_toc
@@ -176,12 +178,19 @@ def test_a_queue_is_purged_of_what_waits_and_deleted_when_nothing_is_left(
 def test_a_deleted_queue_leaves_no_binding(
     app: Celery, run: Run, client: redis.Redis, toc: kombu_toc.TimeoutCenter
 ) -> None:
-    with app.connection_for_write() as connection:
-        app.amqp.queues["news"].bind(connection.default_channel).declare()
     key = f"{toc.keys.prefix}{{toc}}:bindings:news"
-    assert client.exists(key)
+    with app.connection_for_write() as connection:
+        channel = connection.default_channel
+        app.amqp.queues["news"].bind(channel).declare()
+        assert client.exists(key)
+        # By a program that is not this app:
+        elsewhere = Exchange("elsewhere", "topic")
+        Queue("news", elsewhere, "a.#").bind(channel).declare()
+        Queue("urgent", elsewhere, "b").bind(channel).declare()
     assert run("delete", "news", "--yes").code == 0
     assert not client.exists(key)
+    bound = client.zrange(f"{toc.keys.prefix}{{toc}}:bindings:elsewhere", 0, -1)
+    assert [json.loads(member)[2] for member in bound] == ["urgent"]
 
 
 def test_status_tells_who_consumes_what_is_paused_and_what_it_takes(
@@ -325,7 +334,10 @@ def test_questions_come_after_checks_and_carry_the_count(
     assert (code, "[y/N]" in shown) == (3, False)
     code, shown = asked("cancel", "--queue", "celery", "--task", "e2e.note")
     assert "Cancel 2 messages of e2e.note in 'celery'? [y/N]" in shown
-    assert "cancelled; nothing was changed" in shown
+    assert "[y/N]: Cancelled; nothing was changed." in shown  # which is no error
+    code, shown = asked("reshard", "celery", "--slots", "5")
+    assert (code, "[y/N]" in shown) == (2, False)
+    assert "--slots must be a power of two from 1 to 512, not 5" in shown
     code, shown = asked("dead", "requeue", "--all")
     assert "Requeue 1 dead message? [y/N]" in shown
     code, shown = asked("dead", "purge", "--queue", "celery")
@@ -337,6 +349,30 @@ def test_questions_come_after_checks_and_carry_the_count(
     code, shown = asked("run", "--until", "2h")
     assert re.search(r"Run 2 messages due before \S+ now\? \[y/N\]", shown)
     assert toc.counts("celery").scheduled == 2
+
+
+def test_a_narrow_terminal_tells_what_it_has_no_room_for(
+    app: Celery, environment: dict[str, str]
+) -> None:
+    words = ("-A", "tests.e2e.tasks", "toc", "list")
+    send(app, "later", HOUR)
+    _, wide = in_a_terminal("", *words, COLUMNS="160", **environment)
+    assert "No room" not in wide
+    assert "Times are in" in wide
+    _, narrow = in_a_terminal("", *words, COLUMNS="80", **environment)
+    assert "No room for queue and time." in narrow
+    assert "Times are in" not in narrow
+
+
+def test_where_there_are_no_queues_status_says_where_they_come_from(
+    app: Celery, client: redis.Redis
+) -> None:
+    client.flushall()
+    said = answer(app, "status")
+    assert "There are no queues yet: a worker declares its own when it starts." in said.out
+    assert "SCHEDULED" not in said.out
+    assert answer(app, "status", "--json").json["topics"] == []
+    answer(app, "status", "mail").fails(3, "there is no queue 'mail'")
 
 
 @pytest.fixture
