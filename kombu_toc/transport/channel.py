@@ -38,8 +38,8 @@ from .fanout import (
     Subscription,
     begin,
     broadcasting,
+    first_that_matches,
     keepers,
-    matches,
     part_of_binding,
     recall,
     remember,
@@ -314,10 +314,13 @@ class Channel(virtual.Channel):
         #: by which the heartbeat knows who uses a transient queue
         self.channel_key = next(_tags)
         self._receivers: dict[str, _Receiver] = {}
-        self._fanout_queues: dict[str, Subscription] = {}
+        #: queues that go away and are bound to fanout exchanges: what is read for each binding
+        self._fanout_queues: dict[str, list[Subscription]] = {}
         #: queues bound to a fanout exchange that keep what is broadcast, and are topics: what is
         #: read of the stream for them all the same
-        self._kept: dict[str, Subscription] = {}
+        self._kept: dict[str, list[Subscription]] = {}
+        #: queues that go away and are topics, for they are bound to other exchanges
+        self._routed: set[str] = set()
         #: milliseconds for which a transient queue outlives its last refresh
         self._transient: dict[str, int] = {}
         #: queues that others have bound, and that go stale without them
@@ -523,15 +526,20 @@ class Channel(virtual.Channel):
         self._active_queues.append(queue)
         self._consumers.add(consumer_tag)
         self._receivers[queue] = _Receiver(callback, no_ack)
-        subscription = self._fanout_queues.get(queue)
-        if subscription is not None:
-            self.poller.follow(self, subscription)
-        else:
+        if not self._only_reads(queue):
             if not self._topic(queue).declaration.expires:
                 self.heartbeat.consumes(queue, self.channel_key)
             self.poller.consume(self, queue)
-            if queue in self._kept:
-                self.poller.follow(self, self._kept[queue])
+        for subscription in self._subscriptions(queue):
+            self.poller.follow(self, subscription)
+
+    def _only_reads(self, queue: str) -> bool:
+        """Whether all that the queue gets are broadcasts, which it reads: it is no topic."""
+        return queue in self._fanout_queues and queue not in self._routed
+
+    def _subscriptions(self, queue: str) -> list[Subscription]:
+        """By which broadcasts are read for a queue, in the order of its bindings."""
+        return [*self._fanout_queues.get(queue, ()), *self._kept.get(queue, ())]
 
     def basic_cancel(self, consumer_tag: str) -> None:
         """Deliver no more to this consumer.
@@ -550,11 +558,11 @@ class Channel(virtual.Channel):
         self._receivers.pop(queue, None)
         if os.getpid() != self._pid:
             return
-        if queue in self._fanout_queues or queue in self._kept:
-            subscription = self.poller.unfollow(queue)
-            if subscription is not None:
-                remember(self.transport.identity, subscription)
-        if queue not in self._fanout_queues:
+        for subscription in self._subscriptions(queue):
+            followed = self.poller.unfollow(subscription)
+            if followed is not None:
+                remember(self.transport.identity, followed)
+        if not self._only_reads(queue):
             self.heartbeat.consumes_no_more(queue, self.channel_key)
             self.poller.cancel(self, queue)
         if queue in self._auto_delete and not self._has_other_consumer(queue):
@@ -625,12 +633,17 @@ class Channel(virtual.Channel):
             self.qos.append(message, message.delivery_tag)
         receiver.callback(message)
 
+    def wants(self, subscription: Subscription, routing_key: str) -> bool:
+        """Whether the queue gets a broadcast by this of its bindings."""
+        every = self._subscriptions(subscription.queue)
+        return first_that_matches(every, subscription.exchange, routing_key) is subscription
+
     def receive_broadcast(
         self, subscription: Subscription, routing_key: str, packed: bytes
     ) -> bool:
-        """Hand a broadcast to the queue's consumer; return whether its binding matches."""
+        """Hand a broadcast to the queue's consumer; return whether it has one."""
         receiver = self._receivers.get(subscription.queue)
-        if receiver is None or not matches(subscription.binding, routing_key):
+        if receiver is None:
             return False
         try:
             message = Message(self, envelope.unpack(packed), None, subscription)
@@ -872,18 +885,45 @@ class Channel(virtual.Channel):
         Bindings(self.center).add(exchange, member, ttl)
         if ttl:
             self.heartbeat.keep_binding(exchange, member, ttl, self.channel_key)
-        followed = self._fanout_queues if ttl else self._kept
-        if kind.type == "fanout" and queue not in followed:
-            known = recall(self.transport.identity, exchange, queue)
-            last = begin(
-                self.center,
-                self._streams(exchange, member, bool(ttl)),
-                known.last if known is not None else {},
-            )
-            subscription = Subscription(queue, exchange, routing_key or "", last, kept=not ttl)
-            if known is not None:  # perhaps by another binding
-                subscription.returned = known.returned
-            followed[queue] = subscription
+        if kind.type == "fanout":
+            self._read_from_now(queue, exchange, routing_key or "", member, bool(ttl))
+        elif ttl and queue not in self._routed:
+            self._routed.add(queue)
+            if queue in self._fanout_queues and queue in self._active_queues:
+                self.poller.consume(self, queue)
+
+    def _read_from_now(
+        self, queue: str, exchange: str, routing_key: str, member: str, transient: bool
+    ) -> None:
+        """Read what is broadcast to a queue by this binding, from now on or from where it was left.
+
+        transient: the queue keeps no copy of its own
+        """
+        followed = (self._fanout_queues if transient else self._kept).setdefault(queue, [])
+        if any((one.exchange, one.binding) == (exchange, routing_key) for one in followed):
+            return
+        known = recall(self.transport.identity, queue, exchange, routing_key)
+        last = begin(
+            self.center,
+            self._streams(exchange, member, transient),
+            known.last if known is not None else {},
+        )
+        subscription = Subscription(queue, exchange, routing_key, last, kept=not transient)
+        if followed:
+            subscription.returned = followed[0].returned
+        if known is not None and known.returned is not subscription.returned:
+            subscription.returned += known.returned
+            known.returned.clear()
+        followed.append(subscription)
+        if queue in self._active_queues:
+            self.poller.follow(self, subscription)
+
+    def _read_no_more(self, of: Callable[[Subscription], bool]) -> None:
+        """Read no more broadcasts for what was unbound: the subscriptions of which `of` is true."""
+        for followed in (*self._fanout_queues.values(), *self._kept.values()):
+            for subscription in [one for one in followed if of(one)]:
+                followed.remove(subscription)
+                self.poller.unfollow(subscription)
 
     def queue_unbind(
         self, queue: str, exchange: str | None = None, routing_key: str = "", *args: Any, **kw: Any
@@ -892,6 +932,8 @@ class Channel(virtual.Channel):
         exchange = exchange or "amq.direct"
         self.state.binding_delete(queue, exchange, routing_key)
         self._unbind(queue, exchange, routing_key, None)
+        bound = (queue, exchange, routing_key or "")
+        self._read_no_more(lambda one: one.bound == bound)
 
     def _streams(self, exchange: str, member: str, parts: bool) -> list[str]:
         """The streams that are read for a binding."""
@@ -922,14 +964,16 @@ class Channel(virtual.Channel):
         """Delete a queue with all its messages and bindings; return how many were waiting."""
         if if_unused and queue in self._active_queues:
             return 0
-        fanout = self._fanout_queues.pop(queue, None) is not None
-        self._kept.pop(queue, None)
         size = 0
-        declared = None if fanout else self.center.declared(queue)
+        declared = None if self._only_reads(queue) else self.center.declared(queue)
         if declared is not None:
             size = self.center.counts(queue).waiting
             if if_empty and size:
                 return 0
+        self._read_no_more(lambda one: one.queue == queue)
+        self._fanout_queues.pop(queue, None)
+        self._kept.pop(queue, None)
+        self._routed.discard(queue)
         for exchange, routing_key, arguments in list(self.state.queue_bindings(queue)):
             self._unbind(queue, exchange, routing_key, arguments)
         # The others' bindings of a transient queue go stale; and a queue that is gone has none:
@@ -959,7 +1003,10 @@ class Channel(virtual.Channel):
 
     def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False) -> None:
         """Delete an exchange and its bindings; the queues stay."""
+        self.heartbeat.forget_exchange(exchange)
         Bindings(self.center).clear(exchange)
+        for channel in self.transport.channels:
+            channel._read_no_more(lambda one: one.exchange == exchange)
         for queue, name, routing_key in list(self.state.bindings):
             if name == exchange:
                 self.state.binding_delete(queue, name, routing_key)
@@ -1000,13 +1047,13 @@ class Channel(virtual.Channel):
 
     def _size(self, queue: str) -> int:
         """How many messages wait in a queue, due or not."""
-        if queue in self._fanout_queues or not self._has_queue(queue):
+        if self._only_reads(queue) or not self._has_queue(queue):
             return 0
         # Nobody is to be kept from declaring it by a node that is away.
         return sum(slot.waiting for slot in self.center.counts_by_slot(queue, reachable=True))
 
     def _purge(self, queue: str) -> int:
-        return 0 if queue in self._fanout_queues else self.center.purge(queue)
+        return 0 if self._only_reads(queue) else self.center.purge(queue)
 
     # -- the end
 

@@ -78,9 +78,9 @@ def streams(center: TimeoutCenter, exchange: str) -> list[str]:
     return [center.keys.fanout(exchange), *(center.keys.part(exchange, part) for part in parts)]
 
 
-@dataclass
+@dataclass(eq=False)
 class Subscription:
-    """A queue that is bound to a fanout exchange, and how far it has read."""
+    """A queue that is bound to a fanout exchange, and how far it has read; one for each binding."""
 
     queue: str
     exchange: str
@@ -89,8 +89,24 @@ class Subscription:
     #: the queue is a topic, into which whoever broadcasts puts a copy; what is read for it here
     #: is of producers of a release that did not
     kept: bool = False
-    returned: list[Any] = field(default_factory=list)  #: given back unhandled by a lost connection
+    #: read and not handled yet, or given back by a lost connection; of all bindings of the queue
+    returned: list[Any] = field(default_factory=list)
     left: float = 0.0  #: monotonic seconds when its consumer went away
+
+    @property
+    def bound(self) -> tuple[str, str, str]:
+        """What no other subscription of a channel has."""
+        return (self.queue, self.exchange, self.binding)
+
+
+def first_that_matches(
+    subscriptions: Iterable[Subscription], exchange: str, routing_key: str
+) -> Subscription | None:
+    """Of a queue's, the one by which it gets a broadcast: once, however many match."""
+    for one in subscriptions:
+        if one.exchange == exchange and matches(one.binding, routing_key):
+            return one
+    return None
 
 
 _memory: dict[Hashable, Subscription] = {}
@@ -104,12 +120,12 @@ def remember(identity: Hashable, subscription: Subscription) -> None:
         if now - old.left > MEMORY:
             del _memory[key]
     subscription.left = now
-    _memory[identity, subscription.exchange, subscription.queue] = subscription
+    _memory[(identity, *subscription.bound)] = subscription
 
 
-def recall(identity: Hashable, exchange: str, queue: str) -> Subscription | None:
+def recall(identity: Hashable, queue: str, exchange: str, binding: str) -> Subscription | None:
     """What was remembered of a queue, if it is not too long ago."""
-    found = _memory.pop((identity, exchange, queue), None)
+    found = _memory.pop((identity, queue, exchange, binding), None)
     return found if found and time.monotonic() - found.left <= MEMORY else None
 
 

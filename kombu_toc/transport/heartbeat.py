@@ -234,6 +234,12 @@ class Heartbeat:
         with self._lock:
             self._bindings.pop((exchange, binding), None)
 
+    def forget_exchange(self, exchange: str) -> None:
+        """Keep none of its bindings."""
+        with self._lock:
+            for name in [name for name in self._bindings if name[0] == exchange]:
+                del self._bindings[name]
+
     def leave_all(self, holder: Hashable) -> None:
         """A channel is closed."""
         with self._lock:

@@ -306,7 +306,7 @@ class Poller:
         clustered = self.center.clustered
         self.clock = ServerClocks() if clustered else ServerClock()
         self.intakes: dict[Any, Intake] = {}
-        self.subscriptions: dict[str, tuple[Channel, Subscription]] = {}
+        self.subscriptions: dict[tuple[str, str, str], tuple[Channel, Subscription]] = {}
         #: what went wrong, counted: "bare" (ids without a body), "rolled back", "died"
         self.tally: Counter[str] = Counter()
         self._steady = False
@@ -453,12 +453,12 @@ class Poller:
 
     def follow(self, channel: Channel, subscription: Subscription) -> None:
         """Deliver a fanout exchange's broadcasts to a channel."""
-        self.subscriptions[subscription.queue] = (channel, subscription)
+        self.subscriptions[subscription.bound] = (channel, subscription)
         self.nudge()
 
-    def unfollow(self, queue: str) -> Subscription | None:
-        """Deliver them no more."""
-        found = self.subscriptions.pop(queue, None)
+    def unfollow(self, subscription: Subscription) -> Subscription | None:
+        """Deliver them no more; return by what they were delivered."""
+        found = self.subscriptions.pop(subscription.bound, None)
         return found[1] if found else None
 
     def settle(self, delivery: Delivery) -> None:
@@ -1571,10 +1571,12 @@ class Poller:
         for channel, subscription in followers:
             if place <= order(subscription.last[entry.key]):
                 continue
-            if self.subscriptions.get(subscription.queue) != (channel, subscription):
+            if self.subscriptions.get(subscription.bound) != (channel, subscription):
                 continue  # cancelled by what an entry before has brought about
             subscription.last[entry.key] = entry.id
             if entry.kept and subscription.kept:  # it is in the topic
+                continue
+            if not channel.wants(subscription, entry.routing_key):
                 continue
             if self._enough:
                 subscription.returned.append((entry.routing_key, entry.envelope))

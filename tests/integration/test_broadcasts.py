@@ -475,3 +475,170 @@ def test_events_that_come_faster_than_a_page_a_pause_are_read_without_falling_be
     assert when_task is not None and when_task < 20 * PAGE
     connection.release()
     hub.close()
+
+
+# -- a queue with several bindings
+
+
+@pytest.fixture(params=["exclusive", "auto_delete", "expires", "durable"])
+def lives(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What is said of a queue when it is declared."""
+    return {request.param: {"expires": 60}.get(request.param, True)}
+
+
+def test_a_queue_gets_what_any_of_its_bindings_asks_for_once(
+    connect: Connect, lives: dict[str, Any]
+) -> None:
+    connection = connect()
+    channel = connection.channel()
+    inbox = Inbox()
+    queue = Queue("q", EVENTS, "worker.#", **lives)(channel)
+    queue.declare()
+    queue.bind_to(EVENTS, "task.#")
+    queue.bind_to(EVENTS, "#.sent")
+    Consumer(channel, [queue], callbacks=[inbox]).consume()
+    keys = ["worker.online", "task.sent", "host.up", "task.received", "mail.sent", ""]
+    for number, key in enumerate(keys):
+        broadcast(connection, number, EVENTS, key)
+    drain(connection)
+    # The order of a topic is that of the slots.
+    assert (sorted(inbox.bodies) if "durable" in lives else inbox.bodies) == [0, 1, 3, 4, 5]
+
+
+def test_a_queue_gets_what_all_exchanges_broadcast_that_it_is_bound_to(
+    connect: Connect, lives: dict[str, Any]
+) -> None:
+    connection = connect()
+    channel = connection.channel()
+    inbox = Inbox()
+    queue = Queue("q", EVENTS, "worker.#", **lives)(channel)
+    queue.declare()
+    EVERYONE(channel).declare()
+    queue.bind_to(EVERYONE)
+    Consumer(channel, [queue], callbacks=[inbox]).consume()
+    broadcast(connection, 1, EVENTS, "worker.online")
+    broadcast(connection, 2, EVERYONE, "worker.online")
+    broadcast(connection, 3, EVENTS, "task.sent")
+    drain(connection)
+    assert sorted(inbox.bodies) == [1, 2]
+    queue.delete()
+    broadcast(connection, 4, EVENTS, "worker.online")
+    broadcast(connection, 5, EVERYONE)
+    drain(connection)
+    assert sorted(inbox.bodies) == [1, 2]
+
+
+def test_a_queue_that_is_consumed_gets_what_it_is_bound_to_afterwards(
+    connect: Connect, lives: dict[str, Any]
+) -> None:
+    connection = connect()
+    channel = connection.channel()
+    inbox = Inbox()
+    queue = Queue("q", EVENTS, "worker.#", **lives)(channel)
+    Consumer(channel, [queue], callbacks=[inbox]).consume()
+    EVERYONE(channel).declare()
+    queue.bind_to(EVERYONE)
+    queue.bind_to(EVENTS, "task.#")
+    broadcast(connection, 1, EVENTS, "worker.online")
+    broadcast(connection, 2)
+    broadcast(connection, 3, EVENTS, "task.sent")
+    drain(connection)
+    assert sorted(inbox.bodies) == [1, 2, 3]
+
+
+def test_a_queue_gets_no_more_of_what_it_is_unbound_from(
+    connect: Connect, lives: dict[str, Any]
+) -> None:
+    connection = connect()
+    channel = connection.channel()
+    inbox = Inbox()
+    queue = Queue("q", EVENTS, "worker.#", **lives)(channel)
+    Consumer(channel, [queue], callbacks=[inbox]).consume()
+    EVERYONE(channel).declare()
+    queue.bind_to(EVERYONE)
+    queue.bind_to(EVENTS, "task.#")
+    # Somebody else is bound, so that the exchanges have streams.
+    all_ = consume(connection, Queue("all", EVENTS, "#", exclusive=True))
+    both = consume(connection, Queue("both", EVERYONE, exclusive=True))
+    queue.unbind_from(EVENTS, "task.#")
+    queue.unbind_from(EVERYONE)
+    for number, key in enumerate(("worker.online", "task.sent")):
+        broadcast(connection, number, EVENTS, key)
+    broadcast(connection, 2)
+    drain(connection)
+    assert (all_.bodies, both.bodies, inbox.bodies) == ([0, 1], [2], [0])
+    queue.unbind_from(EVENTS, "worker.#")
+    broadcast(connection, 3, EVENTS, "worker.online")
+    drain(connection)
+    assert (all_.bodies, inbox.bodies) == ([0, 1, 3], [0])
+
+
+def test_an_exchange_that_is_deleted_has_no_bindings_any_more(
+    connect: Connect, client: redis.Redis, lives: dict[str, Any]
+) -> None:
+    connection = connect()
+    channel = connection.channel()
+    inbox = Inbox()
+    queue = Queue("q", EVENTS, "worker.#", **lives)(channel)
+    Consumer(channel, [queue], callbacks=[inbox]).consume()
+    broadcast(connection, 1, EVENTS, "worker.online")
+    drain(connection)
+    channel.exchange_delete("events")
+    connection.transport.heartbeat._beat(connection.transport.center)
+    broadcast(connection, 2, EVENTS, "worker.online")
+    drain(connection)
+    assert inbox.bodies == [1]
+    assert not [key for key in keys_left(client) if "events" in key]
+
+
+def test_a_reader_that_reconnects_goes_on_in_each_of_its_exchanges(connect: Connect) -> None:
+    first, producer = connect(), connect()
+
+    def reading(connection: Connection) -> Inbox:
+        inbox = Inbox()
+        channel = connection.channel()
+        queue = Queue("w", EVENTS, "worker.#", expires=60)(channel)
+        queue.declare()
+        EVERYONE(channel).declare()
+        queue.bind_to(EVERYONE)
+        Consumer(channel, [queue], callbacks=[inbox]).consume()
+        return inbox
+
+    inbox = reading(first)
+    broadcast(producer, 1, EVENTS, "worker.online")
+    broadcast(producer, 2)
+    drain(first)
+    first.collect()
+    broadcast(producer, 3, EVENTS, "worker.online")
+    broadcast(producer, 4)
+    second = connect()
+    again = reading(second)
+    drain(second)
+    assert sorted(inbox.bodies) == [1, 2]
+    assert sorted(again.bodies) == [3, 4]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_queue_gets_what_is_broadcast_and_what_is_sent_to_it_alone(
+    connect: Connect, lives: dict[str, Any], when: str, client: redis.Redis
+) -> None:
+    """It is bound to an exchange of each kind, before it is consumed or after."""
+    connection = connect()
+    channel = connection.channel()
+    inbox = Inbox()
+    direct = Exchange("letters", "direct")
+    direct(channel).declare()
+    queue = Queue("q", EVENTS, "worker.#", **lives)(channel)
+    queue.declare()
+    if when == "before":
+        queue.bind_to(direct, "mine")
+    Consumer(channel, [queue], callbacks=[inbox], auto_declare=False).consume()
+    if when == "after":
+        queue.bind_to(direct, "mine")
+    broadcast(connection, 1, EVENTS, "worker.online")
+    broadcast(connection, 2, direct, "mine")
+    drain(connection)
+    assert sorted(inbox.bodies) == [1, 2]
+    queue.delete()
+    connection.release()
+    assert keys_left(client) == []
