@@ -54,4 +54,6 @@ TARGETS = (
         for number in (1, 10, 50)
         for metric in ("commands", "bare")
     ),
+    Target("idle-500", "cpu", "<=", 10.0, ITSELF),
+    Target("idle-500", "lost_max", "<=", 1000.0, ITSELF),
 )

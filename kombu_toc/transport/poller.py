@@ -81,7 +81,7 @@ STREAM_BLOCK = 10.0
 LOOKS = 0.7
 
 #: So many times as rarely an idle consumer looks into all slots while somebody keeps them up.
-RARELY = 60.0
+RARELY = 180.0
 
 #: Seconds for which a worker keeps a connection that nobody uses, and between looks for such.
 CONNECTION_IDLE = 10.0
