@@ -206,7 +206,7 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
         ignored = ignored if channel.settings.ignored else []
         for queue, what in channel.ignored.items():
             if what:
-                ignored.append(f"of queue {queue!r} {', '.join(what)}")
+                ignored.append(f"for queue {queue!r}: {', '.join(what)}")
         if ignored:
             logger.warning("Without effect: %s", "; ".join(ignored))
         if channel.transport.address.kind == "embedded":

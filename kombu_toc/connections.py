@@ -111,9 +111,8 @@ def refusal(exc: BaseException, pool: Any) -> str:
     """What to say of an error reply that passes by itself or by an operator's hand."""
     if isinstance(exc, OutOfMemoryError) or re.search(r"\bOOM\b", str(exc)):
         return (
-            f"{_where(pool)} is full (maxmemory): what was to be sent is not kept. Let workers "
-            "drain it, which they do all the same, or raise its maxmemory; then send it again: "
-            f"{exc}"
+            f"{_where(pool)} is full (maxmemory), and nothing was kept. Let workers drain it, "
+            f"which they do all the same, or raise its maxmemory; then try again: {exc}"
         )
     return f"Redis refused a command: {exc}"
 

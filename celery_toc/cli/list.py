@@ -85,7 +85,11 @@ def narrowed(
     if earliest is not None and latest is not None and earliest >= latest:
         raise Failure("--since is not before --until: nothing can match", USAGE)
     if state == "scheduled" and latest is not None and latest <= now:
-        raise Failure("what is scheduled is due later than now: --until is in the past", USAGE)
+        raise Failure(
+            "what is scheduled is due later than now, and --until is in the past: "
+            "nothing can match",
+            USAGE,
+        )
     if state in ("ready", "dead") and earliest is not None and earliest > now:
         what = "was due" if state == "ready" else "died"
         raise Failure(f"what is {state} {what} before now: --since is in the future", USAGE)

@@ -483,8 +483,8 @@ class Channel(virtual.Channel):
                 at_us = eta_us(eta)
             except (ValueError, TypeError, OverflowError) as exc:
                 raise ActionTimeError(
-                    f"task {id}: its eta {eta!r:.80} is no time; pass a datetime, or a text such "
-                    "as '2030-01-31T10:00:00+00:00'"
+                    f"task {id}: its eta {eta!r:.80} is not a time; pass a datetime, or a text "
+                    "such as '2030-01-31T10:00:00+00:00'"
                 ) from exc
             if properties.get(envelope.COUNTDOWN):
                 # What is left of it now: less than at first if Kombu repeats the publish.
@@ -503,7 +503,7 @@ class Channel(virtual.Channel):
                 return None, int(float(delay) * 1000)
             except (ValueError, TypeError, OverflowError) as exc:
                 raise ActionTimeError(
-                    f"message {id}: its x-delay {delay!r:.80} is no number of milliseconds"
+                    f"message {id}: its x-delay {delay!r:.80} is not a number of milliseconds"
                 ) from exc
         return None, None
 

@@ -80,7 +80,7 @@ def test_a_time_that_nobody_can_read_is_kept_with_its_reason_whoever_has_sent_it
     """A sender with celery-toc is refused; another, or an old one, is not."""
     add = app.tasks["e2e.add"]
     if isinstance(eta, str):
-        with pytest.raises(kombu_toc.ActionTimeError, match="is no time"):
+        with pytest.raises(kombu_toc.ActionTimeError, match="is not a time"):
             add.apply_async((1, 2), eta=eta)
         # What Celery's worker can read, the sender may send.
         sent = add.apply_async((1, 2), eta="20200101T10,5")

@@ -247,7 +247,7 @@ def test_a_worker_says_at_its_start_what_has_no_effect(
     assert line == (
         "the broker's options 'visibilty_timeout' (no such option; did you mean "
         "'visibility_timeout'?), 'sep' (an option of Kombu's redis transport, not needed here); "
-        "of queue 'celery' retries=5 (it was declared with 2, and the first declaration stands), "
+        "for queue 'celery': retries=5 (it was declared with 2, and the first declaration stands), "
         "dead_age=60 (it was declared without, and the first declaration stands)"
     )
 

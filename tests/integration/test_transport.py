@@ -256,7 +256,7 @@ def test_a_time_that_cannot_be_read_is_an_error_to_the_sender(
 ) -> None:
     """Which names the task and the time; nothing is sent."""
     with pytest.raises(
-        kombu_toc.ActionTimeError, match=r"m-17: its (eta|x-delay) .* no "
+        kombu_toc.ActionTimeError, match=r"m-17: its (eta|x-delay) .* is not a "
     ) as caught:
         publish(connection, "x", headers={"id": "m-17", **headers})
     assert len(str(caught.value)) < 300
