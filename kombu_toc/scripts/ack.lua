@@ -11,7 +11,7 @@
 --
 -- By the message, whichever connection it was delivered on, and however late. What has been put
 -- since under the same id has another birth, or none yet, and is left alone.
---@ wake token
+--@ admitted wake token
 
 local slots, steps, sets = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local width = 6 + steps

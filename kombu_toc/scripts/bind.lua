@@ -6,14 +6,13 @@
 -- ARGV[3] milliseconds after which it goes stale unless it is refreshed, or 0 for never
 -- ARGV[4] which part of the broadcasts is read for it, or '' if it is told by nothing
 -- Returns the server's clock in milliseconds.
---@ version
+--@ version admitted
 
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local ttl = tonumber(ARGV[3])
 local old = redis.call('ZSCORE', KEYS[1], ARGV[2])
--- Redis refuses what takes memory when it is full, but not after a script's first write.
-redis.call('ZREM', KEYS[1], ARGV[2])
+write_nothing(KEYS[1])
 if ttl == 0 or old == 'inf' then
   redis.call('ZADD', KEYS[1], '+inf', ARGV[2])
   if old ~= 'inf' then new_version(KEYS[5], redis.call('ZCARD', KEYS[1])) end

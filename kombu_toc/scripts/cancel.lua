@@ -12,7 +12,7 @@
 -- Returns {{id, what it was: 1 waiting | 2 in flight | 3 dead, 1 deleted | 0 left,
 --           1 if it was delivered before, envelope of what is deleted, ...},
 --          how many of the ids were looked at, announcements, settled}
---@ clock wake
+--@ clock admitted wake
 
 local steps = tonumber(ARGV[1])
 local wake = KEYS[7 + steps + 2 * (#ARGV - 7)]

@@ -17,7 +17,7 @@
 -- 5 the slot's next time is not announced: it is
 -- 6 an id that waits under a step that the topic has not, where nobody looks: it gets another
 -- 7 a token of no message: removed
---@ clock wake failure
+--@ clock admitted wake failure
 
 local steps, part, mend = tonumber(ARGV[1]), tonumber(ARGV[3]), ARGV[6] == '1'
 local slot, cursor, count = ARGV[2], ARGV[4], ARGV[5]

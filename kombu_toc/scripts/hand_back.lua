@@ -6,7 +6,7 @@
 --
 -- Of more than two times that a slot has announced, only the earliest are: the pops that come of
 -- these announce the others.
---@ clock wake
+--@ clock admitted wake
 
 local wake = KEYS[#ARGV / 2 + 1]
 local count = 0
@@ -15,8 +15,7 @@ for i = 1, #ARGV / 2 do
   take_back(wake, KEYS[i], slot, redis.call('ZRANGE', KEYS[i], 2, AT_ONCE))
   if redis.call('ZSCORE', KEYS[i], us) then
     if wake then
-      -- Redis refuses what takes memory when it is full, but not after a script's first write.
-      redis.call('ZREM', wake, slot .. ':' .. us)
+      write_nothing(wake)
       redis.call('ZADD', wake, us, slot .. ':' .. us)
     else
       said[#said + 1] = tonumber(slot)

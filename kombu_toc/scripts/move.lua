@@ -17,7 +17,7 @@
 -- if it had been put there second. If the other one is the same, byte for byte, one of them stays.
 -- Its token stays behind: acknowledgements go to the slot of their delivery, and one pop may have
 -- delivered a message of the same id here and there.
---@ clock wake
+--@ clock admitted wake
 
 local steps = tonumber(ARGV[1])
 local width = 6 + steps

@@ -9,8 +9,6 @@
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
--- Redis refuses what takes memory when it is full, but not after a script's first write.
-redis.call('ZREM', KEYS[1], ARGV[1])
 for i = 3, #ARGV do redis.call('ZREM', KEYS[1], ARGV[i]) end
 if ARGV[1] ~= '' then
   redis.call('ZADD', KEYS[1], now + tonumber(ARGV[2]), ARGV[1])

@@ -4,7 +4,7 @@
 -- then the wake index, if it is on this node
 -- ARGV[1] number of priority steps   ARGV[2] slot number   ARGV[3] how many at most
 -- Returns {how many were deleted, their ids that are copies of another, announcements, settled}
---@ clock wake
+--@ clock admitted wake
 
 local steps, most = tonumber(ARGV[1]), tonumber(ARGV[3])
 local wake = KEYS[5 + steps]

@@ -24,7 +24,7 @@
 --
 -- A time that has passed is now: nobody could have delivered the message before it was put. So it
 -- is late from now on, and it does not go before what has been due for longer.
---@ clock wake
+--@ clock admitted wake
 
 local store, body, armed, copies, sent, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local id, envelope, ttl = ARGV[1], ARGV[2], tonumber(ARGV[6])

@@ -9,7 +9,7 @@
 -- ARGV[5] 1: with the envelopes
 -- Returns {now in microseconds, {slot index, step index, id or {id, birth}, store score,
 --          envelope, ...}}, as pop does
---@ clock
+--@ clock admitted
 
 local given, name = KEYS[#KEYS], ARGV[1]
 local now = clock()
@@ -28,8 +28,7 @@ if known and string.sub(known, 1, #name + 1) == name .. '\n' then
     local mark = 32 * (step - 1) + (low < 32 and low or tonumber(ARGV[3]))
     local lease = redis.call('ZSCORE', prepare, id)
     if lease and tonumber(lease) % 1000 == mark and redis.call('HGET', tokens, id) == birth then
-      -- Redis refuses what takes memory when it is full, but not after a script's first write.
-      redis.call('ZREM', prepare, id)
+      write_nothing(prepare)
       redis.call('ZADD', prepare, until_ms * 1000 + mark, id)
       local at = #messages
       messages[at + 1] = slot - 1

@@ -15,7 +15,7 @@
 --
 -- A message whose lease has ended in the meantime, and perhaps is another's by now, stays where
 -- it is, unless it is not to be tried again: that counts as an acknowledgement would.
---@ clock wake failure token
+--@ clock admitted wake failure token
 
 local steps = tonumber(ARGV[1])
 local wake = KEYS[6 + steps]

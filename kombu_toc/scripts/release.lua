@@ -8,7 +8,7 @@
 -- its token
 -- Returns {how many were in prepare, announcements, settled}. An id that is not, or whose lease is
 -- another's by now, is left alone.
---@ clock wake token
+--@ clock admitted wake token
 
 local steps = tonumber(ARGV[1])
 local wake = KEYS[4 + steps]

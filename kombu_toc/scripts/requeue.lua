@@ -6,7 +6,7 @@
 -- Returns {how many were dead, announcements, settled}. An id that is not is left alone.
 --
 -- It counts as tried, for it was; its last error stays with it.
---@ clock wake failure
+--@ clock admitted wake failure
 
 local steps = tonumber(ARGV[1])
 local wake = KEYS[4 + steps]

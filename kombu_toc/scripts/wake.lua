@@ -1,4 +1,4 @@
--- Fragment: announcing in the wake index. Needs clock.lua.
+-- Fragment: announcing in the wake index. Needs clock.lua and admitted.lua.
 --
 -- `wake` is the key of the topic's wake index, or nil where it lives on another node (Redis
 -- Cluster); then `said` and `unsaid` collect what the client has to write there: slot, time, ...
@@ -7,15 +7,6 @@ local said, unsaid = {}, {}
 
 local function member(slot, us)
   return slot .. ':' .. string.format('%.0f', us)
-end
-
--- Redis refuses what takes memory when it is full, but not after a script's first write; and a key
--- that loses its last member for a moment loses its time to live, too.
-local function add(key, us, name)
-  local ttl = redis.call('PTTL', key)
-  redis.call('ZREM', key, name)
-  redis.call('ZADD', key, us, name)
-  if ttl > 0 then redis.call('PEXPIRE', key, ttl) end
 end
 
 -- Announcements that one script takes back, at most. A slot has two: it once had one for each time
@@ -40,6 +31,14 @@ end
 -- But for one that a consumer has claimed, who wakes for it in any case. `first` is the earliest that
 -- is announced, or nil.
 local function announce(wake, armed, slot, us, first)
+  write_nothing(armed)
+  redis.call('ZADD', armed, us, string.format('%.0f', us))
+  if wake then
+    redis.call('ZADD', wake, us, member(slot, us))
+  else
+    said[#said + 1] = tonumber(slot)
+    said[#said + 1] = us
+  end
   if first then
     local later = redis.call('ZRANGEBYSCORE', armed, '(' .. string.format('%.0f', us), '+inf',
       'LIMIT', 0, AT_ONCE)
@@ -50,13 +49,6 @@ local function announce(wake, armed, slot, us, first)
       end
     end
     take_back(wake, armed, slot, later)
-  end
-  add(armed, us, string.format('%.0f', us))
-  if wake then
-    add(wake, us, member(slot, us))
-  else
-    said[#said + 1] = tonumber(slot)
-    said[#said + 1] = us
   end
 end
 

@@ -410,3 +410,29 @@ def test_a_wrong_password_is_an_error_that_does_not_print_it(
     assert "wr0ng-pw" not in said
     assert re.search("password|WRONGPASS", said), said
     refused(wrong.replace(":wr0ng-pw@", ""), "uthentication")
+
+
+def test_a_lease_is_renewed_while_its_slot_is_about_to_move(cluster: Cluster) -> None:
+    """A key that lost its only member for a moment would be gone from the node, and not be let in
+    again: the message would be in no queue."""
+    with cluster.client() as client:
+        client.flushall()
+    center = center_for(cluster.toc_url)
+    center.declare("one", slots=1)
+    slot = cluster.slot_of(center.topic("one").slot(0).body)
+    home = cluster.owner(slot)
+    to = next(node for node in cluster.primaries() if node is not home)
+    center.put("one", "m", b"")
+    held = center.pop("one").messages
+    for node, what, other in ((to, "IMPORTING", home), (home, "MIGRATING", to)):
+        with node.client() as client:
+            client.execute_command("CLUSTER", "SETSLOT", slot, what, other.id)
+    try:
+        assert center.extend(held) == []
+    finally:
+        for node in (to, home):
+            with node.client() as client:
+                client.execute_command("CLUSTER", "SETSLOT", slot, "STABLE")
+    assert center.counts("one").in_flight == 1
+    assert center.ack(held) == 1
+    center.delete("one")
