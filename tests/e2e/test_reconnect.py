@@ -105,7 +105,7 @@ def test_a_task_that_celery_cancels_at_a_lost_connection_runs_again(
 def test_a_worker_warns_once_of_a_server_that_forgets(start_workers: StartWorkers) -> None:
     """Y9"""
     [worker] = start_workers(1, "-P", "solo")
-    assert worker.container.logs().count("may lose messages") == 1
+    assert worker.container.logs().count("may lose tasks") == 1
 
 
 @pytest.mark.one_server("the proxy that loses the reply stands before one server")

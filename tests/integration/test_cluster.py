@@ -282,7 +282,7 @@ def test_what_a_broker_of_kombus_own_has_moves_into_a_cluster(
             send(old, f"ready-{number}")
         if killed:
             with monkeypatch.context() as patch:
-                patch.setattr(redis.client.Pipeline, "execute", Mock(side_effect=Killed))
+                patch.setattr("kombu_toc.connections.Pipeline.execute", Mock(side_effect=Killed))
                 with pytest.raises(Killed):
                     migrate_broker(single_server.url, new)
             assert center.counts("celery").waiting == 40
