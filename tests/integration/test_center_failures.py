@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import partial
 
 import pytest
+from kombu import Connection
 
 from kombu_toc import (
     ConfigurationError,
@@ -448,6 +449,22 @@ def test_what_replaces_a_delivered_message_is_taken_although_the_server_is_full(
         assert center.run_puts([call])[0].added
     assert center.get("refused") == []
     assert center.ack(center.pop("one", 5).messages) == 3
+
+
+def test_a_retry_with_an_id_of_its_sender_s_is_taken_although_the_server_is_full(server, full):
+    """Also if it is the first of the queue whose id was chosen, or that says its slot."""
+    with Connection(server.toc_url) as connection:
+        connection.SimpleQueue("one").close()
+        full()
+        for headers in ({"id": "chosen"}, {"id": "other", "x-slot-basis": "customer 7"}):
+            connection.Producer().publish(
+                "again", routing_key="one", headers={**headers, "retries": 1}
+            )
+        with connection.SimpleQueue("one") as queue:
+            for _ in range(2):
+                message = queue.get(timeout=5)
+                assert message.payload == "again"
+                message.ack()
 
 
 def test_it_is_counted_although_the_server_is_full(center, client, full):
