@@ -442,7 +442,7 @@ def test_what_replaces_a_delivered_message_is_taken_although_the_server_is_full(
     center = center_for(server.toc_url)
     topic = center.declare("one", slots=1)
     full()
-    with pytest.raises(ServerError, match=r"is full .*not kept.* raise its maxmemory"):
+    with pytest.raises(ServerError, match=r"is full .*nothing was kept.* raise its maxmemory"):
         center.put("one", "refused", b"")
     for number in range(3):
         call = center.putting(topic, f"retry {number}", b"", replaces=True)
