@@ -16,8 +16,11 @@ from .fanout import streams
 MOST_TABLES = 256
 MOST_FOUND = 4096
 
-#: Seconds after which bindings are read again for a routing key that nothing is bound to.
+#: Seconds after which bindings are read again although they have not changed, as far as their
+#: version tells; those of an exchange that has many, and what many are.
 READ_AGAIN = 1.0
+READ_ALL_AGAIN = 60.0
+MANY = 100
 
 
 def binding(
@@ -102,6 +105,8 @@ class Table:
 
     def __init__(self, version: str, raw: Sequence[Any]) -> None:
         self.version = version
+        #: monotonic seconds when they were read
+        self.read_at = time.monotonic()
         pairs = zip(raw[::2], raw[1::2], strict=True)
         bound = [(json.loads(member), bool(transient)) for member, transient in pairs]
         #: the type of the exchange, as whoever has bound the first knew it
@@ -120,6 +125,16 @@ class Table:
         self._other: list[tuple[re.Pattern[str], str]] = []
         self._arranged = False
         self._found: dict[str, list[str]] = {}
+
+    @property
+    def many(self) -> bool:
+        """Whether it takes a while to read them."""
+        return len(self.rows) > MANY
+
+    @property
+    def old(self) -> bool:
+        """Whether it is time to read them again."""
+        return time.monotonic() - self.read_at >= (READ_ALL_AGAIN if self.many else READ_AGAIN)
 
     def direct(self, routing_key: str) -> list[str]:
         """The queues that a direct exchange sends to."""
@@ -160,7 +175,9 @@ class Routes:
     """The bindings of exchanges, for who publishes: read once, and again when they have changed.
 
     Each look asks the server whether they have, so that what any process binds counts from the
-    next publish on.
+    next publish on. But a process of the first release that unbinds one queue and binds another
+    leaves nothing by which it could be seen: therefore they are read again every now and then, and
+    when nothing is bound to a routing key.
     """
 
     def __init__(self, center: TimeoutCenter) -> None:
@@ -176,7 +193,7 @@ class Routes:
         """
         table = self._tables.get(exchange)
         if known is None:
-            known = table.version if table is not None else ""
+            known = table.version if table is not None and not table.old else ""
         keys = (self._center.keys.bindings(exchange), self._center.keys.bound(exchange))
         version, *raw = self._center.run(Call(load("bound"), keys, (known,), list, keys_recur=True))
         version = version.decode()
@@ -188,14 +205,14 @@ class Routes:
         return table
 
     def anew(self, exchange: str) -> Table:
-        """The same, when nothing is bound to a routing key: a process of the first release that
-        unbinds one queue and binds another leaves nothing by which it could be seen.
+        """The same, when nothing is bound to a routing key.
 
-        At most once a second; in between, what is kept.
+        Many are read at most once a second; in between, it is what is kept.
         """
         now = time.monotonic()
-        if now < self._read_again.get(exchange, 0.0):
-            return self._tables.get(exchange) or self.of(exchange)
+        table = self._tables.get(exchange)
+        if table is None or (table.many and now < self._read_again.get(exchange, 0.0)):
+            return table or self.of(exchange)
         self._read_again[exchange] = now + READ_AGAIN
         return self.of(exchange, known="")
 

@@ -130,6 +130,45 @@ def test_as_many_bindings_as_before_are_seen_to_be_others(
     assert waiting(center, "stays", "goes", "comes") == [2, 1, 1]
 
 
+def test_each_of_several_that_take_turns_is_found(
+    connect: Connect, center: TimeoutCenter, client: redis.Redis
+) -> None:
+    """As clients of the first release that ask for replies one after the other, in no time."""
+    exchange = Exchange("replies", "direct")
+    connection, key = connect(), center.keys.bindings("replies")
+    exchange(connection.default_channel).declare()
+    names = [f"client{number}" for number in range(5)]
+    for name in names:
+        center.declare(name)
+        client.delete(key)
+        client.zadd(key, {binding("direct", name, None, name): "inf"})
+        publish(connection, exchange, name)
+    assert waiting(center, *names) == [1] * 5
+
+
+@pytest.mark.parametrize("number", [1, 500])
+def test_a_routing_key_that_the_first_release_has_given_to_another_queue_leads_there_soon(
+    connect: Connect,
+    center: TimeoutCenter,
+    client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+) -> None:
+    exchange = Exchange("work", "direct")
+    connection, key = connect(), center.keys.bindings("work")
+    for name in ("one", "two"):
+        center.declare(name)
+    others = [binding("direct", f"key{n}", None, "one") for n in range(1, number)]
+    client.zadd(key, dict.fromkeys([binding("direct", "key", None, "one"), *others], "inf"))
+    publish(connection, exchange, "key")
+    client.zrem(key, binding("direct", "key", None, "one"))
+    client.zadd(key, {binding("direct", "key", None, "two"): "inf"})
+    limit = {1: "READ_AGAIN", 500: "READ_ALL_AGAIN"}[number]
+    monkeypatch.setattr(f"kombu_toc.transport.bindings.{limit}", 0.0)  # its time is over
+    publish(connection, exchange, "key")
+    assert waiting(center, "one", "two") == [1, 1]
+
+
 @pytest.mark.parametrize("options", [{"exclusive": True}, {"auto_delete": True}, {"expires": 60}])
 def test_to_delete_a_transient_queue_looks_through_no_keys(
     connect: Connect, client: redis.Redis, options: dict[str, Any]
