@@ -545,7 +545,7 @@ class Channel(virtual.Channel):
         """Deliver no more to this consumer.
 
         With the last one goes an auto-delete queue: at once if nobody else can consume it, that
-        is, if it is exclusive or bound to a fanout exchange, else when it goes stale.
+        is, if it is exclusive or bound to fanout exchanges alone, else when it goes stale.
         """
         if consumer_tag not in self._consumers:
             return
@@ -566,7 +566,7 @@ class Channel(virtual.Channel):
             self.heartbeat.consumes_no_more(queue, self.channel_key)
             self.poller.cancel(self, queue)
         if queue in self._auto_delete and not self._has_other_consumer(queue):
-            if queue in self._exclusive or queue in self._fanout_queues:
+            if queue in self._exclusive or self._only_reads(queue):
                 self._delete_transient(queue)
             else:
                 # Others may consume it, elsewhere: they keep it, or it goes stale.
@@ -1070,7 +1070,8 @@ class Channel(virtual.Channel):
         self.poller.flush()
         if self._qos is not None:
             self._qos.restore_unacked_once()
-        for queue in list(self._exclusive | (self._auto_delete & self._fanout_queues.keys())):
+        only_reading = filter(self._only_reads, self._auto_delete)
+        for queue in self._exclusive.union(only_reading):
             if not self._has_other_consumer(queue):
                 self._delete_transient(queue)
         self.heartbeat.leave_all(self.channel_key)

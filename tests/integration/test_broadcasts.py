@@ -642,3 +642,23 @@ def test_a_queue_gets_what_is_broadcast_and_what_is_sent_to_it_alone(
     queue.delete()
     connection.release()
     assert keys_left(client) == []
+
+
+def test_a_shared_queue_stays_when_one_of_its_consumers_goes(connect: Connect) -> None:
+    """It goes with the last one, and is bound to a fanout exchange and to another."""
+    first, second = connect(), connect()
+    letters = Exchange("letters", "direct")
+    inboxes = []
+    for connection in (first, second):
+        channel = connection.channel()
+        queue = Queue("shared", EVENTS, "worker.#", auto_delete=True)(channel)
+        queue.declare()
+        letters(channel).declare()
+        queue.bind_to(letters, "ours")
+        inboxes.append(inbox := Inbox())
+        Consumer(channel, [queue], callbacks=[inbox], auto_declare=False).consume()
+    broadcast(second, 1, letters, "ours")
+    first.release()
+    broadcast(second, 2, letters, "ours")
+    drain(second)
+    assert sorted(inboxes[1].bodies) == [1, 2]
