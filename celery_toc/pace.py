@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Hashable, Set
 
 #: What the latest task counts for in the mean.
 WEIGHT = 0.2
@@ -26,26 +26,26 @@ class Pace:
         else:
             self.mean += WEIGHT * (seconds - self.mean)
 
-    def see(self, executing: Collection[Hashable], now: float) -> None:
+    def see(self, executing: Set[Hashable], now: float) -> None:
         """Learn which tasks are executing."""
         began = self._began
-        if len(began) == len(executing) and all(task in began for task in executing):
-            return
-        for task in [task for task in began if task not in executing]:
+        for task in began.keys() - executing:
             self.took(now - began.pop(task))
-        for task in executing:
-            began.setdefault(task, now)
+        for task in executing - began.keys():
+            began[task] = now
 
     def soon_free(self, seconds: float, processes: int, now: float) -> int:
         """How many tasks more the processes will have begun within so many seconds.
 
         A process whose task has taken longer than the mean is expected to take as long again:
-        long tasks are what nobody must wait behind. None if nothing is known.
+        long tasks are what nobody must wait behind. None are if no task has ended yet.
         """
         mean = self.mean
         if mean is None:
             return 0
         mean = max(mean, 1e-6)
-        ages = [max(now - since, mean) for since in self._began.values()]
-        idle = max(processes - len(ages), 0)
-        return int(idle * seconds / mean + sum(seconds / age for age in ages))
+        rate = max(processes - len(self._began), 0) / mean
+        for since in self._began.values():
+            age = now - since
+            rate += 1 / (age if age > mean else mean)
+        return int(seconds * rate)

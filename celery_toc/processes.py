@@ -32,8 +32,18 @@ def missing(pool: Any) -> int:
     """How many processes of a pool are not up: one that died leaves no room until another one has
     taken its place."""
     pool = getattr(pool, "_pool", None)
-    up = getattr(pool, "_all_inqueues", None)
-    return 0 if up is None else max(pool._processes - len(up), 0)
+    try:
+        missing = pool._processes - len(pool._all_inqueues)
+    except AttributeError:
+        return 0
+    return missing if missing > 0 else 0
+
+
+def send_now(pool: Any) -> None:
+    """See to it that a pool of processes sends its tasks in this turn of the event loop."""
+    schedule = getattr(getattr(pool, "_pool", None), "on_poll_start", None)
+    if schedule is not None:
+        schedule()
 
 
 def time_limits(pool: Any) -> list[Any]:

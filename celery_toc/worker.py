@@ -38,7 +38,7 @@ import kombu_toc
 
 from . import remote as remote  # makes its commands known
 from .pace import Pace
-from .processes import FlushesWhatWasNotSent, missing, sent_request, time_limits
+from .processes import FlushesWhatWasNotSent, missing, send_now, sent_request, time_limits
 from .rejections import explain
 
 logger = get_logger(__name__)
@@ -147,6 +147,8 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
         self._helper: threading.Thread | None = None
         self._solo = False
         self._pace = Pace()
+        #: what was executing when that was last looked at
+        self._seen: set[Any] = set()
         if self.enabled:
             # Strategies bind the timer's method when the Tasks step starts, before this one.
             c.timer = _PastTimers(c.timer, lambda: time_limits(c.pool), lambda: c.qos)
@@ -165,9 +167,11 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
         self._channel = channel = c.task_consumer.channel
         self._poller = channel.poller
         self._poller.steady = True
+        self._scaler = getattr(c.controller, "autoscaler", None) or c.controller
         # What gossip hears of the others: with many of them, each would be woken all the time.
         self._poller.unhurried.add(c.app.conf.event_exchange)
         self._poller.before_delivery = state.maybe_shutdown
+        self._poller.send_now = lambda: send_now(c.pool)
         channel.free = lambda: self._free(c)
         channel.soon_free = lambda seconds: self._soon_free(c, seconds)
         channel.keep = lambda message: self._executing(c, message)
@@ -321,7 +325,8 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
     def _free(self, c: Any) -> int:
         """How many tasks could start at once."""
         busy = self._busy()
-        if not self._solo:
+        if busy != self._seen:
+            self._seen = busy
             self._pace.see(busy, time.monotonic())
         return 0 if self._paused else self._limit(c) - len(busy)
 
@@ -329,11 +334,9 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
         """How many more could within so many seconds."""
         return self._pace.soon_free(seconds, self._limit(c), time.monotonic())
 
-    @staticmethod
-    def _limit(c: Any) -> int:
+    def _limit(self, c: Any) -> int:
         # An autoscaler's pool grows for what comes, up to its present maximum.
-        scaler = getattr(c.controller, "autoscaler", None) or c.controller
-        most = getattr(scaler, "max_concurrency", None) or c.pool.num_processes or 1
+        most = getattr(self._scaler, "max_concurrency", None) or c.pool.num_processes or 1
         return most - missing(c.pool)
 
     def _executing(self, c: Any, message: kombu_toc.Message) -> bool:

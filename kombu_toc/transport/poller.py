@@ -312,6 +312,8 @@ class Poller:
         self._steady = False
         #: called before each delivery; a worker that is to end raises what ends its loop
         self.before_delivery: Callable[[], None] | None = None
+        #: makes a pool send, in this turn of the loop, what was delivered in it
+        self.send_now: Callable[[], None] | None = None
         #: exchanges of which broadcasts may be read late
         self.unhurried: set[str] = set()
         self._pid = os.getpid()
@@ -627,6 +629,9 @@ class Poller:
         self._in_tick = True
         self._turns += 1
         try:
+            for intake in list(self.intakes.values()):
+                if intake.ready:
+                    self._run_ready(intake)
             self._run_due()
             if self._pool_first():
                 return
@@ -661,8 +666,12 @@ class Poller:
         if self._pool_first_since is None:
             self._pool_first_since = now
         first = not self._has_backlog() and now < self._pool_first_since + POOL_FIRST
-        if first or self._turns == self._delivered_in:
-            # The pool's own tick may have come before this one, and would let the tasks lie.
+        # The pool's own tick may have come before this one, and would let the tasks lie.
+        if self._turns == self._delivered_in and self.send_now is not None:
+            self.send_now()
+            if first:
+                self.nudge()
+        elif first or self._turns == self._delivered_in:
             self.nudge()
         return first
 
@@ -1212,9 +1221,8 @@ class Poller:
 
     def _run_due(self) -> None:
         """Deliver held messages whose time has come and that can start, and act on claims."""
-        for intake in list(self.intakes.values()):
+        for intake in self.intakes.values():
             intake.startable = 0
-            self._run_ready(intake)
         while self._heap and self._heap[0][0] <= (now := self.clock.at(time.monotonic())):
             if self._enough:
                 return
@@ -1239,6 +1247,7 @@ class Poller:
 
     def _run_ready(self, intake: Intake) -> None:
         """Deliver what has waited for a free process, as far as there are any."""
+        intake.startable = 0
         while intake.ready and not self._enough and intake.may_start():
             if self.before_delivery is not None:
                 self.before_delivery()
