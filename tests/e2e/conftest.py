@@ -213,6 +213,13 @@ def toc(server: Server | Cluster) -> kombu_toc.TimeoutCenter:
 
 
 @pytest.fixture
+def brisk(server: Server | Cluster) -> kombu_toc.TimeoutCenter:
+    """The same, for short leases: it rolls back what has ended when it has watched for two
+    seconds."""
+    return kombu_toc.center_for(server.toc_url, visibility_timeout=1)
+
+
+@pytest.fixture
 def setup(celery_setup: CeleryTestSetup) -> CeleryTestSetup:
     """pytest-celery's setup; short, because nearly every test asks for it."""
     return celery_setup

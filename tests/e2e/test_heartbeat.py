@@ -138,6 +138,7 @@ def test_the_late_acknowledgement_of_a_suspended_worker_cancels_a_second_run(
     app: Celery,
     journal: Journal,
     toc: kombu_toc.TimeoutCenter,
+    brisk: kombu_toc.TimeoutCenter,
     client: redis.Redis,
     pool: str,
 ) -> None:
@@ -148,7 +149,7 @@ def test_the_late_acknowledgement_of_a_suspended_worker_cancels_a_second_run(
     journal.wait_for("once", 1)
     resume = suspend(worker)
     try:
-        wait_until(lambda: toc.pop("celery", 0).rolled_back != [], what="its lease has not ended")
+        wait_until(lambda: brisk.pop("celery", 0).rolled_back != [], what="its lease has not ended")
         assert toc.counts("celery").waiting == 1
     finally:
         resume()

@@ -285,7 +285,7 @@ def test_what_comes_back_or_dies_is_logged_with_the_tasks_name_and_id(
 
 
 def test_a_suspended_workers_lost_leases_are_logged_with_the_tasks_name(
-    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
+    start_workers: StartWorkers, app: Celery, journal: Journal, brisk: kombu_toc.TimeoutCenter
 ) -> None:
     [worker] = start_workers(
         1, "-P", "prefork", "-c", "1", *ALONE, broker_transport_options={"visibility_timeout": 1}
@@ -295,8 +295,8 @@ def test_a_suspended_workers_lost_leases_are_logged_with_the_tasks_name(
     processes = worker.container.processes()
     for process in processes:
         process.suspend()
-    wait_until(lambda: toc.pop("celery", 0).rolled_back != [], what="its lease has not ended")
-    toc.pop("celery", 1)
+    wait_until(lambda: brisk.pop("celery", 0).rolled_back != [], what="its lease has not ended")
+    brisk.pop("celery", 1)
     for process in processes:
         process.resume()
     line = f"may be delivered again: {sent.id} of celery (task e2e.late_ack)"
