@@ -126,6 +126,14 @@ def _no_database(exc: Exception, pool: Any) -> ConfigurationError:
     return error
 
 
+def open_of(pool: Any) -> Any:
+    """An open connection of redis-py's pool that nobody uses, or None: the pool itself would make
+    sure that it works, and so might wait."""
+    idle = getattr(pool, "_available_connections", None)
+    connection = idle.pop() if idle else None
+    return None if connection is None or connection._sock is None else connection
+
+
 #: Those of this process; a fork's child has them, too.
 _clients: WeakSet[Client] = WeakSet()
 
@@ -199,6 +207,17 @@ class Client(redis.Redis):
             return connection
         pool = self.connection_pool
         return pool.connection_class(**pool.connection_kwargs)
+
+    def take_open(self) -> Any:
+        """A connection that is open and that nobody uses just now, or None; asks nobody."""
+        while self._free:
+            try:
+                connection, _ = self._free.pop()
+            except IndexError:  # another thread was faster
+                break
+            if connection.pid == os.getpid() and connection._sock is not None:
+                return connection
+        return open_of(self.connection_pool)
 
     def drop_idle(self, seconds: float = 0.0) -> None:
         """Close the connections that nobody has used for so long: they may have been cut with

@@ -307,11 +307,10 @@ class Metrics:
             client = getattr(center, "client", None)
             if client is not None and center.clustered:
                 client = client.client_for()
-            # redis-py's pool itself would make sure that a connection works, and so might wait.
-            idle = getattr(getattr(client, "connection_pool", None), "_available_connections", None)
+            take_open = getattr(client, "take_open", None)
             changed = self._changed(idle=False)
-            connection = idle.pop() if changed and idle else None
-            if connection is None or connection._sock is None:
+            connection = take_open() if changed and take_open is not None else None
+            if connection is None:
                 return
             calls = [center.counting(one.topic, one.added) for one in changed]
             commands = [call.command(whole=True) for call in calls]

@@ -877,8 +877,10 @@ class Poller:
         ):
             intake.looked = now
             # The wake index and who keeps it up see to it that there is nothing to find.
-            some = RARELY * (1 + random.random()) / 2
-            intake.next_look = now + (pause * some if self._kept_up else pause)
+            # On a Cluster an index that moves to another node takes and gives nothing meanwhile.
+            rarely = self._kept_up and not self.center.clustered
+            some = RARELY * (1 + random.random()) / 2 if rarely else 1
+            intake.next_look = now + pause * some
             intake.ask_all()
         if not soon and intake.owed:
             # Somebody idle shall have it; whatever is left then is asked for when a task ends.
@@ -1050,7 +1052,8 @@ class Poller:
             until_us=until_us,
             claimed=bool(settling) or looks,
             name=(name := intake.name_pop()),
-            remember=0 if looks else REMEMBER,
+            # What goes away by itself leaves nothing behind.
+            remember=0 if looks or topic.declaration.expires else REMEMBER,
         )
         sent = time.monotonic()
 

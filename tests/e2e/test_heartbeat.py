@@ -58,15 +58,13 @@ def test_a_task_that_blocks_its_process_runs_once_and_so_does_what_waits_behind_
         1, *options, "-Q", "celery", **short
     )
     journal.wait_for("stalled-", 2)
-    # What waits behind it is prefetched: only a lease that ends gives it to another. Not so by
-    # pools of greenlets, which are given what can start.
-    prefetched = 2 if pool not in ("gevent", "eventlet") else 0
+    # What waits behind it is given back, but for a solo worker, whose loop stands still: only a
+    # lease that ends gives that to another.
     for queue in ways:
-        wait_until(lambda queue=queue: toc.counts(queue).in_flight == 1 + prefetched, what=queue)
+        wait_until(lambda queue=queue: toc.counts(queue).in_flight >= 1, what=queue)
         [reply] = app.control.add_consumer(queue, destination=[beside.hostname()], reply=True)
         assert "ok" in reply[beside.hostname()]
     assert journal.entries("stalled-loop-done") == []
-    assert prefetched == 0 or journal.entries("behind-") == []
     journal.wait_for("", 16)
     runs = Counter(entry["name"] for entry in journal.entries())
     assert set(runs.values()) == {1}, runs

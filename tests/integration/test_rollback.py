@@ -32,6 +32,12 @@ Connect = Callable[..., Connection]
 Back = Callable[..., Migrated]
 
 
+@pytest.fixture(autouse=True)
+def _alone(client: redis.Redis) -> None:
+    """Whoever else is connected, and has waited for something, would count as a consumer."""
+    client.client_kill_filter(_type="normal", skipme=True)
+
+
 @pytest.fixture
 def back(server: Server, connect: Connect) -> Back:
     def moved(target: str = server.url, **options: Any) -> Migrated:
