@@ -6,9 +6,13 @@ from importlib.metadata import distribution
 from importlib.resources import files
 
 from kombu_toc import scripts
+from kombu_toc.scripts import loader
 
 #: Modules that need an extra, and the module that the extra brings.
-EXTRAS = {"celery_toc.metrics": "prometheus_client"}
+EXTRAS = {
+    "celery_toc.metrics": "prometheus_client",
+    "celery_toc.integrations.prometheus": "prometheus_client",
+}
 
 modules = 0
 for name in ("kombu_toc", "celery_toc"):
@@ -26,7 +30,7 @@ for name in ("kombu_toc", "celery_toc"):
 found = [entry.name for entry in files(scripts.__name__).iterdir() if entry.name.endswith(".lua")]
 assert found
 for script in found:
-    assert scripts.load(script.removesuffix(".lua")).text, f"{script} is empty"
+    assert loader.load(script.removesuffix(".lua")).text, f"{script} is empty"
 
 installed = distribution("celery-toc")
 for entry in installed.entry_points:

@@ -11,10 +11,10 @@ from kombu_toc import __version__
 if TYPE_CHECKING:
     from celery import Celery
 
-    from .center import Task, TaskCenter
+    from .app.task_center import Task, TaskCenter
 
 #: Public names that are loaded when they are first used, and the module each lives in.
-_PLACES = {"Task": "center", "TaskCenter": "center"}
+_PLACES = {"Task": "app.task_center", "TaskCenter": "app.task_center"}
 
 __all__ = ("__version__", "timeout_center", "Task", "TaskCenter")
 
@@ -26,7 +26,7 @@ def timeout_center(app: Celery, **options: Any) -> TaskCenter:
 
     Raises ConfigurationError if the app's broker URL is not one of ours.
     """
-    from .center import TaskCenter
+    from .app.task_center import TaskCenter
 
     with app.connection_for_write() as connection:
         if not isinstance(connection.transport, kombu_toc.Transport):

@@ -34,7 +34,7 @@ def install() -> None:
 def _add_step(**_: Any) -> None:
     from celery.worker.consumer import Consumer
 
-    from .worker import TimeoutCenterStep
+    from .worker.step import TimeoutCenterStep
 
     # The step finds out by itself whether a worker's broker is ours.
     if TimeoutCenterStep not in Consumer.Blueprint.default_steps:
@@ -96,6 +96,6 @@ def _create_task_message(
 
 
 def _make_revoke_remove() -> None:
-    from .control import install
+    from .app.revoke import install
 
     install()

@@ -26,7 +26,7 @@ from celery import Celery
 from rich.console import Console
 from rich.text import Text
 
-from kombu_toc.embedded import server_program
+from kombu_toc.client.embedded import server_program
 
 HERE = Path(__file__).parent
 WIDTH = 120

@@ -14,7 +14,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from kombu_toc.embedded import server_program
+from kombu_toc.client.embedded import server_program
 
 from .ports import free_port
 

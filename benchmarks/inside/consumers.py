@@ -13,7 +13,7 @@ import time
 
 from kombu import Connection, Consumer, Queue
 
-from kombu_toc.transport import heartbeat
+from kombu_toc.consumer import lease_keeper as heartbeat
 
 
 def consume(connection: Connection, queues: list[Queue], listens: threading.Barrier) -> None:

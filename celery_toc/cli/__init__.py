@@ -10,9 +10,10 @@ from typing import Any
 
 import click
 
-from celery_toc import __version__, remote
+from celery_toc import __version__
+from celery_toc.worker import remote_control as remote
 
-from .ends import Group
+from .exits import Group
 
 remote.tell_command_line()
 

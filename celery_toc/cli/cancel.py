@@ -7,9 +7,9 @@ from typing import Any
 import click
 from celery.backends.base import DisabledBackend
 
-from ..control import mark_revoked, remember_revoked
+from ..app.revoke import mark_revoked, remember_revoked
 from .chosen import Filters, Many, check_usage, choosing, in_order, looked_up, show_found
-from .ends import FAILED, NOT_FOUND, TOO_LATE, Command
+from .exits import FAILED, NOT_FOUND, TOO_LATE, Command
 from .message import state_of
 from .session import Session, counted, with_session, yes_option
 

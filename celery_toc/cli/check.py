@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from .ends import FAULTS, Command
+from .exits import FAULTS, Command
 from .screen import Column
 from .session import Session, counted, queues_argument, with_session, yes_option
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from .chosen import looked_up
-from .ends import NOT_FOUND, TOO_LATE, Command, Group
+from .exits import NOT_FOUND, TOO_LATE, Command, Group
 from .list import paging, show_page
 from .message import named
 from .session import Session, complete_dead_id, counted, queue_option, with_session, yes_option

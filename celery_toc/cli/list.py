@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from . import times
-from .ends import USAGE, Command, Failure
+from .exits import USAGE, Command, Failure
 from .message import COLUMNS, DEAD_COLUMNS, STATES, State, dead_row, describe, named, row
 from .session import Session, queue_option, with_session
 

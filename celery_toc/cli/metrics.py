@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from .ends import FAILED, USAGE, Command, Failure
+from .exits import FAILED, USAGE, Command, Failure
 from .session import Session, with_session
 
 
@@ -47,7 +47,7 @@ def metrics(session: Session, address: tuple[str, int] | None) -> None:
     everything is read from Redis.
     """
     try:
-        from .. import metrics as exporter
+        from ..integrations import prometheus as exporter
     except ImportError as exc:
         raise Failure(
             f"{exc}: this command needs prometheus-client; pip install 'celery-toc[metrics]'",

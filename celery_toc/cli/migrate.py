@@ -9,7 +9,7 @@ import click
 
 import kombu_toc
 
-from .ends import FAILED, USAGE, Command, Failure
+from .exits import FAILED, USAGE, Command, Failure
 from .screen import Column
 from .session import Session, with_session, yes_option
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from .ends import FAILED, Command, Failure
+from .exits import FAILED, Command, Failure
 from .session import (
     Session,
     complete_queue,

@@ -10,7 +10,7 @@ import click
 
 from . import times
 from .chosen import WIDTH, Filters, Many, check_usage, choosing, in_order, looked_up
-from .ends import NOT_FOUND, TOO_LATE, USAGE, Command, Failure
+from .exits import NOT_FOUND, TOO_LATE, USAGE, Command, Failure
 from .session import SPAN, Session, counted, with_session, yes_option
 
 

@@ -6,7 +6,7 @@ import click
 
 import kombu_toc
 
-from .ends import FAILED, Command, Failure
+from .exits import FAILED, Command, Failure
 from .session import SPAN, Session, complete_queue, counted, with_session, yes_option
 
 #: The numbers of slots that there are.

@@ -18,7 +18,7 @@ import celery_toc
 import kombu_toc
 
 from . import times
-from .ends import DONE, FAILED, NOT_FOUND, USAGE, Declined, Failure
+from .exits import DONE, FAILED, NOT_FOUND, USAGE, Declined, Failure
 from .screen import Screen
 
 #: Ids that completion looks through: it is to answer while somebody holds the Tab key.

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from . import times
-from .ends import NOT_FOUND, Command
+from .exits import NOT_FOUND, Command
 from .message import describe
 from .session import Session, complete_id, queue_option, with_session
 

@@ -10,7 +10,7 @@ import click
 import kombu_toc
 
 from . import times
-from .ends import Command
+from .exits import Command
 from .screen import Cell, Column, scaled
 from .session import Session, counted, listed, queues_argument, with_session
 

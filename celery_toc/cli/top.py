@@ -19,7 +19,7 @@ import redis
 import kombu_toc
 
 from . import times
-from .ends import Command
+from .exits import Command
 from .screen import Column, ansi_table, clean, plain_table, styled
 from .session import SPAN, Session, counted, queues_argument, with_session
 from .status import COLUMNS as STATUS_COLUMNS

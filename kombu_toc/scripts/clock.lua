@@ -1,4 +1,4 @@
--- Fragment: the server's clock, and the score codec (kombu_toc/scores.py tells it in full).
+-- Fragment: the server's clock, and the score codec (kombu_toc/model/scores.py tells it in full).
 
 local function clock() -- microseconds since the epoch
   local time = redis.call('TIME')

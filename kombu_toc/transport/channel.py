@@ -25,16 +25,8 @@ from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.uuid import uuid
 from redis.exceptions import ResponseError
 
-from .. import envelope
-from ..calls import Countdown
-from ..center import RECOVER, RELOAD, REMEMBER, SENT, Call, Delivery, Put
-from ..errors import ActionTimeError, AlreadyThereError, EnvelopeError, NotPermittedError
-from ..options import suggestion
-from ..scores import MAX_RETRIES
-from ..topics import Declaration, Limits, Topic
-from .bindings import Bindings, binding
-from .clock import SendersClock
-from .fanout import (
+from ..center.bindings import Bindings, binding
+from ..center.broadcasts import (
     Subscription,
     begin,
     broadcasting,
@@ -44,9 +36,17 @@ from .fanout import (
     recall,
     remember,
 )
-from .link import BROKEN
+from ..center.center import RECOVER, RELOAD, REMEMBER, SENT, Call, Delivery, Put
+from ..client.options import suggestion
+from ..consumer.clock import SendersClock
+from ..consumer.pipe import BROKEN
+from ..consumer.snapshot import report
+from ..errors import ActionTimeError, AlreadyThereError, EnvelopeError, NotPermittedError
+from ..model import envelope
+from ..model.scores import MAX_RETRIES
+from ..model.topic import Declaration, Limits, Topic
+from ..scripts.call import Countdown
 from .qos import QoS
-from .report import report
 
 try:
     from kombu.exceptions import BatchPublishError

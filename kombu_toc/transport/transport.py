@@ -17,9 +17,10 @@ from kombu.transport import virtual
 from kombu.utils.url import as_url
 from redis import exceptions
 
-from .. import permissions
-from ..center import TimeoutCenter
-from ..connections import (
+from ..center import permissions
+from ..center.bindings import Routes
+from ..center.center import TimeoutCenter
+from ..client.connections import (
     CONNECT_TIMEOUT,
     Address,
     check_server,
@@ -29,13 +30,12 @@ from ..connections import (
     read_url,
     sentinel_url,
 )
+from ..client.options import Settings, read
+from ..consumer.lease_keeper import Heartbeat
+from ..consumer.pipe import BROKEN
+from ..consumer.poller import Poller
 from ..errors import FailoverError, ServerError
-from ..options import Settings, read
-from .bindings import Routes
 from .channel import Channel
-from .heartbeat import Heartbeat
-from .link import BROKEN
-from .poller import Poller
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,8 @@ import pytest
 from celery import Celery
 
 import kombu_toc
-from kombu_toc import DEAD, Found, envelope
+from kombu_toc import DEAD, Found
+from kombu_toc.model import envelope
 
 from .conftest import POOLS, Journal, wait_until
 from .nodes import Worker

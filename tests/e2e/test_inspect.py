@@ -20,7 +20,7 @@ from kombu import pools
 from kombu.utils.uuid import uuid
 
 import kombu_toc
-from celery_toc import remote
+from celery_toc.worker import remote_control as remote
 
 from .conftest import POOLS, Journal, wait_until
 from .nodes import Worker

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import redis
 
-from kombu_toc import Delivery, TimeoutCenter, scores
+from kombu_toc import Delivery, TimeoutCenter
+from kombu_toc.model import scores
 
 
 def now_us(client: redis.Redis) -> int:

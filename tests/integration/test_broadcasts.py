@@ -13,9 +13,10 @@ import redis
 from kombu import Connection, Consumer, Exchange, Message, Producer, Queue
 from kombu.asynchronous import Hub
 
-from kombu_toc import TimeoutCenter, envelope
-from kombu_toc.transport.fanout import PAGE, PARTS, part_of_key
-from kombu_toc.transport.poller import STREAM_PAUSE
+from kombu_toc import TimeoutCenter
+from kombu_toc.center.broadcasts import PAGE, PARTS, part_of_key
+from kombu_toc.consumer.poller import STREAM_PAUSE
+from kombu_toc.model import envelope
 
 from ..proxy import Proxy
 from ..servers import Server, SteppedServer
@@ -267,7 +268,7 @@ def test_broadcasts_go_on_when_the_server_s_clock_steps_back(tmp_path: Path, key
 def test_a_stream_that_was_made_anew_by_a_clock_that_stepped_back_is_read(
     connect: Connect, center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kombu_toc.transport.poller.RESTART_PAUSE", 0.0)
+    monkeypatch.setattr("kombu_toc.consumer.poller.RESTART_PAUSE", 0.0)
     connection = connect()
     inbox = consume(connection, Queue("own", EVERYONE, exclusive=True))
     broadcast(connection, "before")

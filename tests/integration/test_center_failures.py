@@ -11,18 +11,12 @@ from functools import partial
 import pytest
 from kombu import Connection
 
-from kombu_toc import (
-    ConfigurationError,
-    Limits,
-    ReplicationError,
-    ServerError,
-    TimeoutCenter,
-    scores,
-)
-from kombu_toc.center import DEAD, WAITING
-from kombu_toc.connections import center_for
-from kombu_toc.transport.bindings import Bindings, binding
-from kombu_toc.transport.fanout import broadcasting
+from kombu_toc import ConfigurationError, Limits, ReplicationError, ServerError, TimeoutCenter
+from kombu_toc.center.bindings import Bindings, binding
+from kombu_toc.center.broadcasts import broadcasting
+from kombu_toc.center.center import DEAD, WAITING
+from kombu_toc.client.connections import center_for
+from kombu_toc.model import scores
 
 from ..servers import Server
 from .inspection import announced, check_slots, now_us, residue, slot_keys, time_passes

@@ -21,7 +21,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from kombu_toc import DEAD, IN_FLIGHT, WAITING, Counts, Delivery, TimeoutCenter, scores
+from kombu_toc import DEAD, IN_FLIGHT, WAITING, Counts, Delivery, TimeoutCenter
+from kombu_toc.model import scores
 
 from .inspection import birth_of, check_slots, residue, time_passes
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from kombu_toc import ConfigurationError, SlotCountError, TimeoutCenter
-from kombu_toc.center import Counts
+from kombu_toc.center.center import Counts
 
 from ..ports import free_port
 from ..servers import Server

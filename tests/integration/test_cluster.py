@@ -19,7 +19,7 @@ from kombu import Connection, Consumer, Exchange, Message, Producer, Queue
 
 import kombu_toc
 from kombu_toc import TimeoutCenter, center_for
-from kombu_toc.migrate import migrate_broker
+from kombu_toc.migrate.from_redis import migrate_broker
 
 from ..cluster import Cluster
 from ..ports import free_port
@@ -282,7 +282,9 @@ def test_what_a_broker_of_kombus_own_has_moves_into_a_cluster(
             send(old, f"ready-{number}")
         if killed:
             with monkeypatch.context() as patch:
-                patch.setattr("kombu_toc.connections.Pipeline.execute", Mock(side_effect=Killed))
+                patch.setattr(
+                    "kombu_toc.client.connections.Pipeline.execute", Mock(side_effect=Killed)
+                )
                 with pytest.raises(Killed):
                     migrate_broker(single_server.url, new)
             assert center.counts("celery").waiting > 0  # the first page, which is not taken yet

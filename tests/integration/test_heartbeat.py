@@ -14,10 +14,10 @@ import pytest
 import redis
 
 from kombu_toc import TimeoutCenter, center_for
-from kombu_toc.center import Delivery
-from kombu_toc.topics import slot_of
-from kombu_toc.transport.bindings import Bindings, binding
-from kombu_toc.transport.heartbeat import Heartbeat
+from kombu_toc.center.bindings import Bindings, binding
+from kombu_toc.center.center import Delivery
+from kombu_toc.consumer.lease_keeper import Heartbeat
+from kombu_toc.model.topic import slot_of
 
 from ..cluster import Cluster
 from ..ports import free_port
@@ -282,7 +282,7 @@ import ctypes, gc, logging, os, time
 logging.basicConfig(level="INFO", stream=sys.stdout, format="%(message)s")
 import kombu_toc
 from kombu_toc.transport import heartbeat as module
-from kombu_toc.transport.heartbeat import Heartbeat
+from kombu_toc.consumer.lease_keeper import Heartbeat
 
 url = sys.argv[2]
 center = kombu_toc.center_for(url)
@@ -365,7 +365,7 @@ if sys.argv[1] == "gevent":
 import logging, time
 logging.basicConfig(level="WARNING", stream=sys.stdout, format="%(message)s")
 import kombu_toc
-from kombu_toc.transport.heartbeat import Heartbeat
+from kombu_toc.consumer.lease_keeper import Heartbeat
 
 center = kombu_toc.center_for(sys.argv[2])
 deliveries = center.pop("mail", 3).messages

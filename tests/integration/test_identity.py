@@ -12,10 +12,10 @@ import redis
 from kombu import Connection, Queue
 
 from kombu_toc import DEAD, IN_FLIGHT, WAITING, Delivery, TimeoutCenter
-from kombu_toc.center import STRAY_TOKEN
-from kombu_toc.reshard import reshard_topic
-from kombu_toc.scripts import load
-from kombu_toc.transport.heartbeat import Heartbeat
+from kombu_toc.center.center import STRAY_TOKEN
+from kombu_toc.center.reshard import reshard_topic
+from kombu_toc.consumer.lease_keeper import Heartbeat
+from kombu_toc.scripts.loader import load
 
 from ..proxy import Proxy
 from ..servers import Server

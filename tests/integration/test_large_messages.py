@@ -13,8 +13,8 @@ import redis
 from kombu import Connection, Queue
 
 from kombu_toc import TimeoutCenter, center_for
-from kombu_toc.calls import Call
-from kombu_toc.reshard import reshard_topic
+from kombu_toc.center.reshard import reshard_topic
+from kombu_toc.scripts.call import Call
 
 from ..proxy import Proxy
 from ..servers import Server

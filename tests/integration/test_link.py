@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import redis
 
-from kombu_toc.metrics import Metrics
-from kombu_toc.transport.link import BROKEN, Link
+from kombu_toc.consumer.pipe import BROKEN, Link
+from kombu_toc.metrics.counters import Metrics
 
 from ..proxy import Proxy
 from ..servers import Server

@@ -10,9 +10,9 @@ import pytest
 from kombu import Connection, Queue
 
 from kombu_toc import IN_FLIGHT, WAITING, Delivery, TimeoutCenter
-from kombu_toc.center import Call
-from kombu_toc.scripts import load
-from kombu_toc.topics import Topic
+from kombu_toc.center.center import Call
+from kombu_toc.model.topic import Topic
+from kombu_toc.scripts.loader import load
 
 from ..proxy import Proxy
 from ..servers import Server

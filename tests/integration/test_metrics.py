@@ -15,8 +15,8 @@ from kombu import Connection, Consumer, Producer, Queue
 
 import kombu_toc
 from kombu_toc import TimeoutCenter, read_metrics, read_script_times
-from kombu_toc.metrics import COUNTERS, INTERVAL, Metrics, _all
-from kombu_toc.topics import MINUTES
+from kombu_toc.metrics.counters import COUNTERS, INTERVAL, Metrics, _all
+from kombu_toc.model.topic import MINUTES
 
 from ..servers import Server
 from .conftest import drain
@@ -389,7 +389,7 @@ def test_greenlets_count_as_threads_do(server: Server, client: redis.Redis, libr
 def test_a_process_that_only_consumes_sends_from_its_heartbeat(
     connect: Callable[..., Connection], center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kombu_toc.transport.heartbeat.INTERVAL", 0.1)
+    monkeypatch.setattr("kombu_toc.consumer.lease_keeper.INTERVAL", 0.1)
     connection = connect(visibility_timeout=3)
     queue = connection.SimpleQueue("mail")
     for i in range(5):

@@ -15,7 +15,7 @@ from kombu import Connection, Consumer, Exchange, Producer, Queue
 
 import kombu_toc
 from kombu_toc import TimeoutCenter
-from kombu_toc.migrate import BATCH, Migrated, migrate_broker
+from kombu_toc.migrate.from_redis import BATCH, Migrated, migrate_broker
 
 from ..servers import Server
 from .conftest import drain

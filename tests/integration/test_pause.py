@@ -14,7 +14,7 @@ from kombu import Connection, Consumer, Producer, Queue
 
 import kombu_toc
 from kombu_toc import TimeoutCenter
-from kombu_toc.transport import poller
+from kombu_toc.consumer import poller
 
 from .inspection import announced, check_slots, forget_late, now_us
 

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from kombu import Connection, Producer, Queue
 
 import kombu_toc
-from kombu_toc import TimeoutCenter, envelope
-from kombu_toc.center import DEAD, IN_FLIGHT, WAITING
-from kombu_toc.reshard import BATCH, Resharded, reshard_topic
+from kombu_toc import TimeoutCenter
+from kombu_toc.center.center import DEAD, IN_FLIGHT, WAITING
+from kombu_toc.center.reshard import BATCH, Resharded, reshard_topic
+from kombu_toc.model import envelope
 
 from .conftest import drain
 from .inspection import announced, check_slots, keys_left, slot_keys
@@ -180,7 +181,7 @@ def test_a_lease_that_ends_in_a_slot_that_goes_is_rolled_back(center, client):
 def test_two_live_messages_that_share_an_id_meet_in_one_slot_and_stay_two(center, client):
     """Celery's retry publishes the id of the task that is running."""
     center.declare("mail", slots=1)
-    other = next(n for n in map(str, range(99)) if kombu_toc.topics.slot_of(n, 8) == 5)
+    other = next(n for n in map(str, range(99)) if kombu_toc.model.topic.slot_of(n, 8) == 5)
     center.put("mail", other, packed(other, k=1))
     [running] = center.pop("mail", 1).messages
     assert not now(center, "mail", 8).done  # it is in flight in slot 0, and stays
@@ -207,7 +208,7 @@ def test_the_same_message_that_was_put_by_both_counts_is_one_where_they_meet(cen
     center.declare("mail", slots=1)
     old, new = TimeoutCenter(client), TimeoutCenter(client)
     old.topic("mail")
-    other = next(n for n in map(str, range(99)) if kombu_toc.topics.slot_of(n, 8) == 5)
+    other = next(n for n in map(str, range(99)) if kombu_toc.model.topic.slot_of(n, 8) == 5)
     assert now(new, "mail", 8).done
     old.put("mail", other, packed(other), delay=HOUR)  # it has not heard of it
     new.put("mail", other, packed(other), delay=HOUR)
@@ -349,8 +350,8 @@ def test_a_message_that_is_moved_between_two_looks_is_found_once(center, monkeyp
     id = next(f"{n}" for n in range(100) if topic.slot_for(f"{n}").number >= 2)
     center.run(center.putting(topic, id, packed(id), delay_us=10**10))
     assert not reshard_topic(center, "mail", 2, settle=0, move=False).done
-    monkeypatch.setattr("kombu_toc.operating.CALLS_TOGETHER", 1)
-    monkeypatch.setattr("kombu_toc.operating.IDS_PER_CALL", 1)
+    monkeypatch.setattr("kombu_toc.center.operations.CALLS_TOGETHER", 1)
+    monkeypatch.setattr("kombu_toc.center.operations.IDS_PER_CALL", 1)
     looker = TimeoutCenter(center.client)
     ask, slots = looker.run_all, []
 

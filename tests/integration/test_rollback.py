@@ -15,7 +15,7 @@ from kombu import Connection, Consumer, Exchange, Producer, Queue
 
 import kombu_toc
 from kombu_toc import Migrated, TimeoutCenter, migrate_back
-from kombu_toc.transport.heartbeat import Heartbeat
+from kombu_toc.consumer.lease_keeper import Heartbeat
 
 from ..servers import Server
 from .conftest import drain
@@ -200,7 +200,7 @@ def test_killed_at_any_step_nothing_is_lost_and_nothing_runs_twice(
     worked: bool,
 ) -> None:
     """Also if the other broker's workers have done what was moved by then."""
-    monkeypatch.setattr("kombu_toc.rollback.BATCH", 3)
+    monkeypatch.setattr("kombu_toc.migrate.to_redis.BATCH", 3)
     expected = sorted([*(f"later-{i}" for i in range(4)), *(f"ready-{i}" for i in range(7))])
     budget = 5
     while True:

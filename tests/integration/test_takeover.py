@@ -9,7 +9,7 @@ import pytest
 from kombu import Connection, Queue
 
 import kombu_toc
-from kombu_toc.topics import slot_of
+from kombu_toc.model.topic import slot_of
 
 from ..cluster import Cluster
 from ..sentinels import Deployment

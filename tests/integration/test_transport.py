@@ -19,11 +19,12 @@ from kombu.asynchronous import Hub
 from kombu.exceptions import ChannelError
 
 import kombu_toc
-from kombu_toc import TimeoutCenter, envelope
-from kombu_toc.transport.bindings import Bindings, binding
+from kombu_toc import TimeoutCenter
+from kombu_toc.center.bindings import Bindings, binding
+from kombu_toc.center.watch import LEAST_GRACE
+from kombu_toc.consumer.lease_keeper import sweep
+from kombu_toc.model import envelope
 from kombu_toc.transport.channel import BatchPublishError
-from kombu_toc.transport.heartbeat import sweep
-from kombu_toc.watch import LEAST_GRACE
 
 from ..proxy import Proxy
 from ..servers import Server

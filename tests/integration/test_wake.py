@@ -13,9 +13,9 @@ import redis
 from kombu import Connection, Consumer, Message, Producer, Queue
 
 from kombu_toc import TimeoutCenter
-from kombu_toc.scores import action_time
-from kombu_toc.scripts import load
-from kombu_toc.transport.poller import MOST_CLAIMS
+from kombu_toc.consumer.poller import MOST_CLAIMS
+from kombu_toc.model.scores import action_time
+from kombu_toc.scripts.loader import load
 
 from .inspection import announced, check_slots, keys_left, now_us, slot_keys, time_passes
 

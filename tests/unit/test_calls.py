@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kombu_toc.calls import Call, together
-from kombu_toc.scripts import load
+from kombu_toc.scripts.call import Call, together
+from kombu_toc.scripts.loader import load
 
 
 def announcing(key: str, said: list[int], unsaid: list[int]) -> Call:

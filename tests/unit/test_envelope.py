@@ -14,7 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from kombu.serialization import dumps
 
-from kombu_toc import EnvelopeError, envelope
+from kombu_toc import EnvelopeError
+from kombu_toc.model import envelope
 
 texts = st.text(max_size=20)
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kombu_toc.metrics import _FIELDS, BOUNDS_US, Lateness, Metrics, TopicCounts
-from kombu_toc.topics import Declaration, Topic
+from kombu_toc.metrics.counters import _FIELDS, BOUNDS_US, Lateness, Metrics, TopicCounts
+from kombu_toc.model.topic import Declaration, Topic
 
 
 def topic(name: str, **declaration: int) -> Topic:

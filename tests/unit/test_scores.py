@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kombu_toc import ActionTimeError, scores
+from kombu_toc import ActionTimeError
+from kombu_toc.model import scores
 
 LAST_US = scores.LAST_MS * 1000
 

@@ -10,8 +10,9 @@ from celery import Celery
 from kombu import compression, serialization
 
 from celery_toc import Task
-from kombu_toc import DEAD, WAITING, Found, scores
-from kombu_toc.envelope import pack
+from kombu_toc import DEAD, WAITING, Found
+from kombu_toc.model import scores
+from kombu_toc.model.envelope import pack
 
 ARGS, KWARGS = [1, "zwei"], {"shop": "a"}
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from redis.crc import key_slot
 
 from kombu_toc import ConfigurationError, SlotCountError
-from kombu_toc.topics import (
+from kombu_toc.model.topic import (
     MAX_SLOTS,
     PRIORITY_STEPS,
     Declaration,

@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from kombu_toc.options import PRIORITY, SORTED
-from kombu_toc.transport.turns import Turns
+from kombu_toc.client.options import PRIORITY, SORTED
+from kombu_toc.consumer.turns import Turns
 
 
 def turns_of(*topics: str, **options: str) -> Turns:

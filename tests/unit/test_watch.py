@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kombu_toc.watch import LEAST_GRACE, MARGIN, SILENCE, SLOW, Watch
+from kombu_toc.center.watch import LEAST_GRACE, MARGIN, SILENCE, SLOW, Watch
 
 #: By how much the server's clock is ahead of the monotonic one.
 AHEAD = 1_700_000_000

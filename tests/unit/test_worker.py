@@ -14,7 +14,7 @@ from celery.worker.request import Request
 from kombu.asynchronous.timer import Timer
 from kombu.common import QoS
 
-from celery_toc.worker import (
+from celery_toc.worker.step import (
     TimeoutCenterStep,
     _begin_when_due,
     _PastTimers,

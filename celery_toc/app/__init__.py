@@ -1,0 +1,1 @@
+"""What a program that sends tasks gains: the task center, revoke, results."""

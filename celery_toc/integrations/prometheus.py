@@ -1,0 +1,175 @@
+"""What a timeout center holds and what happens in it, for Prometheus.
+
+Needs ``prometheus-client``: ``pip install 'celery-toc[metrics]'``. Everything is read from Redis
+when somebody asks, so one exporter serves all producers and workers, and it may run anywhere::
+
+    from celery_toc.metrics import serve
+
+    serve(app, "127.0.0.1", 9808)
+
+``docs/monitoring.md`` lists the metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from celery import Celery
+from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    SummaryMetricFamily,
+)
+from prometheus_client.registry import Collector
+from redis.exceptions import RedisError
+
+import kombu_toc
+
+from .. import timeout_center
+
+__all__ = ("PORT", "TimeoutCenterCollector", "metrics_text", "serve")
+
+#: The port that the documentation, the alerts and the dashboard speak of.
+PORT = 9808
+
+
+class TimeoutCenterCollector(Collector):
+    """Reads a timeout center at each scrape; for a registry of your own.
+
+    Queues that go away by themselves, such as those for replies, are left out: each has a name
+    that never comes again.
+    """
+
+    def __init__(self, center: kombu_toc.TimeoutCenter) -> None:
+        self._center = center
+
+    def describe(self) -> list[Any]:
+        """Nothing: otherwise to register it would be to scrape it."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        try:
+            families = [*self._queues(), *self._counted(), *self._scripts(), *self._memory()]
+        except (RedisError, kombu_toc.TocError, OSError):
+            families = []
+        yield GaugeMetricFamily(
+            "celery_toc_up", "Whether Redis could be read just now.", value=float(bool(families))
+        )
+        yield from families
+
+    def _queues(self) -> list[Any]:
+        messages = GaugeMetricFamily(
+            "celery_toc_messages",
+            "Messages: scheduled wait for their time, ready are due, in_flight are with a worker, "
+            "dead were given up on.",
+            labels=("topic", "state"),
+        )
+        overdue = GaugeMetricFamily(
+            "celery_toc_oldest_overdue_seconds",
+            "For how long the oldest ready message has been due; 0 if there is none.",
+            labels=("topic",),
+        )
+        slots = GaugeMetricFamily("celery_toc_slots", "Slots of a topic.", labels=("topic",))
+        for found in self._center.summary():
+            topic = self._center.known(found.topic)
+            if topic is not None and topic.declaration.expires:
+                continue
+            for state, number in found.counts._asdict().items():
+                messages.add_metric((found.topic, state), number)
+            overdue.add_metric((found.topic,), found.oldest_us / 1_000_000)
+            slots.add_metric((found.topic,), found.slots)
+        return [messages, overdue, slots]
+
+    def _counted(self) -> list[Any]:
+        events = CounterMetricFamily(
+            "celery_toc_events",
+            "What happened to messages, as all producers and workers have counted it.",
+            labels=("topic", "event"),
+        )
+        lateness = HistogramMetricFamily(
+            "celery_toc_lateness_seconds",
+            "How much later than their action times messages were delivered.",
+            labels=("topic",),
+        )
+        for measured in kombu_toc.read_metrics(self._center, minutes=1).values():
+            for event, number in measured.totals.items():
+                events.add_metric((measured.topic, event), number)
+            lateness.add_metric(
+                (measured.topic,),
+                [(_bound(bound), number) for bound, number in _cumulated(measured.lateness)],
+                measured.lateness.us / 1_000_000,
+            )
+        return [events, lateness]
+
+    def _scripts(self) -> list[Any]:
+        calls = CounterMetricFamily(
+            "celery_toc_script_calls",
+            "Calls of the scripts that are the operations of a timeout center.",
+            labels=("script",),
+        )
+        seconds = SummaryMetricFamily(
+            "celery_toc_script_seconds",
+            "How long clients waited for a script, of the calls whose time was taken.",
+            labels=("script",),
+        )
+        for script, times in kombu_toc.read_script_times(self._center).items():
+            calls.add_metric((script,), times.calls)
+            seconds.add_metric((script,), times.timed, times.seconds)
+        return [calls, seconds]
+
+    def _memory(self) -> list[Any]:
+        used = GaugeMetricFamily(
+            "celery_toc_memory_used_bytes", "Memory that a server uses.", labels=("server",)
+        )
+        most = GaugeMetricFamily(
+            "celery_toc_memory_max_bytes",
+            "Memory from which on it refuses new messages; 0 if nothing bounds it.",
+            labels=("server",),
+        )
+        for memory in kombu_toc.read_memory(self._center.client):
+            used.add_metric((memory.server,), memory.used)
+            most.add_metric((memory.server,), memory.most)
+        return [used, most]
+
+
+def _cumulated(lateness: kombu_toc.Lateness) -> list[tuple[float, int]]:
+    """(seconds, how many were no later), for every second bound: from one to the next it
+    doubles."""
+    found = lateness.up_to()
+    return [*found[:-1:2], found[-1]]
+
+
+def _bound(seconds: float) -> str:
+    return "+Inf" if seconds == float("inf") else f"{seconds:.10g}"
+
+
+def registry(of: Celery | kombu_toc.TimeoutCenter) -> CollectorRegistry:
+    """A registry with the metrics of an app's timeout center, or of a center, and no others.
+
+    Raises ConfigurationError if the app's broker URL is not one of ours.
+    """
+    made = CollectorRegistry()
+    made.register(TimeoutCenterCollector(timeout_center(of) if isinstance(of, Celery) else of))
+    return made
+
+
+def metrics_text(of: Celery | kombu_toc.TimeoutCenter) -> str:
+    """The metrics of an app's timeout center, or of a center, in Prometheus's text format."""
+    return generate_latest(registry(of)).decode()
+
+
+def serve(
+    of: Celery | kombu_toc.TimeoutCenter, host: str = "127.0.0.1", port: int = PORT
+) -> tuple[Any, Any]:
+    """Serve the metrics of an app's timeout center, or of a center, over HTTP, from a thread.
+
+    host: an address of this machine; ``0.0.0.0`` for all of them
+    port: 0 for any that is free
+
+    Returns the server, whose ``shutdown()`` ends it and whose ``server_port`` is the port, and
+    the thread. Raises OSError if the port is taken, ConfigurationError as :func:`registry`.
+    """
+    return start_http_server(port, host, registry=registry(of))

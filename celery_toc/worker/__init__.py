@@ -1,0 +1,1 @@
+"""What a worker gains whose broker is a timeout center."""

@@ -1,0 +1,160 @@
+"""Remote control: ``celery inspect toc``, ``celery control toc_pause`` and ``toc_resume``; and
+``celery inspect scheduled`` and ``revoked``, which tell of the center what they tell of a worker.
+
+To import this module makes the commands known in a worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from celery.utils.serialization import jsonify
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+from celery.worker import control
+from celery.worker import state as worker_state
+from celery.worker.control import Panel, control_command, inspect_command, nok, ok
+from kombu.utils.encoding import safe_repr
+
+from ..app.task_center import Task, TaskCenter
+
+#: Scheduled tasks that one answer has, unless another number is asked for.
+SCHEDULED = 1000
+
+#: Bytes of bodies after which arguments are told as their senders wrote them, abridged.
+IN_FULL = 8_000_000
+
+#: Seconds for which one worker tells what waits in a queue. Longer than anybody waits for answers:
+#: who comes to it late must not tell it again.
+SPEAKS = 10.0
+
+#: What differs between an `eta` and the time that a center has made of it, at most.
+_ROUNDED = timedelta(milliseconds=2)
+
+#: What Celery's timer gives tasks that wait for their time.
+_PRIORITY = 6
+
+
+def tell_command_line() -> None:
+    """Make the commands known to Celery's command line, which is loaded."""
+    import click
+    from celery.bin import control
+
+    for command, kind in ((control.inspect, "inspect"), (control.control, "control")):
+        names = [name for name, info in Panel.meta.items() if info.type == kind and info.visible]
+        for parameter in command.params:
+            if isinstance(parameter.type, click.Choice):  # older Celery has made the list by now
+                parameter.type = click.Choice(names)
+
+
+def _step(state: Any) -> Any:
+    """The worker's step, or None if its broker is no timeout center."""
+    return getattr(state.consumer, "timeout_center_step", None)
+
+
+_NONE = "the broker of this worker is not a timeout center"
+
+
+@inspect_command()
+def toc(state: Any, **kwargs: Any) -> Any:
+    """What the worker holds: leases, messages fetched ahead, times it serves; its lateness."""
+    step = _step(state)
+    return nok(_NONE) if step is None else step.report()
+
+
+@control_command()
+def toc_pause(state: Any, **kwargs: Any) -> Any:
+    """Take no more tasks from any queue; those that are here go on."""
+    step = _step(state)
+    if step is None:
+        return nok(_NONE)
+    return ok("paused" if step.pause() else "was paused already")
+
+
+@control_command()
+def toc_resume(state: Any, **kwargs: Any) -> Any:
+    """Take tasks again."""
+    step = _step(state)
+    if step is None:
+        return nok(_NONE)
+    return ok("takes tasks again" if step.resume() else "was not paused")
+
+
+_scheduled, _revoked = control.scheduled, control.revoked
+
+
+@inspect_command(alias="dump_schedule", args=[("limit", int)], signature="[N=1000]")
+def scheduled(state: Any, limit: int | None = None, **kwargs: Any) -> Any:
+    """List of currently scheduled ETA/countdown tasks."""
+    found = _scheduled(state, **kwargs)
+    step = _step(state)
+    if step is None:
+        return found
+    center = TaskCenter(state.app, step.center)
+    topics = _spoken_for(center, state)
+    return [*found, *_told(center.scheduled(topics, SCHEDULED if limit is None else limit), state)]
+
+
+@inspect_command(alias="dump_revoked")
+def revoked(state: Any, **kwargs: Any) -> Any:
+    """List of revoked task-ids."""
+    found = _revoked(state, **kwargs)
+    step = _step(state)
+    if step is None:
+        return found
+    # Of what waited in the center, workers need not be told, and it is to be seen all the same.
+    removed = step.center.cancelled_lately(worker_state.REVOKE_EXPIRES)
+    return list(dict.fromkeys([*removed, *found]))
+
+
+def _spoken_for(center: TaskCenter, state: Any) -> list[str]:
+    """The queues of this worker whose tasks it lists; of many workers, one does."""
+    queues = dict.fromkeys(queue.name for queue in state.consumer.task_consumer.queues)
+    return center.speaks_for(queues, state.hostname, SPEAKS)
+
+
+def _told(tasks: Iterator[Task], state: Any) -> Iterator[dict[str, Any]]:
+    """Tasks that wait in the center, as Celery tells of those that a worker holds."""
+    read = 0
+    for task in tasks:
+        read += len(task.body)
+        in_full = read <= IN_FULL
+        args, kwargs = (
+            (task.args, task.kwargs)
+            if in_full
+            else (task.headers.get("argsrepr", ""), task.headers.get("kwargsrepr", ""))
+        )
+        info = task.properties.get("delivery_info") or {}
+        yield {
+            "eta": _eta(task, state.app).isoformat(),
+            "priority": _PRIORITY,
+            # celery.worker.request.Request.info
+            "request": {
+                "id": task.id,
+                "name": task.fields.get("shadow") or task.name,
+                "args": jsonify(args, unknown_type_filter=safe_repr),
+                "kwargs": jsonify(kwargs, unknown_type_filter=safe_repr),
+                "type": task.name,
+                "hostname": state.hostname,
+                "time_start": None,
+                "acknowledged": False,
+                "delivery_info": {
+                    "exchange": info.get("exchange"),
+                    "routing_key": info.get("routing_key"),
+                    "priority": task.properties.get("priority"),
+                    "redelivered": task.found.retries_left is not None,
+                },
+                "worker_pid": None,
+            },
+        }
+
+
+def _eta(task: Task, app: Any) -> datetime:
+    """When a task is due: as it was sent, unless the center has been told otherwise since."""
+    due = task.eta or datetime.now(timezone.utc)
+    try:
+        sent = maybe_make_aware(maybe_iso8601(task.fields.get("eta")), app.timezone)
+        return sent if abs(sent - due) <= _ROUNDED else due
+    except (AttributeError, TypeError, ValueError):  # it has none that can be read
+        return due

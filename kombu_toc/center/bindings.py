@@ -1,0 +1,222 @@
+"""Which queues are bound to which exchange: kept in Redis, so that all processes agree."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ..scripts.loader import load
+from .broadcasts import streams
+from .center import Call, TimeoutCenter
+
+#: Exchanges whose bindings a connection keeps, and routing keys of each whose queues it remembers.
+MOST_TABLES = 256
+MOST_FOUND = 4096
+
+#: Seconds after which bindings are read again although they have not changed, as far as their
+#: version tells; those of an exchange that has many, and what many are.
+READ_AGAIN = 1.0
+READ_ALL_AGAIN = 60.0
+MANY = 100
+
+
+def binding(
+    kind: str, routing_key: str, pattern: str | None, queue: str, part: str | None = None
+) -> str:
+    """A binding as it is kept; `kind` is the exchange's type.
+
+    part: what is read for it of a fanout exchange; the first release knows nothing of that
+    """
+    made = [routing_key or "", pattern or "", queue, kind, *([] if part is None else [part])]
+    return json.dumps(made, separators=(",", ":"))
+
+
+class Bindings:
+    """The bindings of exchanges; those of transient queues go stale unless refreshed."""
+
+    def __init__(self, center: TimeoutCenter) -> None:
+        self._center = center
+        self._keys = center.keys
+
+    def add(self, exchange: str, member: str, ttl_ms: int = 0) -> int:
+        """Record or refresh a binding; return Redis's clock in milliseconds.
+
+        ttl_ms: when it goes stale unless it is refreshed; 0 for never
+        """
+        keys = self._keys
+        names = (keys.bindings, lambda _: keys.expiring, keys.readers, keys.parts, keys.bound)
+        part = "".join(json.loads(member)[4:5])
+        args = (exchange, member, ttl_ms, part)
+        return self._center.run(Call(load("bind"), [of(exchange) for of in names], args, int))
+
+    def remove(self, exchange: str, *members: str) -> None:
+        """Forget bindings; with the last one go the exchange's streams."""
+        self.of(exchange, *members)
+
+    def with_queue(self, queue: str) -> list[tuple[str, str]]:
+        """(exchange, binding) of each binding of a queue, whoever has made it."""
+        every = self.every(f"*,{_literally(json.dumps(queue))},*")
+        return [(exchange, member) for exchange, member in every if json.loads(member)[2] == queue]
+
+    def every(self, pattern: str | None = None) -> Iterator[tuple[str, str]]:
+        """(exchange, binding) of each binding; of each that matches.
+
+        Looks through the names of all keys: for what is done rarely.
+        """
+        stem, client = self._keys.bindings(""), self._center.client
+        for raw in client.scan_iter(f"{_literally(stem)}*", count=1000):
+            exchange = raw.decode("utf-8", "surrogatepass")[len(stem) :]
+            for member, _ in client.zscan_iter(raw, match=pattern, count=1000):
+                yield exchange, member.decode()
+
+    def clear(self, exchange: str) -> None:
+        """Forget all bindings of an exchange."""
+        keys = self._keys
+        named = [of(exchange) for of in (keys.bindings, keys.readers, keys.parts, keys.bound)]
+        self._center.client.unlink(*named, *streams(self._center, exchange))
+        self._center.client.zrem(keys.expiring, f"exchange:{exchange}")
+
+    def kept(self, exchange: str) -> list[bytes]:
+        """The bindings of a fanout exchange's queues that keep a copy of their own, for
+        :func:`.fanout.keepers`."""
+        return self._center.client.zrangebyscore(self._keys.bindings(exchange), "+inf", "+inf")
+
+    def kind(self, exchange: str) -> str | None:
+        """The type of an exchange that something is bound to, whoever has declared it."""
+        member = self._center.client.zrange(self._keys.bindings(exchange), 0, 0)
+        return json.loads(member[0])[3] if member else None
+
+    def of(self, exchange: str, *removed: str) -> list[tuple[str, str, str, bool]]:
+        """(routing key, pattern, queue, whether the queue is transient) of each binding of an
+        exchange, but for those that are removed."""
+        keys = self._keys
+        names = (keys.bindings(exchange), keys.readers(exchange), keys.parts(exchange))
+        names = (*names, keys.expiring, keys.bound(exchange), *streams(self._center, exchange))
+        raw = self._center.run(Call(load("bindings"), names, (exchange, *removed), list))
+        pairs = zip(raw[::2], raw[1::2], strict=True)
+        return [(*json.loads(member)[:3], bool(transient)) for member, transient in pairs]
+
+
+class Table:
+    """The bindings of an exchange as they were read, arranged to find a routing key's queues."""
+
+    def __init__(self, version: str, raw: Sequence[Any]) -> None:
+        self.version = version
+        #: monotonic seconds when they were read
+        self.read_at = time.monotonic()
+        pairs = zip(raw[::2], raw[1::2], strict=True)
+        bound = [(json.loads(member), bool(transient)) for member, transient in pairs]
+        #: the type of the exchange, as whoever has bound the first knew it
+        self.kind: str | None = bound[0][0][3] if bound else None
+        #: (routing key, pattern, queue)
+        self.rows: list[tuple[str, str, str]] = [tuple(member[:3]) for member, _ in bound]
+        self.transient = frozenset(member[2] for member, transient in bound if transient)
+        #: routing key -> queues, as a direct exchange has it
+        self._direct: dict[str, dict[str, None]] = {}
+        for routing_key, _, queue in self.rows:
+            self._direct.setdefault(routing_key, {})[queue] = None
+        #: of patterns: those that are none, by the whole routing key; those that begin with a word,
+        #: by that; the others
+        self._whole: dict[str, list[str]] = {}
+        self._begins: dict[str, list[tuple[re.Pattern[str], str]]] = {}
+        self._other: list[tuple[re.Pattern[str], str]] = []
+        self._arranged = False
+        self._found: dict[str, list[str]] = {}
+
+    @property
+    def many(self) -> bool:
+        """Whether it takes a while to read them."""
+        return len(self.rows) > MANY
+
+    @property
+    def old(self) -> bool:
+        """Whether it is time to read them again."""
+        return time.monotonic() - self.read_at >= (READ_ALL_AGAIN if self.many else READ_AGAIN)
+
+    def direct(self, routing_key: str) -> list[str]:
+        """The queues that a direct exchange sends to."""
+        return list(self._direct.get(routing_key, ()))
+
+    def topic(self, routing_key: str) -> list[str]:
+        """The queues that a topic exchange sends to."""
+        found = self._found.get(routing_key)
+        if found is None:
+            if not self._arranged:
+                self._arrange()
+            queues = dict.fromkeys(self._whole.get(routing_key, ()))
+            begins = self._begins.get(routing_key.partition(".")[0], ())
+            for pattern, queue in (*begins, *self._other):
+                if queue not in queues and pattern.match(routing_key):
+                    queues[queue] = None
+            if len(self._found) >= MOST_FOUND:  # routing keys may be of any number
+                self._found.clear()
+            found = self._found[routing_key] = list(queues)
+        return found
+
+    def _arrange(self) -> None:
+        compiled: dict[str, re.Pattern[str]] = {}
+        for routing_key, pattern, queue in self.rows:
+            if not set(routing_key) & set("#*"):
+                self._whole.setdefault(routing_key, []).append(queue)
+                continue
+            if pattern not in compiled:  # not by re's own cache, which is for a few
+                compiled[pattern] = re.compile(pattern)
+            word, dot, _ = routing_key.partition(".")
+            certain = dot and not set(word) & set("#*")
+            into = self._begins.setdefault(word, []) if certain else self._other
+            into.append((compiled[pattern], queue))
+        self._arranged = True
+
+
+class Routes:
+    """The bindings of exchanges, for who publishes: read once, and again when they have changed.
+
+    Each look asks the server whether they have, so that what any process binds counts from the
+    next publish on. But a process of the first release that unbinds one queue and binds another
+    leaves nothing by which it could be seen: therefore they are read again every now and then, and
+    when nothing is bound to a routing key.
+    """
+
+    def __init__(self, center: TimeoutCenter) -> None:
+        self._center = center
+        self._tables: dict[str, Table] = {}
+        #: exchange -> monotonic seconds when its bindings were read although they had not changed
+        self._read_again: dict[str, float] = {}
+
+    def of(self, exchange: str, known: str | None = None) -> Table:
+        """The bindings of an exchange as they are now.
+
+        known: the version that needs not be read again; that of the table that is kept, if None
+        """
+        table = self._tables.get(exchange)
+        if known is None:
+            known = table.version if table is not None and not table.old else ""
+        keys = (self._center.keys.bindings(exchange), self._center.keys.bound(exchange))
+        version, *raw = self._center.run(Call(load("bound"), keys, (known,), list, keys_recur=True))
+        version = version.decode()
+        if table is None or version != known:
+            if len(self._tables) >= MOST_TABLES:
+                self._tables.clear()
+                self._read_again.clear()
+            table = self._tables[exchange] = Table(version, raw)
+        return table
+
+    def anew(self, exchange: str) -> Table:
+        """The same, when nothing is bound to a routing key.
+
+        Many are read at most once a second; in between, it is what is kept.
+        """
+        now = time.monotonic()
+        table = self._tables.get(exchange)
+        if table is None or (table.many and now < self._read_again.get(exchange, 0.0)):
+            return table or self.of(exchange)
+        self._read_again[exchange] = now + READ_AGAIN
+        return self.of(exchange, known="")
+
+
+def _literally(text: str) -> str:
+    """A text as a pattern of Redis's that only it matches."""
+    return re.sub(r"([][*?\\^])", r"\\\1", text)

@@ -1,0 +1,246 @@
+"""Broadcast: fanout exchanges as streams, so that a consumer that reconnects misses nothing.
+
+An exchange whose messages have routing keys is split: a queue bound to ``worker.#`` reads nothing
+of ``task.received``, however much of it there is. Its messages go by the first words of their
+routing keys into so many parts, and into a part ``*``, for who is bound to no certain first word;
+each only where somebody reads it. What has no routing key is for everybody, and so is everything
+while somebody reads who knows of no parts (of the first release): it goes into the exchange's own
+stream, which everybody reads as well.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+import zlib
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from ..scripts.loader import load
+from .center import REMEMBER, Call, TimeoutCenter
+
+#: Milliseconds after which a stream that nothing is added to goes away.
+RETENTION_MS = 600_000
+
+#: Entries that are read at once of a stream.
+PAGE = 100
+
+#: Parts of an exchange: first words of routing keys share them.
+PARTS = 32
+
+#: The part that has all of them.
+WHOLE = "*"
+
+#: Before the first entry of a stream.
+BEGINNING = "0-0"
+
+#: Seconds for which this process remembers how far a queue had read.
+MEMORY = 300.0
+
+
+@lru_cache(maxsize=1024)
+def _pattern(binding: str) -> re.Pattern[str]:
+    # As Kombu's Redis transport: '#' and '*' both stand for anything, dots included.
+    return re.compile(".*".join(map(re.escape, re.split(r"[#*]", binding))), re.DOTALL)
+
+
+def matches(binding: str, routing_key: str) -> bool:
+    """Whether a queue bound with `binding` gets a broadcast with that routing key.
+
+    A fanout exchange of AMQP ignores both; Kombu's Redis transport compares them, and Celery's
+    events rely on it. Where either is empty, it is AMQP.
+    """
+    if not binding or not routing_key:
+        return True
+    return _pattern(binding).fullmatch(routing_key) is not None
+
+
+def part_of_key(routing_key: str) -> str:
+    """The part that broadcasts of a routing key go into; empty if they are for everybody."""
+    word = routing_key.partition(".")[0]
+    return str(zlib.crc32(word.encode("utf-8", "surrogatepass")) % PARTS) if routing_key else ""
+
+
+def part_of_binding(binding: str) -> str:
+    """The part that has all that a queue so bound gets."""
+    word, dot, _ = binding.partition(".")
+    certain = dot and not set(word) & set("#*")
+    return part_of_key(binding) if certain else WHOLE
+
+
+def streams(center: TimeoutCenter, exchange: str) -> list[str]:
+    """The keys of all streams that an exchange may have."""
+    parts = (WHOLE, *map(str, range(PARTS)))
+    return [center.keys.fanout(exchange), *(center.keys.part(exchange, part) for part in parts)]
+
+
+@dataclass(eq=False)
+class Subscription:
+    """A queue that is bound to a fanout exchange, and how far it has read; one for each binding."""
+
+    queue: str
+    exchange: str
+    binding: str
+    last: dict[str, str]  #: key of a stream that is read -> id of the last entry
+    #: the queue is a topic, into which whoever broadcasts puts a copy; what is read for it here
+    #: is of producers of a release that did not
+    kept: bool = False
+    #: read and not handled yet, or given back by a lost connection; of all bindings of the queue
+    returned: list[Any] = field(default_factory=list)
+    left: float = 0.0  #: monotonic seconds when its consumer went away
+
+    @property
+    def bound(self) -> tuple[str, str, str]:
+        """What no other subscription of a channel has."""
+        return (self.queue, self.exchange, self.binding)
+
+
+def first_that_matches(
+    subscriptions: Iterable[Subscription], exchange: str, routing_key: str
+) -> Subscription | None:
+    """Of a queue's, the one by which it gets a broadcast: once, however many match."""
+    for one in subscriptions:
+        if one.exchange == exchange and matches(one.binding, routing_key):
+            return one
+    return None
+
+
+_memory: dict[Hashable, Subscription] = {}
+os.register_at_fork(after_in_child=_memory.clear)
+
+
+def remember(identity: Hashable, subscription: Subscription) -> None:
+    """Keep how far a queue has read, for a consumer that comes back within minutes."""
+    now = time.monotonic()
+    for key, old in list(_memory.items()):
+        if now - old.left > MEMORY:
+            del _memory[key]
+    subscription.left = now
+    _memory[(identity, *subscription.bound)] = subscription
+
+
+def recall(identity: Hashable, queue: str, exchange: str, binding: str) -> Subscription | None:
+    """What was remembered of a queue, if it is not too long ago."""
+    found = _memory.pop((identity, queue, exchange, binding), None)
+    return found if found and time.monotonic() - found.left <= MEMORY else None
+
+
+def broadcasting(
+    center: TimeoutCenter,
+    exchange: str,
+    routing_key: str,
+    envelope: bytes,
+    length: int,
+    publish: tuple[str, str],
+) -> Call:
+    """The call that broadcasts a message, if anybody is bound to the exchange.
+
+    Its result is the bindings of the queues that keep a copy of their own, for :func:`keepers`:
+    they are yet to be given it.
+
+    publish: as :meth:`TimeoutCenter.put` has it
+    """
+    producer, name = publish
+    keys = center.keys
+    part = part_of_key(routing_key or "")
+    keys = (
+        keys.bindings(exchange),
+        keys.fanout(exchange),
+        keys.sent(producer),
+        keys.readers(exchange),
+        keys.parts(exchange),
+        keys.part(exchange, WHOLE),
+        keys.part(exchange, part),
+    )
+    args = (routing_key or "", envelope, length, RETENTION_MS, name, REMEMBER, part)
+    return Call(load("broadcast"), keys, args, lambda raw: raw[1:])
+
+
+def keepers(members: Iterable[bytes], routing_key: str) -> list[str]:
+    """Of the queues that are so bound, those that get a broadcast with that routing key."""
+    found = {}
+    for member in members:
+        binding, _, queue, *_ = json.loads(member)
+        if matches(binding, routing_key or ""):
+            found[queue] = None
+    return list(found)
+
+
+def order(id: str) -> tuple[int, int]:
+    """A stream id in the order of streams."""
+    ms, _, number = id.partition("-")
+    return int(ms), int(number or 0)
+
+
+def restarted(read: str, newest: str) -> bool:
+    """Whether a stream was made anew since it was read, of which that is the newest entry now.
+
+    Ids are by the server's clock, or go on from the last one where that has stepped back. So what
+    is in such a stream may have ids of before.
+    """
+    return order(read) > order(newest)
+
+
+def newest_of(entries: Any) -> str:
+    """The id of the newest entry, as XREVRANGE with a count of 1 has answered."""
+    return entries[0][0].decode() if entries else BEGINNING
+
+
+def begin(center: TimeoutCenter, keys: Iterable[str], read: dict[str, str]) -> dict[str, str]:
+    """Where a queue that is bound now begins to read these streams: behind what is there, or where
+    it had read to. Of a stream that is yet to be made, all that comes is new."""
+    keys = list(keys)
+    with center.client.pipeline(transaction=False) as pipe:
+        for key in keys:
+            pipe.xrevrange(key, count=1)
+        found = dict(zip(keys, map(newest_of, pipe.execute()), strict=True))
+    for key in found.keys() & read.keys():
+        found[key] = BEGINNING if restarted(read[key], found[key]) else read[key]
+    return found
+
+
+def listening(positions: dict[str, str], block_ms: int | None = None) -> tuple[Any, ...]:
+    """The command that reads broadcasts: {stream: last id}; and waits for some, if it may."""
+    block = () if block_ms is None else ("BLOCK", block_ms)
+    return ("XREAD", "COUNT", PAGE, *block, "STREAMS", *positions, *positions.values())
+
+
+class Entry(NamedTuple):
+    """An entry of a stream."""
+
+    key: str  #: the stream's
+    id: str
+    routing_key: str
+    envelope: bytes
+    kept: bool  #: the queues that keep a copy of their own were given it
+
+
+def read_page(key: str, entries: Any) -> list[Entry]:
+    """The entries of one stream in an XREAD reply."""
+    page = []
+    for id, flat in entries:
+        if len(flat) == 2:  # in a part
+            routing_key = flat[0].decode("utf-8", "surrogatepass")
+            page.append(Entry(key, id.decode(), routing_key, flat[1], True))
+            continue
+        fields = dict(zip(flat[::2], flat[1::2], strict=True))
+        routing_key = fields.get(b"r", b"").decode("utf-8", "surrogatepass")
+        page.append(Entry(key, id.decode(), routing_key, fields.get(b"m", b""), b"k" in fields))
+    return page
+
+
+def in_order(pages: list[list[Entry]]) -> list[Entry]:
+    """The entries of several streams of one exchange, as they were broadcast.
+
+    Where a page is full, there may be more of its stream: what is later in others is left out, to
+    be read again with that.
+    """
+    if len(pages) < 2:
+        return pages[0] if pages else []
+    entries = sorted((order(entry.id), n, entry) for page in pages for n, entry in enumerate(page))
+    horizon = min((order(page[-1].id) for page in pages if len(page) >= PAGE), default=None)
+    return [entry for id, _, entry in entries if horizon is None or id <= horizon]

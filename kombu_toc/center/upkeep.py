@@ -1,0 +1,329 @@
+"""Upkeep: what keeps every topic in order, whether anybody consumes it or not.
+
+That is: to roll back leases that have ended, to drop what DeadQueue keeps no longer, and to
+announce again what is due and whose announcement was lost. One process does it for all topics of a
+server and prefix, with a pass every second or so; a short lease in Redis says which.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from redis.exceptions import RedisError, ResponseError
+
+from ..model.topic import Topic
+from ..scripts.call import Call, as_bytes, text
+from ..scripts.loader import load
+from .watch import Watch
+
+if TYPE_CHECKING:
+    from .center import TimeoutCenter
+
+#: Leases and dead messages that one call deals with at most, and how many of a slot's.
+MOST = 500
+EACH = 100
+
+#: Slots of which one call looks after.
+SLOTS_PER_CALL = 64
+
+#: How often a pass asks again where there was more to do than a call may.
+AGAIN = 20
+
+#: Slots of topics that held nothing when they were last looked at: so many a pass, in turn.
+MOST_EMPTY = 1024
+
+#: Seconds between readings of which topics there are, and how many times as long as it takes.
+REREAD = 2.0
+REREAD_TIMES = 50
+
+#: Seconds for which a node of a Cluster that cannot be reached is left alone.
+REST = 5.0
+
+#: Milliseconds that are longer than anything, and more messages than there are.
+FOR_EVER = 10**15
+
+_ROLLED_BACK, _DIED, _DROPPED = 1, 2, 3
+
+
+class Event(NamedTuple):
+    """What happened to a topic's messages."""
+
+    topic: str
+    rolled_back: list[str]
+    died: list[str]
+    dropped: list[str]
+
+
+class Kept(NamedTuple):
+    """What one call did."""
+
+    now_us: int  #: Redis's clock
+    more: bool  #: there is more to do at once
+    holding: list[int]  #: the numbers of those parts that hold anything
+    events: list[Event]
+    stray: list[tuple[str, str]]  #: (key, member) of copies sets: what is gone with these ids
+
+
+class Part(NamedTuple):
+    """Some slots of a topic."""
+
+    topic: Topic
+    numbers: tuple[int, ...]
+
+
+def keeping(
+    center: TimeoutCenter,
+    parts: Sequence[tuple[Part, int]],
+    *,
+    grace: float = 0.0,
+    most: int = MOST,
+    each: int = EACH,
+) -> Call:
+    """The call that keeps slots in order. Result: :class:`Kept`.
+
+    parts: each with the microseconds since the epoch, by the server's clock, until when its leases
+        that have ended may be rolled back; 0 for none
+    grace: seconds; instead, what has ended is only noted, and rolled back by the next who asks
+        such a while later
+
+    On a Cluster it can be one slot only.
+    """
+    keys: list[str] = []
+    args: list[Any] = [len(parts), most, each, int(not center.clustered)]
+    for (topic, numbers), until in parts:
+        limits = topic.declaration.limits(center.limits)
+        share = -(-limits.dead_limit // topic.slots)
+        for number in numbers:
+            slot = topic.slot(number)
+            keys += (slot.armed, slot.prepare, slot.body, slot.dead, slot.reasons, slot.tokens)
+            keys += (slot.ended, *slot.stores)
+        if not center.clustered:
+            keys.append(center.keys.wake(topic.name))
+        args += (
+            len(numbers),
+            len(topic.steps),
+            until,
+            int(grace * 1000),
+            int(limits.retry_backoff * 1000),
+            int(limits.retry_backoff_max * 1000),
+            topic.declaration.retries,
+            # Who only notes has a pop to drop what is dead.
+            *((int(limits.dead_age * 1000), share) if not grace else (FOR_EVER, FOR_EVER)),
+            *numbers,
+        )
+    topics = [part.topic for part, _ in parts]
+
+    def parse(raw: list[Any]) -> Kept:
+        now, more, holding, flat, *_ = raw
+        found: dict[int, Event] = {}
+        stray = []
+        for i in range(0, len(flat), 4):
+            at, number, what, id = flat[i], int(flat[i + 1]), flat[i + 2], text(flat[i + 3])
+            event = found.setdefault(at, Event(topics[at].name, [], [], []))
+            event[what].append(id)
+            if what == _DROPPED and "#" in id:
+                slot = topics[at].slot(number)
+                stray.append((slot.copies(id.rpartition("#")[0]), id))
+        return Kept(now, bool(more), holding, list(found.values()), stray)
+
+    if center.clustered:
+        [topic] = topics
+        wake = (center.keys.wake(topic.name), topic.declaration.expires or 0)
+        return Call(load("upkeep"), keys, args, parse, wake=wake)
+    return Call(load("upkeep"), keys, args, parse)
+
+
+def electing(center: TimeoutCenter, name: str, seconds: float) -> Call:
+    """The call that makes a process the one that keeps all topics up, for so many seconds; with 0,
+    no longer. Result: whether it is, whether somebody is, and Redis's clock in microseconds."""
+    return Call(
+        load("elect"),
+        (center.keys.upkeep,),
+        (name, int(seconds * 1000)),
+        lambda raw: (bool(raw[0]), bool(raw[1]), raw[2]),
+    )
+
+
+class Upkeep:
+    """Keeps all topics of a center up.
+
+    watches: what has been seen of the server, or of each node
+    in_time: whether the leases that this process holds in a topic's slots last; else nothing is
+        rolled back there
+    tell: is told what happened
+    on_step: is told that a server's clock was set forward
+    """
+
+    def __init__(
+        self,
+        center: TimeoutCenter,
+        watches: dict[Hashable, Watch],
+        *,
+        in_time: Callable[[str, Collection[int]], bool],
+        tell: Callable[[Event], None],
+        on_step: Callable[[float], None],
+    ) -> None:
+        self._center = center
+        self._watches = watches
+        self._in_time = in_time
+        self._tell = tell
+        self._on_step = on_step
+        self._read_at = 0.0
+        #: topic -> its declaration as it was read, and its parts
+        self._topics: dict[str, tuple[bytes, list[Part]]] = {}
+        #: (topic, first slot) of parts that held something when they were last looked at
+        self._holding: set[tuple[str, int]] = set()
+        self._turn = 0
+        #: node that cannot be reached -> monotonic seconds until which it is left alone
+        self._resting: dict[Hashable, float] = {}
+        #: topic -> what the latest pass was refused there
+        self.refused: dict[str, RedisError] = {}
+
+    def run(self, goes_on: Callable[[], bool]) -> None:
+        """Look at every topic that holds something, and at some of the others.
+
+        goes_on: asked now and then; the pass ends with a False
+
+        Raises what redis-py does if the server cannot be reached.
+        """
+        now = time.monotonic()
+        self.refused = {}
+        if now >= self._read_at:
+            self._read_topics(now)
+        for parts in self._batches(self._due()):
+            if not goes_on():
+                return
+            for _ in range(AGAIN):
+                if not self._keep(parts):
+                    break
+
+    def _read_topics(self, now: float) -> None:
+        raws = self._center.client.hgetall(self._center.keys.topics)
+        topics = {}
+        for key, raw in raws.items():
+            name = text(key)
+            known = self._topics.get(name)
+            if known is not None and known[0] == raw:
+                topics[name] = known
+                continue
+            topic = self._center.learn(name, raw)
+            if topic is not None:
+                topics[name] = (raw, self._parts_of(topic))
+        self._topics = topics
+        self._holding = {key for key in self._holding if key[0] in topics}
+        took = time.monotonic() - now
+        self._read_at = now + max(REREAD, REREAD_TIMES * took)
+
+    def _parts_of(self, topic: Topic) -> list[Part]:
+        size = 1 if self._center.clustered else SLOTS_PER_CALL
+        numbers = range(topic.span)
+        return [
+            Part(topic, tuple(numbers[start : start + size]))
+            for start in range(0, topic.span, size)
+        ]
+
+    def _due(self) -> list[Part]:
+        """What this pass looks at."""
+        due, rest = [], []
+        for _, parts in self._topics.values():
+            for part in parts:
+                key = part.topic.name, part.numbers[0]
+                (due if key in self._holding else rest).append(part)
+        slots = 0
+        for at in range(len(rest)):
+            if slots >= MOST_EMPTY:
+                self._turn = (self._turn + at) % len(rest)
+                break
+            part = rest[(self._turn + at) % len(rest)]
+            slots += len(part.numbers)
+            due.append(part)
+        return due
+
+    def _batches(self, parts: Iterable[Part]) -> Iterable[list[Part]]:
+        """What is asked at a time: of one server in one call, of a Cluster's nodes side by side."""
+        batch: list[Part] = []
+        slots = 0
+        for part in parts:
+            if batch and slots + len(part.numbers) > SLOTS_PER_CALL:
+                yield batch
+                batch, slots = [], 0
+            batch.append(part)
+            slots += len(part.numbers)
+        if batch:
+            yield batch
+
+    def _keep(self, parts: list[Part]) -> bool:
+        """Keep these in order; whether there is more to do at once."""
+        if not self._center.clustered:
+            return self._ask(parts, [parts])
+        now = time.monotonic()
+        places = {part: self._place(part) for part in parts}
+        return self._ask(
+            parts, [[part] for part in parts if self._resting.get(places[part], 0.0) <= now]
+        )
+
+    def _ask(self, parts: list[Part], groups: list[list[Part]]) -> bool:
+        calls = [keeping(self._center, [(p, self._until(p)) for p in group]) for group in groups]
+        sent = time.monotonic()
+        results = self._center.run_each(calls)
+        received = time.monotonic()
+        more = False
+        broken: dict[Hashable, RedisError] = {}
+        for group, result in zip(groups, results, strict=True):
+            place = self._place(group[0])
+            if isinstance(result, Kept):
+                step = self._watch(place).sample(result.now_us, sent, received)
+                if step > 0:
+                    self._on_step(step)
+                more = self._take(group, result) or more
+            elif isinstance(result, ResponseError):
+                self._apart(group, result)
+            else:
+                broken[place] = result
+                self._resting[place] = received + REST
+        if len(broken) == len({self._place(group[0]) for group in groups}) and broken:
+            raise next(iter(broken.values()))
+        return more
+
+    def _take(self, parts: list[Part], kept: Kept) -> bool:
+        holding = set(kept.holding)
+        for at, part in enumerate(parts):
+            key = part.topic.name, part.numbers[0]
+            (self._holding.add if at in holding else self._holding.discard)(key)
+        for event in kept.events:
+            self._tell(event)
+        for key, member in kept.stray:
+            self._center.client.srem(as_bytes(key), as_bytes(member))
+        return kept.more
+
+    def _apart(self, parts: list[Part], error: ResponseError) -> None:
+        """A call was refused: what is wrong with one slot is to keep none of the others waiting."""
+        if len(parts) > 1:
+            for part in parts:
+                self._ask([part], [[part]])
+        elif len(parts[0].numbers) > 1:
+            for number in parts[0].numbers:
+                part = Part(parts[0].topic, (number,))
+                self._ask([part], [[part]])
+        else:
+            self.refused[parts[0].topic.name] = error
+
+    def _until(self, part: Part) -> int:
+        topic = part.topic
+        if not self._in_time(topic.name, part.numbers):
+            return 0
+        visibility = topic.declaration.limits(self._center.limits).visibility
+        return self._watch(self._place(part)).until(time.monotonic(), visibility) or 0
+
+    def _place(self, part: Part) -> Hashable:
+        if not self._center.clustered:
+            return None
+        return self._center.client.place_of(part.topic.slot(part.numbers[0]).armed)
+
+    def _watch(self, place: Hashable) -> Watch:
+        found = self._watches.get(place)
+        if found is None:
+            found = self._watches[place] = Watch()
+        return found

@@ -1,0 +1,1 @@
+"""URLs, options and connections to Redis: one server, Sentinel, Cluster, TLS, embedded."""

@@ -1,0 +1,464 @@
+"""A client of a Redis Cluster.
+
+redis-py's own client of a Cluster decides by itself when a command is repeated, and differs from
+release to release in what it pipelines. A timeout center has to know what has run: so this one
+knows where each slot lies, and leaves everything else to the client of that node.
+
+The keys that belong to no single slot of a topic share a hash tag, ``{toc}``. What names no key
+goes to the node that has them.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import redis
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+from redis.exceptions import AskError, MovedError, ResponseError
+
+from ..errors import ConfigurationError, ServerError
+from ..scripts.call import pack_command
+from .connections import Client, Pipeline
+
+logger = logging.getLogger(__name__)
+
+#: Where a server is: host and port.
+Place = tuple[str, int]
+
+#: The hash slot of ``{toc}``.
+HOME = key_slot(b"toc")
+
+#: Seconds for which a command is repeated that a node cannot run because its hash slot is just
+#: being moved, or given to another node, and seconds between.
+PATIENCE = 5.0
+PAUSE = 0.02
+
+#: Seconds that a node may take to let somebody in, and to say where the hash slots are.
+BRISK = 1.0
+
+#: How often a command is sent elsewhere before that counts as an error.
+MOST_MOVES = 8
+
+#: Seconds within which the nodes are not asked again where the hash slots are.
+FRESH = 0.1
+
+#: Seconds for which a node that did not say where the hash slots are is asked last.
+SILENT = 10.0
+
+BROKEN = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError)
+
+# From release 6 on, redis-py takes the first word off all of these: then the class tells it.
+_MOVED = re.compile(r"(?:\b(MOVED|ASK) |^)(\d+) (\S*):(\d+)")
+_PASSING = re.compile(
+    r"\bTRYAGAIN\b|rehashing of slot|\bCLUSTERDOWN\b|cluster is down|slot not served", re.I
+)
+
+#: Commands whose first key is not their first argument: the index of the one that is, or the
+#: name of the argument that comes before it.
+_KEY_AT: dict[str, int | str] = {"EVAL": 3, "EVALSHA": 3, "XREAD": "STREAMS", "OBJECT": 2}
+
+#: Commands without a key.
+_KEYLESS = {
+    *("PING", "TIME", "INFO", "CONFIG GET", "CONFIG", "CLIENT", "CLIENT LIST", "CLIENT ID"),
+    *("CLIENT UNBLOCK", "CLIENT INFO", "ACL", "ACL WHOAMI", "SCRIPT FLUSH", "SCRIPT", "WAIT"),
+    *("COMMAND", "SLOWLOG", "MEMORY STATS", "DBSIZE", "CLUSTER SLOTS", "CLUSTER INFO"),
+}
+
+
+def key_of(*command: Any) -> str | bytes | None:
+    """The first key that a command names; None if it names none."""
+    name = str(command[0]).upper()
+    if name in _KEYLESS:
+        return None
+    at = _KEY_AT.get(name, 1)
+    if isinstance(at, str):
+        at = [str(part).upper() for part in command].index(at) + 1
+    if name in ("EVAL", "EVALSHA") and int(command[2]) == 0:
+        return None
+    return command[at]
+
+
+def hash_slot(key: str | bytes) -> int:
+    return key_slot(key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key)
+
+
+def brisk(arguments: dict[str, Any]) -> dict[str, Any]:
+    """A connection's arguments so that a node that hangs is found out soon: there are others."""
+    return {**arguments, **dict.fromkeys(("socket_timeout", "socket_connect_timeout"), BRISK)}
+
+
+def _redirection(exc: BaseException) -> re.Match[str] | None:
+    match = _MOVED.search(str(exc))
+    return match if match and (match[1] or isinstance(exc, AskError)) else None
+
+
+def is_redirection(exc: BaseException) -> bool:
+    """Whether a node says that another has the key."""
+    return _redirection(exc) is not None
+
+
+def is_passing(exc: BaseException) -> bool:
+    """Whether it will be over in moments: a node has some of a command's keys while the others are
+    still elsewhere, or a replica is about to take over from its primary."""
+    return _PASSING.search(str(exc)) is not None
+
+
+def _unsettled(exc: Exception) -> Exception:
+    """An error that is given up on; where a slot is still not where it is going, a ServerError:
+    then it counts as a lost connection, and whoever sent the command tries again."""
+    if isinstance(exc, BROKEN) or not (is_redirection(exc) or is_passing(exc)):
+        return exc
+    error = ServerError(f"a hash slot of the Cluster is being moved, and has not arrived: {exc}")
+    error.__cause__ = exc
+    return error
+
+
+class ClusterClient(redis.Redis):
+    """As :class:`kombu_toc.client.connections.Client`, for the nodes of a Cluster.
+
+    places: some of its nodes
+    make_client: makes the client of one node; nothing is sent yet
+
+    Errors are those of the nodes' clients; ServerError if none of them knows the Cluster.
+    """
+
+    def __init__(self, places: Sequence[Place], make_client: Callable[[Place], Client]) -> None:
+        self._make_client = make_client
+        self._seeds = list(places)
+        self._clients: dict[Place, Client] = {}
+        self._lock = threading.RLock()
+        #: hash slot -> the node that has it; None before anyone was asked
+        self._where: list[Place | None] | None = None
+        self._nodes: list[Place] = []
+        #: node that did not answer -> monotonic seconds until which the others are asked first
+        self._silent: dict[Place, float] = {}
+        self._asked = 0.0
+        # Its pool is never used: it tells how replies are encoded.
+        super().__init__(connection_pool=self.client_at(self._seeds[0]).connection_pool)
+
+    # -- where what is
+
+    def client_at(self, place: Place) -> Client:
+        """The client of one node."""
+        found = self._clients.get(place)
+        return found or self._clients.setdefault(place, self._make_client(place))
+
+    def place_of(self, key: str | bytes | None) -> Place:
+        """The node that has a key; without one, the node that has those of no single slot."""
+        slot = HOME if key is None else hash_slot(key)
+        if self._where is None:
+            self.refresh()
+        place = self._where[slot]
+        if place is None:
+            raise ServerError(f"no node of the Cluster has hash slot {slot}")
+        return place
+
+    def client_for(self, key: str | bytes | None = None) -> Client:
+        return self.client_at(self.place_of(key))
+
+    def places(self) -> list[Place]:
+        """The nodes that have hash slots."""
+        if self._where is None:
+            self.refresh()
+        return [place for place in dict.fromkeys(self._where) if place]
+
+    def primaries(self) -> list[Client]:
+        """Their clients."""
+        return [self.client_at(place) for place in self.places()]
+
+    def refresh(self) -> None:
+        """Ask where the hash slots are.
+
+        Raises ServerError if no node tells.
+        """
+        asked = time.monotonic()
+        with self._lock:
+            if self._where is not None and self._asked > asked - FRESH:
+                return
+            places = list(dict.fromkeys((*self._nodes, *self._seeds)))
+            random.shuffle(places)
+            places.sort(key=lambda place: self._silent.get(place, 0.0) > asked)
+            errors = []
+            for place in places:
+                try:
+                    found = self._slots_by(place)
+                except BROKEN as exc:
+                    self._silent[place] = time.monotonic() + SILENT
+                    errors.append(f"{_text(place)}: {exc}")
+                    continue
+                except ResponseError as exc:
+                    if "cluster support disabled" in str(exc):
+                        raise ServerError(
+                            f"{_text(place)} does not run in cluster mode; use toc+redis:// for "
+                            "a server of its own"
+                        ) from exc
+                    raise
+                if not found:
+                    errors.append(f"{_text(place)}: knows of no hash slots")
+                    continue
+                self._learn(found, place)
+                self._asked = time.monotonic()
+                return
+        raise ServerError(f"no node of the Cluster can be reached: {'; '.join(errors)}")
+
+    def _slots_by(self, place: Place) -> list[Any]:
+        """Where the hash slots are, as one node sees it; it has to answer soon."""
+        pool = self.client_at(place).connection_pool
+        connection = pool.connection_class(**brisk(pool.connection_kwargs))
+        try:
+            connection.connect()
+            connection.send_command("CLUSTER", "SLOTS")
+            return connection.read_response()
+        finally:
+            connection.disconnect()
+
+    def _learn(self, found: list[Any], asked: Place) -> None:
+        where: list[Place | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+        nodes: dict[Place, None] = {}
+        for first, last, *owners in found:
+            # A node that does not know its own address leaves it out.
+            places = [(_host(host) or asked[0], port) for host, port, *_ in owners]
+            where[first : last + 1] = [places[0]] * (last + 1 - first)
+            nodes.update(dict.fromkeys(places))
+        self._nodes = list(nodes)
+        self._where = where
+        for place in set(self._clients) - set(nodes) - set(self._seeds):
+            self._clients.pop(place).close()
+
+    def heed(self, exc: BaseException) -> tuple[Place, bool] | None:
+        """Where a node says that a key is, and whether only until it has been moved."""
+        match = _redirection(exc)
+        if match is None:
+            return None
+        place = (match[3].strip("[]") or self.place_of(None)[0], int(match[4]))
+        if match[1] == "ASK" or not (match[1] or isinstance(exc, MovedError)):
+            return place, True
+        with self._lock:
+            if self._where is not None:
+                self._where[int(match[2])] = place
+        return place, False
+
+    # -- commands
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        """As redis-py has it, for commands that may run twice: one is repeated if its node cannot
+        be reached, and another has the key by now."""
+        key = key_of(*args)
+        deadline = time.monotonic() + PATIENCE
+        place = self.place_of(key)
+        client, asking = self.client_at(place), False
+        moves = 0
+        while True:
+            try:
+                if asking:
+                    with client.pipeline(transaction=False) as pipe:
+                        pipe.execute_command("ASKING")
+                        pipe.execute_command(*args, **options)
+                        return pipe.execute()[1]
+                return client.execute_command(*args, **options)
+            except ResponseError as exc:
+                heard = self.heed(exc)
+                moves += 1
+                if heard is not None and moves <= MOST_MOVES:
+                    client, asking = self.client_at(heard[0]), heard[1]
+                elif is_passing(exc) and time.monotonic() < deadline:
+                    time.sleep(PAUSE)  # others are at it
+                    client, asking, moves = self.client_for(key), False, 0
+                else:
+                    raise _unsettled(exc)  # noqa: B904 - it has its cause
+            except BROKEN as exc:
+                self._look_again(exc)
+                before, place = place, self.place_of(key)
+                moves += 1
+                if is_passing(exc) and time.monotonic() < deadline:
+                    time.sleep(PAUSE)  # as above
+                elif place == before or moves > MOST_MOVES:
+                    raise
+                client, asking = self.client_at(place), False
+
+    def _look_again(self, exc: BaseException) -> None:
+        try:
+            self.refresh()
+        except BROKEN as other:
+            logger.debug("%s, after: %s", other, exc)
+
+    def run_keyed(
+        self, commands: Sequence[tuple[str | bytes, bytes]], wait: tuple[Any, ...] = ()
+    ) -> tuple[list[Any], list[Any]]:
+        """Send commands, each with a key and as it goes over the wire, to the nodes that have the
+        keys; all nodes work side by side.
+
+        wait: a command that each node is asked after the others, on the same connection
+
+        Returns the reply to each, and what its node said to `wait`; of one that was refused, or
+        whose node cannot be reached, the error. Such a one may have run.
+        """
+        replies: list[Any] = [None] * len(commands)
+        waited: list[Any] = [None] * len(commands)
+        last = pack_command(*wait) if wait else b""
+        deadline = time.monotonic() + PATIENCE
+        left: dict[int, tuple[Place, bool] | None] = dict.fromkeys(range(len(commands)))
+        moves = 0
+        while left:
+            by_place: dict[Place, list[tuple[int, bool]]] = defaultdict(list)
+            for number, heard in left.items():
+                place, asking = heard or (self.place_of(commands[number][0]), False)
+                by_place[place].append((number, asking))
+            left = {}
+            unsent: dict[int, Place] = {}
+            slow = broken = False
+            for place, some, found, sent in self._exchange(commands, by_place, last):
+                for number, reply in zip(some, found, strict=False):
+                    replies[number] = reply
+                    if wait:
+                        waited[number] = found[-1]
+                    if not isinstance(reply, (ResponseError, *BROKEN)):
+                        continue
+                    broken = broken or isinstance(reply, BROKEN)
+                    heard = self.heed(reply)
+                    if heard is not None and moves < MOST_MOVES:
+                        left[number] = heard
+                    elif is_passing(reply) and time.monotonic() < deadline:
+                        left[number] = None
+                        slow = True
+                    elif not sent and moves < MOST_MOVES:
+                        unsent[number] = place
+                    else:
+                        replies[number] = _unsettled(reply)
+            if broken:
+                self._look_again(ServerError("a node cannot be reached"))
+                # Perhaps another has taken its place.
+                left.update(
+                    (number, None)
+                    for number, place in unsent.items()
+                    if self.place_of(commands[number][0]) != place
+                )
+            if slow:
+                time.sleep(PAUSE)  # others are at it
+            # Who asks elsewhere, and has to wait there, starts anew.
+            moves = 0 if slow else moves + 1
+        return replies, waited
+
+    def _exchange(
+        self,
+        commands: Sequence[tuple[str | bytes, bytes]],
+        by_place: dict[Place, list[tuple[int, bool]]],
+        last: bytes,
+    ) -> Iterator[tuple[Place, list[int], list[Any], bool]]:
+        """Send to all nodes, then read from all: the node, its commands, what it replied, and
+        whether they were sent at all."""
+        sent = []
+        with ExitStack() as stack:
+            for place, some in by_place.items():
+                numbers = [number for number, _ in some]
+                parts: list[bytes] = []
+                for number, asking in some:
+                    if asking:
+                        parts.append(_ASKING)
+                    parts.append(commands[number][1])
+                if last:
+                    parts.append(last)
+                client = self.client_at(place)
+                try:
+                    read = stack.enter_context(client.sending(parts))
+                except BROKEN as exc:
+                    yield place, numbers, [exc] * (len(numbers) + bool(last)), False
+                else:
+                    sent.append((place, some, numbers, len(parts), read))
+            for place, some, numbers, count, read in sent:
+                try:
+                    raw = iter(read(count))
+                except BROKEN as exc:
+                    yield place, numbers, [exc] * (len(numbers) + bool(last)), True
+                    continue
+                found = []
+                for _, asking in some:
+                    if asking:
+                        next(raw)
+                    found.append(next(raw))
+                yield place, numbers, [*found, *raw], True
+
+    def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> ClusterPipeline:
+        if transaction:
+            raise ConfigurationError("what lies on several nodes has no transaction")
+        return ClusterPipeline(self)
+
+    def scan_iter(self, *args: Any, **options: Any) -> Iterator[Any]:
+        """The keys of all nodes."""
+        for client in self.primaries():
+            yield from client.scan_iter(*args, **options)
+
+    def drop_idle(self) -> None:
+        """As a node's client does it."""
+        for client in list(self._clients.values()):
+            client.drop_idle()
+
+    def close(self) -> None:
+        """Close the connections to all nodes; they open again when they are needed."""
+        for client in list(self._clients.values()):
+            client.close()
+            client.connection_pool.disconnect()
+
+
+_ASKING = pack_command("ASKING")
+
+
+class ClusterPipeline(Pipeline):
+    """Commands that are sent together, to whichever node each has its key on."""
+
+    def __init__(self, client: ClusterClient) -> None:
+        super().__init__(client.connection_pool, client.response_callbacks, False, None)
+        self._client = client
+
+    def execute(self, raise_on_error: bool = True) -> list[Any]:
+        stack, self.command_stack = self.command_stack, []
+        by_place: dict[Place, list[int]] = defaultdict(list)
+        for number, (args, _) in enumerate(stack):
+            by_place[self._client.place_of(key_of(*args))].append(number)
+        replies: list[Any] = [None] * len(stack)
+        for place, numbers in by_place.items():
+            with self._client.client_at(place).pipeline(transaction=False) as pipe:
+                for number in numbers:
+                    args, options = stack[number]
+                    pipe.execute_command(*args, **options)
+                try:
+                    found = pipe.execute(raise_on_error=False)
+                except BROKEN as exc:
+                    self._client._look_again(exc)
+                    if place in self._client.places():
+                        raise
+                    found = [
+                        self._client.execute_command(*stack[n][0], **stack[n][1]) for n in numbers
+                    ]
+            for number, reply in zip(numbers, found, strict=True):
+                args, options = stack[number]
+                if isinstance(reply, ResponseError) and (
+                    is_redirection(reply) or is_passing(reply)
+                ):
+                    self._client.heed(reply)
+                    try:
+                        reply = self._client.execute_command(*args, **options)
+                    except ResponseError as exc:
+                        reply = exc
+                replies[number] = reply
+        for reply in replies if raise_on_error else ():
+            if isinstance(reply, Exception):
+                raise reply
+        return replies
+
+
+def _host(host: Any) -> str:
+    host = host.decode() if isinstance(host, bytes) else str(host or "")
+    return "" if host == "?" else host
+
+
+def _text(place: Place) -> str:
+    return f"{place[0]}:{place[1]}"

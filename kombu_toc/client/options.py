@@ -1,0 +1,415 @@
+"""Options: what a URL's query and ``broker_transport_options`` may say; checks and defaults."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import redis
+from redis.connection import URL_QUERY_ARGUMENT_PARSERS
+
+from ..errors import ConfigurationError, SlotCountError
+from ..model.scores import MAX_RETRIES, TRIED
+from ..model.topic import (
+    DEFAULT_SLOTS,
+    MAX_SLOTS,
+    Declaration,
+    Limits,
+    check_slots,
+    check_steps,
+    check_visibility,
+)
+from .tls import read_requirement
+
+#: Which of a consumer's queues is served next: in turns, in the order in which they are consumed,
+#: or by name.
+ROUND_ROBIN, PRIORITY, SORTED = "round_robin", "priority", "sorted"
+STRATEGIES = (ROUND_ROBIN, PRIORITY, SORTED)
+
+
+#: What options are called that are nobody's business.
+_SECRET = re.compile("password|secret|token|credential", re.IGNORECASE)
+
+
+def _seconds(name: str, value: Any) -> float:
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        seconds = -1.0
+    if not 0 <= seconds < 1e9:
+        raise ConfigurationError(f"{name} must be a number of seconds, not {value!r}")
+    return seconds
+
+
+def _positive_seconds(name: str, value: Any) -> float:
+    seconds = _seconds(name, value)
+    if seconds < 0.01:
+        raise ConfigurationError(f"{name} must be at least 0.01 seconds, not {value!r}")
+    return seconds
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise ConfigurationError(f"{name} must be a whole number, not {value!r}") from None
+
+
+def _natural(name: str, value: Any) -> int:
+    number = _whole(name, value)
+    if number < 0:
+        raise ConfigurationError(f"{name} must be a whole number from 0 up, not {value!r}")
+    return number
+
+
+def _flag(name: str, value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    known = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+    try:
+        return known[str(value).lower()]
+    except KeyError:
+        raise ConfigurationError(f"{name} must be true or false, not {value!r}") from None
+
+
+def _text(name: str, value: Any) -> str:
+    return str(value)
+
+
+def _slots(name: str, value: Any) -> int:
+    try:
+        return check_slots("*", _whole(name, value))
+    except SlotCountError:
+        raise SlotCountError(
+            f"{name} must be a power of two from 1 to {MAX_SLOTS}, not {value}"
+        ) from None
+
+
+def _retries(name: str, value: Any) -> int:
+    number = _whole(name, value)
+    if not 0 <= number <= TRIED:
+        raise ConfigurationError(f"{name} must be a whole number from 0 to {TRIED}, not {value}")
+    return number
+
+
+def _steps(name: str, value: Any) -> tuple[int, ...]:
+    return check_steps(value.split(",") if isinstance(value, str) else value)
+
+
+def _topics(name: str, value: Any) -> dict[str, dict[str, Any]]:
+    if not isinstance(value, Mapping) or not all(isinstance(v, Mapping) for v in value.values()):
+        raise ConfigurationError(
+            f"{name} must map a topic to its limits, such as {{'mail': {{'slots': 16}}}}, "
+            f"not {value!r}"
+        )
+    for topic, limits in value.items():
+        Declaration.of(topic, **limits)
+    return {topic: dict(limits) for topic, limits in value.items()}
+
+
+def _strategy(name: str, value: Any) -> str:
+    if value not in STRATEGIES:
+        raise ConfigurationError(f"{name} must be one of {', '.join(STRATEGIES)}, not {value!r}")
+    return value
+
+
+def _sentinel_kwargs(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(
+            f"{name} must map redis-py's options to values, such as {{'password': '...'}}"
+        )
+    for option in value:
+        if option not in _REDIS and option not in ("ssl", *_IGNORED):
+            raise ConfigurationError(
+                f"unknown option {option!r} in {name}{suggestion(option, ['ssl', *_REDIS])}"
+            )
+    return {k: v for k, v in value.items() if k not in _IGNORED}
+
+
+def _masked(value: Any) -> Any:
+    """An option as it may be shown: of a mapping, without its secrets."""
+    if not isinstance(value, Mapping):
+        return value
+    return {
+        key: "**" if _SECRET.search(str(key)) and inner is not None else _masked(inner)
+        for key, inner in value.items()
+    }
+
+
+@dataclass
+class Settings:
+    """The options of one connection, checked. Times are in seconds."""
+
+    #: how long a delivered message may stay unacknowledged and unrenewed
+    visibility_timeout: float = Limits().visibility
+    #: what every key begins with, before ``toc_prefix``
+    global_keyprefix: str = ""
+    #: the priorities that are told apart, 0 first; None: as a topic was declared
+    priority_steps: tuple[int, ...] | None = None
+    #: which queue of several that have something due is served: ``round_robin``, in turns;
+    #: ``priority``, the first that was consumed; ``sorted``, the first by name
+    queue_order_strategy: str = ROUND_ROBIN
+    #: what every key begins with
+    toc_prefix: str = "toc:"
+    #: slot count of topics that are declared without one; None leaves the default
+    toc_slots: int | None = None
+    #: redeliveries a message may have, in topics that are declared without a number
+    toc_retries: int = MAX_RETRIES
+    #: seconds a message waits after its first failed delivery, doubled with each further one
+    toc_retry_backoff: float = Limits().retry_backoff
+    #: the longest of these waits
+    toc_retry_backoff_max: float = Limits().retry_backoff_max
+    #: how long DeadQueue keeps a message
+    toc_dead_age: float = Limits().dead_age
+    #: how many messages a topic's DeadQueue keeps
+    toc_dead_limit: int = Limits().dead_limit
+    #: how many replicas must have a message before its publish returns
+    toc_wait_replicas: int = 0
+    #: how long a publish waits for them
+    toc_wait_timeout: float = 1.0
+    #: per topic: ``slots``, ``retries``, ``visibility``, ``retry_backoff``,
+    #: ``retry_backoff_max``, ``dead_age``, ``dead_limit``, ``steps``
+    toc_topics: dict[str, dict[str, Any]] = field(default_factory=dict)
+    #: how long before its action time a message may be fetched (and then held) by an idle worker
+    toc_lookahead: float = 0.020
+    #: how long a message must have been due before a worker with no free process queues it
+    toc_queue_after: float = 0.005
+    #: how many bytes the messages may have together that are fetched in one go; one may have more
+    toc_pop_bytes: int = 8_000_000
+    #: how often an idle consumer looks into all slots, whatever was announced
+    toc_poll_interval: float = 1.0
+    #: whether messages that will wait are deflated
+    toc_deflate: bool = True
+    #: whether a revoke takes the message out of the broker (Celery's part, not the transport's)
+    toc_revoke_removes: bool = True
+    #: about how many broadcast messages an exchange keeps for consumers that reconnect
+    toc_fanout_length: int = 10_000
+    #: how long an exclusive, auto-delete or expiring queue outlives its last refresh, at least
+    toc_stale_after: float = 60.0
+    #: whether what happens to messages, and how late, is counted
+    toc_metrics: bool = True
+    #: by which the sentinels know the server
+    master_name: str = ""
+    #: how many others a sentinel must know of for its word to count
+    min_other_sentinels: int = 0
+    #: arguments for redis-py's connections to the sentinels; ``ssl`` as well
+    sentinel_kwargs: dict[str, Any] = field(default_factory=dict, repr=False)
+    #: whether the server speaks TLS; ``rediss`` says so too
+    ssl: bool = False
+    #: whether the sentinels do
+    sentinel_ssl: bool = False
+    #: arguments for redis-py's connections
+    connection: dict[str, Any] = field(default_factory=dict)
+    #: what of the transport options has no effect, and why: a sentence each
+    ignored: list[str] = field(default_factory=list, compare=False, repr=False)
+
+    def __repr__(self) -> str:
+        shown = (
+            f"{field.name}={_masked(getattr(self, field.name))!r}"
+            for field in fields(self)
+            if field.repr
+        )
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    @property
+    def prefix(self) -> str:
+        return self.global_keyprefix + self.toc_prefix
+
+    @property
+    def slots(self) -> int:
+        return self.toc_slots or DEFAULT_SLOTS
+
+    @property
+    def limits(self) -> Limits:
+        """What holds for topics whose declarations do not say."""
+        return Limits(
+            self.visibility_timeout,
+            self.toc_retry_backoff,
+            self.toc_retry_backoff_max,
+            self.toc_dead_age,
+            self.toc_dead_limit,
+        )
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "visibility_timeout": check_visibility,
+    "global_keyprefix": _text,
+    "priority_steps": _steps,
+    "queue_order_strategy": _strategy,
+    "toc_prefix": _text,
+    "toc_slots": _slots,
+    "toc_retries": _retries,
+    "toc_retry_backoff": _seconds,
+    "toc_retry_backoff_max": _seconds,
+    "toc_dead_age": _seconds,
+    "toc_dead_limit": _whole,
+    "toc_wait_replicas": _natural,
+    "toc_wait_timeout": _positive_seconds,
+    "toc_topics": _topics,
+    "toc_lookahead": _seconds,
+    "toc_queue_after": _seconds,
+    "toc_pop_bytes": _natural,
+    "toc_poll_interval": _positive_seconds,
+    "toc_deflate": _flag,
+    "toc_revoke_removes": _flag,
+    "toc_fanout_length": _whole,
+    "toc_stale_after": _positive_seconds,
+    "toc_metrics": _flag,
+    "master_name": _text,
+    "min_other_sentinels": _natural,
+    "sentinel_kwargs": _sentinel_kwargs,
+    "ssl": _flag,
+    "sentinel_ssl": _flag,
+}
+
+#: What a URL cannot say.
+_NOT_IN_URL = frozenset(("toc_topics", "sentinel_kwargs"))
+
+#: Of Kombu's options for Sentinel, where None means nothing is said.
+_KOMBUS = frozenset(("master_name", "min_other_sentinels", "sentinel_kwargs"))
+
+#: What only a URL says: elsewhere it is ``broker_use_ssl``, or others' business.
+_ONLY_IN_URL = frozenset(("ssl",))
+
+#: Options of Kombu's own that a URL may carry; they are for Kombu, not for us.
+_KOMBU = frozenset(
+    (
+        "max_retries",
+        "interval_start",
+        "interval_step",
+        "interval_max",
+        "connect_retries_timeout",
+        "virtual_host",
+    )
+)
+
+#: Those that only ``broker_transport_options`` has: Kombu, or whoever publishes, puts them there.
+_KOMBU_OPTIONS = _KOMBU | {
+    "body_encoding",
+    "callback",
+    "deadletter_queue",
+    "errback",
+    "polling_interval",
+    "retry_errors",
+}
+
+#: What Kombu's own Redis transport, from which apps come, reads and this one has no need of.
+_KOMBU_REDIS = frozenset(
+    (
+        "ack_emulation",
+        "fanout_patterns",
+        "fanout_prefix",
+        "reauth_check_interval",
+        "retry_on_timeout",
+        "sentinel_fanout_compat",
+        "sep",
+        "unacked_index_key",
+        "unacked_key",
+        "unacked_mutex_expire",
+        "unacked_mutex_key",
+        "unacked_restore_interval",
+        "unacked_restore_limit",
+        "unacked_restore_throttle",
+    )
+)
+
+#: What has no effect although it is known.
+_NOT_NEEDED = "an option of Kombu's redis transport, not needed here"
+
+
+def _arguments(*classes: type) -> frozenset[str]:
+    names: set[str] = set()
+    for cls in classes:
+        for parent in cls.__mro__[:-1]:
+            names.update(inspect.signature(parent.__init__).parameters)
+    return frozenset(n for n in names if not n.startswith("_")) - {"self", "args", "kwargs"}
+
+
+#: Arguments that redis-py's connections and pools take.
+_REDIS = _arguments(
+    redis.Connection,
+    redis.SSLConnection,
+    redis.UnixDomainSocketConnection,
+    redis.ConnectionPool,
+) - {
+    "connection_class",
+    "decode_responses",
+    "encoding",
+    "encoding_errors",
+    "parser_class",
+    "protocol",
+    "redis_connect_func",
+    "retry",
+    "retry_on_error",
+    "retry_on_timeout",
+}
+
+#: Accepted and without effect: a command that may have run is never sent again blindly.
+_IGNORED = frozenset(("retry_on_timeout",))
+
+
+def read(query: Mapping[str, str], options: Mapping[str, Any]) -> Settings:
+    """Check and merge a URL's query with the transport options; the query goes first.
+
+    Raises ConfigurationError for an option that is not known, naming it and one that is and
+    resembles it: any option of a URL, and of the transport options those that start with
+    ``toc_``. What else is not known there is named in what is :attr:`Settings.ignored`.
+    """
+    settings = Settings()
+    for name, value in options.items():
+        if name in _CHECKS and name not in _ONLY_IN_URL:
+            if value is None and name in _KOMBUS:
+                continue
+            setattr(settings, name, _CHECKS[name](name, value))
+        elif name in _REDIS:
+            settings.connection[name] = value
+        elif str(name).startswith("toc_"):
+            raise _unknown(name, "broker_transport_options")
+        elif name in _KOMBU_REDIS:
+            settings.ignored.append(f"{name!r} ({_NOT_NEEDED})")
+        elif name not in _KOMBU_OPTIONS:
+            settings.ignored.append(f"{name!r} (no such option{suggestion(name, _known())})")
+    for name, value in query.items():
+        if name in _CHECKS and name not in _NOT_IN_URL:
+            setattr(settings, name, _CHECKS[name](name, value))
+        elif name in _REDIS:
+            parser = URL_QUERY_ARGUMENT_PARSERS.get(name)
+            if name == "ssl_cert_reqs":  # Kombu spells it as Python's ssl module does
+                value = read_requirement(value)
+            try:
+                settings.connection[name] = parser(value) if parser else value
+            except (TypeError, ValueError):
+                raise ConfigurationError(f"{name} cannot be {value!r}") from None
+        elif name in _NOT_IN_URL:
+            raise ConfigurationError(
+                f"{name} has no form that fits the URL: put it in broker_transport_options"
+            )
+        elif name in _KOMBU_REDIS and name not in _IGNORED:
+            raise ConfigurationError(f"{name!r} in the URL is {_NOT_NEEDED}: leave it out")
+        elif name not in _KOMBU and name not in _IGNORED:
+            raise _unknown(name, "the URL")
+    settings.limits.checked("toc options")
+    return settings
+
+
+def is_redis_pys(name: str) -> bool:
+    """Whether an option is one of redis-py's own."""
+    return name in _REDIS and name not in _CHECKS
+
+
+def _known() -> list[str]:
+    return sorted({*_CHECKS, *_REDIS})
+
+
+def _unknown(name: str, place: str) -> ConfigurationError:
+    return ConfigurationError(f"unknown option {name!r} in {place}{suggestion(name, _known())}")
+
+
+def suggestion(name: object, known: Iterable[str]) -> str:
+    """The end of a sentence about a name that is not known: one that is, if it resembles it."""
+    near = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.7)
+    return f"; did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,1 @@
+"""How a process waits for messages and holds them: claims, due times, leases."""

@@ -1,0 +1,1 @@
+"""Moves a broker's tasks from Kombu's ``redis://`` and back."""

@@ -1,0 +1,1 @@
+"""What the product reckons with: scores, topics, envelopes. Pure: no I/O, no clock, no Redis."""

@@ -1,0 +1,212 @@
+"""An operation before it is sent: a script with its keys and arguments, and how to read its
+reply."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from ..errors import ActionTimeError
+from ..model import scores
+from .loader import Script, load
+
+#: Bytes that are sent in one go.
+PIECE = 1 << 16
+
+#: Bytes a second that a connection carries at least.
+SLOWEST = 1_000_000
+
+
+class Call(NamedTuple):
+    """An operation ready to be sent: a script with its arguments, and how to read its reply."""
+
+    script: Script
+    keys: Sequence[str]
+    args: Sequence[Any]
+    parse: Callable[[Any], Any]
+    keys_recur: bool = False  #: the same keys come again and again
+    #: the topic's wake index, on another node than the keys, and the milliseconds after which it
+    #: goes away, or 0; None if it is among the keys, or if the script announces nothing
+    wake: tuple[str, int] | None = None
+
+    def announcing(self, reply: Any) -> Call | None:
+        """The call that writes into the wake index what the script could not."""
+        if self.wake is None:
+            return None
+        said, unsaid = reply[-2:]
+        if not said and not unsaid:
+            return None
+        key, expires = self.wake
+        return Call(load("announce"), (key,), (expires, len(said) // 2, *said, *unsaid), int)
+
+    def command(self, *, whole: bool = False) -> tuple[Any, ...]:
+        """As a Redis command: by its SHA-1, or with the whole text."""
+        args = [str(arg) if isinstance(arg, Countdown) else arg for arg in self.args]
+        keys, args = (
+            [as_bytes(part) if isinstance(part, str) else part for part in parts]
+            for parts in (self.keys, args)
+        )
+        if whole:
+            return ("EVAL", self.script.text, len(keys), *keys, *args)
+        return ("EVALSHA", self.script.sha, len(keys), *keys, *args)
+
+    def packed(self) -> bytes:
+        """The command by its SHA-1, as it goes over the wire."""
+        keys, args = self.keys, self.args
+        return b"".join(
+            (
+                b"*%d\r\n" % (3 + len(keys) + len(args)),
+                _packed_name(self.script.sha),
+                _packed_keys(*keys) if self.keys_recur else _pack(len(keys), *keys),
+                _pack(*args),
+            )
+        )
+
+
+def together(announcing: Sequence[Call]) -> list[Call]:
+    """One call for each wake index instead of many, in the order in which they would have run."""
+    first: dict[str, Call] = {}
+    # (slot, time) -> whether it is announced; what was done last counts
+    written: dict[str, dict[tuple[Any, Any], bool]] = {}
+    for call in announcing:
+        key, (_, count, *pairs) = call.keys[0], call.args
+        first.setdefault(key, call)
+        each = list(zip(pairs[::2], pairs[1::2], strict=True))
+        # The script forgets what is settled first.
+        for number, pair in (*enumerate(each[count:], count), *enumerate(each[:count])):
+            written.setdefault(key, {})[pair] = number < count
+    made = []
+    for key, call in first.items():
+        said = [pair for pair, announced in written[key].items() if announced]
+        unsaid = [pair for pair, announced in written[key].items() if not announced]
+        flat = [part for pair in (*said, *unsaid) for part in pair]
+        made.append(call._replace(args=(call.args[0], len(said), *flat)))
+    return made
+
+
+def pack_command(*parts: Any) -> bytes:
+    """A command as it goes over the wire; each part is a text, bytes or a number."""
+    return b"*%d\r\n%b" % (len(parts), _pack(*parts))
+
+
+def pieces(packed: bytes) -> Sequence[bytes | memoryview]:
+    """What goes over the wire, in parts that redis-py sends one by one.
+
+    A socket's timeout is for a whole call: in parts, it is for silence.
+    """
+    if len(packed) <= PIECE:
+        return (packed,)
+    view = memoryview(packed)
+    return [view[start : start + PIECE] for start in range(0, len(packed), PIECE)]
+
+
+def patience_for(sent: int) -> float:
+    """Seconds more than usual that a reply may take to so many bytes: they may have left, and not
+    have arrived."""
+    return sent / SLOWEST if sent > PIECE else 0.0
+
+
+class Paces:
+    """How many to read next of what is of unknown size: few at first, then as many as have some
+    megabytes. most: at most so many; bytes: about so many"""
+
+    def __init__(self, most: int, bytes: int) -> None:
+        self._most = most
+        self._bytes = bytes
+        self.next = min(most, 8)
+
+    def read(self, bytes: int) -> None:
+        """Those were so large."""
+        if bytes > self._bytes:
+            self.next = max(self.next * self._bytes // bytes, 1)
+        elif 4 * bytes < self._bytes:
+            self.next = min(2 * self.next, self._most)
+
+
+class Packer:
+    """Packs commands for redis-py's connections, in pieces."""
+
+    def pack(self, *parts: Any) -> Sequence[bytes | memoryview]:
+        name = parts[0]
+        if isinstance(name, str) and " " in name:
+            parts = (*name.split(), *parts[1:])
+        return pieces(pack_command(*parts))
+
+
+def _pack(*parts: Any) -> bytes:
+    packed = []
+    for part in parts:
+        if not isinstance(part, bytes):
+            part = str(part).encode("utf-8", "surrogatepass")
+        packed.append(b"$%d\r\n%b\r\n" % (len(part), part))
+    return b"".join(packed)
+
+
+@lru_cache
+def _packed_name(sha: str) -> bytes:
+    return _pack("EVALSHA", sha)
+
+
+@lru_cache(maxsize=1024)
+def _packed_keys(*keys: str) -> bytes:
+    return _pack(len(keys), *keys)
+
+
+class Countdown(NamedTuple):
+    """A time that is so much after the moment in which it was asked for, by Redis's clock.
+
+    A script that gets it is told by how many microseconds it is still to come: as many as there
+    are when it is sent, not when this was made.
+    """
+
+    at_us: int | None  #: what Redis's clock will show then, as far as the sender knows
+    ends: float  #: the same by this process's monotonic clock, in seconds
+
+    def __str__(self) -> str:
+        left_us = round((self.ends - time.monotonic()) * 1_000_000)
+        if left_us <= 0:
+            return ""
+        return f"{'' if self.at_us is None else self.at_us}+{left_us}"
+
+
+def when_of(at_us: int | Countdown | None, delay_us: int | None) -> str | Countdown:
+    """A time as the scripts read it: a moment, ``+`` and so much from now, or nothing for now.
+
+    Raises ActionTimeError beyond the year 2255.
+    """
+    if isinstance(at_us, Countdown):
+        left_us = round((at_us.ends - time.monotonic()) * 1_000_000)
+        scores.check(at_us.at_us or time.time_ns() // 1000 + left_us)
+        return at_us
+    if delay_us is not None:
+        if delay_us <= 0:
+            return ""
+        scores.check(time.time_ns() // 1000 + delay_us)  # near enough to refuse the year 2255
+        return f"+{delay_us}"
+    return "" if at_us is None else str(scores.check(at_us))
+
+
+def microseconds(seconds: float | None) -> int | None:
+    """Raises ActionTimeError for what is not a time."""
+    if seconds is None:
+        return None
+    try:
+        return round(seconds * 1_000_000)
+    except (OverflowError, ValueError):
+        raise ActionTimeError(f"{seconds!r} is not a time; choose another eta") from None
+
+
+def text(raw: bytes) -> str:
+    """An id or a key as it was given."""
+    return raw.decode("utf-8", "surrogatepass")
+
+
+def as_bytes(text: str) -> bytes:
+    """The inverse, for redis-py, which knows no half of a surrogate pair."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def texts(raw: Iterable[bytes]) -> list[str]:
+    return [text(item) for item in raw]

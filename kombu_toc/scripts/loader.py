@@ -1,0 +1,36 @@
+"""The Lua scripts, one file per operation, and their loader.
+
+A script's first comment is its documentation. The line ``--@ clock wake`` names the fragments
+that go before it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from importlib.resources import files
+from typing import NamedTuple
+
+
+class Script(NamedTuple):
+    """A script's text, and the SHA-1 that EVALSHA knows it by."""
+
+    name: str
+    text: str
+    sha: str
+
+
+def _read(name: str) -> str:
+    return files(__package__).joinpath(f"{name}.lua").read_text(encoding="ascii")
+
+
+@cache
+def load(name: str) -> Script:
+    """The script of that name, its fragments included, without comments."""
+    parts = [_read(name)]
+    for line in parts[0].splitlines():
+        if line.startswith("--@"):
+            parts = [_read(fragment) for fragment in line[3:].split()] + parts
+    lines = (line.split("--")[0].rstrip() for part in parts for line in part.splitlines())
+    text = "\n".join(line for line in lines if line)
+    return Script(name, text, hashlib.sha1(text.encode()).hexdigest())
