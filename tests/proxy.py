@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 #: Bytes on their way in one direction beyond which the sender has to wait.
-MOST_BUFFERED = 1 << 20
+MAX_BUFFERED = 1 << 20
 
 #: Seconds between two portions of what a slow proxy lets pass.
 PORTION = 0.02
@@ -206,7 +206,7 @@ class Proxy:
             events = 0
             if not self._frozen:
                 silent = end is link.server and link.budget == 0 and not link.resets
-                most = MOST_BUFFERED if self._rate is None else 1 << 16
+                most = MAX_BUFFERED if self._rate is None else 1 << 16
                 spent = self._rate is not None and link.portion.get(end, 1) <= 0
                 if len(unread) < most and not silent and not spent:
                     events |= selectors.EVENT_READ

@@ -10,11 +10,11 @@ from typing import Any
 
 from ..scripts.loader import load
 from .broadcasts import streams
-from .center import Call, TimeoutCenter
+from .center import ScriptCall, TimeoutCenter
 
 #: Exchanges whose bindings a connection keeps, and routing keys of each whose queues it remembers.
-MOST_TABLES = 256
-MOST_FOUND = 4096
+MAX_TABLES = 256
+MAX_FOUND = 4096
 
 #: Seconds after which bindings are read again although they have not changed, as far as their
 #: version tells; those of an exchange that has many, and what many are.
@@ -50,7 +50,7 @@ class Bindings:
         names = (keys.bindings, lambda _: keys.expiring, keys.readers, keys.parts, keys.bound)
         part = "".join(json.loads(member)[4:5])
         args = (exchange, member, ttl_ms, part)
-        return self._center.run(Call(load("bind"), [of(exchange) for of in names], args, int))
+        return self._center.run(ScriptCall(load("bind"), [of(exchange) for of in names], args, int))
 
     def remove(self, exchange: str, *members: str) -> None:
         """Forget bindings; with the last one go the exchange's streams."""
@@ -95,7 +95,7 @@ class Bindings:
         keys = self._keys
         names = (keys.bindings(exchange), keys.readers(exchange), keys.parts(exchange))
         names = (*names, keys.expiring, keys.bound(exchange), *streams(self._center, exchange))
-        raw = self._center.run(Call(load("bindings"), names, (exchange, *removed), list))
+        raw = self._center.run(ScriptCall(load("bindings"), names, (exchange, *removed), list))
         pairs = zip(raw[::2], raw[1::2], strict=True)
         return [(*json.loads(member)[:3], bool(transient)) for member, transient in pairs]
 
@@ -151,7 +151,7 @@ class Table:
             for pattern, queue in (*begins, *self._other):
                 if queue not in queues and pattern.match(routing_key):
                     queues[queue] = None
-            if len(self._found) >= MOST_FOUND:  # routing keys may be of any number
+            if len(self._found) >= MAX_FOUND:  # routing keys may be of any number
                 self._found.clear()
             found = self._found[routing_key] = list(queues)
         return found
@@ -195,10 +195,12 @@ class Routes:
         if known is None:
             known = table.version if table is not None and not table.old else ""
         keys = (self._center.keys.bindings(exchange), self._center.keys.bound(exchange))
-        version, *raw = self._center.run(Call(load("bound"), keys, (known,), list, keys_recur=True))
+        version, *raw = self._center.run(
+            ScriptCall(load("bound"), keys, (known,), list, keys_recur=True)
+        )
         version = version.decode()
         if table is None or version != known:
-            if len(self._tables) >= MOST_TABLES:
+            if len(self._tables) >= MAX_TABLES:
                 self._tables.clear()
                 self._read_again.clear()
             table = self._tables[exchange] = Table(version, raw)

@@ -21,7 +21,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ..scripts.loader import load
-from .center import REMEMBER, Call, TimeoutCenter
+from .center import REMEMBER, ScriptCall, TimeoutCenter
 
 #: Milliseconds after which a stream that nothing is added to goes away.
 RETENTION_MS = 600_000
@@ -136,7 +136,7 @@ def broadcasting(
     envelope: bytes,
     length: int,
     publish: tuple[str, str],
-) -> Call:
+) -> ScriptCall:
     """The call that broadcasts a message, if anybody is bound to the exchange.
 
     Its result is the bindings of the queues that keep a copy of their own, for :func:`keepers`:
@@ -157,7 +157,7 @@ def broadcasting(
         keys.part(exchange, part),
     )
     args = (routing_key or "", envelope, length, RETENTION_MS, name, REMEMBER, part)
-    return Call(load("broadcast"), keys, args, lambda raw: raw[1:])
+    return ScriptCall(load("broadcast"), keys, args, lambda raw: raw[1:])
 
 
 def keepers(members: Iterable[bytes], routing_key: str) -> list[str]:

@@ -56,9 +56,9 @@ from ..model.topic import (
     check_steps,
 )
 from ..scripts.call import (
-    Call,
     Countdown,
     Paces,
+    ScriptCall,
     as_bytes,
     microseconds,
     pack_command,
@@ -104,7 +104,7 @@ PURGE_STEP = 1000
 LEASES_PER_CALL = 500
 
 #: Topics whose declarations a center remembers.
-MOST_KNOWN = 4096
+MAX_KNOWN = 4096
 
 #: Seconds for which a topic's declaration is not read again: it may have been resharded, or
 #: deleted and declared anew, by somebody else.
@@ -287,7 +287,7 @@ class TimeoutCenter(Operating):
 
     # -- running
 
-    def run(self, call: Call) -> Any:
+    def run(self, call: ScriptCall) -> Any:
         """Run one operation and return what it found."""
         began = time.monotonic()
         [reply] = self._replies([call])
@@ -304,7 +304,7 @@ class TimeoutCenter(Operating):
         times[1] += time.monotonic() - began
         return call.parse(reply)
 
-    def run_all(self, calls: Sequence[Call]) -> list[Any]:
+    def run_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """Run operations in one round trip; return what each found.
 
         Raises the first error, after all have run.
@@ -315,7 +315,7 @@ class TimeoutCenter(Operating):
                 raise result
         return found
 
-    def run_each(self, calls: Sequence[Call]) -> list[Any]:
+    def run_each(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """As :meth:`run_all`, but what Redis refused has the error in place of its result; on a
         Cluster, what is asked of a node that cannot be reached, too."""
         if not calls:
@@ -331,7 +331,7 @@ class TimeoutCenter(Operating):
                 found.append(reply if isinstance(reply, Exception) else call.parse(reply))
         return found
 
-    def _replies(self, calls: Sequence[Call]) -> list[Any]:
+    def _replies(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """What Redis answers; in place of what it refuses, the error."""
         if self.clustered:
             return self._replies_of_nodes(calls)[0]
@@ -343,7 +343,7 @@ class TimeoutCenter(Operating):
             return pipe.execute(raise_on_error=False)
 
     def _replies_of_nodes(
-        self, calls: Sequence[Call], wait: tuple[Any, ...] = ()
+        self, calls: Sequence[ScriptCall], wait: tuple[Any, ...] = ()
     ) -> tuple[list[Any], list[Any]]:
         """What the nodes of a Cluster answer, and what to `wait`, which each is asked after that.
 
@@ -372,7 +372,7 @@ class TimeoutCenter(Operating):
                     logger.debug("what is due is not announced: %s", error)
         return replies, waited
 
-    def _run_or_error(self, call: Call) -> Any:
+    def _run_or_error(self, call: ScriptCall) -> Any:
         try:
             return self.run(call)
         except (ResponseError, ServerError) as exc:
@@ -382,7 +382,7 @@ class TimeoutCenter(Operating):
                 return exc
             raise
 
-    def run_puts(self, calls: Sequence[Call], *, wait: bool = True) -> list[Any]:
+    def run_puts(self, calls: Sequence[ScriptCall], *, wait: bool = True) -> list[Any]:
         """Run calls that add messages; return what each found.
 
         wait: for the replicas, if `wait_replicas` is set; what is of use for moments only need not
@@ -413,7 +413,9 @@ class TimeoutCenter(Operating):
             whole = True
         return self._confirmed(calls, replies, [replicas])
 
-    def _confirmed(self, calls: Sequence[Call], replies: list[Any], waited: list[Any]) -> list[Any]:
+    def _confirmed(
+        self, calls: Sequence[ScriptCall], replies: list[Any], waited: list[Any]
+    ) -> list[Any]:
         """What calls found, if so many replicas have each as must."""
         for reply in (*replies, *waited):
             if isinstance(reply, Exception):
@@ -508,13 +510,13 @@ class TimeoutCenter(Operating):
             replies = pipe.execute() if pairs else []
         return sorted({step for (step, _), there in zip(pairs, replies, strict=True) if there})
 
-    def declaring(self, name: str, wanted: Declaration) -> Call:
+    def declaring(self, name: str, wanted: Declaration) -> ScriptCall:
         """The call that declares a topic; its result is the topic as it stands."""
 
         def parse(raw: bytes) -> Topic:
             return self._remember(name, raw)
 
-        return Call(
+        return ScriptCall(
             load("declare"),
             (self.keys.topics, self.keys.expiring),
             (name, wanted.to_json(), wanted.expires or 0),
@@ -555,7 +557,7 @@ class TimeoutCenter(Operating):
 
     def _remember(self, name: str, raw: bytes) -> Topic:
         topic = self._made(name, Declaration.from_json(raw))
-        if len(self._topics) > MOST_KNOWN:  # reply queues come and go
+        if len(self._topics) > MAX_KNOWN:  # reply queues come and go
             self._topics.clear()
         self._topics[name] = _Known(topic, time.monotonic())
         return topic
@@ -571,7 +573,7 @@ class TimeoutCenter(Operating):
         raw = self.client.hget(self.keys.topics, topic.name)
         if raw is None or Declaration.from_json(raw) != topic.declaration:
             return False
-        call = Call(
+        call = ScriptCall(
             load("redeclare"), (self.keys.topics,), (topic.name, raw, declaration.over(raw)), bool
         )
         return self.run(call)
@@ -591,7 +593,9 @@ class TimeoutCenter(Operating):
         if said.named is False and id is not None:
             news.append("named")
         if news:
-            call = Call(load("admit"), (self.keys.topics,), (topic.name, *news), lambda raw: raw)
+            call = ScriptCall(
+                load("admit"), (self.keys.topics,), (topic.name, *news), lambda raw: raw
+            )
             raw = self.run(call)
             if raw is not None:
                 self._remember(topic.name, raw)
@@ -625,13 +629,13 @@ class TimeoutCenter(Operating):
                 found.setdefault(topic, []).append(Consumer(name, pid))
         return found
 
-    def appearing(self, said: str, before: Iterable[str], ttl_ms: int) -> Call:
+    def appearing(self, said: str, before: Iterable[str], ttl_ms: int) -> ScriptCall:
         """The call that says which topics a process consumes.
 
         said: its host, its pid and the topics, as JSON; nothing if it consumes none
         before: what it said until now
         """
-        return Call(load("present"), (self.keys.consumers,), (said, ttl_ms, *before), int)
+        return ScriptCall(load("present"), (self.keys.consumers,), (said, ttl_ms, *before), int)
 
     def reach(self, name: str, slot: int) -> Topic | None:
         """The topic as it is declared, and so that its consumers look into this slot.
@@ -687,7 +691,9 @@ class TimeoutCenter(Operating):
 
     def stale(self, most: int = 100) -> list[str]:
         """Take the names of what went stale: ``topic:NAME`` and ``exchange:NAME``."""
-        return self.run(Call(load("sweep"), (self.keys.expiring, self.keys.topics), (most,), texts))
+        return self.run(
+            ScriptCall(load("sweep"), (self.keys.expiring, self.keys.topics), (most,), texts)
+        )
 
     # -- put, pop, and what ends a delivery
 
@@ -754,7 +760,7 @@ class TimeoutCenter(Operating):
         publish: tuple[str, str] | None = None,
         remember: int = REMEMBER,
         replaces: bool = False,
-    ) -> Call:
+    ) -> ScriptCall:
         """The call that adds a message; times in microseconds. Result: :class:`Put`. Look-ups by id
         find it if :meth:`admit` was called before.
 
@@ -865,7 +871,7 @@ class TimeoutCenter(Operating):
         claimed: bool = True,
         name: str | None = None,
         remember: int = 0,
-    ) -> Call:
+    ) -> ScriptCall:
         """The call that delivers messages. Result: :class:`Popped`.
 
         soon, lookahead_us: how many that are due within that many microseconds
@@ -940,7 +946,7 @@ class TimeoutCenter(Operating):
         visibility: float | None = None,
         bodies: bool = True,
         remember: int = REMEMBER,
-    ) -> Call:
+    ) -> ScriptCall:
         """The call that delivers once more what a pop has given whose reply was lost, as far as it
         is still in flight by that; the leases are renewed. Result: :class:`Popped`.
 
@@ -966,7 +972,7 @@ class TimeoutCenter(Operating):
 
         retries = topic.declaration.retries
         args = (name, int(seconds * 1000), retries, remember, int(bodies))
-        return Call(load("recall"), keys, args, parse)
+        return ScriptCall(load("recall"), keys, args, parse)
 
     def _name_pop(self) -> str:
         """A name that no other pop has."""
@@ -986,7 +992,7 @@ class TimeoutCenter(Operating):
     ) -> Popped:
         """Deliver messages of slots that are not on one server: first to see which have any."""
 
-        def call(number: int, soon: int, recover: int = 0) -> Call:
+        def call(number: int, soon: int, recover: int = 0) -> ScriptCall:
             us = until.get(number)
             return self.popping(
                 topic,
@@ -1023,10 +1029,10 @@ class TimeoutCenter(Operating):
             *([one for part in some for one in part] for some in lists),
         )
 
-    def finding_due(self, topics: Sequence[str]) -> Call:
+    def finding_due(self, topics: Sequence[str]) -> ScriptCall:
         """The call that tells in which topics something is due that nobody has claimed. Result:
         the indexes of those."""
-        return Call(load("due"), [self.keys.wake(name) for name in topics], (), list)
+        return ScriptCall(load("due"), [self.keys.wake(name) for name in topics], (), list)
 
     # -- leases that have ended
 
@@ -1049,7 +1055,9 @@ class TimeoutCenter(Operating):
         found = self._watches.get(place)
         return found or self._watches.setdefault(place, Watch())
 
-    def noting(self, topic: Topic, slots: Sequence[int], recover: int = RECOVER) -> list[Call]:
+    def noting(
+        self, topic: Topic, slots: Sequence[int], recover: int = RECOVER
+    ) -> list[ScriptCall]:
         """The calls of who may not roll leases back: what has ended is noted in Redis, and rolled
         back by the next who asks, a grace later, if it was not renewed. Result: :class:`Kept`."""
         visibility = topic.declaration.limits(self.limits).visibility
@@ -1077,7 +1085,7 @@ class TimeoutCenter(Operating):
         now = time.monotonic()
         if not slots or now < self._noted.get(topic.name, float("-inf")) + NOTE_AGAIN:
             return []
-        if len(self._noted) > MOST_KNOWN:
+        if len(self._noted) > MAX_KNOWN:
             self._noted.clear()
         self._noted[topic.name] = now
         return self.run_all(self.noting(topic, slots, recover))
@@ -1086,7 +1094,7 @@ class TimeoutCenter(Operating):
         """Acknowledge messages; return how many there still were."""
         return sum(self.run_all(self.acking(deliveries)))
 
-    def acking(self, deliveries: Iterable[Delivery]) -> list[Call]:
+    def acking(self, deliveries: Iterable[Delivery]) -> list[ScriptCall]:
         """The calls that acknowledge messages, as few as can be. Result: how many there were."""
         by_topic: dict[Any, list[Delivery]] = defaultdict(list)
         for delivery in deliveries:
@@ -1097,7 +1105,7 @@ class TimeoutCenter(Operating):
         """What is the same of messages that one call can settle."""
         return (delivery.topic, delivery.slot if self.clustered else 0)
 
-    def _acking(self, topic: Topic, batch: list[Delivery]) -> Call:
+    def _acking(self, topic: Topic, batch: list[Delivery]) -> ScriptCall:
         by_slot: dict[int, list[Delivery]] = {}
         for delivery in batch:
             by_slot.setdefault(delivery.slot, []).append(delivery)
@@ -1154,7 +1162,7 @@ class TimeoutCenter(Operating):
         reason: str = "",
         error: str = "",
         backoff: float | None = None,
-    ) -> Call:
+    ) -> ScriptCall:
         """The call that gives a message back after a failure. Result: as :meth:`reject`."""
         topic = self._topic_of(delivery)
         slot = topic.slot(delivery.slot)
@@ -1189,7 +1197,7 @@ class TimeoutCenter(Operating):
         """
         return sum(self.run_all(self.releasing(deliveries)))
 
-    def releasing(self, deliveries: Iterable[Delivery]) -> list[Call]:
+    def releasing(self, deliveries: Iterable[Delivery]) -> list[ScriptCall]:
         """The calls that take messages back, one per slot. Result: how many there were."""
         by_slot: dict[tuple[str, int], list[Delivery]] = defaultdict(list)
         for delivery in deliveries:
@@ -1225,7 +1233,7 @@ class TimeoutCenter(Operating):
 
     def extending(
         self, deliveries: Iterable[Delivery], visibility: float | None = None
-    ) -> list[Call]:
+    ) -> list[ScriptCall]:
         """The calls that renew leases. Result: those whose leases had ended already."""
         by_slot: dict[tuple[str, int], list[Delivery]] = defaultdict(list)
         for delivery in deliveries:
@@ -1236,7 +1244,7 @@ class TimeoutCenter(Operating):
             for start in range(0, len(held), LEASES_PER_CALL)
         ]
 
-    def _extending(self, batch: list[Delivery], visibility: float) -> Call:
+    def _extending(self, batch: list[Delivery], visibility: float) -> ScriptCall:
         topic = self._topic_of(batch[0])
         seconds = topic.declaration.visibility or visibility
         if seconds is None:
@@ -1246,7 +1254,7 @@ class TimeoutCenter(Operating):
             return [batch[number - 1] for number in raw]
 
         slot = topic.slot(batch[0].slot)
-        return Call(
+        return ScriptCall(
             load("extend"),
             (slot.prepare, slot.tokens),
             (int(seconds * 1000), *(x for d in batch for x in (d.id, d.mark, d.birth))),
@@ -1373,7 +1381,7 @@ class TimeoutCenter(Operating):
                     if cursor == "0":
                         break
         for slot, key in copies:
-            call = Call(load("check_copies"), (key, slot.body), (int(mend),), texts)
+            call = ScriptCall(load("check_copies"), (key, slot.body), (int(mend),), texts)
             found += [
                 Fault(topic, slot.number, STRAY_COPY, id, (text(key),)) for id in self.run(call)
             ]
@@ -1401,7 +1409,7 @@ class TimeoutCenter(Operating):
 
     # -- the wake index
 
-    def handing_back(self, topic: str, claims: Iterable[tuple[int, int]]) -> list[Call]:
+    def handing_back(self, topic: str, claims: Iterable[tuple[int, int]]) -> list[ScriptCall]:
         """The calls that announce claims again, each a slot and a time in microseconds.
 
         What was settled meanwhile is not announced. Result: how many were.
@@ -1421,14 +1429,14 @@ class TimeoutCenter(Operating):
 
     # -- metrics
 
-    def counting(self, topic: str | None, added: dict[str, int]) -> Call:
+    def counting(self, topic: str | None, added: dict[str, int]) -> ScriptCall:
         """The call that adds to a topic's counters, or to those of scripts. Result: whether
         there is such a topic."""
         keys, pairs = self.keys, [value for pair in added.items() for value in pair]
         if topic is None:
-            return Call(load("count"), (keys.topics, keys.scripts), ("", *pairs), bool)
+            return ScriptCall(load("count"), (keys.topics, keys.scripts), ("", *pairs), bool)
         places = (keys.topics, keys.counted(topic), *keys.minutes(topic))
-        return Call(load("count"), places, (topic, *pairs), bool)
+        return ScriptCall(load("count"), places, (topic, *pairs), bool)
 
     # -- shared
 
@@ -1456,14 +1464,14 @@ class TimeoutCenter(Operating):
         parse: Callable[[Any], Any],
         *,
         keys_recur: bool = False,
-    ) -> Call:
+    ) -> ScriptCall:
         """A call of a script that writes into the topic's wake index; on a Cluster, that is not
         on the node of its keys, and the script says what is to be written."""
         wake = self.keys.wake(topic.name)
         if self.clustered:
             elsewhere = (wake, topic.declaration.expires or 0)
-            return Call(load(script), keys, args, parse, keys_recur, elsewhere)
-        return Call(load(script), (*keys, wake), args, parse, keys_recur)
+            return ScriptCall(load(script), keys, args, parse, keys_recur, elsewhere)
+        return ScriptCall(load(script), (*keys, wake), args, parse, keys_recur)
 
 
 def _listed(steps: Iterable[int]) -> str:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from ..metrics.counters import count_first
 from ..model import scores
 from ..model.topic import Slot, Topic, base_of
-from ..scripts.call import Call, microseconds, text, when_of
+from ..scripts.call import ScriptCall, microseconds, text, when_of
 from ..scripts.loader import load
 
 #: Ids that one call looks for, in one slot.
@@ -187,7 +187,7 @@ class Operating:
         states = (WAITING, *[IN_FLIGHT] * in_flight, *[DEAD] * dead)
         left: list[tuple[Topic, Slot, Sequence[str]]] = []
 
-        def call(topic: Topic, slot: Slot, ids: Sequence[str]) -> Call:
+        def call(topic: Topic, slot: Slot, ids: Sequence[str]) -> ScriptCall:
             return self._cancelling(topic, slot, ids, states, left)
 
         found = self._by_id(id, topic, basis, call)
@@ -206,7 +206,7 @@ class Operating:
 
         left: list[tuple[Topic, Slot, Sequence[str]]] = []
 
-        def call(topic: Topic, slot: Slot, ids: Sequence[str]) -> Call:
+        def call(topic: Topic, slot: Slot, ids: Sequence[str]) -> ScriptCall:
             return self._cancelling(topic, slot, ids, states, left, copies=False)
 
         cancelled = [one for part in self._each(found, call) for one in part]
@@ -223,7 +223,7 @@ class Operating:
         left: list[tuple[Topic, Slot, Sequence[str]]] | None,
         *,
         copies: bool = True,
-    ) -> Call:
+    ) -> ScriptCall:
         """The call that deletes messages that are in one of these states.
 
         left: is given what remains to be done, because of the bytes that were deleted; None: what
@@ -316,7 +316,7 @@ class Operating:
 
     def _rescheduling(
         self, when: str, topic: Topic, slot: Slot, ids: Sequence[str], *, copies: int = 1
-    ) -> Call:
+    ) -> ScriptCall:
         """The call that gives one message, and its copies, another action time."""
         counts = self.metrics.counts(topic)
         [id] = ids
@@ -391,7 +391,7 @@ class Operating:
         # costs more than to look into some.
         most = 1 if self.clustered else IDS_PER_CALL
 
-        def calls() -> Iterator[Call]:
+        def calls() -> Iterator[ScriptCall]:
             some: list[_Place] = []
             number = 0
             for place in places:
@@ -405,7 +405,7 @@ class Operating:
 
         return self._run_parts(calls())
 
-    def _looking_up(self, places: Sequence[_Place]) -> Call:
+    def _looking_up(self, places: Sequence[_Place]) -> ScriptCall:
         keys: list[str] = []
         args: list[Any] = [len(places)]
         for _, slot, ids in places:
@@ -428,18 +428,18 @@ class Operating:
                 for i in range(0, len(raw), 7)
             ]
 
-        return Call(load("get"), keys, args, parse)
+        return ScriptCall(load("get"), keys, args, parse)
 
     def _by_id(
         self,
         id: str | Iterable[str],
         topic: str | None,
         basis: str | None,
-        call: Callable[[Topic, Slot, Sequence[str]], Call],
+        call: Callable[[Topic, Slot, Sequence[str]], ScriptCall],
     ) -> list[Any]:
         return self._run_parts(call(*place) for place in self._places(id, topic, basis))
 
-    def _run_parts(self, calls: Iterator[Call]) -> list[Any]:
+    def _run_parts(self, calls: Iterator[ScriptCall]) -> list[Any]:
         """What calls found, each some; a bounded number of calls at a time."""
         found = []
         while together := list(itertools.islice(calls, CALLS_TOGETHER)):
@@ -467,7 +467,7 @@ class Operating:
         """
         every = list(dict.fromkeys(ids))
         calls = [
-            Call(
+            ScriptCall(
                 load("cancelled"),
                 (self.keys.cancelled,),
                 (most, int(seconds * 1000), *every[start : start + REMEMBERED_PER_CALL]),
@@ -504,7 +504,7 @@ class Operating:
         if not names:
             return []
         keys = [self.keys.speaker(one) for one in names]
-        answers = self.run(Call(load("speak"), keys, (name, int(seconds * 1000)), list))
+        answers = self.run(ScriptCall(load("speak"), keys, (name, int(seconds * 1000)), list))
         return [one for one, mine in zip(names, answers, strict=True) if mine]
 
     # -- by what they are
@@ -620,12 +620,12 @@ class Operating:
         until_us: int | None,
         bodies: bool,
         budget: int,
-    ) -> Callable[[Slot, _Begin | None, int], Call]:
+    ) -> Callable[[Slot, _Begin | None, int], ScriptCall]:
         """What makes the calls that read a slot of a topic: from where, and how many."""
         low = "-inf" if since_us is None else str(max(since_us, 0) // 1000 * 1000)
         high = "+inf" if until_us is None else str(max(until_us, 0) // 1000 * 1000 + 999)
 
-        def call(slot: Slot, begin: _Begin | None, step: int) -> Call:
+        def call(slot: Slot, begin: _Begin | None, step: int) -> ScriptCall:
             kinds = [
                 *[(WAITING, key, at) for at, key in enumerate(slot.stores)],
                 (IN_FLIGHT, slot.prepare, len(slot.stores)),
@@ -657,7 +657,7 @@ class Operating:
                 score, id, *here = begin
                 later = (int([slot.number, number] > here) for _, _, number in kinds)
                 where = (score, id, *later)
-            return Call(
+            return ScriptCall(
                 load("scan"),
                 (slot.body, slot.reasons, *(key for _, key, _ in kinds)),
                 (step, low, high, int(bodies), budget, *where),
@@ -683,7 +683,7 @@ class Operating:
         Returns how many. In bounded steps; what dies meanwhile stays dead.
         """
 
-        def call(topic: Topic, slot: Slot, some: list[str]) -> Call:
+        def call(topic: Topic, slot: Slot, some: list[str]) -> ScriptCall:
             return self._announcing(
                 topic,
                 "requeue",
@@ -703,7 +703,7 @@ class Operating:
     ) -> int:
         """Delete dead messages; return how many. Otherwise as :meth:`requeue_dead`."""
 
-        def call(topic: Topic, slot: Slot, some: list[str]) -> Call:
+        def call(topic: Topic, slot: Slot, some: list[str]) -> ScriptCall:
             made = self._cancelling(topic, slot, some, (DEAD,), None, copies=False)
             return made._replace(parse=lambda raw: sum(one.deleted for one in made.parse(raw)))
 
@@ -714,7 +714,7 @@ class Operating:
         topic: str | None,
         ids: Iterable[str] | None,
         where: Callable[[Any], Any] | None,
-        call: Callable[[Topic, Slot, list[str]], Call],
+        call: Callable[[Topic, Slot, list[str]], ScriptCall],
     ) -> int:
         if ids is None:
             seconds, rest = self.client.time()
@@ -731,7 +731,7 @@ class Operating:
         return sum(self._each(found, call))
 
     def _each(
-        self, found: Iterable[Found], call: Callable[[Topic, Slot, list[str]], Call]
+        self, found: Iterable[Found], call: Callable[[Topic, Slot, list[str]], ScriptCall]
     ) -> Iterator[Any]:
         """Run calls for these messages, a bounded number at a time; what each found."""
         found = iter(found)
@@ -773,11 +773,11 @@ class Operating:
         """How many messages a topic holds."""
         return _sum(self.counts_by_slot(topic))
 
-    def _counting(self, topic: Topic, slots: Sequence[Slot]) -> Call:
+    def _counting(self, topic: Topic, slots: Sequence[Slot]) -> ScriptCall:
         keys: list[str] = []
         for slot in slots:
             keys += (slot.prepare, slot.dead, *slot.stores)
-        return Call(
+        return ScriptCall(
             load("counts"),
             keys,
             (len(slots), len(topic.steps)),
@@ -791,14 +791,16 @@ class Operating:
         """
         times = [microseconds(time) for time in seconds]
         slots = self._standing(topic).all_slots()
-        by_slot = self.run_all([Call(load("coming"), slot.stores, times, list) for slot in slots])
+        by_slot = self.run_all(
+            [ScriptCall(load("coming"), slot.stores, times, list) for slot in slots]
+        )
         return [sum(column) for column in zip(*by_slot, strict=True)]
 
     def summary(self, topic: str | None = None) -> list[Summary]:
         """How many messages topics hold, and for how long the oldest that is due has been so."""
         topics = self._asked(topic)
         calls = [
-            Call(
+            ScriptCall(
                 load("summary"),
                 (slot.prepare, slot.dead, *slot.stores),
                 (),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import NoPermissionError, ResponseError
 
 from ..errors import NotPermittedError
-from ..scripts.call import Call, texts
+from ..scripts.call import ScriptCall, texts
 from ..scripts.loader import load
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def check(center: TimeoutCenter, scripts: Iterable[str]) -> None:
     """
     wanted = sorted(commands_of(scripts))
     try:
-        refused = center.run(Call(load("allowed"), (center.keys.nothing,), wanted, texts))
+        refused = center.run(ScriptCall(load("allowed"), (center.keys.nothing,), wanted, texts))
     except ResponseError as exc:
         if is_refused(exc) and not isinstance(exc, NotPermittedError):
             raise explained(exc, center.client.connection_pool) from exc

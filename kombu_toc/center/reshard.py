@@ -53,7 +53,7 @@ from ..model import envelope
 from ..model.topic import MAX_SLOTS, Slot, Topic, base_of, check_slots, slot_of
 from ..scripts.call import Paces
 from ..scripts.loader import load
-from .center import RELOAD, Call, TimeoutCenter
+from .center import RELOAD, ScriptCall, TimeoutCenter
 
 #: Seconds after which nobody puts by a count that has been changed.
 SETTLE = RELOAD + 5.0
@@ -275,7 +275,7 @@ def _basis(id: str, body: bytes) -> str | None:
 
 def _moving(
     center: TimeoutCenter, topic: Topic, source: Slot, target: Slot, ids: list[str]
-) -> Call:
+) -> ScriptCall:
     """The call that moves messages. Result: how many were moved, and how many it has looked at: it
     ends early if they are large."""
     keys: list[str] = []
@@ -294,7 +294,7 @@ def _moving(
         base = base_of(id)
         keys += (source.copies(base), target.copies(base), target.copies(id))
         args += (id, base)
-    return Call(load("move"), (*keys, center.keys.wake(topic.name)), args, tuple)
+    return ScriptCall(load("move"), (*keys, center.keys.wake(topic.name)), args, tuple)
 
 
 def _texts(raw: list[bytes]) -> list[str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from redis.exceptions import RedisError, ResponseError
 
 from ..model.topic import Topic
-from ..scripts.call import Call, as_bytes, text
+from ..scripts.call import ScriptCall, as_bytes, text
 from ..scripts.loader import load
 from .watch import Watch
 
@@ -32,7 +32,7 @@ SLOTS_PER_CALL = 64
 AGAIN = 20
 
 #: Slots of topics that held nothing when they were last looked at: so many a pass, in turn.
-MOST_EMPTY = 1024
+MAX_EMPTY = 1024
 
 #: Seconds between readings of which topics there are, and how many times as long as it takes.
 REREAD = 2.0
@@ -80,7 +80,7 @@ def keeping(
     grace: float = 0.0,
     most: int = MOST,
     each: int = EACH,
-) -> Call:
+) -> ScriptCall:
     """The call that keeps slots in order. Result: :class:`Kept`.
 
     parts: each with the microseconds since the epoch, by the server's clock, until when its leases
@@ -131,14 +131,14 @@ def keeping(
     if center.clustered:
         [topic] = topics
         wake = (center.keys.wake(topic.name), topic.declaration.expires or 0)
-        return Call(load("upkeep"), keys, args, parse, wake=wake)
-    return Call(load("upkeep"), keys, args, parse)
+        return ScriptCall(load("upkeep"), keys, args, parse, wake=wake)
+    return ScriptCall(load("upkeep"), keys, args, parse)
 
 
-def electing(center: TimeoutCenter, name: str, seconds: float) -> Call:
+def electing(center: TimeoutCenter, name: str, seconds: float) -> ScriptCall:
     """The call that makes a process the one that keeps all topics up, for so many seconds; with 0,
     no longer. Result: whether it is, whether somebody is, and Redis's clock in microseconds."""
-    return Call(
+    return ScriptCall(
         load("elect"),
         (center.keys.upkeep,),
         (name, int(seconds * 1000)),
@@ -233,7 +233,7 @@ class Upkeep:
                 (due if key in self._holding else rest).append(part)
         slots = 0
         for at in range(len(rest)):
-            if slots >= MOST_EMPTY:
+            if slots >= MAX_EMPTY:
                 self._turn = (self._turn + at) % len(rest)
                 break
             part = rest[(self._turn + at) % len(rest)]

@@ -24,12 +24,12 @@ MARGIN = 0.5
 #: Seconds of grace: a third of the visibility timeout, but for these bounds. Holders that could
 #: not renew a lease try again every second.
 LEAST_GRACE = 2.0
-MOST_GRACE = 15.0
+MAX_GRACE = 15.0
 
 
 def grace_of(visibility: float) -> float:
     """Seconds for which the server has to have been watched, for leases of so many seconds."""
-    return min(max(visibility / 3, LEAST_GRACE), MOST_GRACE)
+    return min(max(visibility / 3, LEAST_GRACE), MAX_GRACE)
 
 
 def grace_after_step(visibility: float) -> float:

@@ -45,7 +45,7 @@ PAUSE = 0.02
 BRISK = 1.0
 
 #: How often a command is sent elsewhere before that counts as an error.
-MOST_MOVES = 8
+MAX_MOVES = 8
 
 #: Seconds within which the nodes are not asked again where the hash slots are.
 FRESH = 0.1
@@ -267,7 +267,7 @@ class ClusterClient(redis.Redis):
             except ResponseError as exc:
                 heard = self.heed(exc)
                 moves += 1
-                if heard is not None and moves <= MOST_MOVES:
+                if heard is not None and moves <= MAX_MOVES:
                     client, asking = self.client_at(heard[0]), heard[1]
                 elif is_passing(exc) and time.monotonic() < deadline:
                     time.sleep(PAUSE)  # others are at it
@@ -280,7 +280,7 @@ class ClusterClient(redis.Redis):
                 moves += 1
                 if is_passing(exc) and time.monotonic() < deadline:
                     time.sleep(PAUSE)  # as above
-                elif place == before or moves > MOST_MOVES:
+                elif place == before or moves > MAX_MOVES:
                     raise
                 client, asking = self.client_at(place), False
 
@@ -324,12 +324,12 @@ class ClusterClient(redis.Redis):
                         continue
                     broken = broken or isinstance(reply, BROKEN)
                     heard = self.heed(reply)
-                    if heard is not None and moves < MOST_MOVES:
+                    if heard is not None and moves < MAX_MOVES:
                         left[number] = heard
                     elif is_passing(reply) and time.monotonic() < deadline:
                         left[number] = None
                         slow = True
-                    elif not sent and moves < MOST_MOVES:
+                    elif not sent and moves < MAX_MOVES:
                         unsent[number] = place
                     else:
                         replies[number] = _unsettled(reply)

@@ -11,12 +11,12 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from ..client.cluster import MOST_MOVES, ClusterClient, Place, brisk, is_passing, key_of
+from ..client.cluster import MAX_MOVES, ClusterClient, Place, brisk, is_passing, key_of
 from ..client.connections import is_not_now
 from ..errors import ServerError
 from ..metrics.counters import Metrics
-from ..scripts.call import Call
-from .pipe import BROKEN, Item, Link, Waiting
+from ..scripts.call import ScriptCall
+from .pipe import BROKEN, Item, PipelinedConnection, Waiting
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ SLOW = 1.0
 LOOK_AGAIN = 0.5
 
 
-class NodeLinks:
+class ClusterConnections:
     """Has what :class:`Link` has; each call goes to the node of its keys.
 
     A node that cannot be reached is not missed: what was asked of it fails, what must run is owed,
@@ -44,7 +44,7 @@ class NodeLinks:
         client: ClusterClient,
         on_open: Callable[[int, Callable[[], None]], None],
         on_close: Callable[[int], None],
-        on_owed: Callable[[list[Call]], None],
+        on_owed: Callable[[list[ScriptCall]], None],
         metrics: Metrics,
     ) -> None:
         self._client = client
@@ -52,7 +52,7 @@ class NodeLinks:
         self._on_close = on_close
         self._on_owed = on_owed
         self._metrics = metrics
-        self._links: dict[Place, Link] = {}
+        self._links: dict[Place, PipelinedConnection] = {}
         #: node that cannot be reached -> monotonic seconds of the next attempt, and the rest before
         self._resting: dict[Place, tuple[float, float]] = {}
         self._look_at = 0.0
@@ -81,7 +81,7 @@ class NodeLinks:
             self._fail(items, owed)
             return
         if link is None:
-            link = self._links[place] = Link(
+            link = self._links[place] = PipelinedConnection(
                 lambda: self._client.client_at(place).connection_pool,
                 lambda fd, _: self._on_open(fd, partial(self._read, place)),
                 self._on_close,
@@ -100,14 +100,14 @@ class NodeLinks:
                 logger.info("node %s:%d of the Cluster can be reached again", *place)
 
     def _fail(self, items: list[Item], owed: int) -> None:
-        must = [item.what for item in items[:owed] if isinstance(item.what, Call)]
+        must = [item.what for item in items[:owed] if isinstance(item.what, ScriptCall)]
         if must:
             self._on_owed(must)
         for item in items[owed:]:
             if item.on_failure is not None:
                 item.on_failure()
 
-    def announce(self, call: Call) -> None:
+    def announce(self, call: ScriptCall) -> None:
         """Write into a wake index what a script has announced."""
         try:
             self.send([(call,)])
@@ -118,7 +118,7 @@ class NodeLinks:
     def _refused(self, waiting: Waiting, exc: ResponseError) -> bool:
         item, owed, _ = waiting
         heard = self._client.heed(exc)
-        if heard is not None and item.moves < MOST_MOVES:
+        if heard is not None and item.moves < MAX_MOVES:
             place, asking = heard
             item = item._replace(moves=item.moves + 1)
             if asking:
@@ -200,7 +200,7 @@ class NodeLinks:
 
 
 def _key(item: Item) -> str | bytes | None:
-    return item.what.keys[0] if isinstance(item.what, Call) else key_of(*item.what)
+    return item.what.keys[0] if isinstance(item.what, ScriptCall) else key_of(*item.what)
 
 
 _ASKING = Item(("ASKING",))

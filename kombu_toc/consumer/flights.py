@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..center.center import REMEMBER, Call, TimeoutCenter
+from ..center.center import REMEMBER, ScriptCall, TimeoutCenter
 from ..model.topic import Topic
 
 #: Seconds after which messages are given back whose consumer has not asked for them: it finds them
@@ -36,19 +36,19 @@ class Flight:
     lost: float | None = None
     again: float = 0.0
 
-    def recalling(self, center: TimeoutCenter) -> Call:
+    def recalling(self, center: TimeoutCenter) -> ScriptCall:
         """The call that delivers once more what it gave."""
         return self._call(center)
 
-    def holding(self, center: TimeoutCenter) -> Call:
+    def holding(self, center: TimeoutCenter) -> ScriptCall:
         """The call that renews the leases of what it gave, if it has run."""
         return self._call(center, bodies=False, remember=0)
 
-    def returning(self, center: TimeoutCenter) -> Call:
+    def returning(self, center: TimeoutCenter) -> ScriptCall:
         """The call that tells what it gave, so that it can be released."""
         return self._call(center, bodies=False)
 
-    def _call(self, center: TimeoutCenter, **how: Any) -> Call:
+    def _call(self, center: TimeoutCenter, **how: Any) -> ScriptCall:
         return center.recalling(
             self.topic, self.slots, self.name, visibility=self.visibility, **how
         )

@@ -23,12 +23,12 @@ from typing import Any
 from redis import exceptions
 
 from ..center.bindings import Bindings
-from ..center.center import Call, Delivery, TimeoutCenter
+from ..center.center import Delivery, ScriptCall, TimeoutCenter
 from ..client.connections import is_not_now
 from ..errors import TocError
 from ..metrics.counters import INTERVAL, Metrics
 from .flights import KEPT, Flight, Flights
-from .native_threads import Bell, native
+from .native_threads import WakeEvent, unpatched_threading
 from .pipe import BROKEN
 from .snapshot import in_words
 from .upkeeper import Upkeeper
@@ -57,9 +57,9 @@ PRESENCE_INTERVAL = 15.0
 PRESENCE_CHANGE = 0.5
 
 #: Messages that one warning names at most.
-MOST_NAMED = 10
+MAX_NAMED = 10
 
-_heartbeats: dict[Hashable, Heartbeat] = {}
+_heartbeats: dict[Hashable, LeaseKeeper] = {}
 
 
 def _after_fork() -> None:
@@ -80,7 +80,7 @@ os.register_at_fork(after_in_child=_after_fork)
 atexit.register(_at_exit)
 
 
-class Heartbeat:
+class LeaseKeeper:
     """See above. `make_center` gives it a center with a client of its own; `metrics` is what the
     process counts."""
 
@@ -97,7 +97,7 @@ class Heartbeat:
         identity: Hashable,
         make_center: Callable[[], TimeoutCenter],
         metrics: Metrics | None = None,
-    ) -> Heartbeat:
+    ) -> LeaseKeeper:
         """The heartbeat of this process for a server."""
         found = _heartbeats.get(identity)
         return found or _heartbeats.setdefault(identity, cls(make_center, metrics))
@@ -113,14 +113,14 @@ class Heartbeat:
         #: what Redis was told of that, and monotonic seconds when it is told again
         self._present = ""
         self._present_due = 0.0
-        self._owed: deque[Call] = deque()
+        self._owed: deque[ScriptCall] = deque()
         #: what was owed is being said
         self._settling = False
-        self._native = here = native()
+        self._native = here = unpatched_threading()
         # Held for moments, within which no greenlet yields. Reentrant, for garbage may be
         # collected within them, and a channel that is garbage leaves what it held.
         self._lock = here.rlock()
-        self._bell = Bell(here.lock)
+        self._bell = WakeEvent(here.lock)
         #: what is being delivered, and what was to be
         self.flights = Flights(here.rlock)
         self._running = False
@@ -272,7 +272,7 @@ class Heartbeat:
         """Whether this process or another is known to keep all topics up."""
         return self._upkeeper.known
 
-    def owe(self, calls: list[Call]) -> None:
+    def owe(self, calls: list[ScriptCall]) -> None:
         """Run these as soon as the server can be reached."""
         self._owed.extend(calls)
         self._beat_within(RETRY_INTERVAL)
@@ -308,7 +308,7 @@ class Heartbeat:
         if not self._owed and not self._settling:
             return
         self._beat_within(0.0)
-        pause = Bell(self._native.lock)  # no greenlet is needed for it
+        pause = WakeEvent(self._native.lock)  # no greenlet is needed for it
         while self._owed or self._settling:
             if time.monotonic() >= deadline:
                 logger.warning(
@@ -329,7 +329,7 @@ class Heartbeat:
             if self._running:
                 self._bell.ring()
             else:
-                self._native = native()  # patched since, perhaps
+                self._native = unpatched_threading()  # patched since, perhaps
                 self._native.start(self._run)
                 self._running = True
 
@@ -530,8 +530,8 @@ class Heartbeat:
                 lost += [delivery for delivery in result if self._lose(delivery)]
         self._unrenewed = unrenewed
         if lost:
-            shown = ", ".join(in_words(one) for one in lost[:MOST_NAMED])
-            more = f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
+            shown = ", ".join(in_words(one) for one in lost[:MAX_NAMED])
+            more = f" and {len(lost) - MAX_NAMED} more" if len(lost) > MAX_NAMED else ""
             self._say(
                 logging.WARNING,
                 "leases ended before they were renewed, the messages may be delivered again: %s%s",

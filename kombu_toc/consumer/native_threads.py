@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 
-class Native(NamedTuple):
+class OSThreads(NamedTuple):
     """What Python had before it was patched."""
 
     #: whether it was: then nothing in a native thread may wait for a lock that greenlets use,
@@ -28,7 +28,7 @@ class Native(NamedTuple):
     leave: Callable[[], None]
 
 
-def native() -> Native:
+def unpatched_threading() -> OSThreads:
     """Native threads and locks, as this process has them now."""
     monkey = sys.modules.get("gevent.monkey")
     if monkey is not None and monkey.is_module_patched("threading"):
@@ -41,16 +41,16 @@ def native() -> Native:
     if patcher is not None and patcher.is_monkey_patched("thread"):
         module = patcher.original("_thread")
         return _patched(lambda name: getattr(module, name), _leave_eventlet)
-    return Native(False, _start, _thread.allocate_lock, _thread.RLock, lambda: None)
+    return OSThreads(False, _start, _thread.allocate_lock, _thread.RLock, lambda: None)
 
 
 def _start(run: Callable[[], None]) -> None:
     threading.Thread(target=run, name="toc-heartbeat", daemon=True).start()
 
 
-def _patched(original: Callable[[str], Any], leave: Callable[[], None]) -> Native:
+def _patched(original: Callable[[str], Any], leave: Callable[[], None]) -> OSThreads:
     start = original("start_new_thread")
-    return Native(
+    return OSThreads(
         True,
         lambda run: start(run, ()),
         original("allocate_lock"),
@@ -72,7 +72,7 @@ def _leave_eventlet() -> None:
         loop.close()
 
 
-class Bell:
+class WakeEvent:
     """Wakes one thread; whoever rings never waits."""
 
     def __init__(self, lock: Callable[[], Any]) -> None:

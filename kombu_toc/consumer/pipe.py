@@ -14,7 +14,7 @@ from ..center.permissions import explained, is_refused
 from ..client.connections import IDLE, SOCKET_TIMEOUT, refusal
 from ..errors import ServerError
 from ..metrics.counters import Metrics
-from ..scripts.call import Call, pack_command, pieces
+from ..scripts.call import ScriptCall, pack_command, pieces
 
 #: What a broken connection raises.
 BROKEN = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError)
@@ -23,7 +23,7 @@ BROKEN = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSErr
 class Item(NamedTuple):
     """A call or a plain command, and what is to be told its result, or that there will be none."""
 
-    what: Call | tuple[Any, ...]
+    what: ScriptCall | tuple[Any, ...]
     on_reply: Callable[[Any], None] | None = None
     on_failure: Callable[[], None] | None = None
     moves: int = 0  #: how often it was sent elsewhere
@@ -37,7 +37,7 @@ class Waiting(NamedTuple):
     latest: float  #: monotonic seconds when the reply is overdue
 
 
-class Link:
+class PipelinedConnection:
     """Sends commands, and reads their replies when the socket has them.
 
     pool: gives the pool whose arguments the connection is made with; it is none of the pool's
@@ -57,11 +57,11 @@ class Link:
         pool: Callable[[], redis.ConnectionPool],
         on_open: Callable[[int, Callable[[], None]], None],
         on_close: Callable[[int], None],
-        on_owed: Callable[[list[Call]], None],
+        on_owed: Callable[[list[ScriptCall]], None],
         metrics: Metrics,
         *,
         on_refused: Callable[[Waiting, ResponseError], bool] | None = None,
-        on_announcing: Callable[[Call], None] | None = None,
+        on_announcing: Callable[[ScriptCall], None] | None = None,
         arguments: Callable[[dict[str, Any]], dict[str, Any]] = dict,
     ) -> None:
         self._pool = pool
@@ -121,7 +121,9 @@ class Link:
             for number, item in enumerate(items):
                 self._waiting.append(Waiting(item, number < owed, latest))
             packed = [
-                item.what.packed() if isinstance(item.what, Call) else pack_command(*item.what)
+                item.what.packed()
+                if isinstance(item.what, ScriptCall)
+                else pack_command(*item.what)
                 for item in items
             ]
             connection.send_packed_command(pieces(b"".join(packed)), check_health=False)
@@ -180,7 +182,7 @@ class Link:
             else:
                 self._heard = time.monotonic()
                 (what, on_reply, *_), _, latest = self._waiting.popleft()
-                if isinstance(what, Call):
+                if isinstance(what, ScriptCall):
                     times = self._metrics.scripts[what.script.name]
                     times[0] += 1
                     times[1] += time.monotonic() - latest + self._patience
@@ -217,7 +219,7 @@ class Link:
         """There will be no reply: it is owed, or whoever waits for it is told."""
         owed = []
         for item, is_owed, _ in waiting:
-            if is_owed and isinstance(item.what, Call):
+            if is_owed and isinstance(item.what, ScriptCall):
                 owed.append(item.what)
             elif item.on_failure is not None:
                 item.on_failure()

@@ -39,16 +39,16 @@ from ..center.broadcasts import (
     read_page,
     restarted,
 )
-from ..center.center import RECOVER, REMEMBER, Call, Delivery, Popped, shares
+from ..center.center import RECOVER, REMEMBER, Delivery, Popped, ScriptCall, shares
 from ..client.cluster import is_passing
 from ..client.connections import close_idle
 from ..client.options import ROUND_ROBIN
 from ..scripts.call import texts
 from .clock import ServerClock, ServerClocks, Steps
-from .cluster_pipes import SLOW, NodeLinks
+from .cluster_pipes import SLOW, ClusterConnections
 from .flights import Flight
-from .native_threads import native
-from .pipe import BROKEN, Link, Waiting
+from .native_threads import unpatched_threading
+from .pipe import BROKEN, PipelinedConnection, Waiting
 from .snapshot import in_words, task_names
 from .turns import Turns
 
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
     #: What is held until its time, or a claim: microseconds when it is due by the server's clock,
     #: its place among those that are due at the same time, and whose it is.
-    _Entry: TypeAlias = tuple[int, tuple[int, int, int], "Intake", Any]
+    _Entry: TypeAlias = tuple[int, tuple[int, int, int], "ConsumerState", Any]
 
 logger = logging.getLogger(__name__)
 
@@ -88,14 +88,14 @@ CONNECTION_IDLE = 10.0
 CLOSE_IDLE = 5.0
 
 #: Claims of one slot that a consumer holds, at most.
-MOST_CLAIMS = 4
+MAX_CLAIMS = 4
 
 #: The event loop's poller waits whole milliseconds, rounded up; the rest is slept.
 TICK = 0.001
 
 #: While there is a backlog, acknowledgements wait for the next pop: so many at most, and for so
 #: many seconds.
-MOST_ACKS = 32
+MAX_ACKS = 32
 ACKS_WAIT = 0.003
 
 #: Seconds that drain_events waits beyond its timeout for a reply that is on its way.
@@ -131,24 +131,24 @@ WORTH = 4
 #: Seconds between two questions of a busy consumer whether something is due in the topics that it
 #: knows nothing of; how many it asks for at once, at most.
 ASK_OTHERS = 0.02
-MOST_OTHERS = 256
+MAX_OTHERS = 256
 
 #: Seconds after which it asks for them before it pops, and not along with the pops.
 OTHERS_STALE = 0.1
 
 #: Topics that are looked into, at most, along with the pops of those that are known to hold
 #: something.
-MOST_LOOKS = 16
+MAX_LOOKS = 16
 
 #: Seconds for which a message waits for a free process of the worker that has it: then another
 #: shall have it. (What is fetched ahead is what should have started by then.)
-MOST_QUEUED = 0.05
+MAX_QUEUED = 0.05
 
 #: Seconds after which that is asked for again which a node of a Cluster could not be asked for.
 ASK_AGAIN = 0.5
 
 
-class Intake:
+class ConsumerState:
     """What one channel takes from its topics."""
 
     def __init__(self, channel: Channel) -> None:
@@ -262,11 +262,11 @@ class Intake:
         if not known & self.backlog:
             return []
         unknown = [t for t in self.topics if t not in known and t not in self.paused]
-        if len(unknown) > MOST_OTHERS:
+        if len(unknown) > MAX_OTHERS:
             unknown.sort()
             first = self.others_asked % len(unknown)
-            unknown = (unknown[first:] + unknown[:first])[:MOST_OTHERS]
-            self.others_asked += MOST_OTHERS
+            unknown = (unknown[first:] + unknown[:first])[:MAX_OTHERS]
+            self.others_asked += MAX_OTHERS
         return unknown
 
     def shares(self, soon: int, late: int) -> dict[str, tuple[int, int]]:
@@ -292,7 +292,7 @@ class Intake:
             if topic in now or topic in queued
         }
         looks = [topic for topic in self.asked if topic not in sure]
-        return {**dealt, **dict.fromkeys(looks[:MOST_LOOKS], (0, 0))}
+        return {**dealt, **dict.fromkeys(looks[:MAX_LOOKS], (0, 0))}
 
 
 class Poller:
@@ -305,7 +305,7 @@ class Poller:
         self.heartbeat = transport.heartbeat
         clustered = self.center.clustered
         self.clock = ServerClocks() if clustered else ServerClock()
-        self.intakes: dict[Any, Intake] = {}
+        self.intakes: dict[Any, ConsumerState] = {}
         self.subscriptions: dict[tuple[str, str, str], tuple[Channel, Subscription]] = {}
         #: what went wrong, counted: "bare" (ids without a body), "rolled back", "died"
         self.tally: Counter[str] = Counter()
@@ -332,7 +332,7 @@ class Poller:
         self._delivered = 0
         #: what leaves with the next turn; any thread may add to it
         self._acks: deque[Delivery] = deque()
-        self._calls: deque[Call] = deque()
+        self._calls: deque[ScriptCall] = deque()
         #: monotonic seconds when acknowledgements leave that wait for company
         self._acks_leave: float | None = None
         self._acks_timer: Any = None
@@ -358,11 +358,15 @@ class Poller:
         self._queued_timer: Any = None
         told = (self._opened, self._closed, self.heartbeat.owe, self.center.metrics)
         self._wake, self._stream = (
-            Link(self._pool, *told, on_refused=self._on_refused if clustered else None)
+            PipelinedConnection(
+                self._pool, *told, on_refused=self._on_refused if clustered else None
+            )
             for _ in range(2)
         )
-        self._work: Link | NodeLinks = (
-            NodeLinks(self.center.client, *told) if clustered else Link(self._pool, *told)
+        self._work: PipelinedConnection | ClusterConnections = (
+            ClusterConnections(self.center.client, *told)
+            if clustered
+            else PipelinedConnection(self._pool, *told)
         )
         #: monotonic seconds before which nothing blocks: what it would wait on is being moved
         self._blocks_at = 0.0
@@ -408,7 +412,7 @@ class Poller:
         """Take messages of a topic for a channel."""
         intake = self.intakes.get(channel)
         if intake is None:
-            intake = self.intakes[channel] = Intake(channel)
+            intake = self.intakes[channel] = ConsumerState(channel)
             self._keep_up()
         if topic not in intake.topics:
             intake.topics.append(topic)
@@ -508,11 +512,11 @@ class Poller:
         """Send, and wait until it has happened, what was to leave with the next turn."""
         self._run_or_owe(self._take_settled())
 
-    def _take_settled(self) -> list[Call]:
+    def _take_settled(self) -> list[ScriptCall]:
         self._acks_leave = None
         return self.center.acking(_drained(self._acks)) + _drained(self._calls)
 
-    def _run_or_owe(self, calls: list[Call]) -> None:
+    def _run_or_owe(self, calls: list[ScriptCall]) -> None:
         if not calls:
             return
         try:
@@ -650,7 +654,10 @@ class Poller:
             self._arm()
             if self.steady and now >= self._close_at:
                 self._close_at = now + CLOSE_IDLE
-                close_idle(CONNECTION_IDLE, threading.get_native_id() if native().patched else None)
+                close_idle(
+                    CONNECTION_IDLE,
+                    threading.get_native_id() if unpatched_threading().patched else None,
+                )
         finally:
             self._in_tick = False
 
@@ -786,9 +793,9 @@ class Poller:
             times.append(self._next_reading)
         if self._heap:
             times.append(now + self.clock.until(self._heap[0][0], now))
-        times += [i.ready[0][0] + MOST_QUEUED for i in self.intakes.values() if i.ready]
+        times += [i.ready[0][0] + MAX_QUEUED for i in self.intakes.values() if i.ready]
         if any(i.channel.take_queued and i.channel.free() < 0 for i in self.intakes.values()):
-            times.append(now + MOST_QUEUED)
+            times.append(now + MAX_QUEUED)
         if deadline is not None:
             times.append(deadline + LAST_REPLY if self._work.busy else deadline)
         return max(min(times) - now, 0.0)
@@ -825,7 +832,7 @@ class Poller:
         if not self._acks and not self._calls:
             return
         turns = self._hub is not None and not self._one
-        if turns and not self._calls and len(self._acks) < MOST_ACKS:
+        if turns and not self._calls and len(self._acks) < MAX_ACKS:
             now = time.monotonic()
             if self._acks_leave is None:
                 self._acks_leave = now + ACKS_WAIT
@@ -855,7 +862,7 @@ class Poller:
 
     # -- taking
 
-    def _consider(self, intake: Intake, now: float) -> None:
+    def _consider(self, intake: ConsumerState, now: float) -> None:
         """Send a pop if something may be there and there is room for it."""
         if not intake.topics:
             return
@@ -909,7 +916,7 @@ class Poller:
         if others:
             self._send(others)
 
-    def _asking_others(self, intake: Intake, now: float) -> list[tuple[Any, ...]]:
+    def _asking_others(self, intake: ConsumerState, now: float) -> list[tuple[Any, ...]]:
         """What is to be sent to learn where else something is due. Who is busy claims nothing:
         only by this does it hear of a topic whose turn it would be."""
         if now < intake.others_at + ASK_OTHERS or not (topics := intake.unknown()):
@@ -923,7 +930,7 @@ class Poller:
 
         return [(self.center.finding_due(topics), told)]
 
-    def _ask_first(self, intake: Intake, now: float, others: list[tuple[Any, ...]]) -> None:
+    def _ask_first(self, intake: ConsumerState, now: float, others: list[tuple[Any, ...]]) -> None:
         """Ask where else something is due, and pop when that is known."""
         [(call, told)] = others
         number = next(self._number)
@@ -942,7 +949,13 @@ class Poller:
         self._send([(call, then, failed) if self.center.clustered else (call, then)])
 
     def _pops(
-        self, intake: Intake, topic: str, soon: int, late: int, now: float, batch: tuple[int, int]
+        self,
+        intake: ConsumerState,
+        topic: str,
+        soon: int,
+        late: int,
+        now: float,
+        batch: tuple[int, int],
     ) -> list[tuple[Any, ...]]:
         """What is to be sent to pop a topic that is asked."""
         slots = intake.asked.pop(topic)
@@ -986,7 +999,7 @@ class Poller:
         return items
 
     def _dealt(
-        self, intake: Intake, topic: Topic, slots: set[int] | None, soon: int, late: int
+        self, intake: ConsumerState, topic: Topic, slots: set[int] | None, soon: int, late: int
     ) -> Iterable[tuple[set[int] | None, int, int]]:
         """How many messages to pop from which slots: (slots, how many at once, how many late).
 
@@ -1014,7 +1027,7 @@ class Poller:
 
     def _pop(
         self,
-        intake: Intake,
+        intake: ConsumerState,
         topic: Topic,
         slots: set[int] | None,
         soon: int,
@@ -1098,7 +1111,7 @@ class Poller:
 
         return call, popped, failed
 
-    def _recall(self, intake: Intake, now: float) -> bool:
+    def _recall(self, intake: ConsumerState, now: float) -> bool:
         """Ask for what pops have given whose replies were lost; whether there were any."""
         items = []
         for flight in self.heartbeat.flights.take(intake.topics):
@@ -1112,7 +1125,7 @@ class Poller:
             self._send(items)
         return bool(items)
 
-    def _recalled(self, intake: Intake, flight: Flight, number: int, result: Popped) -> None:
+    def _recalled(self, intake: ConsumerState, flight: Flight, number: int, result: Popped) -> None:
         intake.flying.discard(number)
         if result.messages:
             logger.info(
@@ -1122,7 +1135,7 @@ class Poller:
         turn = (number, 0, number)
         self._popped(intake, flight.topic.name, result, flight.visibility, turn)
 
-    def _recall_failed(self, intake: Intake, flight: Flight, number: int) -> None:
+    def _recall_failed(self, intake: ConsumerState, flight: Flight, number: int) -> None:
         if self.center.clustered:
             intake.flying.discard(number)
         self.heartbeat.lose(flight)
@@ -1174,7 +1187,7 @@ class Poller:
 
     def _popped(
         self,
-        intake: Intake,
+        intake: ConsumerState,
         topic: str,
         result: Popped,
         visibility: float,
@@ -1210,7 +1223,7 @@ class Poller:
         self._consider(intake, time.monotonic())
         self._arm()
 
-    def _hand_ahead(self, intake: Intake, entries: list[_Entry]) -> None:
+    def _hand_ahead(self, intake: ConsumerState, entries: list[_Entry]) -> None:
         """Hand over what has come and is not due, where it may be handed over ahead."""
         if intake.channel.ahead is None:
             return
@@ -1248,7 +1261,7 @@ class Poller:
             else:
                 self._deliver(intake, number, item, now)
 
-    def _run_ready(self, intake: Intake) -> None:
+    def _run_ready(self, intake: ConsumerState) -> None:
         """Deliver what has waited for a free process, as far as there are any."""
         intake.startable = 0
         while intake.ready and not self._enough and intake.may_start():
@@ -1261,7 +1274,7 @@ class Poller:
             self._deliver(intake, number, item, self.clock.at(time.monotonic()))
 
     def _deliver(
-        self, intake: Intake, number: tuple[int, int, int], delivery: Delivery, now: int
+        self, intake: ConsumerState, number: tuple[int, int, int], delivery: Delivery, now: int
     ) -> None:
         intake.held -= 1
         self._delivered += 1
@@ -1283,15 +1296,15 @@ class Poller:
         if intake.channel.take_queued is not None:
             self._watch_queued()
 
-    def _give_back_queued(self, intake: Intake, now: float) -> None:
+    def _give_back_queued(self, intake: ConsumerState, now: float) -> None:
         """Let others have what has waited here too long for a free process: a task takes longer
         than was to be expected. It is asked for again when a process is free."""
         channel = intake.channel
         taken: list[Delivery] = []
         if channel.take_queued is not None:
-            queued = channel.take_queued(MOST_QUEUED)
+            queued = channel.take_queued(MAX_QUEUED)
             taken += [message.delivery for message in queued if channel.take_back(message)]
-        if intake.ready and now >= intake.ready[0][0] + MOST_QUEUED:
+        if intake.ready and now >= intake.ready[0][0] + MAX_QUEUED:
             while intake.ready:
                 try:
                     _, (_, number, _, delivery) = intake.ready.popleft()
@@ -1322,7 +1335,7 @@ class Poller:
             if intake.ready or (intake.channel.take_queued and intake.channel.free() < 0)
         ]
         if since:
-            wait = max(min(since) + MOST_QUEUED - now, TICK)
+            wait = max(min(since) + MAX_QUEUED - now, TICK)
             self._queued_timer = self._hub.call_later(wait, self._on_queued_timer)
             if self._in_tick:
                 self.nudge()  # the loop has already decided how long to wait
@@ -1434,7 +1447,7 @@ class Poller:
         if not intakes:
             self._announce_now({claim: None})
             return
-        if self._claims[claim[:2]] >= MOST_CLAIMS:
+        if self._claims[claim[:2]] >= MAX_CLAIMS:
             self._unclaim(claim)
             return
         self._claims[claim[:2]] += 1
@@ -1469,7 +1482,7 @@ class Poller:
         if not self._stopping:
             self._listen()
 
-    def _hand_back(self, intake: Intake) -> None:
+    def _hand_back(self, intake: ConsumerState) -> None:
         self._announce_later(intake.owed)
         intake.owed.clear()
 
@@ -1492,7 +1505,7 @@ class Poller:
 
         self._work.send([(("SMEMBERS", self.center.keys.paused), read)])
 
-    def _leave_paused(self, intake: Intake) -> None:
+    def _leave_paused(self, intake: ConsumerState) -> None:
         """Ask nothing of paused topics, and keep no claims of theirs: they are for whoever is
         first when they go on."""
         for topic in intake.paused:

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from ..transport.channel import Channel
 
 #: Messages that are named one by one, at most.
-MOST_SHOWN = 100
+MAX_SHOWN = 100
 
 #: Messages whose task names are looked up for a log, at once.
-MOST_NAMED = 10
+MAX_NAMED = 10
 
 
 def task_of(body: bytes, id: str) -> str:
@@ -49,7 +49,7 @@ def task_names(
     among `messages` is looked up, for it is rare."""
     names = dict.fromkeys(ids, "")
     bodies = {message.id: message.body for message in messages if message.id in names}
-    unknown = [id for id in ids if id not in bodies][:MOST_NAMED]
+    unknown = [id for id in ids if id not in bodies][:MAX_NAMED]
     if unknown:
         with suppress(*BROKEN, ResponseError):
             bodies.update((found.id, found.body) for found in center.get(unknown, topic=topic))
@@ -95,10 +95,10 @@ def report(channel: Channel) -> dict[str, Any]:
         "leases": {
             "count": len(leases),
             "renewed_in_time": heartbeat.in_time(),
-            "messages": [_message(one) for one, _ in leases[:MOST_SHOWN]],
+            "messages": [_message(one) for one, _ in leases[:MAX_SHOWN]],
         },
-        "held": sorted(held, key=_due)[:MOST_SHOWN],
-        "claims": sorted(claims, key=_due)[:MOST_SHOWN],
+        "held": sorted(held, key=_due)[:MAX_SHOWN],
+        "claims": sorted(claims, key=_due)[:MAX_SHOWN],
     }
 
 

@@ -21,7 +21,7 @@ from ..center.center import TimeoutCenter
 from ..center.upkeep import Event, Upkeep, electing
 from ..center.watch import Watch
 from ..errors import NotPermittedError
-from .native_threads import Bell, native
+from .native_threads import WakeEvent, unpatched_threading
 from .pipe import BROKEN
 from .snapshot import task_names
 
@@ -39,7 +39,7 @@ FAILED_INTERVAL = 5.0
 COMPLAIN_AGAIN = 300.0
 
 #: Messages that one line of the log names at most.
-MOST_NAMED = 10
+MAX_NAMED = 10
 
 _host = socket.gethostname()
 
@@ -67,7 +67,7 @@ class Upkeeper:
         self._in_time = in_time
         self._beat = beat
         self._say = say
-        self._bell = Bell(lock)
+        self._bell = WakeEvent(lock)
         self.name = f"{_host}:{os.getpid()}:{uuid4().hex[:12]}"
         #: who wants it to be done -> seconds between two passes
         self._wanted: dict[Hashable, float] = {}
@@ -135,7 +135,7 @@ class Upkeeper:
         self.due = time.monotonic() + ATTEMPT_INTERVAL
         if mine and self._wanted:
             self._working = True
-            native().start(self._run)
+            unpatched_threading().start(self._run)
 
     def _elect(self, center: TimeoutCenter, began: float) -> bool:
         mine, somebody, now_us = center.run(electing(center, self.name, LEASE))
@@ -173,7 +173,7 @@ class Upkeeper:
             if center is not None:
                 center.client.close()
                 center.client.connection_pool.disconnect()
-                native().leave()
+                unpatched_threading().leave()
             self._working = False
 
     def _work(self, center: TimeoutCenter) -> None:
@@ -226,7 +226,7 @@ class Upkeeper:
                 *(id, topic, names[id]),
             )
         if dropped:
-            shown = ", ".join(dropped[:MOST_NAMED]) + (", ..." if len(dropped) > MOST_NAMED else "")
+            shown = ", ".join(dropped[:MAX_NAMED]) + (", ..." if len(dropped) > MAX_NAMED else "")
             self._say(
                 logging.WARNING,
                 "DeadQueue of %s: %d messages dropped, for they are too old or too many: %s",

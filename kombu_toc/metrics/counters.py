@@ -70,7 +70,7 @@ PAUSE = 60.0
 RECENT = 5
 
 #: Topics that a process counts for, at most.
-MOST_TOPICS = 4096
+MAX_TOPICS = 4096
 
 _PLACES = [*BOUNDS_US, "inf"]
 _FIELDS = (*COUNTERS, "late_us", *(f"late:{bound}" for bound in _PLACES))
@@ -229,7 +229,7 @@ class Metrics:
         found = self.topics.get(topic.name)
         if found is not None:
             return found
-        if not self.active or topic.declaration.expires or len(self.topics) >= MOST_TOPICS:
+        if not self.active or topic.declaration.expires or len(self.topics) >= MAX_TOPICS:
             return self._nobodys
         return self.topics.setdefault(topic.name, TopicCounts())
 

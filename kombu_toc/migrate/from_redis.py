@@ -28,7 +28,7 @@ from kombu import Connection
 from kombu.utils.json import loads
 from redis.exceptions import NoPermissionError
 
-from ..center.center import POP_BYTES, SENT, Call
+from ..center.center import POP_BYTES, SENT, ScriptCall
 from ..client.connections import connect, mask_password, read_url
 from ..client.options import read
 from ..errors import ActionTimeError, ConfigurationError, ConsumersError, MigrationError
@@ -43,7 +43,7 @@ BATCH = 200
 REMEMBER = 7 * 86400
 
 #: Messages that are named of those that stay.
-MOST_NAMED = 100
+MAX_NAMED = 100
 
 #: What a broker's ``broker_transport_options`` may say of where its messages are.
 _OPTIONS = {
@@ -522,14 +522,14 @@ class _Migration:
 
     def _stays(self, key: bytes | str, raw: bytes, reason: Exception, what: str = "") -> None:
         self.staying += 1
-        if len(self.named) < MOST_NAMED:
+        if len(self.named) < MAX_NAMED:
             place = key.decode("utf-8", "replace") if isinstance(key, bytes) else key
             begin = raw[:60].decode("utf-8", "replace")
             self.named.append(Staying(place, what or begin, str(reason)))
 
     def _move(self, key: bytes | str, rows: list[_Row], take: Callable[[list[_Row]], None]) -> int:
         """Write to the center, then take from the source; return how many."""
-        calls: list[Call] = []
+        calls: list[ScriptCall] = []
         moving: list[_Row] = []
         for row in rows:
             try:
@@ -559,7 +559,7 @@ class _Migration:
         at_us, delay_us = self.channel._action_time(row.message["headers"], {}, row.tag)
         when_of(at_us, delay_us)
 
-    def _putting(self, queue: str, row: _Row) -> Call:
+    def _putting(self, queue: str, row: _Row) -> ScriptCall:
         properties = {
             **row.message["properties"],
             "delivery_tag": row.tag,

@@ -37,7 +37,7 @@ from ..model import envelope
 from ..transport.channel import Channel, eta_us
 from .from_redis import (
     BATCH,
-    MOST_NAMED,
+    MAX_NAMED,
     REMEMBER,
     Broker,
     Migrated,
@@ -346,7 +346,7 @@ class _Back:
 
     def _stays(self, one: Found, reason: str) -> None:
         self.staying += 1
-        if len(self.named) < MOST_NAMED:
+        if len(self.named) < MAX_NAMED:
             self.named.append(Staying(one.topic, one.id, reason))
 
 

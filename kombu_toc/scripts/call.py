@@ -19,7 +19,7 @@ PIECE = 1 << 16
 SLOWEST = 1_000_000
 
 
-class Call(NamedTuple):
+class ScriptCall(NamedTuple):
     """An operation ready to be sent: a script with its arguments, and how to read its reply."""
 
     script: Script
@@ -31,7 +31,7 @@ class Call(NamedTuple):
     #: goes away, or 0; None if it is among the keys, or if the script announces nothing
     wake: tuple[str, int] | None = None
 
-    def announcing(self, reply: Any) -> Call | None:
+    def announcing(self, reply: Any) -> ScriptCall | None:
         """The call that writes into the wake index what the script could not."""
         if self.wake is None:
             return None
@@ -39,7 +39,7 @@ class Call(NamedTuple):
         if not said and not unsaid:
             return None
         key, expires = self.wake
-        return Call(load("announce"), (key,), (expires, len(said) // 2, *said, *unsaid), int)
+        return ScriptCall(load("announce"), (key,), (expires, len(said) // 2, *said, *unsaid), int)
 
     def command(self, *, whole: bool = False) -> tuple[Any, ...]:
         """As a Redis command: by its SHA-1, or with the whole text."""
@@ -65,9 +65,9 @@ class Call(NamedTuple):
         )
 
 
-def together(announcing: Sequence[Call]) -> list[Call]:
+def together(announcing: Sequence[ScriptCall]) -> list[ScriptCall]:
     """One call for each wake index instead of many, in the order in which they would have run."""
-    first: dict[str, Call] = {}
+    first: dict[str, ScriptCall] = {}
     # (slot, time) -> whether it is announced; what was done last counts
     written: dict[str, dict[tuple[Any, Any], bool]] = {}
     for call in announcing:

@@ -36,7 +36,7 @@ from ..center.broadcasts import (
     recall,
     remember,
 )
-from ..center.center import RECOVER, RELOAD, REMEMBER, SENT, Call, Delivery, Put
+from ..center.center import RECOVER, RELOAD, REMEMBER, SENT, Delivery, Put, ScriptCall
 from ..client.options import suggestion
 from ..consumer.clock import SendersClock
 from ..consumer.pipe import BROKEN
@@ -70,10 +70,10 @@ ATTEMPT_PAUSE = 0.2
 
 #: Messages of a batch for which it is forgotten, when it is complete, that they were put; of more,
 #: this goes by itself.
-MOST_NOTED = 50_000
+MAX_NOTED = 50_000
 
 #: Queues whose declarations a channel remembers.
-MOST_KNOWN = 4096
+MAX_KNOWN = 4096
 
 #: Limits of a topic that a queue's arguments may set.
 _LIMITS = ("slots", "retries", *Limits._fields)
@@ -438,7 +438,7 @@ class Channel(virtual.Channel):
         message: dict[str, Any],
         publish: tuple[str, str] | None = None,
         remember: int = REMEMBER,
-    ) -> Call:
+    ) -> ScriptCall:
         headers = message.get("headers") or {}
         tag = message["properties"]["delivery_tag"]
         id = named = headers.get("id")
@@ -844,7 +844,7 @@ class Channel(virtual.Channel):
         now = time.monotonic()
         if now - self._read_at.get(queue, -RELOAD) >= RELOAD:
             # It may have been deleted and declared anew, with other slots, by somebody else.
-            if len(self._read_at) > MOST_KNOWN:  # reply queues come and go
+            if len(self._read_at) > MAX_KNOWN:  # reply queues come and go
                 self._read_at.clear()
                 self._others_transient.clear()
             known = self.center.declared(queue)
@@ -1099,11 +1099,11 @@ class PublishBatch:
     def __init__(self, channel: Channel, max_size: int) -> None:
         self.channel = channel
         self.max_size = max_size
-        self._calls: list[Call] = []
+        self._calls: list[ScriptCall] = []
         self._over = ""
         #: where it is remembered that a message of the batch was put, and of those that were
         self._notes: list[str] = []
-        self._noted: deque[str] = deque(maxlen=MOST_NOTED)
+        self._noted: deque[str] = deque(maxlen=MAX_NOTED)
 
     def publish(self, message: dict[str, Any], **kwargs: Any) -> Any:
         """Route a prepared message and keep it until the batch is full or flushed."""
@@ -1113,7 +1113,7 @@ class PublishBatch:
             self.flush()
         return result
 
-    def add(self, call: Call, note: str) -> None:
+    def add(self, call: ScriptCall, note: str) -> None:
         """Take what the channel has made of a message.
 
         note: the key in which it is remembered that it was put

@@ -31,7 +31,7 @@ from ..client.connections import (
     sentinel_url,
 )
 from ..client.options import Settings, read
-from ..consumer.lease_keeper import Heartbeat
+from ..consumer.lease_keeper import LeaseKeeper
 from ..consumer.pipe import BROKEN
 from ..consumer.poller import Poller
 from ..errors import FailoverError, ServerError
@@ -113,7 +113,7 @@ class Transport(virtual.Transport):
         self._client: redis.Redis | None = None
         self._center: TimeoutCenter | None = None
         self._routes: Routes | None = None
-        self._heartbeat: Heartbeat | None = None
+        self._heartbeat: LeaseKeeper | None = None
         self._poller: Poller | None = None
         self._may_consume = False
         # The base class makes a cycle that would poll each channel; the poller stands for it.
@@ -183,7 +183,7 @@ class Transport(virtual.Transport):
         return (*where, a.hosts, self.settings.master_name)
 
     @property
-    def heartbeat(self) -> Heartbeat:
+    def heartbeat(self) -> LeaseKeeper:
         if self._heartbeat is None:
             settings, address = self.settings, self.address
             ssl = self.client.ssl
@@ -200,7 +200,7 @@ class Transport(virtual.Transport):
 
             # Whoever logs in otherwise may be let in no more.
             login = (address.password, provider or settings.connection.get("credential_provider"))
-            self._heartbeat = Heartbeat.of((self.identity, login), center, self.center.metrics)
+            self._heartbeat = LeaseKeeper.of((self.identity, login), center, self.center.metrics)
         return self._heartbeat
 
     @property

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kombu import Connection, Exchange, Producer, Queue
 
 from kombu_toc import TimeoutCenter
-from kombu_toc.center.bindings import MOST_FOUND, MOST_TABLES, Bindings, Table, binding
+from kombu_toc.center.bindings import MAX_FOUND, MAX_TABLES, Bindings, Table, binding
 from kombu_toc.transport.channel import TopicExchange
 
 from .inspection import keys_left
@@ -281,13 +281,13 @@ def test_what_is_kept_of_exchanges_and_routing_keys_is_bounded(
 ) -> None:
     connection = connect()
     routes = connection.transport.routes
-    for number in range(MOST_TABLES + 10):
+    for number in range(MAX_TABLES + 10):
         routes.of(f"exchange{number}")
-    assert len(routes._tables) <= MOST_TABLES
+    assert len(routes._tables) <= MAX_TABLES
     table = Table("1", [json.dumps(["#", "^.*?$", "all", "topic"]), 0])
-    for number in range(MOST_FOUND + 10):
+    for number in range(MAX_FOUND + 10):
         assert table.topic(f"key{number}") == ["all"]
-    assert len(table._found) <= MOST_FOUND
+    assert len(table._found) <= MAX_FOUND
 
 
 def test_a_message_that_nobody_is_bound_to_goes_to_the_queue_for_such(

@@ -16,7 +16,7 @@ import redis
 from kombu_toc import TimeoutCenter, center_for
 from kombu_toc.center.bindings import Bindings, binding
 from kombu_toc.center.center import Delivery
-from kombu_toc.consumer.lease_keeper import Heartbeat
+from kombu_toc.consumer.lease_keeper import LeaseKeeper
 from kombu_toc.model.topic import slot_of
 
 from ..cluster import Cluster
@@ -27,8 +27,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def heartbeat(server: Server) -> Iterator[Heartbeat]:
-    made = Heartbeat(lambda: TimeoutCenter(server.client()))
+def heartbeat(server: Server) -> Iterator[LeaseKeeper]:
+    made = LeaseKeeper(lambda: TimeoutCenter(server.client()))
     yield made
     for delivery, _ in list(made._held.values()):
         made.drop(delivery)
@@ -51,7 +51,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def test_an_error_in_one_topic_keeps_no_other_lease_from_being_renewed(
-    center: TimeoutCenter, client: redis.Redis, heartbeat: Heartbeat
+    center: TimeoutCenter, client: redis.Redis, heartbeat: LeaseKeeper
 ) -> None:
     [broken] = deliver(center, "broken", 0.5)
     [sound] = deliver(center, "sound", 0.6)
@@ -64,7 +64,7 @@ def test_an_error_in_one_topic_keeps_no_other_lease_from_being_renewed(
 
 
 def test_a_short_lease_taken_while_others_are_being_renewed_is_renewed_in_time(
-    center: TimeoutCenter, client: redis.Redis, heartbeat: Heartbeat
+    center: TimeoutCenter, client: redis.Redis, heartbeat: LeaseKeeper
 ) -> None:
     [long] = deliver(center, "long", 3)
     heartbeat.hold(long, 3)
@@ -81,7 +81,7 @@ def test_a_short_lease_taken_while_others_are_being_renewed_is_renewed_in_time(
 def test_what_was_settled_while_its_lease_was_being_renewed_is_not_reported_as_lost(
     center: TimeoutCenter,
     client: redis.Redis,
-    heartbeat: Heartbeat,
+    heartbeat: LeaseKeeper,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     [delivery] = deliver(center, "mail", 1)
@@ -96,7 +96,7 @@ def test_what_was_settled_while_its_lease_was_being_renewed_is_not_reported_as_l
 
 
 def test_a_thousand_leases_that_ended_make_one_warning(
-    center: TimeoutCenter, heartbeat: Heartbeat, caplog: pytest.LogCaptureFixture
+    center: TimeoutCenter, heartbeat: LeaseKeeper, caplog: pytest.LogCaptureFixture
 ) -> None:
     deliveries = deliver(center, "mail", 60, 1000)
     center.release(deliveries)
@@ -123,7 +123,7 @@ def test_thousands_of_leases_are_renewed_in_calls_of_bounded_length(
 
 
 def test_queues_and_bindings_may_go_at_any_time_while_others_are_kept(
-    center: TimeoutCenter, heartbeat: Heartbeat, caplog: pytest.LogCaptureFixture
+    center: TimeoutCenter, heartbeat: LeaseKeeper, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By a thread that deletes them, and by a channel that is collected as garbage meanwhile."""
 
@@ -175,7 +175,7 @@ def test_an_acknowledgement_that_a_replica_refused_is_said_again(tmp_path: Path)
             center = TimeoutCenter(client)
             [delivery] = deliver(center, "mail", 60)
             client.execute_command("REPLICAOF", "127.0.0.1", "1")
-            heartbeat = Heartbeat(lambda: TimeoutCenter(server.client()))
+            heartbeat = LeaseKeeper(lambda: TimeoutCenter(server.client()))
             heartbeat.owe(center.acking([delivery]))
             time.sleep(1.5)  # it is said once a second, and refused
             assert center.counts("mail").in_flight == 1
@@ -228,7 +228,7 @@ def test_a_node_that_is_away_keeps_nothing_on_the_others_from_being_renewed(
     exchange = Bindings(away.center)
     member = binding("fanout", "", None, transient)
     exchange.add("everyone", member, 1500)
-    heartbeat = Heartbeat(lambda: center_for(away.cluster.toc_url))
+    heartbeat = LeaseKeeper(lambda: center_for(away.cluster.toc_url))
     away.cluster.kill(away.node)
     for delivery in held:
         heartbeat.hold(delivery, 1.2)
@@ -257,7 +257,7 @@ def test_where_leases_cannot_be_renewed_nothing_is_rolled_back_by_who_holds_them
 ) -> None:
     [here] = away.deliver(False, 1, 1)
     [there] = away.deliver(True, 1, 1)
-    heartbeat = Heartbeat(lambda: center_for(away.cluster.toc_url))
+    heartbeat = LeaseKeeper(lambda: center_for(away.cluster.toc_url))
     heartbeat.hold(here, 1)
     heartbeat.hold(there, 1)
     assert heartbeat.in_time("mail")
@@ -281,12 +281,12 @@ else:
 import ctypes, gc, logging, os, time
 logging.basicConfig(level="INFO", stream=sys.stdout, format="%(message)s")
 import kombu_toc
-from kombu_toc.transport import heartbeat as module
-from kombu_toc.consumer.lease_keeper import Heartbeat
+from kombu_toc.consumer import lease_keeper as module
+from kombu_toc.consumer.lease_keeper import LeaseKeeper
 
 url = sys.argv[2]
 center = kombu_toc.center_for(url)
-heart = Heartbeat.of("here", lambda: kombu_toc.center_for(url))
+heart = LeaseKeeper.of("here", lambda: kombu_toc.center_for(url))
 
 def deliver(id):
     center.put("mail", id, b"x")
@@ -365,12 +365,12 @@ if sys.argv[1] == "gevent":
 import logging, time
 logging.basicConfig(level="WARNING", stream=sys.stdout, format="%(message)s")
 import kombu_toc
-from kombu_toc.consumer.lease_keeper import Heartbeat
+from kombu_toc.consumer.lease_keeper import LeaseKeeper
 
 center = kombu_toc.center_for(sys.argv[2])
 deliveries = center.pop("mail", 3).messages
 assert len(deliveries) == 3
-heart = Heartbeat.of("here", lambda: kombu_toc.center_for(sys.argv[3]))
+heart = LeaseKeeper.of("here", lambda: kombu_toc.center_for(sys.argv[3]))
 for delivery in deliveries:
     heart.owe(center.acking([delivery]))
 print("ends", flush=True)

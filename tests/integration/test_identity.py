@@ -14,7 +14,7 @@ from kombu import Connection, Queue
 from kombu_toc import DEAD, IN_FLIGHT, WAITING, Delivery, TimeoutCenter
 from kombu_toc.center.center import STRAY_TOKEN
 from kombu_toc.center.reshard import reshard_topic
-from kombu_toc.consumer.lease_keeper import Heartbeat
+from kombu_toc.consumer.lease_keeper import LeaseKeeper
 from kombu_toc.scripts.loader import load
 
 from ..proxy import Proxy
@@ -302,7 +302,7 @@ def test_what_is_said_of_a_delivery_does_not_touch_a_later_one_of_the_same_messa
             assert center.reject(first, requeue=True) is None
         assert center.pop("mail").messages == []
         assert center.extend([second]) == []
-        heartbeat = Heartbeat(lambda: center)
+        heartbeat = LeaseKeeper(lambda: center)
         heartbeat.hold(second, 60)
         heartbeat.drop(first)
         assert [held for held, _ in heartbeat.held()] == [second]
@@ -510,7 +510,7 @@ def test_no_two_pops_have_a_name_in_common(center: TimeoutCenter) -> None:
 def test_who_drops_a_delivery_goes_on_renewing_the_lease_of_a_namesake(
     center: TimeoutCenter, client: redis.Redis
 ) -> None:
-    heartbeat = Heartbeat(lambda: center)
+    heartbeat = LeaseKeeper(lambda: center)
     first = deliver(center)
     center.ack([first])
     second = deliver(center, b"second")
@@ -529,7 +529,7 @@ def test_an_ack_that_is_owed_and_has_run_is_repeated_without_harm(
     owed = center.acking([first])
     center.run_all(owed)
     center.put("mail", "x", b"retry", delay=HOUR)
-    heartbeat = Heartbeat(lambda: TimeoutCenter(client))
+    heartbeat = LeaseKeeper(lambda: TimeoutCenter(client))
     marker = deliver(center, b"", "said after it")
     heartbeat.owe([*owed, *center.acking([marker])])
     deadline = time.monotonic() + 10

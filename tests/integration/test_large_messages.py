@@ -14,7 +14,7 @@ from kombu import Connection, Queue
 
 from kombu_toc import TimeoutCenter, center_for
 from kombu_toc.center.reshard import reshard_topic
-from kombu_toc.scripts.call import Call
+from kombu_toc.scripts.call import ScriptCall
 
 from ..proxy import Proxy
 from ..servers import Server
@@ -107,14 +107,14 @@ class Counted(TimeoutCenter):
 
     longest = 0
 
-    def run(self, call: Call) -> Any:
+    def run(self, call: ScriptCall) -> Any:
         def parse(raw: Any) -> Any:
             self.longest = max(self.longest, length(raw))
             return call.parse(raw)
 
         return super().run(call._replace(parse=parse))
 
-    def run_each(self, calls: Sequence[Call]) -> list[Any]:
+    def run_each(self, calls: Sequence[ScriptCall]) -> list[Any]:
         return [self.run(call) for call in calls]
 
 
@@ -168,7 +168,7 @@ def test_check_looks_at_few_large_messages_at_a_time(client: redis.Redis) -> Non
     sizes: list[int] = []
     run = center.run
 
-    def counted(call: Call) -> Any:
+    def counted(call: ScriptCall) -> Any:
         raw = run(call)
         if call.script.name == "check":
             sizes.append(raw[2])

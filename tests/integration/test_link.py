@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from kombu_toc.consumer.pipe import BROKEN, Link
+from kombu_toc.consumer.pipe import BROKEN, PipelinedConnection
 from kombu_toc.metrics.counters import Metrics
 
 from ..proxy import Proxy
@@ -29,7 +29,7 @@ def test_a_connection_that_ends_while_somebody_waits_for_it_is_found_broken_when
     """The one who waits looks into the socket, and redis-py closes it then."""
     with redis.Redis(port=proxy.port) as client:
         told: list[Any] = []
-        link = Link(
+        link = PipelinedConnection(
             lambda: client.connection_pool,
             lambda fd, callback: None,
             told.append,

@@ -10,7 +10,7 @@ import pytest
 from kombu import Connection, Queue
 
 from kombu_toc import IN_FLIGHT, WAITING, Delivery, TimeoutCenter
-from kombu_toc.center.center import Call
+from kombu_toc.center.center import ScriptCall
 from kombu_toc.model.topic import Topic
 from kombu_toc.scripts.loader import load
 
@@ -26,7 +26,7 @@ def topic(center: TimeoutCenter) -> Topic:
     return center.declare("mail", slots=1, retries=5)
 
 
-def popping(center: TimeoutCenter, topic: Topic, name: str, **how: Any) -> Call:
+def popping(center: TimeoutCenter, topic: Topic, name: str, **how: Any) -> ScriptCall:
     return center.popping(topic, soon=10, name=name, remember=60, **how)
 
 

@@ -20,7 +20,7 @@ from kombu import Connection, Consumer, Message, Queue
 import kombu_toc
 from kombu_toc import Limits, TimeoutCenter
 from kombu_toc.center.center import Delivery
-from kombu_toc.consumer.lease_keeper import Heartbeat
+from kombu_toc.consumer.lease_keeper import LeaseKeeper
 from kombu_toc.consumer.upkeeper import LEASE
 
 from ..servers import Server, SteppedServer
@@ -54,7 +54,7 @@ class Process:
     """What stands for a process: a heartbeat, and what it holds."""
 
     def __init__(self, url: str) -> None:
-        self.heartbeat = Heartbeat(lambda: kombu_toc.center_for(url))
+        self.heartbeat = LeaseKeeper(lambda: kombu_toc.center_for(url))
         self.center = kombu_toc.center_for(url)
         self.held: list[Delivery] = []
 

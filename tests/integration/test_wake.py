@@ -13,7 +13,7 @@ import redis
 from kombu import Connection, Consumer, Message, Producer, Queue
 
 from kombu_toc import TimeoutCenter
-from kombu_toc.consumer.poller import MOST_CLAIMS
+from kombu_toc.consumer.poller import MAX_CLAIMS
 from kombu_toc.model.scores import action_time
 from kombu_toc.scripts.loader import load
 
@@ -242,7 +242,7 @@ def test_a_consumer_of_descending_times_holds_a_few_claims_of_a_slot(
                 assert time.monotonic() < deadline
                 with suppress(TimeoutError):
                     connection.drain_events(timeout=0.01)
-            assert len(poller._heap) <= MOST_CLAIMS
+            assert len(poller._heap) <= MAX_CLAIMS
             assert sizes(center, "mail")[1] <= 2
         # Among them is the earliest, if perhaps handed back and claimed once more.
         while min((us for *_, (_, _, us) in poller._heap), default=9e15) > (first - 38.5) * 1e6:
@@ -309,7 +309,7 @@ def test_whatever_is_announced_and_claimed_the_first_time_is_known(
             center.put("one", ids[-1], b"", at=first + some.randrange(100))
         elif action == "claim" and (claimed := client.zpopmin(wake)):
             claims.add(int(claimed[0][0].partition(b":")[2]))
-            if len(claims) > MOST_CLAIMS:
+            if len(claims) > MAX_CLAIMS:
                 hand_back(sorted(claims))
                 claims.clear()
         elif action == "hand back" and claims:
