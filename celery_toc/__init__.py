@@ -11,7 +11,8 @@ from kombu_toc import __version__
 if TYPE_CHECKING:
     from celery import Celery
 
-    from .app.task_center import Task, TaskCenter
+    from .app.task_center import Task as Task
+    from .app.task_center import TaskCenter as TaskCenter
 
 #: Public names that are loaded when they are first used, and the module each lives in.
 _PLACES = {"Task": "app.task_center", "TaskCenter": "app.task_center"}
@@ -45,9 +46,11 @@ def timeout_center(app: Celery, **options: Any) -> TaskCenter:
         )
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f".{_PLACES[name]}", __name__), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a name that is not there is to be seen
+
+    def __getattr__(name: str) -> Any:
+        if name not in _PLACES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f".{_PLACES[name]}", __name__), name)
+        globals()[name] = value
+        return value

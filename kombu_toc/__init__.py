@@ -7,12 +7,72 @@ Importing this package registers the URL schemes (``toc+redis://`` and the rest)
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .plugin import register
 from .version import __version__
 
-#: The public names, and the module each lives in.
+if TYPE_CHECKING:
+    from .center.center import Consumer as Consumer
+    from .center.center import Delivery as Delivery
+    from .center.center import Fault as Fault
+    from .center.center import Popped as Popped
+    from .center.center import TimeoutCenter as TimeoutCenter
+    from .center.memory import estimate_memory as estimate_memory
+    from .center.operations import DEAD as DEAD
+    from .center.operations import IN_FLIGHT as IN_FLIGHT
+    from .center.operations import WAITING as WAITING
+    from .center.operations import Cancelled as Cancelled
+    from .center.operations import Counts as Counts
+    from .center.operations import Found as Found
+    from .center.operations import Page as Page
+    from .center.operations import Rescheduled as Rescheduled
+    from .center.operations import Summary as Summary
+    from .center.reshard import Resharded as Resharded
+    from .center.reshard import reshard_topic as reshard_topic
+    from .client.connections import center_for as center_for
+    from .client.connections import check_server as check_server
+    from .client.connections import durability_warnings as durability_warnings
+    from .client.connections import mask_password as mask_password
+    from .client.connections import read_memory as read_memory
+    from .client.connections import server_url as server_url
+    from .client.embedded import EmbeddedServer as EmbeddedServer
+    from .errors import ActionTimeError as ActionTimeError
+    from .errors import AlreadyThereError as AlreadyThereError
+    from .errors import ConfigurationError as ConfigurationError
+    from .errors import ConsumersError as ConsumersError
+    from .errors import EmbeddedServerError as EmbeddedServerError
+    from .errors import EnvelopeError as EnvelopeError
+    from .errors import MigrationError as MigrationError
+    from .errors import NotPermittedError as NotPermittedError
+    from .errors import PriorityStepsError as PriorityStepsError
+    from .errors import ReplicationError as ReplicationError
+    from .errors import ReshardError as ReshardError
+    from .errors import ServerError as ServerError
+    from .errors import SlotCountError as SlotCountError
+    from .errors import TocError as TocError
+    from .metrics.counters import Lateness as Lateness
+    from .metrics.counters import Measured as Measured
+    from .metrics.counters import Metrics as Metrics
+    from .metrics.counters import ScriptTimes as ScriptTimes
+    from .metrics.counters import read_metrics as read_metrics
+    from .metrics.counters import read_script_times as read_script_times
+    from .migrate.from_redis import Migrated as Migrated
+    from .migrate.from_redis import Staying as Staying
+    from .migrate.from_redis import migrate_broker as migrate_broker
+    from .migrate.to_redis import migrate_back as migrate_back
+    from .model.envelope import COUNTDOWN as COUNTDOWN
+    from .model.envelope import ENSURE as ENSURE
+    from .model.envelope import unpack as unpack
+    from .model.topic import Limits as Limits
+    from .model.topic import Topic as Topic
+    from .transport.channel import Capacity as Capacity
+    from .transport.channel import Channel as Channel
+    from .transport.channel import Message as Message
+    from .transport.channel import use_timezone as use_timezone
+    from .transport.transport import Transport as Transport
+
+#: The public names, and the module each lives in: the same as above, for a type checker.
 _PLACES = {
     "TimeoutCenter": "center.center",
     "Consumer": "center.center",
@@ -76,15 +136,16 @@ _PLACES = {
 
 __all__ = ("__version__", "register", *_PLACES)
 
+if not TYPE_CHECKING:  # a name that is not there is to be seen
 
-def __getattr__(name: str) -> Any:
-    try:
-        place = _PLACES[name]
-    except KeyError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    value = getattr(import_module(f".{place}", __name__), name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> Any:
+        try:
+            place = _PLACES[name]
+        except KeyError:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+        value = getattr(import_module(f".{place}", __name__), name)
+        globals()[name] = value
+        return value
 
 
 register()

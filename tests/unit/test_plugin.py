@@ -258,6 +258,23 @@ def test_every_public_name_is_there():
             assert getattr(package, name) is not None
 
 
+@pytest.mark.parametrize("package", [kombu_toc, celery_toc], ids=lambda package: package.__name__)
+def test_a_type_checker_finds_the_public_names_where_they_are(package):
+    tree = ast.parse(Path(package.__file__).read_text())
+    [block] = (
+        node
+        for node in tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    typed = {
+        alias.asname: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom) and node.level
+        for alias in node.names
+    }
+    assert typed == package._PLACES
+
+
 def test_a_name_that_is_not_there_is_an_attribute_error():
     with pytest.raises(AttributeError, match="'nothing'"):
         kombu_toc.nothing  # noqa: B018
