@@ -1,4 +1,5 @@
-"""The README's examples in Python run as they stand, on a server of the tests."""
+"""The examples in Python of the README and of docs/*.md run as they stand, on a server of the
+tests."""
 
 from __future__ import annotations
 
@@ -11,41 +12,62 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery
+from kombu import pools
 
 from ..servers import Server
 
 pytestmark = pytest.mark.one_server("the examples name one server")
 
-BLOCKS = re.findall(
-    r"^```python\n(.*?)^```$",
-    (Path(__file__).parents[2] / "README.md").read_text(),
-    re.DOTALL | re.MULTILINE,
-)
+ROOT = Path(__file__).parents[2]
+
+
+def blocks_of(page: str) -> list[str]:
+    """The examples in Python of a page."""
+    return re.findall(
+        r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE
+    )
+
+
+def named(page: str, text: str) -> str:
+    """The example of a page that has this text."""
+    [block] = [block for block in blocks_of(page) if text in block]
+    return block
 
 
 @pytest.fixture
 def app(server: Server, client: redis.Redis) -> Iterator[Celery]:
-    """The app that the README talks of."""
+    """The app that the pages talk of."""
     with Celery("shop", broker=server.toc_url, backend=server.url) as app:
         yield app
-
-
-def named(text: str) -> str:
-    """The example that has this text."""
-    [block] = [block for block in BLOCKS if text in block]
-    return block
+    pools.reset()  # Kombu keeps connections by URL, and what they know of queues is flushed now
 
 
 def test_every_example_is_at_least_python() -> None:
-    assert len(BLOCKS) >= 6
-    for block in BLOCKS:
-        compile(block, "README.md", "exec")
+    pages = ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+    blocks = [(page, block) for page in pages for block in blocks_of(page)]
+    assert len(blocks) >= 14
+    for page, block in blocks:
+        compile(block, page, "exec")
 
 
-def test_the_examples_for_tasks_and_operations_run_one_after_the_other(
-    app: Celery, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
+def test_the_example_of_operations_finds_moves_and_cancels_a_scheduled_task(
+    app: Celery, page: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Scheduled as it says, a task is found, moved, seen by the predicate, and cancelled."""
+    @app.task(name="shop.remind")
+    def remind(order: int) -> None: ...
+
+    names: dict[str, Any] = {"app": app, "remind": remind}
+    exec(named("docs/options.md", "remind.apply_async("), names)
+    sent = remind.apply_async(args=[7], countdown=3600)
+    names["task_id"] = sent.id
+    exec(named(page, "for found in center.get(task_id)"), names)
+    assert "celery waiting shop.remind [7] " in capsys.readouterr().out
+    assert names["center"].get(sent.id) == []  # cancelled, as it says
+
+
+def test_the_examples_for_tasks_and_operations_run_one_after_the_other(app: Celery) -> None:
+    """Scheduled as it says, tasks are read in pages and seen by the predicate."""
 
     @app.task(name="shop.remind")
     def remind(order: int) -> None: ...
@@ -54,15 +76,12 @@ def test_the_examples_for_tasks_and_operations_run_one_after_the_other(
     def other(**kwargs: Any) -> None: ...
 
     names: dict[str, Any] = {"app": app, "remind": remind}
-    exec(named("remind.apply_async("), names)
+    exec(named("docs/options.md", "remind.apply_async("), names)
     other.apply_async(countdown=3600)  # what the predicate is asked about, too
-    sent = remind.apply_async(args=[7], countdown=3600)
-    names["task_id"] = sent.id
-    exec(named("for found in center.get(task_id)"), names)
-    assert "celery waiting shop.remind [7] " in capsys.readouterr().out
-    assert names["center"].get(sent.id) == []  # cancelled, as it says
+    names["task_id"] = remind.apply_async(args=[7], countdown=3600).id
+    exec(named("docs/python.md", "for found in center.get(task_id)"), names)
     names["time"] = time
-    operations = named("page = center.scan(")
+    operations = named("docs/python.md", "page = center.scan(")
     before = names["center"].counts("celery").waiting
     found: list[Any] = []
     scan = names["center"].scan
@@ -84,13 +103,14 @@ def test_the_example_without_celery_runs(
 ) -> None:
     made = redis.Redis
     monkeypatch.setattr(redis, "Redis", lambda: made(port=single_server.port, db=5))
-    exec(named("from kombu_toc import TimeoutCenter"), {})
+    exec(named("docs/python.md", "from kombu_toc import TimeoutCenter"), {})
     assert "order-7 b'remind'" in capsys.readouterr().out
 
 
 def test_the_example_with_the_embedded_server_runs(tmp_path: Path) -> None:
     names: dict[str, Any] = {}
-    exec(named("toc+embedded:///").replace("/tmp/shop", str(tmp_path / "shop")), names)
+    example = named("docs/connections.md", "toc+embedded:///")
+    exec(example.replace("/tmp/shop", str(tmp_path / "shop")), names)
     app = names["app"]
     app.backend.set("key", "value")
     assert app.backend.get("key") == b"value"
@@ -99,7 +119,7 @@ def test_the_example_with_the_embedded_server_runs(tmp_path: Path) -> None:
 
 
 def test_the_example_of_queues_is_declared(app: Celery) -> None:
-    exec(named("app.conf.task_queues = ["), {"app": app})
+    exec(named("docs/options.md", "app.conf.task_queues = ["), {"app": app})
     with app.connection_for_write() as connection:
         for queue in app.amqp.queues.values():
             queue(connection.default_channel).declare()
