@@ -14,7 +14,7 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.retry import Retry
 
 from kombu_toc.client.cluster import ClusterClient
-from kombu_toc.client.connections import Client as NodeClient
+from kombu_toc.client.connection import Client as NodeClient
 
 from .servers import Server
 

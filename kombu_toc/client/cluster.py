@@ -26,7 +26,7 @@ from redis.exceptions import AskError, MovedError, ResponseError
 
 from ..errors import ConfigurationError, ServerError
 from ..scripts.call import pack_command
-from .connections import Client, Pipeline
+from .connection import Client, Pipeline
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ def _unsettled(exc: Exception) -> Exception:
 
 
 class ClusterClient(redis.Redis):
-    """As :class:`kombu_toc.client.connections.Client`, for the nodes of a Cluster.
+    """As :class:`kombu_toc.client.connection.Client`, for the nodes of a Cluster.
 
     places: some of its nodes
     make_client: makes the client of one node; nothing is sent yet

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
@@ -23,13 +23,9 @@ from redis.sentinel import (
 )
 
 from ..errors import ConfigurationError, FailoverError, ServerError
+from .options import Settings
 from .tls import TLSConnection, tls_arguments
-
-if TYPE_CHECKING:
-    from .connections import Address
-    from .options import Settings
-
-DEFAULT_PORT = 26379
+from .urls import SENTINEL_PORT, Address
 
 #: Seconds that one sentinel may take to answer before the next is asked.
 PATIENCE = 2.0
@@ -99,7 +95,7 @@ class Sentinels(Sentinel):
         elif silent:
             text = (
                 f"no sentinel answers: {'; '.join(silent)}; name the sentinels' hosts and ports "
-                f"({DEFAULT_PORT} as a rule), not the server's; if they speak TLS, say "
+                f"({SENTINEL_PORT} as a rule), not the server's; if they speak TLS, say "
                 "sentinel_ssl=true"
             )
         else:
@@ -111,7 +107,7 @@ def _not_a_sentinel(where: str, exc: Exception) -> str:
     if "unknown command" in str(exc).lower():
         return (
             f"{where} is a server and not a sentinel: use toc+redis://{where}, or name the port "
-            f"of its sentinels ({DEFAULT_PORT} as a rule)"
+            f"of its sentinels ({SENTINEL_PORT} as a rule)"
         )
     return f"{where} does not answer as a sentinel: {exc}"
 

@@ -12,7 +12,7 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from ..client.cluster import MAX_MOVES, ClusterClient, Place, brisk, is_passing, key_of
-from ..client.connections import is_not_now
+from ..client.faults import is_temporary
 from ..errors import ServerError
 from ..metrics.counters import Metrics
 from ..scripts.call import ScriptCall
@@ -126,7 +126,7 @@ class ClusterConnections:
             else:
                 self._send_to(place, [item], int(owed))
             return True
-        if is_passing(exc) or is_not_now(exc) or heard is not None:
+        if is_passing(exc) or is_temporary(exc) or heard is not None:
             self._fail([item], int(owed))
             return True
         return False

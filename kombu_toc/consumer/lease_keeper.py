@@ -24,7 +24,7 @@ from redis import exceptions
 
 from ..center.bindings import Bindings
 from ..center.center import Delivery, ScriptCall, TimeoutCenter
-from ..client.connections import is_not_now
+from ..client.faults import is_temporary
 from ..errors import TocError
 from ..metrics.counters import INTERVAL, Metrics
 from .flights import KEPT, Flight, Flights
@@ -496,7 +496,7 @@ class LeaseKeeper:
         for call, result in zip(owed, results, strict=True):
             if not isinstance(result, Exception):
                 continue
-            if isinstance(result, BROKEN) or is_not_now(result):
+            if isinstance(result, BROKEN) or is_temporary(result):
                 self.owe([call])
             else:
                 refused.append(result)

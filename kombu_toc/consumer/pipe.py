@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 import redis
 from redis.exceptions import NoScriptError, ResponseError
 
-from ..center.permissions import explained, is_refused
-from ..client.connections import IDLE, SOCKET_TIMEOUT, refusal
+from ..client.acl import explained, is_refused
+from ..client.connect import SOCKET_TIMEOUT
+from ..client.connection import IDLE
+from ..client.faults import refusal
 from ..errors import ServerError
 from ..metrics.counters import Metrics
 from ..scripts.call import ScriptCall, pack_command, pieces

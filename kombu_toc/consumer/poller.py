@@ -41,7 +41,7 @@ from ..center.broadcasts import (
 )
 from ..center.center import RECOVER, REMEMBER, Delivery, Popped, ScriptCall, shares
 from ..client.cluster import is_passing
-from ..client.connections import close_idle
+from ..client.connection import close_idle
 from ..client.options import ROUND_ROBIN
 from ..scripts.call import texts
 from .clock import ServerClock, ServerClocks, Steps

@@ -29,8 +29,9 @@ from kombu.utils.json import loads
 from redis.exceptions import NoPermissionError
 
 from ..center.center import POP_BYTES, SENT, ScriptCall
-from ..client.connections import connect, mask_password, read_url
+from ..client.connect import connect
 from ..client.options import read
+from ..client.urls import mask_password, read_url
 from ..errors import ActionTimeError, ConfigurationError, ConsumersError, MigrationError
 from ..model.topic import PRIORITY_STEPS
 from ..scripts.call import Paces, when_of

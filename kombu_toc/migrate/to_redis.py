@@ -31,7 +31,7 @@ from kombu.utils.uuid import uuid
 
 from ..center.bindings import Bindings
 from ..center.operations import IN_FLIGHT, WAITING, Cancelled, Found
-from ..client.connections import mask_password
+from ..client.urls import mask_password
 from ..errors import ConfigurationError, ConsumersError, EnvelopeError
 from ..model import envelope
 from ..transport.channel import Channel, eta_us

@@ -7,6 +7,8 @@ that go before it.
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
@@ -34,3 +36,20 @@ def load(name: str) -> Script:
     lines = (line.split("--")[0].rstrip() for part in parts for line in part.splitlines())
     text = "\n".join(line for line in lines if line)
     return Script(name, text, hashlib.sha1(text.encode()).hexdigest())
+
+
+def commands_of(scripts: Iterable[str]) -> set[str]:
+    """The commands that these scripts run, in lower case."""
+    found: set[str] = set()
+    for name in scripts:
+        found.update(re.findall(r"redis\.p?call\(\s*'(\w+)'", load(name).text))
+    return {name.lower() for name in found}
+
+
+def name_of(sha: str) -> str | None:
+    """The name of the script with this SHA-1; None if there is none."""
+    for file in files(__package__).iterdir():
+        name = file.name.removesuffix(".lua")
+        if file.name.endswith(".lua") and load(name).sha == sha:
+            return name
+    return None

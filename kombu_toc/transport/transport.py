@@ -20,17 +20,11 @@ from redis import exceptions
 from ..center import permissions
 from ..center.bindings import Routes
 from ..center.center import TimeoutCenter
-from ..client.connections import (
-    CONNECT_TIMEOUT,
-    Address,
-    check_server,
-    connect,
-    make_center,
-    mask_password,
-    read_url,
-    sentinel_url,
-)
+from ..center.factory import make_center
+from ..client.connect import CONNECT_TIMEOUT, connect
+from ..client.health import check_server
 from ..client.options import Settings, read
+from ..client.urls import Address, mask_password, read_url, sentinel_url
 from ..consumer.lease_keeper import LeaseKeeper
 from ..consumer.pipe import BROKEN
 from ..consumer.poller import Poller

@@ -13,7 +13,7 @@ import redis
 from celery import Celery
 
 import kombu_toc
-from kombu_toc.center.permissions import commands_of
+from kombu_toc.scripts.loader import commands_of
 
 from ..servers import Server
 from .conftest import Journal, wait_until

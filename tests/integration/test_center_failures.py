@@ -15,7 +15,7 @@ from kombu_toc import ConfigurationError, Limits, ReplicationError, ServerError,
 from kombu_toc.center.bindings import Bindings, binding
 from kombu_toc.center.broadcasts import broadcasting
 from kombu_toc.center.center import DEAD, WAITING
-from kombu_toc.client.connections import center_for
+from kombu_toc.center.factory import center_for
 from kombu_toc.model import scores
 
 from ..servers import Server

@@ -283,7 +283,7 @@ def test_what_a_broker_of_kombus_own_has_moves_into_a_cluster(
         if killed:
             with monkeypatch.context() as patch:
                 patch.setattr(
-                    "kombu_toc.client.connections.Pipeline.execute", Mock(side_effect=Killed)
+                    "kombu_toc.client.connection.Pipeline.execute", Mock(side_effect=Killed)
                 )
                 with pytest.raises(Killed):
                     migrate_broker(single_server.url, new)

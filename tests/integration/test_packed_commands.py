@@ -11,7 +11,7 @@ import pytest
 import redis
 
 import kombu_toc
-from kombu_toc.client.connections import IDLE
+from kombu_toc.client.connection import IDLE
 from kombu_toc.errors import ServerError
 
 from ..servers import Server

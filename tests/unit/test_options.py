@@ -13,9 +13,10 @@ from kombu.transport.redis import SentinelChannel
 
 from celery_toc import timeout_center
 from kombu_toc import ConfigurationError, Limits, SlotCountError
-from kombu_toc.client.connections import connect, mask_password, read_url, sentinel_url
+from kombu_toc.client.connect import connect
 from kombu_toc.client.options import Settings, read
 from kombu_toc.client.tls import tls_arguments
+from kombu_toc.client.urls import mask_password, read_url, sentinel_url
 
 SECRET = "sesame"
 

@@ -1,0 +1,53 @@
+"""Makes the timeout center behind a broker URL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+
+from ..client.connect import connect
+from ..client.options import Settings, read
+from ..client.urls import read_url
+from ..metrics.counters import Metrics
+from .center import TimeoutCenter
+
+
+def center_for(url: str, *, ssl: Any = None, **options: Any) -> TimeoutCenter:
+    """The timeout center behind a broker URL.
+
+    ssl: as in Celery's ``broker_use_ssl``
+    options: as in ``broker_transport_options``
+
+    Raises ConfigurationError; the connection is made when it is first used.
+    """
+    address = read_url(url)
+    settings = read(address.query, options)
+    return make_center(connect(address, settings, ssl=ssl), settings)
+
+
+def make_center(client: redis.Redis, settings: Settings) -> TimeoutCenter:
+    """A center with these settings."""
+    return TimeoutCenter(
+        client,
+        settings.prefix,
+        steps=settings.priority_steps,
+        slots=settings.slots,
+        limits=settings.limits,
+        wait_replicas=settings.toc_wait_replicas,
+        wait_timeout=settings.toc_wait_timeout,
+        metrics=_metrics_of(client, settings),
+        pop_bytes=settings.toc_pop_bytes,
+    )
+
+
+def _metrics_of(client: redis.Redis, settings: Settings) -> Metrics:
+    """Those of this process for a server: its connections come and go."""
+    if not settings.toc_metrics:
+        return Metrics(active=False)
+    pool = client.connection_pool
+    where = pool.connection_kwargs
+    place = tuple(where.get(name) for name in ("host", "port", "path", "db"))
+    if name := getattr(pool, "service_name", None):
+        place = (repr(pool.sentinel_manager), name, where.get("db"))
+    return Metrics.of((*place, settings.prefix))

@@ -1,0 +1,209 @@
+"""Makes the client for a broker URL: one server, sentinels, a Cluster, a unix socket, or the
+embedded server; each with or without TLS where that applies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import redis
+from kombu.utils.imports import symbol_by_name
+from redis import CredentialProvider
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from ..errors import ConfigurationError
+from ..scripts.call import Packer
+from .cluster import ClusterClient, Place
+from .connection import Client
+from .embedded import EmbeddedServer
+from .options import Settings
+from .sentinel import make_pool
+from .tls import TLSConnection, tls_arguments
+from .urls import Address
+
+#: Seconds after which a command without a reply counts as a broken connection.
+SOCKET_TIMEOUT = 10.0
+
+#: Seconds that opening a connection may take, where Kombu does not say.
+CONNECT_TIMEOUT = 5.0
+
+#: Seconds for which a pool with a bound waits for a free connection, where nobody says.
+POOL_TIMEOUT = 20.0
+
+
+def connect(
+    address: Address,
+    settings: Settings,
+    *,
+    connect_timeout: float | None = None,
+    ssl: Any = None,
+    credential_provider: Any = None,
+) -> Client | ClusterClient:
+    """A client for the server at this address; nothing is sent yet.
+
+    connect_timeout: seconds that opening a connection may take
+    ssl: as in Celery's ``broker_use_ssl``: a bool, or a dict of arguments
+    credential_provider: a redis.CredentialProvider, or the name of such a class
+
+    Raises ConfigurationError for options that cannot be used together, EmbeddedServerError if the
+    embedded server cannot be started.
+    """
+    wish = _Wish(address, settings, connect_timeout, ssl, credential_provider)
+    return _KINDS[address.kind](wish)
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """What :func:`connect` was given."""
+
+    address: Address
+    settings: Settings
+    connect_timeout: float | None
+    ssl: Any
+    credential_provider: Any
+
+    @property
+    def tls(self) -> bool:
+        return self.address.kind == "rediss" or bool(self.ssl) or self.settings.ssl
+
+    def arguments(self) -> dict[str, Any]:
+        """redis-py's arguments for a connection, and those of its pool."""
+        arguments: dict[str, Any] = {
+            "db": self.address.db,
+            "username": self.address.username,
+            "password": self.address.password,
+            "socket_timeout": SOCKET_TIMEOUT,
+            "socket_connect_timeout": self.connect_timeout or CONNECT_TIMEOUT,
+            "socket_keepalive": True,
+            "health_check_interval": 0,
+            **self.settings.connection,
+            # A command whose reply was lost may have run: only who sent it knows what to do.
+            "retry": Retry(NoBackoff(), 0),
+            "command_packer": Packer(),
+            # Replies are read raw; the older protocol is the one that every server version shares.
+            "protocol": 2,
+        }
+        if self.credential_provider is not None:
+            arguments["credential_provider"] = self.credential_provider
+        if arguments.get("credential_provider") is not None:
+            arguments["credential_provider"] = _provider(arguments["credential_provider"])
+            arguments["username"] = arguments["password"] = None
+        return arguments
+
+    def tcp_arguments(self) -> dict[str, Any]:
+        """The same with those of TLS, if it is spoken."""
+        arguments = self.arguments()
+        if not self.tls:
+            _refuse_tls(arguments)
+            return arguments
+        if isinstance(self.ssl, dict):
+            # With or without the prefix: so is Kombu's for other transports.
+            arguments.update(
+                (k if k.startswith("ssl_") else f"ssl_{k}", v) for k, v in self.ssl.items()
+            )
+        arguments.update(tls_arguments(arguments))
+        return arguments
+
+
+def _tcp(wish: _Wish) -> Client:
+    arguments = wish.tcp_arguments()
+    arguments.update(host=wish.address.host, port=wish.address.port)
+    return _pooled(TLSConnection if wish.tls else redis.Connection, arguments, wish)
+
+
+def _unix(wish: _Wish) -> Client:
+    return _over_socket(wish, wish.arguments(), wish.address.path)
+
+
+def _embedded(wish: _Wish) -> Client:
+    arguments = wish.arguments()  # what is wrong with them is found before a server is started
+    return _over_socket(wish, arguments, EmbeddedServer.join(wish.address.path).socket)
+
+
+def _over_socket(wish: _Wish, arguments: dict[str, Any], path: str) -> Client:
+    arguments["path"] = path
+    for name in ("socket_keepalive", "socket_keepalive_options"):
+        arguments.pop(name, None)
+    _refuse_tls(arguments)
+    return _pooled(redis.UnixDomainSocketConnection, arguments, wish)
+
+
+def _sentinel(wish: _Wish) -> Client:
+    arguments = wish.tcp_arguments()
+    most, timeout = _bound(arguments)
+    pool = make_pool(
+        wish.address, wish.settings, arguments, tls=wish.tls, most=most, timeout=timeout
+    )
+    return _client(pool, wish)
+
+
+def _cluster(wish: _Wish) -> ClusterClient:
+    def client_of(place: Place) -> Client:
+        node = replace(wish.address, kind="redis", host=place[0], port=place[1], hosts=())
+        return _tcp(replace(wish, address=node))
+
+    return ClusterClient(wish.address.hosts, client_of)
+
+
+#: What stands between ``toc+`` and ``://`` -> what makes a client of it.
+_KINDS: dict[str, Callable[[_Wish], Client | ClusterClient]] = {
+    "redis": _tcp,
+    "rediss": _tcp,
+    "unix": _unix,
+    "embedded": _embedded,
+    "sentinel": _sentinel,
+    "cluster": _cluster,
+}
+
+
+def _pooled(cls: type[Any], arguments: dict[str, Any], wish: _Wish) -> Client:
+    most, timeout = _bound(arguments)
+    pool: Any
+    if most:
+        pool = redis.BlockingConnectionPool(
+            connection_class=cls, max_connections=most, timeout=timeout, **arguments
+        )
+    else:
+        pool = redis.ConnectionPool(connection_class=cls, **arguments)
+    return _client(pool, wish)
+
+
+def _bound(arguments: dict[str, Any]) -> tuple[int, float]:
+    """Takes out of the arguments how many connections there may be, 0 for any number, and how many
+    seconds to wait for one."""
+    most, timeout = arguments.pop("max_connections", None), arguments.pop("timeout", None)
+    return int(most or 0), timeout or POOL_TIMEOUT
+
+
+def _client(pool: Any, wish: _Wish) -> Client:
+    pool.prefix = wish.settings.prefix  # for what a refusal by an ACL is explained with
+    return Client(connection_pool=pool)
+
+
+def _provider(given: Any) -> CredentialProvider:
+    """A credential provider, or, as in Kombu, the name of a class of them."""
+    made = given
+    if isinstance(given, str):
+        try:
+            made = symbol_by_name(given)()
+        except (ImportError, AttributeError, TypeError, ValueError) as exc:
+            raise ConfigurationError(
+                f"credential_provider {given!r} cannot be made: {exc}"
+            ) from exc
+    if not isinstance(made, CredentialProvider):
+        raise ConfigurationError(
+            "credential_provider must be a redis.CredentialProvider, or the name of such a class "
+            f"(package.module:Class), not {given!r}"
+        )
+    return made
+
+
+def _refuse_tls(arguments: dict[str, Any]) -> None:
+    for name in arguments:
+        if name.startswith("ssl_"):
+            raise ConfigurationError(
+                f"{name} is for TLS: use toc+rediss://, or ?ssl=true with toc+sentinel:// and "
+                "toc+cluster://, or broker_use_ssl"
+            )

@@ -1,0 +1,201 @@
+"""A client of one server: redis-py's, with connections of its own for what runs often."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+from weakref import WeakSet
+
+import redis
+from redis.exceptions import ResponseError
+
+from ..scripts.call import patience_for, pieces
+from .faults import translated
+
+#: Seconds without use after which a connection may have been closed by the server.
+IDLE = 0.05
+
+
+def open_of(pool: Any) -> Any:
+    """An open connection of redis-py's pool that nobody uses, or None: the pool itself would make
+    sure that it works, and so might wait."""
+    idle = getattr(pool, "_available_connections", None)
+    connection = idle.pop() if idle else None
+    return None if connection is None or connection._sock is None else connection
+
+
+#: Those of this process; a fork's child has them, too.
+_clients: WeakSet[Client] = WeakSet()
+
+
+class Client(redis.Redis):
+    """Raises ServerError, a ConnectionError, where a server cannot do something for now: whoever
+    uses it goes on as after a lost connection, and tries again."""
+
+    def __init__(self, connection_pool: redis.ConnectionPool) -> None:
+        super().__init__(connection_pool=connection_pool)
+        self.thread = threading.get_native_id()
+        #: connections of its own that nobody uses just now, and the monotonic seconds when
+        #: somebody did
+        self._free: deque[tuple[Any, float]] = deque()
+        # A pool with a bound counts its connections, and new credentials reach only the pool's.
+        pooled = isinstance(connection_pool, redis.BlockingConnectionPool)
+        if pooled or connection_pool.connection_kwargs.get("credential_provider") is not None:
+            self.run_packed = None
+        else:
+            _clients.add(self)
+
+    def run_packed(self, commands: Sequence[bytes]) -> list[Any]:
+        """Send commands as they go over the wire, and return their replies; of one that is
+        refused, the error.
+
+        For what runs often: as execute_command does it, redis-py's own work for a command takes
+        longer than the server's.
+        """
+        with self.sending(commands) as read:
+            return read(len(commands))
+
+    @contextmanager
+    def sending(self, commands: Sequence[bytes]) -> Iterator[Callable[[int], list[Any]]]:
+        """As :meth:`run_packed`, in two steps: what it gives reads so many replies."""
+        connection = self._connection()
+        packed = b"".join(commands)
+
+        def read(number: int) -> list[Any]:
+            if more := patience_for(len(packed)):
+                connection.can_read(timeout=more)
+            replies: list[Any] = []
+            for _ in range(number):
+                try:
+                    replies.append(connection.read_response())
+                except ResponseError as exc:
+                    replies.append(translated(exc, self.connection_pool))
+            return replies
+
+        try:
+            connection.send_packed_command(pieces(packed))
+            yield read
+        except BaseException as exc:
+            connection.disconnect()  # replies may come yet
+            if isinstance(exc, ResponseError):  # it was refused when it connected
+                raise translated(exc, self.connection_pool)  # noqa: B904 - as below
+            raise
+        finally:
+            self._free.append((connection, time.monotonic()))
+
+    def _connection(self) -> Any:
+        """One that is this thread's until it is put back."""
+        while self._free:
+            try:
+                connection, used = self._free.pop()
+            except IndexError:  # another thread was faster
+                break
+            if connection.pid != os.getpid():  # its parent's
+                continue
+            if time.monotonic() > used + IDLE:
+                _disconnect_if_broken(connection)
+            return connection
+        pool = self.connection_pool
+        return pool.connection_class(**pool.connection_kwargs)
+
+    def take_open(self) -> Any:
+        """A connection that is open and that nobody uses just now, or None; asks nobody."""
+        while self._free:
+            try:
+                connection, _ = self._free.pop()
+            except IndexError:  # another thread was faster
+                break
+            if connection.pid == os.getpid() and connection._sock is not None:
+                return connection
+        return open_of(self.connection_pool)
+
+    def drop_idle(self, seconds: float = 0.0) -> None:
+        """Close the connections that nobody has used for so long: they may have been cut with
+        another, or nobody needs them any more."""
+        latest = time.monotonic() - seconds
+        with suppress(IndexError):  # another thread was faster
+            while self._free[0][1] <= latest:
+                self._free.popleft()[0].disconnect()
+
+    def close(self) -> None:
+        """Close its connections; they open again when they are needed."""
+        self.drop_idle()
+        super().close()
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        try:
+            if self.run_packed is None:
+                return super().execute_command(*args, **options)
+            return self.execute_all([(args, options)], True)[0]
+        except ResponseError as exc:
+            raise translated(exc, self.connection_pool)  # noqa: B904 - it has its cause already, if it is another
+
+    def execute_all(self, commands: Sequence[tuple[Any, Any]], raises: bool) -> list[Any]:
+        """As redis-py executes commands and reads what they reply, over the same connections as
+        what is packed: a process seldom needs another one."""
+        connection = self._connection()
+        replies: list[Any] = []
+        try:
+            connection.send_packed_command(connection.pack_commands([args for args, _ in commands]))
+            for args, options in commands:
+                try:
+                    replies.append(self.parse_response(connection, args[0], **options))
+                except ResponseError as exc:
+                    replies.append(exc)
+        except BaseException:
+            connection.disconnect()  # replies may come yet
+            raise
+        finally:
+            self._free.append((connection, time.monotonic()))
+        for reply in replies if raises else ():
+            if isinstance(reply, Exception):
+                raise reply
+        return replies
+
+    def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Pipeline:
+        made = Pipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
+        made.run = None if transaction or self.run_packed is None else self.execute_all
+        return made
+
+
+def close_idle(seconds: float, thread: int | None = None) -> None:
+    """Close the connections of this process that nobody has used for so long.
+
+    thread: only those of clients that were made in this one, by its native id: where sockets are a
+        loop's, no other thread may close them
+    """
+    for client in list(_clients):
+        if thread in (None, client.thread):
+            client.drop_idle(seconds)
+
+
+def _disconnect_if_broken(connection: Any) -> None:
+    """If the server has closed it, so do we: it connects anew when something is sent."""
+    try:
+        broken = connection.can_read(timeout=0)
+    except (redis.ConnectionError, redis.TimeoutError, OSError):
+        broken = True
+    if broken:
+        connection.disconnect()
+
+
+class Pipeline(redis.client.Pipeline):
+    """As :class:`Client`, for commands that are sent together."""
+
+    #: what executes them instead of redis-py
+    run: Callable[[Sequence[tuple[Any, Any]], bool], list[Any]] | None = None
+
+    def execute(self, raise_on_error: bool = True) -> list[Any]:
+        try:
+            if self.run is not None and not self.watching:
+                stack, self.command_stack = self.command_stack, []
+                replies = self.run(stack, raise_on_error) if stack else []
+                return [translated(reply, self.connection_pool) for reply in replies]
+            return [translated(r, self.connection_pool) for r in super().execute(raise_on_error)]
+        except ResponseError as exc:
+            raise translated(exc, self.connection_pool)  # noqa: B904 - as above
