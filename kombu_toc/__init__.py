@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .center.center import Fault as Fault
     from .center.center import Popped as Popped
     from .center.center import TimeoutCenter as TimeoutCenter
+    from .center.factory import center_for as center_for
     from .center.memory import estimate_memory as estimate_memory
     from .center.operations import DEAD as DEAD
     from .center.operations import IN_FLIGHT as IN_FLIGHT
@@ -30,13 +31,12 @@ if TYPE_CHECKING:
     from .center.operations import Summary as Summary
     from .center.reshard import Resharded as Resharded
     from .center.reshard import reshard_topic as reshard_topic
-    from .client.connections import center_for as center_for
-    from .client.connections import check_server as check_server
-    from .client.connections import durability_warnings as durability_warnings
-    from .client.connections import mask_password as mask_password
-    from .client.connections import read_memory as read_memory
-    from .client.connections import server_url as server_url
     from .client.embedded import EmbeddedServer as EmbeddedServer
+    from .client.health import check_server as check_server
+    from .client.health import durability_warnings as durability_warnings
+    from .client.health import read_memory as read_memory
+    from .client.urls import mask_password as mask_password
+    from .client.urls import server_url as server_url
     from .errors import ActionTimeError as ActionTimeError
     from .errors import AlreadyThereError as AlreadyThereError
     from .errors import ConfigurationError as ConfigurationError
