@@ -54,6 +54,10 @@ TARGETS = (
         for number in (1, 10, 50)
         for metric in ("commands", "bare")
     ),
+    Target("fleet-revoke-20", "scripts", "<=", 30.0, ITSELF),
+    Target("fleet-revoke-1000", "scripts", "<=", 1100.0, ITSELF),
+    Target("fleet-gossip-500", "lag_max", "<=", 2.0, ITSELF),
+    Target("fleet-gossip-500", "cpu", "<=", 1.0, ITSELF),
     Target("idle-500", "cpu", "<=", 10.0, ITSELF),
     Target("idle-500", "lost_max", "<=", 1000.0, ITSELF),
 )

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 from celery import Celery, signals
 from notes import note
@@ -34,6 +35,21 @@ def nap(number: int, seconds: float) -> None:
     time.sleep(seconds)
 
 
+def _note_what_gossip_hears(gossip: Any, heard: Path) -> None:
+    """Write down the age of each heartbeat when it comes in."""
+    update, lines = gossip.update_state, heard.open("a", buffering=1)
+
+    def update_state(event: dict[str, Any]) -> Any:
+        if event["type"] == "worker-heartbeat":
+            lines.write(f"{time.time() - event['timestamp']:.4f}\n")
+        return update(event)
+
+    gossip.update_state = update_state
+
+
 @signals.worker_ready.connect(weak=False)
-def _ready(**_: object) -> None:
+def _ready(sender: Any, **_: object) -> None:
+    heard = Path(os.environ["BENCH_NOTES"], "gossip")
+    if heard.exists():
+        _note_what_gossip_hears(sender.gossip, heard)
     Path(os.environ["BENCH_NOTES"], f"{os.getpid()}.ready").touch()

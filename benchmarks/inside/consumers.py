@@ -13,7 +13,10 @@ import time
 
 from kombu import Connection, Consumer, Queue
 
-from kombu_toc.consumer import lease_keeper as heartbeat
+try:
+    from kombu_toc.consumer import lease_keeper
+except ImportError:  # an earlier checkout
+    from kombu_toc.transport import heartbeat as lease_keeper
 
 
 def consume(connection: Connection, queues: list[Queue], listens: threading.Barrier) -> None:
@@ -46,7 +49,7 @@ def main() -> None:
         connection = Connection(os.environ["BENCH_BROKER"])
         connection.connect()
         connection.transport.heartbeat  # noqa: B018 - made here, one for each
-        heartbeat._heartbeats.clear()
+        lease_keeper._heartbeats.clear()
         threading.Thread(target=consume, args=(connection, queues, listens), daemon=True).start()
     listens.wait()
     print("ready", flush=True)

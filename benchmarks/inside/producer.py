@@ -11,6 +11,16 @@ import commands
 from app import app, nap, tick
 from kombu.messaging import Producer
 
+#: What a worker's heartbeat tells beside its name.
+WORKER = {
+    "active": 0,
+    "processed": 0,
+    "loadavg": [0.0, 0.0, 0.0],
+    "sw_ident": "py-celery",
+    "sw_ver": "5",
+    "sw_sys": "Linux",
+}
+
 
 def prepare() -> None:
     """Connect, and declare what a worker would declare."""
@@ -80,6 +90,48 @@ def one_nap(number: int, seconds: float) -> None:
     nap.delay(number, seconds)
 
 
+def schedule_over(queues: int, tasks: int) -> list[str]:
+    """Declare so many queues, schedule tasks in some of them for a day later; return their ids."""
+    with app.connection_for_write() as connection:
+        channel = connection.default_channel
+        for number in range(queues):
+            channel.queue_declare(f"q{number}", durable=True)
+    return [
+        tick.apply_async((n,), countdown=86_400, queue=f"q{n * 7 % queues}").id
+        for n in range(tasks)
+    ]
+
+
+def revoke(ids: list[str]) -> float:
+    """Revoke one after the other; return how many seconds that took."""
+    began = time.perf_counter()
+    for id in ids:
+        app.control.revoke(id)
+    return time.perf_counter() - began
+
+
+def events(workers: int, events: int, seconds: float) -> tuple[int, int, float]:
+    """Send what the workers of a fleet send: (heartbeats, events of tasks, seconds it took)."""
+    beats = others = 0
+    with app.connection_for_write() as connection:
+        fleet = [
+            app.events.Dispatcher(connection, hostname=f"fleet{number}@bench")
+            for number in range(workers)
+        ]
+        beat_gap, event_gap = 2.0 / workers, 1.0 / events
+        began = now = time.perf_counter()
+        while (now := time.perf_counter()) < began + seconds:
+            if now >= began + beats * beat_gap:
+                fleet[beats % workers].send("worker-heartbeat", freq=2, **WORKER)
+                beats += 1
+            elif now >= began + others * event_gap:
+                fleet[others % workers].send("task-started", uuid=f"task-{others}")
+                others += 1
+            else:
+                time.sleep(0.0005)  # the next is not due
+    return beats, others, now - began
+
+
 if __name__ == "__main__":
     commands.serve(
         prepare=prepare,
@@ -88,6 +140,9 @@ if __name__ == "__main__":
         together=together,
         stream=stream,
         nap=one_nap,
+        schedule_over=schedule_over,
+        revoke=revoke,
+        events=events,
         sparse=lambda **options: commands.sparse(
             lambda number, wait: tick.apply_async((number,), countdown=wait), **options
         ),

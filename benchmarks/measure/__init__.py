@@ -13,9 +13,11 @@ from types import ModuleType
 
 from . import (
     behind,
+    by_id,
     drain,
     fleet,
     floor,
+    gossip,
     idle,
     lateness,
     memory,
@@ -28,7 +30,7 @@ from . import (
 
 MODULES = (
     *(lateness, now, drain, storm, spread, behind),
-    *(publish, memory, scale, fleet, idle, floor),
+    *(publish, memory, scale, fleet, by_id, gossip, idle, floor),
 )
 
 #: case -> its module
