@@ -28,6 +28,9 @@ OVERTAKEN = 30
 #: Seconds within which what was acknowledged early and lost with its worker must have been due.
 TAKEN = 20.0
 
+#: Seconds for which what was delivered may be on its way to the process that starts it.
+ON_ITS_WAY = 1.0
+
 #: Seconds by which a replica may be behind its primary.
 BEHIND = 1.0
 
@@ -207,12 +210,18 @@ def _ahead(events: list[Event], at: float) -> float:
     return sum(event.step for event in events if event.at <= at)
 
 
+def _was_ahead(events: list[Event], at: float) -> float:
+    """By how many seconds it was ahead when what starts then may have been delivered, at most."""
+    steps = [event.at for event in events if event.step and at - ON_ITS_WAY < event.at <= at]
+    return max(_ahead(events, moment) for moment in (at - ON_ITS_WAY, *steps))
+
+
 def _is_early(
     eta: float | None, by_what: dict[str, list[dict[str, Any]]], events: list[Event]
 ) -> bool:
     """Whether a run began before its time, by the server's clock."""
     for run in by_what["started"]:
-        ahead = _ahead(events, run["at"])
+        ahead = _was_ahead(events, run["at"])
         if run["retries"] == 0:
             if eta and run["at"] < eta - max(ahead, 0.0):
                 return True

@@ -74,6 +74,16 @@ def test_a_run_before_its_time_is_early_unless_the_servers_clock_was_set_forward
     assert verdict(counted, events=[Event(1.5, "clock forward", "clock", step=7.0)]).faultless
 
 
+def test_what_was_on_its_way_when_the_servers_clock_was_set_back_is_not_early() -> None:
+    forward = Event(0, "clock forward", "clock", step=7.0)
+    delivered = task("a", *run(4), eta=10.0)
+    assert verdict(
+        delivered, events=[forward, Event(3.9, "clock back", "clock", step=-7.0)]
+    ).faultless
+    later = [forward, Event(2.9, "clock back", "clock", step=-7.0)]
+    assert verdict(delivered, events=later).early == ["a"]
+
+
 def test_a_queue_of_which_nothing_starts_while_others_tasks_do_is_starved() -> None:
     others = [task(f"o{n}", *run(1 + n * 0.3), at=n * 0.3) for n in range(60)]
     assert verdict(*others, task("late", *run(15), queue="second")).starved == ["late"]
