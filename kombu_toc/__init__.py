@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .client.health import read_memory as read_memory
     from .client.urls import mask_password as mask_password
     from .client.urls import server_url as server_url
+    from .consumer.policy import WorkerPolicy as WorkerPolicy
     from .errors import ActionTimeError as ActionTimeError
     from .errors import AlreadyThereError as AlreadyThereError
     from .errors import ConfigurationError as ConfigurationError
@@ -118,6 +119,7 @@ _PLACES = {
     "Message": "transport.channel",
     "Transport": "transport.transport",
     "use_timezone": "transport.channel",
+    "WorkerPolicy": "consumer.policy",
     "ActionTimeError": "errors",
     "AlreadyThereError": "errors",
     "ConfigurationError": "errors",

@@ -38,14 +38,12 @@ import kombu_toc
 
 from .failures import explain
 from .pace import Pace
-from .prefork import FlushesWhatWasNotSent, missing, send_now, sent_request, time_limits
+from .policy import PoolPolicy
+from .prefork import FlushesWhatWasNotSent, missing, sent_request, time_limits
 
 logger = get_logger(__name__)
 
 __all__ = ("TimeoutCenterStep",)
-
-#: Seconds for which a pool of threads has work queued of its own.
-QUEUED_IN_POOL = 0.02
 
 #: Seconds that a signal handler waits for messages to be given back.
 HELP_TIMEOUT = 1.0
@@ -169,15 +167,13 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
         self._scaler = getattr(c.controller, "autoscaler", None) or c.controller
         # What gossip hears of the others: with many of them, each would be woken all the time.
         self._poller.unhurried.add(c.app.conf.event_exchange)
-        self._poller.before_delivery = state.maybe_shutdown
-        self._poller.send_now = lambda: send_now(c.pool)
-        channel.free = lambda: self._free(c)
-        channel.soon_free = lambda seconds: self._soon_free(c, seconds)
-        channel.keep = lambda message: self._executing(c, message)
-        channel.ahead = lambda message: self._is_timed(c, message)
         # A full pool of greenlets stops whoever gives it one more, for as long as it is full.
         self._no_prefetch = c.pool.is_green or bool(c.app.conf.get("worker_disable_prefetch"))
-        channel.no_prefetch = self._no_prefetch or self._paused
+        channel.policy = PoolPolicy(
+            *(self, c),
+            prefetches=not (self._no_prefetch or self._paused),
+            in_threads=_ends_tasks_in_threads(c.pool),
+        )
         flush = getattr(c.pool, "flush", None)
         if flush is not None and not isinstance(flush, FlushesWhatWasNotSent):
             c.pool.flush = FlushesWhatWasNotSent(c.pool, self._promised)
@@ -188,11 +184,6 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
             self._time_tasks(c.pool)
         elif not c.hub or _ends_tasks_in_threads(c.pool):
             self._tell_when_tasks_end(c.pool)
-        if _ends_tasks_in_threads(c.pool):
-            # A thread goes on with what its pool has queued while the loop waits for the
-            # interpreter.
-            channel.startable = lambda: self._free(c) + self._soon_free(c, QUEUED_IN_POOL)
-            channel.take_queued = self._take_queued
 
     def _say_what_is_served(self, c: Any, channel: kombu_toc.Channel) -> None:
         """Once, not at every reconnect."""
@@ -238,7 +229,7 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
         if self._paused == paused:
             return False
         self._paused = paused
-        self._channel.no_prefetch = self._no_prefetch or paused
+        self._channel.policy.prefetches = not (self._no_prefetch or paused)
         self._channel.poller.nudge()
         logger.info("No more tasks are taken: paused" if paused else "Tasks are taken again")
         return True
@@ -261,10 +252,11 @@ class TimeoutCenterStep(bootsteps.StartStopStep):
             request = _request_of(message, state.active_requests, self._started)
             return request is not None or self._was_sent(c, message)
 
-        keep, channel.keep = channel.keep, begun
+        policy = channel.policy
+        kept, policy.kept = policy.kept, begun
         with self._deciding:
             channel.qos.restore_unacked()
-        channel.keep = keep
+        policy.kept = kept
 
     def _was_sent(self, c: Any, message: kombu_toc.Message) -> bool:
         """Whether a process has this message's task and has not said yet that it starts it."""

@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -244,12 +244,18 @@ class ConsumerState:
     def may_start(self) -> bool:
         """Whether a message that is handed over now could start at once; it counts as one that
         is."""
-        if self.channel.free is None:
-            return True
         if self.startable <= 0:
-            self.startable = (self.channel.startable or self.channel.free)()
+            limit = self.channel.policy.start_limit()
+            if limit is None:
+                return True
+            self.startable = limit
         self.startable -= 1
         return self.startable >= 0
+
+    def over_queued(self) -> bool:
+        """Whether the pool has queued what may have to be taken back."""
+        policy = self.channel.policy
+        return policy.queues_in_pool and (policy.idle_slots() or 0) < 0
 
     def capacity(self) -> Capacity:
         """How much there is room for."""
@@ -310,10 +316,6 @@ class Poller:
         #: what went wrong, counted: "bare" (ids without a body), "rolled back", "died"
         self.tally: Counter[str] = Counter()
         self._steady = False
-        #: called before each delivery; a worker that is to end raises what ends its loop
-        self.before_delivery: Callable[[], None] | None = None
-        #: makes a pool send, in this turn of the loop, what was delivered in it
-        self.send_now: Callable[[], None] | None = None
         #: exchanges of which broadcasts may be read late
         self.unhurried: set[str] = set()
         self._pid = os.getpid()
@@ -674,13 +676,15 @@ class Poller:
             self._pool_first_since = now
         first = not self._has_backlog() and now < self._pool_first_since + POOL_FIRST
         # The pool's own tick may have come before this one, and would let the tasks lie.
-        if self._turns == self._delivered_in and self.send_now is not None:
-            self.send_now()
+        if self._turns == self._delivered_in and self._flush_pool():
             if first:
                 self.nudge()
         elif first or self._turns == self._delivered_in:
             self.nudge()
         return first
+
+    def _flush_pool(self) -> bool:
+        return any(intake.channel.policy.flush_pool() for intake in self.intakes.values())
 
     def _has_backlog(self) -> bool:
         return any(intake.backlog for intake in self.intakes.values())
@@ -794,7 +798,7 @@ class Poller:
         if self._heap:
             times.append(now + self.clock.until(self._heap[0][0], now))
         times += [i.ready[0][0] + MAX_QUEUED for i in self.intakes.values() if i.ready]
-        if any(i.channel.take_queued and i.channel.free() < 0 for i in self.intakes.values()):
+        if any(i.over_queued() for i in self.intakes.values()):
             times.append(now + MAX_QUEUED)
         if deadline is not None:
             times.append(deadline + LAST_REPLY if self._work.busy else deadline)
@@ -1225,7 +1229,7 @@ class Poller:
 
     def _hand_ahead(self, intake: ConsumerState, entries: list[_Entry]) -> None:
         """Hand over what has come and is not due, where it may be handed over ahead."""
-        if intake.channel.ahead is None:
+        if not intake.channel.policy.accepts_early:
             return
         for due, number, _, delivery in entries:
             if due <= self.clock.at(time.monotonic()):  # delivered, or about to be
@@ -1242,9 +1246,8 @@ class Poller:
         while self._heap and self._heap[0][0] <= (now := self.clock.at(time.monotonic())):
             if self._enough:
                 return
-            if self.before_delivery is not None:
-                self.before_delivery()
             try:
+                self._heap[0][2].channel.policy.before_delivery()
                 entry = heapq.heappop(self._heap)
             except IndexError:  # given back by another thread just now
                 return
@@ -1265,8 +1268,7 @@ class Poller:
         """Deliver what has waited for a free process, as far as there are any."""
         intake.startable = 0
         while intake.ready and not self._enough and intake.may_start():
-            if self.before_delivery is not None:
-                self.before_delivery()
+            intake.channel.policy.before_delivery()
             try:
                 _, (_, number, _, item) = intake.ready.popleft()
             except IndexError:  # given back by another thread just now
@@ -1293,7 +1295,7 @@ class Poller:
                     begin()
         finally:
             self._delivering = False
-        if intake.channel.take_queued is not None:
+        if intake.channel.policy.queues_in_pool:
             self._watch_queued()
 
     def _give_back_queued(self, intake: ConsumerState, now: float) -> None:
@@ -1301,8 +1303,8 @@ class Poller:
         than was to be expected. It is asked for again when a process is free."""
         channel = intake.channel
         taken: list[Delivery] = []
-        if channel.take_queued is not None:
-            queued = channel.take_queued(MAX_QUEUED)
+        if channel.policy.queues_in_pool:
+            queued = channel.policy.take_queued(MAX_QUEUED)
             taken += [message.delivery for message in queued if channel.take_back(message)]
         if intake.ready and now >= intake.ready[0][0] + MAX_QUEUED:
             while intake.ready:
@@ -1332,7 +1334,7 @@ class Poller:
         since = [
             intake.ready[0][0] if intake.ready else now
             for intake in self.intakes.values()
-            if intake.ready or (intake.channel.take_queued and intake.channel.free() < 0)
+            if intake.ready or intake.over_queued()
         ]
         if since:
             wait = max(min(since) + MAX_QUEUED - now, TICK)

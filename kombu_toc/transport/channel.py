@@ -40,6 +40,7 @@ from ..center.center import RECOVER, RELOAD, REMEMBER, SENT, Delivery, Put, Scri
 from ..client.options import suggestion
 from ..consumer.clock import SendersClock
 from ..consumer.pipe import BROKEN
+from ..consumer.policy import DefaultPolicy, WorkerPolicy
 from ..consumer.snapshot import report
 from ..errors import ActionTimeError, AlreadyThereError, EnvelopeError, NotPermittedError
 from ..model import envelope
@@ -283,25 +284,8 @@ class Channel(virtual.Channel):
     supports_fanout = True
     do_restore = True
 
-    #: What could start at once, if a worker says so: a function that returns that number.
-    free: Callable[[], int] | None = None
-    #: How many more could start within so many seconds, as far as a worker can tell: a function
-    #: that returns that number.
-    soon_free: Callable[[float], int] | None = None
-    #: How many messages may be handed over, if that is not what is free: a function that returns
-    #: that number. Where a pool takes what comes next faster than it can be handed over, it has
-    #: some more.
-    startable: Callable[[], int] | None = None
-    #: Takes back what was handed over so many seconds ago and was not begun: a function that
-    #: returns those messages.
-    take_queued: Callable[[float], list[Message]] | None = None
-    #: Whether a worker wants nothing queued that could not start at once.
-    no_prefetch = False
-    #: Whether a message that is not settled stays with this process when the channel closes.
-    keep: Callable[[Message], bool] | None = None
-    #: Whether a message that was fetched ahead of its time may be handed over at once, to somebody
-    #: who begins nothing before (:meth:`Message.when_due`) and needs the time until then.
-    ahead: Callable[[Message], bool] | None = None
+    #: What the channel's owner can take and what it keeps; a worker sets its own.
+    policy: WorkerPolicy = DefaultPolicy()
 
     def __init__(self, connection: Any, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
@@ -592,13 +576,13 @@ class Channel(virtual.Channel):
         """The message, if the queue's consumer may have it before it is due: :meth:`hand_over`
         is next."""
         receiver = self._receivers.get(delivery.topic)
-        if self.ahead is None or receiver is None or receiver.no_ack:
+        if receiver is None or receiver.no_ack:
             return None
         try:
             message = Message(self, envelope.unpack(delivery.body, delivery.id), delivery)
         except EnvelopeError:  # told when it is due
             return None
-        if not self.ahead(message):
+        if not self.policy.wants_early(message):
             return None
         message.early = True
         self.qos.append(message, message.delivery_tag)
@@ -694,14 +678,14 @@ class Channel(virtual.Channel):
             # Without a bound and without an event loop, a consumer gets what it asks for.
             most = BATCH if self.poller.steady else 1
         room = most - (held - early) if qos.can_consume() else 0
-        if self.free is None:
+        policy = self.policy
+        idle = policy.idle_slots()
+        if idle is None:
             return Capacity(room, room, self.window())
-        free = self.free() - held
-        if self.no_prefetch:
+        free = idle - held
+        if not policy.prefetches:
             return Capacity(free, min(room, free), 0)
-        if self.soon_free is None:
-            return Capacity(free, room, self.window())
-        ahead = self.soon_free(AHEAD)
+        ahead = policy.idle_within(AHEAD)
         return Capacity(free, min(room, free + ahead), min(self.window(), ahead))
 
     def report(self) -> dict[str, Any]:
@@ -743,7 +727,7 @@ class Channel(virtual.Channel):
 
     def keeps(self, message: Message) -> bool:
         """Whether it stays with this process although the channel closes."""
-        return self.keep is not None and self.keep(message)
+        return self.policy.keeps(message)
 
     def release(self, messages: list[Message]) -> None:
         """Give messages back unhandled."""

@@ -23,6 +23,7 @@ from kombu_toc import TimeoutCenter
 from kombu_toc.center.bindings import Bindings, binding
 from kombu_toc.center.watch import LEAST_GRACE
 from kombu_toc.consumer.lease_keeper import sweep
+from kombu_toc.consumer.policy import DefaultPolicy
 from kombu_toc.model import envelope
 from kombu_toc.transport.channel import BatchPublishError
 
@@ -859,6 +860,13 @@ def test_a_loop_that_has_just_connected_leaves_others_the_time_to_renew_their_le
     hub.close()
 
 
+class AllEarlyButPlain(DefaultPolicy):
+    accepts_early = True
+
+    def wants_early(self, message: Message) -> bool:
+        return message.headers.get("id") != "plain"
+
+
 class Prepared:
     """A consumer that may have messages ahead of their time: what it got and began, and when."""
 
@@ -866,7 +874,7 @@ class Prepared:
         self.hub = Hub()
         connection.register_with_event_loop(self.hub)
         self.channel = connection.channel()
-        self.channel.ahead = lambda message: message.headers.get("id") != "plain"
+        self.channel.policy = AllEarlyButPlain()
         self.got: list[tuple[str, float]] = []
         self.begun: list[tuple[str, float]] = []
         self.consumer = Consumer(self.channel, [Queue("mail")], callbacks=[self.take])

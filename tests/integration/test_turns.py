@@ -13,6 +13,7 @@ from kombu import Connection, Consumer, Message, Producer, Queue
 from kombu.asynchronous import Hub
 
 from kombu_toc import ConfigurationError, TimeoutCenter
+from kombu_toc.consumer.policy import DefaultPolicy
 
 Connect = Callable[..., Connection]
 
@@ -213,7 +214,7 @@ def test_messages_of_a_pop_come_in_the_order_of_their_priority(
     assert got == [0, 0, 0, 9, 9, 9]
 
 
-class Worker:
+class Worker(DefaultPolicy):
     """A consumer in an event loop that says how many tasks it could start, as Celery's do.
 
     ahead: how many it expects to start soon
@@ -227,13 +228,21 @@ class Worker:
         self.connection = connection
         connection.register_with_event_loop(self.hub)
         channel = connection.default_channel
-        channel.free = lambda: self.processes - len(self.executing)
-        channel.soon_free = lambda seconds: self.ahead
+        channel.policy = self
         self.consumer = Consumer(
             channel, [Queue("mail")], on_message=self.executing.append, prefetch_count=16
         )
         self.consumer.consume()
         connection.transport.poller.steady = True
+
+    def idle_slots(self) -> int:
+        return self.processes - len(self.executing)
+
+    def idle_within(self, seconds: float) -> int:
+        return self.ahead
+
+    def start_limit(self) -> int:
+        return self.idle_slots()
 
     def turn(self, until: Callable[[], object], seconds: float = 5) -> None:
         deadline = time.monotonic() + seconds

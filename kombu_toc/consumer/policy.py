@@ -1,0 +1,102 @@
+"""What a consumer's owner tells the transport: how much it can start, and what it keeps.
+
+A worker sets one object on its channel: ``channel.policy = ...``. The poller and the channel ask
+it; nothing else of a worker is known to them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeAlias
+
+#: A `kombu_toc.Message`. The room of the messages lies above this one, so it cannot be named here.
+Message: TypeAlias = Any
+
+
+class WorkerPolicy(Protocol):
+    """The owner of a channel, as the transport sees it.
+
+    Every method is called in the event loop's thread, often several times for each message: none
+    may block.
+    """
+
+    @property
+    def prefetches(self) -> bool:
+        """Whether more may be fetched than could start at once."""
+
+    @property
+    def accepts_early(self) -> bool:
+        """Whether :meth:`wants_early` is worth a question."""
+
+    @property
+    def queues_in_pool(self) -> bool:
+        """Whether the pool has a queue of its own, which :meth:`take_queued` can take from."""
+
+    def idle_slots(self) -> int | None:
+        """How many tasks could start at once; negative if more are queued than can start.
+
+        None: there is no bound but the prefetch count.
+        """
+
+    def idle_within(self, seconds: float) -> int:
+        """How many more tasks could start within so many seconds, as far as one can tell."""
+
+    def start_limit(self) -> int | None:
+        """How many messages may be delivered now; None for any number.
+
+        That is the number of idle slots, unless the pool takes what comes next faster than it can
+        be delivered.
+        """
+
+    def wants_early(self, message: Message) -> bool:
+        """Whether a message may be delivered ahead of its time.
+
+        Only if whoever gets it begins nothing before (`Message.when_due`) and needs the time until
+        then to prepare.
+        """
+
+    def keeps(self, message: Message) -> bool:
+        """Whether an unsettled message stays with this process when the channel closes."""
+
+    def take_queued(self, seconds: float) -> list[Message]:
+        """Take back what the pool was given so many seconds ago and has not begun."""
+
+    def before_delivery(self) -> None:
+        """Called before each delivery. A worker that is to end raises what ends its loop."""
+
+    def flush_pool(self) -> bool:
+        """Have the pool send, in this turn of the event loop, what was delivered in it.
+
+        False: this cannot be done, and the loop has to turn once more for it.
+        """
+
+
+class DefaultPolicy:
+    """A plain consumer's: it takes what its prefetch count allows, and keeps nothing."""
+
+    prefetches = True
+    accepts_early = False
+    queues_in_pool = False
+
+    def idle_slots(self) -> int | None:
+        return None
+
+    def idle_within(self, seconds: float) -> int:
+        return 0
+
+    def start_limit(self) -> int | None:
+        return None
+
+    def wants_early(self, message: Message) -> bool:
+        return False
+
+    def keeps(self, message: Message) -> bool:
+        return False
+
+    def take_queued(self, seconds: float) -> list[Message]:
+        return []
+
+    def before_delivery(self) -> None:
+        pass
+
+    def flush_pool(self) -> bool:
+        return False
