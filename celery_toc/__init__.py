@@ -11,11 +11,11 @@ from kombu_toc import __version__
 if TYPE_CHECKING:
     from celery import Celery
 
-    from .app.task_center import Task as Task
+    from .app.task import Task as Task
     from .app.task_center import TaskCenter as TaskCenter
 
 #: Public names that are loaded when they are first used, and the module each lives in.
-_PLACES = {"Task": "app.task_center", "TaskCenter": "app.task_center"}
+_PLACES = {"Task": "app.task", "TaskCenter": "app.task_center"}
 
 __all__ = ("__version__", "timeout_center", "Task", "TaskCenter")
 

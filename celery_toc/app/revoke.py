@@ -30,7 +30,8 @@ from kombu.pidbox import Mailbox
 
 import kombu_toc
 
-from .task_center import Task, TaskCenter
+from .task import Task
+from .task_center import TaskCenter
 
 if TYPE_CHECKING:
     from celery import Celery

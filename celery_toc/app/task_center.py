@@ -1,184 +1,94 @@
-"""The timeout center of an app: what is in it is shown, and moved, as Celery's tasks."""
+"""The timeout center of an app: its messages are shown, and moved, as tasks of Celery's."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Iterator
-from datetime import datetime, timezone
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable, Iterator
+from datetime import datetime
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from celery.utils.time import maybe_make_aware
-from kombu.message import Message
-from kombu.serialization import prepare_accept_content
 
 import kombu_toc
+from kombu_toc import TimeoutCenter
+
+from .task import Task
 
 if TYPE_CHECKING:
     from celery import Celery, Signature
 
-
-#: Messages of a topic that are read at a time where they may not all be wanted.
+#: Messages that are read from a topic at a time where not all of them may be needed.
 PAGE = 50
 
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
 
-class Task:
-    """A message of a timeout center, read as a task.
 
-    found: where it is, and in what state
-    headers, properties: as they were sent; empty if the message cannot be read
-    problem: why it, or its arguments, cannot be read; otherwise empty
+def _delegate(
+    method: Callable[Concatenate[TimeoutCenter, P], R],
+) -> Callable[Concatenate[TaskCenter, P], R]:
+    """The method of the wrapped center, with its signature, types and docstring."""
+    name = method.__name__
 
-    The body is decoded when it is first asked for, and only if the app accepts its content type,
-    as in a worker.
+    @wraps(method)
+    def call(self: TaskCenter, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return cast(R, getattr(self.center, name)(*args, **kwargs))
+
+    return call
+
+
+class _Attribute(Generic[T]):
+    """An attribute of the wrapped center, which is read and written there."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: TaskCenter, owner: type) -> T:
+        if instance is None:  # on the class, for documentation tools
+            return cast(T, self)
+        return cast(T, getattr(instance.center, self._name))
+
+    def __set__(self, instance: TaskCenter, value: T) -> None:
+        setattr(instance.center, self._name, value)
+
+
+class TaskCenter:
+    """The timeout center of an app's broker. :func:`celery_toc.timeout_center` returns it.
+
+    It wraps a :class:`kombu_toc.TimeoutCenter` and has all of its methods and attributes. Three
+    things differ: a predicate (``where=``) is given a :class:`Task`, :meth:`reschedule` accepts
+    times as Celery has them, and there are methods that deal with tasks. The functions of
+    `kombu_toc` that take a center, such as ``read_metrics``, take this one, too.
+
+    app: the app whose messages these are; it says which content types are decoded
+    center: the center to wrap; it is shared, not copied
     """
 
-    def __init__(self, app: Celery, found: kombu_toc.Found | kombu_toc.Cancelled) -> None:
+    def __init__(self, app: Celery, center: TimeoutCenter | TaskCenter) -> None:
         self.app = app
-        self.found = found
-        self.problem = ""
-        try:
-            content = kombu_toc.unpack(found.body, found.id)
-        except kombu_toc.EnvelopeError as exc:
-            self.problem = str(exc)
-            content = {"headers": {}, "properties": {}, "body": b""}
-        self.headers: dict[str, Any] = content["headers"]
-        self.properties: dict[str, Any] = content["properties"]
-        #: as it was sent, before any decoding
-        self.body: bytes = content["body"]
-        self.content_type: str | None = content.get("content-type")
-        self.content_encoding: str | None = content.get("content-encoding")
+        #: the center that is wrapped
+        self.center: TimeoutCenter = center.center if isinstance(center, TaskCenter) else center
 
     def __repr__(self) -> str:
-        return f"<Task: {self.name}[{self.id}] {self.found.state} in {self.found.topic}>"
+        return f"<TaskCenter of {self.app.main!r}: {self.center!r}>"
 
-    @property
-    def fields(self) -> dict[str, Any]:
-        """What protocol 1 has in the body, and protocol 2 in the headers."""
-        if "task" in self.headers:
-            return self.headers
-        return self.payload if isinstance(self.payload, dict) else {}
-
-    @property
-    def id(self) -> str:
-        """The task's; a message that shares it with another is found under a longer one."""
-        return self.fields.get("id") or self.headers.get("id") or self.found.id
-
-    @property
-    def name(self) -> str | None:
-        return self.fields.get("task")
-
-    @property
-    def retries(self) -> int:
-        """How often the task has been retried: as Celery counts, not the broker."""
-        return self.fields.get("retries") or 0
-
-    @property
-    def eta(self) -> datetime | None:
-        """When it is due by the broker, which may have been told another time since it was sent;
-        None of what is not waiting, or is due at once."""
-        found = self.found
-        if found.state != kombu_toc.WAITING or not found.time_us:
-            return None
-        return datetime.fromtimestamp(found.time_us / 1e6, timezone.utc)
-
-    @cached_property
-    def payload(self) -> Any:
-        """The decoded body; None if it cannot be decoded, or if the app does not accept it."""
-        if self.content_type is None and not self.body:
-            return None
-        try:
-            message = Message(
-                body=self.body,
-                headers=self.headers,
-                properties=self.properties,
-                content_type=self.content_type,
-                content_encoding=self.content_encoding,
-                accept=prepare_accept_content(self.app.conf.accept_content),
-            )
-            if message.errors:
-                message._reraise_error()
-            return message.decode()
-        except Exception as exc:  # whatever a decoder raises
-            self.problem = f"{type(exc).__name__}: {exc}"
-            return None
-
-    @property
-    def args(self) -> Any:
-        """The positional arguments; if they cannot be decoded, how the sender wrote them."""
-        payload = self.payload
-        if isinstance(payload, dict):
-            return payload.get("args", [])
-        if isinstance(payload, (list, tuple)) and len(payload) == 3:
-            return payload[0]
-        return self.headers.get("argsrepr")
-
-    @property
-    def kwargs(self) -> Any:
-        """The keyword arguments; if they cannot be decoded, how the sender wrote them."""
-        payload = self.payload
-        if isinstance(payload, dict):
-            return payload.get("kwargs", {})
-        if isinstance(payload, (list, tuple)) and len(payload) == 3:
-            return payload[1]
-        return self.headers.get("kwargsrepr")
-
-    @property
-    def embedded(self) -> dict[str, Any]:
-        """What else Celery sends along: ``callbacks``, ``errbacks``, ``chain``, ``chord``."""
-        payload = self.payload
-        if isinstance(payload, dict):
-            return payload
-        if isinstance(payload, (list, tuple)) and len(payload) == 3:
-            return payload[2] or {}
-        return {}
-
-    @property
-    def stamps(self) -> dict[str, Any]:
-        """The stamps it was sent with, by header."""
-        stamps = self.headers.get("stamps") or {}
-        return {
-            name: stamps[name]
-            for name in self.headers.get("stamped_headers") or ()
-            if name in stamps
-        }
-
-
-class TaskCenter(kombu_toc.TimeoutCenter):
-    """The timeout center of an app's broker, which :func:`celery_toc.timeout_center` returns.
-
-    Its operations are those of :class:`kombu_toc.TimeoutCenter`; times may be given as Celery
-    has them, and a predicate is asked about a :class:`Task`.
-    """
-
-    def __init__(self, app: Celery, center: kombu_toc.TimeoutCenter) -> None:
-        super().__init__(
-            center.client,
-            center.keys.prefix,
-            steps=center.steps,
-            slots=center.slots,
-            limits=center.limits,
-            wait_replicas=center.wait_replicas,
-            wait_timeout=center.wait_timeout,
-            metrics=center.metrics,
-        )
-        self.app = app
+    # -- messages as tasks
 
     def task(self, found: kombu_toc.Found | kombu_toc.Cancelled) -> Task:
-        """A message read as a task."""
+        """Read one message as a task."""
         return Task(self.app, found)
 
     def tasks(self, found: Iterable[kombu_toc.Found]) -> list[Task]:
-        """Messages read as tasks."""
+        """Read messages as tasks."""
         return [self.task(one) for one in found]
 
-    _shown: Callable[..., Task] = task
-
     def scheduled(self, topics: Iterable[str], limit: int) -> Iterator[Task]:
-        """The tasks of these topics that wait for their time, the soonest first.
+        """Yield the tasks of these topics that wait for their time, the soonest first.
 
-        limit: how many at most
+        limit: the maximum number of tasks
         """
         seconds, rest = self.client.time()
         # A little more than what is read of one topic is read of each of the others.
@@ -204,14 +114,15 @@ class TaskCenter(kombu_toc.TimeoutCenter):
         return map(self.task, itertools.islice(soonest, limit))
 
     def ensure_task(self, task: Signature, *, task_id: str, **options: Any) -> bool:
-        """Send a task unless there is one of this id, waiting, in flight or dead.
+        """Send a task unless a message with this id is waiting, in flight or dead.
 
         task: its signature
-        options: as of ``apply_async``: ``countdown``, ``eta``, ``queue``, ...
+        options: those of ``apply_async``: ``countdown``, ``eta``, ``queue``, ...
 
-        Returns whether it was sent. Of several that try at the same time, with the same queue
-        and the same slot basis or none, one does. One that has been acknowledged is not there
-        any more, and Celery acknowledges a task when it starts, unless ``acks_late`` is set.
+        Returns whether it was sent. If several processes try at the same time, with the same
+        queue and the same slot basis or none, exactly one sends it. A task that has been
+        acknowledged does not count: Celery acknowledges a task when it starts, unless
+        ``acks_late`` is set.
         """
         if self.get(task_id):
             return False
@@ -221,7 +132,7 @@ class TaskCenter(kombu_toc.TimeoutCenter):
             return False
         return True
 
-    def reschedule(  # type: ignore[override]
+    def reschedule(
         self,
         task_id: str,
         *,
@@ -232,20 +143,169 @@ class TaskCenter(kombu_toc.TimeoutCenter):
         topic: str | None = None,
         basis: str | None = None,
     ) -> list[kombu_toc.Rescheduled]:
-        """Give a waiting task another time; without one it is due now.
+        """Give a waiting task another time; without a time it is due now.
 
-        eta: a datetime, one without time zone as Celery takes it, or seconds since the epoch
+        eta: a datetime (without a time zone it is read as Celery does), or seconds since the epoch
         countdown: seconds from now by Redis's clock
 
-        Otherwise as :meth:`kombu_toc.TimeoutCenter.reschedule`, whose `at` and `delay` may be
+        Otherwise as :meth:`kombu_toc.TimeoutCenter.reschedule`, whose `at` and `delay` can be
         used instead.
         """
         if isinstance(eta, datetime):
-            eta = maybe_make_aware(eta, self.app.timezone).timestamp()
-        return super().reschedule(
+            eta = cast(float, maybe_make_aware(eta, self.app.timezone).timestamp())
+        return self.center.reschedule(
             task_id,
             at=at if eta is None else eta,
             delay=delay if countdown is None else countdown,
             topic=topic,
             basis=basis,
         )
+
+    # -- what a predicate selects: it is given a Task
+
+    def _on_tasks(self, where: Callable[[Task], Any] | None) -> Callable[[Any], Any] | None:
+        return None if where is None else lambda found: where(self.task(found))
+
+    def scan(
+        self,
+        topic: str | None = None,
+        *,
+        state: str | Collection[str] | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        where: Callable[[Task], Any] | None = None,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> kombu_toc.Page:
+        """Read messages in the order of their times: :meth:`kombu_toc.TimeoutCenter.scan`.
+
+        where: only the messages for whose :class:`Task` this is true
+        """
+        return self.center.scan(
+            topic,
+            state=state,
+            since=since,
+            until=until,
+            where=self._on_tasks(where),
+            limit=limit,
+            after=after,
+        )
+
+    def count(
+        self,
+        topic: str | None = None,
+        *,
+        state: str | Collection[str] | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        where: Callable[[Task], Any] | None = None,
+    ) -> int:
+        """Count the messages that :meth:`scan` would read, page by page."""
+        return self.center.count(
+            topic, state=state, since=since, until=until, where=self._on_tasks(where)
+        )
+
+    def requeue_dead(
+        self,
+        topic: str | None = None,
+        *,
+        ids: Iterable[str] | None = None,
+        where: Callable[[Task], Any] | None = None,
+    ) -> int:
+        """Deliver dead messages again: :meth:`kombu_toc.TimeoutCenter.requeue_dead`.
+
+        where: only the messages for whose :class:`Task` this is true
+        """
+        return self.center.requeue_dead(topic, ids=ids, where=self._on_tasks(where))
+
+    def purge_dead(
+        self,
+        topic: str | None = None,
+        *,
+        ids: Iterable[str] | None = None,
+        where: Callable[[Task], Any] | None = None,
+    ) -> int:
+        """Delete dead messages; return how many. Otherwise as :meth:`requeue_dead`."""
+        return self.center.purge_dead(topic, ids=ids, where=self._on_tasks(where))
+
+    # -- the same as of the center that is wrapped
+
+    def declare(self, name: str, **limits: Any) -> kombu_toc.Topic:
+        """Declare a topic: :meth:`kombu_toc.TimeoutCenter.declare`."""
+        return self.center.declare(name, **limits)
+
+    get = _delegate(TimeoutCenter.get)
+    cancel = _delegate(TimeoutCenter.cancel)
+    cancel_found = _delegate(TimeoutCenter.cancel_found)
+    reschedule_found = _delegate(TimeoutCenter.reschedule_found)
+    run_now = _delegate(TimeoutCenter.run_now)
+    ensure = _delegate(TimeoutCenter.ensure)
+    remember_cancelled = _delegate(TimeoutCenter.remember_cancelled)
+    cancelled_lately = _delegate(TimeoutCenter.cancelled_lately)
+    speaks_for = _delegate(TimeoutCenter.speaks_for)
+
+    counts = _delegate(TimeoutCenter.counts)
+    counts_by_slot = _delegate(TimeoutCenter.counts_by_slot)
+    coming = _delegate(TimeoutCenter.coming)
+    summary = _delegate(TimeoutCenter.summary)
+    consumers = _delegate(TimeoutCenter.consumers)
+
+    topic = _delegate(TimeoutCenter.topic)
+    topics = _delegate(TimeoutCenter.topics)
+    known = _delegate(TimeoutCenter.known)
+    declared = _delegate(TimeoutCenter.declared)
+    redeclare = _delegate(TimeoutCenter.redeclare)
+    agreed = _delegate(TimeoutCenter.agreed)
+    admit = _delegate(TimeoutCenter.admit)
+    learn = _delegate(TimeoutCenter.learn)
+    forget = _delegate(TimeoutCenter.forget)
+    reach = _delegate(TimeoutCenter.reach)
+    refresh = _delegate(TimeoutCenter.refresh)
+    stale = _delegate(TimeoutCenter.stale)
+    pause = _delegate(TimeoutCenter.pause)
+    paused = _delegate(TimeoutCenter.paused)
+    purge = _delegate(TimeoutCenter.purge)
+    delete = _delegate(TimeoutCenter.delete)
+    check = _delegate(TimeoutCenter.check)
+    repair = _delegate(TimeoutCenter.repair)
+
+    put = _delegate(TimeoutCenter.put)
+    pop = _delegate(TimeoutCenter.pop)
+    ack = _delegate(TimeoutCenter.ack)
+    reject = _delegate(TimeoutCenter.reject)
+    release = _delegate(TimeoutCenter.release)
+    extend = _delegate(TimeoutCenter.extend)
+    watched = _delegate(TimeoutCenter.watched)
+    watched_until = _delegate(TimeoutCenter.watched_until)
+
+    run = _delegate(TimeoutCenter.run)
+    run_all = _delegate(TimeoutCenter.run_all)
+    run_each = _delegate(TimeoutCenter.run_each)
+    run_puts = _delegate(TimeoutCenter.run_puts)
+
+    client = _Attribute[Any]()
+    clustered = _Attribute[bool]()
+    keys = _Attribute[Any]()
+    steps = _Attribute[tuple[int, ...] | None]()
+    slots = _Attribute[int]()
+    limits = _Attribute[kombu_toc.Limits]()
+    wait_replicas = _Attribute[int]()
+    wait_timeout = _Attribute[float]()
+    metrics = _Attribute[kombu_toc.Metrics]()
+    pop_bytes = _Attribute[int]()
+    grace = _Attribute[float | None]()
+
+    # The methods that build a script call without running it, for code that batches calls.
+    declaring = _Attribute[Callable[..., Any]]()
+    appearing = _Attribute[Callable[..., Any]]()
+    putting = _Attribute[Callable[..., Any]]()
+    popping = _Attribute[Callable[..., Any]]()
+    recalling = _Attribute[Callable[..., Any]]()
+    finding_due = _Attribute[Callable[..., Any]]()
+    noting = _Attribute[Callable[..., Any]]()
+    acking = _Attribute[Callable[..., Any]]()
+    rejecting = _Attribute[Callable[..., Any]]()
+    releasing = _Attribute[Callable[..., Any]]()
+    extending = _Attribute[Callable[..., Any]]()
+    handing_back = _Attribute[Callable[..., Any]]()
+    counting = _Attribute[Callable[..., Any]]()

@@ -17,7 +17,8 @@ from celery.worker import state as worker_state
 from celery.worker.control import Panel, control_command, inspect_command, nok, ok
 from kombu.utils.encoding import safe_repr
 
-from ..app.task_center import Task, TaskCenter
+from ..app.task import Task
+from ..app.task_center import TaskCenter
 
 #: Scheduled tasks that one answer has, unless another number is asked for.
 SCHEDULED = 1000
