@@ -457,7 +457,7 @@ class TimeoutCenter(Operating):
         topic = self.run(self.declaring(name, wanted))
         if steps is not None:
             topic = self._agreed(self._completed(topic, steps), steps)
-        if asked not in (None, topic.slots, *topic.declaration.formerly):
+        if asked not in (None, topic.slots, *topic.declaration.previous_counts):
             raise SlotCountError(
                 f"queue {name!r} was declared with {topic.slots} slots, not {asked}; "
                 f"declare it with {topic.slots}, or change it: "
@@ -644,10 +644,14 @@ class TimeoutCenter(Operating):
         was suspended, or kept its messages for long, has not heard that it was resharded.
         """
         topic = self.declared(name)
-        if topic is None or slot < topic.span or not self.client.exists(topic.slot(slot).armed):
+        if (
+            topic is None
+            or slot < topic.slot_span
+            or not self.client.exists(topic.slot(slot).announced_times)
+        ):
             return topic
-        was = {*topic.declaration.was, 1 << slot.bit_length()}
-        if self.redeclare(topic, replace(topic.declaration, was=tuple(sorted(was)))):
+        was = {*topic.declaration.draining_counts, 1 << slot.bit_length()}
+        if self.redeclare(topic, replace(topic.declaration, draining_counts=tuple(sorted(was)))):
             logger.warning(
                 "queue %s: a producer has used slot %d, and it has only %d slots since it was "
                 "resharded; 'celery toc reshard %s --slots %d' moves what is there",
@@ -728,7 +732,11 @@ class TimeoutCenter(Operating):
         """
         declared = self.agreed(self.topic(topic))
         self.admit(declared, id, basis)
-        if ensure and declared.declaration.was and self._lies_elsewhere(declared, id, basis or id):
+        if (
+            ensure
+            and declared.declaration.draining_counts
+            and self._lies_elsewhere(declared, id, basis or id)
+        ):
             return None
         call = self.putting(
             declared,
@@ -777,7 +785,7 @@ class TimeoutCenter(Operating):
             (
                 slot.stores[topic.step_index(priority)],
                 slot.body,
-                slot.armed,
+                slot.announced_times,
                 slot.copies(id),
                 slot.sent(producer),
             ),
@@ -819,7 +827,7 @@ class TimeoutCenter(Operating):
         Raises PriorityStepsError as :meth:`declare`.
         """
         declared = self.agreed(self.topic(topic))
-        numbers = range(declared.span) if slots is None else sorted(set(slots))
+        numbers = range(declared.slot_span) if slots is None else sorted(set(slots))
         # Who has not watched the server only notes what has ended, for whoever comes later.
         until: dict[int, int | None] = {}
         if recover and numbers and self.clustered:
@@ -887,7 +895,7 @@ class TimeoutCenter(Operating):
 
         What is `stray` then is for the caller to remove. On a Cluster it can be one slot only.
         """
-        numbers = range(topic.span) if slots is None else sorted(set(slots))
+        numbers = range(topic.slot_span) if slots is None else sorted(set(slots))
         name = name or self._name_pop()
         keys = self._slot_keys(topic, numbers)
         keys.append(topic.slot(numbers[0]).given(name.rpartition(".")[0]))
@@ -954,7 +962,7 @@ class TimeoutCenter(Operating):
         bodies: whether the messages are to have theirs
         remember: seconds for which the pop delivers nothing if it has not run yet; 0: it may
         """
-        numbers = range(topic.span) if slots is None else sorted(set(slots))
+        numbers = range(topic.slot_span) if slots is None else sorted(set(slots))
         keys: list[str] = []
         for number in numbers:
             slot = topic.slot(number)
@@ -1051,7 +1059,7 @@ class TimeoutCenter(Operating):
     def _watch(self, topic: Topic, slot: int) -> Watch:
         place = None
         if self.clustered:
-            place = self.client.place_of(topic.slot(slot).armed)
+            place = self.client.place_of(topic.slot(slot).announced_times)
         found = self._watches.get(place)
         return found or self._watches.setdefault(place, Watch())
 
@@ -1174,7 +1182,14 @@ class TimeoutCenter(Operating):
         return self._announcing(
             topic,
             "reject",
-            (slot.armed, slot.prepare, slot.dead, slot.reasons, slot.tokens, *slot.stores),
+            (
+                slot.announced_times,
+                slot.prepare,
+                slot.dead,
+                slot.reasons,
+                slot.tokens,
+                *slot.stores,
+            ),
             (
                 len(topic.steps),
                 slot.number,
@@ -1213,7 +1228,7 @@ class TimeoutCenter(Operating):
                 self._announcing(
                     topic,
                     "release",
-                    (slot.armed, slot.prepare, slot.tokens, *slot.stores),
+                    (slot.announced_times, slot.prepare, slot.tokens, *slot.stores),
                     (len(topic.steps), number, *args),
                     partial(count_first, self.metrics.counts(topic), "released"),
                 )
@@ -1275,7 +1290,7 @@ class TimeoutCenter(Operating):
             call = self._announcing(
                 declared,
                 "purge",
-                (slot.armed, slot.body, slot.reasons, slot.tokens, *slot.stores),
+                (slot.announced_times, slot.body, slot.reasons, slot.tokens, *slot.stores),
                 (len(slot.stores), slot.number, PURGE_STEP),
                 lambda raw: (raw[0], texts(raw[1])),
             )
@@ -1339,7 +1354,7 @@ class TimeoutCenter(Operating):
         for slot in declared.all_slots():
             others = sorted({*declared.other_steps(), *stores[slot.number]} - {*declared.steps})
             keys = (
-                slot.armed,
+                slot.announced_times,
                 slot.prepare,
                 slot.body,
                 slot.dead,
@@ -1420,7 +1435,7 @@ class TimeoutCenter(Operating):
             self._announcing(
                 declared,
                 "hand_back",
-                [declared.slot(slot).armed for slot, _ in some],
+                [declared.slot(slot).announced_times for slot, _ in some],
                 [value for pair in some for value in pair],
                 itemgetter(0),
             )
@@ -1445,7 +1460,7 @@ class TimeoutCenter(Operating):
         for number in numbers:
             slot = topic.slot(number)
             keys += (
-                slot.armed,
+                slot.announced_times,
                 slot.prepare,
                 slot.body,
                 slot.dead,

@@ -28,9 +28,9 @@ def estimate_memory(
     wanted: list[tuple[str, float, str]] = []
     for name in names:
         topic = center.known(name) or center.topic(name)
-        step = max(-(-topic.span // each), 1)
-        slots = range(0, topic.span, step)
-        share = topic.span / len(slots)
+        step = max(-(-topic.slot_span // each), 1)
+        slots = range(0, topic.slot_span, step)
+        share = topic.slot_span / len(slots)
         wanted += [(name, share, key) for n in slots for key in topic.slot(n).all()]
     found = dict.fromkeys(names, 0.0)
     for start in range(0, len(wanted), TOGETHER):

@@ -162,7 +162,7 @@ class Operating:
         for one in self._looked_up(self._places(id, topic, basis)):
             known = self.known(one.topic)
             # What a reshard moves in this moment is seen where it was, and again where it is.
-            moves = known is not None and bool(known.declaration.was)
+            moves = known is not None and bool(known.declaration.draining_counts)
             once.setdefault(one._replace(slot=-1) if moves else one, one)
         return list(once.values())
 
@@ -256,7 +256,7 @@ class Operating:
             topic,
             "cancel",
             (
-                slot.armed,
+                slot.announced_times,
                 slot.prepare,
                 slot.dead,
                 slot.reasons,
@@ -338,7 +338,7 @@ class Operating:
         return self._announcing(
             topic,
             "reschedule",
-            (slot.armed, slot.prepare, slot.dead, slot.copies(id), *slot.stores),
+            (slot.announced_times, slot.prepare, slot.dead, slot.copies(id), *slot.stores),
             (len(slot.stores), slot.number, id, when, copies),
             parse,
         )
@@ -577,7 +577,7 @@ class Operating:
         states = _checked_states(state)
         since_us, until_us = microseconds(since), microseconds(until)
         topics = self._asked(topic)
-        slots = sum(one.span for one in topics)
+        slots = sum(one.slot_span for one in topics)
         # At first about twice of what is asked for, of all slots together; more where it is read.
         step = max(min(step, 2 * step // max(slots, 1) + (8 if slots <= 64 else 1)), 1)
         calls, readers = [], []
@@ -687,7 +687,7 @@ class Operating:
             return self._announcing(
                 topic,
                 "requeue",
-                (slot.armed, slot.dead, slot.reasons, *slot.stores),
+                (slot.announced_times, slot.dead, slot.reasons, *slot.stores),
                 (len(slot.stores), slot.number, topic.declaration.retries, *some),
                 partial(count_first, self.metrics.counts(topic), "requeued"),
             )
@@ -812,7 +812,7 @@ class Operating:
         found = iter(self.run_all(calls))
         made = []
         for one in topics:
-            by_slot = list(itertools.islice(found, one.span))
+            by_slot = list(itertools.islice(found, one.slot_span))
             made.append(
                 Summary(
                     one.name,

@@ -27,7 +27,7 @@ def check(center: TimeoutCenter, scripts: Iterable[str]) -> None:
     """
     wanted = sorted(commands_of(scripts))
     try:
-        refused = center.run(ScriptCall(load("allowed"), (center.keys.nothing,), wanted, texts))
+        refused = center.run(ScriptCall(load("allowed"), (center.keys.write_probe,), wanted, texts))
     except ResponseError as exc:
         if is_refused(exc) and not isinstance(exc, NotPermittedError):
             raise explained(exc, center.client.connection_pool) from exc

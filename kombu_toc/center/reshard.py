@@ -101,7 +101,7 @@ def reshard_topic(
     began = time.monotonic()
     move = move and not center.clustered
     moved = 0
-    while found.declaration.was:
+    while found.declaration.draining_counts:
         left = _beyond(center, found)
         state = Resharded(topic, slots, moved, left, False)
         rest = began + settle - time.monotonic()
@@ -114,7 +114,7 @@ def reshard_topic(
                     report(state._replace(moved=moved, left=left))
             left = _beyond(center, found) or _misplaced(center, found)
             state = Resharded(topic, slots, moved, left, False)
-            if not left and center.redeclare(found, replace(found.declaration, was=())):
+            if not left and center.redeclare(found, replace(found.declaration, draining_counts=())):
                 break
             pause = max(PAUSE, 5 * (time.monotonic() - start))  # all of it has been looked at
             rest += patience
@@ -138,12 +138,12 @@ def _switch(center: TimeoutCenter, name: str, slots: int) -> Topic:
             raise ReshardError(
                 f"queue {name!r} goes away by itself when nobody uses it; its slots stay"
             )
-        was = {*old.was, *_counts_in_use(center, topic), old.slots} - {slots}
+        was = {*old.draining_counts, *_counts_in_use(center, topic), old.slots} - {slots}
         wanted = replace(
             old,
             slots=slots,
-            was=tuple(sorted(was)),
-            formerly=tuple(sorted({*old.formerly, old.slots} - {slots})),
+            draining_counts=tuple(sorted(was)),
+            previous_counts=tuple(sorted({*old.previous_counts, old.slots} - {slots})),
         )
         if center.redeclare(topic, wanted):
             return Topic(name, wanted, topic.prefix, topic.steps)
@@ -163,7 +163,7 @@ def _standing(center: TimeoutCenter, name: str, slots: int) -> Topic:
 
 def _counts_in_use(center: TimeoutCenter, topic: Topic) -> set[int]:
     """The smallest count that includes every slot that holds something; empty if `span` does."""
-    numbers = range(topic.span, MAX_SLOTS)
+    numbers = range(topic.slot_span, MAX_SLOTS)
     with center.client.pipeline(transaction=False) as pipe:
         for number in numbers:
             pipe.exists(topic.slot(number).body)
@@ -173,7 +173,7 @@ def _counts_in_use(center: TimeoutCenter, topic: Topic) -> set[int]:
 
 def _beyond(center: TimeoutCenter, topic: Topic) -> int:
     """How many messages lie in slots that the topic is to have no more."""
-    slots = [topic.slot(number) for number in range(topic.slots, topic.span)]
+    slots = [topic.slot(number) for number in range(topic.slots, topic.slot_span)]
     with center.client.pipeline(transaction=False) as pipe:
         for slot in slots:
             pipe.hlen(slot.body)
@@ -190,7 +190,7 @@ def _beyond(center: TimeoutCenter, topic: Topic) -> int:
 def _move(center: TimeoutCenter, topic: Topic) -> Iterator[tuple[int, int]]:
     """Move what can be moved; yield (moved, left to be moved as far as is known), call by call."""
     left = _beyond(center, topic)
-    slots = [topic.slot(number) for number in range(topic.slots, topic.span)]
+    slots = [topic.slot(number) for number in range(topic.slots, topic.slot_span)]
     while slots:
         with center.client.pipeline(transaction=False) as pipe:
             for slot in slots:
@@ -237,7 +237,7 @@ def _misplaced(center: TimeoutCenter, topic: Topic) -> int:
 def _look(center: TimeoutCenter, topic: Topic) -> Iterator[tuple[Slot, dict[int, list[str]], int]]:
     """Look through the slots that a smaller count has used, page by page: the slot, what belongs
     into others, and how many there are of which it is not known."""
-    fewer = [count for count in topic.declaration.was if count < topic.slots]
+    fewer = [count for count in topic.declaration.draining_counts if count < topic.slots]
     for number in range(max(fewer, default=0)):
         source = topic.slot(number)
         cursor = 0
@@ -281,7 +281,7 @@ def _moving(
     keys: list[str] = []
     for slot in (source, target):
         keys += (
-            slot.armed,
+            slot.announced_times,
             slot.prepare,
             slot.body,
             slot.dead,

@@ -97,7 +97,14 @@ def keeping(
         share = -(-limits.dead_limit // topic.slots)
         for number in numbers:
             slot = topic.slot(number)
-            keys += (slot.armed, slot.prepare, slot.body, slot.dead, slot.reasons, slot.tokens)
+            keys += (
+                slot.announced_times,
+                slot.prepare,
+                slot.body,
+                slot.dead,
+                slot.reasons,
+                slot.tokens,
+            )
             keys += (slot.ended, *slot.stores)
         if not center.clustered:
             keys.append(center.keys.wake(topic.name))
@@ -218,10 +225,10 @@ class Upkeep:
 
     def _parts_of(self, topic: Topic) -> list[Part]:
         size = 1 if self._center.clustered else SLOTS_PER_CALL
-        numbers = range(topic.span)
+        numbers = range(topic.slot_span)
         return [
             Part(topic, tuple(numbers[start : start + size]))
-            for start in range(0, topic.span, size)
+            for start in range(0, topic.slot_span, size)
         ]
 
     def _due(self) -> list[Part]:
@@ -320,7 +327,7 @@ class Upkeep:
     def _place(self, part: Part) -> Hashable:
         if not self._center.clustered:
             return None
-        return self._center.client.place_of(part.topic.slot(part.numbers[0]).armed)
+        return self._center.client.place_of(part.topic.slot(part.numbers[0]).announced_times)
 
     def _watch(self, place: Hashable) -> Watch:
         found = self._watches.get(place)

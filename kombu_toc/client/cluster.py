@@ -42,7 +42,7 @@ PATIENCE = 5.0
 PAUSE = 0.02
 
 #: Seconds that a node may take to let somebody in, and to say where the hash slots are.
-BRISK = 1.0
+SHORT_TIMEOUT = 1.0
 
 #: How often a command is sent elsewhere before that counts as an error.
 MAX_MOVES = 8
@@ -90,9 +90,12 @@ def hash_slot(key: str | bytes) -> int:
     return key_slot(key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key)
 
 
-def brisk(arguments: dict[str, Any]) -> dict[str, Any]:
+def with_short_timeouts(arguments: dict[str, Any]) -> dict[str, Any]:
     """A connection's arguments so that a node that hangs is found out soon: there are others."""
-    return {**arguments, **dict.fromkeys(("socket_timeout", "socket_connect_timeout"), BRISK)}
+    return {
+        **arguments,
+        **dict.fromkeys(("socket_timeout", "socket_connect_timeout"), SHORT_TIMEOUT),
+    }
 
 
 def _redirection(exc: BaseException) -> re.Match[str] | None:
@@ -212,7 +215,7 @@ class ClusterClient(redis.Redis):
     def _slots_by(self, place: Place) -> list[Any]:
         """Where the hash slots are, as one node sees it; it has to answer soon."""
         pool = self.client_at(place).connection_pool
-        connection = pool.connection_class(**brisk(pool.connection_kwargs))
+        connection = pool.connection_class(**with_short_timeouts(pool.connection_kwargs))
         try:
             connection.connect()
             connection.send_command("CLUSTER", "SLOTS")
@@ -233,7 +236,7 @@ class ClusterClient(redis.Redis):
         for place in set(self._clients) - set(nodes) - set(self._seeds):
             self._clients.pop(place).close()
 
-    def heed(self, exc: BaseException) -> tuple[Place, bool] | None:
+    def apply_redirect(self, exc: BaseException) -> tuple[Place, bool] | None:
         """Where a node says that a key is, and whether only until it has been moved."""
         match = _redirection(exc)
         if match is None:
@@ -265,7 +268,7 @@ class ClusterClient(redis.Redis):
                         return pipe.execute()[1]
                 return client.execute_command(*args, **options)
             except ResponseError as exc:
-                heard = self.heed(exc)
+                heard = self.apply_redirect(exc)
                 moves += 1
                 if heard is not None and moves <= MAX_MOVES:
                     client, asking = self.client_at(heard[0]), heard[1]
@@ -323,7 +326,7 @@ class ClusterClient(redis.Redis):
                     if not isinstance(reply, (ResponseError, *BROKEN)):
                         continue
                     broken = broken or isinstance(reply, BROKEN)
-                    heard = self.heed(reply)
+                    heard = self.apply_redirect(reply)
                     if heard is not None and moves < MAX_MOVES:
                         left[number] = heard
                     elif is_passing(reply) and time.monotonic() < deadline:
@@ -443,7 +446,7 @@ class ClusterPipeline(Pipeline):
                 if isinstance(reply, ResponseError) and (
                     is_redirection(reply) or is_passing(reply)
                 ):
-                    self._client.heed(reply)
+                    self._client.apply_redirect(reply)
                     try:
                         reply = self._client.execute_command(*args, **options)
                     except ResponseError as exc:

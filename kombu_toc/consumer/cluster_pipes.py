@@ -11,7 +11,14 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from ..client.cluster import MAX_MOVES, ClusterClient, Place, brisk, is_passing, key_of
+from ..client.cluster import (
+    MAX_MOVES,
+    ClusterClient,
+    Place,
+    is_passing,
+    key_of,
+    with_short_timeouts,
+)
 from ..client.faults import is_temporary
 from ..errors import ServerError
 from ..metrics.counters import Metrics
@@ -89,7 +96,7 @@ class ClusterConnections:
                 self._metrics,
                 on_refused=self._refused,
                 on_announcing=self.announce,
-                arguments=brisk,
+                arguments=with_short_timeouts,
             )
         try:
             link.send(items, owed=owed)
@@ -117,7 +124,7 @@ class ClusterConnections:
 
     def _refused(self, waiting: Waiting, exc: ResponseError) -> bool:
         item, owed, _ = waiting
-        heard = self._client.heed(exc)
+        heard = self._client.apply_redirect(exc)
         if heard is not None and item.moves < MAX_MOVES:
             place, asking = heard
             item = item._replace(moves=item.moves + 1)

@@ -383,7 +383,7 @@ class Poller:
 
     def _on_refused(self, waiting: Waiting, exc: ResponseError) -> bool:
         # Nothing is lost by that: a claim that was not made, a position that was not read.
-        if self.center.client.heed(exc) is None and not is_passing(exc):
+        if self.center.client.apply_redirect(exc) is None and not is_passing(exc):
             return False
         link = self._wake if waiting.item.on_reply == self._claimed else self._stream
         link.close()
@@ -971,7 +971,7 @@ class Poller:
         settings = self.settings
         lookahead = int(settings.toc_lookahead * 1_000_000) if self._hub is not None else 0
         declared = self.center.topic(topic)
-        if slots is not None and max(slots) >= declared.span:
+        if slots is not None and max(slots) >= declared.slot_span:
             # Announced by somebody who knows of more slots: of an older declaration or a newer
             # one. It is served in any case.
             declared = self.center.reach(topic, max(slots)) or declared
@@ -980,7 +980,7 @@ class Poller:
         for some, few, many in self._dealt(intake, declared, slots, soon, late):
             back, until, beside = 0, None, []
             if recover:
-                back, until, beside = self._recovering(declared, some or range(declared.span))
+                back, until, beside = self._recovering(declared, some or range(declared.slot_span))
             items += beside
             items.append(
                 self._pop(
@@ -1015,11 +1015,11 @@ class Poller:
         looks: list[int] = []
         claimed = {claim[1] for claim in intake.owed if claim[0] == topic.name}
         if slots is None:
-            looks = [number for number in range(topic.span) if number not in claimed]
+            looks = [number for number in range(topic.slot_span) if number not in claimed]
             slots = claimed
         # Those that were claimed first, then in an order that is another one each time.
         turn = self._deal = self._deal + 1
-        numbers = sorted(slots, key=lambda n: (n not in claimed, (n + turn) % topic.span, n))
+        numbers = sorted(slots, key=lambda n: (n not in claimed, (n + turn) % topic.slot_span, n))
         most = max(soon, late)
         at_once = max(soon, most // WORTH, 1) if topic.name in intake.backlog else most
         for number in numbers[at_once:]:

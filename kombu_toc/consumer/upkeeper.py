@@ -122,7 +122,7 @@ class Upkeeper:
             self.due = began + COMPLAIN_AGAIN
             try:
                 # What it needs beside the scripts that every consumer may run.
-                center.client.hgetall(center.keys.nothing)
+                center.client.hgetall(center.keys.write_probe)
             except NotPermittedError as exc:
                 self._complain(
                     "permission",

@@ -123,7 +123,11 @@ class Limits(NamedTuple):
 
 
 #: Fields of a declaration that nobody declares: they tell what has become of the topic.
-_NOT_SAID = ("was", "formerly", "bases", "named")
+_NOT_SAID = ("draining_counts", "previous_counts", "bases", "named")
+
+#: Fields whose names in Redis are older than those here.
+_IN_REDIS = {"draining_counts": "was", "previous_counts": "formerly"}
+_FROM_REDIS = {old: new for new, old in _IN_REDIS.items()}
 
 
 @dataclass(frozen=True)
@@ -135,8 +139,8 @@ class Declaration:
     expires: milliseconds after which the topic goes away if nobody uses it, or None
     steps: the priorities that are told apart; None in declarations of older releases, whose
         messages lie under the steps that the connections of their senders had
-    was: other slot counts by which messages may still lie in it, for it was resharded
-    formerly: slot counts that were changed; who still declares the topic with one is not refused
+    draining_counts: other slot counts by which messages may still lie in it, for it was resharded
+    previous_counts: slot counts that it had; who still declares the topic with one is not refused
     bases: whether it has been given a message whose slot may be another than its id picks
     named: of a topic that expires, whether it has been given a message under an id that somebody
         may look for; a reply has none. Both are None if a release that did not tell declared it.
@@ -153,8 +157,8 @@ class Declaration:
     dead_age: float | None = None
     dead_limit: int | None = None
     steps: tuple[int, ...] | None = None
-    was: tuple[int, ...] = ()
-    formerly: tuple[int, ...] = ()
+    draining_counts: tuple[int, ...] = ()
+    previous_counts: tuple[int, ...] = ()
     bases: bool | None = None
     named: bool | None = None
 
@@ -196,20 +200,23 @@ class Declaration:
 
     def to_json(self) -> str:
         return json.dumps(
-            {k: v for k, v in self.__dict__.items() if v not in (None, ())}, separators=(",", ":")
+            {_IN_REDIS.get(k, k): v for k, v in self.__dict__.items() if v not in (None, ())},
+            separators=(",", ":"),
         )
 
     def over(self, text: str | bytes) -> str:
         """As :meth:`to_json`, with what only a newer release knows of from another declaration."""
         known = self.__dataclass_fields__
-        newer = {k: v for k, v in json.loads(text).items() if k not in known}
+        newer = {k: v for k, v in json.loads(text).items() if _FROM_REDIS.get(k, k) not in known}
         return json.dumps({**newer, **json.loads(self.to_json())}, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Declaration:
         known = cls.__dataclass_fields__
-        said = {k: v for k, v in json.loads(text).items() if k in known}
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in said.items()})
+        said = {_FROM_REDIS.get(k, k): v for k, v in json.loads(text).items()}
+        return cls(
+            **{k: tuple(v) if isinstance(v, list) else v for k, v in said.items() if k in known}
+        )
 
 
 def check_visibility(what: str, seconds: object) -> float:
@@ -237,7 +244,6 @@ class Keys:
         "expiring",
         "fanout_",
         "minute_",
-        "nothing",
         "part_",
         "parts_",
         "paused",
@@ -249,6 +255,7 @@ class Keys:
         "topics",
         "upkeep",
         "wake_",
+        "write_probe",
     )
 
     def __init__(self, prefix: str) -> None:
@@ -264,7 +271,7 @@ class Keys:
         #: set: topics from which consumers take nothing for now
         self.paused = f"{prefix}{{toc}}:paused"
         #: never set: to delete it shows whether the server writes
-        self.nothing = f"{prefix}{{toc}}:nothing"
+        self.write_probe = f"{prefix}{{toc}}:nothing"
         #: hash: script:calls, script:timed, script:us -> how many, of all topics
         self.scripts = f"{prefix}{{toc}}:scripts"
         #: sorted set: id of what was cancelled, if somebody is to see it -> when, in ms
@@ -332,7 +339,7 @@ class Slot:
     """The keys of one slot; all share one hash tag, so they live on one node."""
 
     __slots__ = (
-        "armed",
+        "announced_times",
         "body",
         "dead",
         "ended",
@@ -360,7 +367,7 @@ class Slot:
         #: hash: id -> what names its deliveries; of messages that have been delivered
         self.tokens = stem + "tokens"
         #: sorted set: the time announced in the wake index and not yet passed
-        self.armed = stem + "armed"
+        self.announced_times = stem + "armed"
         #: string: when somebody who had not watched the server saw that leases had ended
         self.ended = stem + "ended"
 
@@ -391,7 +398,7 @@ class Slot:
             self.reasons,
             self.body,
             self.tokens,
-            self.armed,
+            self.announced_times,
             self.ended,
         ]
 
@@ -411,9 +418,12 @@ class Topic:
         return self.declaration.slots
 
     @property
-    def span(self) -> int:
+    def slot_span(self) -> int:
         """The slots that may hold something: more than `slots` after it was resharded to fewer."""
-        return max(self.declaration.slots, *self.declaration.was, 1)
+        return max(self.declaration.slots, *self.declaration.draining_counts, 1)
+
+    #: the name that releases before this one had for it
+    span = slot_span
 
     def slot(self, number: int) -> Slot:
         return _slot(self.prefix, self.name, number, self.steps)
@@ -429,8 +439,8 @@ class Topic:
         In the order in which one who looks for it finds it, although it may be moved meanwhile:
         a slot from which it may be moved comes before the one it is moved to.
         """
-        counts = (self.declaration.slots, *self.declaration.was)
-        numbers = range(self.span)
+        counts = (self.declaration.slots, *self.declaration.draining_counts)
+        numbers = range(self.slot_span)
         if basis is not None:
             numbers = sorted({slot_of(basis, count) for count in counts})
         first = [n for n in numbers if n >= self.declaration.slots]
@@ -447,7 +457,8 @@ class Topic:
         if basis is not None or self.declaration.bases is not False:
             return [(slot, ids) for slot in self.slots_for(basis)]
         # Who has not heard yet that the topic was resharded puts by a count that it had.
-        counts = {self.declaration.slots, *self.declaration.was, *self.declaration.formerly}
+        known = self.declaration
+        counts = {known.slots, *known.draining_counts, *known.previous_counts}
         by_slot: dict[int, list[str]] = defaultdict(list)
         for id in ids:
             # A copy lies where the message is whose id it shares.
@@ -460,7 +471,7 @@ class Topic:
 
     def all_slots(self) -> list[Slot]:
         """Every slot that may hold something."""
-        return [self.slot(number) for number in range(self.span)]
+        return [self.slot(number) for number in range(self.slot_span)]
 
     def other_steps(self) -> list[int]:
         """Steps under which nobody looks for its messages, and somebody may have put some."""

@@ -271,7 +271,7 @@ class Transport(virtual.Transport):
                 check_server(center.client)
                 # One that does not write for now is found out here, where who connects waits
                 # longer and longer between attempts.
-                center.client.unlink(center.keys.nothing)
+                center.client.unlink(center.keys.write_probe)
                 missed = getattr(self.client, "toc_missed", None)
                 if missed is not None and center.clustered:
                     center.client.client_for(missed).ping()

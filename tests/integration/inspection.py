@@ -75,10 +75,12 @@ def time_passes(center: TimeoutCenter, topic: str, seconds: float) -> None:
             for id, score in client.zrange(key, 0, -1, withscores=True):
                 if score >= 1000:  # what is due at once remains so
                     client.zadd(key, {id: score - ms * 1000})
-        times = [int(score) for _, score in client.zrange(slot.armed, 0, -1, withscores=True)]
-        client.delete(slot.armed)
+        times = [
+            int(score) for _, score in client.zrange(slot.announced_times, 0, -1, withscores=True)
+        ]
+        client.delete(slot.announced_times)
         for us in times:
-            client.zadd(slot.armed, {str(us - ms * 1000): us - ms * 1000})
+            client.zadd(slot.announced_times, {str(us - ms * 1000): us - ms * 1000})
     wake = center.keys.wake(topic)
     for slot, us in announced(center, topic):
         client.zrem(wake, f"{slot}:{us}")
@@ -98,7 +100,7 @@ def forget_late(center: TimeoutCenter, topic: str) -> None:
         armed = {
             (slot.number, int(us))
             for slot in center.topic(topic).all_slots()
-            for us in center.client.zrange(slot.armed, 0, -1)
+            for us in center.client.zrange(slot.announced_times, 0, -1)
         }
         for slot, us in announced(center, topic) - armed:
             center.client.zrem(center.keys.wake(topic), f"{slot}:{us}")
@@ -130,7 +132,9 @@ def check_slots(center: TimeoutCenter, topic: str) -> None:
         for key in client.scan_iter(slot.copies("*").replace("[", "\\["), count=1000):
             recorded |= client.smembers(key)
         assert recorded == copies
-        times = [int(score) for _, score in client.zrange(slot.armed, 0, -1, withscores=True)]
+        times = [
+            int(score) for _, score in client.zrange(slot.announced_times, 0, -1, withscores=True)
+        ]
         armed |= {(slot.number, us) for us in times}
         heads = [client.zrange(key, 0, 0, withscores=True) for key in slot.stores]
         firsts = [scores.action_time(int(head[0][1])) for head in heads if head]

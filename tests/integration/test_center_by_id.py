@@ -236,7 +236,7 @@ def test_who_has_not_heard_of_a_reshard_puts_where_it_is_found(center, client, s
     """It is over for everybody else: nothing was left to be moved."""
     late = TimeoutCenter(client)
     topic = late.declare("mail", slots=4)
-    assert center.redeclare(topic, replace(topic.declaration, slots=slots, formerly=(4,)))
+    assert center.redeclare(topic, replace(topic.declaration, slots=slots, previous_counts=(4,)))
     for number in range(20):
         late.put("mail", f"{number}", b"", delay=HOUR)
     center.reach("mail", 3)  # who consumes has seen what it announced
@@ -502,7 +502,7 @@ def test_what_a_copy_has_left_behind_keeps_nobody_from_ensuring(center, client, 
     """Its message was consumed, and its name is among the copies still."""
     topic = center.declare("mail", slots=1)
     if resharded:
-        assert center.redeclare(topic, replace(topic.declaration, was=(2,)))
+        assert center.redeclare(topic, replace(topic.declaration, draining_counts=(2,)))
     copies = topic.slot(0).copies("x")
     client.sadd(copies, "x#1", "x#2")
     assert center.put("mail", "x", b"", delay=HOUR, ensure=True) == "x"

@@ -131,10 +131,10 @@ def test_copies_are_looked_for_once_among_all_keys_whatever_the_slots(center, cl
 
 @pytest.mark.parametrize("said", ["nothing", "later"])
 def test_a_slot_that_has_not_announced_its_next_time_does_so(center, client, slot, said):
-    first = int(client.zrange(slot.armed, 0, 0)[0])
-    client.delete(slot.armed, center.keys.wake("one"))
+    first = int(client.zrange(slot.announced_times, 0, 0)[0])
+    client.delete(slot.announced_times, center.keys.wake("one"))
     if said == "later":
-        client.zadd(slot.armed, {str(first + 10**6): first + 10**6})
+        client.zadd(slot.announced_times, {str(first + 10**6): first + 10**6})
     for _ in range(2):  # check changes nothing
         assert faults(center.check("one")) == [(UNANNOUNCED, "", ())]
     center.repair("one")

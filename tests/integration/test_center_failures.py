@@ -394,7 +394,7 @@ def test_whatever_a_consumer_does_works_although_the_server_is_full(center, clie
     for id in "abcd":
         center.put("one", id, b"")
     center.put("one", "later", b"", delay=60)
-    client.delete(center.topic("one").slot(0).armed, center.keys.wake("one"))
+    client.delete(center.topic("one").slot(0).announced_times, center.keys.wake("one"))
     full()
     assert center.pop("one", 0).messages == []
     assert announced(center, "one") != set(), "a pop that takes nothing announces"

@@ -41,7 +41,9 @@ def test_threads_may_use_a_topic_while_others_have_it_read_anew(server, client, 
         thread.join()
         return next(hours) * HOUR
 
-    monkeypatch.setattr("kombu_toc.center.time", SimpleNamespace(monotonic=another_thread_forgets))
+    monkeypatch.setattr(
+        "kombu_toc.center.center.time", SimpleNamespace(monotonic=another_thread_forgets)
+    )
     # Read anew; read and gone; and not known at all: each with somebody who forgets in between.
     assert center.topic("mail").slots == 8
     center.declared("mail")
@@ -407,7 +409,7 @@ def test_a_time_that_is_announced_again_does_not_outlive_the_topic(center, clien
     """Whoever had claimed it is gone, and so is, some time later, the queue."""
     center.declare("reply", slots=1, expires=60_000)
     center.put("reply", "x", b"")
-    armed = center.topic("reply").slot(0).armed
+    armed = center.topic("reply").slot(0).announced_times
     client.zpopmin(center.keys.wake("reply"))
     [(announced, us)] = client.zrange(armed, 0, -1, withscores=True)
     earlier = int(us) - 1_000_000  # announced long ago

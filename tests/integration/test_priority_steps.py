@@ -190,7 +190,7 @@ def test_repair_does_not_bury_what_waits_under_another_step(
     center.put("mail", "now", b"", priority=3)
     center.put("mail", "later", b"", priority=3, delay=3600)
     client.rename(slot.stores[1], slot.store(step))
-    client.delete(slot.armed, center.keys.wake("mail"))
+    client.delete(slot.announced_times, center.keys.wake("mail"))
     place = (slot.store(step),)
     for _ in range(2):  # check changes nothing
         faults = {(fault.kind, fault.id, fault.places) for fault in center.check("mail")}

@@ -81,7 +81,7 @@ def test_messages_go_where_the_new_count_puts_them_and_are_what_they_were(
     assert (result.slots, result.left, result.done) == (after, 0, True)
     assert everything(center, "mail") == there
     topic = center.declared("mail")
-    assert (topic.slots, topic.span, topic.declaration.was) == (after, after, ())
+    assert (topic.slots, topic.slot_span, topic.declaration.draining_counts) == (after, after, ())
     check_slots(center, "mail")
     assert center.check("mail") == []
     for id, (*_, body, _, _) in there.items():
@@ -131,7 +131,7 @@ def test_bodies_that_are_no_envelopes_stay_and_are_found_and_delivered(center, c
         assert center.put("mail", f"{i}", b"more", basis=f"customer-{i % 3}", ensure=True) is None
     assert center.ack(center.pop("mail", 100).messages) == 20
     assert now(center, "mail", 16).done
-    assert center.declared("mail").declaration.was == ()
+    assert center.declared("mail").declaration.draining_counts == ()
     # To fewer, the slot says all there is to know.
     for i in range(20):
         center.put("mail", f"{i}", b"raw", basis=f"customer-{i % 3}", delay=HOUR)
@@ -555,7 +555,7 @@ def test_what_a_late_producer_puts_into_a_slot_that_is_gone_is_delivered_in_time
     assert time.monotonic() - began < 3
     assert sorted(got) == list(range(20))
     topic = TimeoutCenter(client).declared(queue)
-    assert (topic.slots, topic.span) == (1, 16)  # so that whoever dies with one is no loss
+    assert (topic.slots, topic.slot_span) == (1, 16)  # so that whoever dies with one is no loss
     drain(consumer)
     assert now(TimeoutCenter(client), queue, 1).done
     simple.cancel()

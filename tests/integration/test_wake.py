@@ -203,7 +203,7 @@ MANY = 2000
 def sizes(center: TimeoutCenter, topic: str) -> tuple[int, int]:
     """How many announcements nobody has claimed, and how many the fullest slot remembers."""
     client = center.client
-    armed = max(client.zcard(slot.armed) for slot in center.topic(topic).all_slots())
+    armed = max(client.zcard(slot.announced_times) for slot in center.topic(topic).all_slots())
     return client.zcard(center.keys.wake(topic)), armed
 
 
@@ -261,13 +261,13 @@ def test_announcements_of_earlier_releases_are_taken_back_in_parts(
         center.put("mail", f"m{i}", b"", delay=3600 + i)
     now = time.time_ns() // 1000
     times = {str(us): us for us in range(now + 3600 * 10**6, now + 3600 * 10**6 + 10 * MANY)}
-    client.zadd(slot.armed, times)
+    client.zadd(slot.announced_times, times)
     client.zadd(center.keys.wake("mail"), {f"0:{us}": us for us in times.values()})
     longest = 0
     for i in range(10 * MANY // 400):
-        before = client.zcard(slot.armed)
+        before = client.zcard(slot.announced_times)
         center.put("mail", f"n{i}", b"", delay=1800 - i)
-        longest = max(longest, before - client.zcard(slot.armed))
+        longest = max(longest, before - client.zcard(slot.announced_times))
     assert 100 < longest <= 500
     assert sizes(center, "mail")[1] <= 2
     assert min(announced(center, "mail"))[1] < now + 1800 * 10**6
@@ -333,7 +333,7 @@ def test_whatever_is_announced_and_claimed_the_first_time_is_known(
         times = [action_time(int(head[0][1])) for head in heads if head]
         if times:
             known = claims | {us for _, us in announced(center, "one")}
-            armed = [int(us) for us in client.zrange(slot.armed, 0, -1)]
+            armed = [int(us) for us in client.zrange(slot.announced_times, 0, -1)]
             assert min(armed) <= max(min(times), now_us(client)), (number, action)
             assert min(armed) in known, (number, action)
             assert len(armed) <= 2

@@ -149,6 +149,13 @@ def test_a_declaration_comes_back_from_redis_as_it_was_made(slots, retries, visi
     assert Declaration.from_json(made.to_json().encode()) == made
 
 
+def test_what_a_reshard_leaves_has_the_names_in_redis_that_older_releases_read():
+    made = Declaration(4, draining_counts=(8, 16), previous_counts=(8,))
+    assert made.to_json() == '{"slots":4,"retries":16,"was":[8,16],"formerly":[8]}'
+    assert Declaration.from_json(made.to_json()) == made
+    assert Declaration(4).over(made.to_json()) == '{"slots":4,"retries":16}'
+
+
 def test_a_declaration_of_a_newer_release_can_be_read():
     assert Declaration.from_json('{"slots":4,"rate":100}') == Declaration(slots=4)
 

@@ -22,12 +22,19 @@ class OlderCenter:
     def _keys(self, topic: str) -> list[str]:
         keys: list[str] = []
         for slot in self.center.topic(topic).all_slots():
-            keys += (slot.armed, slot.prepare, slot.body, slot.dead, slot.reasons, *slot.stores)
+            keys += (
+                slot.announced_times,
+                slot.prepare,
+                slot.body,
+                slot.dead,
+                slot.reasons,
+                *slot.stores,
+            )
         return keys
 
     def pop(self, topic: str, limit: int = 100, visibility: float = 60.0) -> list[Delivery]:
         declared = self.center.topic(topic)
-        slots, steps = declared.span, len(declared.steps)
+        slots, steps = declared.slot_span, len(declared.steps)
         limits = (16, 100, 0, 0, 10**9, 1000, 1)
         args = (slots, steps, limit, 0, 0, 0, int(visibility * 1000), *limits, *range(slots))
         reply = self._run("pop", [*self._keys(topic), self.center.keys.wake(topic)], *args)
@@ -40,7 +47,7 @@ class OlderCenter:
     def ack(self, deliveries: list[Delivery]) -> int:
         topic = deliveries[0].topic
         declared = self.center.topic(topic)
-        args: list[Any] = [declared.span, len(declared.steps), 0, *range(declared.span)]
+        args: list[Any] = [declared.slot_span, len(declared.steps), 0, *range(declared.slot_span)]
         for delivery in deliveries:
             args += (delivery.slot, delivery.id, 0)
         keys = [*self._keys(topic), self.center.keys.wake(topic)]
@@ -49,6 +56,11 @@ class OlderCenter:
     def release(self, delivery: Delivery) -> int:
         declared = self.center.topic(delivery.topic)
         slot = declared.slot(delivery.slot)
-        keys = [slot.armed, slot.prepare, *slot.stores, self.center.keys.wake(delivery.topic)]
+        keys = [
+            slot.announced_times,
+            slot.prepare,
+            *slot.stores,
+            self.center.keys.wake(delivery.topic),
+        ]
         message = (delivery.id, delivery.score, delivery.step, delivery.mark)
         return self._run("release", keys, len(declared.steps), slot.number, *message)[0]
