@@ -16,7 +16,7 @@ import os
 import socket
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -27,6 +27,7 @@ from ..center.center import Delivery, ScriptCall, TimeoutCenter
 from ..client.faults import is_temporary
 from ..errors import TocError
 from ..metrics.counters import INTERVAL, Metrics
+from .deletions import Deletion, OwedDeletions, delete
 from .flights import KEPT, Flight, Flights
 from .native_threads import WakeEvent, unpatched_threading
 from .pipe import BROKEN
@@ -114,13 +115,14 @@ class LeaseKeeper:
         self._present = ""
         self._present_due = 0.0
         self._owed: deque[ScriptCall] = deque()
-        #: what was owed is being said
-        self._settling = False
+        #: how much of what was owed is being said
+        self._settling = 0
         self._native = here = unpatched_threading()
         # Held for moments, within which no greenlet yields. Reentrant, for garbage may be
         # collected within them, and a channel that is garbage leaves what it held.
         self._lock = here.rlock()
         self._bell = WakeEvent(here.lock)
+        self._deletions = OwedDeletions(here.rlock)
         #: what is being delivered, and what was to be
         self.flights = Flights(here.rlock)
         self._running = False
@@ -277,6 +279,25 @@ class LeaseKeeper:
         self._owed.extend(calls)
         self._beat_within(RETRY_INTERVAL)
 
+    def delete_later(self, queue: str, bindings: Mapping[str, Sequence[str]]) -> None:
+        """Delete a transient queue as soon as the server can be reached.
+
+        bindings: exchange -> the queue's bindings to it, as they are in Redis
+        """
+        self._deletions.owe(queue, bindings)
+        self._beat_within(0.0)
+
+    def withdraw_deletion(self, queue: str) -> None:
+        """To be called before a transient queue is declared or bound: the one that is to be deleted
+        is another."""
+        while self._deletions.withdraw(queue, time.monotonic()):
+            time.sleep(0.005)  # a call is on its way, and is answered or refused soon
+
+    @property
+    def owes_deletions(self) -> bool:
+        """Whether queues are still to be deleted."""
+        return bool(self._deletions)
+
     def expect(self, flight: Flight) -> None:
         """Renew what this pop gives as long as its reply is on its way."""
         self.flights.expect(flight)
@@ -363,7 +384,7 @@ class LeaseKeeper:
                 self._native.leave()
 
     def _busy(self) -> bool:
-        holds = self._held or self._topics or self._bindings or self._owed
+        holds = self._held or self._topics or self._bindings or self._owed or self._deletions
         consumes = self._consumed or self._present
         return bool(holds or self.flights or consumes or self._upkeeper.wanted)
 
@@ -419,6 +440,8 @@ class LeaseKeeper:
                 # What was taken meanwhile has a lease that began later, but maybe a shorter one.
                 taken = [visibility for _, visibility in self._held.values()]
                 self._safe_until = began + min(taken, default=float("inf"))
+        for deletion in self._deletions.pending():
+            attempt(self._delete, center, deletion)
         for flight in self.flights.flying():
             attempt(center.run, flight.holding(center))
         for flight in self.flights.take_kept():
@@ -428,12 +451,16 @@ class LeaseKeeper:
         for name in sorted(topics, key=self._unrefreshed.__contains__):
             if broken and time.monotonic() >= self._due:
                 break
+            if name not in self._topics:
+                continue  # deleted since: it must not be declared again
             if attempt(center.refresh, name, topics[name]):
                 self._unrefreshed.discard(name)
             else:
                 self._unrefreshed.add(name)
         self._unrefreshed &= topics.keys()
         for (exchange, binding), ttl_ms in bindings.items():
+            if (exchange, binding) not in self._bindings:
+                continue
             attempt(Bindings(center).add, exchange, binding, ttl_ms)
         if time.monotonic() >= self._present_due:
             attempt(self._appear, center)
@@ -451,6 +478,19 @@ class LeaseKeeper:
         except BaseException:
             self.flights.lose(flight)  # to be tried again
             raise
+
+    def _delete(self, center: TimeoutCenter, deletion: Deletion) -> None:
+        """Delete a queue that could not be deleted when it was left."""
+        try:
+            delete(center, self._deletions, deletion, time.monotonic)
+        except BROKEN:
+            raise
+        except Exception as exc:
+            if not is_temporary(exc):
+                self._deletions.done(deletion)  # it goes stale
+                raise
+        if self._deletions:
+            self._beat_within(RETRY_INTERVAL)
 
     def _appear(self, center: TimeoutCenter) -> None:
         """Say which queues this process consumes."""
@@ -479,14 +519,14 @@ class LeaseKeeper:
             self._say(logging.DEBUG, "no part in the election of who keeps the queues up: %s", exc)
 
     def _settle(self, center: TimeoutCenter) -> None:
-        self._settling = True
+        self._settling = number = len(self._owed)
         try:
-            self._settle_owed(center)
+            self._settle_owed(center, number)
         finally:
-            self._settling = False
+            self._settling = 0
 
-    def _settle_owed(self, center: TimeoutCenter) -> None:
-        owed = [self._owed.popleft() for _ in range(len(self._owed))]
+    def _settle_owed(self, center: TimeoutCenter, number: int) -> None:
+        owed = [self._owed.popleft() for _ in range(number)]
         try:
             results = center.run_each(owed)
         except BROKEN:

@@ -567,10 +567,24 @@ class Channel(virtual.Channel):
         )
 
     def _delete_transient(self, queue: str) -> None:
+        """Delete it now, or as soon as the server can be reached again."""
+        bindings: dict[str, list[str]] = {}
         try:
+            for exchange, routing_key, arguments in list(self.state.queue_bindings(queue)):
+                members = self._members(queue, exchange, routing_key, arguments)
+                bindings.setdefault(exchange, []).extend(members)
             self.queue_delete(queue)
         except BROKEN as exc:
-            logger.debug("queue %s is left to go stale: %s", queue, exc)
+            logger.debug("queue %s is to be deleted later: %s", queue, exc)
+            self._forget_queue(queue)
+            for exchange, members in bindings.items():
+                for member in members:
+                    self.heartbeat.forget_binding(exchange, member)
+            self.heartbeat.delete_later(queue, bindings)
+
+    def after_reply_message_received(self, queue: str) -> None:
+        """Kombu has the answers that it has asked for: their queue is not needed any more."""
+        self._delete_transient(queue)
 
     def take_ahead(self, delivery: Delivery) -> Message | None:
         """The message, if the queue's consumer may have it before it is due: :meth:`hand_over`
@@ -772,6 +786,7 @@ class Channel(virtual.Channel):
         arguments = arguments or {}
         expires = arguments.get("x-expires")
         if exclusive or auto_delete or expires:
+            self.heartbeat.withdraw_deletion(queue)
             stale = int(self.settings.toc_stale_after * 1000)
             self._transient[queue] = max(int(expires or 0), stale)
             if auto_delete:
@@ -811,6 +826,7 @@ class Channel(virtual.Channel):
         limits = {**self.settings.toc_topics.get(queue, {}), **limits}
         expires = self._transient.get(queue)
         if expires:
+            self.heartbeat.withdraw_deletion(queue)
             limits.setdefault("slots", 1)
         elif self.settings.toc_slots:
             limits.setdefault("slots", self.settings.toc_slots)
@@ -863,6 +879,8 @@ class Channel(virtual.Channel):
         self.state.binding_declare(queue, exchange, routing_key, arguments)
         member = self._member(queue, exchange, routing_key, arguments)
         ttl = self._transient.get(queue, 0)
+        if ttl:
+            self.heartbeat.withdraw_deletion(queue)
         if kind.type != "fanout" or not ttl:
             # Before anybody can send to it: as a transient one, if it is one.
             self._topic(queue)
@@ -933,14 +951,19 @@ class Channel(virtual.Channel):
         return binding(kind.type, *kind.prepare_bind(queue, exchange, routing_key, arguments), part)
 
     def _unbind(self, queue: str, exchange: str, routing_key: str, arguments: Any) -> None:
+        members = self._members(queue, exchange, routing_key, arguments)
+        for member in members:
+            self.heartbeat.forget_binding(exchange, member)
+        Bindings(self.center).remove(exchange, *members)
+
+    def _members(self, queue: str, exchange: str, routing_key: str, arguments: Any) -> list[str]:
+        """A binding in all the ways in which it may be kept."""
         kind = self.typeof(exchange)
         made = kind.prepare_bind(queue, exchange, routing_key, arguments)
         members = [binding(kind.type, *made)]
         if kind.type == "fanout":  # whoever has bound it may know the queue otherwise
             members.append(binding(kind.type, *made, part_of_binding(routing_key or "")))
-        for member in members:
-            self.heartbeat.forget_binding(exchange, member)
-        Bindings(self.center).remove(exchange, *members)
+        return members
 
     def queue_delete(
         self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any
@@ -955,23 +978,28 @@ class Channel(virtual.Channel):
             if if_empty and size:
                 return 0
         self._read_no_more(lambda one: one.queue == queue)
-        self._fanout_queues.pop(queue, None)
-        self._kept.pop(queue, None)
-        self._routed.discard(queue)
         for exchange, routing_key, arguments in list(self.state.queue_bindings(queue)):
             self._unbind(queue, exchange, routing_key, arguments)
         # The others' bindings of a transient queue go stale; and a queue that is gone has none:
         # Kombu deletes that of its replies to remote control twice.
         if declared is not None and not declared.declaration.expires:
             self._unbind_everywhere(queue)
+        self._forget_queue(queue)
+        if declared is not None:
+            self.center.delete(queue)
+        return size
+
+    def _forget_queue(self, queue: str) -> None:
+        """Remember nothing of it, and do not keep it fresh."""
+        self._read_no_more(lambda one: one.queue == queue)
+        self._fanout_queues.pop(queue, None)
+        self._kept.pop(queue, None)
+        self._routed.discard(queue)
         self.state.queue_bindings_delete(queue)
         self.heartbeat.forget_topic(queue)
         self._transient.pop(queue, None)
         self._auto_delete.discard(queue)
         self._exclusive.discard(queue)
-        if declared is not None:
-            self.center.delete(queue)
-        return size
 
     def _unbind_everywhere(self, queue: str) -> None:
         """From the exchanges that other processes have bound it to as well."""

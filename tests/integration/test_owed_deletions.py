@@ -1,0 +1,148 @@
+"""A transient queue whose deletion fails is deleted as soon as the server can be reached again."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+from kombu import Connection, Consumer, Exchange, Producer, Queue
+from kombu.pidbox import Mailbox
+
+from kombu_toc import TimeoutCenter
+from kombu_toc.consumer.lease_keeper import LeaseKeeper
+from kombu_toc.scripts.call import ScriptCall
+
+from ..proxy import Proxy
+from ..servers import Server
+from .inspection import keys_left, slot_keys
+
+pytestmark = pytest.mark.one_server("the proxy that cuts connections stands before one")
+
+REPLIES = Queue("me.reply", Exchange("reply", "direct"), "me", exclusive=True, expires=10)
+
+Connect = Callable[..., Connection]
+
+
+@pytest.fixture
+def proxy(server: Server) -> Iterator[Proxy]:
+    with Proxy(server.port) as made:
+        yield made
+
+
+@pytest.fixture
+def consumer(proxy: Proxy, client: redis.Redis) -> Iterator[Connection]:
+    """A connection by way of the proxy; the server is empty."""
+    with Connection(proxy.toc_url) as made:
+        made.connect()
+        yield made
+        proxy.thaw()
+        proxy.accept()
+
+
+def until(holds: Callable[[], bool], what: Callable[[], object] = lambda: "") -> None:
+    deadline = time.monotonic() + 15
+    while not holds():
+        assert time.monotonic() < deadline, what()
+        time.sleep(0.01)  # another thread brings it about
+
+
+def reply(connection: Connection, body: str) -> None:
+    Producer(connection, REPLIES.exchange).publish(body, routing_key="me")
+
+
+def test_a_reply_that_comes_after_a_failed_deletion_does_not_stay(
+    proxy: Proxy, consumer: Connection, connect: Connect, client: redis.Redis
+) -> None:
+    """The queue, its binding, and what was put there before the server could be reached again."""
+    worker = connect()
+    with Consumer(consumer.default_channel, [REPLIES]):
+        proxy.refuse()
+    reply(worker, "late")
+    assert slot_keys(client)
+    proxy.accept()
+    until(lambda: not slot_keys(client), lambda: slot_keys(client))
+    until(lambda: worker.transport.center.declared("me.reply") is None)
+    reply(worker, "nobody is bound any more")
+    assert keys_left(client) == []
+
+
+def test_answers_that_have_come_are_not_lost_with_the_deletion_of_their_queue(
+    proxy: Proxy, consumer: Connection, client: redis.Redis
+) -> None:
+    """Kombu deletes the queue when it has the answers, before it returns them."""
+    mailbox = Mailbox("test")(consumer)
+    channel = consumer.default_channel
+    queue = mailbox.reply_queue
+    queue(channel).declare()
+    channel.basic_publish(
+        channel.prepare_message(
+            b'{"ticket": "T", "pong": 1}',
+            content_type="application/json",
+            content_encoding="utf-8",
+        ),
+        mailbox.reply_exchange.name,
+        mailbox.oid,
+    )
+
+    def answered(body: object) -> None:
+        proxy.refuse()
+
+    assert mailbox._collect("T", limit=1, timeout=5, callback=answered, channel=channel)
+    proxy.accept()
+    until(lambda: keys_left(client) == [], lambda: keys_left(client))
+
+
+def test_a_queue_that_is_declared_anew_is_not_hit_by_the_deletion_of_the_one_before(
+    proxy: Proxy, consumer: Connection, connect: Connect, client: redis.Redis
+) -> None:
+    """A worker's own queues have names that stay the same: it declares them when it reconnects."""
+    heartbeat = consumer.transport.heartbeat
+    with Consumer(consumer.default_channel, [REPLIES]):
+        proxy.refuse()
+    assert heartbeat.owes_deletions
+    proxy.accept()
+    with consumer.channel() as channel:
+        REPLIES(channel).declare()
+        assert not heartbeat.owes_deletions
+        reply(connect(), "kept")
+        [waiting] = slot_keys(client)[:1]
+        heartbeat.delete_later("another", {})
+        until(lambda: not heartbeat.owes_deletions)
+        assert client.exists(waiting)
+        assert REPLIES(channel).get(no_ack=True).payload == "kept"
+
+
+def test_a_deletion_that_reaches_the_server_late_does_nothing(
+    proxy: Proxy, client: redis.Redis
+) -> None:
+    """It was sent to a server that did not answer; when that does, there may be another queue of
+    that name."""
+    center = TimeoutCenter(client)
+    sent = threading.Event()
+
+    class Hanging(TimeoutCenter):
+        def run(self, call: ScriptCall) -> object:
+            if call.script.name == "discard" and call.args[0] and not sent.is_set():
+                proxy.freeze()
+                sent.set()
+            return super().run(call)
+
+    through = redis.Redis(port=proxy.port, socket_timeout=0.3)
+    keeper = LeaseKeeper(lambda: Hanging(through))
+    center.declare("me.reply", slots=1, expires=60_000)
+    center.put("me.reply", "old", b"x")
+    keeper.delete_later("me.reply", {})
+    assert sent.wait(10)
+    began = time.monotonic()
+    keeper.withdraw_deletion("me.reply")
+    assert time.monotonic() - began > 1  # until the call that is on its way is too late
+    center.put("me.reply", "new", b"x")
+    proxy.thaw()
+    with contextlib.closing(redis.Redis(port=proxy.port)) as other:
+        other.ping()  # what had piled up has arrived
+    until(lambda: not keeper.owes_deletions)
+    assert center.counts("me.reply").waiting == 2
