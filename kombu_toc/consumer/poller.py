@@ -8,13 +8,10 @@ until its action time share one heap, for which one timer is armed.
 
 from __future__ import annotations
 
-import heapq
 import logging
 import os
 import random
-import socket
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Collection, Hashable, Iterable
 from contextlib import suppress
@@ -24,21 +21,9 @@ from queue import Empty
 from secrets import token_urlsafe
 from typing import TYPE_CHECKING, Any
 
-from kombu.utils.eventio import ERR, READ, poll
 from redis.exceptions import ResponseError
 
-from ..center.broadcasts import (
-    BEGINNING,
-    PAGE,
-    Entry,
-    Subscription,
-    in_order,
-    listening,
-    newest_of,
-    order,
-    read_page,
-    restarted,
-)
+from ..center.broadcasts import Subscription, listening
 from ..center.center import RECOVER, REMEMBER, Delivery, Popped, ScriptCall, shares
 from ..client.cluster import is_passing
 from ..client.connection import close_idle
@@ -46,25 +31,25 @@ from ..client.options import ROUND_ROBIN
 from ..scripts.call import texts
 from .clock import ServerClock, ServerClocks, Steps
 from .cluster_pipes import SLOW, ClusterConnections
+from .due_queue import DueQueue
 from .flights import Flight
+from .loop import TICK, Alarm, Loop, end_wait
 from .native_threads import unpatched_threading
 from .pipe import BROKEN, PipelinedConnection, Waiting
+from .pool_first import PoolFirst
+from .settlements import Settlements
 from .snapshot import in_words, task_names
+from .subscriptions import Subscriptions, restart
 from .turns import Turns
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
     import redis
 
     from ..center.upkeep import Kept
     from ..model.topic import Topic
     from ..transport.channel import Capacity, Channel, Message
     from ..transport.transport import Transport
-
-    #: What is held until its time, or a claim: microseconds when it is due by the server's clock,
-    #: its place among those that are due at the same time, and whose it is.
-    _Entry: TypeAlias = tuple[int, tuple[int, int, int], "ConsumerState", Any]
+    from .due_queue import Claim, Entry
 
 logger = logging.getLogger(__name__)
 
@@ -90,14 +75,6 @@ CLOSE_IDLE = 5.0
 #: Claims of one slot that a consumer holds, at most.
 MAX_CLAIMS = 4
 
-#: The event loop's poller waits whole milliseconds, rounded up; the rest is slept.
-TICK = 0.001
-
-#: While there is a backlog, acknowledgements wait for the next pop: so many at most, and for so
-#: many seconds.
-MAX_ACKS = 32
-ACKS_WAIT = 0.003
-
 #: Seconds that drain_events waits beyond its timeout for a reply that is on its way.
 LAST_REPLY = 1.0
 
@@ -105,22 +82,12 @@ LAST_REPLY = 1.0
 #: most come sooner than the loop takes for a turn.
 AT_ONCE = 0.001
 
-#: Seconds for which everything else waits until the pool has sent what is delivered, at most.
-POOL_FIRST = 0.02
-
 #: Seconds after which a consumer reads again which topics are paused; it looks every second whether
 #: it is time to, so that a pause is known within five.
 READ_PAUSES = 4.0
 
 #: Seconds after which a consumer reads its topics' declarations again.
 REREAD = 5.0
-
-#: Seconds after which broadcasts that are not urgent are read again: the events of other workers.
-#: (Gossip takes a worker for lost after 4 seconds without its heartbeat, which comes every two.)
-STREAM_PAUSE = 1.5
-
-#: Seconds after which it is looked whether streams that are quiet were made anew.
-RESTART_PAUSE = 60.0
 
 #: Seconds after which a Cluster's node is asked again to wait on keys that are being moved.
 BLOCK_AGAIN = 0.1
@@ -167,11 +134,11 @@ class ConsumerState:
         #: topics from which nothing is taken for now
         self.paused: set[str] = set()
         #: claims that have come due and are not settled: (topic, slot, us)
-        self.owed: dict[tuple[str, int, int], None] = {}
+        self.owed: dict[Claim, None] = {}
         #: messages fetched and not handed over to start
         self.held = 0
         #: those of them that are due and wait for a free process, and since when
-        self.ready: deque[tuple[float, _Entry]] = deque()
+        self.ready: deque[tuple[float, Entry]] = deque()
         #: how many of the processes that were free when last asked have got nothing since
         self.startable = 0
         #: of these, those that the channel was handed already: their numbers in the heap
@@ -312,39 +279,25 @@ class Poller:
         clustered = self.center.clustered
         self.clock = ServerClocks() if clustered else ServerClock()
         self.intakes: dict[Any, ConsumerState] = {}
-        self.subscriptions: dict[tuple[str, str, str], tuple[Channel, Subscription]] = {}
+        self.subscriptions = Subscriptions()
         #: what went wrong, counted: "bare" (ids without a body), "rolled back", "died"
         self.tally: Counter[str] = Counter()
         self._steady = False
         #: exchanges of which broadcasts may be read late
-        self.unhurried: set[str] = set()
+        self.unhurried = self.subscriptions.unhurried
         self._pid = os.getpid()
-        self._hub: Any = None
-        self._own: Any = None
-        self._callbacks: dict[int, Any] = {}
-        self._heap: list[_Entry] = []
-        #: (topic, slot) -> how many claims of it the heap has
-        self._claims: Counter[tuple[str, int]] = Counter()
+        self.loop = Loop(self._on_nudged)
+        self.due = DueQueue()
+        self._alarm = Alarm(self.loop, self._on_alarm)
+        self._acks_alarm = Alarm(self.loop, self._on_acks_alarm)
+        self._reading_alarm = Alarm(self.loop, end_wait)
+        self._queued_alarm = Alarm(self.loop, self._watch_queued, early=0.0)
         self._number = count()
-        self._armed = 0.0
-        self._timer: Any = None
-        self._look_timer: Any = None
-        self._in_tick = False
         self._stopping = False
         self._delivered = 0
-        #: what leaves with the next turn; any thread may add to it
-        self._acks: deque[Delivery] = deque()
-        self._calls: deque[ScriptCall] = deque()
-        #: monotonic seconds when acknowledgements leave that wait for company
-        self._acks_leave: float | None = None
-        self._acks_timer: Any = None
-        self._thread = 0
+        self.settlements = Settlements()
         self._delivering = False
-        #: turns of the loop, and that of the latest delivery
-        self._turns = 0
-        self._delivered_in = -1
-        #: monotonic seconds since when each turn has been for the pool; None if the latest was not
-        self._pool_first_since: float | None = None
+        self._pool_first = PoolFirst()
         self._wake_topics: dict[bytes, str] = {}
         self._turn = 0
         #: topics that are paused, and monotonic seconds when that is read again
@@ -352,13 +305,7 @@ class Poller:
         self._pauses_at = 0.0
         self._deal = 0
         self._listened: dict[str, str] = {}
-        #: monotonic seconds when broadcasts that are not urgent are read next
-        self._next_reading = 0.0
-        self._reading_timer: Any = None
-        #: monotonic seconds when it is looked next whether streams were made anew
-        self._next_restart = 0.0
-        self._queued_timer: Any = None
-        told = (self._opened, self._closed, self.heartbeat.owe, self.center.metrics)
+        told = (self.loop.opened, self.loop.closed, self.heartbeat.owe, self.center.metrics)
         self._wake, self._stream = (
             PipelinedConnection(
                 self._pool, *told, on_refused=self._on_refused if clustered else None
@@ -374,7 +321,6 @@ class Poller:
         self._blocks_at = 0.0
         #: monotonic seconds of the next look for connections that nobody uses
         self._close_at = 0.0
-        self._nudge: tuple[socket.socket, socket.socket] | None = None
 
     def _pool(self) -> redis.ConnectionPool:
         """Of the server that has the keys of no single slot."""
@@ -387,7 +333,7 @@ class Poller:
             return False
         link = self._wake if waiting.item.on_reply == self._claimed else self._stream
         link.close()
-        self._blocks_at = time.monotonic() + BLOCK_AGAIN
+        self._blocks_at = self.loop.now() + BLOCK_AGAIN
         return True
 
     @property
@@ -419,7 +365,7 @@ class Poller:
         if topic not in intake.topics:
             intake.topics.append(topic)
         intake.look(topic)
-        if (now := time.monotonic()) >= self._pauses_at:
+        if (now := self.loop.now()) >= self._pauses_at:
             self._pauses_at = now + READ_PAUSES
             self._paused = self.center.paused()
         intake.pause(self._paused)
@@ -435,21 +381,15 @@ class Poller:
             self._stop_listening()
         intake.forget(topic)
         claims = {claim: None for claim in intake.owed if claim[0] == topic}
-        held, rest = [], []
-        queued, intake.ready = [entry for _, entry in intake.ready], deque()
-        for entry in self._heap + queued:
-            _, number, owner, item = entry
-            if owner is not intake or number in intake.early:  # it is another's already
-                rest.append(entry)
-            elif isinstance(item, Delivery):
-                (held if item.topic == topic else rest).append(
-                    item if item.topic == topic else entry
-                )
-            elif item[0] == topic:
-                claims[item] = None
+        held: list[Delivery] = []
+        for entry in [entry for _, entry in intake.ready]:
+            self.due.push(entry)
+        intake.ready.clear()
+        for _, _, _, item in self.due.take(partial(_is_of, intake, topic)):
+            if isinstance(item, Delivery):
+                held.append(item)
             else:
-                rest.append(entry)
-        self._set_heap(rest)
+                claims[item] = None
         intake.held -= len(held)
         for claim in claims:
             intake.owed.pop(claim, None)
@@ -461,19 +401,18 @@ class Poller:
 
     def follow(self, channel: Channel, subscription: Subscription) -> None:
         """Deliver a fanout exchange's broadcasts to a channel."""
-        self.subscriptions[subscription.bound] = (channel, subscription)
+        self.subscriptions.add(channel, subscription)
         self.nudge()
 
     def unfollow(self, subscription: Subscription) -> Subscription | None:
         """Deliver them no more; return by what they were delivered."""
-        found = self.subscriptions.pop(subscription.bound, None)
-        return found[1] if found else None
+        return self.subscriptions.remove(subscription)
 
     def settle(self, delivery: Delivery) -> None:
         """Acknowledge: within this turn of the loop, or at once without one."""
         self.heartbeat.drop(delivery)
-        if self._hub is not None:
-            self._acks.append(delivery)
+        if self.loop.hub is not None:
+            self.settlements.acks.append(delivery)
             self._leaves_with_next_turn()
         else:
             self._run_or_owe(self.center.acking([delivery]))
@@ -489,8 +428,8 @@ class Poller:
         elif not delivery.retries_left:
             logger.error("message %s: no retries left, it goes to DeadQueue", in_words(delivery))
         call = self.center.rejecting(delivery, requeue=requeue, reason=reason, error=error)
-        if self._hub is not None:
-            self._calls.append(call)
+        if self.loop.hub is not None:
+            self.settlements.calls.append(call)
             self._leaves_with_next_turn()
         else:
             self._run_or_owe([call])
@@ -515,8 +454,8 @@ class Poller:
         self._run_or_owe(self._take_settled())
 
     def _take_settled(self) -> list[ScriptCall]:
-        self._acks_leave = None
-        return self.center.acking(_drained(self._acks)) + _drained(self._calls)
+        acks, calls = self.settlements.take()
+        return self.center.acking(acks) + calls
 
     def _run_or_owe(self, calls: list[ScriptCall]) -> None:
         if not calls:
@@ -557,103 +496,56 @@ class Poller:
 
     def attach(self, hub: Any) -> None:
         """Work within Kombu's event loop."""
-        self._hub = hub
-        self._thread = threading.get_ident()
         self.steady = True
-        hub.on_tick.add(self.tick)
-        self._look_timer = hub.call_repeatedly(self.settings.toc_poll_interval, self._no_work)
-        self._open_nudge()
-
-    def _no_work(self) -> None:
-        """The timer only ends the wait: the turn that follows does the work."""
+        self.loop.attach(hub, self.tick, self.settings.toc_poll_interval)
 
     def detach(self) -> None:
-        hub, self._hub = self._hub, None
-        if hub is not None:
-            hub.on_tick.discard(self.tick)
-            if self._look_timer is not None:
-                self._look_timer.cancel()
-        for timer in (self._timer, self._acks_timer, self._reading_timer, self._queued_timer):
-            if timer is not None:
-                timer.cancel()
-        self._timer = self._acks_timer = self._reading_timer = self._queued_timer = None
+        self.loop.detach()
+        for alarm in (self._alarm, self._acks_alarm, self._reading_alarm, self._queued_alarm):
+            alarm.cancel()
 
     def nudge(self) -> None:
         """End the wait, from any thread: something has changed."""
-        ends = self._nudge
-        if ends is not None:
-            with suppress(OSError):  # full: it will end anyway; closed: nobody waits
-                ends[1].send(b"\0")
+        self.loop.nudge()
 
     def _leaves_with_next_turn(self) -> None:
-        if threading.get_ident() != self._thread:
-            self.nudge()
-            if self._hub is None:  # the loop has ended since
+        if self.loop.elsewhere:
+            self.loop.nudge()
+            if self.loop.hub is None:  # the loop has ended since
                 self.flush()
         elif self._delivering:
             # A solo pool runs the task inside the delivery, for as long as it takes.
             self._send_settled()
 
-    def _open_nudge(self) -> None:
-        if self._nudge is None:
-            self._nudge = socket.socketpair()
-            for end in self._nudge:
-                end.setblocking(False)
-            self._opened(self._nudge[0].fileno(), self._nudged)
-
-    def _nudged(self) -> None:
-        with suppress(OSError):
-            self._nudge[0].recv(4096)
-        if self._hub is not None:
-            # The pool sends what was delivered in the turn before, or in this one, after this.
-            if self._turns > self._delivered_in + 1:
-                self._rest()
-            self._run_due()
-
-    def _opened(self, fd: int, callback: Any) -> None:
-        self._callbacks[fd] = callback
-        if self._hub is not None:
-            self._hub.add_reader(fd, self._readable, fd)
-        if self._own is not None:  # Celery's mingle waits without the loop that it has
-            self._own.register(fd, READ | ERR)
-
-    def _closed(self, fd: int) -> None:
-        self._callbacks.pop(fd, None)
-        if self._hub is not None:
-            self._hub.remove(fd)
-        if self._own is not None:
-            with suppress(KeyError, ValueError, OSError):
-                self._own.unregister(fd)
-
-    def _readable(self, fd: int) -> None:
-        callback = self._callbacks.get(fd)
-        if callback is not None:
-            callback()
+    def _on_nudged(self) -> None:
+        # The pool sends what was delivered in the turn before, or in this one, after this.
+        if not self._pool_first.may_have_tasks:
+            self._rest()
+        self._run_due()
 
     def tick(self) -> None:
         """Before each wait: send what is to be sent, deliver what is due."""
-        self._in_tick = True
-        self._turns += 1
+        self.loop.ticking = True
+        self._pool_first.turn += 1
         try:
             for intake in list(self.intakes.values()):
                 if intake.ready:
                     self._run_ready(intake)
             self._run_due()
-            if self._pool_first():
+            if self._leave_turn_to_pool():
                 return
-            self._pool_first_since = None
             self.heartbeat.speak()
             for link in (self._wake, self._work, self._stream):
                 link.check()
             self._send_settled_or_wait()
-            now = time.monotonic()
+            now = self.loop.now()
             self._read_pauses(now)
             for intake in list(self.intakes.values()):
                 self._give_back_queued(intake, now)
                 self._consider(intake, now)
             self._listen()
             self._listen_streams()
-            self._arm()
+            self._set_alarm()
             if self.steady and now >= self._close_at:
                 self._close_at = now + CLOSE_IDLE
                 close_idle(
@@ -661,26 +553,21 @@ class Poller:
                     threading.get_native_id() if unpatched_threading().patched else None,
                 )
         finally:
-            self._in_tick = False
+            self.loop.ticking = False
 
-    def _pool_first(self) -> bool:
-        """Whether the pool is to send to its processes what was delivered just now, before
-        anything is said to Redis: the server would take the processor from them.
-
-        Not while there is a backlog: it is worked off with fewer turns of the loop.
-        """
-        if self._hub is None or self._turns > self._delivered_in + 1:
+    def _leave_turn_to_pool(self) -> bool:
+        """Whether the rest of this turn waits until the pool has sent what was delivered."""
+        pool = self._pool_first
+        if self.loop.hub is None or not pool.may_have_tasks:
+            pool.pass_by()
             return False
-        now = time.monotonic()
-        if self._pool_first_since is None:
-            self._pool_first_since = now
-        first = not self._has_backlog() and now < self._pool_first_since + POOL_FIRST
+        first = pool.takes_turn(self.loop.now(), self._has_backlog())
         # The pool's own tick may have come before this one, and would let the tasks lie.
-        if self._turns == self._delivered_in and self._flush_pool():
+        if pool.delivered_now and self._flush_pool():
             if first:
-                self.nudge()
-        elif first or self._turns == self._delivered_in:
-            self.nudge()
+                self.loop.nudge()
+        elif first or pool.delivered_now:
+            self.loop.nudge()
         return first
 
     def _flush_pool(self) -> bool:
@@ -704,30 +591,19 @@ class Poller:
                 self._work.read()
         for link in (self._wake, self._work, self._stream):
             link.close()
-        if self._nudge is not None:
-            self._closed(self._nudge[0].fileno())
-            for end in self._nudge:
-                end.close()
-            self._nudge = None
-        if self._own is not None:
-            self._own.close()
-            self._own = None
+        self.loop.close()
 
     def give_up(self) -> None:
         """From another thread, while the loop stands still and will end: let others have at
         once what is held and claimed here. :meth:`close` does the rest."""
         held: list[Delivery] = []
-        claims: dict[tuple[str, int, int], None] = {}
+        claims: dict[Claim, None] = {}
         for intake in list(self.intakes.values()):
             claims.update(dict.fromkeys(list(intake.owed)))
             while intake.ready:
                 with suppress(IndexError):  # the loop has gone on
-                    heapq.heappush(self._heap, intake.ready.popleft()[1])
-        while self._heap:
-            try:
-                _, number, owner, item = heapq.heappop(self._heap)
-            except IndexError:  # the loop has gone on
-                break
+                    self.due.push(intake.ready.popleft()[1])
+        for _, number, owner, item in self.due.take_all():
             if isinstance(item, Delivery):
                 message = owner.early.pop(number, None)
                 if message is None:
@@ -746,15 +622,11 @@ class Poller:
 
     def get(self, callback: Any, timeout: float | None = None) -> None:
         """Wait until something was delivered; raises Empty after `timeout` seconds."""
-        if self._own is None:
-            self._own = poll()
-            for fd in self._callbacks:
-                self._own.register(fd, READ | ERR)
-            self._open_nudge()
-        deadline = None if timeout is None else time.monotonic() + timeout
+        self.loop.wait_alone()
+        deadline = None if timeout is None else self.loop.now() + timeout
         self._delivered = 0
         # One event a call, for callers count calls; a green worker's loop does not.
-        self._one = self._hub is not None or not self.steady
+        self._one = self.loop.hub is not None or not self.steady
         try:
             self._wait_and_deliver(deadline)
         finally:
@@ -764,18 +636,18 @@ class Poller:
     def _wait_and_deliver(self, deadline: float | None) -> None:
         while True:
             if deadline is not None and not self.steady:
-                self._most = max(deadline - time.monotonic(), 0.001)
+                self._most = max(deadline - self.loop.now(), 0.001)
             self.tick()
             if self._delivered:
                 return
-            now = time.monotonic()
+            now = self.loop.now()
             # What has been asked for may be a message: its reply is waited for, but not forever.
             last = LAST_REPLY if self._work.busy else 0.0
             if deadline is not None and now >= deadline + last:
                 self._leave()
                 raise Empty
-            for fd, _ in self._own.poll(self._wait(now, deadline)) or ():
-                self._readable(fd)
+            for fd in self.loop.wait(self._wait(now, deadline)):
+                self.loop.readable(fd)
             if self._delivered:
                 return
 
@@ -793,10 +665,10 @@ class Poller:
         """Seconds until something is to be done, whatever comes in."""
         times = [now + self.settings.toc_poll_interval]
         times += [i.next_look for i in self.intakes.values() if not i.flying and i.next_look > now]
-        if self.unhurried and self._next_reading > now:
-            times.append(self._next_reading)
-        if self._heap:
-            times.append(now + self.clock.until(self._heap[0][0], now))
+        if self.unhurried and self.subscriptions.next_reading > now:
+            times.append(self.subscriptions.next_reading)
+        if (first := self.due.first) is not None:
+            times.append(now + self.clock.until(first[0], now))
         times += [i.ready[0][0] + MAX_QUEUED for i in self.intakes.values() if i.ready]
         if any(i.over_queued() for i in self.intakes.values()):
             times.append(now + MAX_QUEUED)
@@ -809,21 +681,14 @@ class Poller:
         if self.steady:
             return
         self._stop_listening()
-        claims: dict[tuple[str, int, int], None] = {}
-        rest = []
-        for entry in self._heap:
-            if isinstance(entry[3], Delivery):
-                rest.append(entry)
-            else:
-                claims[entry[3]] = None
+        claims = self.due.take_claims()
         if claims:
-            self._set_heap(rest)
-            self._announce_now(claims)
+            self._announce_now(dict.fromkeys(claims))
 
     # -- settling
 
     def _send_settled(self) -> None:
-        if self._acks or self._calls:
+        if self.settlements:
             self._send([])
 
     def _send(self, items: list[tuple[Any, ...]]) -> None:
@@ -833,36 +698,27 @@ class Poller:
 
     def _send_settled_or_wait(self) -> None:
         """What is settled goes along with the next pop, if there is one within moments."""
-        if not self._acks and not self._calls:
+        waiting = self.settlements
+        if not waiting:
             return
-        turns = self._hub is not None and not self._one
-        if turns and not self._calls and len(self._acks) < MAX_ACKS:
-            now = time.monotonic()
-            if self._acks_leave is None:
-                self._acks_leave = now + ACKS_WAIT
-                self._wake_for_acks(ACKS_WAIT)
-            if now < self._acks_leave:
+        if self.loop.hub is not None and not self._one:
+            now = self.loop.now()
+            if waiting.may_wait(now):
+                assert waiting.leave_at is not None
+                self._acks_alarm.set(waiting.leave_at, now)
                 return
         self._send_settled()
 
-    def _wake_for_acks(self, seconds: float) -> None:
-        # One timer at a time, which looks again: nearly always a pop has taken them along.
-        if self._acks_timer is None or self._acks_timer.canceled:
-            # The loop's poller rounds up to whole milliseconds: a little early is in time.
-            self._acks_timer = self._hub.call_later(max(seconds - TICK, 0), self._on_acks_timer)
-            if self._in_tick:
-                self.nudge()  # the loop has already decided how long to wait
-
-    def _on_acks_timer(self) -> None:
-        self._acks_timer = None
-        if self._acks_leave is None:
+    def _on_acks_alarm(self) -> None:
+        # Nearly always a pop has taken them along.
+        leave_at, now = self.settlements.leave_at, self.loop.now()
+        if leave_at is None:
             return
-        left = self._acks_leave - time.monotonic()
-        if left > TICK:
-            self._wake_for_acks(left)
+        if leave_at - now > TICK:
+            self._acks_alarm.set(leave_at, now)
         else:
-            self._acks_leave = 0.0  # now
-            self.nudge()
+            self.settlements.leave_now()
+            self.loop.nudge()
 
     # -- taking
 
@@ -945,7 +801,7 @@ class Poller:
             intake.flying.discard(number)
             told(indexes)
             if intake.channel in self.intakes:
-                self._consider(intake, time.monotonic())
+                self._consider(intake, self.loop.now())
 
         def failed() -> None:
             intake.flying.discard(number)
@@ -969,7 +825,7 @@ class Poller:
         if recover:
             intake.recovered[topic] = now
         settings = self.settings
-        lookahead = int(settings.toc_lookahead * 1_000_000) if self._hub is not None else 0
+        lookahead = int(settings.toc_lookahead * 1_000_000) if self.loop.hub is not None else 0
         declared = self.center.topic(topic)
         if slots is not None and max(slots) >= declared.slot_span:
             # Announced by somebody who knows of more slots: of an older declaration or a newer
@@ -1072,11 +928,11 @@ class Poller:
             # What goes away by itself leaves nothing behind.
             remember=0 if looks or topic.declaration.expires else REMEMBER,
         )
-        sent = time.monotonic()
+        sent = self.loop.now()
 
         number = next(self._number)
         intake.flying.add(number)
-        left = time.monotonic()
+        left = self.loop.now()
         flight = Flight(topic, slots and tuple(slots), name, visibility, left)
         if not looks:
             self.heartbeat.expect(flight)
@@ -1111,7 +967,7 @@ class Poller:
                 return
             intake.flying.discard(number)  # a node that cannot be reached
             if topic.name in intake.topics:
-                intake.miss(topic.name, slots, time.monotonic())
+                intake.miss(topic.name, slots, self.loop.now())
 
         return call, popped, failed
 
@@ -1146,7 +1002,7 @@ class Poller:
 
     def _hear_clock(self, now_us: int, left: float, where: Hashable = None) -> None:
         """Learn what a server's clock has shown in a reply to what left at that moment."""
-        now = time.monotonic()
+        now = self.loop.now()
         steps = _steps.setdefault((self.transport.identity, where), Steps())
         if back := steps.back(now_us, left, now):
             self.clock.forget(where)
@@ -1217,22 +1073,22 @@ class Poller:
             elif due <= result.now_us:
                 due = 0
             entries.append((due, (batch, place, number), intake, delivery))
-            heapq.heappush(self._heap, entries[-1])
+            self.due.push(entries[-1])
         if intake.flying and not self.center.clustered:
             # The rest of the batch comes at once, and its topics take turns.
             self._hand_ahead(intake, entries)
             return
         self._run_due()
         self._hand_ahead(intake, entries)
-        self._consider(intake, time.monotonic())
-        self._arm()
+        self._consider(intake, self.loop.now())
+        self._set_alarm()
 
-    def _hand_ahead(self, intake: ConsumerState, entries: list[_Entry]) -> None:
+    def _hand_ahead(self, intake: ConsumerState, entries: list[Entry]) -> None:
         """Hand over what has come and is not due, where it may be handed over ahead."""
         if not intake.channel.policy.accepts_early:
             return
         for due, number, _, delivery in entries:
-            if due <= self.clock.at(time.monotonic()):  # delivered, or about to be
+            if due <= self.clock.at(self.loop.now()):  # delivered, or about to be
                 continue
             message = intake.channel.take_ahead(delivery)
             if message is not None:
@@ -1243,23 +1099,23 @@ class Poller:
         """Deliver held messages whose time has come and that can start, and act on claims."""
         for intake in self.intakes.values():
             intake.startable = 0
-        while self._heap and self._heap[0][0] <= (now := self.clock.at(time.monotonic())):
+        while (first := self.due.first) is not None:
+            if first[0] > (now := self.clock.at(self.loop.now())):
+                return
             if self._enough:
                 return
-            try:
-                self._heap[0][2].channel.policy.before_delivery()
-                entry = heapq.heappop(self._heap)
-            except IndexError:  # given back by another thread just now
+            first[2].channel.policy.before_delivery()
+            entry = self.due.pop()
+            if entry is None:  # given back by another thread just now
                 return
             _, number, intake, item = entry
             if not isinstance(item, Delivery):
-                self._claims[item[:2]] -= 1
                 intake.owed[item] = None
                 intake.ask(item[0], item[1])
             elif intake.channel not in self.intakes:  # it was handed over, and cancelled since
                 self._deliver(intake, number, item, now)
             elif intake.ready or not intake.may_start():
-                intake.ready.append((time.monotonic(), entry))
+                intake.ready.append((self.loop.now(), entry))
                 self._watch_queued()
             else:
                 self._deliver(intake, number, item, now)
@@ -1273,14 +1129,14 @@ class Poller:
                 _, (_, number, _, item) = intake.ready.popleft()
             except IndexError:  # given back by another thread just now
                 return
-            self._deliver(intake, number, item, self.clock.at(time.monotonic()))
+            self._deliver(intake, number, item, self.clock.at(self.loop.now()))
 
     def _deliver(
         self, intake: ConsumerState, number: tuple[int, int, int], delivery: Delivery, now: int
     ) -> None:
         intake.held -= 1
         self._delivered += 1
-        self._delivered_in = self._turns
+        self._pool_first.delivered_in = self._pool_first.turn
         self._delivering = True
         if due := delivery.action_us:
             self.center.metrics.late(delivery.topic, now - due)
@@ -1328,64 +1184,36 @@ class Poller:
 
     def _watch_queued(self) -> None:
         """See to it that the loop wakes when what waits for a process is to be given back."""
-        if self._hub is None or self._queued_timer is not None:
+        if self.loop.hub is None or self._queued_alarm.is_set:
             return
-        now = time.monotonic()
+        now = self.loop.now()
         since = [
             intake.ready[0][0] if intake.ready else now
             for intake in self.intakes.values()
             if intake.ready or intake.over_queued()
         ]
         if since:
-            wait = max(min(since) + MAX_QUEUED - now, TICK)
-            self._queued_timer = self._hub.call_later(wait, self._on_queued_timer)
-            if self._in_tick:
-                self.nudge()  # the loop has already decided how long to wait
+            self._queued_alarm.set(min(since) + MAX_QUEUED, now)
 
-    def _on_queued_timer(self) -> None:
-        self._queued_timer = None
-        self._watch_queued()
-
-    def _set_heap(self, entries: list[_Entry]) -> None:
-        heapq.heapify(entries)
-        self._heap = entries
-        claims = [entry[3] for entry in entries if not isinstance(entry[3], Delivery)]
-        self._claims = Counter(claim[:2] for claim in claims)
-
-    def _arm(self) -> None:
+    def _set_alarm(self) -> None:
         """See to it that the loop wakes for whatever comes first."""
-        if self._hub is None or not self._heap:
-            return
-        now = time.monotonic()
-        wait = self.clock.until(self._heap[0][0], now)
-        if self._timer is not None:
-            if self._armed <= now + wait and not self._timer.canceled:
-                return
-            self._timer.cancel()
-        # Kombu's hub runs ten due timers a turn and may then sleep for a second: there must
-        # never be more than one of ours, and none that is due at once.
-        if wait <= TICK:
-            self._timer = None
-            self.nudge()
-        else:
-            self._armed = now + wait
-            self._timer = self._hub.call_later(wait - TICK, self._on_timer)
-            if self._in_tick:
-                self.nudge()  # the loop has already decided how long to wait
+        first = self.due.first
+        if self.loop.hub is not None and first is not None:
+            now = self.loop.now()
+            self._alarm.set(now + self.clock.until(first[0], now), now)
 
-    def _on_timer(self) -> None:
-        self._timer = None
+    def _on_alarm(self) -> None:
         # The pool sends what was delivered since the last turn after this: no time to rest.
-        if self._turns > self._delivered_in:
+        if not self._pool_first.delivered_now:
             self._rest()
         self._run_due()
 
     def _rest(self) -> None:
         """Wait the part of a millisecond for which the loop's poller is too coarse."""
-        if self._heap:
-            rest = self.clock.until(self._heap[0][0], time.monotonic())
+        if (first := self.due.first) is not None:
+            rest = self.clock.until(first[0], self.loop.now())
             if 0 < rest <= 2 * TICK:
-                time.sleep(rest)
+                self.loop.sleep(rest)
 
     # -- claims
 
@@ -1393,7 +1221,7 @@ class Poller:
         """Block on the wake indexes of whoever is idle."""
         if self._wake.busy or self._enough or self._stopping:
             return
-        if self._blocks_at > time.monotonic():
+        if self._blocks_at > self.loop.now():
             return
         topics: list[str] = []
         for intake in self.intakes.values():
@@ -1425,7 +1253,7 @@ class Poller:
                 if self.center.client.execute_command(*unblock) or self._wake.readable():
                     self._wake.read()  # a claim, if one has come just now; else nothing
                     break
-                time.sleep(TICK / 2)  # what is to be ended has not even arrived
+                self.loop.sleep(TICK / 2)  # what is to be ended has not even arrived
             else:
                 self._wake.close()
         except BROKEN:
@@ -1449,36 +1277,25 @@ class Poller:
         if not intakes:
             self._announce_now({claim: None})
             return
-        if self._claims[claim[:2]] >= MAX_CLAIMS:
+        if self.due.count_claims(*claim[:2]) >= MAX_CLAIMS:
             self._unclaim(claim)
             return
-        self._claims[claim[:2]] += 1
         intake = max(intakes, key=lambda i: min(i.capacity()[:2]))
-        lookahead = int(self.settings.toc_lookahead * 1_000_000) if self._hub is not None else 0
-        heapq.heappush(
-            self._heap, (claim[2] - lookahead, (next(self._number), 0, 0), intake, claim)
-        )
+        lookahead = int(self.settings.toc_lookahead * 1_000_000) if self.loop.hub is not None else 0
+        self.due.push_claim(claim[2] - lookahead, (next(self._number), 0, 0), intake, claim)
         if self._stopping:  # whoever ends the wait goes on with it
             return
         self._run_due()
-        self._consider(intake, time.monotonic())
-        if self._hub is not None and intake.flying and self._work.wait(AT_ONCE):
+        self._consider(intake, self.loop.now())
+        if self.loop.hub is not None and intake.flying and self._work.wait(AT_ONCE):
             self._work.read()
-        self._arm()
+        self._set_alarm()
         self._listen()
 
     def _unclaim(self, claim: tuple[str, int, int]) -> None:
         """Hand back all claims of a slot: a slot announces two times at most, so most of them are
         no more announced, and only what is can be claimed once more."""
-        claims = {claim: None}
-        rest = []
-        for entry in self._heap:
-            item = entry[3]
-            if isinstance(item, Delivery) or item[:2] != claim[:2]:
-                rest.append(entry)
-            else:
-                claims[item] = None
-        self._set_heap(rest)
+        claims = {claim, *self.due.take_claims(lambda other: other[:2] == claim[:2])}
         pairs = [(slot, us) for _, slot, us in sorted(claims)]
         self._work.send([(call, None) for call in self.center.handing_back(claim[0], pairs)])
         if not self._stopping:
@@ -1488,7 +1305,7 @@ class Poller:
         self._announce_later(intake.owed)
         intake.owed.clear()
 
-    def _announce_later(self, claims: dict[tuple[str, int, int], None]) -> None:
+    def _announce_later(self, claims: dict[Claim, None]) -> None:
         for topic, pairs in _by_topic(claims).items():
             self._work.send([(call, None) for call in self.center.handing_back(topic, pairs)])
 
@@ -1520,7 +1337,7 @@ class Poller:
                 del intake.owed[claim]
             self._announce_later(claims)
 
-    def _announce_now(self, claims: dict[tuple[str, int, int], None]) -> None:
+    def _announce_now(self, claims: dict[Claim, None]) -> None:
         for topic, pairs in _by_topic(claims).items():
             try:
                 self.center.run_all(self.center.handing_back(topic, pairs))
@@ -1531,25 +1348,18 @@ class Poller:
     # -- broadcasts
 
     def _listen_streams(self) -> None:
-        urgent: dict[str, str] = {}
-        rest: dict[str, str] = {}
-        for channel, subscription in list(self.subscriptions.values()):
+        for channel, subscription in self.subscriptions:
             while subscription.returned and not self._enough:
                 if channel.receive_broadcast(subscription, *subscription.returned.pop(0)):
                     self._delivered += 1
-            if channel.qos.can_consume():
-                positions = rest if subscription.exchange in self.unhurried else urgent
-                for key, last in subscription.last.items():
-                    known = positions.get(key)
-                    if known is None or order(last) < order(known):
-                        positions[key] = last
+        urgent, rest = self.subscriptions.positions()
         self._read_unhurried(rest)
         if self._stream.busy:
             if set(urgent) <= set(self._listened):
                 return
             # It waits for too little: nothing is lost, for it is read by position.
             self._stream.close()
-        if urgent and self._blocks_at <= time.monotonic():
+        if urgent and self._blocks_at <= self.loop.now():
             block = STREAM_BLOCK if self.steady else min(self._most, STREAM_BLOCK)
             self._listened = urgent
             command = listening(urgent, max(int(block * 1000), 1))
@@ -1557,21 +1367,18 @@ class Poller:
 
     def _read_unhurried(self, positions: dict[str, str]) -> None:
         """Read, every now and then, those broadcasts that nobody is to be woken for."""
-        now = time.monotonic()
-        if not positions or now < self._next_reading:
+        now = self.loop.now()
+        if not positions or not self.subscriptions.begin_reading(now):
             return
-        self._next_reading = now + STREAM_PAUSE
-        if self._hub is not None:
-            if self._reading_timer is not None:
-                self._reading_timer.cancel()
-            self._reading_timer = self._hub.call_later(STREAM_PAUSE, self._no_work)
+        if self.loop.hub is not None:
+            self._reading_alarm.cancel()
+            self._reading_alarm.set(self.subscriptions.next_reading, now)
 
         def read(reply: Any) -> None:
             self._broadcast(reply)
-            if any(len(entries) >= PAGE for _, entries in reply or ()):
-                # There may be more: in the next turn, for what is due comes first.
-                self._next_reading = 0.0
-                self.nudge()
+            if self.subscriptions.may_have_more(reply):
+                # In the next turn, for what is due comes first.
+                self.loop.nudge()
 
         self._work.send([(listening(positions), read)])
 
@@ -1579,30 +1386,7 @@ class Poller:
         if not reply:
             self._look_for_restarts()
             return
-        followers: dict[str, list[tuple[Channel, Subscription]]] = {}
-        for channel, subscription in list(self.subscriptions.values()):
-            for key in subscription.last:
-                followers.setdefault(key, []).append((channel, subscription))
-        pages: dict[str, list[list[Entry]]] = {}
-        for name, entries in reply:
-            key = name.decode("utf-8", "surrogatepass")
-            if key in followers:
-                page = read_page(key, entries)
-                pages.setdefault(followers[key][0][1].exchange, []).append(page)
-        for some in pages.values():
-            for entry in in_order(some):
-                self._tell_followers(entry, followers[entry.key])
-
-    def _tell_followers(self, entry: Entry, followers: list[tuple[Channel, Subscription]]) -> None:
-        place = order(entry.id)
-        for channel, subscription in followers:
-            if place <= order(subscription.last[entry.key]):
-                continue
-            if self.subscriptions.get(subscription.bound) != (channel, subscription):
-                continue  # cancelled by what an entry before has brought about
-            subscription.last[entry.key] = entry.id
-            if entry.kept and subscription.kept:  # it is in the topic
-                continue
+        for channel, subscription, entry in self.subscriptions.entries(reply):
             if not channel.wants(subscription, entry.routing_key):
                 continue
             if self._enough:
@@ -1611,25 +1395,17 @@ class Poller:
                 self._delivered += 1
 
     def _look_for_restarts(self) -> None:
-        """See whether streams were made anew after a pause, by a clock that shows less.
+        for subscription, key, last in self.subscriptions.looks_for_restarts(self.loop.now()):
+            look = ("XREVRANGE", key, "+", "-", "COUNT", 1)
+            self._work.send([(look, partial(restart, subscription, key, last))])
 
-        A stream that nothing is added to goes away, and its ids begin anew with the server's
-        clock: where that has stepped back meanwhile, what comes would be taken for old.
-        """
-        now = time.monotonic()
-        if now < self._next_restart:
-            return
-        self._next_restart = now + RESTART_PAUSE
-        for _, subscription in list(self.subscriptions.values()):
-            for key, last in subscription.last.items():
-                if last != BEGINNING:
-                    look = ("XREVRANGE", key, "+", "-", "COUNT", 1)
-                    self._work.send([(look, partial(self._restart, subscription, key, last))])
 
-    def _restart(self, subscription: Subscription, key: str, last: str, entries: Any) -> None:
-        # Unless it was read meanwhile.
-        if subscription.last[key] == last and restarted(last, newest_of(entries)):
-            subscription.last[key] = BEGINNING
+def _is_of(intake: ConsumerState, topic: str, entry: Entry) -> bool:
+    """Whether a consumer waits for this because of that topic, and nobody else has it."""
+    _, number, owner, item = entry
+    if owner is not intake or number in intake.early:  # it was handed over already
+        return False
+    return (item.topic if isinstance(item, Delivery) else item[0]) == topic
 
 
 def _add(asked: dict[str, set[int] | None], topic: str, slots: set[int] | None) -> None:
@@ -1642,12 +1418,7 @@ def _add(asked: dict[str, set[int] | None], topic: str, slots: set[int] | None) 
             known |= slots
 
 
-def _drained(queue: deque[Any]) -> list[Any]:
-    """What is in a queue that others may be adding to."""
-    return [queue.popleft() for _ in range(len(queue))]
-
-
-def _by_topic(claims: dict[tuple[str, int, int], None]) -> dict[str, list[tuple[int, int]]]:
+def _by_topic(claims: dict[Claim, None]) -> dict[str, list[tuple[int, int]]]:
     by_topic: dict[str, list[tuple[int, int]]] = {}
     for topic, slot, us in claims:
         by_topic.setdefault(topic, []).append((slot, us))

@@ -78,7 +78,7 @@ def report(channel: Channel) -> dict[str, Any]:
     leases = heartbeat.held()
     held, claims = [], []
     queued = [entry for _, entry in list(intake.ready)] if intake else []
-    for _, _, owner, item in [*queued, *list(poller._heap)]:
+    for _, _, owner, item in [*queued, *poller.due]:
         if owner is not intake:
             continue
         if isinstance(item, Delivery):

@@ -15,7 +15,7 @@ from kombu.asynchronous import Hub
 
 from kombu_toc import TimeoutCenter
 from kombu_toc.center.broadcasts import PAGE, PARTS, part_of_key
-from kombu_toc.consumer.poller import STREAM_PAUSE
+from kombu_toc.consumer.subscriptions import STREAM_PAUSE
 from kombu_toc.model import envelope
 
 from ..proxy import Proxy
@@ -268,7 +268,7 @@ def test_broadcasts_go_on_when_the_server_s_clock_steps_back(tmp_path: Path, key
 def test_a_stream_that_was_made_anew_by_a_clock_that_stepped_back_is_read(
     connect: Connect, center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kombu_toc.consumer.poller.RESTART_PAUSE", 0.0)
+    monkeypatch.setattr("kombu_toc.consumer.subscriptions.RESTART_PAUSE", 0.0)
     connection = connect()
     inbox = consume(connection, Queue("own", EVERYONE, exclusive=True))
     broadcast(connection, "before")
@@ -458,7 +458,7 @@ def test_events_that_come_faster_than_a_page_a_pause_are_read_without_falling_be
     inbox = reader(connection, "all", "#")
     connection.transport.poller.unhurried.add("events")
     Consumer(connection.channel(), [Queue("tasks")], callbacks=[tasks]).consume()
-    while not connection.transport.poller._next_reading:
+    while not connection.transport.poller.subscriptions.next_reading:
         hub.run_once()
     for number in range(20 * PAGE):
         broadcast(other, number, EVENTS, "task.sent")

@@ -242,10 +242,10 @@ def test_a_consumer_of_descending_times_holds_a_few_claims_of_a_slot(
                 assert time.monotonic() < deadline
                 with suppress(TimeoutError):
                     connection.drain_events(timeout=0.01)
-            assert len(poller._heap) <= MAX_CLAIMS
+            assert len(poller.due) <= MAX_CLAIMS
             assert sizes(center, "mail")[1] <= 2
         # Among them is the earliest, if perhaps handed back and claimed once more.
-        while min((us for *_, (_, _, us) in poller._heap), default=9e15) > (first - 38.5) * 1e6:
+        while min((us for *_, (_, _, us) in poller.due), default=9e15) > (first - 38.5) * 1e6:
             assert time.monotonic() < deadline, "nobody wakes for it"
             with suppress(TimeoutError):
                 connection.drain_events(timeout=0.01)

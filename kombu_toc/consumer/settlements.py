@@ -1,0 +1,53 @@
+"""Acknowledgements and other calls that leave together, and when they leave."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from ..center.center import Delivery
+from ..scripts.call import ScriptCall
+
+#: While there is a backlog, acknowledgements wait for the next pop: so many at most, and for so
+#: many seconds.
+MAX_ACKS = 32
+ACKS_WAIT = 0.003
+
+
+class Settlements:
+    """What is to leave with the next turn of the loop. Any thread may add to it."""
+
+    def __init__(self) -> None:
+        self.acks: deque[Delivery] = deque()
+        self.calls: deque[ScriptCall] = deque()
+        #: monotonic seconds when acknowledgements leave that wait for company
+        self.leave_at: float | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.acks or self.calls)
+
+    def may_wait(self, now: float) -> bool:
+        """Whether what there is may wait for the next pop to take it along.
+
+        Acknowledgements may, for moments from when this is first asked. Rejections do not, for
+        another consumer may wait for the message.
+        """
+        if self.calls or len(self.acks) >= MAX_ACKS:
+            return False
+        if self.leave_at is None:
+            self.leave_at = now + ACKS_WAIT
+        return now < self.leave_at
+
+    def leave_now(self) -> None:
+        """What waits is not to wait any longer."""
+        self.leave_at = 0.0
+
+    def take(self) -> tuple[list[Delivery], list[ScriptCall]]:
+        """What leaves now: deliveries to acknowledge, and calls."""
+        self.leave_at = None
+        return _drained(self.acks), _drained(self.calls)
+
+
+def _drained(queue: deque[Any]) -> list[Any]:
+    # Others may be adding to it.
+    return [queue.popleft() for _ in range(len(queue))]

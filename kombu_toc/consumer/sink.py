@@ -1,0 +1,64 @@
+"""What the poller needs of whoever it delivers to: in practice, a channel of Kombu's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from ..center.broadcasts import Subscription
+    from ..center.center import Delivery
+
+
+class Window(Protocol):
+    """The prefetch window."""
+
+    def can_consume(self) -> bool:
+        """Whether one more message fits."""
+
+    def give_back(self, message: Any) -> None:
+        """Release a message, if it is not settled."""
+
+
+class EarlyMessage(Protocol):
+    """A message that was handed over before it is due."""
+
+    early: bool
+    given_back: bool
+    #: what is to be done when it is due, and if it is given back instead
+    begin: Callable[[], Any] | None
+    otherwise: Callable[[], Any] | None
+
+
+class Sink(Protocol):
+    """Takes messages and broadcasts."""
+
+    qos: Window
+
+    def capacity(self, held: int, early: int = 0) -> tuple[int, int, int]:
+        """How many could start at once, how many are taken, and how many would be if nothing
+        were queued.
+
+        held: messages that are fetched and not yet delivered
+        early: of these, how many were handed over before they are due
+        """
+
+    def receive(self, delivery: Delivery) -> None:
+        """Deliver a message."""
+
+    def take_ahead(self, delivery: Delivery) -> EarlyMessage | None:
+        """The message, if it may be handed over before it is due."""
+
+    def hand_over(self, message: EarlyMessage) -> None:
+        """Deliver what :meth:`take_ahead` gave."""
+
+    def take_back(self, message: EarlyMessage) -> bool:
+        """Take it back unless it was settled; whether it was taken back."""
+
+    def wants(self, subscription: Subscription, routing_key: str) -> bool:
+        """Whether a queue gets a broadcast by this of its bindings."""
+
+    def receive_broadcast(
+        self, subscription: Subscription, routing_key: str, packed: bytes
+    ) -> bool:
+        """Deliver a broadcast; whether there is a consumer for it."""
