@@ -7,7 +7,7 @@ from typing import Any
 import click
 from celery.backends.base import DisabledBackend
 
-from ..app.revoke import mark_revoked, remember_revoked
+from ..app.revoked import mark_revoked, remember_revoked
 from .chosen import Filters, Many, check_usage, choosing, in_order, looked_up, show_found
 from .exits import FAILED, NOT_FOUND, TOO_LATE, Command
 from .message import state_of
