@@ -53,11 +53,11 @@ if TYPE_CHECKING:
     from .errors import SlotCountError as SlotCountError
     from .errors import TocError as TocError
     from .metrics.counters import Lateness as Lateness
-    from .metrics.counters import Measured as Measured
-    from .metrics.counters import Metrics as Metrics
-    from .metrics.counters import ScriptTimes as ScriptTimes
-    from .metrics.counters import read_metrics as read_metrics
-    from .metrics.counters import read_script_times as read_script_times
+    from .metrics.reading import Measured as Measured
+    from .metrics.reading import ScriptTimes as ScriptTimes
+    from .metrics.reading import read_metrics as read_metrics
+    from .metrics.reading import read_script_times as read_script_times
+    from .metrics.sender import Metrics as Metrics
     from .migrate.from_redis import Migrated as Migrated
     from .migrate.from_redis import Staying as Staying
     from .migrate.from_redis import migrate_broker as migrate_broker
@@ -90,11 +90,11 @@ _PLACES = {
     "Summary": "center.operations",
     "WAITING": "center.operations",
     "Lateness": "metrics.counters",
-    "Measured": "metrics.counters",
-    "Metrics": "metrics.counters",
-    "ScriptTimes": "metrics.counters",
-    "read_metrics": "metrics.counters",
-    "read_script_times": "metrics.counters",
+    "Measured": "metrics.reading",
+    "Metrics": "metrics.sender",
+    "ScriptTimes": "metrics.reading",
+    "read_metrics": "metrics.reading",
+    "read_script_times": "metrics.reading",
     "Limits": "model.topic",
     "Topic": "model.topic",
     "COUNTDOWN": "model.envelope",

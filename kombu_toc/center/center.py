@@ -41,7 +41,8 @@ from ..errors import (
     ServerError,
     SlotCountError,
 )
-from ..metrics.counters import Metrics, TopicCounts, count_first
+from ..metrics.counters import TopicCounts, count_first
+from ..metrics.sender import Metrics
 from ..model import scores
 from ..model.topic import (
     DEFAULT_SLOTS,

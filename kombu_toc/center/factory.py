@@ -9,7 +9,7 @@ import redis
 from ..client.connect import connect
 from ..client.options import Settings, read
 from ..client.urls import read_url
-from ..metrics.counters import Metrics
+from ..metrics.sender import Metrics
 from .center import TimeoutCenter
 
 

@@ -26,7 +26,7 @@ from ..center.bindings import Bindings
 from ..center.center import Delivery, ScriptCall, TimeoutCenter
 from ..client.faults import is_temporary
 from ..errors import TocError
-from ..metrics.counters import INTERVAL, Metrics
+from ..metrics.sender import INTERVAL, Metrics
 from .deletions import Deletion, OwedDeletions, delete
 from .flights import KEPT, Flight, Flights
 from .native_threads import WakeEvent, unpatched_threading

@@ -15,7 +15,7 @@ from ..client.connect import SOCKET_TIMEOUT
 from ..client.connection import IDLE
 from ..client.faults import refusal
 from ..errors import ServerError
-from ..metrics.counters import Metrics
+from ..metrics.sender import Metrics
 from ..scripts.call import ScriptCall, pack_command, pieces
 
 #: What a broken connection raises.

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from kombu_toc.consumer.pipe import BROKEN, PipelinedConnection
-from kombu_toc.metrics.counters import Metrics
+from kombu_toc.metrics.sender import Metrics
 
 from ..proxy import Proxy
 from ..servers import Server

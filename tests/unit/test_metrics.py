@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kombu_toc.metrics.counters import _FIELDS, BOUNDS_US, Lateness, Metrics, TopicCounts
+from kombu_toc.metrics.counters import _FIELDS, BOUNDS_US, Lateness, TopicCounts
+from kombu_toc.metrics.sender import Metrics
 from kombu_toc.model.topic import Declaration, Topic
 
 
@@ -87,7 +88,7 @@ def test_a_forked_child_does_not_send_again_what_its_parent_has_counted() -> Non
     if not child:
         counts.put += 2
         metrics.scripts["put"] = [2, 0.003, 0]
-        sent = [(one.topic, one.added) for one in metrics._changed(idle=True)]
+        sent = [(one.topic, one.added) for one in metrics.changed(idle=True)]
         os.write(writing, repr((sent, metrics._turn)).encode())
         os._exit(0)
     metrics._turn.append(turn)
@@ -95,7 +96,7 @@ def test_a_forked_child_does_not_send_again_what_its_parent_has_counted() -> Non
     said = os.read(reading, 10_000).decode()
     scripts = {"put:calls": 1, "put:timed": 1, "put:us": 2000}
     assert said == repr(([("mail", {"put": 2}), (None, scripts)], [True]))
-    assert metrics._changed(idle=False)[0].added == {"put": 7}
+    assert metrics.changed(idle=False)[0].added == {"put": 7}
 
 
 @pytest.mark.parametrize("idle", [False, True])
@@ -103,9 +104,9 @@ def test_what_idle_consumers_count_is_sent_only_with_the_rest_or_now_and_then(id
     metrics = Metrics()
     metrics.counts(topic("mail")).empty += 1
     metrics.scripts["pop"][0] += 1
-    assert bool(metrics._changed(idle=idle)) == idle
+    assert bool(metrics.changed(idle=idle)) == idle
     metrics.counts(topic("mail")).put += 1
-    changed = {one.topic: one.added for one in metrics._changed(idle=False)}
+    changed = {one.topic: one.added for one in metrics.changed(idle=False)}
     assert changed["mail"] == {"put": 1, "empty": 1}
     assert changed[None]["pop:calls"] == 1
 
