@@ -208,7 +208,7 @@ def sizes(center: TimeoutCenter, topic: str) -> tuple[int, int]:
 
 
 def test_puts_with_descending_times_leave_one_announcement_a_slot(center: TimeoutCenter) -> None:
-    """Y5, P3: nothing grows, and no script takes longer."""
+    """Y5: nothing grows, and no script takes longer."""
     topic = center.topic("mail")
     calls = [
         center.putting(topic, f"m{i}", b"", at_us=2 * 10**15 - i * 1000) for i in range(10 * MANY)
