@@ -37,9 +37,11 @@ if TYPE_CHECKING:
     from .client.health import read_memory as read_memory
     from .client.urls import mask_password as mask_password
     from .client.urls import server_url as server_url
+    from .compat.registry import CompatPart as CompatPart
     from .consumer.policy import WorkerPolicy as WorkerPolicy
     from .errors import ActionTimeError as ActionTimeError
     from .errors import AlreadyThereError as AlreadyThereError
+    from .errors import CompatError as CompatError
     from .errors import ConfigurationError as ConfigurationError
     from .errors import ConsumersError as ConsumersError
     from .errors import EmbeddedServerError as EmbeddedServerError
@@ -120,6 +122,8 @@ _PLACES = {
     "Transport": "transport.transport",
     "use_timezone": "transport.channel",
     "WorkerPolicy": "consumer.policy",
+    "CompatPart": "compat.registry",
+    "CompatError": "errors",
     "ActionTimeError": "errors",
     "AlreadyThereError": "errors",
     "ConfigurationError": "errors",

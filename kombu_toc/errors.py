@@ -29,6 +29,10 @@ class ConfigurationError(TocError, ValueError):
     """A URL or an option cannot be used as it stands; raised before anything is sent."""
 
 
+class CompatError(ConfigurationError):
+    """An installed library lacks a name without which tasks might be lost or executed twice."""
+
+
 class SlotCountError(ConfigurationError):
     """A topic's slot count is not a power of two, or not the one it was declared with."""
 

@@ -14,19 +14,12 @@ from weakref import WeakSet
 import redis
 from redis.exceptions import ResponseError
 
+from ..compat.redis_connections import is_open, open_of
 from ..scripts.call import patience_for, pieces
 from .faults import translated
 
 #: Seconds without use after which a connection may have been closed by the server.
 IDLE = 0.05
-
-
-def open_of(pool: Any) -> Any:
-    """An open connection of redis-py's pool that nobody uses, or None: the pool itself would make
-    sure that it works, and so might wait."""
-    idle = getattr(pool, "_available_connections", None)
-    connection = idle.pop() if idle else None
-    return None if connection is None or connection._sock is None else connection
 
 
 #: Those of this process; a fork's child has them, too.
@@ -110,7 +103,7 @@ class Client(redis.Redis):
                 connection, _ = self._free.pop()
             except IndexError:  # another thread was faster
                 break
-            if connection.pid == os.getpid() and connection._sock is not None:
+            if connection.pid == os.getpid() and is_open(connection):
                 return connection
         return open_of(self.connection_pool)
 

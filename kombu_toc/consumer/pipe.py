@@ -14,6 +14,7 @@ from ..client.acl import explained, is_refused
 from ..client.connect import SOCKET_TIMEOUT
 from ..client.connection import IDLE
 from ..client.faults import refusal
+from ..compat.redis_connections import socket_of
 from ..errors import ServerError
 from ..metrics.sender import Metrics
 from ..scripts.call import ScriptCall, pack_command, pieces
@@ -244,9 +245,9 @@ class PipelinedConnection:
             raise
         if arguments.get("socket_timeout") != self._patience:
             connection.socket_timeout = self._patience
-            connection._sock.settimeout(self._patience)
+            socket_of(connection).settimeout(self._patience)
         self._connection = connection
-        self._fd = connection._sock.fileno()
+        self._fd = socket_of(connection).fileno()
         self._on_open(self._fd, self.read)
 
     def _resend(self, waiting: Waiting) -> None:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from redis.exceptions import RedisError
 
+from ..compat.redis_connections import socket_of
 from ..errors import TocError
 from .counters import Counters
 
@@ -124,7 +125,7 @@ class Metrics(Counters):
                 return
             calls = [outlet.counting(one.topic, one.added) for one in changed]
             commands = [call.command(whole=True) for call in calls]
-            connection._sock.settimeout(0)
+            socket_of(connection).settimeout(0)
             connection.send_packed_command(connection.pack_commands(commands), check_health=False)
         except Exception as exc:  # it may be half taken down already
             logger.debug("the last counters are lost: %s", exc)

@@ -38,6 +38,7 @@ from ..center.broadcasts import (
 )
 from ..center.center import RECOVER, RELOAD, REMEMBER, SENT, Delivery, Put, ScriptCall
 from ..client.options import suggestion
+from ..compat import kombu_channel
 from ..consumer.clock import SendersClock
 from ..consumer.pipe import BROKEN
 from ..consumer.policy import DefaultPolicy, WorkerPolicy
@@ -289,6 +290,7 @@ class Channel(virtual.Channel):
 
     def __init__(self, connection: Any, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
+        kombu_channel.check(self)
         self.transport = connection
         self.settings = connection.settings
         self.center = connection.center

@@ -25,10 +25,11 @@ from ..client.connect import CONNECT_TIMEOUT, connect
 from ..client.health import check_server
 from ..client.options import Settings, read
 from ..client.urls import Address, mask_password, read_url, sentinel_url
+from ..compat.redis_connections import SOCKET
 from ..consumer.lease_keeper import LeaseKeeper
 from ..consumer.pipe import BROKEN
 from ..consumer.poller import Poller
-from ..errors import FailoverError, ServerError
+from ..errors import ConfigurationError, FailoverError, ServerError
 from .channel import Channel
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,9 @@ def _load_extensions() -> None:
         _extended.add(entry.name)
         try:
             entry.load()()
+        except ConfigurationError:
+            _extended.discard(entry.name)
+            raise
         except Exception:  # the transport works without; who misses it finds this
             logger.exception("cannot load the extension %s", entry.value)
 
@@ -207,6 +211,7 @@ class Transport(virtual.Transport):
         """Make sure that this user may consume. Raises NotPermittedError."""
         if not self._may_consume:
             _consumers.add(self.identity)
+            SOCKET.usable()
             permissions.check(self.center, permissions.CONSUMERS)
             self._may_consume = True
 
