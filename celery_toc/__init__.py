@@ -1,4 +1,4 @@
-"""What Celery gains from a timeout center. Nobody need import it: the broker URL is enough."""
+"""Celery's side of a timeout center. No import is needed to use it: the broker URL is enough."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def timeout_center(app: Celery, **options: Any) -> TaskCenter:
 
     options: added to the app's ``broker_transport_options``
 
-    Raises ConfigurationError if the app's broker URL is not one of ours.
+    Raises ConfigurationError if the app's broker URL is not one of ours. The connection is made
+    when it is first used.
     """
     from .app.task_center import TaskCenter
 
@@ -46,7 +47,7 @@ def timeout_center(app: Celery, **options: Any) -> TaskCenter:
         )
 
 
-if not TYPE_CHECKING:  # a name that is not there is to be seen
+if not TYPE_CHECKING:  # with it, no checker would report a name that does not exist
 
     def __getattr__(name: str) -> Any:
         if name not in _PLACES:

@@ -142,7 +142,7 @@ _PLACES = {
 
 __all__ = ("__version__", "register", *_PLACES)
 
-if not TYPE_CHECKING:  # a name that is not there is to be seen
+if not TYPE_CHECKING:  # with it, no checker would report a name that does not exist
 
     def __getattr__(name: str) -> Any:
         try:

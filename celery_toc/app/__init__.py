@@ -1,1 +1,1 @@
-"""What a program that sends tasks gains: the task center, revoke, results."""
+"""For programs that send tasks: the task center, countdowns, revokes, the result backend."""

@@ -1,4 +1,4 @@
-"""The result backend that a broker URL of ours names: Celery's own, on the same server.
+"""The result backend of a URL ``toc+redis://...``: Celery's own, on the same server.
 
 Celery finds it by the entry point ``toc`` of its group ``celery.result_backends``.
 """
@@ -14,10 +14,12 @@ import kombu_toc
 
 
 def result_backend(app: Any, url: str) -> Any:
-    """What Celery makes of ``result_backend="toc+redis://..."``; it has cut ``toc+`` off.
+    """Make the backend for ``result_backend="toc+redis://..."``.
 
-    Raises ImproperlyConfigured, naming what to use instead, where Celery has no such backend or
-    wants more than the URL says.
+    url: with or without ``toc+``, which Celery removes
+
+    Raises ImproperlyConfigured, which names an alternative, if Celery has no backend for such a
+    server, or needs more than the URL says.
     """
     scheme = url.partition("://")[0].removeprefix("toc+")
     if scheme == "cluster":

@@ -1,7 +1,7 @@
 """``celery toc``: see what is scheduled, cancel it, move it, replay it.
 
-Celery loads this package whenever ``celery`` is run, whatever for: so each command is a module
-of its own, imported when it is used.
+Celery loads this package whenever ``celery`` runs, for any command. So each command here is a
+module of its own, which is imported when it is used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .exits import Group
 
 remote.tell_command_line()
 
-#: The commands, and where each is. One more takes a module and a line.
+#: The commands, and where each is. To add one, write a module and add a line here.
 COMMANDS = {
     "status": "celery_toc.cli.status:status",
     "list": "celery_toc.cli.list:list_",
@@ -47,12 +47,12 @@ COMMANDS = {
 )
 @click.version_option(__version__, prog_name="celery-toc", message="%(prog)s %(version)s")
 @click.pass_context
-def toc(ctx: click.Context, **_: Any) -> None:
+def toc(ctx: click.Context, /, **_: Any) -> None:
     """See, cancel, move and replay the tasks that a timeout center holds.
 
     The app names the broker: `celery -A shop toc status`. Exit codes: 0 done, 1 the broker cannot
     be used or the operation failed, 2 wrong usage, 3 not found, 4 too late, 5 faults found.
     """
-    # The options that an app has added to all commands come as keywords; they mean nothing here.
+    # Options that the app has added to all commands come as keywords; they mean nothing here.
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

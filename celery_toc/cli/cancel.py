@@ -7,11 +7,23 @@ from typing import Any
 import click
 from celery.backends.base import DisabledBackend
 
+from kombu_toc import Cancelled
+
 from ..app.revoked import mark_revoked, remember_revoked
-from .chosen import Filters, Many, check_usage, choosing, in_order, looked_up, show_found
 from .exits import FAILED, NOT_FOUND, TOO_LATE, Command
 from .message import state_of
-from .session import Session, counted, with_session, yes_option
+from .options import yes_option
+from .selection import (
+    Filters,
+    Matching,
+    check_usage,
+    in_order,
+    look_up,
+    selection_options,
+    show_found,
+)
+from .session import Session, with_session
+from .wording import counted
 
 
 @click.command(
@@ -22,11 +34,11 @@ celery -A shop toc cancel 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --yes --json
 celery -A shop toc cancel --queue mail --task shop.mail.remind --until 2h
 """,
 )
-@choosing
+@selection_options
 @click.option(
     "--in-flight",
     is_flag=True,
-    help="With ids: also what a worker has. Its message goes, but what runs is not stopped.",
+    help="With ids: also what a worker has. Its message is deleted, but the task is not stopped.",
 )
 @click.option("--keep-results", is_flag=True, help="Do not mark the results as REVOKED.")
 @yes_option
@@ -41,20 +53,19 @@ def cancel(
 ) -> None:
     """Delete messages: a task that waits never runs, and its result is REVOKED.
 
-    Name ids, or say which by --queue, --task, --state, --since and --until: then all that wait
-    and match. Says whether it was in time: one that a worker has already is left to it (exit
-    code 4).
+    Name ids, or select by --queue, --task, --state, --since and --until: then all that wait and
+    match. A message that a worker has already is left to it, which is reported (exit code 4).
     """
     given = Filters(**filters)
     named = check_usage(ids, given)
     if in_flight and not named:
-        raise click.UsageError("--in-flight goes with ids; what else is cancelled waits")
+        raise click.UsageError("--in-flight goes with ids; filters select waiting messages only")
     results = _Results(session, keep_results)
     if named:
         _by_id(session, ids, given.queue, in_flight, yes, results)
     else:
         _by_filters(session, given, yes, results)
-    results.tell()
+    results.finish()
 
 
 def _by_id(
@@ -66,7 +77,7 @@ def _by_id(
     results: _Results,
 ) -> None:
     center = session.center
-    found, missing = looked_up(session, ids, queue)
+    found, missing = look_up(session, ids, queue)
     for id in missing:
         session.complain(f"there is no message {id!r}", NOT_FOUND)
     before = {(one.topic, one.id): state_of(session, one) for one in found}
@@ -101,19 +112,19 @@ def _by_id(
             result = " Its result is REVOKED." if revoked else ""
             session.screen.say(f"Cancelled {each.id} in {each.topic!r}; it was {state}.{result}")
     gone = {(one.topic, one.id) for one in found} - {(one.topic, one.id) for one in done}
-    for _, id in sorted(gone):  # between the look and the deed
+    for _, id in sorted(gone):  # since they were looked up
         session.complain(f"too late: {id!r} is gone", TOO_LATE)
     if session.as_json:
         session.screen.json({"results": shown})
 
 
 def _by_filters(session: Session, given: Filters, yes: bool, results: _Results) -> None:
-    many = Many(session, given)
+    matching = Matching(session, given)
     cancelled = late = 0
-    number = many.count()
+    number = matching.count()
     if number:
-        session.confirm(f"Cancel {counted(number, 'message')}{many.described}?", yes)
-        for page in many.pages():
+        session.confirm(f"Cancel {counted(number, 'message')}{matching.described}?", yes)
+        for page in matching.pages():
             for each in session.center.cancel_found(page, dead=False):
                 cancelled += each.deleted
                 late += not each.deleted
@@ -132,12 +143,12 @@ def _by_filters(session: Session, given: Filters, yes: bool, results: _Results) 
 
 
 class _Results:
-    """Marks the results of what is cancelled, as a revoke does."""
+    """Marks the results of cancelled tasks, as a revoke does."""
 
     def __init__(self, session: Session, keep: bool) -> None:
         self._session = session
         self.marked = 0
-        #: why results are not marked
+        #: why results are not marked; empty if the user does not want it
         self._why: str | None = None
         self._failed: Exception | None = None
         self._revoked: list[str] = []
@@ -146,8 +157,8 @@ class _Results:
         elif isinstance(session.app.backend, DisabledBackend):
             self._why = "the app has no result backend"
 
-    def mark(self, cancelled: Any) -> bool:
-        """Of one message; whether that was done. What a worker has is not touched."""
+    def mark(self, cancelled: Cancelled) -> bool:
+        """Mark the result of one task; return whether that was done. What a worker has is left."""
         if self._why is not None or self._failed is not None or cancelled.state == "in flight":
             return False
         task = self._session.center.task(cancelled)
@@ -155,7 +166,7 @@ class _Results:
             done = mark_revoked(
                 self._session.app, task, only_if_not_begun=cancelled.state == "dead"
             )
-        except Exception as exc:  # a result backend that cannot be reached, whatever it raises
+        except Exception as exc:  # a result backend that cannot be reached may raise anything
             self._failed = exc
             return False
         self.marked += done
@@ -163,8 +174,8 @@ class _Results:
             self._revoked.append(task.id)
         return done
 
-    def tell(self) -> None:
-        """Have workers list what was revoked; say it if results were to be marked and are not."""
+    def finish(self) -> None:
+        """Have workers list the revoked tasks; report results that could not be marked."""
         if self._revoked:
             remember_revoked(self._session.center, self._revoked)
         if self._failed is not None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import click
 
+from kombu_toc import Fault
+
 from .exits import FAULTS, Command
+from .options import queues_argument, yes_option
 from .screen import Column
-from .session import Session, counted, queues_argument, with_session, yes_option
+from .session import Session, with_session
+from .wording import counted
 
 COLUMNS = (
     Column("queue"),
@@ -32,10 +35,10 @@ celery -A shop toc check mail --json
 def check(session: Session, queues: tuple[str, ...]) -> None:
     """Look through queues for inconsistencies, such as an id without a body.
 
-    They may be in use meanwhile. Exit code 5 if something is found.
+    The queues may be in use meanwhile. Exit code 5 if something is found.
     """
     center = session.center
-    faults = _tell(session, (f for name in session.queues(queues) for f in center.check(name)))
+    faults = _report(session, (f for name in session.queues(queues) for f in center.check(name)))
     if faults:
         session.exit_code = FAULTS
 
@@ -53,18 +56,18 @@ celery -A shop toc repair mail --yes --json
 def repair(session: Session, queues: tuple[str, ...], yes: bool) -> None:
     """Mend what `check` finds.
 
-    Queues may be in use meanwhile. An id without a body is removed; a body without an id goes to
-    the dead messages.
+    The queues may be in use meanwhile. An id without a body is removed; a body without an id goes
+    to the dead messages.
     """
     center, names = session.center, session.queues(queues)
     if not yes:
         found = sum(len(center.check(name)) for name in names)
         if found:
             session.confirm(f"Repair {counted(found, 'inconsistency')}?", yes)
-    _tell(session, (fault for name in names for fault in center.repair(name)))
+    _report(session, (fault for name in names for fault in center.repair(name)))
 
 
-def _tell(session: Session, faults: Iterable[Any]) -> list[Any]:
+def _report(session: Session, faults: Iterable[Fault]) -> list[Fault]:
     found = list(faults)
     if session.as_json:
         session.screen.json(

@@ -1,4 +1,4 @@
-"""``celery toc dead``: what was given up on; look at it, replay it, delete it."""
+"""``celery toc dead``: see, replay and delete the messages that were given up on."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import Any
 
 import click
 
-from .chosen import looked_up
 from .exits import NOT_FOUND, TOO_LATE, Command, Group
 from .list import paging, show_page
 from .message import named
-from .session import Session, complete_dead_id, counted, queue_option, with_session, yes_option
+from .options import complete_dead_id, queue_option, yes_option
+from .selection import look_up
+from .session import Session, with_session
 from .show import show_all
+from .wording import counted
 
 COMMANDS = {
     name: f"{__name__}:{name.replace('list', 'list_')}"
@@ -63,8 +65,8 @@ def show(session: Session, id: str, queue: str | None) -> None:
         show_all(session, id, gone)
 
 
-def _which(function: Any) -> Any:
-    """The arguments that say which dead messages."""
+def _dead_options(function: Any) -> Any:
+    """Give a command the arguments and options that select dead messages."""
     for option in (
         yes_option,
         click.option("--all", "-a", "every", is_flag=True, help="All of them."),
@@ -83,14 +85,14 @@ celery -A shop toc dead requeue 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
 celery -A shop toc dead requeue --queue mail --task shop.tasks.remind --yes
 """,
 )
-@_which
+@_dead_options
 @with_session
 def requeue(session: Session, **which: Any) -> None:
     """Put dead messages back into their queues, due now, with all their retries.
 
     Name ids, or a --queue, a --task or both, or --all.
     """
-    _settle(session, "requeue", "requeued", session.center.requeue_dead, **which)
+    _apply(session, "requeue", "requeued", session.center.requeue_dead, **which)
 
 
 @click.command(
@@ -100,21 +102,21 @@ celery -A shop toc dead purge 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --yes
 celery -A shop toc dead purge --queue mail
 """,
 )
-@_which
+@_dead_options
 @with_session
 def purge(session: Session, **which: Any) -> None:
     """Delete dead messages for good.
 
     Name ids, or a --queue, a --task or both, or --all.
     """
-    _settle(session, "purge", "purged", session.center.purge_dead, **which)
+    _apply(session, "purge", "purged", session.center.purge_dead, **which)
 
 
-def _settle(
+def _apply(
     session: Session,
     verb: str,
     done: str,
-    settle: Callable[..., int],
+    operation: Callable[..., int],
     *,
     ids: tuple[str, ...],
     queue: str | None,
@@ -128,7 +130,7 @@ def _settle(
         raise click.UsageError("give ids, or --task or --all, and not both")
     center, name = session.center, session.queue(queue)
     if ids:
-        found, _ = looked_up(session, ids, name)
+        found, _ = look_up(session, ids, name)
         dead = [one for one in found if one.state == "dead"]
         names = {one.id for one in dead} | {one.id.rpartition("#")[0] for one in dead}
         alive = {one.id: one.state for one in found}
@@ -149,7 +151,7 @@ def _settle(
         what += f" of {task}" if task else ""
         what += f" in {name!r}" if name else ""
         session.confirm(f"{verb.capitalize()} {what}?", yes)
-        number = settle(name, ids=list(ids) or None, where=named(task))
+        number = operation(name, ids=list(ids) or None, where=named(task))
     if session.as_json:
         session.screen.json({done: number})
     elif number:

@@ -1,10 +1,10 @@
-"""How a command ends: an exit code, and in case of trouble one line. Imports nothing heavy."""
+"""How a command ends: an exit code, and if it failed one line. Imports nothing heavy."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import click
 from click_didyoumean import DYMGroup
@@ -17,7 +17,7 @@ FAILED = 1  #: the broker cannot be used, or the operation failed
 USAGE = 2  #: the command line is wrong, or the app's broker is no timeout center
 NOT_FOUND = 3  #: there is no message of that id, or no queue of that name
 TOO_LATE = 4  #: the message is in a state in which this cannot be done to it
-FAULTS = 5  #: `check` has found something
+FAULTS = 5  #: `check` has found inconsistencies
 
 
 class Failure(click.ClickException):
@@ -25,21 +25,21 @@ class Failure(click.ClickException):
 
     def __init__(self, message: object, exit_code: int = FAILED) -> None:
         super().__init__(" ".join(str(message).split()))
-        self.exit_code = exit_code
+        self.exit_code = exit_code  # type: ignore[misc]  # Click reads it from the instance, too
 
     def show(self, file: Any = None) -> None:
         click.echo(f"Error: {self.format_message()}", file=file, err=True)
 
 
 class Declined(Failure):
-    """Whoever was asked has said no, which is no error."""
+    """The user declined, which is no error: the line is shown without ``Error:``."""
 
     def show(self, file: Any = None) -> None:
         click.echo(self.format_message(), file=file, err=True)
 
 
 def _wrong_usage(error: click.UsageError) -> Failure:
-    """In one line what Click would tell in three."""
+    """The error in one line; Click would print three."""
     option = getattr(error, "option_name", None)
     if option in ("-A", "--app", "-b", "--broker"):
         return Failure(f"{option} goes before the command: celery {option} ... toc ...", USAGE)
@@ -48,14 +48,14 @@ def _wrong_usage(error: click.UsageError) -> Failure:
 
 
 def _failure(error: Exception, ctx: click.Context) -> Failure | None:
-    """What to tell of an error; None if it is a defect, whose traceback somebody will want."""
+    """The line for an error; None if it is a defect, whose traceback somebody needs."""
     import redis
 
     if isinstance(error, click.UsageError):
         return _wrong_usage(error)
     if isinstance(error, (kombu_toc.ConfigurationError, kombu_toc.ActionTimeError)):
         return Failure(error, USAGE)
-    if isinstance(error, BrokenPipeError):  # whoever read the output has gone; Click ends quietly
+    if isinstance(error, BrokenPipeError):  # nobody reads the output any more; Click ends quietly
         return None
     if isinstance(error, (redis.RedisError, kombu_toc.TocError, OSError)):
         url = ctx.meta.get("celery_toc.broker", "")
@@ -63,7 +63,7 @@ def _failure(error: Exception, ctx: click.Context) -> Failure | None:
     return None
 
 
-class _Ends:
+class _Exits(click.Command):
     """Turns errors into a line and an exit code."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
@@ -82,7 +82,7 @@ class _Ends:
             raise failure from exc
 
 
-class Command(_Ends, click.Command):
+class Command(_Exits):
     """A command.
 
     example: lines for its help
@@ -98,7 +98,7 @@ class Command(_Ends, click.Command):
                 formatter.write(f"  {line.strip()}\n")
 
 
-class Group(_Ends, DYMGroup):
+class Group(_Exits, DYMGroup):  # type: ignore[misc]  # click_didyoumean has no types
     """A group whose commands are imported when they are used.
 
     commands_at: name of a command -> ``module:attribute``
@@ -115,4 +115,4 @@ class Group(_Ends, DYMGroup):
         if name not in self.commands_at:
             return None
         module, _, attribute = self.commands_at[name].partition(":")
-        return getattr(import_module(module), attribute)
+        return cast(click.Command, getattr(import_module(module), attribute))

@@ -9,7 +9,8 @@ import click
 from . import times
 from .exits import USAGE, Command, Failure
 from .message import COLUMNS, DEAD_COLUMNS, STATES, State, dead_row, describe, named, row
-from .session import Session, queue_option, with_session
+from .options import queue_option
+from .session import Session, with_session
 
 
 def paging(function: Any) -> Any:

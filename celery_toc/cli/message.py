@@ -1,4 +1,4 @@
-"""A message as scripts and as people are shown it."""
+"""A message as JSON for scripts, and as text for people."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from typing import Any
 
 import click
 
+from celery_toc import Task
+from kombu_toc import Found
+
 from . import times
 from .screen import Cell, Column, clean
 from .session import Session
 
-#: States, as one word each: a waiting message is one of the first two.
+#: States, one word each. A waiting message is scheduled or ready.
 STATES = ("scheduled", "ready", "in-flight", "dead")
 
 _STYLES = {"scheduled": "", "ready": "yellow", "in-flight": "cyan", "dead": "red"}
@@ -41,12 +44,14 @@ DEAD_COLUMNS = (
 )
 
 
-def describe(session: Session, task: Any, *, whole: bool = False) -> dict[str, Any]:
-    """A message as in JSON; docs/commands.md explains it.
+def describe(session: Session, task: Task, *, whole: bool = False) -> dict[str, Any]:
+    """A message as in JSON; docs/commands.md explains the fields.
 
+    task: read from a message that was found
     whole: with headers, properties and body
     """
     found = task.found
+    assert isinstance(found, Found)
     shown = {
         "id": found.id,
         "task": task.name or None,
@@ -73,27 +78,27 @@ def describe(session: Session, task: Any, *, whole: bool = False) -> dict[str, A
     return shown
 
 
-def _priority(session: Session, found: Any) -> int:
-    """The priority step of its topic that it has."""
+def _priority(session: Session, found: Found) -> int:
+    """Its priority step, as its topic declares them."""
     steps = session.center.topic(found.topic).steps
     return steps[min(found.step, len(steps) - 1)]
 
 
-class State(click.Choice):
-    """One of STATES, however it is written."""
+class State(click.Choice):  # type: ignore[type-arg]  # Click's is generic from 8.2 on
+    """One of STATES; spaces and underscores are accepted for the hyphen."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         return super().convert(value.replace(" ", "-").replace("_", "-"), param, ctx)
 
 
-def state_of(session: Session, found: Any) -> str:
+def state_of(session: Session, found: Found) -> str:
     """One of STATES."""
     if found.state == "waiting":
         return "ready" if found.time_us <= session.now * 1e6 else "scheduled"
     return found.state.replace(" ", "-")
 
 
-def _retries_left(session: Session, found: Any) -> int | None:
+def _retries_left(session: Session, found: Found) -> int | None:
     if found.retries_left is not None:
         return found.retries_left
     topic = session.center.known(found.topic)  # which has just been looked at
@@ -101,12 +106,12 @@ def _retries_left(session: Session, found: Any) -> int | None:
 
 
 def _values(decoded: Any) -> Any:
-    """What JSON can hold of it; what it cannot is a text. None if it could not be decoded."""
+    """Arguments for JSON, which shows as text what it cannot hold; None if they are not decoded."""
     if decoded is None or isinstance(decoded, str):
         return None
     try:
         return json.loads(json.dumps(decoded, default=repr))
-    except (TypeError, ValueError):  # keys that are no text, or a value within itself
+    except (TypeError, ValueError):  # keys that are not text, or a value that contains itself
         return repr(decoded)
 
 
@@ -131,7 +136,7 @@ def row(session: Session, shown: dict[str, Any], seconds: float) -> list[Any]:
     """A row for COLUMNS.
 
     shown: what :func:`describe` returns
-    seconds: its time, since the epoch; 0 if it is due because it was rolled back
+    seconds: its time, since the epoch; 0 if it was rolled back and is due at once
     """
     state = shown["state"]
     return [
@@ -158,8 +163,8 @@ def dead_row(session: Session, shown: dict[str, Any], seconds: float) -> list[An
 
 
 def _when(session: Session, seconds: float) -> str:
-    """As ISO 8601 with its offset in plain text; on a terminal without it, for a line below says
-    it, and without today's date."""
+    """A time: ISO 8601 with its offset in plain text. On a terminal the offset is left out, because
+    a line below the table names the time zone, and so is today's date."""
     if not session.screen.is_rich:
         return times.local_iso(seconds, session.zone)
     text = times.local(seconds, session.zone)
@@ -177,14 +182,14 @@ def _cut(text: str) -> str:
 
 
 def in_a_line(session: Session, shown: dict[str, Any], seconds: float) -> str:
-    """What a message is, for a question or an answer."""
+    """A message in one line, for a question."""
     when = f", {times.distance(seconds - session.now)}" if seconds else ""
     name = shown["task"] or "(no task)"
     return f"{name} {shown['id']} in {shown['queue']!r}: {shown['state']}{when}"
 
 
-def named(pattern: str | None) -> Callable[[Any], bool] | None:
-    """The predicate that a task has that name; ``*`` and ``?`` stand for anything."""
+def named(pattern: str | None) -> Callable[[Task], bool] | None:
+    """The predicate that a task has such a name; ``*`` and ``?`` are wildcards."""
     if pattern is None:
         return None
     return lambda task: fnmatchcase(task.name or "", pattern)

@@ -8,12 +8,17 @@ from .exits import FAILED, USAGE, Command, Failure
 from .session import Session, with_session
 
 
-class _Address(click.ParamType):
+class _Address(click.ParamType):  # type: ignore[type-arg]  # Click's is generic from 8.5 on
     """``host:port``, ``:port`` for all addresses of the machine, ``port`` for its loopback."""
 
     name = "address"
 
-    def convert(self, value: str | tuple[str, int], param: object, ctx: object) -> tuple[str, int]:
+    def convert(
+        self,
+        value: str | tuple[str, int],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> tuple[str, int]:
         if isinstance(value, tuple):
             return value
         host, colon, port = value.rpartition(":")
@@ -43,7 +48,7 @@ celery -A shop toc metrics --serve 127.0.0.1:9808
 def metrics(session: Session, address: tuple[str, int] | None) -> None:
     """Queue depths, counters and lateness in Prometheus's text format.
 
-    Without --serve they are printed once. One exporter is enough, however many workers there are:
+    Without --serve they are printed once. One exporter is enough for any number of workers:
     everything is read from Redis.
     """
     try:
@@ -53,7 +58,7 @@ def metrics(session: Session, address: tuple[str, int] | None) -> None:
             f"{exc}: this command needs prometheus-client; pip install 'celery-toc[metrics]'",
             USAGE,
         ) from exc
-    session.center.client.ping()  # a broker that is down is told at once
+    session.center.client.ping()  # fails at once if the broker is down
     if session.as_json:
         families = list(exporter.registry(session.center).collect())
         samples = [sample for family in families for sample in family.samples]
@@ -73,5 +78,5 @@ def metrics(session: Session, address: tuple[str, int] | None) -> None:
     click.echo(f"Serving metrics at http://{shown}:{server.server_port}/metrics", err=True)
     try:
         thread.join()
-    except KeyboardInterrupt:  # that is how it ends
+    except KeyboardInterrupt:  # the way to end it
         server.shutdown()

@@ -10,10 +10,11 @@ import click
 import kombu_toc
 
 from .exits import FAILED, USAGE, Command, Failure
+from .options import yes_option
 from .screen import Column
-from .session import Session, with_session, yes_option
+from .session import Session, with_session
 
-#: What may be done about somebody who consumes.
+#: Added to the error that somebody consumes: what can be done.
 OVERRIDE = "; --force moves what is there all the same"
 
 QUEUES = (Column("queue"), Column("messages", right=True))
@@ -43,12 +44,12 @@ celery -A shop toc migrate --to redis://localhost:6379/0
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Count what would be moved, say what stands in the way, and change nothing.",
+    help="Count what would be moved, report what prevents it, and change nothing.",
 )
 @click.option(
     "--force",
     is_flag=True,
-    help="Also while somebody consumes: what both brokers' workers take runs twice.",
+    help="Also while somebody consumes: a task that workers of both brokers take runs twice.",
 )
 @yes_option
 @with_session
@@ -65,16 +66,16 @@ def migrate(
     """Move all messages from a redis:// broker to the app's, ETA tasks that workers held included;
     or, with --to, back to such a broker.
 
-    Stop the workers of the broker that the messages are in first. It can be repeated, also after it
-    was stopped halfway: nothing is lost and nothing is moved twice. Exit code 1 if a message stays
-    behind, which is said, and if a queue or a prefix that was named is not there.
+    First stop the workers of the broker that has the messages. The command can be repeated, also
+    after it was stopped halfway: nothing is lost and nothing is moved twice. Exit code 1 if a
+    message stays behind, which is reported, or if a queue or a prefix that was named is not there.
     """
-    if (source is None) == (target is None):
+    url = source or target
+    if url is None or (source is None) == (target is None):
         raise Failure(
             "name the broker to move from, redis://..., or with --to the one to move to", USAGE
         )
     session.center.client.ping()
-    url = source or target
     shown = kombu_toc.mask_password(url)
     session.ctx.meta["celery_toc.broker"] = shown
     options: dict[str, Any] = {
@@ -111,7 +112,7 @@ def migrate(
         raise Failure(f"{exc}{OVERRIDE}", FAILED) from exc
     except kombu_toc.MigrationError as exc:
         raise Failure(exc, FAILED) from exc
-    _tell(session, result, dry_run)
+    _report(session, result, dry_run)
 
 
 class _Bar:
@@ -146,7 +147,7 @@ def _parts(result: Any) -> str:
     return f"{result.scheduled} scheduled; {result.unacknowledged} had been held by workers"
 
 
-def _tell(session: Session, result: Any, dry_run: bool) -> None:
+def _report(session: Session, result: Any, dry_run: bool) -> None:
     if session.as_json:
         session.screen.json(
             {

@@ -1,18 +1,13 @@
-"""``celery toc pause``, ``resume``, ``purge`` and ``delete``: what is done to a whole queue."""
+"""``celery toc pause``, ``resume``, ``purge`` and ``delete``: commands for a whole queue."""
 
 from __future__ import annotations
 
 import click
 
 from .exits import FAILED, Command, Failure
-from .session import (
-    Session,
-    complete_queue,
-    counted,
-    listed,
-    with_session,
-    yes_option,
-)
+from .options import complete_queue, yes_option
+from .session import Session, with_session
+from .wording import counted, listed
 
 _queues = click.argument(
     "queues", nargs=-1, required=True, metavar="QUEUE...", shell_complete=complete_queue
@@ -32,8 +27,8 @@ celery -A shop toc pause mail news --json
 def pause(session: Session, queues: tuple[str, ...]) -> None:
     """Have no worker take anything from queues, until `resume`.
 
-    Tasks can be sent as ever, and what becomes due waits. What workers have taken already goes
-    on. A worker knows within five seconds; one that is started later knows at once.
+    Tasks can be sent as usual; what becomes due waits. What workers have taken already goes on.
+    Workers know within five seconds; a worker that is started later knows at once.
     """
     _set(session, queues, True)
 
@@ -47,7 +42,7 @@ celery -A shop toc resume mail
 @_queues
 @with_session
 def resume(session: Session, queues: tuple[str, ...]) -> None:
-    """Have workers take from paused queues again; within five seconds they do."""
+    """Have workers take from paused queues again, within five seconds."""
     _set(session, queues, False)
 
 

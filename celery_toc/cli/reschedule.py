@@ -1,4 +1,4 @@
-"""``celery toc reschedule`` and ``run``: give a message another time, or none."""
+"""``celery toc reschedule`` and ``run``: give messages another time, or make them due now."""
 
 from __future__ import annotations
 
@@ -8,10 +8,22 @@ from typing import Any
 
 import click
 
+from kombu_toc import Found
+
 from . import times
-from .chosen import WIDTH, Filters, Many, check_usage, choosing, in_order, looked_up
 from .exits import NOT_FOUND, TOO_LATE, USAGE, Command, Failure
-from .session import SPAN, Session, counted, with_session, yes_option
+from .options import SPAN, yes_option
+from .selection import (
+    MOVED_WITHIN,
+    Filters,
+    Matching,
+    check_usage,
+    in_order,
+    look_up,
+    selection_options,
+)
+from .session import Session, with_session
+from .wording import counted
 
 
 @click.command(
@@ -22,7 +34,7 @@ celery -A shop toc reschedule 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --eta 2030-12
 celery -A shop toc reschedule --queue mail --task shop.mail.remind --until 2h --countdown 1d
 """,
 )
-@choosing
+@selection_options
 @click.option("--eta", metavar="TIME", help="ISO 8601; without an offset, in the app's time zone.")
 @click.option("--countdown", metavar="SPAN", type=SPAN, help="From now: seconds, or 1h30m, 2d.")
 @yes_option
@@ -53,7 +65,7 @@ def reschedule(
         when: dict[str, Any] = {"delay": countdown} if eta is None else {"at": at}
         _by_id(session, ids, given.queue, when)
     else:
-        to = at if eta is not None else session.now + countdown
+        to = at if countdown is None else session.now + countdown
         to_text = f"to {times.local_iso(to, session.zone)}"
         _by_filters(session, given, to, f"Reschedule {{}} {to_text}?", yes)
 
@@ -65,7 +77,7 @@ celery -A shop toc run 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
 celery -A shop toc run --queue mail --task shop.mail.remind
 """,
 )
-@choosing
+@selection_options
 @yes_option
 @with_session
 def run(session: Session, ids: tuple[str, ...], yes: bool, **filters: Any) -> None:
@@ -85,13 +97,13 @@ def run(session: Session, ids: tuple[str, ...], yes: bool, **filters: Any) -> No
 def _by_id(
     session: Session, ids: tuple[str, ...], queue: str | None, when: dict[str, float]
 ) -> None:
-    session.center.reschedule_found([], **when)  # refuses a time that there is not
-    found, missing = looked_up(session, ids, queue)
+    session.center.reschedule_found([], **when)  # refuses an invalid time
+    found, missing = look_up(session, ids, queue)
     for id in missing:
         session.complain(f"there is no message {id!r}", NOT_FOUND)
     moved = session.center.reschedule_found(found, **when)
     gone = {(one.topic, one.id) for one in found} - {(one.topic, one.id) for one in moved}
-    for _, id in sorted(gone):  # between the look and the deed
+    for _, id in sorted(gone):  # since they were looked up
         session.complain(f"too late: {id!r} is gone", TOO_LATE)
     results = []
     for each in in_order(ids, moved):
@@ -122,13 +134,13 @@ def _by_filters(
     session: Session, given: Filters, to: float | None, question: str, yes: bool
 ) -> None:
     when = {} if to is None else {"at": to}
-    session.center.reschedule_found([], **when)  # refuses a time that there is not
-    many = Many(session, given)
-    number = many.count()
+    session.center.reschedule_found([], **when)  # refuses an invalid time
+    matching = Matching(session, given)
+    number = matching.count()
     moved = late = 0
     if number:
-        session.confirm(question.format(f"{counted(number, 'message')}{many.described}"), yes)
-        for page in many.pages(skip=_is_there(session, to)):
+        session.confirm(question.format(f"{counted(number, 'message')}{matching.described}"), yes)
+        for page in matching.pages(skip=_has_time(session, to)):
             for each in session.center.reschedule_found(page, **when):
                 moved += each.moved
                 late += not each.moved
@@ -144,15 +156,17 @@ def _by_filters(
         session.complain(f"too late for {counted(late, 'message')}: a worker has it", TOO_LATE)
 
 
-def _is_there(session: Session, to: float | None) -> Callable[[Any], bool]:
-    """Whether a message has the time that it is to be given: what this very command has moved
-    comes by again."""
+def _has_time(session: Session, to: float | None) -> Callable[[Found], bool]:
+    """The predicate that a message already has the time that it is to be given.
+
+    A scan in the order of time meets the messages again that this very command has moved.
+    """
     began = time.monotonic()
 
-    def is_there(found: Any) -> bool:
+    def has_time(found: Found) -> bool:
         now = session.now + time.monotonic() - began
         if to is None or to <= now:
-            return found.time_us <= (now + WIDTH) * 1e6
-        return to * 1e6 - 1000 <= found.time_us < (to + WIDTH) * 1e6
+            return found.time_us <= (now + MOVED_WITHIN) * 1e6
+        return to * 1e6 - 1000 <= found.time_us < (to + MOVED_WITHIN) * 1e6
 
-    return is_there
+    return has_time

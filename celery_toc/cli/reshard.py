@@ -6,15 +6,17 @@ import click
 
 import kombu_toc
 
-from .exits import FAILED, Command, Failure
-from .session import SPAN, Session, complete_queue, counted, with_session, yes_option
+from .exits import FAILED, NOT_FOUND, Command, Failure
+from .options import SPAN, complete_queue, yes_option
+from .session import Session, with_session
+from .wording import counted
 
-#: The numbers of slots that there are.
+#: The possible numbers of slots.
 POWERS = tuple(2**exponent for exponent in range(10))
 
 
 def _power_of_two(ctx: click.Context, param: click.Parameter, slots: int) -> int:
-    """Before anything is asked."""
+    """Check the number of slots before the server is asked anything."""
     if slots not in POWERS:
         raise click.UsageError(
             f"--slots must be a power of two from 1 to {POWERS[-1]}, not {slots}"
@@ -43,14 +45,14 @@ celery -A shop toc reshard mail --slots 4 --wait 10m --yes --json
     type=SPAN,
     default="1m",
     show_default=True,
-    help="How long to wait for what workers have, after everything else is done.",
+    help="How long to wait for what workers have, after everything else is moved.",
 )
 @click.option(
     "--settle",
     type=SPAN,
     default="35s",
     show_default=True,
-    help="How long the producers may take until they know.",
+    help="How long producers may take to learn of the new number.",
 )
 @yes_option
 @with_session
@@ -59,13 +61,16 @@ def reshard(
 ) -> None:
     """Give a queue another number of slots, while producers and workers use it.
 
-    Nothing is lost and nothing runs early, also if this is stopped halfway: run it again, and it
-    goes on. Exit code 1 if something is left that could not be moved yet, such as what a worker
-    has: it is delivered as ever; run it again later to finish.
+    Nothing is lost and nothing runs early. If it is stopped halfway, run it again: it continues.
+    Exit code 1 if messages are left that could not be moved yet, such as those that a worker has:
+    they are delivered as usual; run it again later to finish.
     """
     center = session.center
     session.queues([queue])
-    before = center.declared(queue).slots
+    declared = center.declared(queue)
+    if declared is None:
+        raise Failure(f"there is no queue {queue!r}", NOT_FOUND)
+    before = declared.slots
     if before != slots:
         session.confirm(f"Give {queue!r} {slots} slots instead of {before}?", yes)
     told: list[int] = []
@@ -81,7 +86,7 @@ def reshard(
 
     try:
         result = kombu_toc.reshard_topic(
-            center, queue, slots, settle=settle, patience=wait, report=report
+            center.center, queue, slots, settle=settle, patience=wait, report=report
         )
     except kombu_toc.ReshardError as exc:
         raise Failure(exc, FAILED) from exc

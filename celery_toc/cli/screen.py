@@ -1,7 +1,7 @@
 """What a command prints: with Rich on a terminal, as plain text anywhere else.
 
-Rich is an extra (``celery-toc[cli]``): without it a terminal gets plain text too. Whatever comes
-from a message is shown without control characters, for it may have come from anybody.
+Rich is an extra (``celery-toc[cli]``): without it a terminal gets plain text too. Text that comes
+from a message is shown without control characters, because anybody may have sent it.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ try:
     import rich.console
     import rich.table
     import rich.text
-except ImportError:  # an extra
-    rich = None
+except ImportError:  # it is an extra
+    rich = None  # type: ignore[assignment]  # whoever uses it asks Screen.is_rich
 
 
-#: Characters that a column whose text may be broken keeps, at least; and if nothing else helps.
+#: Minimum width of a column whose text may be folded; and if the terminal is narrower than that.
 FOLDED, NARROWEST = 12, 5
 
-#: Numbers from this one on are shortened where there is no room for them: 1.2M.
+#: Numbers from this one on are shortened if there is no room for them: 1.2M.
 LONG = 10_000
 
-#: Styles of Rich's that are used here, for a terminal without it.
+#: The codes of those styles of Rich that are used without it.
 _SGR = {"bold": 1, "dim": 2, "red": 31, "yellow": 33, "cyan": 36}
 
 
 class Column(NamedTuple):
-    """A column of a table. On a terminal that is too narrow:
+    """A column of a table, and what becomes of it on a terminal that is too narrow.
 
+    right: numbers are aligned to the right
+    fold: its text is folded into several lines
     spare: it is left out, the highest number first and of equal ones the last; 0: never
-    fold: its text is broken into lines
     """
 
     name: str
@@ -47,14 +48,14 @@ class Column(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A value with a style of Rich's, which plain text leaves out."""
+    """A value with a style of Rich, which plain text ignores."""
 
     value: Any
     style: str = ""
 
 
 def clean(text: Any) -> str:
-    """A text in which nothing can move the cursor or break a line."""
+    """A text whose control characters are escaped: it cannot move the cursor or break a line."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
 
@@ -65,12 +66,12 @@ def _plain(value: Any) -> str:
 
 
 def _short(number: int) -> str:
-    """A number from a thousand on, in at most five characters."""
+    """A large number in at most five characters: ``1.2M``."""
     return scaled(number, ("", "k", "M", "G", "T"), 99.95)
 
 
 def scaled(number: float, units: Sequence[str], whole: float) -> str:
-    """A number in the unit that suits it, with a digit behind the point if it is below `whole`."""
+    """A number in the unit that fits; below `whole` with one digit after the point."""
     left = list(units)
     while number >= 999.5 and len(left) > 1:
         number /= 1000
@@ -91,7 +92,7 @@ def _shown(value: Any, *, short: bool = False) -> tuple[str, str]:
 
 
 def _cells(text: str) -> int:
-    """How many columns a text takes."""
+    """The width of a text on a terminal."""
     if text.isascii():
         return len(text)
     return sum(
@@ -109,8 +110,8 @@ class Fitted(NamedTuple):
 
 
 def fitted(columns: Sequence[Column], rows: Iterable[Sequence[Any]], width: int) -> Fitted:
-    """What of a table a terminal has room for. Nothing is cut: columns that can be spared are
-    left out, then long numbers are shortened, and long texts are broken into lines."""
+    """Fit a table to the width of a terminal. Nothing is cut off: columns that can be spared are
+    left out, then long numbers are shortened, and long texts are folded into lines."""
     rows = [list(row) for row in rows]
 
     def measured(short: bool, folded: int) -> tuple[list[Any], list[int], list[int]]:
@@ -142,7 +143,7 @@ def fitted(columns: Sequence[Column], rows: Iterable[Sequence[Any]], width: int)
         cells, natural, least = measured(True, NARROWEST)
     widths = {at: least[at] for at in shown}
     room = width - sum(widths[at] + 2 for at in shown) + 2
-    for at in shown:  # what is left goes to those that were to be broken
+    for at in shown:  # the remaining width goes to the columns that are folded
         more = max(min(natural[at] - widths[at], room), 0)
         widths[at] += more
         room -= more
@@ -154,7 +155,7 @@ def fitted(columns: Sequence[Column], rows: Iterable[Sequence[Any]], width: int)
 
 
 def _broken(text: str, width: int) -> list[str]:
-    """A text in lines of that many columns."""
+    """A text in lines of that width."""
     lines, line, taken = [], "", 0
     for c in text:
         takes = _cells(c)
@@ -166,8 +167,7 @@ def _broken(text: str, width: int) -> list[str]:
 
 
 def styled(text: str, style: str, colors: bool) -> str:
-    """A text with the codes that a terminal shows as that style; without colours only bold and
-    dim."""
+    """A text with a terminal's codes for that style; without colours only bold and dim."""
     code = _SGR.get(style)
     if code is None or not text.strip() or (code > 10 and not colors):
         return text
@@ -177,7 +177,7 @@ def styled(text: str, style: str, colors: bool) -> str:
 def ansi_table(
     columns: Sequence[Column], rows: Iterable[Sequence[Any]], width: int, *, colors: bool = True
 ) -> list[list[str]]:
-    """The lines of the heading, and those of each row, for a terminal of that width."""
+    """The lines of the heading, then those of each row, for a terminal of that width."""
     table = fitted(columns, rows, width)
 
     def drawn(cells: Sequence[tuple[str, str]]) -> list[str]:
@@ -200,7 +200,7 @@ def ansi_table(
 
 
 def plain_table(columns: Sequence[Column], rows: Iterable[Sequence[Any]]) -> str:
-    """Aligned columns, two spaces between them; what is empty shows as ``-``."""
+    """Aligned columns, two spaces between them; an empty cell is ``-``."""
     lines = [[column.name.upper().replace(" ", "_") for column in columns]]
     lines += [[_plain(value) or "-" for value in row] for row in rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
@@ -214,7 +214,7 @@ def plain_table(columns: Sequence[Column], rows: Iterable[Sequence[Any]]) -> str
 
 
 def rich_table(columns: Sequence[Column], rows: Iterable[Sequence[Any]], width: int) -> Any:
-    """The same as a table of Rich's, for a terminal of that width."""
+    """The same as a table of Rich, for a terminal of that width."""
     table = fitted(columns, rows, width - 2)
     made = rich.table.Table(
         box=rich.box.SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False
@@ -233,10 +233,10 @@ def rich_table(columns: Sequence[Column], rows: Iterable[Sequence[Any]], width: 
 
 
 class Screen:
-    """Standard output, and how to write to it.
+    """Standard output, written with Rich or as plain text.
 
     no_color: as ``celery --no-color``; the environment's NO_COLOR does the same
-    console: a console of Rich's to use; otherwise one is made if that is possible and wanted
+    console: a Rich console to use; unless given, one is made on a terminal if Rich is installed
     """
 
     def __init__(self, *, no_color: bool = False, console: Any = None) -> None:
@@ -248,7 +248,7 @@ class Screen:
 
     @property
     def is_live(self) -> bool:
-        """Whether it can be written to again and again in the same place."""
+        """Whether it is a terminal whose screen can be redrawn."""
         return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
     @property
@@ -256,7 +256,7 @@ class Screen:
         return self.console is not None
 
     def table(self, columns: Sequence[Column], rows: Iterable[Sequence[Any]]) -> list[str]:
-        """Show a table; return the names of the columns for which there was no room."""
+        """Show a table; return the names of the columns that were left out."""
         if not self.is_rich:
             click.echo(plain_table(columns, rows))
             return []

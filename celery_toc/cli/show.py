@@ -7,12 +7,15 @@ from typing import Any
 
 import click
 
+from kombu_toc import Found
+
 from . import times
 from .exits import NOT_FOUND, Command
 from .message import describe
-from .session import Session, complete_id, queue_option, with_session
+from .options import complete_id, queue_option
+from .session import Session, with_session
 
-#: What the time of a message is, by its state.
+#: What the time of a message means, by its state.
 _TIMES = {
     "scheduled": "due",
     "ready": "due",
@@ -39,8 +42,8 @@ def show(session: Session, id: str, queue: str | None) -> None:
     show_all(session, id, session.center.get(id, topic=session.queue(queue)))
 
 
-def show_all(session: Session, id: str, found: list[Any]) -> None:
-    """Show what was found under an id."""
+def show_all(session: Session, id: str, found: list[Found]) -> None:
+    """Show the messages that were found under an id."""
     messages = [describe(session, session.center.task(each), whole=True) for each in found]
     if session.as_json:
         session.screen.json({"id": id, "messages": messages})

@@ -1,4 +1,4 @@
-"""``celery toc status``: what each queue holds, and how punctual it is."""
+"""``celery toc status``: what each queue holds, and how late its messages are delivered."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import kombu_toc
 
 from . import times
 from .exits import Command
+from .options import queues_argument
 from .screen import Cell, Column, scaled
-from .session import Session, counted, listed, queues_argument, with_session
+from .session import Session, with_session
+from .wording import counted, listed
 
 COLUMNS = (
     Column("queue", fold=True),
@@ -45,9 +47,9 @@ celery -A shop toc status mail --json
 def status(session: Session, queues: tuple[str, ...], every: bool) -> None:
     """What each queue holds, and how late its messages were delivered in the last minutes.
 
-    Scheduled: waits for its time. Ready: due, and not taken yet; oldest: for how long. In flight:
-    taken by a worker, running or about to. Dead: given up on. Consumers: processes that take from
-    the queue. Memory: what its messages take in Redis, an estimate.
+    Scheduled: waiting for their time. Ready: due and not taken yet; oldest: for how long. In
+    flight: taken by a worker, running or about to run. Dead: given up on. Consumers: processes
+    that take from the queue. Memory: what its messages use in Redis, an estimate.
     """
     rows = survey(session, queues, every=every, memory=True)
     server = server_of(session)
@@ -72,22 +74,23 @@ def status(session: Session, queues: tuple[str, ...], every: bool) -> None:
 
 
 def survey(
-    session: Session, asked: Sequence[str], *, every: bool = False, memory: bool = False
+    session: Session, named: Sequence[str], *, every: bool = False, memory: bool = False
 ) -> list[dict[str, Any]]:
     """What each queue holds, as in JSON.
 
-    every: those too that go away by themselves, also while they are empty
-    memory: also what each takes
+    named: only these queues; all unless given
+    every: also queues that expire by themselves, while they are empty
+    memory: also the memory that each uses
     """
-    center, names = session.center, session.queues(asked)
-    summaries = [one for name in names for one in center.summary(name)] if asked else None
-    measured = kombu_toc.read_metrics(center, names)
+    center, names = session.center, session.queues(named)
+    summaries = [one for name in names for one in center.summary(name)] if named else None
+    measured = kombu_toc.read_metrics(center.center, names)
     consumers, paused = center.consumers(), center.paused()
     rows = []
     for found in center.summary() if summaries is None else summaries:
         declared = center.known(found.topic)
         passing = declared is not None and declared.declaration.expires
-        if passing and not any(found.counts) and not every and found.topic not in asked:
+        if passing and not any(found.counts) and not every and found.topic not in named:
             continue
         late = measured[found.topic].recent_lateness if found.topic in measured else None
         rows.append(
@@ -99,20 +102,20 @@ def survey(
                 "oldest_seconds": found.oldest_us / 1e6,
                 "late_p50_seconds": late and late.quantile(0.5),
                 "late_p99_seconds": late and late.quantile(0.99),
-                # Who consumes replies does so for moments, and does not tell.
+                # Replies are consumed for moments only, which nobody records.
                 "consumers": None if passing else len(consumers.get(found.topic, ())),
                 "paused": found.topic in paused,
             }
         )
     if memory:
-        sizes = kombu_toc.estimate_memory(center, [row["queue"] for row in rows])
+        sizes = kombu_toc.estimate_memory(center.center, [row["queue"] for row in rows])
         for row in rows:
             row["memory_bytes"] = None if sizes is None else sizes[row["queue"]]
     return rows
 
 
 def unconsumed(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """A warning for each queue in which messages wait for nobody."""
+    """A warning for each queue in which messages wait and which nobody consumes."""
     return [
         f"nobody consumes {row['queue']!r}, in which {counted(waiting, 'message')} "
         f"{'waits' if waiting == 1 else 'wait'}; start a worker with -Q {row['queue']}"
@@ -150,14 +153,14 @@ def _bytes(number: float) -> str:
 
 
 def title(session: Session, server: dict[str, str]) -> str:
-    """Where all this is."""
+    """The heading: broker and server."""
     name = " ".join(filter(None, (server["name"], server["version"])))
     return f"{session.broker}  {name}"
 
 
 def server_of(session: Session) -> dict[str, str]:
-    """The server's name and version; empty where it does not tell."""
-    session.center  # noqa: B018 - which asks the server
+    """The server's name and version; empty if it does not tell."""
+    session.center  # noqa: B018 - to connect, which reads the server's INFO
     info = session.server
     name = "Valkey" if "valkey_version" in info else "Redis"
     return {

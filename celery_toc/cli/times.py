@@ -1,4 +1,4 @@
-"""Times as people write them, and as they like to read them. The clock is handed in."""
+"""Reads times as people write them, and writes times for people. Callers pass the current time."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _SPAN = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ms|s|m|h|d|w))+")
 
 
 def read_span(text: str) -> float:
-    """Seconds that a text names: ``90``, ``1.5``, ``1h30m``, ``2d``, ``500ms``; not negative.
+    """Read a span in seconds: ``90``, ``1.5``, ``1h30m``, ``2d``, ``500ms``; not negative.
 
-    Raises ValueError, with what is allowed, if it names none.
+    Raises ValueError, which says what is allowed.
     """
     text = text.strip().lower()
     if re.fullmatch(r"[0-9]+(?:\.[0-9]+)?", text):
@@ -28,12 +28,12 @@ def read_span(text: str) -> float:
 
 
 def read_moment(text: str, zone: tzinfo) -> float:
-    """Seconds since the epoch that an ISO 8601 text names; without an offset, in `zone`.
+    """Read ISO 8601 as seconds since the epoch; a time without an offset is in `zone`.
 
-    Raises ValueError, with an example, if it names none.
+    Raises ValueError, which gives an example.
     """
     try:
-        moment = maybe_iso8601(text.strip())
+        moment: datetime | None = maybe_iso8601(text.strip())
         if moment is None:
             raise ValueError
         return (moment if moment.tzinfo else moment.replace(tzinfo=zone)).timestamp()
@@ -44,7 +44,7 @@ def read_moment(text: str, zone: tzinfo) -> float:
 
 
 def read_bound(text: str, zone: tzinfo, now: float) -> float:
-    """A moment, ``now``, or a span before (``-1h``) or after now (``1h``, ``+1h``).
+    """Read a moment, ``now``, or a span before (``-1h``) or after now (``1h``, ``+1h``).
 
     now: seconds since the epoch
 
@@ -74,12 +74,12 @@ def iso(seconds: float) -> str:
 
 
 def local(seconds: float, zone: tzinfo) -> str:
-    """For people: in the app's time zone, to the second."""
+    """``2030-12-24 18:00:00`` in a time zone, for people."""
     return datetime.fromtimestamp(seconds, zone).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def local_iso(seconds: float, zone: tzinfo) -> str:
-    """In the app's time zone, with its offset from UTC, to the second."""
+    """ISO 8601 in a time zone, with its offset from UTC, to the second."""
     return datetime.fromtimestamp(seconds, zone).isoformat(timespec="seconds")
 
 
@@ -100,10 +100,10 @@ def span(seconds: float) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """A short time, to the tenth of a millisecond below ten; else as :func:`span`."""
+    """A span; below ten milliseconds to the tenth of one: ``1.3ms``."""
     return f"{seconds * 1000:.1f}ms" if seconds < 0.00995 else span(seconds)
 
 
 def distance(seconds: float) -> str:
-    """A span from now, signed: ``in 2h05m``, ``12s ago``."""
+    """A span from now: ``in 2h05m``, ``12s ago``."""
     return f"in {span(seconds)}" if seconds >= 0 else f"{span(-seconds)} ago"

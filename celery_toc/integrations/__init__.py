@@ -1,1 +1,1 @@
-"""Prometheus and Flower."""
+"""For other programs: a Prometheus exporter, and the broker page of Flower."""

@@ -1,9 +1,8 @@
 """Flower's Broker page: how many messages the queues of a timeout center hold.
 
-Flower decides by the broker URL's scheme whom it asks for that, out of a list which nothing can
-be added to; any other scheme gets an error page. So whoever it asks is given ours as well. The
-transport calls :func:`install` (entry point ``kombu_toc.extensions``), and only in a process that
-has imported Flower by itself.
+Flower picks the class that it asks by the scheme of the broker URL, from a fixed list; any other
+scheme gets an error page. So :func:`install` replaces how Flower picks. The transport calls it
+(entry point ``kombu_toc.extensions``), and only in a process that has imported Flower by itself.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from typing import Any
 
 import kombu_toc
 
-#: Seconds: as Flower itself has it with Redis, lest a page wait for a server that is away.
+#: Seconds, the same as Flower uses for Redis: a page must not wait for a server that is away.
 TIMEOUTS = {"socket_connect_timeout": 1.0, "socket_timeout": 2.0}
 
 
 def install() -> None:
-    """Let Flower find :class:`Queues` for a broker URL of ours."""
+    """Have Flower use :class:`Queues` for a broker URL of ours."""
     from flower.utils.broker import Broker
 
     choose = Broker.__new__
@@ -33,7 +32,7 @@ def install() -> None:
 
 
 class Queues:
-    """What Flower asks of a broker.
+    """Has the method that Flower calls on a broker.
 
     broker_options: the app's ``broker_transport_options``
     broker_use_ssl: the app's setting of that name
@@ -52,8 +51,8 @@ class Queues:
         self._ssl = broker_use_ssl
 
     async def queues(self, names: Iterable[str]) -> list[dict[str, Any]]:
-        """Of each queue its name and how many messages it holds: all (those that wait for their
-        time among them), those that are due, and those delivered and not acknowledged."""
+        """Each queue's name and numbers of messages: all (also those that wait for their time),
+        those that are due, and those delivered and not acknowledged."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(None, self._count, list(names))
 

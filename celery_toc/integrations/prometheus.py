@@ -1,7 +1,7 @@
 """What a timeout center holds and what happens in it, for Prometheus.
 
 Needs ``prometheus-client``: ``pip install 'celery-toc[metrics]'``. Everything is read from Redis
-when somebody asks, so one exporter serves all producers and workers, and it may run anywhere::
+at each scrape, so one exporter serves all producers and workers, and it may run anywhere::
 
     from celery_toc.metrics import serve
 
@@ -28,29 +28,30 @@ from redis.exceptions import RedisError
 
 import kombu_toc
 
-from .. import timeout_center
+from .. import TaskCenter, timeout_center
 
 __all__ = ("PORT", "TimeoutCenterCollector", "metrics_text", "serve")
 
-#: The port that the documentation, the alerts and the dashboard speak of.
+#: The port that the documentation, the alerts and the dashboard use.
 PORT = 9808
 
 
 class TimeoutCenterCollector(Collector):
     """Reads a timeout center at each scrape; for a registry of your own.
 
-    Queues that go away by themselves, such as those for replies, are left out: each has a name
-    that never comes again.
+    Queues that expire by themselves, such as those for replies, are left out: their names are never
+    used again.
     """
 
-    def __init__(self, center: kombu_toc.TimeoutCenter) -> None:
-        self._center = center
+    def __init__(self, center: kombu_toc.TimeoutCenter | TaskCenter) -> None:
+        self._center = center.center if isinstance(center, TaskCenter) else center
 
     def describe(self) -> list[Any]:
-        """Nothing: otherwise to register it would be to scrape it."""
+        """Nothing: without this, the registry would scrape when the collector is registered."""
         return []
 
     def collect(self) -> Iterator[Any]:
+        """Read the center. If it cannot be read, only ``celery_toc_up`` is there, and 0."""
         try:
             families = [*self._queues(), *self._counted(), *self._scripts(), *self._memory()]
         except (RedisError, kombu_toc.TocError, OSError):
@@ -136,8 +137,8 @@ class TimeoutCenterCollector(Collector):
 
 
 def _cumulated(lateness: kombu_toc.Lateness) -> list[tuple[float, int]]:
-    """(seconds, how many were no later), for every second bound: from one to the next it
-    doubles."""
+    """Pairs of (seconds, number delivered no later), for every other bound: each is twice the one
+    before."""
     found = lateness.up_to()
     return [*found[:-1:2], found[-1]]
 
@@ -146,8 +147,8 @@ def _bound(seconds: float) -> str:
     return "+Inf" if seconds == float("inf") else f"{seconds:.10g}"
 
 
-def registry(of: Celery | kombu_toc.TimeoutCenter) -> CollectorRegistry:
-    """A registry with the metrics of an app's timeout center, or of a center, and no others.
+def registry(of: Celery | kombu_toc.TimeoutCenter | TaskCenter) -> CollectorRegistry:
+    """A registry with only the metrics of an app's timeout center, or of a center.
 
     Raises ConfigurationError if the app's broker URL is not one of ours.
     """
@@ -156,20 +157,20 @@ def registry(of: Celery | kombu_toc.TimeoutCenter) -> CollectorRegistry:
     return made
 
 
-def metrics_text(of: Celery | kombu_toc.TimeoutCenter) -> str:
+def metrics_text(of: Celery | kombu_toc.TimeoutCenter | TaskCenter) -> str:
     """The metrics of an app's timeout center, or of a center, in Prometheus's text format."""
     return generate_latest(registry(of)).decode()
 
 
 def serve(
-    of: Celery | kombu_toc.TimeoutCenter, host: str = "127.0.0.1", port: int = PORT
+    of: Celery | kombu_toc.TimeoutCenter | TaskCenter, host: str = "127.0.0.1", port: int = PORT
 ) -> tuple[Any, Any]:
     """Serve the metrics of an app's timeout center, or of a center, over HTTP, from a thread.
 
     host: an address of this machine; ``0.0.0.0`` for all of them
-    port: 0 for any that is free
+    port: 0 for a free one
 
-    Returns the server, whose ``shutdown()`` ends it and whose ``server_port`` is the port, and
-    the thread. Raises OSError if the port is taken, ConfigurationError as :func:`registry`.
+    Returns the server and the thread: ``server.shutdown()`` ends it, ``server.server_port`` is the
+    port. Raises OSError if the port is taken, ConfigurationError as :func:`registry`.
     """
     return start_http_server(port, host, registry=registry(of))

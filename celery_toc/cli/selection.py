@@ -1,38 +1,49 @@
-"""Which messages a command is about: ids that were named, or what filters find."""
+"""Selects the messages of a command: by ids, or by filters."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import click
+
+from kombu_toc import Found
 
 from . import times
 from .list import bounds, narrowed
 from .message import describe, in_a_line, named
-from .session import Renamed, Session, complete_id, queue_option
+from .options import RenamedOption, complete_id, queue_option
+from .session import Session
 
-#: Messages that are read, and then dealt with, together.
-STEP = 500
+#: Messages of a page that is read, and then changed by one call.
+PAGE = 500
 
-#: Messages that a question names one by one, at most.
-SHOWN = 10
+#: Messages that a question lists one by one, at most.
+MAX_LISTED = 10
 
-#: States of what waits.
+#: States of a waiting message.
 WAITING = ("scheduled", "ready")
 
-#: Seconds after a time to which many messages are moved within which they are, for each comes
-#: behind the one before.
-WIDTH = 0.1
+#: Seconds. Of many messages that are moved to one time, each comes a little behind the one before:
+#: all have times within this span.
+MOVED_WITHIN = 0.1
 
 
-def choosing(function: Any) -> Any:
-    """The arguments that say which waiting messages."""
+class _WithId(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+T = TypeVar("T", bound=_WithId)
+
+
+def selection_options(function: Any) -> Any:
+    """Give a command the arguments and options that select waiting messages."""
     for option in (
         click.option(
             "--until",
-            cls=Renamed,
-            formerly=("--before",),
+            cls=RenamedOption,
+            old_names=("--before",),
             metavar="TIME",
             help="Only those that are due before that time.",
         ),
@@ -51,7 +62,7 @@ def choosing(function: Any) -> Any:
 
 
 class Filters(NamedTuple):
-    """What was given beside ids."""
+    """The options that select messages, as they were given."""
 
     queue: str | None
     task: str | None
@@ -65,7 +76,7 @@ class Filters(NamedTuple):
 
 
 def check_usage(ids: tuple[str, ...], filters: Filters) -> bool:
-    """Whether ids were named; fails if neither they were nor filters, or both."""
+    """Return whether ids were named. Fails unless there are either ids or filters."""
     rest = filters._replace(queue=None)
     if ids and rest.any:
         raise click.UsageError("give ids, or --task, --state, --since and --until, and not both")
@@ -74,8 +85,11 @@ def check_usage(ids: tuple[str, ...], filters: Filters) -> bool:
     return bool(ids)
 
 
-class Many:
-    """The waiting messages that filters find."""
+class Matching:
+    """The waiting messages that match filters.
+
+    described: the filters in words, for a question: `` of shop.remind in 'mail'``
+    """
 
     def __init__(self, session: Session, filters: Filters) -> None:
         self._session = session
@@ -87,9 +101,10 @@ class Many:
         self.described = _described(session, filters, self._queue)
 
     def count(self) -> int:
-        """How many there are now."""
+        """How many messages match now."""
         center = self._session.center
-        if self._task is self._since is self._until is None:
+        no_filters = (self._task, self._since, self._until) == (None, None, None)
+        if no_filters and self._queue is not None:
             return center.counts(self._queue).waiting
         return center.count(
             self._queue,
@@ -99,10 +114,10 @@ class Many:
             where=named(self._task),
         )
 
-    def pages(self, skip: Callable[[Any], bool] = lambda found: False) -> Iterator[list[Any]]:
-        """All of them, some at a time.
+    def pages(self, skip: Callable[[Found], bool] = lambda found: False) -> Iterator[list[Found]]:
+        """Yield the messages in pages.
 
-        skip: those to leave out, such as what this very command has moved
+        skip: whether to leave a message out, such as one that this very command has moved
         """
         after = None
         while True:
@@ -112,7 +127,7 @@ class Many:
                 since=self._since,
                 until=self._until,
                 where=named(self._task),
-                limit=STEP,
+                limit=PAGE,
                 after=after,
             )
             if found := [one for one in page.messages if not skip(one)]:
@@ -123,7 +138,7 @@ class Many:
 
 
 def _described(session: Session, filters: Filters, queue: str | None) -> str:
-    """What filters say, for a question: ``of shop.remind in 'mail'``."""
+    """Filters in words, for a question: `` of shop.remind in 'mail'``."""
     said = []
     if filters.task:
         said.append(f"of {filters.task}")
@@ -137,29 +152,32 @@ def _described(session: Session, filters: Filters, queue: str | None) -> str:
     return "".join(f" {part}" for part in said)
 
 
-def looked_up(
+def look_up(
     session: Session, ids: tuple[str, ...], queue: str | None
-) -> tuple[list[Any], list[str]]:
-    """What there is of the ids that were named, and the ids of which there is nothing."""
+) -> tuple[list[Found], list[str]]:
+    """Look messages up by the ids that were named.
+
+    Returns the messages, and the ids without a message. An id also finds copies that share it.
+    """
     found = session.center.get(ids, topic=session.queue(queue))
     names = {one.id for one in found} | {one.id.rpartition("#")[0] for one in found}
     return found, [id for id in dict.fromkeys(ids) if id not in names]
 
 
-def in_order(ids: Iterable[str], done: Iterable[Any]) -> list[Any]:
-    """What was done, in the order in which the ids were named."""
+def in_order(ids: Iterable[str], done: Iterable[T]) -> list[T]:
+    """Sort results by the order in which the ids were named."""
     places = {id: at for at, id in enumerate(dict.fromkeys(ids))}
 
-    def place(one: Any) -> int:
+    def place(one: T) -> int:
         return places.get(one.id, places.get(one.id.rpartition("#")[0], len(places)))
 
     return sorted(done, key=place)
 
 
-def show_found(session: Session, found: list[Any]) -> None:
-    """What a question is about, a line each."""
-    for one in found[:SHOWN]:
+def show_found(session: Session, found: list[Found]) -> None:
+    """Show the messages of a question, one a line."""
+    for one in found[:MAX_LISTED]:
         message = describe(session, session.center.task(one))
         session.screen.say(in_a_line(session, message, one.time_us / 1e6))
-    if len(found) > SHOWN:
-        session.screen.say(f"... and {len(found) - SHOWN:,} more")
+    if len(found) > MAX_LISTED:
+        session.screen.say(f"... and {len(found) - MAX_LISTED:,} more")
