@@ -69,10 +69,10 @@ if TYPE_CHECKING:
     from .model.envelope import unpack as unpack
     from .model.topic import Limits as Limits
     from .model.topic import Topic as Topic
-    from .transport.channel import Capacity as Capacity
+    from .transport.action_time import use_timezone as use_timezone
+    from .transport.capacity import Capacity as Capacity
     from .transport.channel import Channel as Channel
-    from .transport.channel import Message as Message
-    from .transport.channel import use_timezone as use_timezone
+    from .transport.message import Message as Message
     from .transport.transport import Transport as Transport
 
 #: The public names, and the module each lives in: the same as above, for a type checker.
@@ -116,11 +116,11 @@ _PLACES = {
     "mask_password": "client.urls",
     "server_url": "client.urls",
     "EmbeddedServer": "client.embedded",
-    "Capacity": "transport.channel",
+    "Capacity": "transport.capacity",
     "Channel": "transport.channel",
-    "Message": "transport.channel",
+    "Message": "transport.message",
     "Transport": "transport.transport",
-    "use_timezone": "transport.channel",
+    "use_timezone": "transport.action_time",
     "WorkerPolicy": "consumer.policy",
     "CompatPart": "compat.registry",
     "CompatError": "errors",

@@ -35,7 +35,8 @@ from ..client.urls import mask_password, read_url
 from ..errors import ActionTimeError, ConfigurationError, ConsumersError, MigrationError
 from ..model.topic import PRIORITY_STEPS
 from ..scripts.call import Paces, when_of
-from ..transport.channel import Channel, eta_us
+from ..transport.action_time import action_time, eta_us
+from ..transport.channel import Channel
 
 #: Messages that are written, and then taken from the source, together.
 BATCH = 200
@@ -557,7 +558,7 @@ class _Migration:
 
     def _check_time(self, row: _Row) -> None:
         """Raises ActionTimeError if the center would not take it: also a dry run is to tell."""
-        at_us, delay_us = self.channel._action_time(row.message["headers"], {}, row.tag)
+        at_us, delay_us = action_time(row.message["headers"], row.tag)
         when_of(at_us, delay_us)
 
     def _putting(self, queue: str, row: _Row) -> ScriptCall:
@@ -566,8 +567,8 @@ class _Migration:
             "delivery_tag": row.tag,
             "delivery_info": dict(row.message["properties"]["delivery_info"]),
         }
-        return self.channel._putting(
-            self.channel._topic(queue),
+        return self.channel.publisher.putting(
+            self.channel.queues.topic(queue),
             {**row.message, "properties": properties},
             publish=(f"moved:{row.tag}", row.tag),
             remember=REMEMBER,

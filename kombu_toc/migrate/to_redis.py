@@ -34,7 +34,8 @@ from ..center.operations import IN_FLIGHT, WAITING, Cancelled, Found
 from ..client.urls import mask_password
 from ..errors import ConfigurationError, ConsumersError, EnvelopeError
 from ..model import envelope
-from ..transport.channel import Channel, eta_us
+from ..transport.action_time import eta_us
+from ..transport.channel import Channel
 from .from_redis import (
     BATCH,
     MAX_NAMED,

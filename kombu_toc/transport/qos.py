@@ -8,15 +8,22 @@ from typing import Any
 
 from kombu.transport import virtual
 
+from .message import Message
+
 logger = logging.getLogger(__name__)
 
 
 class QoS(virtual.QoS):
-    """Prefetch window of a channel. Acknowledgements may come from any thread."""
+    """Prefetch window of a channel. Acknowledgements may come from any thread.
+
+    What is settled goes straight to the poller, which sends it.
+    """
 
     def __init__(self, channel: Any, prefetch_count: int = 0) -> None:
-        super().__init__(channel, prefetch_count)
-        self._delivered: dict[Any, Any] = {}
+        super().__init__(channel, prefetch_count)  # type: ignore[no-untyped-call]  # Kombu's
+        self._poller = channel.poller
+        # Of Kombu's ordered one, nothing is used.
+        self._delivered: dict[int, Message] = {}  # type: ignore[assignment]
 
     def can_consume(self) -> bool:
         """Whether one more message fits. Celery's worker_disable_prefetch replaces this."""
@@ -28,43 +35,48 @@ class QoS(virtual.QoS):
             return None
         return max(self.prefetch_count - len(self._delivered), 0)
 
-    def append(self, message: Any, delivery_tag: Any) -> None:
+    def append(self, message: Message, delivery_tag: int) -> None:
         self._delivered[delivery_tag] = message
 
-    def get(self, delivery_tag: Any) -> Any:
+    def get(self, delivery_tag: int) -> Message:
         return self._delivered[delivery_tag]
 
-    def unsettled(self) -> list[Any]:
+    def unsettled(self) -> list[int]:
         """The delivery tags that are neither acknowledged nor rejected."""
         return list(self._delivered)
 
-    def ack(self, delivery_tag: Any) -> None:
+    def ack(self, delivery_tag: int) -> None:
         message = self._delivered.pop(delivery_tag, None)
-        if message is not None:
-            self.channel.settle(message)
+        if message is not None and message.delivery is not None:
+            self._poller.settle(message.delivery)
 
-    def reject(self, delivery_tag: Any, requeue: bool = False) -> None:
+    def reject(self, delivery_tag: int, requeue: bool = False) -> None:
         message = self._delivered.pop(delivery_tag, None)
-        if message is not None:
-            self.channel.give_back(message, requeue)
+        if message is None:
+            return
+        if message.delivery is not None:
+            self._poller.give_back(message.delivery, requeue, message.reason, message.error)
+        elif requeue:
+            message.return_broadcast()
 
-    def give_back(self, message: Any) -> None:
-        """Give one back unhandled, if it is not settled."""
-        if self._delivered.pop(message.delivery_tag, None) is not None:
-            self.channel.release([message])
+    def give_back(self, message: Message) -> None:
+        """Release a message, if it is not settled."""
+        if self.take_back(message):
+            self._release([message])
 
-    def take_back(self, message: Any) -> bool:
+    def take_back(self, message: Message) -> bool:
         """Whether it is not settled; then it is forgotten here, for it is given back."""
         return self._delivered.pop(message.delivery_tag, None) is not None
 
     def restore_unacked(self) -> list[Any]:
-        """Give back unhandled whatever is not settled, but for what the worker still executes."""
+        """Release whatever is not settled, but for what the worker still executes."""
         taken = []
         for tag, message in list(self._delivered.items()):
             # What is kept stays here: it is settled by its tag, later, through this channel.
-            if not self.channel.keeps(message) and self._delivered.pop(tag, None) is not None:
+            kept = self.channel.policy.keeps(message)
+            if not kept and self._delivered.pop(tag, None) is not None:
                 taken.append(message)
-        self.channel.release(taken)
+        self._release(taken)
         return []
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
@@ -78,3 +90,12 @@ class QoS(virtual.QoS):
             except Exception:
                 print("cannot give messages back:", sys.exc_info()[1], file=stderr or sys.stderr)
                 raise
+
+    def _release(self, messages: list[Message]) -> None:
+        """Give messages back unhandled."""
+        for message in messages:
+            message.give_up()
+        self._poller.release([m.delivery for m in messages if m.delivery is not None])
+        for message in messages:
+            if message.delivery is None:
+                message.return_broadcast()

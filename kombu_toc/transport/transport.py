@@ -66,10 +66,11 @@ class Transport(virtual.Transport):
     """Kombu's side of the timeout center."""
 
     Channel = Channel
+    client: Any
 
     can_parse_url = True
-    default_port = 6379
-    polling_interval = None
+    default_port = 6379  # type: ignore[assignment]  # Kombu says None
+    polling_interval = None  # type: ignore[assignment]  # Kombu's own way to have none
     #: Celery's events, gossip, mingle and worker_disable_prefetch ask for it by this name.
     driver_type = "redis"
     driver_name = "redis"
@@ -80,7 +81,7 @@ class Transport(virtual.Transport):
         exchange_type=frozenset(["direct", "topic", "fanout"]),
     )
 
-    connection_errors = (
+    connection_errors = (  # type: ignore[assignment]  # of any length, not of one
         *virtual.Transport.connection_errors,
         OSError,
         exceptions.ConnectionError,
@@ -91,14 +92,14 @@ class Transport(virtual.Transport):
         exceptions.InvalidResponse,
         exceptions.ReadOnlyError,
     )
-    channel_errors = (
+    channel_errors = (  # type: ignore[assignment]  # as above
         *virtual.Transport.channel_errors,
         exceptions.DataError,
         exceptions.ResponseError,
     )
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
-        super().__init__(client, **kwargs)
+        super().__init__(client, **kwargs)  # type: ignore[no-untyped-call]  # Kombu's
         self.address, self.settings = self._read(client)
         if self.address.kind == "cluster":
             # Kombu tries once more after it has connected again, and as often as it was told to if
@@ -148,7 +149,8 @@ class Transport(virtual.Transport):
             credential_provider=getattr(self.client, "credential_provider", None),
         )
         if self.address.kind == "sentinel":
-            made.connection_pool.sentinel_manager.on_other = self._forget_clocks
+            manager: Any = made.connection_pool.sentinel_manager  # type: ignore[attr-defined]
+            manager.on_other = self._forget_clocks
         return made
 
     def _forget_clocks(self) -> None:
@@ -156,7 +158,7 @@ class Transport(virtual.Transport):
         if self._poller is not None:
             self._poller.clock.forget()
         for channel in list(self.channels or ()):
-            channel.forget_clock()
+            channel.publisher.forget_clock()
 
     @property
     def center(self) -> TimeoutCenter:
@@ -257,7 +259,8 @@ class Transport(virtual.Transport):
             permissions.check(self.center, permissions.PRODUCERS)
             if self.identity in _consumers:  # it would be refused only a moment later
                 self.check_consumer()
-            self._avail_channels.append(self.create_channel(self))
+            channel = self.create_channel(self)  # type: ignore[no-untyped-call]  # Kombu's
+            self._avail_channels.append(channel)
         except BaseException:
             self._drop_client()
             raise
@@ -327,7 +330,9 @@ class Transport(virtual.Transport):
     def unregister_from_event_loop(self, connection: Any, loop: Any) -> None:
         self.poller.detach()
 
-    def drain_events(self, connection: Any, timeout: float | None = None) -> None:
+    def drain_events(  # type: ignore[override]  # Kombu passes nothing else
+        self, connection: Any, timeout: float | None = None
+    ) -> None:
         """Deliver what has come; raises socket.timeout if nothing does in `timeout` seconds."""
         try:
             self.poller.get(None, timeout=timeout)

@@ -544,7 +544,7 @@ def test_what_a_late_producer_puts_into_a_slot_that_is_gone_is_delivered_in_time
     )
     simple.consume()
     late = producer.default_channel
-    late._topic(queue)  # it has read the declaration just now, and will not for a while
+    late.queues.topic(queue)  # it has read the declaration just now, and will not for a while
     now(TimeoutCenter(client), queue, 1)
     drain(consumer)
     began = time.monotonic()
@@ -605,11 +605,11 @@ def test_a_publish_that_is_repeated_after_the_change_stays_one_message(connect, 
         center = TimeoutCenter(client)
         assert center.ack(center.pop("mail", 10).messages) == 1
         now(center, "mail", 64)
-        channel._read_at.clear()  # a channel of a new connection reads the declaration
+        channel.queues.read_again()  # a channel of a new connection reads the declaration
         publish()
         assert center.counts("mail").waiting == 0, i
         now(center, "mail", 1)
-        channel._read_at.clear()
+        channel.queues.read_again()
 
 
 @moves

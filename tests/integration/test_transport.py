@@ -25,7 +25,7 @@ from kombu_toc.center.watch import LEAST_GRACE
 from kombu_toc.consumer.lease_keeper import sweep
 from kombu_toc.consumer.policy import DefaultPolicy
 from kombu_toc.model import envelope
-from kombu_toc.transport.channel import BatchPublishError
+from kombu_toc.transport.publish_batch import BatchPublishError
 
 from ..proxy import Proxy
 from ..servers import Server
@@ -503,7 +503,7 @@ def test_what_is_published_is_found_by_its_id_in_whichever_slot_and_kind_of_queu
         for queue in (Queue("mail"), Queue("worker-1.dq", auto_delete=True), Queue("reply")):
             bound = Queue(queue.name, expires=60, auto_delete=queue.auto_delete)(channel)
             bound.queue_declare()
-            channel._topic(queue.name)
+            channel.queues.topic(queue.name)
         center = TimeoutCenter(client)
         publish(sender, "answer", queue="reply", correlation_id="x")
         assert center.declared("reply").declaration.named is False

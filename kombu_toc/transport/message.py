@@ -1,0 +1,91 @@
+"""A delivered message, as Kombu's consumers get it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+from kombu import message as kombu_message
+
+from ..center.broadcasts import Subscription
+from ..center.center import Delivery
+
+#: Delivery tags, unique within the process: one may be settled on a channel that is closed.
+tags = count(1)
+
+
+class Message(kombu_message.Message):
+    """A delivered message.
+
+    delivery: what the center knows of it; None for a broadcast
+    """
+
+    def __init__(
+        self,
+        channel: Any,
+        content: dict[str, Any],
+        delivery: Delivery | None,
+        subscription: Subscription | None = None,
+    ) -> None:
+        properties = content["properties"]
+        info = properties.setdefault("delivery_info", {})
+        tag = properties["delivery_tag"] = next(tags)
+        headers = content["headers"]
+        if delivery is not None and delivery.failures:
+            info["redelivered"] = True
+            headers["x-delivery-count"] = delivery.failures
+        self.delivery = delivery
+        self.subscription = subscription
+        super().__init__(  # type: ignore[no-untyped-call]  # Kombu's
+            body=content["body"],
+            channel=channel,
+            delivery_tag=tag,
+            content_type=content["content-type"],
+            content_encoding=content["content-encoding"],
+            headers=headers,
+            properties=properties,
+            delivery_info=info,
+        )
+        #: why it is rejected, and what went wrong: kept with it
+        self.reason = self.error = ""
+        #: it was given back unhandled: whoever still has it must not handle it
+        self.given_back = False
+        #: it was handed over, and its time has not come yet: whoever has it says by
+        #: :meth:`when_due` what is to be done then
+        self.early = False
+        #: what is to be done when it is due
+        self.begin: Callable[[], Any] | None = None
+        #: what is to be done if it is given back instead
+        self.otherwise: Callable[[], Any] | None = None
+        #: to be delivered again, a broadcast needs what it came as
+        self.origin: tuple[str, bytes] | None = None
+
+    def when_due(
+        self, function: Callable[[], Any], otherwise: Callable[[], Any] | None = None
+    ) -> None:
+        """Call it at the message's action time; now if that has come. If the message is given back
+        before, call `otherwise`."""
+        if self.early:
+            self.begin, self.otherwise = function, otherwise
+        else:
+            function()
+
+    def give_up(self) -> None:
+        """It is given back unhandled: nothing begins."""
+        self.given_back = True
+        self.begin = None
+        otherwise, self.otherwise = self.otherwise, None
+        if otherwise is not None:
+            otherwise()
+
+    def return_broadcast(self) -> None:
+        """A broadcast is to be delivered again."""
+        if self.subscription is not None:
+            self.subscription.returned.append(self.origin)
+
+    @property
+    def waited(self) -> bool:
+        """Whether the center has held it back until its ``eta``."""
+        # Celery's protocol 1 has the eta in the body, which nobody looks into here.
+        return self.delivery is not None and self.headers.get("eta") is not None

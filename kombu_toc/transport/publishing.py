@@ -1,0 +1,219 @@
+"""Publishing: from a message of Kombu's to the call that puts or broadcasts it."""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count
+from secrets import token_urlsafe
+from typing import Any
+
+from ..center.bindings import Bindings
+from ..center.broadcasts import broadcasting, keepers
+from ..center.center import REMEMBER, SENT, Put, TimeoutCenter
+from ..client.options import Settings
+from ..consumer.clock import SendersClock
+from ..consumer.pipe import BROKEN
+from ..errors import AlreadyThereError
+from ..model import envelope
+from ..model.topic import Topic
+from ..scripts.call import Countdown, ScriptCall
+from .action_time import action_time
+from .publish_batch import PublishBatch
+
+#: Seconds that a publish takes before it fails for a node of a Cluster that cannot be reached: as
+#: Celery pauses before it connects again.
+ATTEMPT_PAUSE = 0.2
+
+
+class PublishName(str):
+    """The producer's name, a dot, and a number: no other publish has the same."""
+
+    __slots__ = ("slots",)
+
+    #: queue -> slot count by which it was sent there first: where a repeated publish is recognised
+    slots: dict[str, int]
+
+
+class Publisher:
+    """Publishes for a channel. Threads may share it.
+
+    topic_of: gives a queue's topic
+    priority_of: gives a message's priority
+    on_missed: called with a key whose node of a Cluster cannot be reached
+    """
+
+    def __init__(
+        self,
+        center: TimeoutCenter,
+        settings: Settings,
+        topic_of: Callable[[str], Topic],
+        priority_of: Callable[[dict[str, Any]], int],
+        on_missed: Callable[[str | bytes], None],
+    ) -> None:
+        self._center = center
+        self._settings = settings
+        self._topic_of = topic_of
+        self._priority_of = priority_of
+        self._on_missed = on_missed
+        #: process, name, numbers
+        self._producer: tuple[int, str, Iterator[int]] | None = None
+        self._clock = SendersClock()
+
+    def forget_clock(self) -> None:
+        """Another server answers from now on."""
+        self._clock.forget()
+
+    def address(self, message: dict[str, Any], exchange: str, routing_key: str) -> None:
+        """Note in a prepared message where it goes, and name the publish."""
+        properties = message["properties"]
+        # Kombu repeats a publish with the same properties: it stays one message. (Any other tag
+        # is of a delivered message, ours or another transport's, whose properties somebody sends
+        # along, and perhaps more than once.)
+        if not isinstance(properties.get("delivery_tag"), PublishName):
+            properties["delivery_tag"] = self._next_name()
+        properties["delivery_info"].update(exchange=exchange, routing_key=routing_key)
+
+    def _next_name(self) -> PublishName:
+        producer = self._producer
+        if producer is None or producer[0] != os.getpid():  # a forked child is another producer
+            producer = self._producer = (os.getpid(), token_urlsafe(9), count(1))
+        name = PublishName(f"{producer[1]}.{next(producer[2])}")
+        name.slots = {}
+        return name
+
+    def put(self, queue: str, message: dict[str, Any], batch: PublishBatch | None = None) -> None:
+        """Put an addressed message into a queue.
+
+        batch: takes the call instead of the server
+        """
+        topic = self._topic_of(queue)
+        slots = message["properties"]["delivery_tag"].slots.setdefault(queue, topic.slots)
+        if slots != topic.slots:  # resharded between two attempts
+            topic = replace(topic, declaration=replace(topic.declaration, slots=slots))
+        publish = None
+        if not topic.declaration.expires:  # what goes away by itself is no harm twice: a reply
+            publish = _publish_of(message["properties"]["delivery_tag"], batch)
+        call = self.putting(topic, message, publish)
+        if batch is not None:
+            batch.add(call, call.keys[SENT])
+            return
+        began = time.monotonic()
+        try:
+            [put] = self._center.run_puts([call], wait=not topic.declaration.expires)
+        except BaseException as exc:
+            self._clock.forget()
+            if self._center.clustered and isinstance(exc, BROKEN):
+                self._on_missed(call.keys[0])
+                # Kombu pauses between attempts only if it cannot connect; but to the others it can.
+                time.sleep(ATTEMPT_PAUSE)
+            raise
+        if put.now_us is not None and not self._center.clustered:  # whose clocks may differ
+            self._clock.sample(put.now_us, began)
+
+    def broadcast(
+        self,
+        exchange: str,
+        message: dict[str, Any],
+        routing_key: str,
+        batch: PublishBatch | None = None,
+    ) -> None:
+        """Send an addressed message to all queues that are bound to a fanout exchange."""
+        call = broadcasting(
+            self._center,
+            exchange,
+            routing_key,
+            envelope.pack(message, deflate=False),
+            self._settings.toc_fanout_length,
+            _publish_of(message["properties"]["delivery_tag"], batch),
+        )
+        if batch is not None:
+            batch.add(call, call.keys[2])
+            bound = Bindings(self._center).kept(exchange)
+        else:
+            # Celery ends a worker whose greeting to the others fails otherwise than by its
+            # connection; and a broadcast is kept for a while at best.
+            [bound] = self._center.run_puts([call], wait=False)
+        for queue in keepers(bound, routing_key):
+            self.put(queue, message, batch)
+
+    def putting(
+        self,
+        topic: Topic,
+        message: dict[str, Any],
+        publish: tuple[str, str] | None = None,
+        remember: int = REMEMBER,
+    ) -> ScriptCall:
+        """The call that puts a message, and returns a Put.
+
+        publish: (producer, name of the publish), by which a repeated one is recognised
+        remember: seconds for which it is
+
+        Raises ActionTimeError if its time cannot be read or lies beyond what can be kept.
+        """
+        headers = message.get("headers") or {}
+        properties = message["properties"]
+        tag = properties["delivery_tag"]
+        id = named = headers.get("id")
+        if not isinstance(id, str) or not id:
+            id, named = tag, None
+        at_us: int | Countdown | None
+        at_us, delay_us = action_time(headers, id)
+        if at_us is not None and properties.get(envelope.COUNTDOWN):
+            at_us = _countdown_to(at_us, self._clock, time.monotonic(), time.time_ns() // 1000)
+        waits = at_us is not None or delay_us is not None
+        basis = headers.get("x-slot-basis")
+        basis = None if basis is None else str(basis)
+        self._center.admit(topic, named, basis)
+        properties["k"] = token = f"{zlib.crc32(tag.encode()):08x}"
+        packed = envelope.pack(message, deflate=waits and self._settings.toc_deflate, id=id)
+        ensure = bool(properties.get(envelope.ENSURE))
+        call = self._center.putting(
+            topic,
+            id,
+            packed,
+            at_us=at_us,
+            delay_us=delay_us,
+            basis=basis,
+            priority=self._priority_of(message),
+            token=token,
+            ensure=ensure,
+            publish=publish,
+            remember=remember,
+            # A retry is sent before its task ends, or after it was acknowledged: to refuse it, as a
+            # server does that is full, would be to lose it.
+            replaces=bool(headers.get("retries")),
+        )
+        return call._replace(parse=_only_if_added(call.parse)) if ensure else call
+
+
+def _countdown_to(at_us: int, clock: SendersClock, now: float, wall_us: int) -> Countdown | None:
+    """What is left of a countdown now: less than at first if Kombu repeats the publish.
+
+    at_us: when it ends by this machine's clock, as `wall_us`; now: monotonic seconds
+    """
+    left_us = at_us - wall_us
+    if left_us <= 0:
+        return None
+    now_us = clock.at(now)
+    # If nothing was heard of the server's clock, it begins when it gets there: a bit later.
+    return Countdown(None if now_us is None else now_us + left_us, now + left_us / 1_000_000)
+
+
+def _publish_of(name: str, batch: PublishBatch | None = None) -> tuple[str, str]:
+    """(producer, name of the publish): of a producer, its latest publish is remembered. In a batch
+    each message is as one of a producer of its own, for all of them may be repeated."""
+    return name if batch is not None else name.rpartition(".")[0], name
+
+
+def _only_if_added(parse: Callable[[Any], Put]) -> Callable[[Any], Put]:
+    def added(raw: Any) -> Put:
+        put = parse(raw)
+        if not put.added:
+            raise AlreadyThereError(f"there is a message {put.id!r} already")
+        return put
+
+    return added

@@ -1,0 +1,190 @@
+"""Queues as topics: what was declared of them, and which go away by themselves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from typing import Any
+
+from ..center.center import RELOAD, TimeoutCenter
+from ..client.options import Settings, suggestion
+from ..consumer.lease_keeper import LeaseKeeper
+from ..model.scores import MAX_RETRIES
+from ..model.topic import Declaration, Limits, Topic
+
+#: Queues whose declarations a channel remembers.
+MAX_KNOWN = 4096
+
+#: Limits of a topic that a queue's arguments may set.
+_LIMITS = ("slots", "retries", *Limits._fields)
+_ARGUMENTS = {f"x-{name.replace('_', '-')}": name for name in _LIMITS}
+
+#: Other arguments that have the effect that is meant: priorities need no declaration here.
+_OTHER_ARGUMENTS = frozenset(("x-expires", "x-max-priority"))
+
+#: What RabbitMQ knows and this transport does not.
+_RABBITMQS = frozenset(
+    (
+        "x-consumer-timeout",
+        "x-dead-letter-exchange",
+        "x-dead-letter-routing-key",
+        "x-dead-letter-strategy",
+        "x-delivery-limit",
+        "x-max-length",
+        "x-max-length-bytes",
+        "x-message-ttl",
+        "x-overflow",
+        "x-queue-leader-locator",
+        "x-queue-mode",
+        "x-queue-type",
+        "x-quorum-initial-group-size",
+        "x-single-active-consumer",
+    )
+)
+
+
+class Queues:
+    """The queues that a channel has declared or sends to.
+
+    holder: by which the lease keeper knows who uses a transient queue
+    """
+
+    def __init__(
+        self,
+        center: TimeoutCenter,
+        settings: Settings,
+        lease_keeper: LeaseKeeper,
+        holder: Hashable,
+    ) -> None:
+        self._center = center
+        self._settings = settings
+        self._lease_keeper = lease_keeper
+        self._holder = holder
+        #: milliseconds for which a transient queue outlives its last refresh. That is at least
+        #: toc_stale_after, also with a shorter x-expires: it is refreshed by a thread of whoever
+        #: uses it, and must outlive a process that stands still or reconnects.
+        self.transient: dict[str, int] = {}
+        #: transient queues that others have bound, and that go stale without them
+        self._others_transient: set[str] = set()
+        self.auto_delete: set[str] = set()
+        self.exclusive: set[str] = set()
+        #: queue -> monotonic seconds when its declaration was read
+        self._read_at: dict[str, float] = {}
+        #: queue -> what was asked for when it was declared and has no effect, and why
+        self.ignored: dict[str, list[str]] = {}
+
+    def declare(
+        self, queue: str, exclusive: bool, auto_delete: bool, arguments: Mapping[str, Any]
+    ) -> Topic | None:
+        """Declare a queue; return its topic. A transient queue is none yet: perhaps it will only be
+        bound to a fanout exchange.
+
+        Raises SlotCountError and PriorityStepsError as :meth:`TimeoutCenter.declare`.
+        """
+        expires = arguments.get("x-expires")
+        if exclusive or auto_delete or expires:
+            self._lease_keeper.withdraw_deletion(queue)
+            stale_ms = int(self._settings.toc_stale_after * 1000)
+            self.transient[queue] = max(int(expires or 0), stale_ms)
+            if auto_delete:
+                self.auto_delete.add(queue)
+            if exclusive:
+                self.exclusive.add(queue)
+        limits = {_ARGUMENTS[n]: value for n, value in arguments.items() if n in _ARGUMENTS}
+        if queue in self.transient and not limits:
+            return None
+        topic = self._declare_topic(queue, limits)
+        if queue not in self.transient:
+            overruled = _overruled(topic, limits, self._settings)
+            self.ignored[queue] = [*_unknown(arguments), *overruled]
+        return topic
+
+    def _declare_topic(self, queue: str, limits: Mapping[str, Any]) -> Topic:
+        limits = {**self._settings.toc_topics.get(queue, {}), **limits}
+        expires = self.transient.get(queue)
+        if expires:
+            self._lease_keeper.withdraw_deletion(queue)
+            limits.setdefault("slots", 1)
+        elif self._settings.toc_slots:
+            limits.setdefault("slots", self._settings.toc_slots)
+        limits.setdefault("retries", self._settings.toc_retries)
+        topic = self._center.declare(queue, expires=expires, **limits)
+        if expires:
+            # The keys live as long as the standing declaration says, whatever is asked now.
+            standing = topic.declaration.expires or expires
+            self._lease_keeper.keep_topic(queue, min(expires, standing), self._holder)
+        return topic
+
+    def topic(self, queue: str) -> Topic:
+        """The topic of a queue; declared if nobody has done so."""
+        known = self._center.known(queue)
+        now = time.monotonic()
+        if now - self._read_at.get(queue, -RELOAD) >= RELOAD:
+            # It may have been deleted and declared anew, with other slots, by somebody else.
+            if len(self._read_at) > MAX_KNOWN:  # reply queues come and go
+                self._read_at.clear()
+                self._others_transient.clear()
+            known = self._center.declared(queue)
+            if known is not None:
+                self._center.agreed(known)
+            self._read_at[queue] = now
+        if queue in self.transient:
+            expires = known is not None and known.declaration.expires
+            return known if known is not None and expires else self._declare_topic(queue, {})
+        if known is None and queue in self._others_transient:
+            # Its consumer has gone, or is about to declare it: it must not stay for ever.
+            stale_ms = int(self._settings.toc_stale_after * 1000)
+            return self._center.declare(queue, slots=1, expires=stale_ms)
+        return known or self._declare_topic(queue, {})
+
+    def read_again(self) -> None:
+        """Read the declarations again when they are next needed."""
+        self._read_at.clear()
+
+    def size(self, queue: str) -> int:
+        """How many messages wait in a queue, due or not; 0 if it is not declared."""
+        if self._center.declared(queue) is None:
+            return 0
+        # Nobody is to be kept from declaring it by a node that is away.
+        return sum(slot.waiting for slot in self._center.counts_by_slot(queue, reachable=True))
+
+    def note_transient(self, queues: Collection[str]) -> None:
+        """Others have bound these queues as transient ones."""
+        self._others_transient.update(queues)
+
+    def forget(self, queue: str) -> None:
+        """It is deleted, or is to be."""
+        self._lease_keeper.forget_topic(queue)
+        self.transient.pop(queue, None)
+        self.auto_delete.discard(queue)
+        self.exclusive.discard(queue)
+
+
+def _overruled(topic: Topic, limits: Mapping[str, Any], settings: Settings) -> Iterator[str]:
+    """Of what was asked for, what another declaration had settled before."""
+    asked = {**settings.toc_topics.get(topic.name, {}), **limits}
+    if settings.toc_slots:
+        asked.setdefault("slots", settings.toc_slots)
+    if settings.toc_retries != MAX_RETRIES:
+        asked.setdefault("retries", settings.toc_retries)
+    standing = topic.declaration
+    for name, value in asked.items():
+        holds = getattr(standing, name)
+        if value is None or holds == getattr(Declaration.of(topic.name, **{name: value}), name):
+            continue
+        if name == "slots":
+            why = f"it was resharded to {holds}"
+        elif holds is None:
+            why = "it was declared without, and the first declaration stands"
+        else:
+            why = f"it was declared with {holds:g}, and the first declaration stands"
+        yield f"{name}={value!r} ({why})"
+
+
+def _unknown(arguments: Mapping[str, Any]) -> Iterator[str]:
+    """Of a queue's arguments, those that have no effect here."""
+    for name in arguments:
+        if name in _RABBITMQS:
+            yield f"{name} (an argument of RabbitMQ's)"
+        elif name.startswith("x-") and name not in _ARGUMENTS and name not in _OTHER_ARGUMENTS:
+            yield f"{name} (no such argument{suggestion(name, [*_ARGUMENTS, *_OTHER_ARGUMENTS])})"
