@@ -13,22 +13,9 @@ from .plugin import register
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .center.center import Consumer as Consumer
-    from .center.center import Delivery as Delivery
-    from .center.center import Fault as Fault
-    from .center.center import Popped as Popped
     from .center.center import TimeoutCenter as TimeoutCenter
     from .center.factory import center_for as center_for
     from .center.memory import estimate_memory as estimate_memory
-    from .center.operations import DEAD as DEAD
-    from .center.operations import IN_FLIGHT as IN_FLIGHT
-    from .center.operations import WAITING as WAITING
-    from .center.operations import Cancelled as Cancelled
-    from .center.operations import Counts as Counts
-    from .center.operations import Found as Found
-    from .center.operations import Page as Page
-    from .center.operations import Rescheduled as Rescheduled
-    from .center.operations import Summary as Summary
     from .center.reshard import Resharded as Resharded
     from .center.reshard import reshard_topic as reshard_topic
     from .client.embedded import EmbeddedServer as EmbeddedServer
@@ -67,6 +54,19 @@ if TYPE_CHECKING:
     from .model.envelope import COUNTDOWN as COUNTDOWN
     from .model.envelope import ENSURE as ENSURE
     from .model.envelope import unpack as unpack
+    from .model.results import DEAD as DEAD
+    from .model.results import IN_FLIGHT as IN_FLIGHT
+    from .model.results import WAITING as WAITING
+    from .model.results import Cancelled as Cancelled
+    from .model.results import Consumer as Consumer
+    from .model.results import Counts as Counts
+    from .model.results import Delivery as Delivery
+    from .model.results import Fault as Fault
+    from .model.results import Found as Found
+    from .model.results import Page as Page
+    from .model.results import Popped as Popped
+    from .model.results import Rescheduled as Rescheduled
+    from .model.results import Summary as Summary
     from .model.topic import Limits as Limits
     from .model.topic import Topic as Topic
     from .transport.action_time import use_timezone as use_timezone
@@ -78,19 +78,19 @@ if TYPE_CHECKING:
 #: The public names, and the module each lives in: the same as above, for a type checker.
 _PLACES = {
     "TimeoutCenter": "center.center",
-    "Consumer": "center.center",
-    "Delivery": "center.center",
-    "Fault": "center.center",
-    "Popped": "center.center",
-    "Cancelled": "center.operations",
-    "Counts": "center.operations",
-    "DEAD": "center.operations",
-    "Found": "center.operations",
-    "IN_FLIGHT": "center.operations",
-    "Page": "center.operations",
-    "Rescheduled": "center.operations",
-    "Summary": "center.operations",
-    "WAITING": "center.operations",
+    "Consumer": "model.results",
+    "Delivery": "model.results",
+    "Fault": "model.results",
+    "Popped": "model.results",
+    "Cancelled": "model.results",
+    "Counts": "model.results",
+    "DEAD": "model.results",
+    "Found": "model.results",
+    "IN_FLIGHT": "model.results",
+    "Page": "model.results",
+    "Rescheduled": "model.results",
+    "Summary": "model.results",
+    "WAITING": "model.results",
     "Lateness": "metrics.counters",
     "Measured": "metrics.reading",
     "Metrics": "metrics.sender",

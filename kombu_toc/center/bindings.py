@@ -8,9 +8,10 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ..scripts.call import ScriptCall
 from ..scripts.loader import load
 from .broadcasts import streams
-from .center import ScriptCall, TimeoutCenter
+from .center import TimeoutCenter
 
 #: Exchanges whose bindings a connection keeps, and routing keys of each whose queues it remembers.
 MAX_TABLES = 256

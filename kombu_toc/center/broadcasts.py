@@ -20,8 +20,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from ..scripts.call import ScriptCall
 from ..scripts.loader import load
-from .center import REMEMBER, ScriptCall, TimeoutCenter
+from .center import TimeoutCenter
+from .commands import REMEMBER
 
 #: Milliseconds after which a stream that nothing is added to goes away.
 RETENTION_MS = 600_000

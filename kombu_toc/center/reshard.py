@@ -51,9 +51,10 @@ from typing import NamedTuple
 from ..errors import EnvelopeError, ReshardError
 from ..model import envelope
 from ..model.topic import MAX_SLOTS, Slot, Topic, base_of, check_slots, slot_of
-from ..scripts.call import Paces
+from ..scripts.call import Paces, ScriptCall
 from ..scripts.loader import load
-from .center import RELOAD, ScriptCall, TimeoutCenter
+from .center import TimeoutCenter
+from .registry import RELOAD
 
 #: Seconds after which nobody puts by a count that has been changed.
 SETTLE = RELOAD + 5.0
@@ -210,8 +211,8 @@ def _move(center: TimeoutCenter, topic: Topic) -> Iterator[tuple[int, int]]:
                 again.append(slot)
         slots = again
     for source, by_target, _ in _look(center, topic):
-        for target, ids in by_target.items():
-            for some in _move_all(center, topic, source, topic.slot(target), ids):
+        for number, ids in by_target.items():
+            for some in _move_all(center, topic, source, topic.slot(number), ids):
                 yield some, left
 
 

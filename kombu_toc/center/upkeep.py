@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError, ResponseError
 
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall, as_bytes, text
 from ..scripts.loader import load
+from .context import Context
+from .registry import Registry
+from .runner import Runner
 from .watch import Watch
-
-if TYPE_CHECKING:
-    from .center import TimeoutCenter
 
 #: Leases and dead messages that one call deals with at most, and how many of a slot's.
 MOST = 500
@@ -73,8 +73,8 @@ class Part(NamedTuple):
     numbers: tuple[int, ...]
 
 
-def keeping(
-    center: TimeoutCenter,
+def keep(
+    context: Context,
     parts: Sequence[tuple[Part, int]],
     *,
     grace: float = 0.0,
@@ -91,9 +91,9 @@ def keeping(
     On a Cluster it can be one slot only.
     """
     keys: list[str] = []
-    args: list[Any] = [len(parts), most, each, int(not center.clustered)]
+    args: list[Any] = [len(parts), most, each, int(not context.clustered)]
     for (topic, numbers), until in parts:
-        limits = topic.declaration.limits(center.limits)
+        limits = topic.declaration.limits(context.limits)
         share = -(-limits.dead_limit // topic.slots)
         for number in numbers:
             slot = topic.slot(number)
@@ -106,8 +106,8 @@ def keeping(
                 slot.tokens,
             )
             keys += (slot.ended, *slot.stores)
-        if not center.clustered:
-            keys.append(center.keys.wake(topic.name))
+        if not context.clustered:
+            keys.append(context.keys.wake(topic.name))
         args += (
             len(numbers),
             len(topic.steps),
@@ -129,32 +129,32 @@ def keeping(
         for i in range(0, len(flat), 4):
             at, number, what, id = flat[i], int(flat[i + 1]), flat[i + 2], text(flat[i + 3])
             event = found.setdefault(at, Event(topics[at].name, [], [], []))
-            event[what].append(id)
+            (event.rolled_back, event.died, event.dropped)[what - 1].append(id)
             if what == _DROPPED and "#" in id:
                 slot = topics[at].slot(number)
                 stray.append((slot.copies(id.rpartition("#")[0]), id))
         return Kept(now, bool(more), holding, list(found.values()), stray)
 
-    if center.clustered:
+    if context.clustered:
         [topic] = topics
-        wake = (center.keys.wake(topic.name), topic.declaration.expires or 0)
+        wake = (context.keys.wake(topic.name), topic.declaration.expires or 0)
         return ScriptCall(load("upkeep"), keys, args, parse, wake=wake)
     return ScriptCall(load("upkeep"), keys, args, parse)
 
 
-def electing(center: TimeoutCenter, name: str, seconds: float) -> ScriptCall:
+def elect(context: Context, name: str, seconds: float) -> ScriptCall:
     """The call that makes a process the one that keeps all topics up, for so many seconds; with 0,
     no longer. Result: whether it is, whether somebody is, and Redis's clock in microseconds."""
     return ScriptCall(
         load("elect"),
-        (center.keys.upkeep,),
+        (context.keys.upkeep,),
         (name, int(seconds * 1000)),
         lambda raw: (bool(raw[0]), bool(raw[1]), raw[2]),
     )
 
 
 class Upkeep:
-    """Keeps all topics of a center up.
+    """Keeps all topics of one server and prefix in order.
 
     watches: what has been seen of the server, or of each node
     in_time: whether the leases that this process holds in a topic's slots last; else nothing is
@@ -165,14 +165,18 @@ class Upkeep:
 
     def __init__(
         self,
-        center: TimeoutCenter,
+        runner: Runner,
+        registry: Registry,
+        context: Context,
         watches: dict[Hashable, Watch],
         *,
         in_time: Callable[[str, Collection[int]], bool],
         tell: Callable[[Event], None],
         on_step: Callable[[float], None],
     ) -> None:
-        self._center = center
+        self._runner = runner
+        self._registry = registry
+        self._context = context
         self._watches = watches
         self._in_time = in_time
         self._tell = tell
@@ -207,7 +211,7 @@ class Upkeep:
                     break
 
     def _read_topics(self, now: float) -> None:
-        raws = self._center.client.hgetall(self._center.keys.topics)
+        raws = self._runner.client.hgetall(self._context.keys.topics)
         topics = {}
         for key, raw in raws.items():
             name = text(key)
@@ -215,7 +219,7 @@ class Upkeep:
             if known is not None and known[0] == raw:
                 topics[name] = known
                 continue
-            topic = self._center.learn(name, raw)
+            topic = self._registry.learn(name, raw)
             if topic is not None:
                 topics[name] = (raw, self._parts_of(topic))
         self._topics = topics
@@ -224,7 +228,7 @@ class Upkeep:
         self._read_at = now + max(REREAD, REREAD_TIMES * took)
 
     def _parts_of(self, topic: Topic) -> list[Part]:
-        size = 1 if self._center.clustered else SLOTS_PER_CALL
+        size = 1 if self._context.clustered else SLOTS_PER_CALL
         numbers = range(topic.slot_span)
         return [
             Part(topic, tuple(numbers[start : start + size]))
@@ -233,7 +237,8 @@ class Upkeep:
 
     def _due(self) -> list[Part]:
         """What this pass looks at."""
-        due, rest = [], []
+        due: list[Part] = []
+        rest: list[Part] = []
         for _, parts in self._topics.values():
             for part in parts:
                 key = part.topic.name, part.numbers[0]
@@ -263,7 +268,7 @@ class Upkeep:
 
     def _keep(self, parts: list[Part]) -> bool:
         """Keep these in order; whether there is more to do at once."""
-        if not self._center.clustered:
+        if not self._context.clustered:
             return self._ask(parts, [parts])
         now = time.monotonic()
         places = {part: self._place(part) for part in parts}
@@ -272,9 +277,9 @@ class Upkeep:
         )
 
     def _ask(self, parts: list[Part], groups: list[list[Part]]) -> bool:
-        calls = [keeping(self._center, [(p, self._until(p)) for p in group]) for group in groups]
+        calls = [keep(self._context, [(p, self._until(p)) for p in group]) for group in groups]
         sent = time.monotonic()
-        results = self._center.run_each(calls)
+        results = self._runner.run_each(calls)
         received = time.monotonic()
         more = False
         broken: dict[Hashable, RedisError] = {}
@@ -301,8 +306,8 @@ class Upkeep:
             (self._holding.add if at in holding else self._holding.discard)(key)
         for event in kept.events:
             self._tell(event)
-        for key, member in kept.stray:
-            self._center.client.srem(as_bytes(key), as_bytes(member))
+        for copies, member in kept.stray:
+            self._runner.client.srem(as_bytes(copies), as_bytes(member))
         return kept.more
 
     def _apart(self, parts: list[Part], error: ResponseError) -> None:
@@ -321,13 +326,11 @@ class Upkeep:
         topic = part.topic
         if not self._in_time(topic.name, part.numbers):
             return 0
-        visibility = topic.declaration.limits(self._center.limits).visibility
+        visibility = topic.declaration.limits(self._context.limits).visibility
         return self._watch(self._place(part)).until(time.monotonic(), visibility) or 0
 
     def _place(self, part: Part) -> Hashable:
-        if not self._center.clustered:
-            return None
-        return self._center.client.place_of(part.topic.slot(part.numbers[0]).announced_times)
+        return self._runner.executor.place_of(part.topic.slot(part.numbers[0]).announced_times)
 
     def _watch(self, place: Hashable) -> Watch:
         found = self._watches.get(place)

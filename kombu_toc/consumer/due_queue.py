@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..center.center import Delivery
+from ..model.results import Delivery
 
 if TYPE_CHECKING:
     from typing import TypeAlias

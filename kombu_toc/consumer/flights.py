@@ -11,8 +11,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..center.center import REMEMBER, ScriptCall, TimeoutCenter
+from ..center.center import TimeoutCenter
+from ..center.commands import REMEMBER
 from ..model.topic import Topic
+from ..scripts.call import ScriptCall
 
 #: Seconds after which messages are given back whose consumer has not asked for them: it finds them
 #: where they were, then, or another one does.

@@ -23,10 +23,12 @@ from typing import Any
 from redis import exceptions
 
 from ..center.bindings import Bindings
-from ..center.center import Delivery, ScriptCall, TimeoutCenter
+from ..center.center import TimeoutCenter
 from ..client.faults import is_temporary
 from ..errors import TocError
 from ..metrics.sender import INTERVAL, Metrics
+from ..model.results import Delivery
+from ..scripts.call import ScriptCall
 from .deletions import Deletion, OwedDeletions, delete
 from .flights import KEPT, Flight, Flights
 from .native_threads import WakeEvent, unpatched_threading

@@ -24,11 +24,12 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import ResponseError
 
 from ..center.broadcasts import Subscription, listening
-from ..center.center import RECOVER, REMEMBER, Delivery, Popped, ScriptCall, shares
+from ..center.commands import RECOVER, REMEMBER, divide_evenly
 from ..client.cluster import is_passing
 from ..client.connection import close_idle
 from ..client.options import ROUND_ROBIN
-from ..scripts.call import texts
+from ..model.results import Delivery, Popped
+from ..scripts.call import ScriptCall, texts
 from .clock import ServerClock, ServerClocks, Steps
 from .cluster_pipes import SLOW, ClusterConnections
 from .due_queue import DueQueue
@@ -242,7 +243,7 @@ class ConsumerState:
             self.others_asked += MAX_OTHERS
         return unknown
 
-    def shares(self, soon: int, late: int) -> dict[str, tuple[int, int]]:
+    def divide_evenly(self, soon: int, late: int) -> dict[str, tuple[int, int]]:
         """What is asked of which topics: (how many at once, how many late). (0, 0) is a look.
 
         soon: how many could start at once
@@ -769,7 +770,7 @@ class Poller:
             return
         if others:
             intake.others_at = now
-        shares = intake.shares(soon, max(room, soon))
+        shares = intake.divide_evenly(soon, max(room, soon))
         batch = (next(self._number), self.clock.at(now) if self.clock.known else 0)
         for topic, (few, many) in shares.items():
             others += self._pops(intake, topic, few, many, now, batch)
@@ -881,7 +882,7 @@ class Poller:
         for number in numbers[at_once:]:
             intake.ask(topic.name, number)
         numbers = numbers[:at_once]
-        dealt = [dict(shares(count, numbers)) if numbers else {} for count in (soon, late)]
+        dealt = [dict(divide_evenly(count, numbers)) if numbers else {} for count in (soon, late)]
         pops = [({n}, dealt[0].get(n, 0), dealt[1].get(n, 0)) for n in numbers]
         return [*pops, *(({n}, 0, 0) for n in looks)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from ..center.center import Delivery
+from ..model.results import Delivery
 from ..scripts.call import ScriptCall
 
 #: While there is a backlog, acknowledgements wait for the next pop: so many at most, and for so

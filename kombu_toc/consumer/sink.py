@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from ..center.broadcasts import Subscription
-    from ..center.center import Delivery
+    from ..model.results import Delivery
 
 
 class Window(Protocol):

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
 
-from ..center.center import Delivery
 from ..errors import EnvelopeError
 from ..metrics.counters import COUNTERS
 from ..model import envelope
+from ..model.results import Delivery
 from .pipe import BROKEN
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import Any
 from uuid import uuid4
 
 from ..center.center import TimeoutCenter
-from ..center.upkeep import Event, Upkeep, electing
+from ..center.upkeep import Event, Upkeep, elect
 from ..center.watch import Watch
 from ..errors import NotPermittedError
 from .native_threads import WakeEvent, unpatched_threading
@@ -138,7 +138,7 @@ class Upkeeper:
             unpatched_threading().start(self._run)
 
     def _elect(self, center: TimeoutCenter, began: float) -> bool:
-        mine, somebody, now_us = center.run(electing(center, self.name, LEASE))
+        mine, somebody, now_us = center.run(elect(center.context, self.name, LEASE))
         received = time.monotonic()
         step = self._home.sample(now_us, began, received)
         if step > 0:
@@ -181,7 +181,9 @@ class Upkeeper:
         if not center.clustered:
             watches[None] = self._home  # watched since before it was elected
         upkeep = Upkeep(
-            center,
+            center.runner,
+            center.registry,
+            center.context,
             watches,
             in_time=self._in_time,
             tell=lambda event: self._tell(center, event),
@@ -205,7 +207,7 @@ class Upkeeper:
         finally:
             self._elected_until = 0.0
             with suppress(*BROKEN):
-                center.run(electing(center, self.name, 0))
+                center.run(elect(center.context, self.name, 0))
 
     def _tell(self, center: TimeoutCenter, event: Event) -> None:
         topic, rolled_back, died, dropped = event

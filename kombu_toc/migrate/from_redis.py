@@ -28,13 +28,14 @@ from kombu import Connection
 from kombu.utils.json import loads
 from redis.exceptions import NoPermissionError
 
-from ..center.center import POP_BYTES, SENT, ScriptCall
+from ..center.commands import SENT
+from ..center.context import POP_BYTES
 from ..client.connect import connect
 from ..client.options import read
 from ..client.urls import mask_password, read_url
 from ..errors import ActionTimeError, ConfigurationError, ConsumersError, MigrationError
 from ..model.topic import PRIORITY_STEPS
-from ..scripts.call import Paces, when_of
+from ..scripts.call import Paces, ScriptCall, when_of
 from ..transport.action_time import action_time, eta_us
 from ..transport.channel import Channel
 

@@ -30,10 +30,10 @@ from kombu.utils.json import dumps
 from kombu.utils.uuid import uuid
 
 from ..center.bindings import Bindings
-from ..center.operations import IN_FLIGHT, WAITING, Cancelled, Found
 from ..client.urls import mask_password
 from ..errors import ConfigurationError, ConsumersError, EnvelopeError
 from ..model import envelope
+from ..model.results import IN_FLIGHT, WAITING, Cancelled, Found
 from ..transport.action_time import eta_us
 from ..transport.channel import Channel
 from .from_redis import (

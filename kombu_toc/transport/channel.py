@@ -19,11 +19,11 @@ from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.uuid import uuid
 
 from ..center.broadcasts import Subscription, remember
-from ..center.center import Delivery
 from ..compat import kombu_channel
 from ..consumer.pipe import BROKEN
 from ..consumer.policy import DefaultPolicy, WorkerPolicy
 from ..consumer.snapshot import report
+from ..model.results import Delivery
 from .broadcast_queues import BroadcastQueues
 from .capacity import Capacity, capacity_of
 from .exchanges import Exchanges, TopicExchange

@@ -9,7 +9,7 @@ from typing import Any
 from kombu import message as kombu_message
 
 from ..center.broadcasts import Subscription
-from ..center.center import Delivery
+from ..model.results import Delivery
 
 #: Delivery tags, unique within the process: one may be settled on a channel that is closed.
 tags = count(1)

@@ -13,12 +13,14 @@ from typing import Any
 
 from ..center.bindings import Bindings
 from ..center.broadcasts import broadcasting, keepers
-from ..center.center import REMEMBER, SENT, Put, TimeoutCenter
+from ..center.center import TimeoutCenter
+from ..center.commands import REMEMBER, SENT
 from ..client.options import Settings
 from ..consumer.clock import SendersClock
 from ..consumer.pipe import BROKEN
 from ..errors import AlreadyThereError
 from ..model import envelope
+from ..model.results import Put
 from ..model.topic import Topic
 from ..scripts.call import Countdown, ScriptCall
 from .action_time import action_time

@@ -6,7 +6,8 @@ import time
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from typing import Any
 
-from ..center.center import RELOAD, TimeoutCenter
+from ..center.center import TimeoutCenter
+from ..center.registry import RELOAD
 from ..client.options import Settings, suggestion
 from ..consumer.lease_keeper import LeaseKeeper
 from ..model.scores import MAX_RETRIES

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from ..center.broadcasts import Subscription, first_that_matches
-from ..center.center import RECOVER, Delivery, TimeoutCenter
+from ..center.center import TimeoutCenter
+from ..center.commands import RECOVER
 from ..consumer.lease_keeper import LeaseKeeper
 from ..consumer.policy import WorkerPolicy
 from ..consumer.poller import Poller
 from ..errors import EnvelopeError
 from ..model import envelope
+from ..model.results import Delivery
 from .message import Message
 
 logger = logging.getLogger(__name__)

@@ -199,8 +199,8 @@ def test_a_first_slot_basis_is_known_to_who_looks_from_then_on(center, client):
 
 def test_a_declaration_is_written_once_for_all_that_have_a_slot_basis(center, client, monkeypatch):
     ran = []
-    run = center.run
-    monkeypatch.setattr(center, "run", lambda call: ran.append(call.script.name) or run(call))
+    runner, run = center.runner, center.runner.run
+    monkeypatch.setattr(runner, "run", lambda call: ran.append(call.script.name) or run(call))
     center.declare("mail")
     for number in range(5):
         center.put("mail", f"own-{number}", b"", basis=f"own-{number}")

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from kombu_toc import Fault, TimeoutCenter
-from kombu_toc.center.center import (
+from kombu_toc.model.results import (
     DEAD,
     IN_FLIGHT,
     NO_BODY,

@@ -9,8 +9,8 @@ import pytest
 import redis
 
 from kombu_toc import ActionTimeError, ConfigurationError, TimeoutCenter
-from kombu_toc.center.center import DEAD, IN_FLIGHT, WAITING
 from kombu_toc.model import scores
+from kombu_toc.model.results import DEAD, IN_FLIGHT, WAITING
 
 from .inspection import birth_of, check_slots, now_us, residue, time_passes
 

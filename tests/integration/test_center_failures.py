@@ -14,9 +14,9 @@ from kombu import Connection
 from kombu_toc import ConfigurationError, Limits, ReplicationError, ServerError, TimeoutCenter
 from kombu_toc.center.bindings import Bindings, binding
 from kombu_toc.center.broadcasts import broadcasting
-from kombu_toc.center.center import DEAD, WAITING
 from kombu_toc.center.factory import center_for
 from kombu_toc.model import scores
+from kombu_toc.model.results import DEAD, WAITING
 
 from ..servers import Server
 from .inspection import announced, check_slots, now_us, residue, slot_keys, time_passes

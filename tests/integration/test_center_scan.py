@@ -197,7 +197,7 @@ def test_no_call_reads_more_than_a_bounded_number(center, client):
     center.declare("one", slots=1)
     fill(center, "one", 3000, delay_us=10**9)
     read = []
-    run = center.run
+    run = center.runner.run
 
     def counted(call):
         found = run(call)
@@ -205,8 +205,8 @@ def test_no_call_reads_more_than_a_bounded_number(center, client):
             read.append(len(found))
         return found
 
-    center.run = counted
-    center.run_all = lambda calls: [counted(call) for call in calls]
+    center.runner.run = counted
+    center.runner.run_all = lambda calls: [counted(call) for call in calls]
     assert center.scan("one", where=lambda one: False).messages == []
     assert sum(read) == 3000
     assert max(read) <= 200
@@ -354,7 +354,7 @@ def test_whatever_is_in_there_a_scan_reads_what_was_asked_for(
 ):
     """D6"""
     client.flushall()
-    center._topics.clear()
+    center.registry._known.clear()
     base = 2_000_000_000
     expected = []
     for number, (topic, when, priority, dies) in enumerate(puts):

@@ -12,9 +12,9 @@ import redis
 from kombu import Connection, Queue
 
 from kombu_toc import DEAD, IN_FLIGHT, WAITING, Delivery, TimeoutCenter
-from kombu_toc.center.center import STRAY_TOKEN
 from kombu_toc.center.reshard import reshard_topic
 from kombu_toc.consumer.lease_keeper import LeaseKeeper
+from kombu_toc.model.results import STRAY_TOKEN
 from kombu_toc.scripts.loader import load
 
 from ..proxy import Proxy

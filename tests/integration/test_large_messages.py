@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -107,15 +107,19 @@ class Counted(TimeoutCenter):
 
     longest = 0
 
-    def run(self, call: ScriptCall) -> Any:
-        def parse(raw: Any) -> Any:
-            self.longest = max(self.longest, length(raw))
-            return call.parse(raw)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        run = self.runner.run
 
-        return super().run(call._replace(parse=parse))
+        def counted(call: ScriptCall) -> Any:
+            def parse(raw: Any) -> Any:
+                self.longest = max(self.longest, length(raw))
+                return call.parse(raw)
 
-    def run_each(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        return [self.run(call) for call in calls]
+            return run(call._replace(parse=parse))
+
+        self.runner.run = counted  # type: ignore[method-assign]
+        self.runner.run_each = lambda calls: [*map(counted, calls)]  # type: ignore[method-assign]
 
 
 def length(raw: Any) -> int:
@@ -166,7 +170,7 @@ def test_check_looks_at_few_large_messages_at_a_time(client: redis.Redis) -> Non
     center = TimeoutCenter(client, pop_bytes=10_000)
     fill(center, [5000] * 600)
     sizes: list[int] = []
-    run = center.run
+    run = center.runner.run
 
     def counted(call: ScriptCall) -> Any:
         raw = run(call)
@@ -174,7 +178,7 @@ def test_check_looks_at_few_large_messages_at_a_time(client: redis.Redis) -> Non
             sizes.append(raw[2])
         return raw
 
-    center.run = counted  # type: ignore[method-assign]
+    center.runner.run = counted  # type: ignore[method-assign]
     assert center.check("mail") == []
     assert sum(sizes) == 600 * 5000
     # Redis gives more than it was asked for, as much as lies in one place while its hash grows.

@@ -10,8 +10,8 @@ import pytest
 from kombu import Connection, Queue
 
 from kombu_toc import IN_FLIGHT, WAITING, Delivery, TimeoutCenter
-from kombu_toc.center.center import ScriptCall
 from kombu_toc.model.topic import Topic
+from kombu_toc.scripts.call import ScriptCall
 from kombu_toc.scripts.loader import load
 
 from ..proxy import Proxy

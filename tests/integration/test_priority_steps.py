@@ -11,9 +11,9 @@ import redis
 from kombu import Connection, Consumer, Producer, Queue
 
 from kombu_toc import PriorityStepsError, TimeoutCenter
-from kombu_toc.center.center import OTHER_STEP, WAITING
 from kombu_toc.center.reshard import reshard_topic
 from kombu_toc.errors import ConfigurationError
+from kombu_toc.model.results import OTHER_STEP, WAITING
 
 from .conftest import drain
 from .inspection import announced, check_slots, residue

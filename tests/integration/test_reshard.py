@@ -15,9 +15,9 @@ from kombu import Connection, Producer, Queue
 
 import kombu_toc
 from kombu_toc import TimeoutCenter
-from kombu_toc.center.center import DEAD, IN_FLIGHT, WAITING
 from kombu_toc.center.reshard import BATCH, Resharded, reshard_topic
 from kombu_toc.model import envelope
+from kombu_toc.model.results import DEAD, IN_FLIGHT, WAITING
 
 from .conftest import drain
 from .inspection import announced, check_slots, keys_left, slot_keys
@@ -350,8 +350,8 @@ def test_a_message_that_is_moved_between_two_looks_is_found_once(center, monkeyp
     id = next(f"{n}" for n in range(100) if topic.slot_for(f"{n}").number >= 2)
     center.run(center.putting(topic, id, packed(id), delay_us=10**10))
     assert not reshard_topic(center, "mail", 2, settle=0, move=False).done
-    monkeypatch.setattr("kombu_toc.center.operations.CALLS_TOGETHER", 1)
-    monkeypatch.setattr("kombu_toc.center.operations.IDS_PER_CALL", 1)
+    monkeypatch.setattr("kombu_toc.center.lookup.CALLS_TOGETHER", 1)
+    monkeypatch.setattr("kombu_toc.center.lookup.IDS_PER_CALL", 1)
     looker = TimeoutCenter(center.client)
     ask, slots = looker.run_all, []
 
@@ -363,7 +363,7 @@ def test_a_message_that_is_moved_between_two_looks_is_found_once(center, monkeyp
             assert reshard_topic(center, "mail", 2, settle=0).moved == 1
         return found
 
-    looker.run_all = run_all
+    looker.runner.run_all = run_all
     [found] = looker.get(id)
     assert found.id == id
     assert len(slots) == 2  # it was seen in both places

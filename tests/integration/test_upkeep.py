@@ -19,9 +19,9 @@ from kombu import Connection, Consumer, Message, Queue
 
 import kombu_toc
 from kombu_toc import Limits, TimeoutCenter
-from kombu_toc.center.center import Delivery
 from kombu_toc.consumer.lease_keeper import LeaseKeeper
 from kombu_toc.consumer.upkeeper import LEASE
+from kombu_toc.model.results import Delivery
 
 from ..servers import Server, SteppedServer
 from .inspection import announced, check_slots

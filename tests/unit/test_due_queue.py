@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from kombu_toc.center.center import Delivery
 from kombu_toc.consumer.due_queue import DueQueue
+from kombu_toc.model.results import Delivery
 
 
 def message(topic: str, id: str = "m") -> Delivery:

@@ -1,0 +1,397 @@
+"""The script calls of people and tools: arguments in, a :class:`ScriptCall` out.
+
+As in :mod:`.commands`, nothing here asks a server or reads a clock, and ``parse`` of a call counts
+what it did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from ..metrics.counters import count_first
+from ..model import scores
+from ..model.results import (
+    DEAD,
+    FAULT_KINDS,
+    IN_FLIGHT,
+    STATES,
+    STRAY_COPY,
+    WAITING,
+    Cancelled,
+    Counts,
+    Fault,
+    Found,
+    Rescheduled,
+)
+from ..model.topic import Slot, Topic, base_of
+from ..scripts.call import Countdown, ScriptCall, text, texts
+from ..scripts.loader import load
+from .context import Context, slot_keys
+
+#: Messages that one call of purge deletes per slot.
+PURGE_STEP = 1000
+
+
+class Place(NamedTuple):
+    """A slot, and the ids to look for there."""
+
+    topic: Topic
+    slot: Slot
+    ids: Sequence[str]
+
+
+#: Where reading of a slot begins: behind this score and id there, or in a later slot and place.
+Begin = tuple[int, bytes, int, int]
+
+
+class Position(NamedTuple):
+    """Where a scan is. A scan reads in the order of its positions, which is total."""
+
+    score: int
+    topic: str
+    id: bytes
+    slot: int
+    kind: int
+
+    def within(self, topic: str) -> Begin:
+        """Where reading of a topic's slots begins."""
+        if topic == self.topic:
+            return self.score, self.id, self.slot, self.kind
+        # Of those with the same score, the ones of earlier topics have been read.
+        return self.score + (topic < self.topic), b"", -1, -1
+
+
+class SlotPage(list[tuple[Found, Position]]):
+    """What one call has read of a slot. cut: there is more, but it would have had too many
+    bytes."""
+
+    def __init__(self, read: Iterable[tuple[Found, Position]], cut: bool) -> None:
+        super().__init__(read)
+        self.cut = cut
+
+
+class CancelReply(NamedTuple):
+    """What one call of cancel did."""
+
+    cancelled: list[Cancelled]
+    done: int  #: how many of the ids it looked at: it ends early if the bodies are large
+
+
+class CheckReply(NamedTuple):
+    """What one call of check found."""
+
+    faults: list[Fault]
+    cursor: str  #: where to go on; ``0``: this part of the slot is done
+    size: int  #: bytes that were looked at
+
+
+class AdminCommands:
+    """Makes the calls of people and tools."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._announcing = context.announcing
+        self._counts = context.counts
+
+    # -- by id
+
+    def get(self, places: Sequence[Place]) -> ScriptCall:
+        """Look messages up by id, and copies that share it. Result: a list of :class:`Found`."""
+        keys: list[str] = []
+        args: list[Any] = [len(places)]
+        for _, slot, ids in places:
+            keys += (slot.prepare, slot.dead, slot.reasons, slot.body, *slot.stores)
+            keys += map(slot.copies, ids)
+            args += (len(slot.stores), len(ids), *ids)
+
+        def parse(raw: list[Any]) -> list[Found]:
+            return [
+                Found(
+                    places[raw[i]].topic.name,
+                    places[raw[i]].slot.number,
+                    text(raw[i + 1]),
+                    STATES[raw[i + 2]],
+                    raw[i + 3],
+                    raw[i + 4],
+                    raw[i + 5],
+                    *_reason_and_error(raw[i + 6]),
+                )
+                for i in range(0, len(raw), 7)
+            ]
+
+        return ScriptCall(load("get"), keys, args, parse)
+
+    def cancel(
+        self, place: Place, states: Collection[str], *, copies: bool, bodies: bool
+    ) -> ScriptCall:
+        """Delete messages that are in one of these states. Result: :class:`CancelReply`.
+
+        copies: also the copies that share the ids
+        bodies: read what is deleted; then a call looks at fewer ids if the bodies are large
+        """
+        topic, slot, ids = place
+        counts = self._counts(topic)
+
+        def parse(raw: list[Any]) -> CancelReply:
+            flat = raw[0]
+            found = [
+                Cancelled(
+                    topic.name,
+                    text(flat[i]),
+                    STATES[flat[i + 1]],
+                    bool(flat[i + 2]),
+                    bool(flat[i + 3]),
+                    flat[i + 4],
+                )
+                for i in range(0, len(flat), 5)
+            ]
+            dead = sum(one.deleted for one in found if one.state == DEAD)
+            counts.purged += dead
+            counts.cancelled += sum(one.deleted for one in found) - dead
+            return CancelReply(found, raw[1])
+
+        keys = [key for id in ids for key in (slot.copies(id), slot.copies(base_of(id)))]
+        return self._announcing(
+            topic,
+            "cancel",
+            (
+                slot.announced_times,
+                slot.prepare,
+                slot.dead,
+                slot.reasons,
+                slot.body,
+                slot.tokens,
+                *slot.stores,
+                *keys,
+            ),
+            (
+                len(slot.stores),
+                slot.number,
+                *(int(state in states) for state in STATES.values()),
+                int(copies),
+                self._context.pop_bytes if bodies else 0,
+                *ids,
+            ),
+            parse,
+        )
+
+    def reschedule(
+        self, topic: Topic, slot: Slot, id: str, when: str | Countdown, *, copies: bool
+    ) -> ScriptCall:
+        """Give one message another action time. Result: a list of :class:`Rescheduled`.
+
+        when: as :func:`.scripts.call.when_of` makes it
+        copies: also the copies that share the id
+        """
+        counts = self._counts(topic)
+
+        def parse(raw: list[Any]) -> list[Rescheduled]:
+            flat = raw[0]
+            counts.rescheduled += flat[1::3].count(1)
+            return [
+                Rescheduled(
+                    topic.name,
+                    text(flat[i]),
+                    STATES[flat[i + 1]],
+                    flat[i + 1] == 1,
+                    scores.action_time(flat[i + 2]) if flat[i + 1] == 1 else 0,
+                )
+                for i in range(0, len(flat), 3)
+            ]
+
+        return self._announcing(
+            topic,
+            "reschedule",
+            (slot.announced_times, slot.prepare, slot.dead, slot.copies(id), *slot.stores),
+            (len(slot.stores), slot.number, id, when, int(copies)),
+            parse,
+        )
+
+    def requeue(self, place: Place) -> ScriptCall:
+        """Take messages out of DeadQueue and have them delivered now. Result: how many."""
+        topic, slot, ids = place
+        return self._announcing(
+            topic,
+            "requeue",
+            (slot.announced_times, slot.dead, slot.reasons, *slot.stores),
+            (len(slot.stores), slot.number, topic.declaration.retries, *ids),
+            partial(count_first, self._counts(topic), "requeued"),
+        )
+
+    # -- whole slots
+
+    def purge(self, topic: Topic, slot: Slot) -> ScriptCall:
+        """Delete waiting messages, at most PURGE_STEP. Result: how many, and the ids of copies
+        that are to be removed from their copies sets."""
+        counts = self._counts(topic)
+
+        def parse(raw: list[Any]) -> tuple[int, list[str]]:
+            counts.purged += raw[0]
+            return raw[0], texts(raw[1])
+
+        return self._announcing(
+            topic,
+            "purge",
+            (slot.announced_times, slot.body, slot.reasons, slot.tokens, *slot.stores),
+            (len(slot.stores), slot.number, PURGE_STEP),
+            parse,
+        )
+
+    def check(
+        self,
+        topic: Topic,
+        slot: Slot,
+        other_steps: Sequence[int],
+        part: int,
+        cursor: str,
+        *,
+        step: int,
+        repair: bool,
+    ) -> ScriptCall:
+        """Look for inconsistencies in one part of a slot. Result: :class:`CheckReply`.
+
+        other_steps: priority steps that the topic lacks and that messages may wait under
+        part: number of the key that is looked through: one of :func:`.context.slot_keys`, or one
+            of the stores of `other_steps` behind them; from 1
+        step: about how many ids the call looks at
+        repair: mend each fault at once
+        """
+        keys = (*slot_keys(slot), *map(slot.store, other_steps))
+
+        def parse(raw: list[Any]) -> CheckReply:
+            cursor, flat, size, *_ = raw
+            faults = [
+                Fault(
+                    topic.name,
+                    slot.number,
+                    FAULT_KINDS[kind],
+                    text(id),
+                    tuple(keys[place - 1] for place in places),
+                )
+                for kind, id, places in zip(flat[::3], flat[1::3], flat[2::3], strict=True)
+            ]
+            return CheckReply(faults, cursor.decode(), size)
+
+        return self._announcing(
+            topic,
+            "check",
+            keys,
+            (
+                len(slot.stores),
+                slot.number,
+                part,
+                cursor,
+                step,
+                int(repair),
+                scores.lease(0, 0, topic.declaration.retries),
+                *(topic.step_index(other) for other in other_steps),
+            ),
+            parse,
+        )
+
+    def check_copies(self, topic: Topic, slot: Slot, key: str, *, repair: bool) -> ScriptCall:
+        """Look for names of messages that are gone in a copies set. Result: a list of
+        :class:`Fault`."""
+
+        def parse(raw: list[bytes]) -> list[Fault]:
+            return [Fault(topic.name, slot.number, STRAY_COPY, id, (key,)) for id in texts(raw)]
+
+        return ScriptCall(load("check_copies"), (key, slot.body), (int(repair),), parse)
+
+    # -- reading
+
+    def counts(self, topic: Topic, slots: Sequence[Slot]) -> ScriptCall:
+        """Count messages. Result: a list of :class:`Counts`, one a slot."""
+        keys: list[str] = []
+        for slot in slots:
+            keys += (slot.prepare, slot.dead, *slot.stores)
+        return ScriptCall(
+            load("counts"),
+            keys,
+            (len(slots), len(topic.steps)),
+            lambda raw: [Counts(*raw[i : i + 4]) for i in range(0, len(raw), 4)],
+        )
+
+    def coming(self, slot: Slot, times_us: Sequence[int]) -> ScriptCall:
+        """Count waiting messages that are due by each of some times, microseconds from now.
+        Result: a list of numbers."""
+        return ScriptCall(load("coming"), slot.stores, times_us, list)
+
+    def summary(self, slot: Slot) -> ScriptCall:
+        """Result: :class:`Counts`, and for how many microseconds the oldest due message has been
+        due."""
+        return ScriptCall(
+            load("summary"),
+            (slot.prepare, slot.dead, *slot.stores),
+            (),
+            lambda raw: (Counts(*raw[:4]), raw[4]),
+        )
+
+    def scan(
+        self,
+        topic: Topic,
+        slot: Slot,
+        states: Collection[str],
+        begin: Begin | None,
+        step: int,
+        *,
+        since_us: int | None,
+        until_us: int | None,
+        bodies: bool,
+        budget: int,
+    ) -> ScriptCall:
+        """Read messages of a slot in the order of their scores. Result: :class:`SlotPage`.
+
+        begin: where to begin; at the first message if None
+        step: how many at most
+        since_us, until_us: bounds of their times, microseconds since the epoch
+        bodies: read their bodies, too
+        budget: bytes that the bodies may have together
+        """
+        low = "-inf" if since_us is None else str(max(since_us, 0) // 1000 * 1000)
+        high = "+inf" if until_us is None else str(max(until_us, 0) // 1000 * 1000 + 999)
+        kinds = [
+            *((WAITING, key, at) for at, key in enumerate(slot.stores)),
+            (IN_FLIGHT, slot.prepare, len(slot.stores)),
+            (DEAD, slot.dead, len(slot.stores) + 1),
+        ]
+        kinds = [kind for kind in kinds if kind[0] in states]
+
+        def parse(raw: list[Any]) -> SlotPage:
+            read = []
+            for i in range(0, len(raw) - len(raw) % 5, 5):
+                state, _, number = kinds[raw[i]]
+                id, score = raw[i + 1], raw[i + 2]
+                at = number if state == WAITING else scores.read_lease(score).step
+                found = Found(
+                    topic.name,
+                    slot.number,
+                    text(id),
+                    state,
+                    at,
+                    score,
+                    raw[i + 3],
+                    *_reason_and_error(raw[i + 4]),
+                )
+                read.append((found, Position(score, topic.name, id, slot.number, number)))
+            return SlotPage(read, len(raw) % 5 > 0)
+
+        where: tuple[Any, ...] = ("", "")
+        if begin is not None:
+            score, id, *here = begin
+            later = (int([slot.number, number] > here) for _, _, number in kinds)
+            where = (score, id, *later)
+        return ScriptCall(
+            load("scan"),
+            (slot.body, slot.reasons, *(key for _, key, _ in kinds)),
+            (step, low, high, int(bodies), budget, *where),
+            parse,
+        )
+
+
+def _reason_and_error(raw: bytes) -> tuple[str, str]:
+    """(reason, last error) as the scripts keep them."""
+    reason, _, error = raw.decode("utf-8", "replace").partition("\n")
+    return reason, error

@@ -1,0 +1,506 @@
+"""The script calls of producers and consumers: arguments in, a :class:`ScriptCall` out.
+
+Nothing here asks a server or reads a clock. A call is run by a :class:`.runner.Runner`, or sent
+over a connection of the caller's own. ``parse`` of a call also counts what it did.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from ..metrics.counters import TopicCounts, count_first
+from ..model import scores
+from ..model.results import DEAD, WAITING, Delivery, Popped, Put
+from ..model.topic import Keys, Limits, Topic
+from ..scripts.call import Countdown, ScriptCall, text, texts, when_of
+from ..scripts.loader import load
+from .context import Context, slot_keys
+
+#: Expired leases that one pop rolls back per slot, at most.
+RECOVER = 100
+
+#: Seconds for which a producer's latest publish to a slot is remembered, so that a repeated one is
+#: recognised.
+REMEMBER = 60
+
+#: Index among the keys of a put: the one that remembers the producer's latest publish.
+SENT = 4
+
+#: Characters of an error, and of a reason, that are kept with a message.
+ERROR_LENGTH = 1000
+
+#: Leases that one call renews: no call may keep the server busy for long.
+LEASES_PER_CALL = 500
+
+
+class PutRequest(NamedTuple):
+    """A message to be added.
+
+    at_us: action time, microseconds since the epoch; one that has passed means now
+    delay_us: instead of `at_us`, microseconds from now by Redis's clock
+    basis: slot basis; the id unless given
+    priority: 0 goes first
+    token: tells this message from another live one with the same id, which may then have two;
+        without it, the CRC-32 of the body does
+    ensure: add nothing if a live message has this id
+    publish: (producer, name of this publish): a repeated publish adds nothing
+    remember: seconds for which a repeated `publish` is recognised
+    replaces: it takes the place of a message that was delivered; a server that is full accepts it
+    """
+
+    id: str
+    body: bytes
+    at_us: int | Countdown | None = None
+    delay_us: int | None = None
+    basis: str | None = None
+    priority: int = 0
+    token: str | None = None
+    ensure: bool = False
+    publish: tuple[str, str] | None = None
+    remember: int = REMEMBER
+    replaces: bool = False
+
+
+class PopRequest(NamedTuple):
+    """What a pop asks for.
+
+    name: a name that no other pop has: a consumer, a dot and a number
+    slots: only these; all unless given. On a Cluster, exactly one
+    ready_limit, lookahead_us: deliver up to so many messages that are due within so many
+        microseconds
+    overdue_limit, behind_us: deliver up to so many messages that have been due for so many
+        microseconds; the two limits include each other
+    visibility: seconds that the messages may stay unacknowledged and unrenewed, unless the topic
+        says
+    recover, until_us: roll back up to so many leases a slot that ended by then, in microseconds
+        since the epoch by Redis's clock; by now unless given
+    claimed: announce again what is left even if it was announced: who pops may have claimed that.
+        It matters on a Cluster
+    remember: seconds for which :meth:`Commands.recall` delivers the messages once more; the
+        consumer's next pop that begins with the same slot ends it
+    """
+
+    name: str
+    slots: Iterable[int] | None = None
+    ready_limit: int = 1
+    lookahead_us: int = 0
+    overdue_limit: int = 0
+    behind_us: int = 0
+    visibility: float | None = None
+    recover: int = 0
+    until_us: int | None = None
+    claimed: bool = True
+    remember: int = 0
+
+
+class Commands:
+    """Makes the calls of producers and consumers.
+
+    topic_of: the topic of a delivery; asks nobody
+    """
+
+    def __init__(self, context: Context, topic_of: Callable[[Delivery], Topic]) -> None:
+        self._context = context
+        self._topic_of = topic_of
+        self._announcing = context.announcing
+        self._counts = context.counts
+
+    # -- producers
+
+    def put(self, topic: Topic, request: PutRequest) -> ScriptCall:
+        """Add a message. Result: :class:`Put`.
+
+        Look-ups by id find the message if :meth:`.registry.Registry.admit` was called before.
+        Raises ActionTimeError beyond the year 2255.
+        """
+        (
+            id,
+            body,
+            at_us,
+            delay_us,
+            basis,
+            priority,
+            token,
+            ensure,
+            publish,
+            remember,
+            replaces,
+        ) = request
+        slot = topic.slot_for(basis or id)
+        if token is None:
+            token = f"{zlib.crc32(body):08x}"
+        producer, name = publish or ("", "")
+        return self._announcing(
+            topic,
+            "put",
+            (
+                slot.stores[topic.step_index(priority)],
+                slot.body,
+                slot.announced_times,
+                slot.copies(id),
+                slot.sent(producer),
+            ),
+            (
+                id,
+                body,
+                when_of(at_us, delay_us),
+                slot.number,
+                token,
+                topic.declaration.expires or 0,
+                1 if ensure else 0,
+                name,
+                remember,
+                1 if replaces else 0,
+            ),
+            partial(_read_put, self._counts(topic)),
+        )
+
+    # -- consumers
+
+    def pop(self, topic: Topic, request: PopRequest) -> ScriptCall:
+        """Deliver messages. Result: :class:`Popped`; the caller removes what is `stray`."""
+        numbers = slot_numbers(topic, request.slots)
+        slots = [topic.slot(number) for number in numbers]
+        name = request.name
+        keys = [key for slot in slots for key in slot_keys(slot)]
+        keys.append(slots[0].given(name.rpartition(".")[0]))
+        limits = topic.declaration.limits(self._context.limits)
+        until_us = request.until_us
+        counts = self._counts(topic)
+
+        def parse(raw: list[Any]) -> Popped:
+            now, more, flat, gone, rolled, died, dropped, *_ = raw
+            messages = _read_deliveries(topic, numbers, name, flat)
+            lost, old = texts(gone[1::2]), texts(dropped[1::2])
+            stray = [
+                (slots[slot].copies(id.rpartition("#")[0]), id)
+                for slot, id in zip(gone[::2] + dropped[::2], lost + old, strict=True)
+                if "#" in id
+            ]
+            rolled, died = texts(rolled), texts(died)
+            counts.popped(len(messages), len(rolled), len(died), len(old))
+            return Popped(now, bool(more), messages, lost, rolled, died, old, stray)
+
+        return self._announcing(
+            topic,
+            "pop",
+            keys,
+            (
+                len(numbers),
+                len(topic.steps),
+                request.ready_limit,
+                request.lookahead_us,
+                request.overdue_limit,
+                request.behind_us,
+                _lease_ms(topic, request.visibility, limits),
+                topic.declaration.retries,
+                request.recover,
+                *_backoff_ms(limits),
+                int(limits.dead_age * 1000),
+                -(-limits.dead_limit // topic.slots),
+                int(request.claimed),
+                scores.LAST_MS * 1000 if until_us is None else until_us,
+                name,
+                request.remember,
+                self._context.pop_bytes,
+                *numbers,
+            ),
+            parse,
+            keys_recur=True,
+        )
+
+    def recall(
+        self,
+        topic: Topic,
+        slots: Iterable[int] | None,
+        name: str,
+        *,
+        visibility: float | None = None,
+        bodies: bool = True,
+        remember: int = REMEMBER,
+    ) -> ScriptCall:
+        """Deliver once more the messages of a pop whose reply was lost, those that are still in
+        flight by it; renew their leases. Result: :class:`Popped`.
+
+        topic, slots, name: those of the pop
+        bodies: whether the messages are to have their bodies
+        remember: seconds for which the pop delivers nothing if it has not run yet; 0: it may
+        """
+        numbers = slot_numbers(topic, slots)
+        keys: list[str] = []
+        for number in numbers:
+            slot = topic.slot(number)
+            keys += (slot.prepare, slot.body, slot.tokens)
+        keys.append(topic.slot(numbers[0]).given(name.rpartition(".")[0]))
+        counts = self._counts(topic)
+
+        def parse(raw: list[Any]) -> Popped:
+            now, flat = raw
+            found = _read_deliveries(topic, numbers, name, flat)
+            if found and bodies:
+                counts.popped(len(found), 0, 0, 0)
+            return Popped(now, False, found, [], [], [], [], [])
+
+        lease_ms = _lease_ms(topic, visibility, self._context.limits)
+        args = (name, lease_ms, topic.declaration.retries, remember, int(bodies))
+        return ScriptCall(load("recall"), keys, args, parse)
+
+    def find_due(self, topics: Sequence[str]) -> ScriptCall:
+        """Find the topics in which something is due that nobody has claimed. Result: the indexes
+        of those topics."""
+        return ScriptCall(load("due"), [self._context.keys.wake(name) for name in topics], (), list)
+
+    def reannounce(self, topic: Topic, claims: Iterable[tuple[int, int]]) -> list[ScriptCall]:
+        """Announce claims again, each a slot and a time in microseconds.
+
+        What was settled meanwhile is not announced. Result of each call: how many were.
+        """
+        return [
+            self._announcing(
+                topic,
+                "hand_back",
+                [topic.slot(slot).announced_times for slot, _ in some],
+                [value for pair in some for value in pair],
+                itemgetter(0),
+            )
+            for some in self._context.groups(claims)
+        ]
+
+    # -- what ends a delivery, or prolongs it
+
+    def ack_group(self, delivery: Delivery) -> tuple[str, int]:
+        """Grouping key: deliveries that share it can be acknowledged by one call."""
+        return (delivery.topic, delivery.slot if self._context.clustered else 0)
+
+    def ack(self, deliveries: Iterable[Delivery]) -> list[ScriptCall]:
+        """Acknowledge messages, in as few calls as possible. Result of each: how many there
+        were."""
+        by_topic: dict[tuple[str, int], list[Delivery]] = defaultdict(list)
+        for delivery in deliveries:
+            by_topic[self.ack_group(delivery)].append(delivery)
+        return [self._ack(self._topic_of(batch[0]), batch) for batch in by_topic.values()]
+
+    def _ack(self, topic: Topic, batch: list[Delivery]) -> ScriptCall:
+        by_slot: dict[int, list[Delivery]] = {}
+        for delivery in batch:
+            by_slot.setdefault(delivery.slot, []).append(delivery)
+        numbers = sorted(by_slot)
+        keys: list[str] = []
+        args: list[Any] = []
+        sets: list[str] = []
+        copies: list[Any] = []
+        for number in numbers:
+            slot = topic.slot(number)
+            keys += slot_keys(slot)
+            some = by_slot[number]
+            args += (number, len(some), *(d.id for d in some), *(d.birth for d in some))
+            for delivery in some:
+                base, copy, _ = delivery.id.rpartition("#")
+                if copy:
+                    sets.append(slot.copies(base))
+                    copies += (number, delivery.id)
+        return self._announcing(
+            topic,
+            "ack",
+            [*keys, *sets],
+            (len(numbers), len(topic.steps), len(sets), *args, *copies),
+            partial(count_first, self._counts(topic), "acked"),
+            keys_recur=not sets,
+        )
+
+    def reject(
+        self,
+        delivery: Delivery,
+        *,
+        requeue: bool,
+        reason: str = "",
+        error: str = "",
+        backoff: float | None = None,
+    ) -> ScriptCall:
+        """Give a message back after a failure. Result: its new state, or None if it was no longer
+        in flight.
+
+        requeue: roll it back with one retry less; without it, or with no retries left, it goes to
+            DeadQueue with the reason
+        error: what went wrong; kept with the message, the latest only
+        backoff: seconds until it is due again; as the topic says unless given
+        """
+        topic = self._topic_of(delivery)
+        slot = topic.slot(delivery.slot)
+        limits = topic.declaration.limits(self._context.limits)
+        if backoff is not None:
+            limits = limits._replace(retry_backoff=backoff, retry_backoff_max=backoff)
+        if requeue:
+            reason = f"no retries left: {reason or 'rejected again and again'}"
+        return self._announcing(
+            topic,
+            "reject",
+            (
+                slot.announced_times,
+                slot.prepare,
+                slot.dead,
+                slot.reasons,
+                slot.tokens,
+                *slot.stores,
+            ),
+            (
+                len(topic.steps),
+                slot.number,
+                delivery.id,
+                1 if requeue else 0,
+                *_backoff_ms(limits),
+                _encoded(" ".join(reason.split())[:ERROR_LENGTH] or "rejected"),
+                _encoded(error[:ERROR_LENGTH]),
+                topic.declaration.retries,
+                delivery.lease_token,
+                delivery.birth,
+            ),
+            partial(_read_reject, self._counts(topic)),
+        )
+
+    def release(self, deliveries: Iterable[Delivery]) -> list[ScriptCall]:
+        """Take messages back unhandled, one call a slot. Result of each: how many there were."""
+        calls = []
+        for (_, number), batch in _by_slot(deliveries).items():
+            topic = self._topic_of(batch[0])
+            slot = topic.slot(number)
+            args: list[Any] = []
+            for one in batch:
+                args += (one.id, one.score, one.step, one.lease_token, one.birth)
+            calls.append(
+                self._announcing(
+                    topic,
+                    "release",
+                    (slot.announced_times, slot.prepare, slot.tokens, *slot.stores),
+                    (len(topic.steps), number, *args),
+                    partial(count_first, self._counts(topic), "released"),
+                )
+            )
+        return calls
+
+    def extend(
+        self, deliveries: Iterable[Delivery], visibility: float | None = None
+    ) -> list[ScriptCall]:
+        """Renew leases. Result of each call: the deliveries whose leases had ended already."""
+        return [
+            self._extend(held[start : start + LEASES_PER_CALL], visibility)
+            for held in _by_slot(deliveries).values()
+            for start in range(0, len(held), LEASES_PER_CALL)
+        ]
+
+    def _extend(self, batch: list[Delivery], visibility: float | None) -> ScriptCall:
+        topic = self._topic_of(batch[0])
+        seconds = topic.declaration.visibility or visibility
+        if seconds is None:
+            seconds = self._context.limits.visibility
+
+        def parse(raw: list[int]) -> list[Delivery]:
+            return [batch[number - 1] for number in raw]
+
+        slot = topic.slot(batch[0].slot)
+        return ScriptCall(
+            load("extend"),
+            (slot.prepare, slot.tokens),
+            (int(seconds * 1000), *(x for d in batch for x in (d.id, d.lease_token, d.birth))),
+            parse,
+        )
+
+    # -- what a process reports
+
+    def announce_presence(self, told: str, before: Iterable[str], ttl_ms: int) -> ScriptCall:
+        """Report which topics a process consumes.
+
+        told: its host, its pid and the topics, as JSON; empty if it consumes none
+        before: what it reported until now
+        """
+        keys = (self._context.keys.consumers,)
+        return ScriptCall(load("present"), keys, (told, ttl_ms, *before), int)
+
+    def add_counters(self, topic: str | None, added: dict[str, int]) -> ScriptCall:
+        """As :func:`add_counters`."""
+        return add_counters(self._context.keys, topic, added)
+
+
+def add_counters(keys: Keys, topic: str | None, added: dict[str, int]) -> ScriptCall:
+    """Add to a topic's counters, or to those of scripts if None. Result: whether there is such a
+    topic."""
+    pairs = [value for pair in added.items() for value in pair]
+    if topic is None:
+        return ScriptCall(load("count"), (keys.topics, keys.scripts), ("", *pairs), bool)
+    places = (keys.topics, keys.counted(topic), *keys.minutes(topic))
+    return ScriptCall(load("count"), places, (topic, *pairs), bool)
+
+
+def slot_numbers(topic: Topic, slots: Iterable[int] | None) -> Sequence[int]:
+    """Slot numbers in order, each once; all of the topic's if None."""
+    return range(topic.slot_span) if slots is None else sorted(set(slots))
+
+
+def divide_evenly(total: int, among: Sequence[int]) -> list[tuple[int, int]]:
+    """Divide a number of things: (who, how many), without those who get none."""
+    each, rest = divmod(total, len(among))
+    return [(who, each + (at < rest)) for at, who in enumerate(among) if each or at < rest]
+
+
+def _by_slot(deliveries: Iterable[Delivery]) -> dict[tuple[str, int], list[Delivery]]:
+    found: dict[tuple[str, int], list[Delivery]] = defaultdict(list)
+    for delivery in deliveries:
+        found[delivery.topic, delivery.slot].append(delivery)
+    return found
+
+
+def _lease_ms(topic: Topic, visibility: float | None, limits: Limits) -> int:
+    """How long the leases of a pop last, in milliseconds."""
+    return int((topic.declaration.visibility or visibility or limits.visibility) * 1000)
+
+
+def _backoff_ms(limits: Limits) -> tuple[int, int]:
+    """The first wait after a failure and the longest, in milliseconds."""
+    return int(limits.retry_backoff * 1000), int(limits.retry_backoff_max * 1000)
+
+
+def _encoded(text: str) -> bytes:
+    """A text as it is kept. What UTF-8 cannot hold, such as half a surrogate pair, is escaped."""
+    return text.encode("utf-8", "backslashreplace")
+
+
+def _read_deliveries(
+    topic: Topic, numbers: Sequence[int], name: str, flat: list[Any]
+) -> list[Delivery]:
+    """The deliveries of a pop of that name."""
+    retries = topic.declaration.retries
+
+    def named(id: bytes | list[bytes]) -> tuple[bytes, str]:
+        return (id[0], id[1].decode()) if isinstance(id, list) else (id, name)
+
+    return [
+        Delivery(
+            topic.name,
+            numbers[flat[i]],
+            flat[i + 1],
+            id.decode("utf-8", "surrogatepass"),
+            flat[i + 3],
+            flat[i + 4],
+            retries,
+            birth,
+        )
+        for i in range(0, len(flat), 5)
+        for id, birth in [named(flat[i + 2])]
+    ]
+
+
+def _read_put(counts: TopicCounts, raw: list[Any]) -> Put:
+    id, added, now, *_ = raw
+    counts.put += added
+    return Put(text(id), bool(added), now or None)
+
+
+def _read_reject(counts: TopicCounts, raw: list[Any]) -> str | None:
+    counts.rolled_back += raw[0] == 1
+    counts.dead += raw[0] == 2
+    return {1: WAITING, 2: DEAD}.get(raw[0])

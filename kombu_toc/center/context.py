@@ -1,0 +1,73 @@
+"""What all commands of one center share: keys, limits, and where to count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ..metrics.counters import TopicCounts
+from ..model.topic import Keys, Limits, Slot, Topic
+from ..scripts.call import ScriptCall
+from ..scripts.loader import load
+
+T = TypeVar("T")
+
+#: Bytes that the bodies of one pop may have together. A longer body is delivered alone.
+POP_BYTES = 8_000_000
+
+
+@dataclass(slots=True)
+class Context:
+    """What all commands of one center share.
+
+    keys: the keys that belong to no single slot
+    clustered: whether slots may lie on several servers: then a call may name one slot only
+    limits: hold for topics whose declarations do not say
+    pop_bytes: bytes that the bodies of one reply may have together; the first may have any
+    counts: where to count what happens in a topic
+    """
+
+    keys: Keys
+    clustered: bool
+    limits: Limits
+    pop_bytes: int
+    counts: Callable[[Topic], TopicCounts]
+
+    def groups(self, items: Iterable[T]) -> list[list[T]]:
+        """Slots, or what belongs to one slot each, grouped by what one call may name."""
+        return [[item] for item in items] if self.clustered else [list(items)]
+
+    def announcing(
+        self,
+        topic: Topic,
+        script: str,
+        keys: Sequence[str],
+        args: Sequence[Any],
+        parse: Callable[[Any], Any],
+        *,
+        keys_recur: bool = False,
+    ) -> ScriptCall:
+        """A call of a script that writes into the topic's wake index.
+
+        On a Cluster the index is not on the node of its keys: the script replies what is to be
+        written there.
+        """
+        wake = self.keys.wake(topic.name)
+        if self.clustered:
+            elsewhere = (wake, topic.declaration.expires or 0)
+            return ScriptCall(load(script), keys, args, parse, keys_recur, elsewhere)
+        return ScriptCall(load(script), (*keys, wake), args, parse, keys_recur)
+
+
+def slot_keys(slot: Slot) -> tuple[str, ...]:
+    """The keys of a slot in the order in which most scripts take them."""
+    return (
+        slot.announced_times,
+        slot.prepare,
+        slot.body,
+        slot.dead,
+        slot.reasons,
+        slot.tokens,
+        *slot.stores,
+    )

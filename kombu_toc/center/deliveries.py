@@ -1,0 +1,302 @@
+"""Puts messages, delivers them, and ends their deliveries."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
+from secrets import token_urlsafe
+
+from ..model.results import Delivery, Popped, Put
+from ..model.topic import Topic
+from ..scripts.call import as_bytes, microseconds
+from .commands import (
+    RECOVER,
+    Commands,
+    PopRequest,
+    PutRequest,
+    divide_evenly,
+    slot_numbers,
+)
+from .context import Context
+from .leases import Leases
+from .lookup import Lookup
+from .registry import Registry
+from .runner import Runner
+
+
+class PopNames:
+    """Names that no other pop has: a consumer, a dot and a number."""
+
+    def __init__(self) -> None:
+        #: process, consumer, numbers
+        self._consumer: tuple[int, str, Iterator[int]] | None = None
+
+    def next(self) -> str:
+        consumer = self._consumer
+        if consumer is None or consumer[0] != os.getpid():  # a forked child is another consumer
+            consumer = self._consumer = (os.getpid(), token_urlsafe(9), count(1))
+        return f"{consumer[1]}.{next(consumer[2]):x}"
+
+
+class Deliveries:
+    """Puts and delivers messages, one round trip or a few each."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        registry: Registry,
+        context: Context,
+        commands: Commands,
+        leases: Leases,
+        lookup: Lookup,
+    ) -> None:
+        self._runner = runner
+        self._registry = registry
+        self._context = context
+        self._commands = commands
+        self._leases = leases
+        self._lookup = lookup
+        self.names = PopNames()
+
+    # -- put
+
+    def put(
+        self,
+        topic: str,
+        id: str,
+        body: bytes,
+        *,
+        at: float | None = None,
+        delay: float | None = None,
+        basis: str | None = None,
+        priority: int = 0,
+        token: str | None = None,
+        ensure: bool = False,
+        publish: tuple[str, str] | None = None,
+    ) -> str | None:
+        """Add a message and return the id it is kept under.
+
+        at: action time, seconds since the epoch; a past one means now
+        delay: instead of `at`, seconds from now by Redis's clock
+        basis: slot basis; the id unless given
+        priority: 0 goes first
+        token: tells this message from another live one with the same id, which may then have
+            two; without it, the CRC-32 of the body does
+        ensure: return None, and add nothing, if a live message has this id
+        publish: (producer, name of this publish): to repeat a producer's latest publish within
+            a minute, because its reply was lost, adds nothing, whatever has become of the message
+
+        Raises ActionTimeError beyond the year 2255, ReplicationError as :meth:`run_puts`,
+        PriorityStepsError as :meth:`declare`.
+        """
+        declared = self._registry.agreed(self._registry.topic(topic))
+        self._registry.admit(declared, id, basis)
+        # While the topic is resharded, the message may lie in another slot.
+        moves = ensure and declared.declaration.draining_counts
+        if moves and self._lookup.get(id, topic=topic, basis=basis or id):
+            return None
+        request = PutRequest(
+            id,
+            body,
+            microseconds(at),
+            microseconds(delay),
+            basis,
+            priority,
+            token,
+            ensure,
+            publish,
+        )
+        [made] = self._runner.run_puts([self._commands.put(declared, request)])
+        put: Put = made
+        return put.id if put.added or not ensure else None
+
+    def ensure(
+        self,
+        topic: str,
+        id: str,
+        body: bytes,
+        *,
+        at: float | None = None,
+        delay: float | None = None,
+        basis: str | None = None,
+        priority: int = 0,
+    ) -> bool:
+        """Add a message as :meth:`put` does, unless the topic has one of this id, in any state.
+
+        Returns whether it was added. Of several that try at the same time with the same slot
+        basis, or with none, one adds it.
+        """
+        if self._lookup.get(id, topic=topic):
+            return False  # perhaps in another slot, because of another basis
+        made = self.put(
+            topic, id, body, at=at, delay=delay, basis=basis, priority=priority, ensure=True
+        )
+        return made is not None
+
+    # -- pop
+
+    def pop(
+        self,
+        topic: str,
+        limit: int = 1,
+        *,
+        visibility: float | None = None,
+        slots: Iterable[int] | None = None,
+        recover: int = RECOVER,
+    ) -> Popped:
+        """Deliver up to `limit` messages that are due.
+
+        visibility: seconds they may stay unacknowledged and unrenewed, unless the topic says
+        slots: only these; all unless given
+        recover: expired leases to roll back first, per slot, and messages that DeadQueue need
+            not keep any longer
+
+        Raises PriorityStepsError as :meth:`declare`.
+        """
+        declared = self._registry.agreed(self._registry.topic(topic))
+        numbers = slot_numbers(declared, slots)
+        groups = self._context.groups(numbers)
+        # A center that has not watched the server only notes what has ended, for later pops.
+        until = [self._leases.recover_until(declared, group[0]) for group in groups if recover]
+        unwatched = [
+            number
+            for group, us in zip(groups, until, strict=False)
+            if us is None
+            for number in group
+        ]
+        noted = self._leases.note(declared, unwatched, recover)
+        request = PopRequest(
+            self.names.next(),
+            slots=None if slots is None else numbers,
+            ready_limit=limit,
+            visibility=visibility,
+            recover=recover,
+        )
+        if len(groups) > 1:
+            untils = until or [None] * len(groups)
+            popped = self._pop_apart(declared, numbers, untils, request)
+        else:
+            us = (until[0] if until else None) or 0
+            sent = time.monotonic()
+            popped = self._runner.run(self._commands.pop(declared, request._replace(until_us=us)))
+            self._leases.sample(declared, numbers[0], popped.now_us, sent)
+        for kept in noted:
+            for event in kept.events:
+                popped.rolled_back.extend(event.rolled_back)
+                popped.died.extend(event.died)
+                popped.dropped.extend(event.dropped)
+            popped.stray.extend(kept.stray)
+        for key, member in popped.stray:
+            self._runner.client.srem(as_bytes(key), as_bytes(member))
+        for message in popped.messages:
+            if message.action_us:
+                self._runner.metrics.late(topic, popped.now_us - message.action_us)
+        self._runner.send_counters()
+        return popped
+
+    def _pop_apart(
+        self,
+        topic: Topic,
+        numbers: Sequence[int],
+        until: Sequence[int | None],
+        request: PopRequest,
+    ) -> Popped:
+        """Deliver messages of slots that are not on one server: first find out which have any.
+
+        until: of each slot, until when its leases may be rolled back
+        """
+
+        def ask(asked: list[tuple[int, int]], recovers: bool) -> list[Popped]:
+            calls = []
+            for number, share in asked:
+                one = request._replace(
+                    name=self.names.next(),
+                    slots=(number,),
+                    ready_limit=share,
+                    recover=request.recover if recovers else 0,
+                    until_us=until_of[number] or 0,
+                    claimed=not share,
+                )
+                calls.append(self._commands.pop(topic, one))
+            return self._runner.run_all(calls)
+
+        until_of = dict(zip(numbers, until, strict=True))
+        sent = time.monotonic()
+        parts = ask([(number, 0) for number in numbers], recovers=True)
+        for number, part in zip(numbers, parts, strict=True):
+            self._leases.sample(topic, number, part.now_us, sent)
+        ready = [n for n, part in zip(numbers, parts, strict=True) if part.more]
+        left = request.ready_limit
+        while ready and left > 0:
+            asked = divide_evenly(left, ready)
+            some = ask(asked, recovers=False)
+            parts += some
+            left -= sum(len(part.messages) for part in some)
+            empty = {n for (n, _), part in zip(asked, some, strict=True) if not part.more}
+            ready = [n for n in ready if n not in empty]
+        messages = [message for part in parts for message in part.messages]
+        messages.sort(key=lambda message: (message.step, message.score))
+        # The parts count as one pop.
+        counts = self._context.counts(topic)
+        counts.empty += (not messages) - sum(not part.messages for part in parts)
+        return Popped(
+            max(part.now_us for part in parts),
+            bool(ready),
+            messages,
+            [one for part in parts for one in part.bare],
+            [one for part in parts for one in part.rolled_back],
+            [one for part in parts for one in part.died],
+            [one for part in parts for one in part.dropped],
+            [one for part in parts for one in part.stray],
+        )
+
+    # -- what ends a delivery, or prolongs it
+
+    def ack(self, deliveries: Iterable[Delivery]) -> int:
+        """Acknowledge messages; return how many there still were."""
+        return sum(self._runner.run_all(self._commands.ack(deliveries)))
+
+    def reject(
+        self,
+        delivery: Delivery,
+        *,
+        requeue: bool,
+        reason: str = "",
+        error: str = "",
+        backoff: float | None = None,
+    ) -> str | None:
+        """Give a message back after a failure.
+
+        requeue: roll it back with one retry less; without it, or with no retries left, it goes
+            to DeadQueue with the reason
+        error: what went wrong; kept with the message, the latest only
+        backoff: seconds until it is due again; as the topic says unless given
+
+        Returns the state it is in now, or None if it was no longer in flight.
+        """
+        state: str | None = self._runner.run(
+            self._commands.reject(
+                delivery, requeue=requeue, reason=reason, error=error, backoff=backoff
+            )
+        )
+        return state
+
+    def release(self, deliveries: Iterable[Delivery]) -> int:
+        """Take messages back unhandled, their time, order and retries unchanged.
+
+        Returns how many were still in flight. A message that was delivered again since stays with
+        its new consumer.
+        """
+        return sum(self._runner.run_all(self._commands.release(deliveries)))
+
+    def extend(
+        self, deliveries: Iterable[Delivery], visibility: float | None = None
+    ) -> list[Delivery]:
+        """Renew leases: each ends `visibility` seconds from now, or what its topic says.
+
+        Returns the deliveries whose leases had ended already.
+        """
+        calls = self._commands.extend(deliveries, visibility)
+        return [lost for part in self._runner.run_all(calls) for lost in part]

@@ -1,0 +1,102 @@
+"""Looks messages up by id.
+
+A message is looked for in every slot that could have it, of one topic or of all, in pipelined
+round trips: each slot costs O(log n), whatever waits in it. That is the slot that the id picks; of
+a topic that was given a slot basis, or that an older release has declared, it is every slot.
+
+Several messages may have an id: a retry has the id of the task that is still running, and a sender
+that gives another slot basis puts its message into another slot. All of them are found.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from ..model.results import Found
+from ..scripts.call import ScriptCall
+from .admin_commands import AdminCommands, Place
+from .registry import Registry
+from .runner import Runner
+
+#: Ids that one call looks for, in one slot.
+IDS_PER_CALL = 100
+
+#: Calls that leave together.
+CALLS_TOGETHER = 500
+
+
+class Lookup:
+    """Finds messages by id. In all of it, `topic` is the name of the topic to look at; without it,
+    all declared topics are."""
+
+    def __init__(self, runner: Runner, registry: Registry, commands: AdminCommands) -> None:
+        self._runner = runner
+        self._registry = registry
+        self._commands = commands
+
+    def get(
+        self, id: str | Iterable[str], *, topic: str | None = None, basis: str | None = None
+    ) -> list[Found]:
+        """Look messages up by id, and the copies that share it; an empty list if there is none.
+
+        id: one, or several
+        basis: slot basis, if the sender gave one: then only the slots are asked that it picks
+        """
+        once: dict[Any, Found] = {}
+        for one in self._get(self.places(id, topic, basis)):
+            known = self._registry.known(one.topic)
+            # A reshard may move the message meanwhile: then it is seen in its old slot and again
+            # in its new one.
+            moves = known is not None and bool(known.declaration.draining_counts)
+            once.setdefault(one._replace(slot=-1) if moves else one, one)
+        return list(once.values())
+
+    def places(
+        self, id: str | Iterable[str], topic: str | None, basis: str | None
+    ) -> Iterator[Place]:
+        """Where messages of these ids may be. Without `topic`, replies and the like are not looked
+        through: nobody knows their ids."""
+        ids = [id] if isinstance(id, str) else list(dict.fromkeys(id))
+        for one in self._registry.select(topic):
+            if topic is None and one.declaration.expires and one.declaration.named is False:
+                continue
+            for slot, some in one.places_of(ids, basis):
+                for start in range(0, len(some), IDS_PER_CALL):
+                    yield Place(one, slot, some[start : start + IDS_PER_CALL])
+
+    def run_at(
+        self, places: Iterator[Place], command: Callable[[Place], ScriptCall]
+    ) -> Iterator[tuple[Place, Any]]:
+        """Run a command at each place; the place and the result. A bounded number of calls leave
+        together."""
+        while together := list(itertools.islice(places, CALLS_TOGETHER)):
+            results = self._runner.run_all([command(place) for place in together])
+            yield from zip(together, results, strict=True)
+        self._runner.send_counters()
+
+    def _get(self, places: Iterator[Place]) -> list[Found]:
+        # What lies on one server is asked for by one call: most places have nothing, and a call
+        # costs more than to look into some.
+        most = 1 if self._runner.clustered else IDS_PER_CALL
+
+        def calls() -> Iterator[ScriptCall]:
+            some: list[Place] = []
+            number = 0
+            for place in places:
+                number += len(place.ids)
+                if some and number > most:
+                    yield self._commands.get(some)
+                    some, number = [], len(place.ids)
+                some.append(place)
+            if some:
+                yield self._commands.get(some)
+
+        found: list[Found] = []
+        waiting = calls()
+        while together := list(itertools.islice(waiting, CALLS_TOGETHER)):
+            for part in self._runner.run_all(together):
+                found += part
+        self._runner.send_counters()
+        return found

@@ -1,0 +1,337 @@
+"""The declarations of topics: read, written, and remembered for a while.
+
+One rule of freshness: what is remembered of a topic serves as long as it is not older than the
+caller accepts. :meth:`Registry.known` accepts any age and asks nobody, :meth:`Registry.topic`
+accepts half a minute, :meth:`Registry.declared` accepts nothing and always reads.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..errors import PriorityStepsError, SlotCountError
+from ..model.results import Delivery
+from ..model.topic import (
+    PRIORITY_STEPS,
+    Declaration,
+    Keys,
+    Topic,
+    check_name,
+    check_steps,
+)
+from ..scripts.call import ScriptCall, text, texts
+from ..scripts.loader import load
+from .runner import Runner
+
+logger = logging.getLogger(__name__)
+
+#: Topics whose declarations a center remembers.
+MAX_KNOWN = 4096
+
+#: Seconds for which a remembered declaration is used. Another process may have resharded the
+#: topic since, or deleted and redeclared it.
+RELOAD = 30.0
+
+
+@dataclass(slots=True)
+class _Known:
+    """A topic that is remembered."""
+
+    topic: Topic
+    read_at: float  #: monotonic seconds when its declaration was read
+
+
+class Registry:
+    """The topics of one server and prefix.
+
+    steps: priority steps of topics that are declared here; None leaves the default, and agrees
+        with whatever a topic was declared with
+    slots: slot count of a topic that is used before anyone has declared it
+    clock: monotonic seconds
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        keys: Keys,
+        *,
+        steps: Sequence[int] | None,
+        slots: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._runner = runner
+        self._client = runner.client
+        self._keys = keys
+        self.steps = None if steps is None else check_steps(steps)
+        self.slots = slots
+        self.clock = clock
+        #: Threads share it. An entry is one reference, so that its fields belong together.
+        self._known: dict[str, _Known] = {}
+
+    # -- what is remembered
+
+    def topic(self, name: str) -> Topic:
+        """The topic of that name; it is declared with the defaults if nobody has done so.
+
+        Its declaration was read at most half a minute ago.
+        """
+        known = self._known.get(name)
+        if known is None:
+            return self.declare(name)
+        if self.clock() - known.read_at < RELOAD:
+            return known.topic
+        raw = self._client.hget(self._keys.topics, name)
+        if raw is not None:
+            return self._remember(name, raw)
+        known.read_at = self.clock()  # deleted: who declares it again does so as it was
+        return known.topic
+
+    def known(self, name: str) -> Topic | None:
+        """The topic of that name if this center has used it before, however long ago; asks
+        nobody."""
+        known = self._known.get(name)
+        return None if known is None else known.topic
+
+    def declared(self, name: str) -> Topic | None:
+        """The topic of that name as it is declared now; None if nobody has declared it."""
+        check_name(name)
+        return self.learn(name, self._client.hget(self._keys.topics, name))
+
+    def learn(self, name: str, raw: bytes | None) -> Topic | None:
+        """Remember a topic whose declaration the caller has read; None forgets it."""
+        if raw is None:
+            self.forget(name)
+            return None
+        return self._remember(name, raw)
+
+    def forget(self, name: str) -> None:
+        """Read the topic's declaration again when it is next used."""
+        self._known.pop(name, None)
+
+    def standing(self, name: str) -> Topic:
+        """The topic of that name as it is declared now; with the defaults if nobody has declared
+        it. Declares nothing."""
+        return self.declared(name) or self._made(name, Declaration(slots=self.slots))
+
+    def resolved(self, name: str) -> Topic:
+        """As :meth:`known`; a topic that is not remembered is read as by :meth:`standing`."""
+        return self.known(name) or self.standing(name)
+
+    def topic_of(self, delivery: Delivery) -> Topic:
+        """The topic of a delivery; asks nobody. A topic that is not remembered, because it was
+        deleted, is as if it had been declared with the defaults."""
+        return self.known(delivery.topic) or self._made(
+            delivery.topic, Declaration(slots=self.slots, retries=delivery.limit)
+        )
+
+    def select(self, name: str | None) -> list[Topic]:
+        """The topic of that name, or all topics if None, as they are declared now; by name."""
+        if name is not None:
+            self.forget(name)
+            return [self.standing(name)]
+        declared: dict[bytes, bytes] = self._client.hgetall(self._keys.topics)
+        return sorted(
+            (self._remember(text(raw_name), raw) for raw_name, raw in declared.items()),
+            key=lambda topic: topic.name,
+        )
+
+    def topics(self) -> list[str]:
+        """The names of all declared topics, sorted."""
+        return sorted(texts(self._client.hkeys(self._keys.topics)))
+
+    def _remember(self, name: str, raw: bytes) -> Topic:
+        topic = self._made(name, Declaration.from_json(raw))
+        if len(self._known) > MAX_KNOWN:  # reply queues come and go
+            self._known.clear()
+        self._known[name] = _Known(topic, self.clock())
+        return topic
+
+    def _made(self, name: str, declaration: Declaration) -> Topic:
+        steps = declaration.steps or self.steps or PRIORITY_STEPS
+        return Topic(name, declaration, self._keys.prefix, steps)
+
+    # -- declaring
+
+    def declare(self, /, name: str, **limits: Any) -> Topic:
+        """Declare a topic and return it as it is declared.
+
+        limits: ``slots`` (a power of two), ``retries``, ``expires`` (milliseconds), ``steps`` and
+            the fields of :class:`Limits` (seconds); what is left out agrees with any declaration.
+
+        The first declaration stands. Raises SlotCountError if it has another slot count than
+        the one asked for, PriorityStepsError if it has other steps than this center or `limits`
+        name, ConfigurationError if a limit makes no sense.
+        """
+        steps = self.steps
+        if limits.get("steps") is not None:
+            steps = check_steps(limits["steps"])
+        limits = {**limits, "steps": steps or PRIORITY_STEPS}
+        check_name(name)
+        asked = limits.get("slots")
+        if asked is None:
+            limits = {**limits, "slots": self.slots}
+        wanted = replace(Declaration.of(name, **limits), bases=False)
+        if wanted.expires:
+            wanted = replace(wanted, named=False)
+        topic: Topic = self._runner.run(self.declare_call(name, wanted))
+        if steps is not None:
+            topic = _agreed(self._completed(topic, steps), steps)
+        if asked not in (None, topic.slots, *topic.declaration.previous_counts):
+            raise SlotCountError(
+                f"queue {name!r} was declared with {topic.slots} slots, not {asked}; "
+                f"declare it with {topic.slots}, or change it: "
+                f"'celery toc reshard {name} --slots {asked}'"
+            )
+        return topic
+
+    def agreed(self, topic: Topic) -> Topic:
+        """The same topic. Raises PriorityStepsError if it was declared with other steps than this
+        center was given."""
+        return topic if self.steps is None else _agreed(topic, self.steps)
+
+    def declare_call(self, name: str, wanted: Declaration) -> ScriptCall:
+        """The call that declares a topic. Result: the topic as it is declared."""
+
+        def parse(raw: bytes) -> Topic:
+            return self._remember(name, raw)
+
+        return ScriptCall(
+            load("declare"),
+            (self._keys.topics, self._keys.expiring),
+            (name, wanted.to_json(), wanted.expires or 0),
+            parse,
+        )
+
+    def _completed(self, topic: Topic, steps: tuple[int, ...]) -> Topic:
+        """The topic; if an older release has declared it, without steps, these are written into
+        its declaration. In such an app all places have the same steps, or messages get lost."""
+        while topic.declaration.steps is None and not topic.declaration.expires:
+            there = self._steps_in_use(topic, set(PRIORITY_STEPS) - set(steps))
+            if there:
+                raise PriorityStepsError(
+                    f"queue {topic.name!r} holds messages under the priority steps "
+                    f"{_listed(there)}, which {_listed(steps)} lack: they were sent with "
+                    f"priority_steps {_listed(PRIORITY_STEPS)}, the default; leave priority_steps "
+                    f"out, or 'celery toc repair {topic.name}' moves them"
+                )
+            self.redeclare(topic, replace(topic.declaration, steps=steps))
+            found = self.declared(topic.name)
+            if found is None:  # deleted just now
+                return topic
+            topic = found
+        return topic
+
+    def _steps_in_use(self, topic: Topic, steps: Iterable[int]) -> list[int]:
+        """Those of some steps under which messages wait."""
+        pairs = [(step, slot.store(step)) for slot in topic.all_slots() for step in sorted(steps)]
+        with self._client.pipeline(transaction=False) as pipe:
+            for _, key in pairs:
+                pipe.exists(key)
+            replies = pipe.execute() if pairs else []
+        return sorted({step for (step, _), there in zip(pairs, replies, strict=True) if there})
+
+    def redeclare(self, topic: Topic, declaration: Declaration) -> bool:
+        """Replace the declaration that `topic` has by another.
+
+        Returns whether it was the topic's declaration until now; if not, somebody else has
+        changed it, and nothing is written.
+        """
+        if declaration == topic.declaration:
+            return True
+        self.forget(topic.name)
+        raw = self._client.hget(self._keys.topics, topic.name)
+        if raw is None or Declaration.from_json(raw) != topic.declaration:
+            return False
+        call = ScriptCall(
+            load("redeclare"), (self._keys.topics,), (topic.name, raw, declaration.over(raw)), bool
+        )
+        replaced: bool = self._runner.run(call)
+        return replaced
+
+    def admit(self, topic: Topic, id: str | None, basis: str | None) -> None:
+        """To be called before a message is put: look-ups by id that begin after that find it.
+
+        id: None if nobody looks for it by that
+        basis: slot basis, if there is one
+
+        Does nothing but for the first message of its kind, as far as this center knows.
+        """
+        declaration = topic.declaration
+        news = []
+        if declaration.bases is False and basis and basis != id:
+            news.append("bases")
+        if declaration.named is False and id is not None:
+            news.append("named")
+        if news:
+            call = ScriptCall(
+                load("admit"), (self._keys.topics,), (topic.name, *news), lambda raw: raw
+            )
+            raw = self._runner.run(call)
+            if raw is not None:
+                self._remember(topic.name, raw)
+
+    def reach(self, name: str, slot: int) -> Topic | None:
+        """The topic as it is declared, changed so that its consumers read this slot.
+
+        For a consumer that has seen an announcement of a slot that the topic no longer has: a
+        producer that was suspended, or that kept its messages for long, has not read that the
+        topic was resharded.
+        """
+        topic = self.declared(name)
+        if (
+            topic is None
+            or slot < topic.slot_span
+            or not self._client.exists(topic.slot(slot).announced_times)
+        ):
+            return topic
+        draining = tuple(sorted({*topic.declaration.draining_counts, 1 << slot.bit_length()}))
+        if self.redeclare(topic, replace(topic.declaration, draining_counts=draining)):
+            logger.warning(
+                "queue %s: a producer has used slot %d, and it has only %d slots since it was "
+                "resharded; 'celery toc reshard %s --slots %d' moves what is there",
+                *(name, slot, topic.slots, name, topic.slots),
+            )
+        return self.declared(name)
+
+    # -- topics that expire
+
+    def refresh(self, name: str, expires_ms: int) -> None:
+        """Keep a topic that expires, with its messages; declare it again if it has expired."""
+        declared = self.topic(name).declaration
+        wanted = replace(declared, expires=expires_ms)
+        topic: Topic = self._runner.run(self.declare_call(name, wanted))
+        with self._client.pipeline(transaction=False) as pipe:
+            for slot in topic.all_slots():
+                for key in slot.all():
+                    pipe.pexpire(key, expires_ms)
+            pipe.pexpire(self._keys.wake(name), expires_ms)
+            pipe.execute()
+
+    def stale(self, most: int = 100) -> list[str]:
+        """Take the names of what has expired: ``topic:NAME`` and ``exchange:NAME``."""
+        names: list[str] = self._runner.run(
+            ScriptCall(load("sweep"), (self._keys.expiring, self._keys.topics), (most,), texts)
+        )
+        return names
+
+
+def _agreed(topic: Topic, steps: tuple[int, ...]) -> Topic:
+    standing = topic.declaration.steps
+    # A topic that expires is used by many who know nothing of each other: replies, events.
+    if standing is None or standing == steps or topic.declaration.expires:
+        return topic
+    raise PriorityStepsError(
+        f"queue {topic.name!r} was declared with priority_steps {_listed(standing)}, not "
+        f"{_listed(steps)}; set priority_steps to {_listed(standing)}, or leave it out, for "
+        "then a queue's own are used; to give it others, let it run empty and delete it first: "
+        f"'celery amqp queue.delete {topic.name}'"
+    )
+
+
+def _listed(steps: Iterable[int]) -> str:
+    """Priority steps as a URL has them."""
+    return ",".join(map(str, steps))

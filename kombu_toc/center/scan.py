@@ -1,0 +1,175 @@
+"""Reads messages in the order of their times, page by page."""
+
+from __future__ import annotations
+
+import base64
+import heapq
+import json
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from ..model.results import STATES, Found, Page
+from ..model.topic import Slot, Topic
+from ..scripts.call import microseconds
+from .admin_commands import AdminCommands, Position, SlotPage
+from .context import Context
+from .lookup import CALLS_TOGETHER
+from .registry import Registry
+from .runner import Runner
+
+#: Messages that one call of scan reads from a slot, at most.
+SCAN_STEP = 200
+
+
+class Scan:
+    """Reads messages by state and time. `topic` is the name of the topic to read; without it, all
+    declared topics are read."""
+
+    def __init__(
+        self, runner: Runner, registry: Registry, context: Context, commands: AdminCommands
+    ) -> None:
+        self._runner = runner
+        self._registry = registry
+        self._commands = commands
+        self._context = context
+
+    def scan(
+        self,
+        topic: str | None = None,
+        *,
+        state: str | Collection[str] | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        where: Callable[[Found], Any] | None = None,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> Page:
+        """Read messages in the order of their times, of one topic or of all together.
+
+        state: WAITING, IN_FLIGHT or DEAD, or several of these; all unless given
+        since, until: seconds since the epoch; only messages whose time (when they are due, when
+            their lease ends, when they died) is not before `since`, and before `until`
+        where: only messages for which this is true
+        limit: how many at most
+        after: where to go on: `after` of the page before this one
+
+        Reads in small steps that each take the server O(log n). A message that is moved meanwhile
+        may be seen twice, or not at all; one that stays is seen once. Raises ValueError for an
+        unknown state, and for an `after` that no page has.
+        """
+        if limit < 1:
+            raise ValueError(f"limit must be at least 1, not {limit!r}")
+        step = SCAN_STEP if where else min(SCAN_STEP, limit + 1)
+        messages: list[Found] = []
+        cursor = _read_cursor(after)
+        for found, position in self.read(
+            topic, state, since=since, until=until, cursor=cursor, step=step
+        ):
+            if len(messages) == limit:
+                return Page(messages, _write_cursor(cursor))
+            cursor = position
+            if where is None or where(found):
+                messages.append(found)
+        return Page(messages, None)
+
+    def count(
+        self,
+        topic: str | None = None,
+        *,
+        state: str | Collection[str] | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        where: Callable[[Found], Any] | None = None,
+    ) -> int:
+        """How many messages :meth:`scan` would read, page by page: it looks at each."""
+        found = self.read(topic, state, since=since, until=until, bodies=where is not None)
+        return sum(1 for one, _ in found if where is None or where(one))
+
+    def read(
+        self,
+        topic: str | None,
+        state: str | Collection[str] | None,
+        *,
+        since: float | None = None,
+        until: float | None = None,
+        cursor: Position | None = None,
+        step: int = SCAN_STEP,
+        bodies: bool = True,
+    ) -> Iterator[tuple[Found, Position]]:
+        """Each message, and its position; as :meth:`scan`.
+
+        cursor: read what comes after it
+        step: how many messages are read at first, of all slots together
+        bodies: read their bodies, too
+        """
+        states = _checked_states(state)
+        since_us, until_us = microseconds(since), microseconds(until)
+        topics = self._registry.select(topic)
+        span = sum(one.slot_span for one in topics)
+        # At first about twice as many as are asked for, of all slots together; more of a slot that
+        # is read on.
+        step = max(min(step, 2 * step // max(span, 1) + (8 if span <= 64 else 1)), 1)
+        call = partial(
+            self._commands.scan,
+            since_us=since_us,
+            until_us=until_us,
+            bodies=bodies,
+            budget=self._context.pop_bytes // max(span, 1),  # a page of each slot is held at a time
+        )
+        slots = [(one, slot) for one in topics for slot in one.all_slots()]
+        calls = [
+            call(one, slot, states, cursor and cursor.within(one.name), step) for one, slot in slots
+        ]
+        pages: list[SlotPage] = []
+        for at in range(0, len(calls), CALLS_TOGETHER):
+            pages += self._runner.run_all(calls[at : at + CALLS_TOGETHER])
+
+        def entries(one: Topic, slot: Slot, page: SlotPage) -> Iterator[tuple[Found, Position]]:
+            wanted = step
+            while True:
+                yield from page
+                if len(page) < wanted and not page.cut:
+                    return
+                last = page[-1][1]
+                wanted = min(4 * wanted, SCAN_STEP)
+                begin = (last.score, last.id, last.slot, last.kind)
+                page = self._runner.run(call(one, slot, states, begin, wanted))
+
+        for found, position in heapq.merge(
+            *(entries(*each, page) for each, page in zip(slots, pages, strict=True)),
+            key=lambda entry: entry[1],
+        ):
+            if since_us is not None and found.time_us < since_us:
+                continue
+            if until_us is not None and found.time_us >= until_us:
+                continue
+            yield found, position
+
+
+def _write_cursor(position: Position | None) -> str | None:
+    if position is None:
+        return None
+    score, topic, id, slot, kind = position
+    fields = [topic, score, base64.b64encode(id).decode(), slot, kind]
+    return base64.urlsafe_b64encode(json.dumps(fields).encode()).decode()
+
+
+def _read_cursor(after: str | None) -> Position | None:
+    if after is None:
+        return None
+    try:
+        topic, score, id, slot, kind = json.loads(base64.urlsafe_b64decode(after))
+        return Position(int(score), str(topic), base64.b64decode(id), int(slot), int(kind))
+    except (ValueError, TypeError):
+        raise ValueError(f"no page goes on after {after!r}") from None
+
+
+def _checked_states(state: str | Collection[str] | None) -> Sequence[str]:
+    if state is None:
+        return tuple(STATES.values())
+    states = (state,) if isinstance(state, str) else tuple(state)
+    for one in states:
+        if one not in STATES.values():
+            raise ValueError(f"{one!r} is no state; there are {', '.join(STATES.values())}")
+    return states

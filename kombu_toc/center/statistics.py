@@ -1,0 +1,102 @@
+"""How many messages topics hold, and who consumes them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Sequence
+
+from ..model.results import Consumer, Counts, Summary
+from ..model.topic import Keys
+from ..scripts.call import microseconds
+from .admin_commands import AdminCommands
+from .context import Context
+from .registry import Registry
+from .runner import Runner
+
+
+class Statistics:
+    """Counts messages and consumers."""
+
+    def __init__(
+        self, runner: Runner, registry: Registry, context: Context, commands: AdminCommands
+    ) -> None:
+        self._runner = runner
+        self._registry = registry
+        self._context = context
+        self._keys: Keys = context.keys
+        self._commands = commands
+
+    def counts_by_slot(self, topic: str, *, reachable: bool = False) -> list[Counts]:
+        """How many messages each slot holds, by slot number.
+
+        reachable: without the slots on nodes of a Cluster that cannot be reached
+        """
+        declared = self._registry.standing(topic)
+        calls = [
+            self._commands.counts(declared, slots)
+            for slots in self._context.groups(declared.all_slots())
+        ]
+        if not (reachable and self._runner.clustered):
+            return [counts for part in self._runner.run_all(calls) for counts in part]
+        replies = self._runner.executor.replies(calls)
+        return [
+            counts
+            for call, reply in zip(calls, replies, strict=True)
+            if not isinstance(reply, Exception)
+            for counts in call.parse(reply)
+        ]
+
+    def counts(self, topic: str) -> Counts:
+        """How many messages a topic holds."""
+        return _sum(self.counts_by_slot(topic))
+
+    def coming(self, topic: str, seconds: Sequence[float]) -> list[int]:
+        """How many waiting messages are due by each of some times.
+
+        seconds: the times, from now by Redis's clock; 0 counts what is due already
+        """
+        times = [microseconds(time) or 0 for time in seconds]
+        slots = self._registry.standing(topic).all_slots()
+        by_slot = self._runner.run_all([self._commands.coming(slot, times) for slot in slots])
+        return [sum(column) for column in zip(*by_slot, strict=True)]
+
+    def summary(self, topic: str | None = None) -> list[Summary]:
+        """How many messages topics hold, and how long their oldest due message has been due.
+
+        topic: all declared topics unless given
+        """
+        topics = self._registry.select(topic)
+        calls = [self._commands.summary(slot) for one in topics for slot in one.all_slots()]
+        found = iter(self._runner.run_all(calls))
+        made = []
+        for one in topics:
+            by_slot = list(itertools.islice(found, one.slot_span))
+            made.append(
+                Summary(
+                    one.name,
+                    one.slots,
+                    _sum(counts for counts, _ in by_slot),
+                    max(oldest for _, oldest in by_slot),
+                )
+            )
+        return made
+
+    def consumers(self) -> dict[str, list[Consumer]]:
+        """The processes that consume each topic through the transport.
+
+        They report within a second what they consume, and are forgotten a minute after they died.
+        """
+        client = self._runner.client
+        seconds, us = client.time()
+        now = seconds * 1000 + us // 1000
+        found: dict[str, list[Consumer]] = {}
+        for raw in client.zrangebyscore(self._keys.consumers, f"({now}", "+inf"):
+            host, pid, *topics = json.loads(raw)
+            for topic in topics:
+                found.setdefault(topic, []).append(Consumer(host, pid))
+        return found
+
+
+def _sum(counts: Iterable[Counts]) -> Counts:
+    return Counts(*(sum(column) for column in zip(*counts, strict=True)))

@@ -1,0 +1,221 @@
+"""What the operations of a timeout center return. Values only: nothing here asks a server."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from . import scores
+
+#: The states of a message.
+WAITING, IN_FLIGHT, DEAD = "waiting", "in flight", "dead"
+
+#: State number in a script's reply -> state.
+STATES = {1: WAITING, 2: IN_FLIGHT, 3: DEAD}
+
+#: Kinds of faults, and what repair does about each.
+NO_BODY = "no body"  #: an id without a body: the id is removed, for there is nothing to deliver
+NO_ENTRY = "no entry"  #: a body without an id: goes to DeadQueue; its due time is unknown
+TWICE = "twice"  #: an id in several places: the one nearest to delivery stays, in flight first
+STRAY_REASON = "stray reason"  #: a reason or an error of a message that is gone: removed
+STRAY_TOKEN = "stray token"  #: the name of a delivery of a message that is gone: removed
+STRAY_COPY = "stray copy"  #: a copies set names a message that is gone: the name is removed
+UNANNOUNCED = "unannounced"  #: a slot's next time is not announced: it is announced
+OTHER_STEP = "other step"  #: it waits under a priority step that the topic lacks: it is moved
+
+#: Number of a fault in a script's reply -> kind of fault.
+FAULT_KINDS = {
+    1: NO_BODY,
+    2: NO_ENTRY,
+    3: TWICE,
+    4: STRAY_REASON,
+    5: UNANNOUNCED,
+    6: OTHER_STEP,
+    7: STRAY_TOKEN,
+}
+
+#: Bytes of a body, and characters of a text, that the repr of a result shows.
+MAX_SHOWN = 60
+
+
+def _brief_repr(result: Any) -> str:
+    """The repr of a named tuple that may hold a body: long fields are cut."""
+
+    def shown(value: Any) -> str:
+        if not isinstance(value, (bytes, str)) or len(value) <= MAX_SHOWN:
+            return repr(value)
+        unit = "bytes" if isinstance(value, bytes) else "characters"
+        return f"{value[:MAX_SHOWN]!r}... ({len(value)} {unit})"
+
+    fields = (f"{name}={shown(getattr(result, name))}" for name in result._fields)
+    return f"{type(result).__name__}({', '.join(fields)})"
+
+
+class Delivery(NamedTuple):
+    """A message as a pop delivered it."""
+
+    topic: str
+    slot: int
+    step: int
+    id: str
+    score: int
+    body: bytes
+    limit: int  #: the topic's retries
+    #: names this delivery: tells the message from earlier and later ones with its id, and this
+    #: delivery from the message's other deliveries
+    birth: str = ""
+
+    @property
+    def action_us(self) -> int:
+        """When it was due, in microseconds since the epoch; 0 if it was rolled back."""
+        return scores.action_time(self.score)
+
+    @property
+    def retries_left(self) -> int:
+        left = scores.retries_left(self.score)
+        return self.limit if left is None else left
+
+    @property
+    def lease_token(self) -> int:
+        """Tells this delivery's lease from the leases of the message's other deliveries."""
+        return scores.lease(0, self.step, self.retries_left)
+
+    @property
+    def mark(self) -> int:
+        """The old name of :attr:`lease_token`."""
+        return self.lease_token
+
+    @property
+    def failures(self) -> int:
+        """How often it was delivered before and rolled back."""
+        return max(self.limit - self.retries_left, 0)
+
+
+class Consumer(NamedTuple):
+    """A process that consumes a topic."""
+
+    host: str
+    pid: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.host}:{self.pid}"
+
+
+class Put(NamedTuple):
+    """What one put did."""
+
+    id: str  #: the id that the message is kept under
+    added: bool  #: whether the message is new
+    now_us: int | None  #: Redis's clock, if the message was added
+
+
+class Popped(NamedTuple):
+    """What one pop did."""
+
+    now_us: int  #: Redis's clock
+    more: bool  #: whether due messages are left
+    messages: list[Delivery]
+    bare: list[str]  #: ids without a body; they are removed
+    rolled_back: list[str]  #: ids whose leases had ended
+    died: list[str]  #: those of `rolled_back` that had no retries left
+    dropped: list[str]  #: ids that DeadQueue no longer keeps: too old, or too many
+    #: (key, member) of copies sets whose message is gone; the caller removes them
+    stray: list[tuple[str, str]]
+
+
+class Found(NamedTuple):
+    """A message as it was found."""
+
+    topic: str
+    slot: int
+    id: str
+    state: str  #: WAITING, IN_FLIGHT or DEAD
+    step: int
+    score: int
+    body: bytes
+    reason: str  #: why it is dead
+    error: str = ""  #: the last error that a consumer reported for it
+
+    def __repr__(self) -> str:
+        return _brief_repr(self)
+
+    @property
+    def time_us(self) -> int:
+        """When it is due, when its lease ends, or when it died, in microseconds since the epoch;
+        0 if it was rolled back and is due at once."""
+        if self.state == WAITING:
+            return scores.action_time(self.score)
+        return scores.read_lease(self.score).ms * 1000
+
+    @property
+    def retries_left(self) -> int | None:
+        """How often it may still be rolled back; None if it has not been delivered yet."""
+        if self.state == WAITING:
+            return scores.retries_left(self.score)
+        return scores.read_lease(self.score).retries
+
+
+class Cancelled(NamedTuple):
+    """What cancel did about one message."""
+
+    topic: str
+    id: str
+    state: str  #: the state it was in
+    deleted: bool
+    tried: bool = False  #: it was delivered before; that consumer may still have it
+    body: bytes = b""  #: the body of a deleted message
+
+    def __repr__(self) -> str:
+        return _brief_repr(self)
+
+
+class Rescheduled(NamedTuple):
+    """What reschedule did about one message."""
+
+    topic: str
+    id: str
+    state: str  #: the state it is in
+    moved: bool
+    time_us: int = 0  #: when it is due now, if it was moved
+
+
+class Page(NamedTuple):
+    """What a scan has found so far."""
+
+    messages: list[Found]
+    after: str | None  #: where the next page begins; None: there is no next page
+
+
+class Counts(NamedTuple):
+    """How many messages a topic or a slot holds."""
+
+    ready: int  #: due
+    scheduled: int  #: waiting for their action time
+    in_flight: int
+    dead: int
+
+    @property
+    def waiting(self) -> int:
+        return self.ready + self.scheduled
+
+
+class Summary(NamedTuple):
+    """The state of a topic."""
+
+    topic: str
+    slots: int
+    counts: Counts
+    #: how long the oldest due message has been due, in microseconds; 0 if none is due. A message
+    #: that was rolled back and is due at once does not count: its due time is no longer known.
+    oldest_us: int
+
+
+class Fault(NamedTuple):
+    """An inconsistency that check found."""
+
+    topic: str
+    slot: int
+    #: NO_BODY, NO_ENTRY, TWICE, STRAY_REASON, STRAY_TOKEN, STRAY_COPY, UNANNOUNCED or OTHER_STEP
+    kind: str
+    id: str  #: empty if the fault is about the slot
+    places: tuple[str, ...]  #: the keys that have the id
