@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from .metrics.reading import read_metrics as read_metrics
     from .metrics.reading import read_script_times as read_script_times
     from .metrics.sender import Metrics as Metrics
-    from .migrate.from_redis import Migrated as Migrated
-    from .migrate.from_redis import Staying as Staying
     from .migrate.from_redis import migrate_broker as migrate_broker
+    from .migrate.moving import Migrated as Migrated
+    from .migrate.moving import Staying as Staying
     from .migrate.to_redis import migrate_back as migrate_back
     from .model.envelope import COUNTDOWN as COUNTDOWN
     from .model.envelope import ENSURE as ENSURE
@@ -104,8 +104,8 @@ _PLACES = {
     "estimate_memory": "center.memory",
     "migrate_broker": "migrate.from_redis",
     "migrate_back": "migrate.to_redis",
-    "Migrated": "migrate.from_redis",
-    "Staying": "migrate.from_redis",
+    "Migrated": "migrate.moving",
+    "Staying": "migrate.moving",
     "reshard_topic": "center.reshard",
     "Resharded": "center.reshard",
     "unpack": "model.envelope",

@@ -15,50 +15,28 @@ themselves or are bound to a fanout exchange, and what was put without Kombu.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 from bisect import bisect
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
-from datetime import datetime, timedelta, timezone
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
 from kombu import Connection
 from kombu.utils.json import dumps
-from kombu.utils.uuid import uuid
 
 from ..center.bindings import Bindings
-from ..client.urls import mask_password
-from ..errors import ConfigurationError, ConsumersError, EnvelopeError
-from ..model import envelope
 from ..model.results import IN_FLIGHT, WAITING, Cancelled, Found
-from ..transport.action_time import eta_us
 from ..transport.channel import Channel
-from .from_redis import (
-    BATCH,
-    MAX_NAMED,
-    REMEMBER,
-    Broker,
-    Migrated,
-    Staying,
-    Unreadable,
-    connected,
-    refuse_if_any,
-)
-
-#: Microseconds by which an ``eta`` may differ from the action time without being set to it: a
-#: countdown is counted by Redis's clock, and the ``eta`` by the sender's.
-NEAR = 1_000_000
+from .broker import Broker, connected, refuse_if_any
+from .messages import Unreadable, to_kombu
+from .moving import BATCH, REMEMBER, Account, Migrated, Move, Progress, carry_out
 
 #: What is told of processes that have said that they consume.
 _FORGOTTEN = "; one that was killed is forgotten within a minute"
 
 #: Of the key, after the prefix, that remembers what was written and not yet taken from the center.
 _RETURNED = "toc-returned"
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 # KEYS[1] the queue's list   KEYS[2] what was written and not yet taken from the center
 # ARGV[1] message   ARGV[2] its name   ARGV[3] 1: it goes first   ARGV[4] seconds it is remembered
@@ -78,9 +56,9 @@ def migrate_back(
     queues: Collection[str] | None = None,
     dry_run: bool = False,
     force: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Migrated:
-    """Move all messages into a ``redis://`` broker; to repeat it moves what is there by then.
+    """Move all messages into a ``redis://`` broker; a second run moves what is there by then.
 
     source: a connection to the timeout center, with the app's transport options
     target: the broker's URL
@@ -89,56 +67,38 @@ def migrate_back(
     queues: only these
     dry_run: count, and change nothing
     force: also while somebody consumes from the center; what a consumer has then stays
-    progress: is told how many messages have been looked at, and of how many
+    progress: called with how many messages have been looked at, and of how many
 
     Raises ConsumersError if somebody consumes, ConfigurationError for a URL that cannot be used.
     """
-    with source.channel() as channel:
-        if not isinstance(channel, Channel):
-            raise ConfigurationError(
-                f"{mask_password(source.as_uri(include_password=True))} is not a timeout center: "
-                "such a URL begins with toc+, as in toc+redis://localhost:6379/0"
-            )
-        broker = Broker(target, options or {})
-        back = _Back(channel, broker, source.as_uri(), queues, dry_run, taken=not force)
-        refused = ""
-        try:
-            broker.client.ping()
-            if not force:
-                try:
-                    back.check_for_consumers()
-                except ConsumersError as exc:
-                    if not dry_run:
-                        raise
-                    refused = str(exc)
-            return back.run(progress)._replace(refused=refused)
-        finally:
-            broker.close()
+    return carry_out(
+        source,
+        target,
+        options,
+        lambda channel, broker: _ToRedis(
+            channel, broker, Account(queues, dry_run), source.as_uri(), taken=not force
+        ),
+        dry_run=dry_run,
+        force=force,
+        progress=progress,
+    )
 
 
-class _Back:
+class _ToRedis(Move):
     def __init__(
-        self,
-        channel: Channel,
-        broker: Broker,
-        shown: str,
-        queues: Collection[str] | None,
-        dry_run: bool,
-        taken: bool,
+        self, channel: Channel, broker: Broker, account: Account, shown: str, taken: bool
     ) -> None:
-        self.channel, self.center, self.broker = channel, channel.center, broker
+        super().__init__(channel, broker, account)
+        self.client: Any = broker.client
         self.shown = shown
-        self.only = None if queues is None else set(queues)
-        self.dry_run = dry_run
         #: whether what consumers have taken is moved, for there are none any more
         self.taken = taken
         self.returned = broker.prefix + _RETURNED
         seconds, us = self.center.client.time()
         self.now_us = seconds * 1_000_000 + us
-        self.moved: Counter[str] = Counter()
-        self.unacknowledged = self.scheduled = self.staying = self.dead = 0
-        self.named: list[Staying] = []
-        self.skipped: dict[str, str] = {}
+
+    def check(self) -> None:
+        self.client.ping()
 
     def check_for_consumers(self) -> None:
         """Raises ConsumersError if somebody consumes from the center."""
@@ -158,18 +118,17 @@ class _Back:
             ]
         refuse_if_any(found, self.shown)
 
-    def run(self, progress: Callable[[int, int], None] | None) -> Migrated:
+    def run(self, progress: Progress) -> Migrated:
         declared = self.center.topics()
-        names = [name for name in declared if self.only is None or name in self.only]
+        names = [name for name in declared if self.account.is_wanted(name)]
         queues = [name for name in names if not self._is_skipped(name)]
         counts = {name: self.center.counts(name) for name in queues}
         total = sum(one.waiting + one.in_flight for one in counts.values())
-        self.dead = sum(one.dead for one in counts.values())
+        self.account.dead = sum(one.dead for one in counts.values())
         # By a run that was killed: of those that are still there, it will be known again.
-        written = {} if self.dry_run else self._written(queues)
+        written = {} if self.account.dry_run else self._written(queues)
         done = 0
-        if progress is not None:
-            progress(0, total)
+        progress(0, total)
         for name in queues:
             # What was delivered once goes before what was not, as where Kombu restores it.
             for state in (IN_FLIGHT, WAITING):
@@ -180,29 +139,17 @@ class _Back:
                         written.pop(_name(one), None)
                     self._move(name, page.messages, state)
                     done += len(page.messages)
-                    if progress is not None:
-                        progress(done, max(total, done))
+                    progress(done, max(total, done))
                     after = page.after
                     if after is None:
                         break
         self._forget(written)
-        self.center.metrics.send(self.center)
-        return Migrated(
-            dict(self.moved),
-            self.unacknowledged,
-            self.scheduled,
-            self.staying,
-            self.named,
-            self.skipped,
-            sorted((self.only or set()).difference(declared)),
-            dead=self.dead,
-        )
+        return self.account.result((self.account.only or set()).difference(declared))
 
     def _written(self, queues: Collection[str]) -> dict[str, None]:
         """Names of messages of these queues that a run before this one has written."""
         names = (
-            raw.decode("utf-8", "surrogatepass")
-            for raw in self.broker.client.smembers(self.returned)
+            raw.decode("utf-8", "surrogatepass") for raw in self.client.smembers(self.returned)
         )
         return {name: None for name in names if name.partition("\0")[0] in queues}
 
@@ -214,13 +161,14 @@ class _Back:
         if not counts.waiting + counts.in_flight:
             return False
         if topic.declaration.expires:
-            self.skipped[name] = "it expires by itself"
+            self.account.skip(name, "it expires by itself")
             return True
         if name in self._copying:
-            self.skipped[name] = (
-                "it is bound to a fanout exchange, of which Kombu's transport keeps no copies"
+            self.account.skip(
+                name,
+                "it is bound to a fanout exchange, of which Kombu's transport keeps no copies",
+                counts.waiting + counts.in_flight,
             )
-            self.staying += counts.waiting + counts.in_flight
             return True
         return False
 
@@ -241,10 +189,10 @@ class _Back:
         moving = []
         for one in page:
             try:
-                moving.append((one, self._payload(one)))
+                moving.append((one, to_kombu(one, self.now_us)))
             except Unreadable as exc:
                 self._stays(one, str(exc))
-        if not self.dry_run and moving:
+        if not self.account.dry_run and moving:
             self._give(moving)
             found = [one for one, _ in moving]
             gone = self.center.cancel_found(found, in_flight=self.taken, dead=False)
@@ -253,15 +201,15 @@ class _Back:
             left = {one.id for one in gone if not one.deleted}
             self._forget(_name(one) for one in found if one.id not in left)
         if moving:
-            self.moved[queue] += len(moving)
+            self.account.moved[queue] += len(moving)
         for one, _ in moving:
             if state == IN_FLIGHT:
-                self.unacknowledged += 1
+                self.account.unacknowledged += 1
             elif one.time_us > self.now_us:
-                self.scheduled += 1
+                self.account.scheduled += 1
 
     def _give(self, moving: list[tuple[Found, dict[str, Any]]]) -> None:
-        with self.broker.client.pipeline(transaction=False) as pipe:
+        with self.client.pipeline(transaction=False) as pipe:
             for one, payload in moving:
                 pipe.eval(
                     _GIVE,
@@ -283,14 +231,14 @@ class _Back:
             if taken.deleted and (taken.id, taken.body) not in known:
                 [first, *_] = (one for one in moved if one.id == taken.id)
                 other = first._replace(body=taken.body)
-                self._give([(other, self._payload(other))])
+                self._give([(other, to_kombu(other, self.now_us))])
                 self._forget([_name(other)])
 
     def _forget(self, names: Iterable[str | bytes]) -> None:
         """These are in the broker, and no longer in the center."""
         every = list(names)
         for start in range(0, len(every), BATCH):
-            self.broker.client.srem(self.returned, *every[start : start + BATCH])
+            self.client.srem(self.returned, *every[start : start + BATCH])
 
     def _list(self, queue: str, payload: dict[str, Any]) -> str:
         """The key of the list for a queue and a priority, as Kombu has it."""
@@ -301,54 +249,8 @@ class _Back:
         step = self.broker.steps[bisect(self.broker.steps, priority) - 1]
         return self.broker.prefix + (f"{queue}{self.broker.sep}{step}" if step else queue)
 
-    def _payload(self, found: Found) -> dict[str, Any]:
-        """The message as Kombu's transport keeps it. Raises Unreadable if it has to stay."""
-        try:
-            message = envelope.unpack(found.body, found.id)
-        except EnvelopeError as exc:
-            raise Unreadable(f"it is not a message of Kombu's: {exc}") from exc
-        headers, properties = message["headers"], message["properties"]
-        is_task = "task" in headers
-        at_us = found.time_us if found.state == WAITING else 0
-        if at_us > self.now_us and not is_task:
-            raise Unreadable(
-                "it is not due yet, and Kombu's transport delivers at once: only Celery's workers "
-                "wait, with a task"
-            )
-        if is_task:
-            self._keep_time(headers, at_us)
-        properties.pop("k", None)
-        properties["body_encoding"] = "base64"
-        properties["delivery_tag"] = uuid()
-        properties.setdefault("priority", 0)
-        info = properties.setdefault("delivery_info", {})
-        info.setdefault("exchange", "")
-        info.setdefault("routing_key", found.topic)
-        if found.state == IN_FLIGHT or found.retries_left is not None:
-            # As Kombu does with what it restores: it may have been started.
-            headers["redelivered"] = info["redelivered"] = True
-        return {
-            "body": base64.b64encode(message["body"]).decode(),
-            "content-encoding": message["content-encoding"],
-            "content-type": message["content-type"],
-            "headers": headers,
-            "properties": properties,
-        }
-
-    def _keep_time(self, headers: dict[str, Any], at_us: int) -> None:
-        """Let the ``eta`` be when the task is due, if it says otherwise."""
-        try:
-            said = eta_us(headers.get("eta"))
-        except (ValueError, TypeError, OverflowError):
-            said = 0
-        if abs(max(said, self.now_us) - max(at_us, self.now_us)) > NEAR:
-            due = _EPOCH + timedelta(microseconds=at_us)
-            headers["eta"] = due.isoformat() if at_us > self.now_us else None
-
     def _stays(self, one: Found, reason: str) -> None:
-        self.staying += 1
-        if len(self.named) < MAX_NAMED:
-            self.named.append(Staying(one.topic, one.id, reason))
+        self.account.stays(one.topic, one.id, reason)
 
 
 def _name(one: Found) -> str:
