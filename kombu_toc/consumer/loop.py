@@ -32,6 +32,8 @@ class Loop:
 
     def __init__(self, on_nudged: Callable[[], None]) -> None:
         self.hub: Any = None
+        #: while something is delivered: the loop may stand still for as long as a task takes
+        self.held_up = False
         #: within the call that the hub makes before it waits: it knows already for how long
         self.ticking = False
         self._on_nudged = on_nudged

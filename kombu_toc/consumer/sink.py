@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from ..center.broadcasts import Subscription
     from ..model.results import Delivery
+    from .policy import WorkerPolicy
 
 
 class Window(Protocol):
@@ -33,7 +34,13 @@ class EarlyMessage(Protocol):
 class Sink(Protocol):
     """Takes messages and broadcasts."""
 
-    qos: Window
+    @property
+    def qos(self) -> Any:
+        """The prefetch window: a :class:`Window`."""
+
+    @property
+    def policy(self) -> WorkerPolicy:
+        """What can be started, and what is kept."""
 
     def capacity(self, held: int, early: int = 0) -> tuple[int, int, int]:
         """How many could start at once, how many are taken, and how many would be if nothing

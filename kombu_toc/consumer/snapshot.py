@@ -74,23 +74,23 @@ def report(channel: Channel) -> dict[str, Any]:
     poller, heartbeat = channel.poller, channel.heartbeat
     now = time.monotonic()
     server_us = poller.clock.at(now)
-    intake = poller.intakes.get(channel)
+    state = poller.states.get(channel)
     leases = heartbeat.held()
     held, claims = [], []
-    queued = [entry for _, entry in list(intake.ready)] if intake else []
-    for _, _, owner, item in [*queued, *poller.due]:
-        if owner is not intake:
+    queued = [entry for _, entry in list(state.ready)] if state else []
+    for _, _, owner, item in [*queued, *poller.dispatcher.due]:
+        if owner is not state:
             continue
         if isinstance(item, Delivery):
             held.append({**_message(item), "due_in": (item.action_us - server_us) / 1e6})
         else:
             topic, slot, us = item
             claims.append({"topic": topic, "slot": slot, "due_in": (us - server_us) / 1e6})
-    free, room, _ = channel.capacity(*((intake.held, len(intake.early)) if intake else (0,)))
+    free, room, _ = channel.capacity(*((state.buffered, len(state.early)) if state else (0,)))
     return {
         "prefix": channel.center.keys.prefix,
         "clock_ahead": server_us / 1e6 - time.time() if poller.clock.known else None,
-        "topics": {name: _topic(channel, name) for name in (intake.topics if intake else ())},
+        "topics": {name: _topic(channel, name) for name in (state.pending.topics if state else ())},
         "capacity": {"free": free, "room": room},
         "leases": {
             "count": len(leases),
@@ -120,7 +120,7 @@ def _topic(channel: Channel, name: str) -> dict[str, Any]:
     topic = channel.center.known(name)
     found: dict[str, Any] = {
         "slots": topic.slots if topic is not None else None,
-        "backlog": name in channel.poller.intakes[channel].backlog,
+        "backlog": name in channel.poller.states[channel].pending.backlog,
     }
     counts = channel.center.metrics.topics.get(name)
     if counts is not None:

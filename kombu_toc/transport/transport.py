@@ -206,7 +206,7 @@ class Transport(virtual.Transport):
     @property
     def poller(self) -> Poller:
         if self._poller is None:
-            self._poller = Poller(self)
+            self._poller = Poller(self.center, self.settings, self.heartbeat, self.identity)
         return self._poller
 
     def check_consumer(self) -> None:

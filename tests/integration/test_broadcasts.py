@@ -458,7 +458,7 @@ def test_events_that_come_faster_than_a_page_a_pause_are_read_without_falling_be
     inbox = reader(connection, "all", "#")
     connection.transport.poller.unhurried.add("events")
     Consumer(connection.channel(), [Queue("tasks")], callbacks=[tasks]).consume()
-    while not connection.transport.poller.subscriptions.next_reading:
+    while not connection.transport.poller._reader.subscriptions.next_reading:
         hub.run_once()
     for number in range(20 * PAGE):
         broadcast(other, number, EVENTS, "task.sent")

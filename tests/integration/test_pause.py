@@ -50,8 +50,8 @@ class Listener:
     @property
     def knows(self) -> set[str]:
         """The topics that it knows to be paused."""
-        intakes = self.connection.default_channel.poller.intakes
-        return {topic for one in intakes.values() for topic in one.paused}
+        states = self.connection.default_channel.poller.states
+        return {topic for one in states.values() for topic in one.pending.paused}
 
 
 def publish(connection: Connection, body: Any, queue: str, **options: Any) -> None:

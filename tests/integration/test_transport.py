@@ -941,9 +941,9 @@ def test_what_is_acknowledged_leaves_although_nothing_else_happens(
         hub.run_once()
     hub.call_later(0.3, inbox.messages[0].ack)  # as when a task ends long after
     began = time.monotonic()
-    while not connection.transport.poller.settlements.acks:
+    while not connection.transport.poller.outbox.settlements.acks:
         hub.run_once()
-    while connection.transport.poller.settlements.acks:
+    while connection.transport.poller.outbox.settlements.acks:
         hub.run_once()
     assert time.monotonic() - began < 2
     while connection.transport.poller._work.busy:

@@ -252,8 +252,8 @@ class Worker(DefaultPolicy):
 
     @property
     def held(self) -> int:
-        intake = self.connection.transport.poller.intakes[self.connection.default_channel]
-        return intake.held
+        state = self.connection.transport.poller.states[self.connection.default_channel]
+        return state.buffered
 
     def close(self) -> None:
         for message in self.executing:

@@ -320,7 +320,7 @@ def test_a_message_whose_announcement_was_lost_starts_within_a_second(
             center.put("mail", f"m{number}", BODY, delay=0.5)
             # Claimed by now; and whoever has claimed it forgets it.
             _drain(connection, 0.1)
-            connection.transport.poller.due.replace([])
+            connection.transport.poller.dispatcher.due.replace([])
             center.client.delete(center.keys.wake("mail"))
             while len(got) <= number:
                 assert time.monotonic() < due + 5, "it is stuck"

@@ -13,7 +13,7 @@ import redis
 from kombu import Connection, Consumer, Message, Producer, Queue
 
 from kombu_toc import TimeoutCenter
-from kombu_toc.consumer.poller import MAX_CLAIMS
+from kombu_toc.consumer.claims import MAX_CLAIMS
 from kombu_toc.model.scores import action_time
 from kombu_toc.scripts.loader import load
 
@@ -242,10 +242,13 @@ def test_a_consumer_of_descending_times_holds_a_few_claims_of_a_slot(
                 assert time.monotonic() < deadline
                 with suppress(TimeoutError):
                     connection.drain_events(timeout=0.01)
-            assert len(poller.due) <= MAX_CLAIMS
+            assert len(poller.dispatcher.due) <= MAX_CLAIMS
             assert sizes(center, "mail")[1] <= 2
         # Among them is the earliest, if perhaps handed back and claimed once more.
-        while min((us for *_, (_, _, us) in poller.due), default=9e15) > (first - 38.5) * 1e6:
+        while (
+            min((us for *_, (_, _, us) in poller.dispatcher.due), default=9e15)
+            > (first - 38.5) * 1e6
+        ):
             assert time.monotonic() < deadline, "nobody wakes for it"
             with suppress(TimeoutError):
                 connection.drain_events(timeout=0.01)

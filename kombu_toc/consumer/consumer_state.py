@@ -1,0 +1,86 @@
+"""What is known of one consumer: a channel and the topics that it consumes."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import count
+from secrets import token_urlsafe
+from typing import TYPE_CHECKING
+
+from .pending import PendingTopics
+
+if TYPE_CHECKING:
+    from .due_queue import Claim, Entry, Number
+    from .sink import EarlyMessage, Sink
+
+
+class ConsumerState:
+    """What a consumer waits for, what it has in hand, and what it has asked for.
+
+    It has more fields than most classes: it is the memory that the fetcher, the claims and the
+    conductor share, and has hardly any behaviour.
+    """
+
+    def __init__(self, sink: Sink, strategy: str) -> None:
+        self.sink = sink
+        self.pending = PendingTopics(strategy)
+        #: claims that have come due and that no pop has settled yet
+        self.due_claims: dict[Claim, None] = {}
+        #: messages fetched and not handed over to start
+        self.buffered = 0
+        #: those of them that are due and wait for a free process, and since when
+        self.ready: deque[tuple[float, Entry]] = deque()
+        #: how many of the processes that were free when last asked have got nothing since
+        self.startable = 0
+        #: of what is buffered, what the channel was handed already, by its number
+        self.early: dict[Number, EarlyMessage] = {}
+        #: pops that are on their way, and monotonic seconds when the latest left
+        self.pops_in_flight: set[int] = set()
+        self.left_at = 0.0
+        #: monotonic seconds of the next look into all slots, and of the latest
+        self.next_look = 0.0
+        self.looked = 0.0
+        #: monotonic seconds when it was last asked about the topics of which nothing is known
+        self.others_at = 0.0
+        #: topic -> monotonic seconds when expired leases were last rolled back
+        self.recovered: dict[str, float] = {}
+        #: monotonic seconds when the topics' declarations were last asked for
+        self.reread = 0.0
+        #: free processes when last asked, negative if more is reserved than there are
+        self.last_free = 0
+        self._name, self._pops = token_urlsafe(9), count(1)
+
+    def name_pop(self) -> str:
+        """A name that no other pop has."""
+        return f"{self._name}.{next(self._pops):x}"
+
+    def may_start(self) -> bool:
+        """Whether a message that is handed over now could start at once; it counts as one that
+        is."""
+        if self.startable <= 0:
+            limit = self.sink.policy.start_limit()
+            if limit is None:
+                return True
+            self.startable = limit
+        self.startable -= 1
+        return self.startable >= 0
+
+    def over_queued(self) -> bool:
+        """Whether the pool has queued what may have to be taken back."""
+        policy = self.sink.policy
+        return policy.queues_in_pool and (policy.idle_slots() or 0) < 0
+
+    def capacity(self) -> tuple[int, int, int]:
+        """How much there is room for: see :class:`.sink.Sink`."""
+        return self.sink.capacity(self.buffered, len(self.early))
+
+    def take_claims_of(self, topic: str, slots: set[int] | None) -> list[Claim]:
+        """The due claims of a topic, or of some of its slots: they are another's from now on."""
+        taken = [
+            claim
+            for claim in self.due_claims
+            if claim[0] == topic and (slots is None or claim[1] in slots)
+        ]
+        for claim in taken:
+            del self.due_claims[claim]
+        return taken

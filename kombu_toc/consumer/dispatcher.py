@@ -1,0 +1,203 @@
+"""Delivers what is due to those who can start it, and takes back what they cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from ..model.results import Delivery
+from .due_queue import DueQueue
+from .loop import TICK, Alarm, Loop
+from .pool_first import PoolFirst
+
+if TYPE_CHECKING:
+    from ..metrics.counters import Metrics
+    from .clock import ServerClock
+    from .consumer_state import ConsumerState
+    from .due_queue import Entry, Number
+
+#: Seconds for which a message waits for a free process of the worker that has it: then another
+#: shall have it. (What is fetched ahead is what should have started by then.)
+MAX_QUEUED = 0.05
+
+
+class Dispatcher:
+    """Takes from the due queue; states: the consumers, by whom they deliver to."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        clock: ServerClock,
+        states: dict[Any, ConsumerState],
+        metrics: Metrics,
+    ) -> None:
+        self.due = DueQueue()
+        self.pool_first = PoolFirst()
+        #: how much was delivered since somebody set this to 0
+        self.delivered = 0
+        #: whether no more than one message is to be delivered for now
+        self.one = False
+        self._loop = loop
+        self._clock = clock
+        self._states = states
+        self._metrics = metrics
+        self._alarm = Alarm(loop, self._on_alarm)
+        self._queued_alarm = Alarm(loop, self._watch_queued, early=0.0)
+
+    @property
+    def enough(self) -> bool:
+        """Whether nothing more is to be delivered for now."""
+        return self.one and self.delivered > 0
+
+    def run(self) -> None:
+        """Deliver what has waited for a free process and then what has come due."""
+        for state in list(self._states.values()):
+            if state.ready:
+                self._run_ready(state)
+        self.run_due()
+
+    def run_due(self) -> None:
+        """Deliver held messages whose time has come and that can start, and act on claims."""
+        for state in self._states.values():
+            state.startable = 0
+        due, now_of, clock = self.due, self._loop.now, self._clock
+        while (first := due.first) is not None:
+            if first[0] > (now := clock.at(now_of())) or self.enough:
+                return
+            first[2].sink.policy.before_delivery()
+            entry = due.pop()
+            if entry is None:  # given back by another thread just now
+                return
+            _, number, state, item = entry
+            if not isinstance(item, Delivery):
+                state.due_claims[item] = None
+                state.pending.ask(item[0], item[1])
+            elif state.sink not in self._states:  # it was handed over, and cancelled since
+                self._deliver(state, number, item, now)
+            elif state.ready or not state.may_start():
+                state.ready.append((now_of(), entry))
+                self._watch_queued()
+            else:
+                self._deliver(state, number, item, now)
+
+    def _run_ready(self, state: ConsumerState) -> None:
+        """Deliver what has waited for a free process, as far as there are any."""
+        state.startable = 0
+        while state.ready and not self.enough and state.may_start():
+            state.sink.policy.before_delivery()
+            try:
+                _, (_, number, _, item) = state.ready.popleft()
+            except IndexError:  # given back by another thread just now
+                return
+            self._deliver(state, number, item, self._clock.at(self._loop.now()))
+
+    def _deliver(self, state: ConsumerState, number: Number, delivery: Delivery, now: int) -> None:
+        state.buffered -= 1
+        self.delivered += 1
+        self.pool_first.delivered_in = self.pool_first.turn
+        self._loop.held_up = True
+        if due := delivery.action_us:
+            self._metrics.late(delivery.topic, now - due)
+        message = state.early.pop(number, None) if state.early else None
+        try:
+            if message is None:
+                state.sink.receive(delivery)
+            else:
+                message.early = False
+                begin, message.begin, message.otherwise = message.begin, None, None
+                if begin is not None and not message.given_back:
+                    begin()
+        finally:
+            self._loop.held_up = False
+        if state.sink.policy.queues_in_pool:
+            self._watch_queued()
+
+    def hand_over_early(self, state: ConsumerState, entries: Iterable[Entry]) -> None:
+        """Hand over what has come and is not due, where it may be handed over ahead."""
+        if not state.sink.policy.accepts_early:
+            return
+        for due, number, _, delivery in entries:
+            if due <= self._clock.at(self._loop.now()):  # delivered, or about to be
+                continue
+            message = state.sink.take_ahead(delivery)
+            if message is not None:
+                state.early[number] = message
+                state.sink.hand_over(message)
+
+    # -- what waits too long
+
+    def take_overdue(self, state: ConsumerState, now: float) -> list[Delivery]:
+        """Take back what has waited too long for a free process: a task takes longer than was to
+        be expected. Others shall have it."""
+        sink = state.sink
+        taken: list[Delivery] = []
+        if sink.policy.queues_in_pool:
+            queued = sink.policy.take_queued(MAX_QUEUED)
+            taken += [message.delivery for message in queued if sink.take_back(message)]
+        if state.ready and now >= state.ready[0][0] + MAX_QUEUED:
+            while state.ready:
+                try:
+                    _, (_, number, _, delivery) = state.ready.popleft()
+                except IndexError:  # given back by another thread just now
+                    break
+                state.buffered -= 1
+                message = state.early.pop(number, None)
+                if message is None or sink.take_back(message):
+                    taken.append(delivery)
+        return taken
+
+    def _watch_queued(self) -> None:
+        """See to it that the loop wakes when what waits for a process is to be given back."""
+        if self._loop.hub is None or self._queued_alarm.is_set:
+            return
+        now = self._loop.now()
+        since = [
+            state.ready[0][0] if state.ready else now
+            for state in self._states.values()
+            if state.ready or state.over_queued()
+        ]
+        if since:
+            self._queued_alarm.set(min(since) + MAX_QUEUED, now)
+
+    # -- when it comes due
+
+    def next_times(self, now: float) -> list[float]:
+        """Monotonic seconds when something is to be done, whatever comes in."""
+        times = [state.ready[0][0] + MAX_QUEUED for state in self._states.values() if state.ready]
+        if (first := self.due.first) is not None:
+            times.append(now + self._clock.until(first[0], now))
+        if any(state.over_queued() for state in self._states.values()):
+            times.append(now + MAX_QUEUED)
+        return times
+
+    def set_alarm(self) -> None:
+        """See to it that the loop wakes for whatever comes first."""
+        first = self.due.first
+        if self._loop.hub is not None and first is not None:
+            now = self._loop.now()
+            self._alarm.set(now + self._clock.until(first[0], now), now)
+
+    def _on_alarm(self) -> None:
+        # The pool sends what was delivered since the last turn after this: no time to rest.
+        if not self.pool_first.delivered_now:
+            self._rest()
+        self.run_due()
+
+    def on_nudged(self) -> None:
+        """Another thread has ended the loop's wait, or this one has."""
+        # The pool sends what was delivered in the turn before, or in this one, after this.
+        if not self.pool_first.may_have_tasks:
+            self._rest()
+        self.run_due()
+
+    def _rest(self) -> None:
+        """Wait the part of a millisecond for which the loop's poller is too coarse."""
+        if (first := self.due.first) is not None:
+            rest = self._clock.until(first[0], self._loop.now())
+            if 0 < rest <= 2 * TICK:
+                self._loop.sleep(rest)
+
+    def detach(self) -> None:
+        """The loop has no hub any more."""
+        self._alarm.cancel()
+        self._queued_alarm.cancel()

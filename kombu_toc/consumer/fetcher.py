@@ -1,0 +1,355 @@
+"""What a consumer asks for, and what the replies mean.
+
+Nothing here sends anything, or reads a clock: :meth:`Fetcher.plan` says what is to be sent, and
+:meth:`Fetcher.take` learns from what came of it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from ..center.commands import RECOVER, divide_evenly
+from ..client.options import ROUND_ROBIN
+from ..model.results import Popped
+
+if TYPE_CHECKING:
+    from ..model.topic import Topic
+    from .consumer_state import ConsumerState
+    from .due_queue import Claim, Entry
+
+#: So many times as rarely an idle consumer looks into all slots while somebody keeps them up.
+RARELY = 180.0
+
+#: Seconds after which a consumer reads its topics' declarations again.
+REREAD = 5.0
+
+#: Messages that are worth a pop of their own, while there is a backlog: a slot's in one go.
+WORTH = 4
+
+#: Seconds between two questions of a busy consumer whether something is due in the topics that it
+#: knows nothing of.
+ASK_OTHERS = 0.02
+
+#: Seconds after which it asks for them before it pops, and not along with the pops.
+OTHERS_STALE = 0.1
+
+
+class FetchSettings(Protocol):
+    """The options that matter here; see :class:`kombu_toc.client.options.Settings`."""
+
+    @property
+    def toc_poll_interval(self) -> float: ...
+
+    @property
+    def toc_queue_after(self) -> float: ...
+
+    @property
+    def queue_order_strategy(self) -> str: ...
+
+
+@dataclass(slots=True)
+class Pop:
+    """A pop to be sent."""
+
+    topic: Topic
+    slots: set[int] | None  #: None for all
+    ready_limit: int  #: messages that are due within `lookahead_us`, at most
+    overdue_limit: int  #: messages that have been due for `behind_us`, at most; those included
+    lookahead_us: int
+    behind_us: int
+    #: claims that it settles, unless they lie beyond its horizon
+    claims: list[Claim]
+    #: whether expired leases are to be rolled back, if that is permitted
+    recover: bool
+    number: int = 0  #: by which it is known while its reply is on its way
+
+    @property
+    def looks(self) -> bool:
+        """Whether it only finds out if there is something."""
+        return not self.ready_limit and not self.overdue_limit
+
+    @property
+    def horizon_us(self) -> int:
+        """Microseconds from now until which what is due is delivered or announced again."""
+        return self.lookahead_us if self.ready_limit else -self.behind_us
+
+
+@dataclass(slots=True)
+class Plan:
+    """What is to be sent, in this order."""
+
+    #: claims to be announced again: somebody else shall have them
+    claims: list[Claim] = field(default_factory=list)
+    #: topics of which it is to be asked whether something is due in them
+    unknown: list[str] = field(default_factory=list)
+    #: whether that is to be known before anything is popped
+    ask_first: bool = False
+    pops: list[Pop] = field(default_factory=list)
+    #: topics whose declarations are to be read again
+    reread: list[str] = field(default_factory=list)
+
+
+class Fetcher:
+    """Decides for the consumers of a process what is popped, how much of it, and when.
+
+    clustered: whether each slot is asked by itself, for it may be on a node of its own
+    topic_of: gives the declaration of a topic that has this slot number at least
+    jitter: a number from 0 to 1, lest all processes look at the same time
+    """
+
+    def __init__(
+        self,
+        settings: FetchSettings,
+        clustered: bool,
+        topic_of: Callable[[str, int], Topic],
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._interval = settings.toc_poll_interval
+        self._behind_us = int(settings.toc_queue_after * 1_000_000)
+        self._clustered = clustered
+        self._topic_of = topic_of
+        self._jitter = jitter
+        #: seconds after which what is known of the other topics is so old that they are asked
+        #: about first
+        in_turns = settings.queue_order_strategy == ROUND_ROBIN
+        self._stale_after = OTHERS_STALE if in_turns else ASK_OTHERS
+        #: which slots of a Cluster's topic come first, of those that nothing sets apart
+        self._rotation = 0
+
+    def plan(
+        self, state: ConsumerState, now: float, *, kept_up: bool, lookahead_us: int
+    ) -> Plan | None:
+        """What a consumer is to ask for now, if anything. Nothing of it is on its way.
+
+        now: monotonic seconds
+        kept_up: whether expired leases and lost announcements are somebody else's concern
+        lookahead_us: how long before it is due a message is fetched that can start at once
+        """
+        pending = state.pending
+        free, room, most = state.capacity()
+        finished, state.last_free = free > state.last_free, free
+        ready_limit = max(min(free, room), 0)
+        if ready_limit and self._is_time_to_look(state, now, kept_up):
+            pending.look_at_all()
+        claims: list[Claim] = []
+        if not ready_limit and state.due_claims:
+            claims = self._yield_claims(state)
+        pending.ask_missed(now)
+        if pending.paused:
+            pending.leave_paused()
+            claims += [claim for claim in state.due_claims if claim[0] in pending.paused]
+            for claim in claims:
+                state.due_claims.pop(claim, None)
+        if not pending.slots or not (
+            ready_limit or is_worth_a_pop(finished=finished, room=room, most=most)
+        ):
+            return Plan(claims) if claims else None
+        plan = Plan(claims)
+        if now >= state.others_at + ASK_OTHERS and (unknown := pending.unknown()):
+            plan.unknown = unknown
+            # Their turn may have come: that is worth a round trip, now and then.
+            plan.ask_first = bool(ready_limit) and now >= state.others_at + self._stale_after
+            state.others_at = now
+            if plan.ask_first:
+                state.left_at = now
+                return plan
+        for topic, limits in pending.split(ready_limit, max(room, ready_limit)).items():
+            self._add_pops(plan.pops, state, topic, limits, now, kept_up, lookahead_us)
+        if plan.pops:
+            state.left_at = now
+            if now >= state.reread + REREAD:
+                # Who is never idle claims nothing, and learns only by this of slots that are new.
+                state.reread = now
+                plan.reread = list(pending.topics)
+        return plan
+
+    def _is_time_to_look(self, state: ConsumerState, now: float, kept_up: bool) -> bool:
+        """Whether an idle consumer looks into all slots; if so, it has now."""
+        if now < state.next_look and (kept_up or now < state.looked + self._interval):
+            return False
+        state.looked = now
+        # The wake index and who keeps it up see to it that there is nothing to find.
+        # On a Cluster an index that moves to another node takes and gives nothing meanwhile.
+        rarely = kept_up and not self._clustered
+        some = RARELY * (1 + self._jitter()) / 2 if rarely else 1
+        state.next_look = now + self._interval * some
+        return True
+
+    @staticmethod
+    def _yield_claims(state: ConsumerState) -> list[Claim]:
+        """Somebody idle shall have them; whatever is left then is asked for when a task ends."""
+        claims = list(state.due_claims)
+        state.due_claims.clear()
+        for topic, _, _ in claims:
+            state.pending.ask_for_backlog(topic)
+        return claims
+
+    def _add_pops(
+        self,
+        pops: list[Pop],
+        state: ConsumerState,
+        name: str,
+        limits: tuple[int, int],
+        now: float,
+        kept_up: bool,
+        lookahead_us: int,
+    ) -> None:
+        slots = state.pending.take(name)
+        again = state.recovered.get(name, 0.0) + self._interval
+        recover = slots is None and now >= again and not kept_up
+        if recover:
+            state.recovered[name] = now
+        # A slot may be announced by somebody who knows of more: of an older declaration or a
+        # newer one. It is served in any case.
+        topic = self._topic_of(name, max(slots) if slots else 0)
+        parts: Collection[tuple[set[int] | None, int, int]] = [(slots, *limits)]
+        if self._clustered:
+            claimed = {slot for owner, slot, _ in state.due_claims if owner == name}
+            self._rotation += 1
+            parts, later = split_over_slots(
+                topic.slot_span,
+                slots,
+                claimed,
+                *limits,
+                backlog=name in state.pending.backlog,
+                rotation=self._rotation,
+            )
+            for slot in later:
+                state.pending.ask(name, slot)
+        for some, ready_limit, overdue_limit in parts:
+            looks = not ready_limit and not overdue_limit
+            # What the pop announces anew may be claimed here before its reply is read: that is a
+            # claim of its own, so those that the pop settles are set apart now.
+            claims = state.take_claims_of(name, some)
+            pops.append(
+                Pop(
+                    topic,
+                    some,
+                    ready_limit,
+                    overdue_limit,
+                    lookahead_us,
+                    0 if looks else self._behind_us,
+                    claims,
+                    recover,
+                )
+            )
+
+    def take(self, state: ConsumerState, pop: Pop, result: Popped) -> None:
+        """Learn from the reply to a pop."""
+        pending, name = state.pending, pop.topic.name
+        state.pops_in_flight.discard(pop.number)
+        for claim in pop.claims:
+            if claim[2] > result.now_us + pop.horizon_us:
+                state.due_claims[claim] = None
+        if result.more:
+            if self._clustered:
+                for slot in pop.slots or ():
+                    pending.ask(name, slot)
+            else:
+                pending.ask(name)
+        if result.more and not pop.looks:
+            pending.backlog.add(name)
+        elif not self._clustered or not (state.pops_in_flight or name in pending.slots):
+            pending.backlog.discard(name)
+
+    @staticmethod
+    def miss(state: ConsumerState, pop: Pop, now: float) -> None:
+        """A node of a Cluster could not be asked."""
+        state.pops_in_flight.discard(pop.number)
+        if pop.topic.name in state.pending.topics:
+            state.pending.miss(pop.topic.name, pop.slots, now)
+
+
+def is_worth_a_pop(*, finished: bool, room: int, most: int) -> bool:
+    """Whether a consumer that could start nothing at once fetches what it would queue: when a
+    task has ended and half of the room is free, so that what it fetches is a batch.
+
+    finished: more is free than there was
+    room: how many fit
+    most: how many fit when nothing is queued
+    """
+    return finished and room > 0 and 2 * room >= most
+
+
+def may_recover(in_time: bool, watched_until: int | None) -> tuple[int, int | None, bool]:
+    """How many leases of a slot a pop may roll back, those that ended until when, and whether what
+    has ended is to be noted for whoever comes later.
+
+    in_time: whether every lease of this process lasts. None may be rolled back as long as our own
+        may be among them.
+    watched_until: the server's time in microseconds until which it was watched, if it was for
+        long enough. Who has not watched it may roll back nothing: the server may have been away
+        for longer than a lease, and the others, who live and execute what they hold, are about to
+        renew theirs.
+    """
+    if not in_time:
+        return 0, None, False
+    if watched_until is None:
+        return RECOVER, 0, True
+    return RECOVER, watched_until, False
+
+
+def split_over_slots(
+    span: int,
+    slots: set[int] | None,
+    claimed: set[int],
+    ready_limit: int,
+    overdue_limit: int,
+    *,
+    backlog: bool,
+    rotation: int,
+) -> tuple[list[tuple[set[int] | None, int, int]], list[int]]:
+    """How many messages to pop from which slots of a Cluster, each of which is asked by itself:
+    (slots, how many at once, how many overdue), and the slots whose turn is later.
+
+    Not to be given more than there is room for, it is first found out whether there is something
+    in slots that nothing is known of.
+
+    span: the topic's slot count
+    slots: those to be asked; None for all
+    claimed: those that are known to have something
+    backlog: whether there is more than there is room for: then few slots give many each
+    rotation: another number each time, lest the same slots come first
+    """
+    looks: list[int] = []
+    if slots is None:
+        looks = [number for number in range(span) if number not in claimed]
+        slots = claimed
+    # Those that were claimed first, then in an order that is another one each time.
+    numbers = sorted(slots, key=lambda n: (n not in claimed, (n + rotation) % span, n))
+    most = max(ready_limit, overdue_limit)
+    at_once = max(ready_limit, most // WORTH, 1) if backlog else most
+    numbers, later = numbers[:at_once], numbers[at_once:]
+    ready, overdue = (
+        dict(divide_evenly(limit, numbers)) if numbers else {}
+        for limit in (ready_limit, overdue_limit)
+    )
+    parts: list[tuple[set[int] | None, int, int]] = [
+        ({number}, ready.get(number, 0), overdue.get(number, 0)) for number in numbers
+    ]
+    return [*parts, *(({number}, 0, 0) for number in looks)], later
+
+
+def due_entries(
+    state: ConsumerState, result: Popped, sent_us: int, batch: int, number: int
+) -> list[Entry]:
+    """The entries of what a pop has delivered, in the order of their numbers.
+
+    What was due when it was asked for keeps the order in which it came: by priority, and its
+    topics take turns.
+
+    sent_us: the server's time when it was asked for; 0 if that is not known
+    batch, number: what the pops have that left together, and the number of this one
+    """
+    entries = []
+    for place, delivery in enumerate(result.messages):
+        due = delivery.action_us
+        if sent_us:
+            due = max(due, sent_us)
+        elif due <= result.now_us:
+            due = 0
+        entries.append((due, (batch, place, number), state, delivery))
+    return entries

@@ -1,0 +1,176 @@
+"""Sends what settles messages: with the next turn of the loop, or at once without one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import ResponseError
+
+from .claims import by_topic
+from .loop import TICK, Alarm, Loop
+from .pipe import BROKEN
+from .settlements import Settlements
+from .snapshot import in_words
+
+if TYPE_CHECKING:
+    from ..center.center import TimeoutCenter
+    from ..model.results import Delivery
+    from ..scripts.call import ScriptCall
+    from .due_queue import Claim
+    from .lease_keeper import LeaseKeeper
+    from .wiring import Connection
+
+logger = logging.getLogger(__name__)
+
+
+class Outbox:
+    """Acknowledges, rejects and releases messages, and announces claims again.
+
+    Acknowledgements and rejections may come from any thread.
+    """
+
+    def __init__(
+        self, center: TimeoutCenter, leases: LeaseKeeper, loop: Loop, work: Connection
+    ) -> None:
+        self.settlements = Settlements()
+        self._center = center
+        self._leases = leases
+        self._loop = loop
+        self._work = work
+        self._alarm = Alarm(loop, self._on_alarm)
+
+    # -- what settles messages
+
+    def ack(self, delivery: Delivery) -> None:
+        """Acknowledge: within this turn of the loop, or at once without one."""
+        self._leases.drop(delivery)
+        if self._loop.hub is not None:
+            self.settlements.acks.append(delivery)
+            self._leaves_with_next_turn()
+        else:
+            self._run_or_owe(self._center.acking([delivery]))
+            self._loop.nudge()
+
+    def reject(self, delivery: Delivery, requeue: bool, reason: str = "", error: str = "") -> None:
+        """Reject, as soon as :meth:`ack` acknowledges."""
+        self._leases.drop(delivery)
+        if not requeue:
+            logger.warning("message %s goes to DeadQueue: %s", in_words(delivery), reason)
+        elif not delivery.retries_left:
+            logger.error("message %s: no retries left, it goes to DeadQueue", in_words(delivery))
+        call = self._center.rejecting(delivery, requeue=requeue, reason=reason, error=error)
+        if self._loop.hub is not None:
+            self.settlements.calls.append(call)
+            self._leaves_with_next_turn()
+        else:
+            self._run_or_owe([call])
+            self._loop.nudge()
+
+    def release(self, deliveries: list[Delivery]) -> None:
+        """Give messages back unhandled, now."""
+        if not deliveries:
+            return
+        for delivery in deliveries:
+            self._leases.drop(delivery)
+        # There is one attempt, and it often comes after a connection was cut, seldom alone.
+        self._center.client.drop_idle()
+        try:
+            self._center.run_all(self._center.releasing(deliveries))
+        except (*BROKEN, ResponseError) as exc:
+            # Not to be repeated later, when another may hold them: their leases end.
+            logger.info("%d messages come back when their leases end: %s", len(deliveries), exc)
+
+    def release_later(self, deliveries: list[Delivery]) -> None:
+        """Give messages back unhandled, without waiting for the reply."""
+        for delivery in deliveries:
+            self._leases.drop(delivery)
+        # Not to be repeated if it fails, when another may hold them: their leases end.
+        self._work.send([(call, None) for call in self._center.releasing(deliveries)])
+
+    def _leaves_with_next_turn(self) -> None:
+        if self._loop.elsewhere:
+            self._loop.nudge()
+            if self._loop.hub is None:  # the loop has ended since
+                self.flush()
+        elif self._loop.held_up:
+            # A solo pool runs the task inside the delivery, for as long as it takes.
+            self.send_settled()
+
+    def _run_or_owe(self, calls: list[ScriptCall]) -> None:
+        if not calls:
+            return
+        try:
+            self._center.run_all(calls)
+        except (*BROKEN, ResponseError) as exc:
+            # Each may run twice without harm, and none may be forgotten.
+            self._leases.owe(calls)
+            logger.info("said later, when the server can be reached: %s", exc)
+
+    # -- when it leaves
+
+    def flush(self) -> None:
+        """Send, and wait until it has happened, what was to leave with the next turn."""
+        self._run_or_owe(self._take_settled())
+
+    def send(self, items: list[tuple[Any, ...]]) -> None:
+        """Send calls, and what is settled along with them."""
+        settled = [(call, None) for call in self._take_settled()]
+        self._work.send(settled + items, owed=len(settled))
+
+    def send_settled(self) -> None:
+        """Send what is settled, if anything is."""
+        if self.settlements:
+            self.send([])
+
+    def send_settled_or_wait(self) -> None:
+        """The same, but what is settled goes along with the next pop if there is one within
+        moments."""
+        settlements = self.settlements
+        if not settlements:
+            return
+        now = self._loop.now()
+        if settlements.may_wait(now):
+            self._wait(now)
+        else:
+            self.send([])
+
+    def _take_settled(self) -> list[ScriptCall]:
+        acks, calls = self.settlements.take()
+        return self._center.acking(acks) + calls
+
+    def _wait(self, now: float) -> None:
+        if self.settlements.leave_at is not None:
+            self._alarm.set(self.settlements.leave_at, now)
+
+    def _on_alarm(self) -> None:
+        # Nearly always a pop has taken them along.
+        leave_at, now = self.settlements.leave_at, self._loop.now()
+        if leave_at is None:
+            return
+        if leave_at - now > TICK:
+            self._alarm.set(leave_at, now)
+        else:
+            self.settlements.leave_now()
+            self._loop.nudge()
+
+    def detach(self) -> None:
+        """The loop has no hub any more."""
+        self._alarm.cancel()
+
+    # -- claims
+
+    def announce_later(self, claims: Iterable[Claim]) -> None:
+        """Announce claims again, without waiting for the reply."""
+        for topic, pairs in by_topic(claims).items():
+            self._work.send([(call, None) for call in self._center.handing_back(topic, pairs)])
+
+    def announce_now(self, claims: Iterable[Claim]) -> None:
+        """Announce claims again, and wait until it has happened."""
+        for topic, pairs in by_topic(claims).items():
+            try:
+                self._center.run_all(self._center.handing_back(topic, pairs))
+            except (*BROKEN, ResponseError) as exc:
+                # The others look into all slots within a second.
+                logger.debug("claims of %s were not handed back: %s", topic, exc)

@@ -1,0 +1,48 @@
+"""What a log is told of a pop: what it did beside delivering."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from .snapshot import task_names
+
+if TYPE_CHECKING:
+    from ..center.center import TimeoutCenter
+    from ..model.results import Popped
+
+logger = logging.getLogger(__name__)
+
+#: Ids of dropped messages that one line names, at most.
+MAX_DROPPED = 10
+
+
+def log_pop(center: TimeoutCenter, tally: Counter[str], topic: str, result: Popped) -> None:
+    """Log and count it.
+
+    tally: is counted up: "bare" (ids without a body), "rolled back", "died", "dropped"
+    """
+    tally["bare"] += len(result.bare)
+    tally["rolled back"] += len(result.rolled_back)
+    tally["died"] += len(result.died)
+    for id in result.bare:
+        logger.error("message %s of %s had no body: removed", id, topic)
+    names = task_names(center, topic, result.rolled_back + result.died, result.messages)
+    for id in result.rolled_back:
+        logger.warning(
+            "message %s of %s%s: its lease ended, it is delivered again", id, topic, names[id]
+        )
+    for id in result.died:
+        logger.error(
+            "message %s of %s%s: no retries left, it is in DeadQueue", id, topic, names[id]
+        )
+    tally["dropped"] += len(result.dropped)
+    if result.dropped:
+        logger.warning(
+            "DeadQueue of %s: %d messages dropped, for they are too old or too many: %s",
+            topic,
+            len(result.dropped),
+            ", ".join(result.dropped[:MAX_DROPPED])
+            + (", ..." if len(result.dropped) > MAX_DROPPED else ""),
+        )

@@ -1,0 +1,246 @@
+"""Sends what the fetcher has planned, and hands on what comes of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from ..center.commands import REMEMBER
+from ..model.results import Popped
+from .clock import ServerClock, Steps
+from .fetcher import Fetcher, Plan, Pop, may_recover
+from .flights import Flight
+
+if TYPE_CHECKING:
+    from ..center.center import TimeoutCenter
+    from ..center.upkeep import Kept
+    from ..client.options import Settings
+    from ..model.topic import Topic
+    from .consumer_state import ConsumerState
+    from .lease_keeper import LeaseKeeper
+    from .loop import Loop
+
+logger = logging.getLogger(__name__)
+
+#: What this process knows of the clocks of servers, by identity and, of a Cluster, node.
+_steps: dict[Hashable, Steps] = {}
+
+#: Told the consumer, the topic, what a pop did, the visibility timeout in seconds, and the order
+#: of what it delivered: the batch, the server's time when that was asked for, and the pop's number.
+OnPopped = Callable[["ConsumerState", str, Popped, float, tuple[int, int, int]], None]
+
+#: What is sent: a call or a command, what is told the result, what is told that there is none.
+Item = tuple[Any, ...]
+
+
+class Popper:
+    """Makes calls of plans, and learns from their replies.
+
+    identity: tells one server from another
+    on_popped: told what a pop did
+    on_noted: told, with the topic, what was found to have happened beside pops
+    on_known: told a consumer that it is known now in which topics something is due
+    """
+
+    def __init__(
+        self,
+        center: TimeoutCenter,
+        settings: Settings,
+        leases: LeaseKeeper,
+        loop: Loop,
+        clock: ServerClock,
+        *,
+        identity: Hashable,
+        on_popped: OnPopped,
+        on_noted: Callable[[str, Popped], None],
+        on_known: Callable[[ConsumerState], None],
+    ) -> None:
+        self.fetcher = Fetcher(settings, center.clustered, self._topic_of)
+        self._center = center
+        self._leases = leases
+        self._loop = loop
+        self._clock = clock
+        self._identity = identity
+        self._on_popped = on_popped
+        self._on_noted = on_noted
+        self._on_known = on_known
+        self._numbers = count()
+
+    def next_number(self) -> int:
+        """A number that is higher than all before: what came first goes first."""
+        return next(self._numbers)
+
+    def _topic_of(self, name: str, slot: int) -> Topic:
+        topic = self._center.topic(name)
+        if slot >= topic.slot_span:
+            topic = self._center.reach(name, slot) or topic
+        return topic
+
+    def items(self, state: ConsumerState, plan: Plan, now: float) -> list[Item]:
+        """What is to be sent for a plan, but for the claims that it gives up."""
+        items: list[Item] = []
+        if plan.unknown:
+            items.append(self._find_due(state, plan))
+        if plan.pops:
+            batch = (self.next_number(), self._clock.at(now) if self._clock.known else 0)
+            for pop in plan.pops:
+                self._add_pop(items, state, pop, batch)
+        if plan.reread:
+            command = ("HMGET", self._center.keys.topics, *plan.reread)
+            items.append((command, partial(self._read, plan.reread)))
+        return items
+
+    def _read(self, names: list[str], raws: list[bytes | None]) -> None:
+        for name, raw in zip(names, raws, strict=True):
+            if raw is not None:
+                self._center.learn(name, raw)
+
+    # -- where else something is due
+
+    def _find_due(self, state: ConsumerState, plan: Plan) -> Item:
+        """Who is busy claims nothing: only by this does it hear of a topic whose turn it is."""
+        call = self._center.finding_due(plan.unknown)
+        if not plan.ask_first:
+            return call, partial(state.pending.found_due, plan.unknown)
+        number = self.next_number()
+        state.pops_in_flight.add(number)
+
+        def known(indexes: list[int]) -> None:
+            state.pops_in_flight.discard(number)
+            state.pending.found_due(plan.unknown, indexes)
+            self._on_known(state)
+
+        if not self._center.clustered:
+            return call, known
+        return call, known, partial(state.pops_in_flight.discard, number)
+
+    # -- pops
+
+    def _add_pop(
+        self, items: list[Item], state: ConsumerState, pop: Pop, batch: tuple[int, int]
+    ) -> None:
+        center, topic = self._center, pop.topic
+        recover, until_us = 0, None
+        if pop.recover:
+            recover, until_us = self._recovering(items, topic, pop.slots)
+        visibility = topic.declaration.limits(center.limits).visibility
+        name = state.name_pop()
+        call = center.popping(
+            topic,
+            pop.slots,
+            soon=pop.ready_limit,
+            lookahead_us=pop.lookahead_us,
+            late=pop.overdue_limit,
+            behind_us=pop.behind_us,
+            recover=recover,
+            until_us=until_us,
+            claimed=bool(pop.claims) or pop.looks,
+            name=name,
+            # What goes away by itself leaves nothing behind.
+            remember=0 if pop.looks or topic.declaration.expires else REMEMBER,
+        )
+        pop.number = self.next_number()
+        state.pops_in_flight.add(pop.number)
+        flight = Flight(
+            topic, tuple(pop.slots) if pop.slots else None, name, visibility, self._loop.now()
+        )
+        if not pop.looks:
+            self._leases.expect(flight)
+        where = center.client.place_of(call.keys[0]) if center.clustered else None
+        items.append(
+            (
+                call,
+                partial(self._popped, state, pop, flight, (*batch, pop.number), where),
+                partial(self._failed, state, pop, flight),
+            )
+        )
+
+    def _popped(
+        self,
+        state: ConsumerState,
+        pop: Pop,
+        flight: Flight,
+        turn: tuple[int, int, int],
+        where: Hashable,
+        result: Popped,
+    ) -> None:
+        self._leases.flights.arrive(flight)
+        first = next(iter(pop.slots)) if pop.slots else 0
+        self._center.watched(pop.topic, first, result.now_us, flight.left)
+        self._hear_clock(result.now_us, flight.left, where)
+        self.fetcher.take(state, pop, result)
+        self._on_popped(state, pop.topic.name, result, flight.visibility, turn)
+
+    def _failed(self, state: ConsumerState, pop: Pop, flight: Flight) -> None:
+        if not pop.looks:
+            self._leases.lose(flight)
+        if self._center.clustered:  # a node that cannot be reached
+            self.fetcher.miss(state, pop, self._loop.now())
+
+    def _hear_clock(self, now_us: int, left: float, where: Any = None) -> None:
+        """Learn what a server's clock has shown in a reply to what left at that moment."""
+        now = self._loop.now()
+        steps = _steps.setdefault((self._identity, where), Steps())
+        if back := steps.back(now_us, left, now):
+            self._clock.forget(where)
+            logger.warning(
+                "the clock of Redis%s went back by %.1f seconds: it was set, or a server with a "
+                "clock behind has taken over; what was to start later starts when the clock shows "
+                "that time, so up to %.1f seconds later, and as much later come the tasks of "
+                "workers that died",
+                f" at {where[0]}:{where[1]}" if where else "",
+                back,
+                back,
+            )
+        self._clock.sample(now_us, now, where)
+
+    def _recovering(
+        self, items: list[Item], topic: Topic, slots: set[int] | None
+    ) -> tuple[int, int | None]:
+        """How many leases a pop may roll back, and those that ended until when; what is to be
+        sent beside it is added."""
+        asked = slots or range(topic.slot_span)
+        recover, until_us, notes = may_recover(
+            self._leases.in_time(topic.name, asked),
+            self._center.watched_until(topic, next(iter(asked))),
+        )
+        if notes:
+            noted = partial(self._noted, topic.name)
+            calls = self._center.noting(topic, sorted(asked))
+            items.extend((call, noted) for call in calls)
+        return recover, until_us
+
+    def _noted(self, topic: str, kept: Kept) -> None:
+        for event in kept.events:
+            self._on_noted(topic, Popped(kept.now_us, False, [], [], *event[1:], []))
+
+    # -- pops whose replies were lost
+
+    def recalls(self, state: ConsumerState) -> list[Item]:
+        """What is to be sent to get what pops have given whose replies were lost."""
+        items: list[Item] = []
+        for flight in self._leases.flights.take(state.pending.topics):
+            number = self.next_number()
+            state.pops_in_flight.add(number)
+            given = partial(self._recalled, state, flight, number)
+            lost = partial(self._recall_failed, state, flight, number)
+            items.append((flight.recalling(self._center), given, lost))
+        return items
+
+    def _recalled(self, state: ConsumerState, flight: Flight, number: int, result: Popped) -> None:
+        state.pops_in_flight.discard(number)
+        if result.messages:
+            logger.info(
+                "%d messages of %s had been delivered when the connection was cut",
+                *(len(result.messages), flight.topic.name),
+            )
+        turn = (number, 0, number)
+        self._on_popped(state, flight.topic.name, result, flight.visibility, turn)
+
+    def _recall_failed(self, state: ConsumerState, flight: Flight, number: int) -> None:
+        if self._center.clustered:
+            state.pops_in_flight.discard(number)
+        self._leases.lose(flight)

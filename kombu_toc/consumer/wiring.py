@@ -1,0 +1,93 @@
+"""What connects a poller with the world: its loop, and its connections to the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from redis.exceptions import ResponseError
+
+from .cluster_pipes import ClusterConnections
+from .loop import Loop
+from .pipe import PipelinedConnection, Waiting
+
+if TYPE_CHECKING:
+    import redis
+
+    from ..center.center import TimeoutCenter
+    from .lease_keeper import LeaseKeeper
+
+#: Told what a server has refused; whether that is seen to, and the rest goes on.
+OnRefused: TypeAlias = Callable[[Waiting, ResponseError], bool]
+
+
+class Connection(Protocol):
+    """Sends commands, and has replies read when the loop finds that they have come."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a reply is still to come."""
+
+    def send(self, items: Sequence[tuple[Any, ...]], *, owed: int = 0) -> None:
+        """See :meth:`.pipe.PipelinedConnection.send`."""
+
+    def check(self) -> None:
+        """Raise redis-py's TimeoutError if a reply is overdue."""
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for a reply, or the end of the connection; whether it has come."""
+
+    def read(self) -> None:
+        """Take the replies that have come."""
+
+    def close(self) -> None:
+        """Close it; there will be no more replies."""
+
+
+class BlockingConnection(Connection, Protocol):
+    """One whose commands wait at the server."""
+
+    client_id: int
+
+    def send(
+        self, items: Sequence[tuple[Any, ...]], *, owed: int = 0, block: float = 0.0
+    ) -> None: ...
+
+    def readable(self) -> bool:
+        """Whether a reply has come, or the end of the connection."""
+
+
+class Wiring:
+    """Kombu's loop, and connections to Redis."""
+
+    def __init__(self, center: TimeoutCenter, leases: LeaseKeeper) -> None:
+        self._center = center
+        self._leases = leases
+
+    def loop(self, on_nudged: Callable[[], None]) -> Loop:
+        """The loop of a poller."""
+        return Loop(on_nudged)
+
+    def blocking(self, loop: Loop, on_refused: OnRefused) -> BlockingConnection:
+        """A connection for commands that block. On a Cluster, `on_refused` is told what is
+        refused."""
+        return PipelinedConnection(
+            self._pool,
+            *(loop.opened, loop.closed, self._leases.owe, self._center.metrics),
+            on_refused=on_refused if self._center.clustered else None,
+        )
+
+    def work(self, loop: Loop) -> Connection:
+        """A connection for everything that is answered at once."""
+        told = (loop.opened, loop.closed, self._leases.owe, self._center.metrics)
+        if self._center.clustered:
+            return ClusterConnections(self._center.client, *told)
+        return PipelinedConnection(self._pool, *told)
+
+    def _pool(self) -> redis.ConnectionPool:
+        """Of the server that has the keys of no single slot."""
+        client = self._center.client
+        pool: redis.ConnectionPool = (
+            client.client_for() if self._center.clustered else client
+        ).connection_pool
+        return pool
