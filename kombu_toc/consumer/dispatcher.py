@@ -11,7 +11,7 @@ from .loop import TICK, Alarm, Loop
 from .pool_first import PoolFirst
 
 if TYPE_CHECKING:
-    from ..metrics.counters import Metrics
+    from ..metrics.sender import Metrics
     from .clock import ServerClock
     from .consumer_state import ConsumerState
     from .due_queue import Entry, Number

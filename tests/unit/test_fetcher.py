@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kombu_toc.center.center import RECOVER
+from kombu_toc.center.commands import RECOVER
 from kombu_toc.client.options import PRIORITY, ROUND_ROBIN, Settings
 from kombu_toc.consumer.consumer_state import ConsumerState
 from kombu_toc.consumer.fetcher import (
