@@ -84,7 +84,7 @@ def survey(
     """
     center, names = session.center, session.queues(named)
     summaries = [one for name in names for one in center.summary(name)] if named else None
-    measured = kombu_toc.read_metrics(center.center, names)
+    measured = kombu_toc.read_metrics(center, names)
     consumers, paused = center.consumers(), center.paused()
     rows = []
     for found in center.summary() if summaries is None else summaries:

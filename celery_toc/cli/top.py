@@ -118,7 +118,7 @@ class _Snapshots:
         self.now = now = seconds + microseconds / 1e6
         rows = survey(session, self._queues)
         names = [row["queue"] for row in rows]
-        measured = kombu_toc.read_metrics(session.center.center, names, minutes=1)
+        measured = kombu_toc.read_metrics(session.center, names, minutes=1)
         self._samples.append((now, {name: found.totals for name, found in measured.items()}))
         while len(self._samples) > 2 and self._samples[1][0] <= now - WINDOW:
             self._samples.popleft()
