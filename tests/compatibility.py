@@ -31,28 +31,28 @@ TOX = [sys.executable, "-m", "tox"]
 INTRODUCTION = """\
 # What it runs with
 
-| | oldest | newest that was tried |
+| | oldest tested | newest tested |
 |---|---|---|
 {bounds}
 
-Each row below is one run of `tests/smoke.txt`, the {smoke} tests that depend on versions most:
+Each row below is one run of `tests/smoke.txt`, the {smoke} tests that depend most on versions:
 all unit tests; connections, scripts and deliveries of the center; the transport; a Cluster of
 several processes; Sentinel; the commands; and a prefork worker with countdowns, retries, groups,
 chords, broadcasts, priorities and remote control. The whole suite runs on one set of versions
-(`.ci/run`). All integration tests were run on Redis 6.2 and 8.0 and on Valkey 7.2 as well.
+(`.ci/run`). All integration tests were also run on Redis 6.2 and 8.0 and on Valkey 7.2.
 
-`pip install celery-toc` lets any of these versions meet. The extras of Celery and Kombu do not:
-`celery[redis]` 5.3 and 5.4 want redis-py below 6; `kombu[redis]` 5.5 wants at most 5.2.1, 5.6
-below 6.5, 5.7 at least 6.4. A star marks a redis-py that the extra refuses. It works with this
-transport; whether it does with Kombu's own is not tested here.
+`pip install celery-toc` permits every combination of these versions. The extras of Celery and
+Kombu do not: `celery[redis]` 5.3 and 5.4 require redis-py below 6; `kombu[redis]` 5.5 requires
+at most 5.2.1, 5.6 below 6.5, 5.7 at least 6.4. A star marks a redis-py that the extra excludes.
+It works with this transport; Kombu's own transport is not tested with it here.
 
-Not there on purpose: Valkey 8.0.0 and 8.0.1, which refuse an UNSUBSCRIBE that Celery's Redis
-result backend sends (Valkey took that back, its issue 1228); the tests of the broker pass. With
-Kombu 5.5 and 5.6, a Kombu `Producer` made with `exchange=...` cannot publish again after its
-connection was lost, whatever the transport; Celery makes none of these.
+Left out on purpose: Valkey 8.0.0 and 8.0.1, which refuse an UNSUBSCRIBE that Celery's Redis
+result backend sends (Valkey reverted that, its issue 1228); the tests of the broker pass. With
+Kombu 5.5 and 5.6, a Kombu `Producer` created with `exchange=...` cannot publish again after it
+has lost its connection, with any transport; Celery creates no such producer.
 
-`tox` runs a part of these, `tox -m pairs` every pair of Celery and redis-py, `tox -m full` all;
-`python -m tests.compatibility` runs them and makes this page.
+`tox` runs some of these combinations, `tox -m pairs` every pair of Celery and redis-py, and
+`tox -m full` all. `python -m tests.compatibility` runs them and writes this page.
 
 """
 
