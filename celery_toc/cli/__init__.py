@@ -11,12 +11,11 @@ from typing import Any
 import click
 
 from celery_toc import __version__
-from celery_toc.compat import command_line
-from celery_toc.worker import remote_control as remote_control
+from celery_toc.worker import remote_control as remote
 
 from .exits import Group
 
-command_line.add_commands()
+remote.tell_command_line()
 
 #: The commands, and where each is. To add one, write a module and add a line here.
 COMMANDS = {

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from ..scripts.call import ScriptCall
 from ..scripts.loader import load
 from .center import TimeoutCenter
-from .requests import REMEMBER
+from .commands import REMEMBER
 
 #: Milliseconds after which a stream that nothing is added to goes away.
 RETENTION_MS = 600_000
@@ -122,8 +122,7 @@ def remember(identity: Hashable, subscription: Subscription) -> None:
         if now - old.left > MEMORY:
             del _memory[key]
     subscription.left = now
-    key = (identity, *subscription.bound)
-    _memory[key] = subscription
+    _memory[(identity, *subscription.bound)] = subscription
 
 
 def recall(identity: Hashable, queue: str, exchange: str, binding: str) -> Subscription | None:
@@ -148,16 +147,16 @@ def broadcasting(
     publish: as :meth:`TimeoutCenter.put` has it
     """
     producer, name = publish
-    of = center.keys
+    keys = center.keys
     part = part_of_key(routing_key or "")
     keys = (
-        of.bindings(exchange),
-        of.fanout(exchange),
-        of.sent(producer),
-        of.readers(exchange),
-        of.parts(exchange),
-        of.part(exchange, WHOLE),
-        of.part(exchange, part),
+        keys.bindings(exchange),
+        keys.fanout(exchange),
+        keys.sent(producer),
+        keys.readers(exchange),
+        keys.parts(exchange),
+        keys.part(exchange, WHOLE),
+        keys.part(exchange, part),
     )
     args = (routing_key or "", envelope, length, RETENTION_MS, name, REMEMBER, part)
     return ScriptCall(load("broadcast"), keys, args, lambda raw: raw[1:])
@@ -165,7 +164,7 @@ def broadcasting(
 
 def keepers(members: Iterable[bytes], routing_key: str) -> list[str]:
     """Of the queues that are so bound, those that get a broadcast with that routing key."""
-    found: dict[str, None] = {}
+    found = {}
     for member in members:
         binding, _, queue, *_ = json.loads(member)
         if matches(binding, routing_key or ""):

@@ -14,6 +14,8 @@ from ..scripts.call import as_bytes, microseconds
 from .commands import (
     RECOVER,
     Commands,
+    PopRequest,
+    PutRequest,
     divide_evenly,
     slot_numbers,
 )
@@ -21,7 +23,6 @@ from .context import Context
 from .leases import Leases
 from .lookup import Lookup
 from .registry import Registry
-from .requests import PopRequest, PutRequest
 from .runner import Runner
 
 

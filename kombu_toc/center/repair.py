@@ -10,7 +10,7 @@ from ..model.results import Fault
 from ..model.topic import Slot, Topic
 from ..scripts.call import Paces, text
 from .admin_commands import AdminCommands
-from .context import Context
+from .context import Context, slot_keys
 from .registry import Registry
 from .runner import Runner
 
@@ -64,7 +64,7 @@ class Repair:
     ) -> Iterator[Fault]:
         """in_use: priority steps that the topic lacks and that messages wait under."""
         others = sorted({*topic.other_steps(), *in_use} - {*topic.steps})
-        own = len(slot.script_keys)
+        own = len(slot_keys(slot))
         parts = [
             *range(1, own + 1),
             *(own + at for at, other in enumerate(others, 1) if other in in_use),

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 def heartbeat(server: Server) -> Iterator[LeaseKeeper]:
     made = LeaseKeeper(lambda: TimeoutCenter(server.client()))
     yield made
-    for delivery, _ in list(made._held.values()):
+    for delivery, _ in made.held():
         made.drop(delivery)
 
 
@@ -92,7 +92,7 @@ def test_what_was_settled_while_its_lease_was_being_renewed_is_not_reported_as_l
     heartbeat.drop(delivery)
     time.sleep(0.5)  # and is answered
     assert "mail" not in caplog.text
-    assert not heartbeat._held
+    assert not heartbeat.held()
 
 
 def test_a_thousand_leases_that_ended_make_one_warning(
@@ -102,7 +102,7 @@ def test_a_thousand_leases_that_ended_make_one_warning(
     center.release(deliveries)
     for delivery in deliveries:
         heartbeat.hold(delivery, 1)
-    until(lambda: not heartbeat._held)
+    until(lambda: not heartbeat.held())
     until(lambda: bool(caplog.records))
     [record] = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert "may be delivered again" in record.getMessage()
@@ -145,7 +145,7 @@ def test_queues_and_bindings_may_go_at_any_time_while_others_are_kept(
 
     minute = Milliseconds(60_000)
     bound = [binding("direct", "", None, f"reply-{number}") for number in range(200)]
-    with heartbeat._lock:  # its own thread waits until the tables are full
+    with heartbeat._holdings.lock:  # its own thread waits until the tables are full
         for number in range(200):
             for holder in ("garbage", "channel", "other"):
                 heartbeat.keep_topic(f"reply-{number}", minute, holder)
@@ -158,9 +158,9 @@ def test_queues_and_bindings_may_go_at_any_time_while_others_are_kept(
 
     thread = threading.Thread(target=delete)
     thread.start()
-    heartbeat._beat(center)
+    heartbeat._beat.run(center, time.monotonic())
     thread.join()
-    heartbeat._beat(center)
+    heartbeat._beat.run(center, time.monotonic())
     assert "cannot renew" not in caplog.text
     assert "reply-199" in center.topics()
     for holder in ("garbage", "channel", "other"):
@@ -246,7 +246,7 @@ def test_a_node_that_is_away_keeps_nothing_on_the_others_from_being_renewed(
     assert len(exchange.of("everyone")) == 1
     assert heartbeat.in_time("mail", places), "expired leases are rolled back there"
     away.cluster.restart(away.node)
-    until(lambda: not heartbeat._owed)
+    until(lambda: not heartbeat.owes_calls)
     for delivery, _ in heartbeat.held():
         heartbeat.drop(delivery)
     heartbeat.leave_all("me")

@@ -22,7 +22,7 @@ import kombu_toc
 from kombu_toc import TimeoutCenter
 from kombu_toc.center.bindings import Bindings, binding
 from kombu_toc.center.watch import LEAST_GRACE
-from kombu_toc.consumer.lease_keeper import sweep
+from kombu_toc.consumer.beat import sweep
 from kombu_toc.consumer.policy import DefaultPolicy
 from kombu_toc.model import envelope
 from kombu_toc.transport.publish_batch import BatchPublishError
