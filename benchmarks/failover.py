@@ -38,7 +38,8 @@ from typing import Any
 import redis
 from redis.crc import key_slot
 
-from kombu_toc.model.topic import DEFAULT_SLOTS, slot_of
+from kombu_toc.model.limits import DEFAULT_SLOTS
+from kombu_toc.model.topic import slot_of
 
 ROOT = Path(__file__).parents[1]
 

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from .model.envelope import COUNTDOWN as COUNTDOWN
     from .model.envelope import ENSURE as ENSURE
     from .model.envelope import unpack as unpack
+    from .model.limits import Limits as Limits
     from .model.results import DEAD as DEAD
     from .model.results import IN_FLIGHT as IN_FLIGHT
     from .model.results import WAITING as WAITING
@@ -67,7 +68,6 @@ if TYPE_CHECKING:
     from .model.results import Popped as Popped
     from .model.results import Rescheduled as Rescheduled
     from .model.results import Summary as Summary
-    from .model.topic import Limits as Limits
     from .model.topic import Topic as Topic
     from .transport.action_time import use_timezone as use_timezone
     from .transport.capacity import Capacity as Capacity
@@ -97,7 +97,7 @@ _PLACES = {
     "ScriptTimes": "metrics.reading",
     "read_metrics": "metrics.reading",
     "read_script_times": "metrics.reading",
-    "Limits": "model.topic",
+    "Limits": "model.limits",
     "Topic": "model.topic",
     "COUNTDOWN": "model.envelope",
     "ENSURE": "model.envelope",

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ..metrics.counters import count_first
 from ..model import scores
+from ..model.keys import Slot
 from ..model.results import (
     DEAD,
     FAULT_KINDS,
@@ -25,7 +26,7 @@ from ..model.results import (
     Found,
     Rescheduled,
 )
-from ..model.topic import Slot, Topic, base_of
+from ..model.topic import Topic, base_of
 from ..scripts.call import Countdown, ScriptCall, text, texts
 from ..scripts.loader import load
 from .context import Context, slot_keys

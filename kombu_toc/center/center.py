@@ -21,6 +21,8 @@ from functools import partial
 from typing import Any
 
 from ..metrics.sender import Metrics
+from ..model.keys import Keys
+from ..model.limits import DEFAULT_SLOTS, Limits
 from ..model.results import (  # noqa: F401 - for importers that have not been changed yet
     DEAD,
     IN_FLIGHT,
@@ -33,7 +35,6 @@ from ..model.results import (  # noqa: F401 - for importers that have not been c
     Popped,
     Put,
 )
-from ..model.topic import DEFAULT_SLOTS, Keys, Limits
 from ..scripts.call import ScriptCall  # noqa: F401 - as above
 from .admin_commands import AdminCommands
 from .commands import RECOVER, REMEMBER, SENT, Commands, add_counters  # noqa: F401 - as above

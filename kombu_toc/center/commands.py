@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 
 from ..metrics.counters import TopicCounts, count_first
 from ..model import scores
+from ..model.keys import Keys
+from ..model.limits import Limits
 from ..model.results import DEAD, WAITING, Delivery, Popped, Put
-from ..model.topic import Keys, Limits, Topic
+from ..model.topic import Topic
 from ..scripts.call import Countdown, ScriptCall, text, texts, when_of
 from ..scripts.loader import load
 from .context import Context, slot_keys

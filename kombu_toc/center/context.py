@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..metrics.counters import TopicCounts
-from ..model.topic import Keys, Limits, Slot, Topic
+from ..model.keys import Keys, Slot
+from ..model.limits import Limits
+from ..model.topic import Topic
 from ..scripts.call import ScriptCall
 from ..scripts.loader import load
 

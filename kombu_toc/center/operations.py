@@ -7,8 +7,9 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
+from ..model.keys import Keys
 from ..model.results import DEAD, IN_FLIGHT, WAITING, Cancelled, Found, Rescheduled
-from ..model.topic import Keys, Topic, base_of
+from ..model.topic import Topic, base_of
 from ..scripts.call import ScriptCall, as_bytes, microseconds, texts, when_of
 from .admin_commands import PURGE_STEP, AdminCommands, CancelReply, Place
 from .lookup import CALLS_TOGETHER, IDS_PER_CALL, Lookup

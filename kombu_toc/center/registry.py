@@ -14,15 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import PriorityStepsError, SlotCountError
+from ..model.keys import Keys, check_name
+from ..model.limits import PRIORITY_STEPS, check_steps
 from ..model.results import Delivery
-from ..model.topic import (
-    PRIORITY_STEPS,
-    Declaration,
-    Keys,
-    Topic,
-    check_name,
-    check_steps,
-)
+from ..model.topic import Declaration, Topic
 from ..scripts.call import ScriptCall, text, texts
 from ..scripts.loader import load
 from .runner import Runner

@@ -6,8 +6,9 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
+from ..model.keys import Slot
 from ..model.results import Fault
-from ..model.topic import Slot, Topic
+from ..model.topic import Topic
 from ..scripts.call import Paces, text
 from .admin_commands import AdminCommands
 from .context import Context, slot_keys

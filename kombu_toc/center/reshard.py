@@ -50,7 +50,9 @@ from typing import NamedTuple
 
 from ..errors import EnvelopeError, ReshardError
 from ..model import envelope
-from ..model.topic import MAX_SLOTS, Slot, Topic, base_of, check_slots, slot_of
+from ..model.keys import Slot
+from ..model.limits import MAX_SLOTS
+from ..model.topic import Topic, base_of, check_slots, slot_of
 from ..scripts.call import Paces, ScriptCall
 from ..scripts.loader import load
 from .center import TimeoutCenter

@@ -9,8 +9,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from ..model.keys import Slot
 from ..model.results import STATES, Found, Page
-from ..model.topic import Slot, Topic
+from ..model.topic import Topic
 from ..scripts.call import microseconds
 from .admin_commands import AdminCommands, Position, SlotPage
 from .context import Context

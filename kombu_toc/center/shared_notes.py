@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..model.topic import Keys
+from ..model.keys import Keys
 from ..scripts.call import ScriptCall, text
 from ..scripts.loader import load
 from .runner import Runner

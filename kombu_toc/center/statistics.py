@@ -6,8 +6,8 @@ import itertools
 import json
 from collections.abc import Iterable, Sequence
 
+from ..model.keys import Keys
 from ..model.results import Consumer, Counts, Summary
-from ..model.topic import Keys
 from ..scripts.call import microseconds
 from .admin_commands import AdminCommands
 from .context import Context

@@ -7,22 +7,15 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 from redis.connection import URL_QUERY_ARGUMENT_PARSERS
 
-from ..errors import ConfigurationError, SlotCountError
-from ..model.scores import MAX_RETRIES, TRIED
-from ..model.topic import (
-    DEFAULT_SLOTS,
-    MAX_SLOTS,
-    Declaration,
-    Limits,
-    check_slots,
-    check_steps,
-    check_visibility,
-)
+from ..errors import ConfigurationError
+from ..model.limits import DEFAULT_SLOTS, LIMITS, Limits, Number, check_steps
+from ..model.scores import MAX_RETRIES
+from ..model.topic import Declaration
 from .tls import read_requirement
 
 #: Which of a consumer's queues is served next: in turns, in the order in which they are consumed,
@@ -33,37 +26,6 @@ STRATEGIES = (ROUND_ROBIN, PRIORITY, SORTED)
 
 #: What options are called that are nobody's business.
 _SECRET = re.compile("password|secret|token|credential", re.IGNORECASE)
-
-
-def _seconds(name: str, value: Any) -> float:
-    try:
-        seconds = float(value)
-    except (TypeError, ValueError):
-        seconds = -1.0
-    if not 0 <= seconds < 1e9:
-        raise ConfigurationError(f"{name} must be a number of seconds, not {value!r}")
-    return seconds
-
-
-def _positive_seconds(name: str, value: Any) -> float:
-    seconds = _seconds(name, value)
-    if seconds < 0.01:
-        raise ConfigurationError(f"{name} must be at least 0.01 seconds, not {value!r}")
-    return seconds
-
-
-def _whole(name: str, value: Any) -> int:
-    try:
-        return int(value)
-    except (TypeError, ValueError):
-        raise ConfigurationError(f"{name} must be a whole number, not {value!r}") from None
-
-
-def _natural(name: str, value: Any) -> int:
-    number = _whole(name, value)
-    if number < 0:
-        raise ConfigurationError(f"{name} must be a whole number from 0 up, not {value!r}")
-    return number
 
 
 def _flag(name: str, value: Any) -> bool:
@@ -78,22 +40,6 @@ def _flag(name: str, value: Any) -> bool:
 
 def _text(name: str, value: Any) -> str:
     return str(value)
-
-
-def _slots(name: str, value: Any) -> int:
-    try:
-        return check_slots("*", _whole(name, value))
-    except SlotCountError:
-        raise SlotCountError(
-            f"{name} must be a power of two from 1 to {MAX_SLOTS}, not {value}"
-        ) from None
-
-
-def _retries(name: str, value: Any) -> int:
-    number = _whole(name, value)
-    if not 0 <= number <= TRIED:
-        raise ConfigurationError(f"{name} must be a whole number from 0 to {TRIED}, not {value}")
-    return number
 
 
 def _steps(name: str, value: Any) -> tuple[int, ...]:
@@ -235,45 +181,53 @@ class Settings:
         )
 
 
-_CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "visibility_timeout": check_visibility,
-    "global_keyprefix": _text,
-    "priority_steps": _steps,
-    "queue_order_strategy": _strategy,
-    "toc_prefix": _text,
-    "toc_slots": _slots,
-    "toc_retries": _retries,
-    "toc_retry_backoff": _seconds,
-    "toc_retry_backoff_max": _seconds,
-    "toc_dead_age": _seconds,
-    "toc_dead_limit": _whole,
-    "toc_wait_replicas": _natural,
-    "toc_wait_timeout": _positive_seconds,
-    "toc_topics": _topics,
-    "toc_lookahead": _seconds,
-    "toc_queue_after": _seconds,
-    "toc_pop_bytes": _natural,
-    "toc_poll_interval": _positive_seconds,
-    "toc_deflate": _flag,
-    "toc_revoke_removes": _flag,
-    "toc_fanout_length": _whole,
-    "toc_stale_after": _positive_seconds,
-    "toc_metrics": _flag,
-    "master_name": _text,
-    "min_other_sentinels": _natural,
-    "sentinel_kwargs": _sentinel_kwargs,
-    "ssl": _flag,
-    "sentinel_ssl": _flag,
+class Option(NamedTuple):
+    """An option: how it is read, and where it may be given."""
+
+    #: checks and converts a value, which from a URL is text; is given the option's name
+    read: Callable[[str, Any], Any]
+    in_url: bool = True
+    #: whether ``broker_transport_options`` may have it; else that is for others
+    in_options: bool = True
+    #: whether None there means that it is not given, as with Kombu's options for Sentinel
+    may_be_none: bool = False
+
+
+_SECONDS = Number(float, 0, unit="seconds").read
+_POSITIVE_SECONDS = Number(float, 0.01, unit="seconds").read
+_NATURAL = Number(int, 0).read
+
+#: The options; those named as a limit of a topic has them have its bounds.
+_OPTIONS: dict[str, Option] = {
+    "visibility_timeout": Option(LIMITS["visibility"].read),
+    "global_keyprefix": Option(_text),
+    "priority_steps": Option(_steps),
+    "queue_order_strategy": Option(_strategy),
+    "toc_prefix": Option(_text),
+    "toc_slots": Option(LIMITS["slots"].read),
+    "toc_retries": Option(LIMITS["retries"].read),
+    "toc_retry_backoff": Option(LIMITS["retry_backoff"].read),
+    "toc_retry_backoff_max": Option(LIMITS["retry_backoff_max"].read),
+    "toc_dead_age": Option(LIMITS["dead_age"].read),
+    "toc_dead_limit": Option(LIMITS["dead_limit"].read),
+    "toc_wait_replicas": Option(_NATURAL),
+    "toc_wait_timeout": Option(_POSITIVE_SECONDS),
+    "toc_topics": Option(_topics, in_url=False),
+    "toc_lookahead": Option(_SECONDS),
+    "toc_queue_after": Option(_SECONDS),
+    "toc_pop_bytes": Option(_NATURAL),
+    "toc_poll_interval": Option(_POSITIVE_SECONDS),
+    "toc_deflate": Option(_flag),
+    "toc_revoke_removes": Option(_flag),
+    "toc_fanout_length": Option(_NATURAL),
+    "toc_stale_after": Option(_POSITIVE_SECONDS),
+    "toc_metrics": Option(_flag),
+    "master_name": Option(_text, may_be_none=True),
+    "min_other_sentinels": Option(_NATURAL, may_be_none=True),
+    "sentinel_kwargs": Option(_sentinel_kwargs, in_url=False, may_be_none=True),
+    "ssl": Option(_flag, in_options=False),
+    "sentinel_ssl": Option(_flag),
 }
-
-#: What a URL cannot say.
-_NOT_IN_URL = frozenset(("toc_topics", "sentinel_kwargs"))
-
-#: Of Kombu's options for Sentinel, where None means nothing is said.
-_KOMBUS = frozenset(("master_name", "min_other_sentinels", "sentinel_kwargs"))
-
-#: What only a URL says: elsewhere it is ``broker_use_ssl``, or others' business.
-_ONLY_IN_URL = frozenset(("ssl",))
 
 #: Options of Kombu's own that a URL may carry; they are for Kombu, not for us.
 _KOMBU = frozenset(
@@ -361,10 +315,10 @@ def read(query: Mapping[str, str], options: Mapping[str, Any]) -> Settings:
     """
     settings = Settings()
     for name, value in options.items():
-        if name in _CHECKS and name not in _ONLY_IN_URL:
-            if value is None and name in _KOMBUS:
-                continue
-            setattr(settings, name, _CHECKS[name](name, value))
+        option = _OPTIONS.get(name)
+        if option is not None and option.in_options:
+            if value is not None or not option.may_be_none:
+                setattr(settings, name, option.read(name, value))
         elif name in _REDIS:
             settings.connection[name] = value
         elif str(name).startswith("toc_"):
@@ -373,36 +327,41 @@ def read(query: Mapping[str, str], options: Mapping[str, Any]) -> Settings:
             settings.ignored.append(f"{name!r} ({_NOT_NEEDED})")
         elif name not in _KOMBU_OPTIONS:
             settings.ignored.append(f"{name!r} (no such option{suggestion(name, _known())})")
-    for name, value in query.items():
-        if name in _CHECKS and name not in _NOT_IN_URL:
-            setattr(settings, name, _CHECKS[name](name, value))
-        elif name in _REDIS:
-            parser = URL_QUERY_ARGUMENT_PARSERS.get(name)
-            if name == "ssl_cert_reqs":  # Kombu spells it as Python's ssl module does
-                value = read_requirement(value)
-            try:
-                settings.connection[name] = parser(value) if parser else value
-            except (TypeError, ValueError):
-                raise ConfigurationError(f"{name} cannot be {value!r}") from None
-        elif name in _NOT_IN_URL:
+    for name, text in query.items():
+        option = _OPTIONS.get(name)
+        if option is not None and option.in_url:
+            setattr(settings, name, option.read(name, text))
+        elif option is not None:
             raise ConfigurationError(
                 f"{name} has no form that fits the URL: put it in broker_transport_options"
             )
+        elif name in _REDIS:
+            settings.connection[name] = _redis_argument(name, text)
         elif name in _KOMBU_REDIS and name not in _IGNORED:
             raise ConfigurationError(f"{name!r} in the URL is {_NOT_NEEDED}: leave it out")
         elif name not in _KOMBU and name not in _IGNORED:
             raise _unknown(name, "the URL")
-    settings.limits.checked("toc options")
     return settings
+
+
+def _redis_argument(name: str, text: str) -> Any:
+    """An argument of redis-py's from a URL."""
+    parser: Callable[[str], Any] | None = URL_QUERY_ARGUMENT_PARSERS.get(name)
+    if name == "ssl_cert_reqs":  # Kombu spells it as Python's ssl module does
+        text = read_requirement(text)
+    try:
+        return parser(text) if parser else text
+    except (TypeError, ValueError):
+        raise ConfigurationError(f"{name} cannot be {text!r}") from None
 
 
 def is_redis_pys(name: str) -> bool:
     """Whether an option is one of redis-py's own."""
-    return name in _REDIS and name not in _CHECKS
+    return name in _REDIS and name not in _OPTIONS
 
 
 def _known() -> list[str]:
-    return sorted({*_CHECKS, *_REDIS})
+    return sorted({*_OPTIONS, *_REDIS})
 
 
 def _unknown(name: str, place: str) -> ConfigurationError:

@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from ..model.topic import MINUTES, Declaration, Keys
+from ..model.keys import MINUTES, Keys
+from ..model.topic import Declaration
 from .counters import COUNTERS, PLACES, Lateness
 
 #: Minutes that "recently" is, unless asked otherwise.

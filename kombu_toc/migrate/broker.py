@@ -12,7 +12,7 @@ from ..client.connect import connect
 from ..client.options import read
 from ..client.urls import mask_password, read_url
 from ..errors import ConfigurationError, ConsumersError
-from ..model.topic import PRIORITY_STEPS
+from ..model.limits import PRIORITY_STEPS
 
 #: What a broker's ``broker_transport_options`` may say of where its messages are.
 _OPTIONS = {

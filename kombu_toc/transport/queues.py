@@ -10,8 +10,9 @@ from ..center.center import TimeoutCenter
 from ..center.registry import RELOAD
 from ..client.options import Settings, suggestion
 from ..consumer.lease_keeper import LeaseKeeper
+from ..model.limits import Limits
 from ..model.scores import MAX_RETRIES
-from ..model.topic import Declaration, Limits, Topic
+from ..model.topic import Declaration, Topic
 
 #: Queues whose declarations a channel remembers.
 MAX_KNOWN = 4096

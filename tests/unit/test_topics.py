@@ -11,18 +11,9 @@ from hypothesis import strategies as st
 from redis.crc import key_slot
 
 from kombu_toc import ConfigurationError, SlotCountError
-from kombu_toc.model.topic import (
-    MAX_SLOTS,
-    PRIORITY_STEPS,
-    Declaration,
-    Keys,
-    Topic,
-    check_slots,
-    check_steps,
-    check_visibility,
-    encode_name,
-    slot_of,
-)
+from kombu_toc.model.keys import Keys, encode_name
+from kombu_toc.model.limits import LIMITS, MAX_SLOTS, PRIORITY_STEPS, check_steps
+from kombu_toc.model.topic import Declaration, Topic, check_slots, slot_of
 
 names = st.text(st.characters(codec="utf-8"), min_size=0, max_size=30) | st.text(
     "{}%:#7BD25", max_size=12
@@ -190,7 +181,46 @@ def test_a_visibility_timeout_given_as_text_is_a_number_of_seconds():
 @pytest.mark.parametrize("seconds", [0, 0.99, -1, 10**10, None, "", "x", float("inf")])
 def test_a_visibility_timeout_below_a_second_or_without_end_is_refused(seconds):
     with pytest.raises(ConfigurationError, match="worker"):
-        check_visibility("worker", seconds)
+        LIMITS["visibility"].check("worker", seconds)
+
+
+@pytest.mark.parametrize(
+    ("name", "must"),
+    [
+        ("slots", "a power of two from 1 to 512"),
+        ("retries", "a whole number from 0 to 31"),
+        ("visibility", "a number of seconds from 1 up"),
+        ("expires", "a whole number of milliseconds from 1 up"),
+        ("retry_backoff", "a number of seconds from 0 up"),
+        ("retry_backoff_max", "a number of seconds from 0 up"),
+        ("dead_age", "a number of seconds from 1 up"),
+        ("dead_limit", "a whole number from 1 up"),
+    ],
+)
+def test_an_error_says_what_a_limit_must_be(name, must):
+    assert LIMITS[name].must == must
+    with pytest.raises(ConfigurationError, match=f"^x must be {must}, not 'y'$"):
+        LIMITS[name].read("x", "y")
+
+
+@given(st.integers(-(10**13), 10**13) | st.floats() | st.booleans() | st.text(max_size=3))
+def test_a_limit_that_is_accepted_is_within_its_bounds_whoever_gives_it(value):
+    for number in LIMITS.values():
+        for accept in (number.check, number.read):
+            try:
+                taken = accept("x", value)
+            except ConfigurationError:
+                continue
+            assert type(taken) is number.kind
+            assert number.least <= taken <= number.most
+
+
+def test_a_declaration_takes_whole_numbers_only_and_an_option_text_as_well():
+    retries = LIMITS["retries"]
+    assert retries.read("toc_retries", "7") == retries.check("retries", 7) == 7
+    for value in ("7", 7.0, True):
+        with pytest.raises(ConfigurationError):
+            retries.check("retries", value)
 
 
 # -- priority steps

@@ -1,0 +1,195 @@
+"""The name of every Redis key. Nothing else builds a key."""
+
+from __future__ import annotations
+
+from ..errors import ConfigurationError
+
+#: Minutes for which counters are kept one by one.
+MINUTES = 16
+
+
+def check_name(name: str) -> None:
+    """Raise ConfigurationError for a name that no key can have."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError(
+            f"{name!r} cannot name a queue: it has half of a surrogate pair, which no UTF-8 can "
+            "hold; a name that was read from bytes has to be decoded as what it is"
+        ) from None
+
+
+def encode_name(name: str) -> str:
+    """Percent-encode what would cut a hash tag short or leave it empty."""
+    return name.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
+
+
+class Keys:
+    """The keys that belong to no single slot; all share the tag ``{toc}``."""
+
+    __slots__ = (
+        "bindings_",
+        "bound_",
+        "cancelled",
+        "consumers",
+        "counted_",
+        "expiring",
+        "fanout_",
+        "minute_",
+        "part_",
+        "parts_",
+        "paused",
+        "prefix",
+        "readers_",
+        "scripts",
+        "sent_",
+        "speaker_",
+        "topics",
+        "upkeep",
+        "wake_",
+        "write_probe",
+    )
+
+    def __init__(self, prefix: str) -> None:
+        if "{" in prefix or "}" in prefix:
+            raise ConfigurationError(f"key prefix {prefix!r} may not contain braces")
+        self.prefix = prefix
+        #: hash: topic -> its declaration
+        self.topics = f"{prefix}{{toc}}:topics"
+        #: sorted set: what goes stale unless somebody refreshes it -> when, in ms
+        self.expiring = f"{prefix}{{toc}}:expiring"
+        #: sorted set: who consumes which topics -> when that goes stale, in ms
+        self.consumers = f"{prefix}{{toc}}:consumers"
+        #: set: topics from which consumers take nothing for now
+        self.paused = f"{prefix}{{toc}}:paused"
+        #: never set: to delete it shows whether the server writes
+        self.write_probe = f"{prefix}{{toc}}:nothing"
+        #: hash: script:calls, script:timed, script:us -> how many, of all topics
+        self.scripts = f"{prefix}{{toc}}:scripts"
+        #: sorted set: id of what was cancelled, if somebody is to see it -> when, in ms
+        self.cancelled = f"{prefix}{{toc}}:cancelled"
+        #: string: the process that keeps all topics up; goes away unless that renews it
+        self.upkeep = f"{prefix}{{toc}}:upkeep"
+        self.wake_ = f"{prefix}{{toc}}:wake:"
+        self.bindings_ = f"{prefix}{{toc}}:bindings:"
+        self.bound_ = f"{prefix}{{toc}}:bound:"
+        self.fanout_ = f"{prefix}{{toc}}:fanout:"
+        self.part_ = f"{prefix}{{toc}}:part:"
+        self.parts_ = f"{prefix}{{toc}}:parts:"
+        self.readers_ = f"{prefix}{{toc}}:readers:"
+        self.sent_ = f"{prefix}{{toc}}:sent:"
+        self.counted_ = f"{prefix}{{toc}}:counted:"
+        self.minute_ = f"{prefix}{{toc}}:minute:"
+        self.speaker_ = f"{prefix}{{toc}}:speaker:"
+
+    def wake(self, topic: str) -> str:
+        """Sorted set: the topic's announcements that nobody has claimed."""
+        return self.wake_ + topic
+
+    def bindings(self, exchange: str) -> str:
+        """Sorted set: binding -> when it goes stale, in ms."""
+        return self.bindings_ + exchange
+
+    def bound(self, exchange: str) -> str:
+        """String: the version of the bindings."""
+        return self.bound_ + exchange
+
+    def fanout(self, exchange: str) -> str:
+        """Stream: the exchange's broadcast messages; of those that go by parts, none."""
+        return self.fanout_ + exchange
+
+    def part(self, exchange: str, part: str) -> str:
+        """Stream: the broadcast messages of a part, which is a number or ``*``."""
+        return f"{self.part_}{part}:{exchange}"
+
+    def parts(self, exchange: str) -> str:
+        """Hash: part -> until when somebody reads it, in ms."""
+        return self.parts_ + exchange
+
+    def readers(self, exchange: str) -> str:
+        """Sorted set: the bindings of who reads a part, as they are in the bindings."""
+        return self.readers_ + exchange
+
+    def sent(self, producer: str) -> str:
+        """String: the producer's latest broadcast, for as long as it may be repeated."""
+        return self.sent_ + producer
+
+    def speaker(self, topic: str) -> str:
+        """String: the process that tells what is in the topic, where one is to do so."""
+        return self.speaker_ + topic
+
+    def counted(self, topic: str) -> str:
+        """Hash: counter -> how many since the topic was declared."""
+        return self.counted_ + topic
+
+    def minutes(self, topic: str) -> list[str]:
+        """Hashes: the same of one minute each, and its number since the epoch; a ring."""
+        return [f"{self.minute_}{place}:{topic}" for place in range(MINUTES)]
+
+
+class Slot:
+    """The keys of one slot; all share one hash tag, so they live on one node."""
+
+    __slots__ = (
+        "announced_times",
+        "body",
+        "dead",
+        "ended",
+        "number",
+        "prepare",
+        "reasons",
+        "stem",
+        "stores",
+        "tokens",
+    )
+
+    def __init__(self, prefix: str, topic: str, number: int, steps: tuple[int, ...]) -> None:
+        self.number = number
+        self.stem = stem = f"{prefix}{{{encode_name(topic)}:{number}}}:"
+        #: sorted sets, one per priority step: id -> score
+        self.stores = tuple(map(self.store, steps))
+        #: sorted set: id -> when its lease ends
+        self.prepare = stem + "prepare"
+        #: sorted set: id -> when it died
+        self.dead = stem + "dead"
+        #: hash: id -> why it died and the last error, a line each; the first is empty until then
+        self.reasons = stem + "reasons"
+        #: hash: id -> envelope
+        self.body = stem + "body"
+        #: hash: id -> what names its deliveries; of messages that have been delivered
+        self.tokens = stem + "tokens"
+        #: sorted set: the time announced in the wake index and not yet passed
+        self.announced_times = stem + "armed"
+        #: string: when somebody who had not watched the server saw that leases had ended
+        self.ended = stem + "ended"
+
+    def store(self, step: int) -> str:
+        """Sorted set: the messages of a priority step, of the topic's or another."""
+        return self.stem + ("store" if not step else f"store:{step}")
+
+    def copies(self, id: str) -> str:
+        """Set: the other live messages that share this id."""
+        return f"{self.stem}copies:{id}"
+
+    def sent(self, producer: str) -> str:
+        """String: the producer's latest publish to this slot, for as long as it may be
+        repeated."""
+        return f"{self.stem}sent:{producer}"
+
+    def given(self, consumer: str) -> str:
+        """String: what a consumer was given last of this slot and others, for as long as it may
+        ask for it again."""
+        return f"{self.stem}sent:to:{consumer}"
+
+    def all(self) -> list[str]:
+        """Every key of the slot but `copies`, `sent` and `given`."""
+        return [
+            *self.stores,
+            self.prepare,
+            self.dead,
+            self.reasons,
+            self.body,
+            self.tokens,
+            self.announced_times,
+            self.ended,
+        ]

@@ -1,0 +1,169 @@
+"""The limits of a topic: one row each, with its type, unit, bounds and error.
+
+URLs, transport options, arguments of queues and declarations are all checked by these rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+from ..errors import ConfigurationError, SlotCountError
+from .scores import TRIED
+
+#: Slots of a topic that nobody has declared otherwise.
+DEFAULT_SLOTS = 8
+
+#: More slots than this cost every idle consumer time and gain nothing.
+MAX_SLOTS = 512
+
+#: Seconds and messages for which a topic's DeadQueue is kept, where nobody sets a limit.
+DEAD_AGE = 7 * 86400.0
+DEAD_LIMIT = 100_000
+
+#: Priority steps, as in Kombu's Redis transport: 0 goes first.
+PRIORITY_STEPS = (0, 3, 6, 9)
+
+#: What a message's priority may be, as Kombu has it.
+PRIORITIES = range(10)
+
+#: Where a bound is only to keep numbers within what Redis computes with.
+HUGE = 10**9
+
+
+@dataclass(frozen=True)
+class Number:
+    """What a number has to be.
+
+    kind: int or float
+    least, most: the bounds, inclusive
+    unit: its unit, if it has one
+    power_of_two: whether it has to be a power of two as well
+    called: its name in an error about a topic, if that is not its own
+    error: what is raised for any other value
+    """
+
+    kind: type[int] | type[float]
+    least: float
+    most: float = HUGE
+    unit: str = ""
+    power_of_two: bool = False
+    called: str = ""
+    error: type[ConfigurationError] = ConfigurationError
+
+    @property
+    def must(self) -> str:
+        """What it must be, for an error."""
+        what = "a whole number" if self.kind is int else "a number"
+        if self.power_of_two:
+            what = "a power of two"
+        unit = f" of {self.unit}" if self.unit else ""
+        bounds = f"{self.least} up" if self.most >= HUGE else f"{self.least} to {self.most}"
+        return f"{what}{unit} from {bounds}"
+
+    def check(self, what: str, value: object) -> Any:
+        """A value that a program gives: a whole number has to be an int, and seconds may also be
+        text.
+
+        what: its name, for an error
+
+        Raises `error`, naming `what`.
+        """
+        if self.kind is int:
+            fits = isinstance(value, int) and not isinstance(value, bool) and self._fits(value)
+            if fits:
+                return value
+        else:
+            try:
+                number = float(cast(Any, value))
+            except (TypeError, ValueError):
+                number = float("nan")
+            if self._fits(number):
+                return number
+        raise self.error(f"{what} must be {self.must}, not {value!r}")
+
+    def read(self, what: str, value: object) -> Any:
+        """The same of an option, which from a URL is text."""
+        try:
+            value = self.kind(cast(Any, value))
+        except (TypeError, ValueError, OverflowError):
+            pass  # said below
+        return self.check(what, value)
+
+    def _fits(self, number: float) -> bool:
+        if not self.least <= number <= self.most:  # also if it is no number
+            return False
+        return not self.power_of_two or int(number) & int(number) - 1 == 0
+
+
+#: What may be declared of a topic, but its priority steps.
+LIMITS = {
+    "slots": Number(
+        int, 1, MAX_SLOTS, power_of_two=True, called="the slot count", error=SlotCountError
+    ),
+    "retries": Number(int, 0, TRIED),
+    "visibility": Number(float, 1, unit="seconds", called="the visibility timeout"),
+    "expires": Number(int, 1, 10**12, unit="milliseconds"),
+    "retry_backoff": Number(float, 0, unit="seconds"),
+    "retry_backoff_max": Number(float, 0, unit="seconds"),
+    "dead_age": Number(float, 1, unit="seconds"),
+    "dead_limit": Number(int, 1),
+}
+
+
+def check_limits(what: str, limits: Iterable[tuple[str, object]]) -> dict[str, Any]:
+    """Limits as they are kept; one that is None stays None.
+
+    what: whose they are, for an error
+
+    Raises ConfigurationError, or SlotCountError, naming `what` and the limit.
+    """
+    return {
+        name: None if value is None else LIMITS[name].check(f"{what}: {_called(name)}", value)
+        for name, value in limits
+    }
+
+
+def _called(limit: str) -> str:
+    return LIMITS[limit].called or limit
+
+
+def check_steps(steps: object) -> tuple[int, ...]:
+    """Priority steps as a tuple: increasing integers that begin with 0, at most ten."""
+    try:
+        made = tuple(int(step) for step in steps)  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        made = ()
+    if not made or made[0] != 0 or list(made) != sorted(set(made)) or len(made) > 10:
+        raise ConfigurationError(
+            f"priority_steps must be increasing integers that begin with 0, at most ten, "
+            f"not {steps!r}"
+        )
+    return made
+
+
+class Limits(NamedTuple):
+    """What holds for a topic whose declaration does not say. Times are in seconds.
+
+    visibility: how long a delivered message may stay unacknowledged and unrenewed
+    retry_backoff: how long a message waits after its first failed delivery; twice as long after
+        the second, and so on; 0 for not at all
+    retry_backoff_max: the longest of these waits
+    dead_age: how long DeadQueue keeps a message
+    dead_limit: how many messages the topic's DeadQueue keeps, the latest; a little more, for
+        every slot keeps its share
+    """
+
+    visibility: float = 60.0
+    retry_backoff: float = 0.0
+    retry_backoff_max: float = 600.0
+    dead_age: float = DEAD_AGE
+    dead_limit: int = DEAD_LIMIT
+
+    def checked(self, what: str) -> Limits:
+        """The same with its times as floats.
+
+        Raises ConfigurationError, naming `what`, if a limit makes no sense.
+        """
+        return Limits(**check_limits(what, self._asdict().items()))
