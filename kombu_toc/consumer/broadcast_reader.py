@@ -40,7 +40,8 @@ class BroadcastReader:
         self._loop = loop
         self._work = work
         self._dispatcher = dispatcher
-        self._alarm = Alarm(loop, end_wait)
+        # Not early: the turn that it brings about must find that it is time to read.
+        self._alarm = Alarm(loop, end_wait, early=0.0)
         #: what the connection waits for: {stream: id of the last entry}
         self._listened: dict[str, str] = {}
         #: monotonic seconds before which nothing blocks: what it would wait on is being moved

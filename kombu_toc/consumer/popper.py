@@ -149,11 +149,10 @@ class Popper:
         )
         if not pop.looks:
             self._leases.expect(flight)
-        where = center.client.place_of(call.keys[0]) if center.clustered else None
         items.append(
             (
                 call,
-                partial(self._popped, state, pop, flight, (*batch, pop.number), where),
+                partial(self._popped, state, pop, flight, (*batch, pop.number), call.keys[0]),
                 partial(self._failed, state, pop, flight),
             )
         )
@@ -164,12 +163,14 @@ class Popper:
         pop: Pop,
         flight: Flight,
         turn: tuple[int, int, int],
-        where: Hashable,
+        key: str | bytes,
         result: Popped,
     ) -> None:
         self._leases.flights.arrive(flight)
         first = next(iter(pop.slots)) if pop.slots else 0
         self._center.watched(pop.topic, first, result.now_us, flight.left)
+        # Its node as it is known now: the slot may have been moved while the pop was on its way.
+        where = self._center.client.place_of(key) if self._center.clustered else None
         self._hear_clock(result.now_us, flight.left, where)
         self.fetcher.take(state, pop, result)
         self._on_popped(state, pop.topic.name, result, flight.visibility, turn)

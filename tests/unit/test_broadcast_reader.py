@@ -1,0 +1,63 @@
+"""When broadcasts are read that nobody is woken for, under a simulated clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from kombu_toc.center.broadcasts import Subscription
+from kombu_toc.consumer.broadcast_reader import BroadcastReader
+from kombu_toc.consumer.loop import Loop
+from kombu_toc.consumer.subscriptions import STREAM_PAUSE
+
+
+class Hub:
+    """Notes when the only timer goes off."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.timer_at = float("inf")
+
+    def call_later(self, wait: float, function: Callable[[], None]) -> Any:
+        self.timer_at = self.clock.now + wait
+        return SimpleNamespace(canceled=False, cancel=lambda: None)
+
+
+class Clock:
+    now = 100.0
+
+
+class Work:
+    """A connection that notes when something was sent."""
+
+    busy = False
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.sent_at: list[float] = []
+
+    def send(self, items: Any, **options: Any) -> None:
+        self.sent_at.append(self.clock.now)
+
+
+def test_what_is_not_urgent_is_read_in_the_turn_that_its_timer_brings_about() -> None:
+    """The hub calls the poller when the wait for a timer is over, and runs that after this: a timer
+    that is early brings about a turn in which nothing is read, and the next is a second later."""
+    clock = Clock()
+    loop = Loop(lambda: None)
+    loop.now = lambda: clock.now  # type: ignore[method-assign]
+    loop.hub = hub = Hub(clock)
+    work = Work(clock)
+    wiring: Any = SimpleNamespace(blocking=lambda loop, on_refused: Work(clock))
+    dispatcher: Any = SimpleNamespace(enough=False, delivered=0)
+    center: Any = SimpleNamespace()
+    reader = BroadcastReader(center, loop, wiring, work, dispatcher)
+    sink: Any = SimpleNamespace(qos=SimpleNamespace(can_consume=lambda: True))
+    reader.subscriptions.unhurried.add("events")
+    reader.subscriptions.add(sink, Subscription("q", "events", "", {"stream": "0-0"}, kept=False))
+    for turn in range(1, 5):
+        reader.read(1.0)
+        assert len(work.sent_at) == turn
+        clock.now = hub.timer_at
+    assert work.sent_at[-1] - work.sent_at[0] <= 3 * STREAM_PAUSE + 0.01
