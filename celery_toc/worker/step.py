@@ -88,7 +88,7 @@ class _PastTimers:
         if not isinstance(message, kombu_toc.Message) or not message.waited:
             return self._timer.call_at(eta, fun, args, kwargs, priority)
         entry = self._timer.Entry(fun, args, kwargs)
-        if not message.early:
+        if not message.is_early:
             entry()
             return entry
         # Celery fetches one more for each task that its timer has. These are fetched already,
@@ -104,7 +104,7 @@ class _PastTimers:
                 qos.increment_eventually()
             entry()
 
-        message.when_due(begin, lambda: _forget(args[0]))
+        message.call_when_due(begin, lambda: _forget(args[0]))
         return entry
 
     def clear(self) -> None:
@@ -489,9 +489,9 @@ def _begin_when_due(c: Any) -> None:
 
     def on_task_request(request: Any) -> Any:
         message = getattr(request, "message", None)
-        if not isinstance(message, kombu_toc.Message) or not message.early:
+        if not isinstance(message, kombu_toc.Message) or not message.is_early:
             return handle(request)
-        return message.when_due(lambda: handle(request), lambda: _forget(request))
+        return message.call_when_due(lambda: handle(request), lambda: _forget(request))
 
     c.on_task_request = on_task_request
 

@@ -103,26 +103,26 @@ class Dispatcher:
             if message is None:
                 state.sink.receive(delivery)
             else:
-                message.early = False
-                begin, message.begin, message.otherwise = message.begin, None, None
-                if begin is not None and not message.given_back:
-                    begin()
+                message.is_early = False
+                on_due, message.on_due, message.on_given_back = message.on_due, None, None
+                if on_due is not None and not message.given_back:
+                    on_due()
         finally:
             self._loop.held_up = False
         if state.sink.policy.queues_in_pool:
             self._watch_queued()
 
-    def hand_over_early(self, state: ConsumerState, entries: Iterable[Entry]) -> None:
-        """Hand over what has come and is not due, where it may be handed over ahead."""
+    def deliver_early(self, state: ConsumerState, entries: Iterable[Entry]) -> None:
+        """Deliver what has come and is not due, where it may be delivered early."""
         if not state.sink.policy.accepts_early:
             return
         for due, number, _, delivery in entries:
             if due <= self._clock.at(self._loop.now()):  # delivered, or about to be
                 continue
-            message = state.sink.take_ahead(delivery)
+            message = state.sink.take_early(delivery)
             if message is not None:
                 state.early[number] = message
-                state.sink.hand_over(message)
+                state.sink.deliver_early(message)
 
     # -- what waits too long
 

@@ -53,7 +53,7 @@ def _at_exit() -> None:
     deadline = time.monotonic() + LAST_WORDS
     for keeper in list(_heartbeats.values()):
         keeper.finish(deadline)
-        keeper.speak()
+        keeper.flush_deferred_logs()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -228,7 +228,7 @@ class LeaseKeeper:
         if self.flights.lose(flight):
             self._thread.beat_within(KEPT)
 
-    def owe(self, calls: list[ScriptCall]) -> None:
+    def retry_later(self, calls: list[ScriptCall]) -> None:
         """Run these as soon as the server can be reached."""
         self._holdings.calls.add(calls)
         self._thread.beat_within(RETRY_INTERVAL)
@@ -238,8 +238,8 @@ class LeaseKeeper:
         """Whether calls are still to be run."""
         return bool(self._holdings.calls)
 
-    def speak(self) -> None:
-        """Log what the thread had to say, where it may not log by itself.
+    def flush_deferred_logs(self) -> None:
+        """Log what the thread has to log, where it may not do so by itself.
 
         For any thread but that one, now and then.
         """

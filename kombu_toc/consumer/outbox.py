@@ -105,7 +105,7 @@ class Outbox:
             self._center.run_all(calls)
         except (*BROKEN, ResponseError) as exc:
             # Each may run twice without harm, and none may be forgotten.
-            self._leases.owe(calls)
+            self._leases.retry_later(calls)
             logger.info("said later, when the server can be reached: %s", exc)
 
     # -- when it leaves

@@ -50,8 +50,8 @@ class WorkerPolicy(Protocol):
     def wants_early(self, message: Message) -> bool:
         """Whether a message may be delivered ahead of its time.
 
-        Only if whoever gets it begins nothing before (`Message.when_due`) and needs the time until
-        then to prepare.
+        Only if whoever gets it begins nothing before (`Message.call_when_due`) and needs the time
+        until then to prepare.
         """
 
     def keeps(self, message: Message) -> bool:

@@ -106,14 +106,14 @@ class Poller:
             self.clock,
             identity=identity,
             on_popped=self._on_popped,
-            on_noted=self.tell,
+            on_noted=self.log_pop,
             on_known=self._on_known,
         )
         #: exchanges of which broadcasts may be read late
         self.unhurried = self._reader.subscriptions.unhurried
         # Straight to the part that does it: each is called for every message.
-        self.settle = self.outbox.ack
-        self.give_back = self.outbox.reject
+        self.ack = self.outbox.ack
+        self.reject = self.outbox.reject
         self.release = self.outbox.release
         self.flush = self.outbox.flush
         self._steady = False
@@ -197,7 +197,7 @@ class Poller:
         """Deliver them no more; return by what they were delivered."""
         return self._reader.subscriptions.remove(subscription)
 
-    def tell(self, topic: str, result: Popped) -> None:
+    def log_pop(self, topic: str, result: Popped) -> None:
         """Log and count what a pop did beside delivering."""
         log_pop(self.center, self.tally, topic, result)
 
@@ -231,7 +231,7 @@ class Poller:
             self.dispatcher.run()
             if self._leave_turn_to_pool():
                 return
-            self.leases.speak()
+            self.leases.flush_deferred_logs()
             for connection in (self._listener.connection, self._work, self._reader.connection):
                 connection.check()
             self._send_settled()
@@ -283,7 +283,7 @@ class Poller:
         self.detach()
         if os.getpid() != self._pid:
             return
-        self.leases.speak()
+        self.leases.flush_deferred_logs()
         self.flush()
         for channel, state in list(self.states.items()):
             for topic in list(state.pending.topics):
@@ -415,7 +415,7 @@ class Poller:
         visibility: float,
         turn: tuple[int, int, int],
     ) -> None:
-        self.tell(topic, result)
+        self.log_pop(topic, result)
         if result.stray:
             self._work.send([(("SREM", key, member), None) for key, member in result.stray])
         if state.sink not in self.states or topic not in state.pending.topics:
@@ -430,10 +430,10 @@ class Poller:
             dispatcher.due.push(entry)
         if state.pops_in_flight and not self.center.clustered:
             # The rest of the batch comes at once, and its topics take turns.
-            dispatcher.hand_over_early(state, entries)
+            dispatcher.deliver_early(state, entries)
             return
         dispatcher.run_due()
-        dispatcher.hand_over_early(state, entries)
+        dispatcher.deliver_early(state, entries)
         self._maybe_fetch(state, self.loop.now())
         dispatcher.set_alarm()
 

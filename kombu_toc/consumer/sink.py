@@ -22,13 +22,13 @@ class Window(Protocol):
 
 
 class EarlyMessage(Protocol):
-    """A message that was handed over before it is due."""
+    """A message that was delivered before it is due."""
 
-    early: bool
+    is_early: bool
     given_back: bool
     #: what is to be done when it is due, and if it is given back instead
-    begin: Callable[[], Any] | None
-    otherwise: Callable[[], Any] | None
+    on_due: Callable[[], Any] | None
+    on_given_back: Callable[[], Any] | None
 
 
 class Sink(Protocol):
@@ -47,17 +47,17 @@ class Sink(Protocol):
         were queued.
 
         held: messages that are fetched and not yet delivered
-        early: of these, how many were handed over before they are due
+        early: of these, how many were delivered before they are due
         """
 
     def receive(self, delivery: Delivery) -> None:
         """Deliver a message."""
 
-    def take_ahead(self, delivery: Delivery) -> EarlyMessage | None:
-        """The message, if it may be handed over before it is due."""
+    def take_early(self, delivery: Delivery) -> EarlyMessage | None:
+        """The message, if it may be delivered before it is due."""
 
-    def hand_over(self, message: EarlyMessage) -> None:
-        """Deliver what :meth:`take_ahead` gave."""
+    def deliver_early(self, message: EarlyMessage) -> None:
+        """Deliver what :meth:`take_early` gave."""
 
     def take_back(self, message: EarlyMessage) -> bool:
         """Take it back unless it was settled; whether it was taken back."""

@@ -73,13 +73,13 @@ class Wiring:
         refused."""
         return PipelinedConnection(
             self._pool,
-            *(loop.opened, loop.closed, self._leases.owe, self._center.metrics),
+            *(loop.opened, loop.closed, self._leases.retry_later, self._center.metrics),
             on_refused=on_refused if self._center.clustered else None,
         )
 
     def work(self, loop: Loop) -> Connection:
         """A connection for everything that is answered at once."""
-        told = (loop.opened, loop.closed, self._leases.owe, self._center.metrics)
+        told = (loop.opened, loop.closed, self._leases.retry_later, self._center.metrics)
         if self._center.clustered:
             return ClusterConnections(self._center.client, *told)
         return PipelinedConnection(self._pool, *told)

@@ -58,8 +58,8 @@ class Channel(virtual.Channel):
 
     #: What the poller calls for each message: the receiver's own, without a layer between.
     receive: Callable[[Delivery], None]
-    take_ahead: Callable[[Delivery], DeliveredMessage | None]
-    hand_over: Callable[[DeliveredMessage], None]
+    take_early: Callable[[Delivery], DeliveredMessage | None]
+    deliver_early: Callable[[DeliveredMessage], None]
     take_back: Callable[[DeliveredMessage], bool]
     wants: Callable[[Subscription, str], bool]
     receive_broadcast: Callable[[Subscription, str, bytes], bool]
@@ -87,7 +87,7 @@ class Channel(virtual.Channel):
             self, center, self.poller, self.heartbeat, self.broadcast_queues.subscriptions
         )
         self.receive = receiver.receive
-        self.take_ahead, self.hand_over = receiver.take_ahead, receiver.hand_over
+        self.take_early, self.deliver_early = receiver.take_early, receiver.deliver_early
         self.take_back = receiver.take_back
         self.wants, self.receive_broadcast = receiver.wants, receiver.receive_broadcast
 

@@ -51,33 +51,38 @@ class Message(kombu_message.Message):
         self.reason = self.error = ""
         #: it was given back unhandled: whoever still has it must not handle it
         self.given_back = False
-        #: it was handed over, and its time has not come yet: whoever has it says by
-        #: :meth:`when_due` what is to be done then
-        self.early = False
+        #: it was delivered, and its time has not come yet: whoever has it says by
+        #: :meth:`call_when_due` what is to be done then
+        self.is_early = False
         #: what is to be done when it is due
-        self.begin: Callable[[], Any] | None = None
+        self.on_due: Callable[[], Any] | None = None
         #: what is to be done if it is given back instead
-        self.otherwise: Callable[[], Any] | None = None
+        self.on_given_back: Callable[[], Any] | None = None
         #: to be delivered again, a broadcast needs what it came as
         self.origin: tuple[str, bytes] | None = None
 
-    def when_due(
+    def call_when_due(
         self, function: Callable[[], Any], otherwise: Callable[[], Any] | None = None
     ) -> None:
-        """Call it at the message's action time; now if that has come. If the message is given back
-        before, call `otherwise`."""
-        if self.early:
-            self.begin, self.otherwise = function, otherwise
+        """Call `function` at the message's action time; at once if that has come.
+
+        otherwise: is called instead if the message is given back before
+        """
+        if self.is_early:
+            self.on_due, self.on_given_back = function, otherwise
         else:
             function()
+
+    #: The name that it had in the first release.
+    when_due = call_when_due
 
     def give_up(self) -> None:
         """It is given back unhandled: nothing begins."""
         self.given_back = True
-        self.begin = None
-        otherwise, self.otherwise = self.otherwise, None
-        if otherwise is not None:
-            otherwise()
+        self.on_due = None
+        on_given_back, self.on_given_back = self.on_given_back, None
+        if on_given_back is not None:
+            on_given_back()
 
     def return_broadcast(self) -> None:
         """A broadcast is to be delivered again."""

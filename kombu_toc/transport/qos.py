@@ -48,14 +48,14 @@ class QoS(virtual.QoS):
     def ack(self, delivery_tag: int) -> None:
         message = self._delivered.pop(delivery_tag, None)
         if message is not None and message.delivery is not None:
-            self._poller.settle(message.delivery)
+            self._poller.ack(message.delivery)
 
     def reject(self, delivery_tag: int, requeue: bool = False) -> None:
         message = self._delivered.pop(delivery_tag, None)
         if message is None:
             return
         if message.delivery is not None:
-            self._poller.give_back(message.delivery, requeue, message.reason, message.error)
+            self._poller.reject(message.delivery, requeue, message.reason, message.error)
         elif requeue:
             message.return_broadcast()
 

@@ -78,17 +78,19 @@ class Receiver:
             content = envelope.unpack(delivery.body, delivery.id)
             message = Message(self._channel, content, delivery)
         except EnvelopeError as exc:
-            self._poller.give_back(delivery, requeue=False, reason=str(exc))
+            self._poller.reject(delivery, requeue=False, reason=str(exc))
             return
         if consumer.no_ack:
-            self._poller.settle(delivery)
+            self._poller.ack(delivery)
         else:
             self._channel.qos.append(message, message.delivery_tag)
         consumer.callback(message)
 
-    def take_ahead(self, delivery: Delivery) -> Message | None:
-        """The message, if the queue's consumer may have it before it is due: :meth:`hand_over`
-        is next."""
+    def take_early(self, delivery: Delivery) -> Message | None:
+        """The message, if the queue's consumer may have it before it is due.
+
+        :meth:`deliver_early` is next.
+        """
         consumer = self._consumers.get(delivery.topic)
         if consumer is None or consumer.no_ack:
             return None
@@ -99,12 +101,12 @@ class Receiver:
             return None
         if not self._channel.policy.wants_early(message):
             return None
-        message.early = True
+        message.is_early = True
         self._channel.qos.append(message, message.delivery_tag)
         return message
 
-    def hand_over(self, message: Message) -> None:
-        """Deliver what :meth:`take_ahead` gave."""
+    def deliver_early(self, message: Message) -> None:
+        """Deliver what :meth:`take_early` gave."""
         assert message.delivery is not None
         self._consumers[message.delivery.topic].callback(message)
 
@@ -124,7 +126,7 @@ class Receiver:
         while True:
             recover = RECOVER if self._lease_keeper.in_time(queue) else 0
             popped = self._center.pop(queue, 1, recover=recover)
-            self._poller.tell(queue, popped)
+            self._poller.log_pop(queue, popped)
             if not popped.messages:
                 if popped.bare:
                     continue

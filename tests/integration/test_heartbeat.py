@@ -176,7 +176,7 @@ def test_an_acknowledgement_that_a_replica_refused_is_said_again(tmp_path: Path)
             [delivery] = deliver(center, "mail", 60)
             client.execute_command("REPLICAOF", "127.0.0.1", "1")
             heartbeat = LeaseKeeper(lambda: TimeoutCenter(server.client()))
-            heartbeat.owe(center.acking([delivery]))
+            heartbeat.retry_later(center.acking([delivery]))
             time.sleep(1.5)  # it is said once a second, and refused
             assert center.counts("mail").in_flight == 1
             client.execute_command("REPLICAOF", "NO", "ONE")
@@ -235,7 +235,7 @@ def test_a_node_that_is_away_keeps_nothing_on_the_others_from_being_renewed(
     for delivery in lost[:1]:
         heartbeat.hold(delivery, 60)
     for delivery in lost[1:]:
-        heartbeat.owe(away.center.acking([delivery]))
+        heartbeat.retry_later(away.center.acking([delivery]))
     heartbeat.keep_topic(transient, 1500, "me")
     heartbeat.keep_binding("everyone", member, 1500, "me")
     time.sleep(4)  # more than three leases
@@ -319,7 +319,7 @@ center.reject(lost, requeue=True)
 block(1.5)
 print("rolled back", center.pop("mail", 0).rolled_back)
 print("before it may speak")
-heart.speak()
+heart.flush_deferred_logs()
 for _ in range(3):
     heart.drop(kept)
     block_until(lambda: threads() <= before[0])
@@ -372,7 +372,7 @@ deliveries = center.pop("mail", 3).messages
 assert len(deliveries) == 3
 heart = LeaseKeeper.of("here", lambda: kombu_toc.center_for(sys.argv[3]))
 for delivery in deliveries:
-    heart.owe(center.acking([delivery]))
+    heart.retry_later(center.acking([delivery]))
 print("ends", flush=True)
 """
 

@@ -531,7 +531,7 @@ def test_an_ack_that_is_owed_and_has_run_is_repeated_without_harm(
     center.put("mail", "x", b"retry", delay=HOUR)
     heartbeat = LeaseKeeper(lambda: TimeoutCenter(client))
     marker = deliver(center, b"", "said after it")
-    heartbeat.owe([*owed, *center.acking([marker])])
+    heartbeat.retry_later([*owed, *center.acking([marker])])
     deadline = time.monotonic() + 10
     while center.get(marker.id, topic="mail"):
         assert time.monotonic() < deadline

@@ -890,7 +890,7 @@ class Prepared:
             self.begun.append((id, time.time()))
             message.ack()
 
-        message.when_due(begin)
+        message.call_when_due(begin)
 
     def turn_until(self, holds: Callable[[], Any]) -> None:
         deadline = time.monotonic() + 10

@@ -55,10 +55,10 @@ def test_a_task_that_waited_in_redis_starts_at_once_whatever_the_workers_clock_s
 def test_a_task_that_is_handed_over_ahead_starts_when_it_is_due() -> None:
     timer, started = Timer(), []
     delivered = request(DELIVERY)
-    delivered.message.early = True
+    delivered.message.is_early = True
     _PastTimers(timer).call_at(time.monotonic(), started.append, (delivered,), priority=6)
     assert (started, timer.queue) == ([], [])
-    delivered.message.begin()
+    delivered.message.on_due()
     assert started == [delivered]
 
 
@@ -66,10 +66,10 @@ def test_a_task_that_celery_has_cancelled_does_not_start_when_it_is_due() -> Non
     """Because the connection is lost: somebody else is given its message."""
     timer, started = Timer(), []
     delivered = request(DELIVERY)
-    delivered.message.early = True
+    delivered.message.is_early = True
     timers = _PastTimers(timer)
     timers.cancel(timers.call_at(time.monotonic(), started.append, (delivered,), priority=6))
-    delivered.message.begin()
+    delivered.message.on_due()
     assert started == []
 
 
@@ -79,11 +79,11 @@ def test_while_a_task_is_ready_and_not_due_the_prefetch_count_is_what_it_was() -
     qos = QoS(lambda prefetch_count, **_: set_.append(prefetch_count), 4)
     timers = _PastTimers(Timer(), qos=lambda: qos)
     delivered = request(DELIVERY)
-    delivered.message.early = True
+    delivered.message.is_early = True
     qos.increment_eventually()  # as Celery's strategy does
     timers.call_at(time.monotonic(), lambda _: qos.decrement_eventually(), (delivered,))
     assert qos.value == 4
-    delivered.message.begin()
+    delivered.message.on_due()
     assert qos.value == 4
 
 
@@ -115,11 +115,11 @@ def test_what_celery_does_not_give_to_the_timer_waits_as_well(early: bool) -> No
     consumer = SimpleNamespace(on_task_request=started.append)
     _begin_when_due(consumer)
     delivered = request(DELIVERY)
-    delivered.message.early = early
+    delivered.message.is_early = early
     consumer.on_task_request(delivered)
     assert started == ([] if early else [delivered])
     if early:
-        delivered.message.begin()
+        delivered.message.on_due()
         assert started == [delivered]
     consumer.on_task_request("of somebody else")
     assert started[1:] == ["of somebody else"]
