@@ -192,12 +192,14 @@ class LeaseKeeper:
     def keep_up(self, who: Hashable, interval: float) -> None:
         """Somebody consumes here for long: take part in keeping all topics up, of which one
         process at a time makes a pass every so many seconds."""
-        self._upkeeper.want(who, interval)
+        with self._holdings.lock:
+            self._upkeeper.want(who, interval)
         self._thread.beat_within(RETRY_INTERVAL)
 
     def leave_up(self, who: Hashable) -> None:
         """They consume no more."""
-        self._upkeeper.unwant(who)
+        with self._holdings.lock:  # else one that wants it just now might be forgotten
+            self._upkeeper.unwant(who)
 
     @property
     def keeps_up(self) -> bool:

@@ -1,0 +1,48 @@
+"""What the threads of a process say to its lease keeper at the same time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+
+import pytest
+
+from kombu_toc import TimeoutCenter
+from kombu_toc.consumer.lease_keeper import LeaseKeeper
+
+
+class Wanted(dict[Hashable, float]):
+    """Who wants the topics kept up; calls `meanwhile` when it is asked whether anybody does."""
+
+    def __init__(self, meanwhile: Callable[[], None]) -> None:
+        super().__init__()
+        self.meanwhile = meanwhile
+
+    def __bool__(self) -> bool:
+        there = len(self) > 0
+        self.meanwhile()
+        return there
+
+
+def test_who_begins_to_consume_while_the_last_one_leaves_takes_part_in_the_upkeep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def nowhere() -> TimeoutCenter:
+        raise ConnectionError
+
+    keeper = LeaseKeeper(nowhere)
+    monkeypatch.setattr(keeper._thread, "beat_within", lambda seconds: None)
+    upkeeper = keeper._upkeeper
+    begins = threading.Thread(target=keeper.keep_up, args=("another", 0.7))
+
+    def meanwhile() -> None:
+        if not begins.ident:
+            begins.start()
+            begins.join(0.2)  # unless it has to wait for the one that leaves
+
+    upkeeper._wanted = Wanted(meanwhile)
+    keeper.keep_up("one", 0.7)
+    keeper.leave_up("one")
+    begins.join(10)
+    assert dict(upkeeper._wanted) == {"another": 0.7}
+    assert upkeeper.due == 0.0
