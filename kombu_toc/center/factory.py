@@ -45,7 +45,7 @@ def _metrics_of(client: redis.Redis, settings: Settings) -> Metrics:
     """Those of this process for a server: its connections come and go."""
     if not settings.toc_metrics:
         return Metrics(active=False)
-    pool = client.connection_pool
+    pool: Any = client.connection_pool
     where = pool.connection_kwargs
     place = tuple(where.get(name) for name in ("host", "port", "path", "db"))
     if name := getattr(pool, "service_name", None):

@@ -83,7 +83,8 @@ def key_of(*command: Any) -> str | bytes | None:
         at = [str(part).upper() for part in command].index(at) + 1
     if name in ("EVAL", "EVALSHA") and int(command[2]) == 0:
         return None
-    return command[at]
+    key: str | bytes = command[at]
+    return key
 
 
 def hash_slot(key: str | bytes) -> int:
@@ -157,9 +158,7 @@ class ClusterClient(redis.Redis):
     def place_of(self, key: str | bytes | None) -> Place:
         """The node that has a key; without one, the node that has those of no single slot."""
         slot = HOME if key is None else hash_slot(key)
-        if self._where is None:
-            self.refresh()
-        place = self._where[slot]
+        place = (self._where or self._slots())[slot]
         if place is None:
             raise ServerError(f"no node of the Cluster has hash slot {slot}")
         return place
@@ -169,9 +168,12 @@ class ClusterClient(redis.Redis):
 
     def places(self) -> list[Place]:
         """The nodes that have hash slots."""
-        if self._where is None:
+        return [place for place in dict.fromkeys(self._where or self._slots()) if place]
+
+    def _slots(self) -> list[Place | None]:
+        while self._where is None:
             self.refresh()
-        return [place for place in dict.fromkeys(self._where) if place]
+        return self._where
 
     def primaries(self) -> list[Client]:
         """Their clients."""
@@ -219,7 +221,8 @@ class ClusterClient(redis.Redis):
         try:
             connection.connect()
             connection.send_command("CLUSTER", "SLOTS")
-            return connection.read_response()
+            found: list[Any] = connection.read_response()
+            return found
         finally:
             connection.disconnect()
 

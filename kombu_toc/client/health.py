@@ -31,8 +31,9 @@ def check_server(client: redis.Redis) -> dict[str, Any]:
 
     Raises ServerError, or redis-py's own AuthenticationError and ConnectionError.
     """
-    cluster = hasattr(client, "primaries")
-    where = server_of((client.client_for() if cluster else client).connection_pool)
+    client_for = getattr(client, "client_for", None)  # that of a Cluster has it
+    cluster = client_for is not None
+    where = server_of((client_for() if client_for else client).connection_pool)
     try:
         info = client.info("server")
     except (AuthenticationError, AuthorizationError):

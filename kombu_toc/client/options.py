@@ -58,9 +58,10 @@ def _topics(name: str, value: Any) -> dict[str, dict[str, Any]]:
 
 
 def _strategy(name: str, value: Any) -> str:
-    if value not in STRATEGIES:
-        raise ConfigurationError(f"{name} must be one of {', '.join(STRATEGIES)}, not {value!r}")
-    return value
+    for strategy in STRATEGIES:
+        if value == strategy:
+            return strategy
+    raise ConfigurationError(f"{name} must be one of {', '.join(STRATEGIES)}, not {value!r}")
 
 
 def _sentinel_kwargs(name: str, value: Any) -> dict[str, Any]:
@@ -279,7 +280,8 @@ def _arguments(*classes: type) -> frozenset[str]:
     names: set[str] = set()
     for cls in classes:
         for parent in cls.__mro__[:-1]:
-            names.update(inspect.signature(parent.__init__).parameters)
+            init: Callable[..., None] = getattr(parent, "__init__")  # noqa: B009 - it is looked at only
+            names.update(inspect.signature(init).parameters)
     return frozenset(n for n in names if not n.startswith("_")) - {"self", "args", "kwargs"}
 
 
@@ -346,7 +348,8 @@ def read(query: Mapping[str, str], options: Mapping[str, Any]) -> Settings:
 
 def _redis_argument(name: str, text: str) -> Any:
     """An argument of redis-py's from a URL."""
-    parser: Callable[[str], Any] | None = URL_QUERY_ARGUMENT_PARSERS.get(name)
+    parsers: dict[str, Any] = {**URL_QUERY_ARGUMENT_PARSERS}
+    parser = parsers.get(name)
     if name == "ssl_cert_reqs":  # Kombu spells it as Python's ssl module does
         text = read_requirement(text)
     try:

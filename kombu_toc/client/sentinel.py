@@ -55,7 +55,7 @@ class Sentinels(Sentinel):
         for number, sentinel in enumerate(self.sentinels):
             where = "{host}:{port}".format_map(sentinel.connection_pool.connection_kwargs)
             try:
-                masters = sentinel.sentinel_masters()
+                masters: Any = sentinel.sentinel_masters()
             except AuthenticationError as exc:
                 wrong.append(
                     f"{where} refuses the password ({exc}): sentinels have their own, "
@@ -138,11 +138,13 @@ class MasterConnection(SentinelManagedConnection):
             self.connect()
         super().send_packed_command(command, check_health)
 
-    def read_response(self, *args: Any, disconnect_on_error: bool = True, **kwargs: Any) -> Any:
+    def read_response(
+        self, *args: Any, disconnect_on_error: bool | None = True, **kwargs: Any
+    ) -> Any:
         # Not as SentinelManagedConnection has it: it leaves the connection open if whoever reads
         # is interrupted, so that the reply would be taken for that to the next command; and of
         # what a script is refused it knows nothing.
-        parent = super(SentinelManagedConnection, self)
+        parent: Any = super(SentinelManagedConnection, self)
         try:
             return parent.read_response(*args, disconnect_on_error=disconnect_on_error, **kwargs)
         except ResponseError as exc:

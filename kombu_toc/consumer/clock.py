@@ -119,6 +119,11 @@ class ServerClocks(ServerClock):
 class SendersClock:
     """Redis's clock as seen by who says when something is to happen: never behind it.
 
+    A countdown then does not wait for its message to arrive. How much that is: of tasks that are
+    sent one at a time, the median action time is 0.23 ms after what was asked for instead of
+    0.32 ms (one machine), or 0.35 instead of 0.65 (through a proxy); in a tight loop, nothing. It
+    costs a microsecond for each message.
+
     Threads may share one: what they lose of each other's samples makes it no worse than unknown.
     """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -24,7 +24,7 @@ from .limits import (
 )
 from .scores import MAX_RETRIES
 
-_crc32 = crcmod.predefined.mkPredefinedCrcFun("crc-32")
+_crc32: Callable[[bytes], int] = crcmod.predefined.mkPredefinedCrcFun("crc-32")
 
 
 def slot_of(basis: str, slots: int) -> int:
@@ -122,9 +122,10 @@ class Declaration:
     def from_json(cls, text: str | bytes) -> Declaration:
         known = cls.__dataclass_fields__
         said = {_FROM_REDIS.get(k, k): v for k, v in json.loads(text).items()}
-        return cls(
-            **{k: tuple(v) if isinstance(v, list) else v for k, v in said.items() if k in known}
-        )
+        kept: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in said.items() if k in known
+        }
+        return cls(**kept)
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ class Topic:
         a slot from which it may be moved comes before the one it is moved to.
         """
         counts = (self.declaration.slots, *self.declaration.draining_counts)
-        numbers = range(self.slot_span)
+        numbers: Sequence[int] = range(self.slot_span)
         if basis is not None:
             numbers = sorted({slot_of(basis, count) for count in counts})
         first = [n for n in numbers if n >= self.declaration.slots]

@@ -54,6 +54,10 @@ class ScriptCall(NamedTuple):
 
     def packed(self) -> bytes:
         """The command by its SHA-1, as it goes over the wire."""
+        # Packed here and not by redis-py: that packs for one of its connections, in pieces of its
+        # own, and knows no half of a surrogate pair. And it is faster: a loop of center.put takes
+        # 31 us of processor time for a message, and 39 with redis-py's packing alone (25 and 28
+        # with hiredis); of Celery's apply_async 311 and 326 (302 and 316).
         keys, args = self.keys, self.args
         return b"".join(
             (
