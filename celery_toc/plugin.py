@@ -15,6 +15,8 @@ from celery import signals
 
 import kombu_toc
 
+from . import compat
+
 
 def install() -> None:
     """Install everything in this process.
@@ -22,26 +24,24 @@ def install() -> None:
     Workers that start from now on have the bootstep; an ``eta`` without a time zone is read as
     Celery reads it; messages with a countdown are marked; a revoke removes messages.
     """
+    compat.check_names()
     kombu_toc.use_timezone(_in_the_apps_timezone, _read_as_a_worker)
     signals.worker_init.connect(_add_step, weak=False, dispatch_uid="celery_toc")
     if "celery.worker.consumer" in sys.modules:
         # With gevent and eventlet, a worker asks for its transport after that signal.
         _add_step()
-    # Imported here: they load parts of Celery.
-    from .app import countdown, revoke
+    compat.countdowns.install()
+    from .app import revoke  # it loads parts of Celery
 
-    countdown.install()
     revoke.install()
 
 
 def _add_step(**_: Any) -> None:
-    from celery.worker.consumer import Consumer
-
-    from .worker.step import TimeoutCenterStep
+    from .worker.step import TimeoutCenterStep, refusing
 
     # The step itself finds out whether a worker's broker is ours.
-    if TimeoutCenterStep not in Consumer.Blueprint.default_steps:
-        Consumer.Blueprint.default_steps.append(TimeoutCenterStep)
+    with refusing():
+        compat.bootsteps.add(TimeoutCenterStep)
 
 
 def _in_the_apps_timezone(moment: datetime) -> datetime:

@@ -17,16 +17,16 @@ wanted, and for stamped headers. A revoke that names its workers removes nothing
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
-from celery.app.control import Control
+from celery import Celery
 from celery.utils.functional import maybe_list
 from celery.utils.log import get_logger
-from kombu.pidbox import Mailbox
 
 import kombu_toc
 
+from ..compat import revoking
 from .revoked import mark_revoked, remember_revoked
 from .task import Task
 from .task_center import TaskCenter
@@ -41,52 +41,18 @@ Send = Callable[[Any], Any]
 
 
 def install() -> None:
-    """Have every app whose broker is ours remove what it revokes.
-
-    Replaces ``Mailbox._broadcast``, which is private in Kombu, and the public attribute
-    ``Control.mailbox``: neither library has a hook for a command that is sent.
-    """
-    # On the classes, because a process may use its control before it asks for a transport: it
-    # then looks up both of these once it has a connection.
-    Control.mailbox = property(_mailbox, _set_mailbox)
-    broadcast: Callable[..., Any] = Mailbox._broadcast
-
-    @wraps(broadcast)
-    def _broadcast(
-        self: Any,
-        command: str,
-        arguments: Any = None,
-        destination: Any = None,
-        reply: bool = False,
-        *args: Any,
-        **options: Any,
-    ) -> Any:
-        def send(arguments: Any) -> Any:
-            return broadcast(self, command, arguments, destination, reply, *args, **options)
-
-        app = getattr(self, "revoking_app", None)
-        revoke = _COMMANDS.get(command)
-        addressed = destination or options.get("pattern")
-        if revoke is None or app is None or addressed or not _removes(self.connection):
-            return send(arguments)
-        center = TaskCenter(app, self.connection.transport.center)
-        return revoke(Revocation(center, self.connection), arguments or {}, bool(reply), send)
-
-    Mailbox._broadcast = _broadcast  # type: ignore[method-assign]  # that is the hook
+    """Have every app whose broker is ours remove what it revokes."""
+    revoking.install(_on_broadcast)
 
 
-def _mailbox(control: Any) -> Any:
-    try:
-        mailbox = vars(control)["mailbox"]
-    except KeyError:
-        raise AttributeError("mailbox") from None
-    # A mailbox that is bound to a connection is a copy, which has this attribute, too.
-    mailbox.revoking_app = control.app
-    return mailbox
-
-
-def _set_mailbox(control: Any, mailbox: Any) -> None:
-    vars(control)["mailbox"] = mailbox
+def _on_broadcast(
+    app: Celery, connection: Any, command: str, arguments: Any, reply: bool, send: Send
+) -> Any:
+    revoke = _COMMANDS.get(command)
+    if revoke is None or not _removes(connection):
+        return send(arguments)
+    center = TaskCenter(app, connection.transport.center)
+    return revoke(Revocation(center, connection), arguments or {}, reply, send)
 
 
 def _removes(connection: Any) -> bool:

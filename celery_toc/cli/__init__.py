@@ -11,11 +11,12 @@ from typing import Any
 import click
 
 from celery_toc import __version__
-from celery_toc.worker import remote_control as remote
+from celery_toc.compat import command_line
+from celery_toc.worker import remote_control as remote_control
 
 from .exits import Group
 
-remote.tell_command_line()
+command_line.add_commands()
 
 #: The commands, and where each is. To add one, write a module and add a line here.
 COMMANDS = {

@@ -1,7 +1,6 @@
 """Flower's Broker page: how many messages the queues of a timeout center hold.
 
-Flower picks the class that it asks by the scheme of the broker URL, from a fixed list; any other
-scheme gets an error page. So :func:`install` replaces how Flower picks. The transport calls it
+`celery_toc.compat.flower` has Flower ask :class:`Queues`. The transport calls :func:`install`
 (entry point ``kombu_toc.extensions``), and only in a process that has imported Flower by itself.
 """
 
@@ -13,22 +12,15 @@ from typing import Any
 
 import kombu_toc
 
+from ..compat import flower
+
 #: Seconds, the same as Flower uses for Redis: a page must not wait for a server that is away.
 TIMEOUTS = {"socket_connect_timeout": 1.0, "socket_timeout": 2.0}
 
 
 def install() -> None:
     """Have Flower use :class:`Queues` for a broker URL of ours."""
-    from flower.utils.broker import Broker
-
-    choose = Broker.__new__
-
-    def choose_or_ours(cls: type, broker_url: str, *args: Any, **kwargs: Any) -> Any:
-        if broker_url.partition("://")[0].partition("+")[0] == "toc":
-            return Queues(broker_url, **kwargs)
-        return choose(cls, broker_url, *args, **kwargs)
-
-    Broker.__new__ = staticmethod(choose_or_ours)
+    flower.install(Queues)
 
 
 class Queues:

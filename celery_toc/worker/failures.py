@@ -7,6 +7,7 @@ DeadQueue as well.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -17,31 +18,17 @@ from celery.utils.log import get_logger
 
 import kombu_toc
 
+from ..compat import failures as compat
+
 logger = get_logger(__name__)
 
 
 def explain(consumer: Any) -> None:
     """Have a worker's consumer, and the requests that it makes from now on, say why."""
-    unknown_message, unknown_task = consumer.on_unknown_message, consumer.on_unknown_task
-    invalid_task, undecodable = consumer.on_invalid_task, consumer.on_decode_error
-    update = consumer.update_strategies
 
-    def on_unknown_message(body: Any, message: Any) -> None:
-        _note(message, "not a task: no consumer understands it")
-        unknown_message(body, message)
-
-    def on_unknown_task(body: Any, message: Any, exc: BaseException) -> None:
-        _note(message, f"unknown task {exc}: no worker of this queue has registered it")
-        unknown_task(body, message, exc)
-
-    def on_invalid_task(body: Any, message: Any, exc: BaseException) -> None:
-        _note(message, "invalid task", exc)
-        invalid_task(body, message, exc)
-
-    def on_decode_error(message: Any, exc: BaseException) -> None:
+    def undecodable(message: Any, exc: BaseException) -> bool:
         if not isinstance(message, kombu_toc.Message):
-            undecodable(message, exc)
-            return
+            return False
         logger.critical(
             "Message %s of queue %s cannot be decoded (content type %r, encoding %r): %r. "
             "It goes to DeadQueue.",
@@ -52,19 +39,32 @@ def explain(consumer: Any) -> None:
             exc,
         )
         _note(message, "its body cannot be decoded", exc)
-        message.reject_log_error(logger, consumer.connection_errors)
+        reject: Callable[..., Any] = message.reject_log_error
+        reject(logger, consumer.connection_errors)
+        return True
 
-    def update_strategies() -> None:
-        # Again after a pool_restart, which may have imported tasks.
-        for task in consumer.app.tasks.values():
-            task.Request = _telling(symbol_by_name(task.Request))
-        update()
+    compat.install(
+        consumer,
+        {
+            "on_unknown_message": _note_unknown_message,
+            "on_unknown_task": _note_unknown_task,
+            "on_invalid_task": _note_invalid_task,
+        },
+        undecodable,
+        lambda request: _telling(symbol_by_name(request)),
+    )
 
-    consumer.on_unknown_message = on_unknown_message
-    consumer.on_unknown_task = on_unknown_task
-    consumer.on_invalid_task = on_invalid_task
-    consumer.on_decode_error = on_decode_error
-    consumer.update_strategies = update_strategies
+
+def _note_unknown_message(body: Any, message: Any) -> None:
+    _note(message, "not a task: no consumer understands it")
+
+
+def _note_unknown_task(body: Any, message: Any, exc: BaseException) -> None:
+    _note(message, f"unknown task {exc}: no worker of this queue has registered it")
+
+
+def _note_invalid_task(body: Any, message: Any, exc: BaseException) -> None:
+    _note(message, "invalid task", exc)
 
 
 def _note(message: Any, reason: str, exc: BaseException | None = None) -> None:
@@ -83,7 +83,7 @@ def _telling(base: type) -> type:
     if getattr(base, "tells_failures", False):
         return base
 
-    class Request(base):  # type: ignore[misc, valid-type]
+    class Request(base):  # type: ignore[misc]  # Celery has no types
         tells_failures = True
 
         def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:

@@ -6,19 +6,21 @@ To import this module makes the commands known in a worker.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from typing import Any, TypeVar
 
 from celery.utils.serialization import jsonify
 from celery.utils.time import maybe_iso8601, maybe_make_aware
-from celery.worker import control
 from celery.worker import state as worker_state
-from celery.worker.control import Panel, control_command, inspect_command, nok, ok
+from celery.worker.control import control_command, inspect_command, nok, ok
 from kombu.utils.encoding import safe_repr
 
 from ..app.task import Task
 from ..app.task_center import TaskCenter
+from ..compat import inspecting
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 #: Scheduled tasks that one answer has, unless another number is asked for.
 SCHEDULED = 1000
@@ -37,16 +39,9 @@ _ROUNDED = timedelta(milliseconds=2)
 _PRIORITY = 6
 
 
-def tell_command_line() -> None:
-    """Make the commands known to Celery's command line, which is loaded."""
-    import click
-    from celery.bin import control
-
-    for command, kind in ((control.inspect, "inspect"), (control.control, "control")):
-        names = [name for name, info in Panel.meta.items() if info.type == kind and info.visible]
-        for parameter in command.params:
-            if isinstance(parameter.type, click.Choice):  # older Celery has made the list by now
-                parameter.type = click.Choice(names)
+#: Celery's decorators, which have no types.
+_inspect: Callable[..., Callable[[_Command], _Command]] = inspect_command
+_control: Callable[..., Callable[[_Command], _Command]] = control_command
 
 
 def _step(state: Any) -> Any:
@@ -57,14 +52,14 @@ def _step(state: Any) -> Any:
 _NONE = "the broker of this worker is not a timeout center"
 
 
-@inspect_command()
+@_inspect()
 def toc(state: Any, **kwargs: Any) -> Any:
     """What the worker holds: leases, messages fetched ahead, times it serves; its lateness."""
     step = _step(state)
     return nok(_NONE) if step is None else step.report()
 
 
-@control_command()
+@_control()
 def toc_pause(state: Any, **kwargs: Any) -> Any:
     """Take no more tasks from any queue; those that are here go on."""
     step = _step(state)
@@ -73,7 +68,7 @@ def toc_pause(state: Any, **kwargs: Any) -> Any:
     return ok("paused" if step.pause() else "was paused already")
 
 
-@control_command()
+@_control()
 def toc_resume(state: Any, **kwargs: Any) -> Any:
     """Take tasks again."""
     step = _step(state)
@@ -82,31 +77,35 @@ def toc_resume(state: Any, **kwargs: Any) -> Any:
     return ok("takes tasks again" if step.resume() else "was not paused")
 
 
-_scheduled, _revoked = control.scheduled, control.revoked
+def _replace(celerys: inspecting.Commands) -> None:
+    """Have two of Celery's commands tell what waits in the center as well."""
+
+    @_inspect(alias="dump_schedule", args=[("limit", int)], signature="[N=1000]")
+    def scheduled(state: Any, limit: int | None = None, **kwargs: Any) -> Any:
+        """List of currently scheduled ETA/countdown tasks."""
+        found = celerys.scheduled(state, **kwargs)
+        step = _step(state)
+        if step is None:
+            return found
+        center = TaskCenter(state.app, step.center)
+        topics = _spoken_for(center, state)
+        number = SCHEDULED if limit is None else limit
+        return [*found, *_told(center.scheduled(topics, number), state)]
+
+    @_inspect(alias="dump_revoked")
+    def revoked(state: Any, **kwargs: Any) -> Any:
+        """List of revoked task-ids."""
+        found = celerys.revoked(state, **kwargs)
+        step = _step(state)
+        if step is None:
+            return found
+        # Of what waited in the center, workers need not be told, and it is to be seen all the same.
+        removed = step.center.cancelled_lately(worker_state.REVOKE_EXPIRES)
+        return list(dict.fromkeys([*removed, *found]))
 
 
-@inspect_command(alias="dump_schedule", args=[("limit", int)], signature="[N=1000]")
-def scheduled(state: Any, limit: int | None = None, **kwargs: Any) -> Any:
-    """List of currently scheduled ETA/countdown tasks."""
-    found = _scheduled(state, **kwargs)
-    step = _step(state)
-    if step is None:
-        return found
-    center = TaskCenter(state.app, step.center)
-    topics = _spoken_for(center, state)
-    return [*found, *_told(center.scheduled(topics, SCHEDULED if limit is None else limit), state)]
-
-
-@inspect_command(alias="dump_revoked")
-def revoked(state: Any, **kwargs: Any) -> Any:
-    """List of revoked task-ids."""
-    found = _revoked(state, **kwargs)
-    step = _step(state)
-    if step is None:
-        return found
-    # Of what waited in the center, workers need not be told, and it is to be seen all the same.
-    removed = step.center.cancelled_lately(worker_state.REVOKE_EXPIRES)
-    return list(dict.fromkeys([*removed, *found]))
+if (found := inspecting.commands()) is not None:
+    _replace(found)
 
 
 def _spoken_for(center: TaskCenter, state: Any) -> list[str]:
@@ -144,7 +143,7 @@ def _told(tasks: Iterator[Task], state: Any) -> Iterator[dict[str, Any]]:
                     "exchange": info.get("exchange"),
                     "routing_key": info.get("routing_key"),
                     "priority": task.properties.get("priority"),
-                    "redelivered": task.found.retries_left is not None,
+                    "redelivered": getattr(task.found, "retries_left", None) is not None,
                 },
                 "worker_pid": None,
             },

@@ -20,6 +20,8 @@ from kombu.transport import virtual
 
 from .registry import CompatPart
 
+_METHODS = ("_put", "_size", "_purge", "_has_queue", "_lookup")
+
 KOMBU_CHANNEL = CompatPart(
     "kombu-channel",
     touches="fields of Kombu's virtual.Channel, virtual.Transport and virtual.QoS",
@@ -31,8 +33,6 @@ KOMBU_CHANNEL = CompatPart(
     ],
     way_out="Install Kombu 5.3.7 to 5.7",
 )
-
-_METHODS = ("_put", "_size", "_purge", "_has_queue", "_lookup")
 
 _checked = False
 

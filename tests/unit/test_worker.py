@@ -14,12 +14,9 @@ from celery.worker.request import Request
 from kombu.asynchronous.timer import Timer
 from kombu.common import QoS
 
-from celery_toc.worker.step import (
-    TimeoutCenterStep,
-    _begin_when_due,
-    _PastTimers,
-    _read_times_quickly,
-)
+from celery_toc.compat import quick_times
+from celery_toc.worker.policy import is_timed
+from celery_toc.worker.timer import PastTimers, begin_when_due
 from kombu_toc import Delivery, Message
 
 MINUTES = 300.0
@@ -47,7 +44,7 @@ def test_a_task_that_waited_in_redis_starts_at_once_whatever_the_workers_clock_s
     """X2: an ETA that seems to lie in the future, because the worker's clock is slow, included."""
     timer, started = Timer(), []
     delivered = request(DELIVERY)
-    _PastTimers(timer).call_at(time.monotonic() + ahead, started.append, (delivered,), priority=6)
+    PastTimers(timer).call_at(time.monotonic() + ahead, started.append, (delivered,), priority=6)
     assert started == [delivered]
     assert timer.queue == []
 
@@ -56,7 +53,7 @@ def test_a_task_that_is_handed_over_ahead_starts_when_it_is_due() -> None:
     timer, started = Timer(), []
     delivered = request(DELIVERY)
     delivered.message.is_early = True
-    _PastTimers(timer).call_at(time.monotonic(), started.append, (delivered,), priority=6)
+    PastTimers(timer).call_at(time.monotonic(), started.append, (delivered,), priority=6)
     assert (started, timer.queue) == ([], [])
     delivered.message.on_due()
     assert started == [delivered]
@@ -67,7 +64,7 @@ def test_a_task_that_celery_has_cancelled_does_not_start_when_it_is_due() -> Non
     timer, started = Timer(), []
     delivered = request(DELIVERY)
     delivered.message.is_early = True
-    timers = _PastTimers(timer)
+    timers = PastTimers(timer)
     timers.cancel(timers.call_at(time.monotonic(), started.append, (delivered,), priority=6))
     delivered.message.on_due()
     assert started == []
@@ -77,7 +74,7 @@ def test_while_a_task_is_ready_and_not_due_the_prefetch_count_is_what_it_was() -
     """It may be set anew in between, and would be one too low afterwards."""
     set_: list[int] = []
     qos = QoS(lambda prefetch_count, **_: set_.append(prefetch_count), 4)
-    timers = _PastTimers(Timer(), qos=lambda: qos)
+    timers = PastTimers(Timer(), qos=lambda: qos)
     delivered = request(DELIVERY)
     delivered.message.is_early = True
     qos.increment_eventually()  # as Celery's strategy does
@@ -97,23 +94,21 @@ class OwnStart(Task):
 def test_only_what_is_celerys_own_is_handed_over_ahead(shop: Celery) -> None:
     shop.task(name="own-start", base=OwnStart)(mail)
     shop.task(name="own-strategy", Strategy="somebody.elses:strategy")(mail)
-    consumer = SimpleNamespace(app=shop)
 
-    def is_timed(task: str | None, **headers: Any) -> bool:
+    def timed(task: str | None, **headers: Any) -> bool:
         message = request(DELIVERY, {"task": task, **headers}).message
-        return TimeoutCenterStep._is_timed(consumer, message)
+        return is_timed(shop, message)
 
-    assert is_timed("mail", **ETA)
-    assert not is_timed("mail")
-    assert not any(is_timed(n, **ETA) for n in ("own-start", "own-strategy", "missing", None))
+    assert timed("mail", **ETA)
+    assert not timed("mail")
+    assert not any(timed(n, **ETA) for n in ("own-start", "own-strategy", "missing", None))
 
 
 @pytest.mark.parametrize("early", [True, False])
 def test_what_celery_does_not_give_to_the_timer_waits_as_well(early: bool) -> None:
     """Such as a task whose eta is older than the machine's start, and was put off since."""
     started: list[Any] = []
-    consumer = SimpleNamespace(on_task_request=started.append)
-    _begin_when_due(consumer)
+    consumer = SimpleNamespace(on_task_request=begin_when_due(started.append))
     delivered = request(DELIVERY)
     delivered.message.is_early = early
     consumer.on_task_request(delivered)
@@ -132,14 +127,14 @@ def test_what_did_not_wait_in_redis_waits_for_the_timer(args: tuple[Any, ...]) -
     """A broadcast task with an ETA, one whose ETA is in its body alone (protocol 1, of a sender
     that has nothing of us), and whatever else the consumer's timer is used for."""
     timer, started = Timer(), []
-    entry = _PastTimers(timer).call_at(time.monotonic() + MINUTES, started.append, args)
+    entry = PastTimers(timer).call_at(time.monotonic() + MINUTES, started.append, args)
     assert started == []
     assert [scheduled.entry for scheduled in timer.queue] == [entry]
 
 
 def test_the_rest_of_the_timer_is_the_timers_own() -> None:
     timer = Timer()
-    entry = _PastTimers(timer).call_after(MINUTES, print)
+    entry = PastTimers(timer).call_after(MINUTES, print)
     assert [scheduled.entry for scheduled in timer.queue] == [entry]
 
 
@@ -174,7 +169,7 @@ def request_classes(app: Celery, fails: bool = False) -> dict[str, type[Request]
             raise KeyError("of an app's own strategy")
 
     consumer = SimpleNamespace(app=app, update_strategies=update_strategies)
-    _read_times_quickly(consumer)
+    quick_times.install(consumer)
     consumer.update_strategies()
     return seen
 

@@ -1,0 +1,58 @@
+"""Every private name of Celery, Kombu, billiard and Flower that this package touches or replaces.
+
+One file a subject. Its docstring says what it touches, why no public way exists, in which versions
+that was read, and what is lost without it. Each defines a `kombu_toc.CompatPart`, which is checked
+on start and can be switched off: ``TOC_COMPAT_OFF=quick-times,send-now``. docs/compat.md lists
+them.
+
+Nothing here imports a worker's modules before a worker needs them: a web process that only sends
+tasks loads these files too, and so knows every part's name.
+"""
+
+from __future__ import annotations
+
+from kombu_toc import CompatPart
+
+from . import (
+    acknowledgements,
+    bootsteps,
+    command_line,
+    connecting,
+    countdowns,
+    due_times,
+    failures,
+    flower,
+    inspecting,
+    pools,
+    processes,
+    quick_times,
+    revoking,
+    soft_shutdown,
+    weak_sets,
+    worker_state,
+)
+
+__all__ = (
+    "acknowledgements",
+    "bootsteps",
+    "check_names",
+    "command_line",
+    "connecting",
+    "countdowns",
+    "due_times",
+    "failures",
+    "flower",
+    "inspecting",
+    "pools",
+    "processes",
+    "quick_times",
+    "revoking",
+    "soft_shutdown",
+    "weak_sets",
+    "worker_state",
+)
+
+
+def check_names() -> None:
+    """Raises ConfigurationError if ``TOC_COMPAT_OFF`` names what cannot be switched off."""
+    CompatPart.check_names()

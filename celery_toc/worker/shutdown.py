@@ -1,0 +1,89 @@
+"""When a worker is told to end: what nobody has begun is given back at once, however long the tasks
+take that the worker waits for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from celery import bootsteps, signals
+from celery.worker import state
+
+from ..compat import soft_shutdown
+from . import pools
+from .policy import PoolPolicy
+from .requests import SubmittedRequests
+
+#: Seconds that a signal handler waits for messages to be given back.
+HELP_TIMEOUT = 1.0
+
+
+class Shutdown:
+    """Gives back what a worker has fetched, from within the event loop or while it stands still.
+
+    channel: gives the worker's channel; None while it has no connection
+    """
+
+    def __init__(
+        self, consumer: Any, submitted: SubmittedRequests, channel: Callable[[], Any]
+    ) -> None:
+        self._consumer = consumer
+        self._submitted = submitted
+        self._channel = channel
+        self._helper: threading.Thread | None = None
+
+    def listen(self) -> None:
+        """Be told when the worker is to end although its loop does not turn."""
+        signals.worker_shutting_down.connect(self._on_signal)
+        if not self._consumer.pool.is_green:
+            soft_shutdown.install(self._consumer.controller, self._on_soft_shutdown)
+
+    def finish(self, policy: PoolPolicy) -> None:
+        """The loop turns no more, but the pool may work on for as long as its tasks take."""
+        if self._helper is not None:
+            self._helper.join()
+        channel = self._channel()
+        channel.poller.close()
+        self._give_back(channel, policy)
+        channel.center.metrics.send(channel.center)
+
+    def _on_signal(self, **_: Any) -> None:
+        # A solo worker executes its tasks within its loop.
+        channel = self._channel()
+        if channel is not None and pools.is_solo(self._consumer.pool):
+            self._help(channel.poller.give_up)
+
+    def _on_soft_shutdown(self) -> None:
+        # Within a signal handler, and before Celery waits for tasks and the pool.
+        channel = self._channel()
+        if channel is None:
+            return
+
+        def give_back() -> None:
+            channel.poller.give_up()
+            self._give_back(channel, channel.policy)
+
+        self._help(give_back).join(HELP_TIMEOUT)
+
+    def _help(self, function: Callable[[], None]) -> threading.Thread:
+        """Run it in a thread: what this signal handler has interrupted may hold a lock."""
+        self._helper = threading.Thread(target=function, name="toc-end", daemon=True)
+        self._helper.start()
+        return self._helper
+
+    def _give_back(self, channel: Any, policy: PoolPolicy) -> None:
+        """Everything that the pool has not begun."""
+        policy.ending = True
+        with self._submitted.deciding:
+            channel.qos.restore_unacked()
+        policy.ending = False
+
+
+def is_stopping(consumer: Any) -> bool:
+    """Whether a worker is about to end, and not only to connect again."""
+    # Celery asks the same of its flags: an exit code, which may be 0, or None or False.
+    told = any(
+        f is not None and f is not False for f in (state.should_stop, state.should_terminate)
+    )
+    return told or consumer.controller.blueprint.state != bootsteps.RUN
