@@ -77,35 +77,35 @@ def toc_resume(state: Any, **kwargs: Any) -> Any:
     return ok("takes tasks again" if step.resume() else "was not paused")
 
 
-def _replace(celerys: inspecting.Commands) -> None:
-    """Have two of Celery's commands tell what waits in the center as well."""
-
-    @_inspect(alias="dump_schedule", args=[("limit", int)], signature="[N=1000]")
-    def scheduled(state: Any, limit: int | None = None, **kwargs: Any) -> Any:
-        """List of currently scheduled ETA/countdown tasks."""
-        found = celerys.scheduled(state, **kwargs)
-        step = _step(state)
-        if step is None:
-            return found
-        center = TaskCenter(state.app, step.center)
-        topics = _spoken_for(center, state)
-        number = SCHEDULED if limit is None else limit
-        return [*found, *_told(center.scheduled(topics, number), state)]
-
-    @_inspect(alias="dump_revoked")
-    def revoked(state: Any, **kwargs: Any) -> Any:
-        """List of revoked task-ids."""
-        found = celerys.revoked(state, **kwargs)
-        step = _step(state)
-        if step is None:
-            return found
-        # Of what waited in the center, workers need not be told, and it is to be seen all the same.
-        removed = step.center.cancelled_lately(worker_state.REVOKE_EXPIRES)
-        return list(dict.fromkeys([*removed, *found]))
+#: Celery's commands of which these two take the place, or None if they stay.
+_celerys = inspecting.commands()
 
 
-if (found := inspecting.commands()) is not None:
-    _replace(found)
+def scheduled(state: Any, limit: int | None = None, **kwargs: Any) -> Any:
+    """List of currently scheduled ETA/countdown tasks."""
+    found = _celerys.scheduled(state, **kwargs) if _celerys is not None else []
+    step = _step(state)
+    if step is None:
+        return found
+    center = TaskCenter(state.app, step.center)
+    topics = _spoken_for(center, state)
+    return [*found, *_told(center.scheduled(topics, SCHEDULED if limit is None else limit), state)]
+
+
+def revoked(state: Any, **kwargs: Any) -> Any:
+    """List of revoked task-ids."""
+    found = _celerys.revoked(state, **kwargs) if _celerys is not None else []
+    step = _step(state)
+    if step is None:
+        return found
+    # Of what waited in the center, workers need not be told, and it is to be seen all the same.
+    removed = step.center.cancelled_lately(worker_state.REVOKE_EXPIRES)
+    return list(dict.fromkeys([*removed, *found]))
+
+
+if _celerys is not None:
+    _inspect(alias="dump_schedule", args=[("limit", int)], signature="[N=1000]")(scheduled)
+    _inspect(alias="dump_revoked")(revoked)
 
 
 def _spoken_for(center: TaskCenter, state: Any) -> list[str]:
