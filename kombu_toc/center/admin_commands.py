@@ -29,7 +29,7 @@ from ..model.results import (
 from ..model.topic import Topic, base_of
 from ..scripts.call import Countdown, ScriptCall, text, texts
 from ..scripts.loader import load
-from .context import Context, slot_keys
+from .context import Context
 
 #: Messages that one call of purge deletes per slot.
 PURGE_STEP = 1000
@@ -254,12 +254,12 @@ class AdminCommands:
         """Look for inconsistencies in one part of a slot. Result: :class:`CheckReply`.
 
         other_steps: priority steps that the topic lacks and that messages may wait under
-        part: number of the key that is looked through: one of :func:`.context.slot_keys`, or one
+        part: number of the key that is looked through: one of the slot's `script_keys`, or one
             of the stores of `other_steps` behind them; from 1
         step: about how many ids the call looks at
         repair: mend each fault at once
         """
-        keys = (*slot_keys(slot), *map(slot.store, other_steps))
+        keys = (*slot.script_keys, *map(slot.store, other_steps))
 
         def parse(raw: list[Any]) -> CheckReply:
             cursor, flat, size, *_ = raw

@@ -51,7 +51,9 @@ class Bindings:
         names = (keys.bindings, lambda _: keys.expiring, keys.readers, keys.parts, keys.bound)
         part = "".join(json.loads(member)[4:5])
         args = (exchange, member, ttl_ms, part)
-        return self._center.run(ScriptCall(load("bind"), [of(exchange) for of in names], args, int))
+        call = ScriptCall(load("bind"), [of(exchange) for of in names], args, int)
+        now_ms: int = self._center.run(call)
+        return now_ms
 
     def remove(self, exchange: str, *members: str) -> None:
         """Forget bindings; with the last one go the exchange's streams."""
@@ -83,7 +85,9 @@ class Bindings:
     def kept(self, exchange: str) -> list[bytes]:
         """The bindings of a fanout exchange's queues that keep a copy of their own, for
         :func:`.fanout.keepers`."""
-        return self._center.client.zrangebyscore(self._keys.bindings(exchange), "+inf", "+inf")
+        client, key = self._center.client, self._keys.bindings(exchange)
+        members: list[bytes] = client.zrangebyscore(key, "+inf", "+inf")
+        return members
 
     def kind(self, exchange: str) -> str | None:
         """The type of an exchange that something is bound to, whoever has declared it."""
@@ -94,8 +98,14 @@ class Bindings:
         """(routing key, pattern, queue, whether the queue is transient) of each binding of an
         exchange, but for those that are removed."""
         keys = self._keys
-        names = (keys.bindings(exchange), keys.readers(exchange), keys.parts(exchange))
-        names = (*names, keys.expiring, keys.bound(exchange), *streams(self._center, exchange))
+        names = (
+            keys.bindings(exchange),
+            keys.readers(exchange),
+            keys.parts(exchange),
+            keys.expiring,
+            keys.bound(exchange),
+            *streams(self._center, exchange),
+        )
         raw = self._center.run(ScriptCall(load("bindings"), names, (exchange, *removed), list))
         pairs = zip(raw[::2], raw[1::2], strict=True)
         return [(*json.loads(member)[:3], bool(transient)) for member, transient in pairs]

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from ..scripts.call import ScriptCall
 from ..scripts.loader import load
 from .center import TimeoutCenter
-from .commands import REMEMBER
+from .requests import REMEMBER
 
 #: Milliseconds after which a stream that nothing is added to goes away.
 RETENTION_MS = 600_000
@@ -122,7 +122,8 @@ def remember(identity: Hashable, subscription: Subscription) -> None:
         if now - old.left > MEMORY:
             del _memory[key]
     subscription.left = now
-    _memory[(identity, *subscription.bound)] = subscription
+    key = (identity, *subscription.bound)
+    _memory[key] = subscription
 
 
 def recall(identity: Hashable, queue: str, exchange: str, binding: str) -> Subscription | None:
@@ -147,16 +148,16 @@ def broadcasting(
     publish: as :meth:`TimeoutCenter.put` has it
     """
     producer, name = publish
-    keys = center.keys
+    of = center.keys
     part = part_of_key(routing_key or "")
     keys = (
-        keys.bindings(exchange),
-        keys.fanout(exchange),
-        keys.sent(producer),
-        keys.readers(exchange),
-        keys.parts(exchange),
-        keys.part(exchange, WHOLE),
-        keys.part(exchange, part),
+        of.bindings(exchange),
+        of.fanout(exchange),
+        of.sent(producer),
+        of.readers(exchange),
+        of.parts(exchange),
+        of.part(exchange, WHOLE),
+        of.part(exchange, part),
     )
     args = (routing_key or "", envelope, length, RETENTION_MS, name, REMEMBER, part)
     return ScriptCall(load("broadcast"), keys, args, lambda raw: raw[1:])
@@ -164,7 +165,7 @@ def broadcasting(
 
 def keepers(members: Iterable[bytes], routing_key: str) -> list[str]:
     """Of the queues that are so bound, those that get a broadcast with that routing key."""
-    found = {}
+    found: dict[str, None] = {}
     for member in members:
         binding, _, queue, *_ = json.loads(member)
         if matches(binding, routing_key or ""):

@@ -37,7 +37,7 @@ from ..model.results import (  # noqa: F401 - for importers that have not been c
 )
 from ..scripts.call import ScriptCall  # noqa: F401 - as above
 from .admin_commands import AdminCommands
-from .commands import RECOVER, REMEMBER, SENT, Commands, add_counters  # noqa: F401 - as above
+from .commands import RECOVER, SENT, Commands, add_counters  # noqa: F401 - as above
 from .commands import divide_evenly as shares  # noqa: F401 - as above
 from .context import POP_BYTES, Context
 from .delegate import Delegate, Option

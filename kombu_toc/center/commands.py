@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..metrics.counters import TopicCounts, count_first
 from ..model import scores
@@ -19,16 +19,13 @@ from ..model.keys import Keys
 from ..model.limits import Limits
 from ..model.results import DEAD, WAITING, Delivery, Popped, Put
 from ..model.topic import Topic
-from ..scripts.call import Countdown, ScriptCall, text, texts, when_of
+from ..scripts.call import ScriptCall, text, texts, when_of
 from ..scripts.loader import load
-from .context import Context, slot_keys
+from .context import Context
+from .requests import REMEMBER, PopRequest, PutRequest
 
 #: Expired leases that one pop rolls back per slot, at most.
 RECOVER = 100
-
-#: Seconds for which a producer's latest publish to a slot is remembered, so that a repeated one is
-#: recognised.
-REMEMBER = 60
 
 #: Index among the keys of a put: the one that remembers the producer's latest publish.
 SENT = 4
@@ -38,66 +35,6 @@ ERROR_LENGTH = 1000
 
 #: Leases that one call renews: no call may keep the server busy for long.
 LEASES_PER_CALL = 500
-
-
-class PutRequest(NamedTuple):
-    """A message to be added.
-
-    at_us: action time, microseconds since the epoch; one that has passed means now
-    delay_us: instead of `at_us`, microseconds from now by Redis's clock
-    basis: slot basis; the id unless given
-    priority: 0 goes first
-    token: tells this message from another live one with the same id, which may then have two;
-        without it, the CRC-32 of the body does
-    ensure: add nothing if a live message has this id
-    publish: (producer, name of this publish): a repeated publish adds nothing
-    remember: seconds for which a repeated `publish` is recognised
-    replaces: it takes the place of a message that was delivered; a server that is full accepts it
-    """
-
-    id: str
-    body: bytes
-    at_us: int | Countdown | None = None
-    delay_us: int | None = None
-    basis: str | None = None
-    priority: int = 0
-    token: str | None = None
-    ensure: bool = False
-    publish: tuple[str, str] | None = None
-    remember: int = REMEMBER
-    replaces: bool = False
-
-
-class PopRequest(NamedTuple):
-    """What a pop asks for.
-
-    name: a name that no other pop has: a consumer, a dot and a number
-    slots: only these; all unless given. On a Cluster, exactly one
-    ready_limit, lookahead_us: deliver up to so many messages that are due within so many
-        microseconds
-    overdue_limit, behind_us: deliver up to so many messages that have been due for so many
-        microseconds; the two limits include each other
-    visibility: seconds that the messages may stay unacknowledged and unrenewed, unless the topic
-        says
-    recover, until_us: roll back up to so many leases a slot that ended by then, in microseconds
-        since the epoch by Redis's clock; by now unless given
-    claimed: announce again what is left even if it was announced: who pops may have claimed that.
-        It matters on a Cluster
-    remember: seconds for which :meth:`Commands.recall` delivers the messages once more; the
-        consumer's next pop that begins with the same slot ends it
-    """
-
-    name: str
-    slots: Iterable[int] | None = None
-    ready_limit: int = 1
-    lookahead_us: int = 0
-    overdue_limit: int = 0
-    behind_us: int = 0
-    visibility: float | None = None
-    recover: int = 0
-    until_us: int | None = None
-    claimed: bool = True
-    remember: int = 0
 
 
 class Commands:
@@ -120,28 +57,17 @@ class Commands:
         Look-ups by id find the message if :meth:`.registry.Registry.admit` was called before.
         Raises ActionTimeError beyond the year 2255.
         """
-        (
-            id,
-            body,
-            at_us,
-            delay_us,
-            basis,
-            priority,
-            token,
-            ensure,
-            publish,
-            remember,
-            replaces,
-        ) = request
-        slot = topic.slot_for(basis or id)
+        id = request.id
+        slot = topic.slot_for(request.basis or id)
+        priority, token = request.priority, request.token
         if token is None:
-            token = f"{zlib.crc32(body):08x}"
-        producer, name = publish or ("", "")
+            token = f"{zlib.crc32(request.body):08x}"
+        producer, name = request.publish or ("", "")
         return self._announcing(
             topic,
             "put",
             (
-                slot.stores[topic.step_index(priority)],
+                slot.stores[topic.step_index(priority) if priority else 0],
                 slot.body,
                 slot.announced_times,
                 slot.copies(id),
@@ -149,15 +75,15 @@ class Commands:
             ),
             (
                 id,
-                body,
-                when_of(at_us, delay_us),
+                request.body,
+                when_of(request.at_us, request.delay_us),
                 slot.number,
                 token,
                 topic.declaration.expires or 0,
-                1 if ensure else 0,
+                1 if request.ensure else 0,
                 name,
-                remember,
-                1 if replaces else 0,
+                request.remember,
+                1 if request.replaces else 0,
             ),
             partial(_read_put, self._counts(topic)),
         )
@@ -169,7 +95,9 @@ class Commands:
         numbers = slot_numbers(topic, request.slots)
         slots = [topic.slot(number) for number in numbers]
         name = request.name
-        keys = [key for slot in slots for key in slot_keys(slot)]
+        keys: list[str] = []
+        for slot in slots:
+            keys += slot.script_keys
         keys.append(slots[0].given(name.rpartition(".")[0]))
         limits = topic.declaration.limits(self._context.limits)
         until_us = request.until_us
@@ -180,8 +108,8 @@ class Commands:
             messages = _read_deliveries(topic, numbers, name, flat)
             lost, old = texts(gone[1::2]), texts(dropped[1::2])
             stray = [
-                (slots[slot].copies(id.rpartition("#")[0]), id)
-                for slot, id in zip(gone[::2] + dropped[::2], lost + old, strict=True)
+                (slots[at].copies(id.rpartition("#")[0]), id)
+                for at, id in zip(gone[::2] + dropped[::2], lost + old, strict=True)
                 if "#" in id
             ]
             rolled, died = texts(rolled), texts(died)
@@ -298,7 +226,7 @@ class Commands:
         copies: list[Any] = []
         for number in numbers:
             slot = topic.slot(number)
-            keys += slot_keys(slot)
+            keys += slot.script_keys
             some = by_slot[number]
             args += (number, len(some), *(d.id for d in some), *(d.birth for d in some))
             for delivery in some:
@@ -412,20 +340,15 @@ class Commands:
             parse,
         )
 
-    # -- what a process reports
 
-    def announce_presence(self, told: str, before: Iterable[str], ttl_ms: int) -> ScriptCall:
-        """Report which topics a process consumes.
+def announce_presence(keys: Keys, told: str, before: Iterable[str], ttl_ms: int) -> ScriptCall:
+    """Report which topics a process consumes.
 
-        told: its host, its pid and the topics, as JSON; empty if it consumes none
-        before: what it reported until now
-        """
-        keys = (self._context.keys.consumers,)
-        return ScriptCall(load("present"), keys, (told, ttl_ms, *before), int)
-
-    def add_counters(self, topic: str | None, added: dict[str, int]) -> ScriptCall:
-        """As :func:`add_counters`."""
-        return add_counters(self._context.keys, topic, added)
+    told: its host, its pid and the topics, as JSON; empty if it consumes none
+    before: what it reported until now
+    ttl_ms: milliseconds until it is forgotten
+    """
+    return ScriptCall(load("present"), (keys.consumers,), (told, ttl_ms, *before), int)
 
 
 def add_counters(keys: Keys, topic: str | None, added: dict[str, int]) -> ScriptCall:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..metrics.counters import TopicCounts
-from ..model.keys import Keys, Slot
+from ..model.keys import Keys
 from ..model.limits import Limits
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall
@@ -60,16 +60,3 @@ class Context:
             elsewhere = (wake, topic.declaration.expires or 0)
             return ScriptCall(load(script), keys, args, parse, keys_recur, elsewhere)
         return ScriptCall(load(script), (*keys, wake), args, parse, keys_recur)
-
-
-def slot_keys(slot: Slot) -> tuple[str, ...]:
-    """The keys of a slot in the order in which most scripts take them."""
-    return (
-        slot.announced_times,
-        slot.prepare,
-        slot.body,
-        slot.dead,
-        slot.reasons,
-        slot.tokens,
-        *slot.stores,
-    )

@@ -14,8 +14,6 @@ from ..scripts.call import as_bytes, microseconds
 from .commands import (
     RECOVER,
     Commands,
-    PopRequest,
-    PutRequest,
     divide_evenly,
     slot_numbers,
 )
@@ -23,6 +21,7 @@ from .context import Context
 from .leases import Leases
 from .lookup import Lookup
 from .registry import Registry
+from .requests import PopRequest, PutRequest
 from .runner import Runner
 
 

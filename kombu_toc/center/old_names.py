@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from ..model.keys import Keys
 from ..model.results import Delivery
 from ..model.topic import Declaration, Topic
 from ..scripts.call import Countdown, ScriptCall
-from .commands import RECOVER, REMEMBER, Commands, PopRequest, PutRequest
+from .commands import RECOVER, Commands, add_counters, announce_presence
 from .deliveries import Deliveries
 from .leases import Leases
 from .registry import Registry
+from .requests import REMEMBER, PopRequest, PutRequest
 
 
 class OldNames:
     """The old names; see the methods that they call."""
 
+    keys: Keys
     commands: Commands
     deliveries: Deliveries
     leases: Leases
@@ -145,12 +148,12 @@ class OldNames:
         return self.commands.reannounce(self.registry.resolved(topic), claims)
 
     def appearing(self, said: str, before: Iterable[str], ttl_ms: int) -> ScriptCall:
-        """As :meth:`.commands.Commands.announce_presence`."""
-        return self.commands.announce_presence(said, before, ttl_ms)
+        """As :func:`.commands.announce_presence`."""
+        return announce_presence(self.keys, said, before, ttl_ms)
 
     def counting(self, topic: str | None, added: dict[str, int]) -> ScriptCall:
-        """As :meth:`.commands.Commands.add_counters`."""
-        return self.commands.add_counters(topic, added)
+        """As :func:`.commands.add_counters`."""
+        return add_counters(self.keys, topic, added)
 
     def watched_until(self, topic: Topic, slot: int) -> int | None:
         """As :meth:`.leases.Leases.recover_until`."""

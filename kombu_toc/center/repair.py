@@ -11,7 +11,7 @@ from ..model.results import Fault
 from ..model.topic import Topic
 from ..scripts.call import Paces, text
 from .admin_commands import AdminCommands
-from .context import Context, slot_keys
+from .context import Context
 from .registry import Registry
 from .runner import Runner
 
@@ -65,7 +65,7 @@ class Repair:
     ) -> Iterator[Fault]:
         """in_use: priority steps that the topic lacks and that messages wait under."""
         others = sorted({*topic.other_steps(), *in_use} - {*topic.steps})
-        own = len(slot_keys(slot))
+        own = len(slot.script_keys)
         parts = [
             *range(1, own + 1),
             *(own + at for at, other in enumerate(others, 1) if other in in_use),

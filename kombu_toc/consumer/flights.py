@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..center.center import TimeoutCenter
-from ..center.commands import REMEMBER
+from ..center.requests import REMEMBER
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall
 

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from ..center.commands import REMEMBER
+from ..center.requests import REMEMBER
 from ..model.results import Popped
 from .clock import ServerClock, Steps
 from .fetcher import Fetcher, Plan, Pop, may_recover

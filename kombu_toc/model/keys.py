@@ -138,6 +138,7 @@ class Slot:
         "number",
         "prepare",
         "reasons",
+        "script_keys",
         "stem",
         "stores",
         "tokens",
@@ -162,6 +163,16 @@ class Slot:
         self.announced_times = stem + "armed"
         #: string: when somebody who had not watched the server saw that leases had ended
         self.ended = stem + "ended"
+        #: the keys in the order in which most scripts take them
+        self.script_keys = (
+            self.announced_times,
+            self.prepare,
+            self.body,
+            self.dead,
+            self.reasons,
+            self.tokens,
+            *self.stores,
+        )
 
     def store(self, step: int) -> str:
         """Sorted set: the messages of a priority step, of the topic's or another."""

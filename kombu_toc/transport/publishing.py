@@ -14,7 +14,8 @@ from typing import Any
 from ..center.bindings import Bindings
 from ..center.broadcasts import broadcasting, keepers
 from ..center.center import TimeoutCenter
-from ..center.commands import REMEMBER, SENT
+from ..center.commands import SENT
+from ..center.requests import REMEMBER
 from ..client.options import Settings
 from ..consumer.clock import SendersClock
 from ..consumer.pipe import BROKEN

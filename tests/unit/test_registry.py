@@ -1,0 +1,234 @@
+"""How old a declaration may be: one rule, under a simulated clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kombu_toc.center.registry import MAX_KNOWN, RELOAD, Registry
+from kombu_toc.errors import ConfigurationError, PriorityStepsError, SlotCountError
+from kombu_toc.model.keys import Keys
+from kombu_toc.model.results import Delivery
+from kombu_toc.model.topic import Declaration
+from kombu_toc.scripts.call import ScriptCall
+
+
+class Server:
+    """The declarations that a server has; counts how often it is asked. It is its own runner."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, bytes] = {}
+        self.read = self.ran = 0
+        self.client = self
+
+    def hget(self, key: str, name: str) -> bytes | None:
+        self.read += 1
+        return self.topics.get(name)
+
+    def hgetall(self, key: str) -> dict[bytes, bytes]:
+        return {name.encode(): raw for name, raw in self.topics.items()}
+
+    def run(self, call: ScriptCall) -> Any:
+        self.ran += 1
+        name, wanted, *more = call.args
+        if call.script.name == "declare":
+            return call.parse(self.topics.setdefault(name, wanted.encode()))
+        if call.script.name == "admit":
+            told = Declaration.from_json(self.topics[name])
+            news = dict.fromkeys((wanted, *more), True)
+            self.topics[name] = Declaration(**{**told.__dict__, **news}).to_json().encode()
+            return call.parse(self.topics[name])
+        assert call.script.name == "redeclare"
+        there = self.topics.get(name) == wanted
+        if there:
+            self.topics[name] = more[0].encode()
+        return call.parse(int(there))
+
+    def change(self, name: str, **declared: Any) -> None:
+        """As another process would."""
+        self.topics[name] = Declaration(**declared).to_json().encode()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def registry(server: Server, clock: Clock) -> Registry:
+    runner: Any = server
+    return Registry(runner, Keys("toc:"), steps=None, slots=4, clock=clock)
+
+
+# -- freshness
+
+
+def test_a_topic_is_read_again_after_half_a_minute(
+    registry: Registry, server: Server, clock: Clock
+) -> None:
+    assert registry.topic("mail").slots == 4
+    server.change("mail", slots=16)
+    clock.now += RELOAD - 0.001
+    assert registry.topic("mail").slots == 4
+    assert server.read == 0
+    clock.now += 0.001
+    assert registry.topic("mail").slots == 16
+    clock.now += RELOAD - 0.001
+    registry.topic("mail")
+    assert server.read == 1
+
+
+def test_who_asks_for_what_is_declared_now_reads_it_each_time(
+    registry: Registry, server: Server
+) -> None:
+    assert registry.declared("mail") is None
+    server.change("mail", slots=2)
+    found = registry.declared("mail")
+    assert found is not None
+    assert found.slots == 2
+    assert server.read == 2
+    assert server.ran == 0  # it declares nothing
+
+
+def test_reading_makes_a_topic_fresh_whoever_has_read(
+    registry: Registry, server: Server, clock: Clock
+) -> None:
+    """One rule: it is the age that counts, not by which way a declaration was read."""
+    server.change("mail", slots=2)
+    for read in (
+        lambda: registry.declared("mail"),
+        lambda: registry.learn("mail", server.topics["mail"]),
+        lambda: registry.select(None),
+        lambda: registry.standing("mail"),
+        lambda: registry.declare("mail"),
+    ):
+        clock.now += RELOAD
+        read()
+        clock.now += RELOAD - 0.001
+        before = server.read
+        assert registry.topic("mail").slots == 2
+        assert server.read == before
+
+
+def test_what_is_known_is_of_any_age_and_asks_nobody(
+    registry: Registry, server: Server, clock: Clock
+) -> None:
+    assert registry.known("mail") is None
+    registry.declare("mail")
+    clock.now += 10**6
+    known = registry.known("mail")
+    assert known is not None
+    assert registry.resolved("mail") is known
+    assert server.read == 0
+
+
+def test_a_topic_that_was_deleted_is_used_as_it_was_until_it_is_declared_anew(
+    registry: Registry, server: Server, clock: Clock
+) -> None:
+    registry.declare("mail", slots=8)
+    server.topics.clear()
+    clock.now += RELOAD
+    assert registry.topic("mail").slots == 8
+    assert server.topics == {}
+    clock.now += 1
+    registry.topic("mail")
+    assert server.read == 1
+    server.change("mail", slots=2)
+    clock.now += RELOAD
+    assert registry.topic("mail").slots == 2
+
+
+def test_what_is_forgotten_is_declared_when_it_is_used(registry: Registry, server: Server) -> None:
+    registry.declare("mail")
+    registry.forget("mail")
+    server.change("mail", slots=16)
+    assert registry.topic("mail").slots == 16
+
+
+def test_only_so_many_topics_are_remembered(registry: Registry, server: Server) -> None:
+    server.change("mail", slots=2)
+    for number in range(3 * MAX_KNOWN):
+        registry.learn(f"reply-{number}", server.topics["mail"])
+    assert len(registry._known) <= MAX_KNOWN + 1
+
+
+def test_the_topic_of_a_delivery_asks_nobody(registry: Registry, server: Server) -> None:
+    """It may have been deleted meanwhile."""
+    delivery = Delivery("mail", 1, 0, "a", 0, b"", 5)
+    found = registry.topic_of(delivery)
+    assert (found.slots, found.declaration.retries) == (4, 5)
+    registry.declare("mail", retries=9)
+    assert registry.topic_of(delivery).declaration.retries == 9
+    assert server.read == 0
+
+
+# -- declaring
+
+
+def test_the_first_declaration_stands(registry: Registry, server: Server) -> None:
+    server.change("mail", slots=2, steps=(0, 3, 6, 9))
+    assert registry.declare("mail").slots == 2
+    with pytest.raises(SlotCountError, match=r"with 2 slots, not 8.*reshard mail --slots 8"):
+        registry.declare("mail", slots=8)
+    server.change("mail", slots=2, previous_counts=(8,), steps=(0, 3, 6, 9))
+    assert registry.declare("mail", slots=8).slots == 2
+
+
+def test_steps_have_to_agree_but_not_of_a_topic_that_expires(
+    registry: Registry, server: Server
+) -> None:
+    server.change("mail", steps=(0, 5))
+    assert registry.declare("mail").steps == (0, 5)
+    with pytest.raises(PriorityStepsError, match="declared with priority_steps 0,5, not 0,7"):
+        registry.declare("mail", steps=[0, 7])
+    server.change("reply", steps=(0, 5), expires=1000)
+    assert registry.declare("reply", steps=[0, 7]).steps == (0, 5)
+
+
+def test_a_name_that_no_key_can_have_is_refused(registry: Registry, server: Server) -> None:
+    for use in (registry.declare, registry.declared):
+        with pytest.raises(ConfigurationError, match="surrogate"):
+            use("a\ud800")
+    assert (server.read, server.ran) == (0, 0)
+
+
+def test_a_declaration_is_replaced_only_if_it_is_what_it_was(
+    registry: Registry, server: Server
+) -> None:
+    topic = registry.declare("mail", slots=4)
+    wanted = Declaration(slots=8)
+    server.change("mail", slots=2)
+    assert not registry.redeclare(topic, wanted)
+    now = registry.standing("mail")
+    assert registry.redeclare(now, wanted)
+    assert registry.standing("mail").slots == 8
+    assert registry.redeclare(registry.standing("mail"), wanted)  # it is so already
+
+
+def test_the_first_message_of_a_kind_is_admitted_and_no_other(
+    registry: Registry, server: Server
+) -> None:
+    topic = registry.declare("mail")
+    registry.admit(topic, "a", None)
+    registry.admit(topic, "a", "a")
+    assert server.ran == 1  # the declaration
+    registry.admit(topic, "a", "b")
+    known = registry.known("mail")
+    assert known is not None
+    assert known.declaration.bases
+    registry.admit(known, "c", "d")
+    assert server.ran == 2
