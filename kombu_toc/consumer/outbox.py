@@ -50,7 +50,7 @@ class Outbox:
             self.settlements.acks.append(delivery)
             self._leaves_with_next_turn()
         else:
-            self._run_or_owe(self._center.acking([delivery]))
+            self._run_or_owe(self._center.commands.ack([delivery]))
             self._loop.nudge()
 
     def reject(self, delivery: Delivery, requeue: bool, reason: str = "", error: str = "") -> None:
@@ -60,7 +60,7 @@ class Outbox:
             logger.warning("message %s goes to DeadQueue: %s", in_words(delivery), reason)
         elif not delivery.retries_left:
             logger.error("message %s: no retries left, it goes to DeadQueue", in_words(delivery))
-        call = self._center.rejecting(delivery, requeue=requeue, reason=reason, error=error)
+        call = self._center.commands.reject(delivery, requeue=requeue, reason=reason, error=error)
         if self._loop.hub is not None:
             self.settlements.calls.append(call)
             self._leaves_with_next_turn()
@@ -77,7 +77,7 @@ class Outbox:
         # There is one attempt, and it often comes after a connection was cut, seldom alone.
         self._center.client.drop_idle()
         try:
-            self._center.run_all(self._center.releasing(deliveries))
+            self._center.run_all(self._center.commands.release(deliveries))
         except (*BROKEN, ResponseError) as exc:
             # Not to be repeated later, when another may hold them: their leases end.
             logger.info("%d messages come back when their leases end: %s", len(deliveries), exc)
@@ -87,7 +87,7 @@ class Outbox:
         for delivery in deliveries:
             self._leases.drop(delivery)
         # Not to be repeated if it fails, when another may hold them: their leases end.
-        self._work.send([(call, None) for call in self._center.releasing(deliveries)])
+        self._work.send([(call, None) for call in self._center.commands.release(deliveries)])
 
     def _leaves_with_next_turn(self) -> None:
         if self._loop.elsewhere:
@@ -138,7 +138,7 @@ class Outbox:
 
     def _take_settled(self) -> list[ScriptCall]:
         acks, calls = self.settlements.take()
-        return self._center.acking(acks) + calls
+        return self._center.commands.ack(acks) + calls
 
     def _wait(self, now: float) -> None:
         if self.settlements.leave_at is not None:
@@ -164,13 +164,17 @@ class Outbox:
     def announce_later(self, claims: Iterable[Claim]) -> None:
         """Announce claims again, without waiting for the reply."""
         for topic, pairs in by_topic(claims).items():
-            self._work.send([(call, None) for call in self._center.handing_back(topic, pairs)])
+            self._work.send([(call, None) for call in self._reannounce(topic, pairs)])
+
+    def _reannounce(self, topic: str, pairs: list[tuple[int, int]]) -> list[ScriptCall]:
+        center = self._center
+        return center.commands.reannounce(center.registry.resolved(topic), pairs)
 
     def announce_now(self, claims: Iterable[Claim]) -> None:
         """Announce claims again, and wait until it has happened."""
         for topic, pairs in by_topic(claims).items():
             try:
-                self._center.run_all(self._center.handing_back(topic, pairs))
+                self._center.run_all(self._reannounce(topic, pairs))
             except (*BROKEN, ResponseError) as exc:
                 # The others look into all slots within a second.
                 logger.debug("claims of %s were not handed back: %s", topic, exc)

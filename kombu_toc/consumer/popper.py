@@ -8,7 +8,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from ..center.requests import REMEMBER
+from ..center.requests import REMEMBER, PopRequest
 from ..model.results import Popped
 from .clock import ServerClock, Steps
 from .fetcher import Fetcher, Plan, Pop, may_recover
@@ -102,7 +102,7 @@ class Popper:
 
     def _find_due(self, state: ConsumerState, plan: Plan) -> Item:
         """Who is busy claims nothing: only by this does it hear of a topic whose turn it is."""
-        call = self._center.finding_due(plan.unknown)
+        call = self._center.commands.find_due(plan.unknown)
         if not plan.ask_first:
             return call, partial(state.pending.found_due, plan.unknown)
         number = self.next_number()
@@ -128,20 +128,20 @@ class Popper:
             recover, until_us = self._recovering(items, topic, pop.slots)
         visibility = topic.declaration.limits(center.limits).visibility
         name = state.name_pop()
-        call = center.popping(
-            topic,
+        request = PopRequest(
+            name,
             pop.slots,
-            soon=pop.ready_limit,
+            ready_limit=pop.ready_limit,
             lookahead_us=pop.lookahead_us,
-            late=pop.overdue_limit,
+            overdue_limit=pop.overdue_limit,
             behind_us=pop.behind_us,
             recover=recover,
             until_us=until_us,
             claimed=bool(pop.claims) or pop.looks,
-            name=name,
             # What goes away by itself leaves nothing behind.
             remember=0 if pop.looks or topic.declaration.expires else REMEMBER,
         )
+        call = center.commands.pop(topic, request)
         pop.number = self.next_number()
         state.pops_in_flight.add(pop.number)
         flight = Flight(
@@ -168,7 +168,7 @@ class Popper:
     ) -> None:
         self._leases.flights.arrive(flight)
         first = next(iter(pop.slots)) if pop.slots else 0
-        self._center.watched(pop.topic, first, result.now_us, flight.left)
+        self._center.leases.sample(pop.topic, first, result.now_us, flight.left)
         # Its node as it is known now: the slot may have been moved while the pop was on its way.
         where = self._center.client.place_of(key) if self._center.clustered else None
         self._hear_clock(result.now_us, flight.left, where)
@@ -206,11 +206,11 @@ class Popper:
         asked = slots or range(topic.slot_span)
         recover, until_us, notes = may_recover(
             self._leases.in_time(topic.name, asked),
-            self._center.watched_until(topic, next(iter(asked))),
+            self._center.leases.recover_until(topic, next(iter(asked))),
         )
         if notes:
             noted = partial(self._noted, topic.name)
-            calls = self._center.noting(topic, sorted(asked))
+            calls = self._center.leases.note_calls(topic, sorted(asked))
             items.extend((call, noted) for call in calls)
         return recover, until_us
 

@@ -15,7 +15,7 @@ from ..center.bindings import Bindings
 from ..center.broadcasts import broadcasting, keepers
 from ..center.center import TimeoutCenter
 from ..center.commands import SENT
-from ..center.requests import REMEMBER
+from ..center.requests import REMEMBER, PutRequest
 from ..client.options import Settings
 from ..consumer.clock import SendersClock
 from ..consumer.pipe import BROKEN
@@ -106,7 +106,7 @@ class Publisher:
             return
         began = time.monotonic()
         try:
-            [put] = self._center.run_puts([call], wait=not topic.declaration.expires)
+            [put] = self._center.runner.run_puts([call], wait=not topic.declaration.expires)
         except BaseException as exc:
             self._clock.forget()
             if self._center.clustered and isinstance(exc, BROKEN):
@@ -139,7 +139,7 @@ class Publisher:
         else:
             # Celery ends a worker whose greeting to the others fails otherwise than by its
             # connection; and a broadcast is kept for a while at best.
-            [bound] = self._center.run_puts([call], wait=False)
+            [bound] = self._center.runner.run_puts([call], wait=False)
         for queue in keepers(bound, routing_key):
             self.put(queue, message, batch)
 
@@ -170,26 +170,26 @@ class Publisher:
         waits = at_us is not None or delay_us is not None
         basis = headers.get("x-slot-basis")
         basis = None if basis is None else str(basis)
-        self._center.admit(topic, named, basis)
+        self._center.registry.admit(topic, named, basis)
         properties["k"] = token = f"{zlib.crc32(tag.encode()):08x}"
         packed = envelope.pack(message, deflate=waits and self._settings.toc_deflate, id=id)
         ensure = bool(properties.get(envelope.ENSURE))
-        call = self._center.putting(
-            topic,
+        request = PutRequest(
             id,
             packed,
-            at_us=at_us,
-            delay_us=delay_us,
-            basis=basis,
-            priority=self._priority_of(message),
-            token=token,
-            ensure=ensure,
-            publish=publish,
-            remember=remember,
+            at_us,
+            delay_us,
+            basis,
+            self._priority_of(message),
+            token,
+            ensure,
+            publish,
+            remember,
             # A retry is sent before its task ends, or after it was acknowledged: to refuse it, as a
             # server does that is full, would be to lose it.
             replaces=bool(headers.get("retries")),
         )
+        call = self._center.commands.put(topic, request)
         return call._replace(parse=_only_if_added(call.parse)) if ensure else call
 
 
