@@ -1,0 +1,157 @@
+"""docs/errors.md has every class of error, every message of one, and every line that is logged as a
+warning or worse; and nothing that is no longer said."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from kombu_toc import errors
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "errors.md").read_text()
+CLASSES, MESSAGES, LINES = re.split(r"^## (?:Messages|Log lines)$", PAGE, flags=re.MULTILINE)
+
+#: The first cell of a row; of a log line the level, and the line.
+ROWS = re.findall(r"^\| `([^`]+)` \|", MESSAGES, re.MULTILINE)
+LOGGED = re.findall(r"^\| (\w+) \| `([^`]+)` \|", LINES, re.MULTILINE)
+
+LEVELS = {"warning": "warning", "error": "error", "exception": "error", "critical": "critical"}
+
+ERRORS = {
+    name
+    for name, value in vars(errors).items()
+    if isinstance(value, type) and issubclass(value, errors.TocError)
+}
+
+
+class Said(NamedTuple):
+    """A text in the code."""
+
+    where: str
+    kind: str  #: a level, or a class of error
+    text: str  #: with a NUL for each value
+
+    def is_in(self, row: str) -> bool:
+        """Whether a row of the page shows this text: its constant parts, in their order."""
+        pattern = ".*".join(re.escape(part) for part in self.text.split("\0"))
+        return re.fullmatch(pattern, row, re.DOTALL) is not None
+
+
+class Log(NamedTuple):
+    """A call that logs."""
+
+    where: str
+    level: str
+    text: ast.expr
+
+
+@cache
+def trees() -> list[tuple[str, ast.Module]]:
+    return [
+        (str(file.relative_to(ROOT)), ast.parse(file.read_text()))
+        for package in ("kombu_toc", "celery_toc")
+        for file in sorted((ROOT / package).rglob("*.py"))
+    ]
+
+
+def constant(node: ast.expr) -> str | None:
+    """The text of an expression, with a NUL for each value in it; None if it is no text."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        parts = (constant(part) for part in node.values)
+        return "".join("\0" if part is None else part for part in parts)
+    return None
+
+
+def logs(where: str, tree: ast.AST) -> Iterator[Log]:
+    """Calls like ``logger.warning(text)``, and those of a helper that is given a level of
+    :mod:`logging` and then a text."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        place = f"{where}:{node.lineno}"
+        owner, _, method = ast.unparse(node.func).rpartition(".")
+        if method in LEVELS and "logger" in owner:
+            yield Log(place, LEVELS[method], node.args[0])
+        for level, text in zip(node.args, node.args[1:], strict=False):
+            if named := re.fullmatch(r"logging\.(WARNING|ERROR|CRITICAL)", ast.unparse(level)):
+                yield Log(place, named[1].lower(), text)
+
+
+def relays(where: str, tree: ast.AST) -> Iterator[tuple[str, str, int]]:
+    """Methods that log a text that they are given: (name, level, number of the argument)."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            names = [argument.arg for argument in node.args.args if argument.arg != "self"]
+            for log in logs(where, node):
+                if isinstance(log.text, ast.Name) and log.text.id in names:
+                    yield node.name, log.level, names.index(log.text.id)
+
+
+def logged() -> Iterator[Said]:
+    for where, tree in trees():
+        every = list(logs(where, tree))
+        known = {name: (level, number) for name, level, number in relays(where, tree)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                name = ast.unparse(node.func).rpartition(".")[2]
+                if name in known:
+                    level, number = known[name]
+                    every.append(Log(f"{where}:{node.lineno}", level, node.args[number]))
+        for place, level, node in every:
+            text = constant(node)
+            if text is not None:
+                yield Said(place, level, re.sub(r"%[-#.\d]*[sdrfi]", "\0", text))
+            else:
+                assert known and isinstance(node, ast.Name), f"{place} logs no constant text"
+
+
+def raised() -> Iterator[Said]:
+    """Texts that are given to an error of :mod:`kombu_toc.errors`."""
+    for where, tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and node.args:
+                name = ast.unparse(node.func).rpartition(".")[2]
+                text = constant(node.args[0])
+                if name in ERRORS and text is not None and text.strip("\0: "):
+                    yield Said(f"{where}:{node.lineno}", name, text)
+
+
+def _rows_for(missing: list[Said], row: str) -> str:
+    """What whoever has changed a text is to do."""
+    rows = {row.format(kind=one.kind, text=one.text.replace("\0", "VALUE")) for one in missing}
+    places = ", ".join(one.where for one in missing)
+    return "\n".join(["docs/errors.md lacks, in a section that fits:", *sorted(rows), places])
+
+
+def test_every_class_of_error_has_a_row() -> None:
+    assert set(re.findall(r"^\| `(\w+)` \|", CLASSES, re.MULTILINE)) == ERRORS
+
+
+def test_every_message_of_an_error_has_a_row() -> None:
+    """A row as: | `the message, with a word in capitals for each value` | what to do |"""
+    missing = [one for one in raised() if not any(one.is_in(row) for row in ROWS)]
+    assert not missing, _rows_for(missing, "| `{text}` | what to do |")
+
+
+def test_every_logged_warning_and_error_has_a_row() -> None:
+    """A row as: | warning | `the line, with a word in capitals for each value` | ... | ... |"""
+    missing = [
+        one
+        for one in logged()
+        if not any(level == one.kind and one.is_in(row) for level, row in LOGGED)
+    ]
+    assert not missing, _rows_for(missing, "| {kind} | `{text}` | meaning | what to do |")
+
+
+def test_no_row_has_a_line_that_is_logged_no_more() -> None:
+    said = list(logged())
+    rows = [row for level, row in LOGGED if level != "info"]
+    assert len(rows) >= 20
+    assert [row for row in rows if not any(one.is_in(row) for one in said)] == []
