@@ -196,7 +196,7 @@ class Option(NamedTuple):
 
 _SECONDS = Number(float, 0, unit="seconds").read
 _POSITIVE_SECONDS = Number(float, 0.01, unit="seconds").read
-_NATURAL = Number(int, 0).read
+_NATURAL = Number(int, 0, most=float("inf")).read
 
 #: The options; those named as a limit of a topic has them have its bounds.
 _OPTIONS: dict[str, Option] = {

@@ -40,6 +40,7 @@ class Number:
     least, most: the bounds, inclusive
     unit: its unit, if it has one
     power_of_two: whether it has to be a power of two as well
+    whole_floats: whether a whole number may be a float, such as 1e5
     called: its name in an error about a topic, if that is not its own
     error: what is raised for any other value
     """
@@ -49,6 +50,7 @@ class Number:
     most: float = HUGE
     unit: str = ""
     power_of_two: bool = False
+    whole_floats: bool = False
     called: str = ""
     error: type[ConfigurationError] = ConfigurationError
 
@@ -70,6 +72,8 @@ class Number:
 
         Raises `error`, naming `what`.
         """
+        if self.whole_floats and isinstance(value, float) and value.is_integer():
+            value = int(value)
         if self.kind is int:
             fits = isinstance(value, int) and not isinstance(value, bool) and self._fits(value)
             if fits:
@@ -108,19 +112,24 @@ LIMITS = {
     "retry_backoff": Number(float, 0, unit="seconds"),
     "retry_backoff_max": Number(float, 0, unit="seconds"),
     "dead_age": Number(float, 1, unit="seconds"),
-    "dead_limit": Number(int, 1),
+    "dead_limit": Number(int, 1, whole_floats=True),
 }
 
 
-def check_limits(what: str, limits: Iterable[tuple[str, object]]) -> dict[str, Any]:
-    """Limits as they are kept; one that is None stays None.
+def check_limits(
+    what: str, limits: Iterable[tuple[str, object]], *, optional: bool = True
+) -> dict[str, Any]:
+    """Limits as they are kept.
 
     what: whose they are, for an error
+    optional: whether one may be None, and then stays None
 
     Raises ConfigurationError, or SlotCountError, naming `what` and the limit.
     """
     return {
-        name: None if value is None else LIMITS[name].check(f"{what}: {_called(name)}", value)
+        name: None
+        if value is None and optional
+        else LIMITS[name].check(f"{what}: {_called(name)}", value)
         for name, value in limits
     }
 
@@ -166,4 +175,4 @@ class Limits(NamedTuple):
 
         Raises ConfigurationError, naming `what`, if a limit makes no sense.
         """
-        return Limits(**check_limits(what, self._asdict().items()))
+        return Limits(**check_limits(what, self._asdict().items(), optional=False))

@@ -483,3 +483,8 @@ def test_what_surrounds_a_password_stays_to_be_seen():
     assert mask_password("toc+redis://me:x@h:1/2?a=b&password=y&c=d") == (
         "toc+redis://me:**@h:1/2?a=b&password=**&c=d"
     )
+
+
+@pytest.mark.parametrize("name", ["toc_pop_bytes", "toc_fanout_length"])
+def test_a_number_that_only_costs_memory_has_no_upper_bound(name):
+    assert getattr(read({}, {name: 2**40}), name) == 2**40

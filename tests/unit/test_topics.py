@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
-from kombu_toc import ConfigurationError, SlotCountError
+from kombu_toc import ConfigurationError, Limits, SlotCountError
 from kombu_toc.model.keys import Keys, encode_name
 from kombu_toc.model.limits import LIMITS, MAX_SLOTS, PRIORITY_STEPS, check_steps
 from kombu_toc.model.topic import Declaration, Topic, check_slots, slot_of
@@ -260,3 +260,20 @@ def test_the_slots_of_any_topic_are_spread_evenly_over_the_nodes_of_a_cluster(no
         topic = Topic(f"queue-{number}.{number:x}", Declaration(slots=64), "toc:")
         load = Counter(key_slot(slot.body.encode()) * nodes // 16384 for slot in topic.all_slots())
         assert max(load.values()) <= 1.25 * 64 / nodes, topic.name
+
+
+# -- limits that look odd and are not
+
+
+def test_a_number_of_dead_messages_may_be_written_as_a_float():
+    assert Declaration.of("mail", dead_limit=1e5).dead_limit == 100_000
+    with pytest.raises(ConfigurationError, match=r"whole number from 1 up, not 1\.5"):
+        Declaration.of("mail", dead_limit=1.5)
+
+
+def test_what_holds_for_topics_that_say_nothing_has_to_be_said():
+    """Only a declaration may leave a limit to others."""
+    assert Declaration.of("mail", visibility=None).visibility is None
+    for name in Limits._fields:
+        with pytest.raises(ConfigurationError, match=r"limits: .*, not None"):
+            Limits(**{name: None}).checked("limits")
