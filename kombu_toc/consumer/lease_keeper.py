@@ -98,9 +98,9 @@ class LeaseKeeper:
         self._upkeeper = Upkeeper(
             self._make_center,
             native.lock,
+            self._log,
             in_time=self.in_time,
             beat=lambda: thread.beat_within(0.0),
-            say=self._log.log,
         )
 
     # -- leases

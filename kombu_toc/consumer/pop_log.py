@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from .snapshot import task_names
@@ -26,23 +27,41 @@ def log_pop(center: TimeoutCenter, tally: Counter[str], topic: str, result: Popp
     tally["bare"] += len(result.bare)
     tally["rolled back"] += len(result.rolled_back)
     tally["died"] += len(result.died)
+    tally["dropped"] += len(result.dropped)
     for id in result.bare:
         logger.error("message %s of %s had no body: removed", id, topic)
     names = task_names(center, topic, result.rolled_back + result.died, result.messages)
-    for id in result.rolled_back:
-        logger.warning(
-            "message %s of %s%s: its lease ended, it is delivered again", id, topic, names[id]
+    log_undelivered(logger.log, topic, names, result.rolled_back, result.died, result.dropped)
+
+
+def log_undelivered(
+    log: Callable[..., None],
+    topic: str,
+    names: Mapping[str, str],
+    rolled_back: Iterable[str],
+    died: Iterable[str],
+    dropped: Sequence[str],
+) -> None:
+    """Log what became of messages that were not delivered, by their ids.
+
+    log: as :meth:`logging.Logger.log`; names: of their tasks, as :func:`.snapshot.task_names`
+    """
+    for id in rolled_back:
+        log(
+            logging.WARNING,
+            "message %s of %s%s: its lease ended, it is delivered again",
+            *(id, topic, names[id]),
         )
-    for id in result.died:
-        logger.error(
-            "message %s of %s%s: no retries left, it is in DeadQueue", id, topic, names[id]
+    for id in died:
+        log(
+            logging.ERROR,
+            "message %s of %s%s: no retries left, it is in DeadQueue",
+            *(id, topic, names[id]),
         )
-    tally["dropped"] += len(result.dropped)
-    if result.dropped:
-        logger.warning(
+    if dropped:
+        more = ", ..." if len(dropped) > MAX_DROPPED else ""
+        log(
+            logging.WARNING,
             "DeadQueue of %s: %d messages dropped, for they are too old or too many: %s",
-            topic,
-            len(result.dropped),
-            ", ".join(result.dropped[:MAX_DROPPED])
-            + (", ..." if len(result.dropped) > MAX_DROPPED else ""),
+            *(topic, len(dropped), ", ".join(dropped[:MAX_DROPPED]) + more),
         )

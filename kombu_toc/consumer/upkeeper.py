@@ -21,25 +21,18 @@ from ..center.center import TimeoutCenter
 from ..center.upkeep import Event, Upkeep, elect
 from ..center.watch import Watch
 from ..errors import NotPermittedError
+from .deferred_log import DeferredLog
+from .election import ATTEMPT_INTERVAL, LEASE, Election
 from .native_threads import WakeEvent, unpatched_threading
 from .pipe import BROKEN
+from .pop_log import log_undelivered
 from .snapshot import task_names
-
-logger = logging.getLogger(__name__)
-
-#: Seconds for which a process keeps all topics up unless it says so again, and between attempts of
-#: the others to become the one that does.
-LEASE = 3.0
-ATTEMPT_INTERVAL = 2.0
 
 #: Seconds between attempts where they fail.
 FAILED_INTERVAL = 5.0
 
 #: Seconds after which the same complaint is made again.
 COMPLAIN_AGAIN = 300.0
-
-#: Messages that one line of the log names at most.
-MAX_NAMED = 10
 
 _host = socket.gethostname()
 
@@ -50,76 +43,76 @@ class Upkeeper:
     Its methods but :meth:`attempt` may be called by any thread; none but that waits for Redis.
 
     lock: makes locks of native threads
-    in_time, beat: of the heartbeat that it belongs to
-    say: logs from a native thread
+    in_time: whether the leases that this process holds somewhere still last
+    beat: has all leases renewed at once
+    log: logs from a native thread
     """
 
     def __init__(
         self,
         make_center: Callable[[], TimeoutCenter],
         lock: Callable[[], Any],
+        log: DeferredLog,
         *,
         in_time: Callable[..., bool],
         beat: Callable[[], None],
-        say: Callable[..., None],
     ) -> None:
         self._make_center = make_center
         self._in_time = in_time
         self._beat = beat
-        self._say = say
+        self._log = log
         self._bell = WakeEvent(lock)
         self.name = f"{_host}:{os.getpid()}:{uuid4().hex[:12]}"
-        #: who wants it to be done -> seconds between two passes
-        self._wanted: dict[Hashable, float] = {}
-        #: monotonic seconds of the next attempt to be elected
-        self.due = float("inf")
+        self._election = Election()
+        #: whether this user has the rights that it takes
         self._may = False
-        self._known_until = 0.0
-        self._elected_until = 0.0
         self._working = False
         #: what was seen of the server, or of each node of a Cluster
         self._watches: dict[Hashable, Watch] = {}
         self._home = Watch()
+        #: complaint -> monotonic seconds after which it is made again
         self._complaints: dict[str, float] = {}
 
     def want(self, who: Hashable, interval: float) -> None:
         """Somebody consumes here: see to it that the topics are kept up, here or elsewhere, with a
         pass every so many seconds."""
-        self._wanted[who] = interval
-        if self.due == float("inf"):
-            self.due = 0.0
+        self._election.want(who, interval)
 
     def unwant(self, who: Hashable) -> None:
-        self._wanted.pop(who, None)
-        if not self._wanted:
-            self.due = float("inf")
+        """They consume no more."""
+        if not self._election.unwant(who):
             self._bell.ring()
 
     @property
     def wanted(self) -> bool:
-        return bool(self._wanted)
+        return self._election.wanted
+
+    @property
+    def due(self) -> float:
+        """Monotonic seconds of the next :meth:`attempt`."""
+        return self._election.due
 
     @property
     def elected(self) -> bool:
         """Whether this process keeps the topics up."""
-        return self._working and time.monotonic() < self._elected_until
+        return self._working and self._election.elected(time.monotonic())
 
     @property
     def known(self) -> bool:
         """Whether this process or another is known to keep the topics up."""
-        return self.elected or time.monotonic() < self._known_until
+        return self.elected or self._election.known(time.monotonic())
 
-    # -- in the heartbeat's thread
+    # -- in the lease keeper's thread
 
     def attempt(self, center: TimeoutCenter) -> None:
         """Try to be elected."""
-        began = time.monotonic()
+        began, election = time.monotonic(), self._election
         if self._working:
-            self.due = began + ATTEMPT_INTERVAL
+            election.again(began + ATTEMPT_INTERVAL)
             return
-        self.due = began + FAILED_INTERVAL
+        election.again(began + FAILED_INTERVAL)
         if not self._may:
-            self.due = began + COMPLAIN_AGAIN
+            election.again(began + COMPLAIN_AGAIN)
             try:
                 # What it needs beside the scripts that every consumer may run.
                 center.client.hgetall(center.keys.write_probe)
@@ -132,25 +125,23 @@ class Upkeeper:
                 return
             self._may = True
         mine = self._elect(center, time.monotonic())
-        self.due = time.monotonic() + ATTEMPT_INTERVAL
-        if mine and self._wanted:
+        election.again(time.monotonic() + ATTEMPT_INTERVAL)
+        if mine and election.wanted:
             self._working = True
             unpatched_threading().start(self._run)
 
     def _elect(self, center: TimeoutCenter, began: float) -> bool:
+        mine: bool
         mine, somebody, now_us = center.run(elect(center.context, self.name, LEASE))
         received = time.monotonic()
         step = self._home.sample(now_us, began, received)
         if step > 0:
             self._stepped(step)
-        if mine:
-            self._elected_until = began + LEASE
-        elif somebody:
-            self._known_until = received + LEASE + ATTEMPT_INTERVAL
+        self._election.result(mine, somebody, began, received)
         return mine
 
     def _stepped(self, seconds: float) -> None:
-        self._say(
+        self._log.log(
             logging.WARNING,
             "the server's clock was set forward by %.1f seconds: leases are renewed at once",
             seconds,
@@ -167,8 +158,8 @@ class Upkeeper:
         except BROKEN as exc:
             self._complain("broken", "cannot keep the queues up for now: %s", exc)
         except Exception as exc:
-            self._say(logging.ERROR, "cannot keep the queues up: %s", exc, error=exc)
-            self.due = time.monotonic() + COMPLAIN_AGAIN
+            self._log.log(logging.ERROR, "cannot keep the queues up: %s", exc, error=exc)
+            self._election.again(time.monotonic() + COMPLAIN_AGAIN)
         finally:
             if center is not None:
                 center.client.close()
@@ -177,7 +168,7 @@ class Upkeeper:
             self._working = False
 
     def _work(self, center: TimeoutCenter) -> None:
-        watches = self._watches
+        watches, election = self._watches, self._election
         if not center.clustered:
             watches[None] = self._home  # watched since before it was elected
         upkeep = Upkeep(
@@ -191,10 +182,10 @@ class Upkeeper:
         )
 
         def goes_on() -> bool:
-            began = time.monotonic()
-            if began < self._elected_until - LEASE * 2 / 3:
-                return self.wanted
-            return self.wanted and self._elect(center, began)
+            now = time.monotonic()
+            if not election.wanted:
+                return False
+            return not election.renewal_due(now) or self._elect(center, now)
 
         try:
             while goes_on():
@@ -202,10 +193,9 @@ class Upkeeper:
                 upkeep.run(goes_on)
                 for topic, error in upkeep.refused.items():
                     self._complain(topic, "cannot keep queue %s up: %s", topic, error)
-                interval = min(self._wanted.values(), default=0.0)
-                self._bell.wait(max(began + interval - time.monotonic(), 0.001))
+                self._bell.wait(max(began + election.interval - time.monotonic(), 0.001))
         finally:
-            self._elected_until = 0.0
+            election.resign()
             with suppress(*BROKEN):
                 center.run(elect(center.context, self.name, 0))
 
@@ -215,28 +205,10 @@ class Upkeeper:
         if declared is not None:
             center.metrics.counts(declared).kept(len(rolled_back), len(died), len(dropped))
         names = task_names(center, topic, rolled_back + died)
-        for id in rolled_back:
-            self._say(
-                logging.WARNING,
-                "message %s of %s%s: its lease ended, it is delivered again",
-                *(id, topic, names[id]),
-            )
-        for id in died:
-            self._say(
-                logging.ERROR,
-                "message %s of %s%s: no retries left, it is in DeadQueue",
-                *(id, topic, names[id]),
-            )
-        if dropped:
-            shown = ", ".join(dropped[:MAX_NAMED]) + (", ..." if len(dropped) > MAX_NAMED else "")
-            self._say(
-                logging.WARNING,
-                "DeadQueue of %s: %d messages dropped, for they are too old or too many: %s",
-                *(topic, len(dropped), shown),
-            )
+        log_undelivered(self._log.log, topic, names, rolled_back, died, dropped)
 
     def _complain(self, about: str, text: str, *args: Any) -> None:
         now = time.monotonic()
         if now >= self._complaints.get(about, 0.0):
             self._complaints[about] = now + COMPLAIN_AGAIN
-            self._say(logging.WARNING, text, *args)
+            self._log.log(logging.WARNING, text, *args)
