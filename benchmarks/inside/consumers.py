@@ -28,7 +28,8 @@ def consume(connection: Connection, queues: list[Queue], listens: threading.Barr
         message.ack()
 
     with Consumer(channel, queues, callbacks=[received], prefetch_count=1, auto_declare=False):
-        connection.transport.poller.steady = True
+        poller = connection.transport.poller
+        poller.long_running = poller.steady = True  # its name now, and before
         first = True
         while True:
             try:

@@ -85,7 +85,7 @@ class TimeoutCenterStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celer
     def start(self, c: Any) -> None:
         c.timeout_center_step = self
         channel = c.task_consumer.channel
-        channel.poller.steady = True
+        channel.poller.long_running = True
         # What gossip hears of the others: with many of them, each would be woken all the time.
         channel.poller.unhurried.add(c.app.conf.event_exchange)
         if self._policy is None:
@@ -127,7 +127,7 @@ class TimeoutCenterStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celer
 
     def report(self) -> dict[str, Any]:
         """What ``celery inspect toc`` shows."""
-        return {"paused": self._paused, **self._channel.report()}
+        return {"paused": self._paused, **self._channel.snapshot()}
 
     def pause(self) -> bool:
         """Take no more tasks, also after a reconnect; whether that is new."""

@@ -22,7 +22,7 @@ from .holdings import RETRY_INTERVAL, SWEEP_INTERVAL, Holdings
 from .leases import Place, by_place
 from .pipe import BROKEN
 from .presence import PRESENCE_MS
-from .snapshot import in_words
+from .wording import in_words
 
 logger = logging.getLogger(__name__)
 

@@ -125,8 +125,9 @@ def calls_of(center: TimeoutCenter, deletion: Deletion) -> Iterator[ScriptCall]:
         (keys.expiring, "zset", f"topic:{queue}"),
     ]
     yield _discarding(whole, entries)
-    for slot in topic.all_slots() if topic is not None else ():
-        yield _discarding([*slot.all(), *map(slot.store, topic.other_steps())])
+    if topic is not None:
+        for slot in topic.all_slots():
+            yield _discarding([*slot.all(), *map(slot.store, topic.other_steps())])
 
 
 def _discarding(whole: Sequence[str], entries: Sequence[tuple[str, str, str]] = ()) -> ScriptCall:

@@ -12,7 +12,7 @@ from .claims import by_topic
 from .loop import TICK, Alarm, Loop
 from .pipe import BROKEN
 from .settlements import Settlements
-from .snapshot import in_words
+from .wording import in_words
 
 if TYPE_CHECKING:
     from ..center.center import TimeoutCenter

@@ -24,7 +24,7 @@ BROKEN = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSErr
 
 
 class Item(NamedTuple):
-    """A call or a plain command, and what is to be told its result, or that there will be none."""
+    """A call or a plain command, and what is called with its result, or if there will be none."""
 
     what: ScriptCall | tuple[Any, ...]
     on_reply: Callable[[Any], None] | None = None
@@ -43,16 +43,18 @@ class Waiting(NamedTuple):
 class PipelinedConnection:
     """Sends commands, and reads their replies when the socket has them.
 
-    pool: gives the pool whose arguments the connection is made with; it is none of the pool's
-    on_open, on_close: told the socket's file descriptor
-    on_owed: told the calls that must run but whose replies never came
-    metrics: told how long calls took
-    on_refused: told what was refused and the error; whether that is seen to, and the rest goes on
-    on_announcing: told the calls that write what scripts have announced
+    pool: gives a pool. The connection is made with the pool's arguments, and never belongs to it
+    on_open, on_close: called with the socket's file descriptor
+    on_owed: called with the calls that must run and whose replies never came
+    metrics: counts the calls, and how long they took
+    on_refused: called with what was refused and the error; returns whether it has handled that, and
+        the connection goes on
+    on_announcing: called with the calls that write what scripts have announced
     arguments: what to make of the pool's while the connection is opened
 
-    A connection may be cut without either end being told. A reply that takes longer than the
-    socket's timeout, beyond what its command blocks, counts as that: see :meth:`check`.
+    A connection may be cut although neither end is told. It is taken for broken if a reply takes
+    longer than the socket's timeout and the time for which its command may block: see
+    :meth:`check`.
     """
 
     def __init__(
@@ -111,7 +113,7 @@ class PipelinedConnection:
 
         Raises redis-py's ConnectionError or TimeoutError.
         """
-        items = [Item(*item) for item in items]
+        made = [Item(*item) for item in items]
         now = time.monotonic()
         if not self._waiting and now > self._used + IDLE and self.readable():
             self.close()  # the server has, and nothing is lost by that
@@ -121,18 +123,18 @@ class PipelinedConnection:
                 self._open()
             connection = self._connection
             latest = now + block + self._patience
-            for number, item in enumerate(items):
+            for number, item in enumerate(made):
                 self._waiting.append(Waiting(item, number < owed, latest))
             packed = [
                 item.what.packed()
                 if isinstance(item.what, ScriptCall)
                 else pack_command(*item.what)
-                for item in items
+                for item in made
             ]
             connection.send_packed_command(pieces(b"".join(packed)), check_health=False)
         except BaseException:
             if self._connection is None:  # none of it is waited for yet
-                self._waiting.extend(Waiting(item, n < owed, 0.0) for n, item in enumerate(items))
+                self._waiting.extend(Waiting(item, n < owed, 0.0) for n, item in enumerate(made))
             self.close()
             raise
 
@@ -189,8 +191,8 @@ class PipelinedConnection:
                     times = self._metrics.scripts[what.script.name]
                     times[0] += 1
                     times[1] += time.monotonic() - latest + self._patience
-                    if what.wake is not None and (call := what.announcing(reply)) is not None:
-                        self._on_announcing(call)
+                    if what.wake is not None:
+                        self._announce(what, reply)
                     reply = what.parse(reply)  # also if nobody is told: it counts
                 if on_reply is not None:
                     on_reply(reply)
@@ -250,13 +252,21 @@ class PipelinedConnection:
         self._fd = socket_of(connection).fileno()
         self._on_open(self._fd, self.read)
 
+    def _announce(self, call: ScriptCall, reply: Any) -> None:
+        """Hand over what a script has announced and could not write itself."""
+        announcing = call.announcing(reply)
+        if announcing is not None and self._on_announcing is not None:
+            self._on_announcing(announcing)
+
     def _resend(self, waiting: Waiting) -> None:
         # The server has forgotten its scripts (a restart, SCRIPT FLUSH): the text goes along.
+        call = waiting.item.what
+        assert isinstance(call, ScriptCall)  # nothing else is refused for that
         self._waiting.append(waiting)
         connection = self._connection
         try:
             connection.send_packed_command(
-                (pack_command(*waiting.item.what.command(whole=True)),), check_health=False
+                (pack_command(*call.command(whole=True)),), check_health=False
             )
         except BaseException:
             self.close()

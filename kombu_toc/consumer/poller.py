@@ -116,7 +116,7 @@ class Poller:
         self.reject = self.outbox.reject
         self.release = self.outbox.release
         self.flush = self.outbox.flush
-        self._steady = False
+        self._long_running = False
         self._pid = os.getpid()
         #: topics that are paused, and monotonic seconds when that is read again
         self._paused: set[str] = set()
@@ -127,18 +127,18 @@ class Poller:
         self._close_at = 0.0
 
     @property
-    def steady(self) -> bool:
+    def long_running(self) -> bool:
         """A worker's event loop or a loop that never leaves drain_events for long."""
-        return self._steady
+        return self._long_running
 
-    @steady.setter
-    def steady(self, steady: bool) -> None:
-        self._steady = steady
+    @long_running.setter
+    def long_running(self, long_running: bool) -> None:
+        self._long_running = long_running
         self._keep_up()
 
     def _keep_up(self) -> None:
         """Who consumes for long takes part in keeping all topics up."""
-        if self._steady and self.states:
+        if self._long_running and self.states:
             self.leases.keep_up(self, self.settings.toc_poll_interval * LOOKS)
         else:
             self.leases.leave_up(self)
@@ -205,7 +205,7 @@ class Poller:
 
     def attach(self, hub: Any) -> None:
         """Work within Kombu's event loop."""
-        self.steady = True
+        self.long_running = True
         self.loop.attach(hub, self.tick, self.settings.toc_poll_interval)
 
     def detach(self) -> None:
@@ -241,9 +241,9 @@ class Poller:
                 self._release_overdue(state, now)
                 self._maybe_fetch(state, now)
             self._listen()
-            self._reader.read(STREAM_BLOCK if self.steady else self._most)
+            self._reader.read(STREAM_BLOCK if self.long_running else self._most)
             self.dispatcher.set_alarm()
-            if self.steady and now >= self._close_at:
+            if self.long_running and now >= self._close_at:
                 self._close_idle(now)
         finally:
             loop.ticking = False
@@ -329,7 +329,7 @@ class Poller:
         deadline = None if timeout is None else self.loop.now() + timeout
         self.dispatcher.delivered = 0
         # One event a call, for callers count calls; a green worker's loop does not.
-        self.dispatcher.one = self.loop.hub is not None or not self.steady
+        self.dispatcher.one = self.loop.hub is not None or not self.long_running
         try:
             self._wait_and_deliver(deadline)
         finally:
@@ -339,7 +339,7 @@ class Poller:
     def _wait_and_deliver(self, deadline: float | None) -> None:
         loop, dispatcher = self.loop, self.dispatcher
         while True:
-            if deadline is not None and not self.steady:
+            if deadline is not None and not self.long_running:
                 self._most = max(deadline - loop.now(), 0.001)
             self.tick()
             if dispatcher.delivered:
@@ -367,7 +367,7 @@ class Poller:
 
     def _leave(self) -> None:
         # Nobody may come back to what is claimed: others shall have it.
-        if not self.steady:
+        if not self.long_running:
             self._listener.stop()
             self.outbox.announce_now(self.dispatcher.due.take_claims())
 
@@ -401,7 +401,7 @@ class Poller:
     @property
     def _kept_up(self) -> bool:
         """Whether leases that have ended and lost announcements are somebody else's concern."""
-        return self._steady and self.leases.kept_up
+        return self._long_running and self.leases.kept_up
 
     @property
     def _lookahead_us(self) -> int:

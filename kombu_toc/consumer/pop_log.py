@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from .snapshot import task_names
+from .wording import task_names
 
 if TYPE_CHECKING:
     from ..center.center import TimeoutCenter
@@ -44,7 +44,7 @@ def log_undelivered(
 ) -> None:
     """Log what became of messages that were not delivered, by their ids.
 
-    log: as :meth:`logging.Logger.log`; names: of their tasks, as :func:`.snapshot.task_names`
+    log: as :meth:`logging.Logger.log`; names: of their tasks, as :func:`.wording.task_names`
     """
     for id in rolled_back:
         log(

@@ -1,66 +1,33 @@
-"""What a consumer has in hand, for people: as plain data, and as words in a log."""
+"""What a consumer has in hand, as plain data, for people."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from redis.exceptions import ResponseError
-
-from ..errors import EnvelopeError
+from ..center.center import TimeoutCenter
 from ..metrics.counters import COUNTERS
-from ..model import envelope
 from ..model.results import Delivery
-from .pipe import BROKEN
-
-if TYPE_CHECKING:
-    from ..center.center import TimeoutCenter
-    from ..transport.channel import Channel
+from .lease_keeper import LeaseKeeper
+from .poller import Poller
+from .wording import task_of
 
 #: Messages that are named one by one, at most.
 MAX_SHOWN = 100
 
-#: Messages whose task names are looked up for a log, at once.
-MAX_NAMED = 10
+
+class Source(Protocol):
+    """The channel, as far as its snapshot needs it."""
+
+    center: TimeoutCenter
+    poller: Poller
+    heartbeat: LeaseKeeper
+
+    def capacity(self, held: int, early: int = 0) -> tuple[int, int, int]:
+        """As :meth:`.sink.Sink.capacity`."""
 
 
-def task_of(body: bytes, id: str) -> str:
-    """The name of the task that a message kept under that id carries; empty if it is none, or
-    cannot be read."""
-    try:
-        name = envelope.unpack(body, id)["headers"].get("task")
-    except EnvelopeError:
-        return ""
-    return name if isinstance(name, str) else ""
-
-
-def in_words(delivery: Delivery) -> str:
-    """Which message it is: id, topic, and the task's name if it has one."""
-    task = task_of(delivery.body, delivery.id)
-    return f"{delivery.id} of {delivery.topic}{f' (task {task})' if task else ''}"
-
-
-def task_names(
-    center: TimeoutCenter, topic: str, ids: list[str], messages: Iterable[Delivery] = ()
-) -> dict[str, str]:
-    """What a log says of the tasks of these messages: `` (task NAME)``, or nothing. What is not
-    among `messages` is looked up, for it is rare."""
-    names = dict.fromkeys(ids, "")
-    bodies = {message.id: message.body for message in messages if message.id in names}
-    unknown = [id for id in ids if id not in bodies][:MAX_NAMED]
-    if unknown:
-        with suppress(*BROKEN, ResponseError):
-            bodies.update((found.id, found.body) for found in center.get(unknown, topic=topic))
-    for id, body in bodies.items():
-        task = task_of(body, id)
-        if id in names and task:
-            names[id] = f" (task {task})"
-    return names
-
-
-def report(channel: Channel) -> dict[str, Any]:
+def snapshot(channel: Source) -> dict[str, Any]:
     """What this process holds for a channel and what it has counted; times in seconds.
 
     topics: per topic that it consumes, its slots, whether it holds more than there was room
@@ -86,7 +53,7 @@ def report(channel: Channel) -> dict[str, Any]:
         else:
             topic, slot, us = item
             claims.append({"topic": topic, "slot": slot, "due_in": (us - server_us) / 1e6})
-    free, room, _ = channel.capacity(*((state.buffered, len(state.early)) if state else (0,)))
+    free, room, _ = channel.capacity(*((state.buffered, len(state.early)) if state else (0, 0)))
     return {
         "prefix": channel.center.keys.prefix,
         "clock_ahead": server_us / 1e6 - time.time() if poller.clock.known else None,
@@ -103,7 +70,8 @@ def report(channel: Channel) -> dict[str, Any]:
 
 
 def _due(entry: dict[str, Any]) -> float:
-    return entry["due_in"]
+    due_in: float = entry["due_in"]
+    return due_in
 
 
 def _message(delivery: Delivery) -> dict[str, Any]:
@@ -116,7 +84,7 @@ def _message(delivery: Delivery) -> dict[str, Any]:
     }
 
 
-def _topic(channel: Channel, name: str) -> dict[str, Any]:
+def _topic(channel: Source, name: str) -> dict[str, Any]:
     topic = channel.center.known(name)
     found: dict[str, Any] = {
         "slots": topic.slots if topic is not None else None,

@@ -26,7 +26,7 @@ from .election import ATTEMPT_INTERVAL, LEASE, Election
 from .native_threads import WakeEvent, unpatched_threading
 from .pipe import BROKEN
 from .pop_log import log_undelivered
-from .snapshot import task_names
+from .wording import task_names
 
 #: Seconds between attempts where they fail.
 FAILED_INTERVAL = 5.0

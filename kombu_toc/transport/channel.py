@@ -22,7 +22,7 @@ from ..center.broadcasts import Subscription, remember
 from ..compat import kombu_channel
 from ..consumer.pipe import BROKEN
 from ..consumer.policy import DefaultPolicy, WorkerPolicy
-from ..consumer.snapshot import report
+from ..consumer.snapshot import snapshot
 from ..model.results import Delivery
 from .broadcast_queues import BroadcastQueues
 from .capacity import Capacity, capacity_of
@@ -211,7 +211,7 @@ class Channel(virtual.Channel):
         most = qos.can_consume_max_estimate()
         if most is None:
             # Without a bound and without an event loop, a consumer gets what it asks for.
-            most = BATCH if self.poller.steady else 1
+            most = BATCH if self.poller.long_running else 1
         room = most - (held - early) if qos.can_consume() else 0
         return capacity_of(self.policy, room, held, self.window())
 
@@ -219,9 +219,12 @@ class Channel(virtual.Channel):
         """The prefetch count, or what stands for it."""
         return self.qos.prefetch_count or BATCH
 
-    def report(self) -> dict[str, Any]:
-        """What this process has in hand and has counted; see :func:`.snapshot.report`."""
-        return report(self)
+    def snapshot(self) -> dict[str, Any]:
+        """What this process has in hand and has counted; see :func:`.snapshot.snapshot`."""
+        return snapshot(self)
+
+    #: The name that it had in the first release.
+    report = snapshot
 
     # -- settling
 

@@ -93,7 +93,8 @@ def test_what_was_claimed_when_it_is_paused_is_announced_again(
 ) -> None:
     # It finds nothing by looking, and nobody mends what is not announced.
     listener = Listener(connect(toc_poll_interval=60), "mail")
-    listener.connection.default_channel.poller.steady = True  # as a worker: it keeps its claims
+    # As a worker: it keeps its claims.
+    listener.connection.default_channel.poller.long_running = True
     publish(connect(), "x", "mail", headers={"x-delay": 6000})
     [(slot, us)] = announced(center, "mail")
     listener.listen(lambda: not announced(center, "mail"))  # it has the claim

@@ -585,7 +585,7 @@ def test_a_consumer_goes_on_after_its_links_broke(connect: Connect, client: redi
     connection = connect()
     inbox = Inbox()
     with Consumer(connection, [Queue("mail")], callbacks=[inbox]):
-        connection.transport.poller.steady = True  # as a worker, which goes on listening
+        connection.transport.poller.long_running = True  # as a worker, which goes on listening
         drain(connection)
         client.client_kill_filter(_type="normal", skipme=True)
         errors = 0

@@ -49,7 +49,7 @@ class Taker:
             prefetch_count=prefetch,
         )
         self._consumer.consume()
-        connection.transport.poller.steady = True
+        connection.transport.poller.long_running = True
 
     def _received(self, body: str, message: Message) -> None:
         self.taken.append(message.delivery_info["routing_key"])
@@ -233,7 +233,7 @@ class Worker(DefaultPolicy):
             channel, [Queue("mail")], on_message=self.executing.append, prefetch_count=16
         )
         self.consumer.consume()
-        connection.transport.poller.steady = True
+        connection.transport.poller.long_running = True
 
     def idle_slots(self) -> int:
         return self.processes - len(self.executing)

@@ -308,7 +308,7 @@ def test_a_message_whose_announcement_was_lost_starts_within_a_second(
         message.ack()
 
     with Consumer(connection, [Queue("mail")], callbacks=[received]):
-        connection.transport.poller.steady = True
+        connection.transport.poller.long_running = True
         keeps_up = connection.transport.heartbeat
         deadline = time.monotonic() + 10
         while not keeps_up.keeps_up:
@@ -384,7 +384,7 @@ def test_an_idle_consumer_looks_rarely_while_somebody_keeps_the_topics_up(
     connection = connect()
     queues = [Queue(f"q{i}") for i in range(10)]
     with Consumer(connection, queues, callbacks=[lambda body, message: None]):
-        connection.transport.poller.steady = True
+        connection.transport.poller.long_running = True
         _drain(connection, 4)
         assert connection.transport.heartbeat.kept_up
         client.config_resetstat()

@@ -38,7 +38,7 @@ class Fleet:
             message.ack()
 
         with Consumer(connection, [Queue(topic)], callbacks=[received], prefetch_count=1):
-            connection.transport.poller.steady = True
+            connection.transport.poller.long_running = True
             while not self._stop.is_set():
                 try:
                     connection.drain_events(timeout=0.5)
@@ -106,7 +106,7 @@ def test_a_time_that_a_dead_consumer_had_claimed_is_served_by_the_others(
     """A8, W6: the backstop bounds the lateness after a crash."""
     dead = connect()
     Consumer(dead, [Queue("mail")], callbacks=[lambda body, message: None]).consume()
-    dead.transport.poller.steady = True
+    dead.transport.poller.long_running = True
     send(connect(), 1, first=1.0, step=0)
     wait_until_claimed(dead, client)
     # From here on, nobody drains the first consumer: it may as well be dead.
@@ -125,7 +125,7 @@ def test_a_consumer_that_ends_hands_back_what_it_claimed(
     leaving = connect()
     consumer = Consumer(leaving, [Queue("mail")], callbacks=[lambda body, message: None])
     consumer.consume()
-    leaving.transport.poller.steady = True
+    leaving.transport.poller.long_running = True
     send(connect(), 1, first=60, step=0)
     wait_until_claimed(leaving, client)
     leaving.release()
@@ -160,7 +160,7 @@ def test_a_slot_is_popped_by_sha_after_the_servers_scripts_were_flushed(
 def test_what_was_cancelled_is_not_handed_back(connect: Connect, client: redis.Redis) -> None:
     leaving = connect()
     Consumer(leaving, [Queue("mail")], callbacks=[lambda body, message: None]).consume()
-    leaving.transport.poller.steady = True
+    leaving.transport.poller.long_running = True
     center = leaving.transport.center
     center.put("mail", "m1", b"", delay=60)
     wait_until_claimed(leaving, client)
@@ -231,7 +231,7 @@ def test_a_consumer_of_descending_times_holds_a_few_claims_of_a_slot(
     connection = connect()
     poller = connection.transport.poller
     with Consumer(connection, [Queue("mail", queue_arguments={"x-slots": 1})], callbacks=[print]):
-        poller.steady = True
+        poller.long_running = True
         center.declare("mail", slots=1)
         wake = center.keys.wake("mail")
         first = time.time() + 3600

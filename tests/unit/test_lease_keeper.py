@@ -32,7 +32,6 @@ def test_who_begins_to_consume_while_the_last_one_leaves_takes_part_in_the_upkee
 
     keeper = LeaseKeeper(nowhere)
     monkeypatch.setattr(keeper._thread, "beat_within", lambda seconds: None)
-    upkeeper = keeper._upkeeper
     begins = threading.Thread(target=keeper.keep_up, args=("another", 0.7))
 
     def meanwhile() -> None:
@@ -40,9 +39,10 @@ def test_who_begins_to_consume_while_the_last_one_leaves_takes_part_in_the_upkee
             begins.start()
             begins.join(0.2)  # unless it has to wait for the one that leaves
 
-    upkeeper._wanted = Wanted(meanwhile)
+    election = keeper._upkeeper._election
+    election._wanted = Wanted(meanwhile)
     keeper.keep_up("one", 0.7)
     keeper.leave_up("one")
     begins.join(10)
-    assert dict(upkeeper._wanted) == {"another": 0.7}
-    assert upkeeper.due == 0.0
+    assert dict(election._wanted) == {"another": 0.7}
+    assert election.due == 0.0
