@@ -126,3 +126,19 @@ def test_the_example_of_queues_is_declared(app: Celery) -> None:
         center = connection.transport.center
         declared = center.declared("mail").declaration
     assert (declared.slots, declared.retries, declared.visibility) == (1, 3, 30)
+
+
+def test_the_examples_of_monitoring_read_what_was_counted(
+    app: Celery, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @app.task(name="shop.remind")
+    def remind(order: int) -> None: ...
+
+    remind.apply_async(args=[7], countdown=3600)
+    exec(named("docs/monitoring.md", "from kombu_toc import read_metrics"), {"app": app})
+    assert capsys.readouterr().out.startswith("celery ")  # a process tells every five seconds
+    names: dict[str, Any] = {"app": app}
+    exec(named("docs/monitoring.md", "import serve").replace("9808", "0"), names)
+    names["server"].shutdown()
+    names["thread"].join()
+    names["server"].server_close()
