@@ -72,12 +72,12 @@ def install(consumer: Any) -> None:
 
 def read_time(time: Any) -> datetime | None:
     """As Celery's maybe_iso8601."""
-    from celery.utils.time import maybe_iso8601
-
     try:
         return datetime.fromisoformat(time)
     except (TypeError, ValueError):
         if time == "":  # to Celery it is no time at all, and it ends the worker
             raise
+        from celery.utils.time import maybe_iso8601
+
         read: datetime | None = maybe_iso8601(time)
         return read
