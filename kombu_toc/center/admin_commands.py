@@ -226,18 +226,14 @@ class AdminCommands:
     def purge(self, topic: Topic, slot: Slot) -> ScriptCall:
         """Delete waiting messages, at most PURGE_STEP. Result: how many, and the ids of copies
         that are to be removed from their copies sets."""
-        counts = self._counts(topic)
-
-        def parse(raw: list[Any]) -> tuple[int, list[str]]:
-            counts.purged += raw[0]
-            return raw[0], texts(raw[1])
+        counted = partial(count_first, self._counts(topic), "purged")
 
         return self._announcing(
             topic,
             "purge",
             (slot.announced_times, slot.body, slot.reasons, slot.tokens, *slot.stores),
             (len(slot.stores), slot.number, PURGE_STEP),
-            parse,
+            lambda raw: (counted(raw), texts(raw[1])),
         )
 
     def check(

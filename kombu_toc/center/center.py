@@ -23,22 +23,8 @@ from typing import Any
 from ..metrics.sender import Metrics
 from ..model.keys import Keys
 from ..model.limits import DEFAULT_SLOTS, Limits
-from ..model.results import (  # noqa: F401 - for importers that have not been changed yet
-    DEAD,
-    IN_FLIGHT,
-    WAITING,
-    Consumer,
-    Counts,
-    Delivery,
-    Fault,
-    Found,
-    Popped,
-    Put,
-)
-from ..scripts.call import ScriptCall  # noqa: F401 - as above
 from .admin_commands import AdminCommands
-from .commands import RECOVER, SENT, Commands, add_counters  # noqa: F401 - as above
-from .commands import divide_evenly as shares  # noqa: F401 - as above
+from .commands import Commands, add_counters
 from .context import POP_BYTES, Context
 from .delegate import Delegate, Option
 from .deliveries import Deliveries
@@ -46,10 +32,7 @@ from .leases import Leases
 from .lookup import Lookup
 from .old_names import OldNames
 from .operations import Operations
-from .registry import (
-    RELOAD,  # noqa: F401 - as above
-    Registry,
-)
+from .registry import Registry
 from .repair import Repair
 from .runner import Runner
 from .scan import Scan

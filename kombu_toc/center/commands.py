@@ -95,12 +95,9 @@ class Commands:
         numbers = slot_numbers(topic, request.slots)
         slots = [topic.slot(number) for number in numbers]
         name = request.name
-        keys: list[str] = []
-        for slot in slots:
-            keys += slot.script_keys
+        keys = [key for slot in slots for key in slot.script_keys]
         keys.append(slots[0].given(name.rpartition(".")[0]))
         limits = topic.declaration.limits(self._context.limits)
-        until_us = request.until_us
         counts = self._counts(topic)
 
         def parse(raw: list[Any]) -> Popped:
@@ -134,7 +131,7 @@ class Commands:
                 int(limits.dead_age * 1000),
                 -(-limits.dead_limit // topic.slots),
                 int(request.claimed),
-                scores.LAST_MS * 1000 if until_us is None else until_us,
+                scores.LAST_MS * 1000 if request.until_us is None else request.until_us,
                 name,
                 request.remember,
                 self._context.pop_bytes,

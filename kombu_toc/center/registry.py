@@ -1,8 +1,8 @@
 """The declarations of topics: read, written, and remembered for a while.
 
 One rule of freshness: what is remembered of a topic serves as long as it is not older than the
-caller accepts. :meth:`Registry.known` accepts any age and asks nobody, :meth:`Registry.topic`
-accepts half a minute, :meth:`Registry.declared` accepts nothing and always reads.
+caller accepts. :meth:`Registry.known` accepts any age and asks nobody, :meth:`Registry.topic` and
+:meth:`Registry.recent` accept half a minute, :meth:`Registry.declared` always reads.
 """
 
 from __future__ import annotations
@@ -84,6 +84,13 @@ class Registry:
             return self._remember(name, raw)
         known.read_at = self.clock()  # deleted: who declares it again does so as it was
         return known.topic
+
+    def recent(self, name: str) -> Topic | None:
+        """As :meth:`topic`, but None if nobody has declared it."""
+        known = self._known.get(name)
+        if known is not None and self.clock() - known.read_at < RELOAD:
+            return known.topic
+        return self.declared(name)
 
     def known(self, name: str) -> Topic | None:
         """The topic of that name if this center has used it before, however long ago; asks

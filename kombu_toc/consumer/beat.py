@@ -11,6 +11,7 @@ from redis import exceptions
 
 from ..center.bindings import Bindings
 from ..center.center import TimeoutCenter
+from ..center.commands import announce_presence
 from ..client.faults import is_temporary
 from ..errors import TocError
 from ..model.results import Delivery
@@ -145,7 +146,7 @@ class Beat:
         """Release what a pop gave to nobody."""
         try:
             left = center.run(flight.returning(center)).messages
-            center.run_all(center.releasing(left))
+            center.run_all(center.commands.release(left))
         except BaseException:
             self._holdings.flights.lose(flight)  # to be tried again
             raise
@@ -157,7 +158,7 @@ class Beat:
         calls = [
             ((topic, slot), call)
             for (topic, slot, visibility), deliveries in by_place(leases.held()).items()
-            for call in center.extending(deliveries, visibility)
+            for call in center.commands.extend(deliveries, visibility)
         ]
         lost: list[Delivery] = []
         failed: dict[Place, Exception] = {}
@@ -211,7 +212,7 @@ class Beat:
         statement, before = presence.next(time.monotonic())
         if statement or before:
             try:
-                center.run(center.appearing(statement, before, PRESENCE_MS))
+                center.run(announce_presence(center.keys, statement, before, PRESENCE_MS))
             except BROKEN:
                 presence.failed()
                 raise

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from typing import Any
 
 from ..center.center import TimeoutCenter
-from ..center.registry import RELOAD
 from ..client.options import Settings, suggestion
 from ..consumer.lease_keeper import LeaseKeeper
 from ..model.limits import Limits
@@ -70,8 +68,6 @@ class Queues:
         self._others_transient: set[str] = set()
         self.auto_delete: set[str] = set()
         self.exclusive: set[str] = set()
-        #: queue -> monotonic seconds when its declaration was read
-        self._read_at: dict[str, float] = {}
         #: queue -> what was asked for when it was declared and has no effect, and why
         self.ignored: dict[str, list[str]] = {}
 
@@ -119,17 +115,10 @@ class Queues:
 
     def topic(self, queue: str) -> Topic:
         """The topic of a queue; declared if nobody has done so."""
-        known = self._center.known(queue)
-        now = time.monotonic()
-        if now - self._read_at.get(queue, -RELOAD) >= RELOAD:
-            # It may have been deleted and declared anew, with other slots, by somebody else.
-            if len(self._read_at) > MAX_KNOWN:  # reply queues come and go
-                self._read_at.clear()
-                self._others_transient.clear()
-            known = self._center.declared(queue)
-            if known is not None:
-                self._center.agreed(known)
-            self._read_at[queue] = now
+        registry = self._center.registry
+        known = registry.recent(queue)
+        if known is not None:
+            registry.agreed(known)
         if queue in self.transient:
             expires = known is not None and known.declaration.expires
             return known if known is not None and expires else self._declare_topic(queue, {})
@@ -138,10 +127,6 @@ class Queues:
             stale_ms = int(self._settings.toc_stale_after * 1000)
             return self._center.declare(queue, slots=1, expires=stale_ms)
         return known or self._declare_topic(queue, {})
-
-    def read_again(self) -> None:
-        """Read the declarations again when they are next needed."""
-        self._read_at.clear()
 
     def size(self, queue: str) -> int:
         """How many messages wait in a queue, due or not; 0 if it is not declared."""
@@ -152,6 +137,8 @@ class Queues:
 
     def note_transient(self, queues: Collection[str]) -> None:
         """Others have bound these queues as transient ones."""
+        if len(self._others_transient) > MAX_KNOWN:  # reply queues come and go
+            self._others_transient.clear()
         self._others_transient.update(queues)
 
     def forget(self, queue: str) -> None:

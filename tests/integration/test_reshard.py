@@ -605,11 +605,11 @@ def test_a_publish_that_is_repeated_after_the_change_stays_one_message(connect, 
         center = TimeoutCenter(client)
         assert center.ack(center.pop("mail", 10).messages) == 1
         now(center, "mail", 64)
-        channel.queues.read_again()  # a channel of a new connection reads the declaration
+        channel.center.forget("mail")  # a channel of a new connection reads the declaration
         publish()
         assert center.counts("mail").waiting == 0, i
         now(center, "mail", 1)
-        channel.queues.read_again()
+        channel.center.forget("mail")
 
 
 @moves

@@ -92,6 +92,21 @@ def test_a_topic_is_read_again_after_half_a_minute(
     assert server.read == 1
 
 
+def test_who_may_not_declare_is_told_that_nobody_has(
+    registry: Registry, server: Server, clock: Clock
+) -> None:
+    assert registry.recent("mail") is None
+    server.change("mail", slots=2)
+    found = registry.recent("mail")
+    assert found is not None
+    assert registry.recent("mail") is found
+    assert server.read == 2
+    server.topics.clear()
+    clock.now += RELOAD
+    assert registry.recent("mail") is None
+    assert registry.known("mail") is None
+
+
 def test_who_asks_for_what_is_declared_now_reads_it_each_time(
     registry: Registry, server: Server
 ) -> None:
