@@ -26,7 +26,7 @@ class TocError(Exception):
 
 
 class ConfigurationError(TocError, ValueError):
-    """A URL or an option cannot be used as it stands; raised before anything is sent."""
+    """A URL or an option cannot be used; raised before anything is sent."""
 
 
 class CompatError(ConfigurationError):
@@ -38,54 +38,55 @@ class SlotCountError(ConfigurationError):
 
 
 class PriorityStepsError(ConfigurationError):
-    """A topic was declared with other priority steps; what is put under steps that its consumers do
-    not look at would never be delivered."""
+    """A topic was declared with other priority steps. A message under a step that its consumers do
+    not read would never be delivered."""
 
 
 class ActionTimeError(TocError, ValueError):
-    """An action time cannot be read, or lies beyond what a score can hold; raised to whoever sends
-    the message."""
+    """An action time cannot be read, or is beyond what a score can hold; raised to the sender."""
 
 
 class EnvelopeError(TocError, ValueError):
-    """The bytes kept for a message are damaged, or of a version this release does not know."""
+    """The stored bytes of a message are damaged, or of a version that this release does not
+    know."""
 
 
 class AlreadyThereError(TocError):
-    """A message was to be added only if there is none of its id in the queue, and there is one."""
+    """A message should be added only if the queue has none with its id, and it has one."""
 
 
 class MigrationError(TocError):
-    """Messages are not moved to or from another broker: what was named is not there."""
+    """Messages are not moved to or from another broker: it does not have what was named."""
 
 
 class ConsumersError(MigrationError):
-    """They are not, for somebody consumes what is to be moved; who knows better may force it."""
+    """Messages are not moved, because their queues have consumers; `force` overrides this."""
 
 
 class ReplicationError(TocError):
-    """A message is kept, but not as many replicas as asked for have confirmed it in time."""
+    """A message is kept, but too few replicas have confirmed it in time."""
 
 
 class ReshardError(TocError):
-    """A topic's slot count cannot be changed: there is no such topic, or somebody else is at it."""
+    """A topic's slot count cannot be changed: the topic does not exist, or another process is
+    changing it."""
 
 
 class ServerError(TocError, ConnectionError):
-    """The other end answers, but not as a Redis or Valkey that this package can use; or it refuses
-    a command for now: it is a replica, cannot save, or has no memory left."""
+    """A server answers, but not as a Redis or Valkey that this package can use; or it refuses a
+    command for now: it is a replica, cannot save, or has no memory left."""
 
 
 class NotPermittedError(NoPermissionError, ServerError):
-    """The server's ACL user lacks a right; the rule that gives it is named. To be tried again, for
-    it may be added at any time."""
+    """The ACL user lacks a permission; the message names the rule that gives it. It is retried,
+    because the rule may be added at any time."""
 
-    def __repr__(self) -> str:  # redis-py's leaves out what it says
+    def __repr__(self) -> str:  # redis-py's repr has no message
         return f"{type(self).__name__}({str(self)!r})"
 
 
 class FailoverError(ServerError):
-    """Sentinels know of no master just now: one that is down is about to be replaced."""
+    """The sentinels know no master for now: a replica is about to replace it."""
 
 
 class EmbeddedServerError(ServerError):

@@ -1,12 +1,12 @@
 """Registers the URL schemes. Imports nothing heavy, never raises.
 
-Kombu has no entry-point group for transports. The group it does load, the first time anything
-is serialized, published or consumed, is ``kombu.serializers``; Celery cannot open a connection
-without it. So the package has an entry point there, and loading that entry point is what
-registers the schemes. Kombu then registers its value as a serializer, which must be given, has
-neither an encoder nor a decoder, and is never used.
+Kombu has no entry-point group for transports. It does load the group ``kombu.serializers`` the
+first time that anything is serialized, published or consumed, and Celery cannot open a connection
+without it. This package has an entry point in that group, and loading it registers the schemes.
+Kombu then registers the entry point's value as a serializer. A value is required; it has no encoder
+and no decoder, and is never used.
 
-A program that makes a bare ``kombu.Connection`` before it imports anything else of Kombu writes
+A program that makes a bare ``kombu.Connection`` before it imports anything else of Kombu has to
 ``import kombu_toc`` first.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 _TRANSPORT = "kombu_toc.transport.transport:Transport"
 
-#: What may stand between ``toc+`` and ``://``.
+#: Kinds of URLs: the part between ``toc+`` and ``://``.
 KINDS = ("redis", "rediss", "unix", "sentinel", "cluster", "embedded")
 
 #: Arguments of ``kombu.serialization.register``: encoder, decoder, content type.
@@ -25,7 +25,7 @@ def register() -> None:
     """Make ``toc://`` and ``toc+...://`` known to Kombu."""
     try:
         from kombu.transport import TRANSPORT_ALIASES
-    except Exception:  # a Kombu so different that nothing here would work: its own error is clearer
+    except Exception:  # a Kombu that this package cannot work with: its own error is clearer
         return
     TRANSPORT_ALIASES.setdefault("toc", _TRANSPORT)
     for kind in KINDS:

@@ -1,4 +1,4 @@
-"""Redis ACLs: a refusal is explained with the rule that the user lacks."""
+"""Redis ACLs: a refusal becomes an error that names the rule that the user lacks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from redis.exceptions import NoPermissionError
 from ..errors import NotPermittedError
 from ..scripts.loader import commands_of, name_of
 
-#: Where all is written.
+#: The end of every such error.
 DOCUMENT = "docs/security.md has the whole rule"
 
 _COMMAND = re.compile(r"run the '([^']+)' command")
@@ -18,16 +18,16 @@ _SHA = re.compile(r"\b(?:f_|script: )([0-9a-f]{40})\b")
 
 
 def is_refused(exc: BaseException) -> bool:
-    """Whether the server has refused it to this user."""
+    """Whether an error reply means that an ACL forbids the command to this user."""
     if isinstance(exc, NoPermissionError):
         return True
-    # Within a script it is an ordinary error, and Redis 6.2 and 7.0 do not name the command.
+    # A script gets an ordinary error, and Redis 6.2 and 7.0 do not name the command in it.
     said = str(exc)
     return "ACL failure in script" in said or "The user executing the script can't" in said
 
 
 def explained(exc: BaseException, pool: Any) -> NotPermittedError:
-    """An error that says which rule the user lacks."""
+    """The error that names the rule to add."""
     said = str(exc)
     arguments = getattr(pool, "connection_kwargs", {})
     user = arguments.get("username")

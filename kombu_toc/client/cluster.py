@@ -1,11 +1,11 @@
 """A client of a Redis Cluster.
 
-redis-py's own client of a Cluster decides by itself when a command is repeated, and differs from
-release to release in what it pipelines. A timeout center has to know what has run: so this one
-knows where each slot lies, and leaves everything else to the client of that node.
+redis-py's own client of a Cluster decides by itself when to repeat a command, and its releases
+pipeline different commands. A timeout center has to know which commands have run. This client only
+knows which node has which hash slot, and leaves the rest to the client of that node.
 
-The keys that belong to no single slot of a topic share a hash tag, ``{toc}``. What names no key
-goes to the node that has them.
+Keys that belong to no slot of a topic share a hash tag, ``{toc}``. Commands without a key go to the
+node that has them.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ Place = tuple[str, int]
 #: The hash slot of ``{toc}``.
 HOME = key_slot(b"toc")
 
-#: Seconds for which a command is repeated that a node cannot run because its hash slot is just
-#: being moved, or given to another node, and seconds between.
+#: Seconds for which a command is repeated while its hash slot moves or changes its node, and the
+#: seconds between two attempts.
 PATIENCE = 5.0
 PAUSE = 0.02
 
-#: Seconds that a node may take to let somebody in, and to say where the hash slots are.
+#: Seconds that a node may take to accept a connection, and to list the hash slots.
 SHORT_TIMEOUT = 1.0
 
-#: How often a command is sent elsewhere before that counts as an error.
+#: Redirections of a command before they count as an error.
 MAX_MOVES = 8
 
-#: Seconds within which the nodes are not asked again where the hash slots are.
+#: Seconds for which a list of hash slots is not asked for again.
 FRESH = 0.1
 
-#: Seconds for which a node that did not say where the hash slots are is asked last.
+#: Seconds for which a node that did not list the hash slots is asked last.
 SILENT = 10.0
 
 BROKEN = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError)
 
-# From release 6 on, redis-py takes the first word off all of these: then the class tells it.
+# redis-py 6 and later strip the first word of these errors: then the class has that information.
 _MOVED = re.compile(r"(?:\b(MOVED|ASK) |^)(\d+) (\S*):(\d+)")
 _PASSING = re.compile(
     r"\bTRYAGAIN\b|rehashing of slot|\bCLUSTERDOWN\b|cluster is down|slot not served", re.I
@@ -92,7 +92,7 @@ def hash_slot(key: str | bytes) -> int:
 
 
 def with_short_timeouts(arguments: dict[str, Any]) -> dict[str, Any]:
-    """A connection's arguments so that a node that hangs is found out soon: there are others."""
+    """A connection's arguments, with timeouts that detect a hanging node soon: there are others."""
     return {
         **arguments,
         **dict.fromkeys(("socket_timeout", "socket_connect_timeout"), SHORT_TIMEOUT),
@@ -105,13 +105,13 @@ def _redirection(exc: BaseException) -> re.Match[str] | None:
 
 
 def is_redirection(exc: BaseException) -> bool:
-    """Whether a node says that another has the key."""
+    """Whether an error reply says that another node has the key."""
     return _redirection(exc) is not None
 
 
 def is_passing(exc: BaseException) -> bool:
-    """Whether it will be over in moments: a node has some of a command's keys while the others are
-    still elsewhere, or a replica is about to take over from its primary."""
+    """Whether an error will be over in moments: a node has only some of a command's keys while a
+    hash slot moves, or a replica is about to take over from its primary."""
     return _PASSING.search(str(exc)) is not None
 
 
@@ -128,10 +128,10 @@ def _unsettled(exc: Exception) -> Exception:
 class ClusterClient(redis.Redis):
     """As :class:`kombu_toc.client.connection.Client`, for the nodes of a Cluster.
 
-    places: some of its nodes
-    make_client: makes the client of one node; nothing is sent yet
+    places: one or more nodes; the rest are discovered
+    make_client: makes the client of one node; sends nothing yet
 
-    Errors are those of the nodes' clients; ServerError if none of them knows the Cluster.
+    Raises the errors of the nodes' clients, and ServerError if no node lists the hash slots.
     """
 
     def __init__(self, places: Sequence[Place], make_client: Callable[[Place], Client]) -> None:
@@ -139,16 +139,16 @@ class ClusterClient(redis.Redis):
         self._seeds = list(places)
         self._clients: dict[Place, Client] = {}
         self._lock = threading.RLock()
-        #: hash slot -> the node that has it; None before anyone was asked
+        #: hash slot -> its node; None before a node was asked
         self._where: list[Place | None] | None = None
         self._nodes: list[Place] = []
         #: node that did not answer -> monotonic seconds until which the others are asked first
         self._silent: dict[Place, float] = {}
         self._asked = 0.0
-        # Its pool is never used: it tells how replies are encoded.
+        # The pool is not used for connections; redis-py reads the encoding of replies from it.
         super().__init__(connection_pool=self.client_at(self._seeds[0]).connection_pool)
 
-    # -- where what is
+    # -- nodes
 
     def client_at(self, place: Place) -> Client:
         """The client of one node."""
@@ -156,7 +156,7 @@ class ClusterClient(redis.Redis):
         return found or self._clients.setdefault(place, self._make_client(place))
 
     def place_of(self, key: str | bytes | None) -> Place:
-        """The node that has a key; without one, the node that has those of no single slot."""
+        """The node that has a key; without a key, the node that has the tag ``{toc}``."""
         slot = HOME if key is None else hash_slot(key)
         place = (self._where or self._slots())[slot]
         if place is None:
@@ -176,13 +176,13 @@ class ClusterClient(redis.Redis):
         return self._where
 
     def primaries(self) -> list[Client]:
-        """Their clients."""
+        """The clients of the nodes that have hash slots."""
         return [self.client_at(place) for place in self.places()]
 
     def refresh(self) -> None:
-        """Ask where the hash slots are.
+        """Ask the nodes which of them has which hash slot.
 
-        Raises ServerError if no node tells.
+        Raises ServerError if no node answers.
         """
         asked = time.monotonic()
         with self._lock:
@@ -215,7 +215,7 @@ class ClusterClient(redis.Redis):
         raise ServerError(f"no node of the Cluster can be reached: {'; '.join(errors)}")
 
     def _slots_by(self, place: Place) -> list[Any]:
-        """Where the hash slots are, as one node sees it; it has to answer soon."""
+        """The hash slots as one node lists them, within a short timeout."""
         pool = self.client_at(place).connection_pool
         connection = pool.connection_class(**with_short_timeouts(pool.connection_kwargs))
         try:
@@ -240,7 +240,8 @@ class ClusterClient(redis.Redis):
             self._clients.pop(place).close()
 
     def apply_redirect(self, exc: BaseException) -> tuple[Place, bool] | None:
-        """Where a node says that a key is, and whether only until it has been moved."""
+        """The node that a redirection names, and whether it holds for one command only (ASK); None
+        if the error is no redirection."""
         match = _redirection(exc)
         if match is None:
             return None
@@ -255,8 +256,8 @@ class ClusterClient(redis.Redis):
     # -- commands
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
-        """As redis-py has it, for commands that may run twice: one is repeated if its node cannot
-        be reached, and another has the key by now."""
+        """As redis-py's, for commands that are idempotent: a command is repeated if its node cannot
+        be reached and another has taken over the key."""
         key = key_of(*args)
         deadline = time.monotonic() + PATIENCE
         place = self.place_of(key)
@@ -276,7 +277,7 @@ class ClusterClient(redis.Redis):
                 if heard is not None and moves <= MAX_MOVES:
                     client, asking = self.client_at(heard[0]), heard[1]
                 elif is_passing(exc) and time.monotonic() < deadline:
-                    time.sleep(PAUSE)  # others are at it
+                    time.sleep(PAUSE)  # the Cluster is about to settle it
                     client, asking, moves = self.client_for(key), False, 0
                 else:
                     raise _unsettled(exc)  # noqa: B904 - it has its cause
@@ -299,13 +300,13 @@ class ClusterClient(redis.Redis):
     def run_keyed(
         self, commands: Sequence[tuple[str | bytes, bytes]], wait: tuple[Any, ...] = ()
     ) -> tuple[list[Any], list[Any]]:
-        """Send commands, each with a key and as it goes over the wire, to the nodes that have the
-        keys; all nodes work side by side.
+        """Send packed commands to the nodes that have their keys; the nodes work in parallel.
 
-        wait: a command that each node is asked after the others, on the same connection
+        commands: a key and the packed command of each
+        wait: a command that each node gets after the others, on the same connection
 
-        Returns the reply to each, and what its node said to `wait`; of one that was refused, or
-        whose node cannot be reached, the error. Such a one may have run.
+        Returns the reply to each command, and its node's reply to `wait`. The reply to a command
+        that was refused, or whose node cannot be reached, is the error; it may have run.
         """
         replies: list[Any] = [None] * len(commands)
         waited: list[Any] = [None] * len(commands)
@@ -341,15 +342,15 @@ class ClusterClient(redis.Redis):
                         replies[number] = _unsettled(reply)
             if broken:
                 self._look_again(ServerError("a node cannot be reached"))
-                # Perhaps another has taken its place.
+                # Perhaps another node has taken over.
                 left.update(
                     (number, None)
                     for number, place in unsent.items()
                     if self.place_of(commands[number][0]) != place
                 )
             if slow:
-                time.sleep(PAUSE)  # others are at it
-            # Who asks elsewhere, and has to wait there, starts anew.
+                time.sleep(PAUSE)  # the Cluster is about to settle it
+            # After a pause, redirections are counted from the start.
             moves = 0 if slow else moves + 1
         return replies, waited
 
@@ -359,8 +360,8 @@ class ClusterClient(redis.Redis):
         by_place: dict[Place, list[tuple[int, bool]]],
         last: bytes,
     ) -> Iterator[tuple[Place, list[int], list[Any], bool]]:
-        """Send to all nodes, then read from all: the node, its commands, what it replied, and
-        whether they were sent at all."""
+        """Send to all nodes, then read from all. Yields the node, the numbers of its commands,
+        their replies, and whether they were sent at all."""
         sent = []
         with ExitStack() as stack:
             for place, some in by_place.items():
@@ -403,7 +404,7 @@ class ClusterClient(redis.Redis):
             yield from client.scan_iter(*args, **options)
 
     def drop_idle(self) -> None:
-        """As a node's client does it."""
+        """As :meth:`Client.drop_idle`, for all nodes."""
         for client in list(self._clients.values()):
             client.drop_idle()
 
@@ -418,7 +419,7 @@ _ASKING = pack_command("ASKING")
 
 
 class ClusterPipeline(Pipeline):
-    """Commands that are sent together, to whichever node each has its key on."""
+    """A pipeline: each command goes to the node that has its key."""
 
     def __init__(self, client: ClusterClient) -> None:
         super().__init__(client.connection_pool, client.response_callbacks, False, None)

@@ -29,7 +29,7 @@ SOCKET_TIMEOUT = 10.0
 #: Seconds that opening a connection may take, where Kombu does not say.
 CONNECT_TIMEOUT = 5.0
 
-#: Seconds for which a pool with a bound waits for a free connection, where nobody says.
+#: Seconds for which a bounded pool waits for a free connection, unless an option says otherwise.
 POOL_TIMEOUT = 20.0
 
 
@@ -79,10 +79,10 @@ class _Wish:
             "socket_keepalive": True,
             "health_check_interval": 0,
             **self.settings.connection,
-            # A command whose reply was lost may have run: only who sent it knows what to do.
+            # A command whose reply was lost may have run: only its sender knows what to do.
             "retry": Retry(NoBackoff(), 0),
             "command_packer": Packer(),
-            # Replies are read raw; the older protocol is the one that every server version shares.
+            # Replies are read raw, and every server version speaks the older protocol.
             "protocol": 2,
         }
         if self.credential_provider is not None:
@@ -93,13 +93,13 @@ class _Wish:
         return arguments
 
     def tcp_arguments(self) -> dict[str, Any]:
-        """The same with those of TLS, if it is spoken."""
+        """The same, with those of TLS if the server speaks it."""
         arguments = self.arguments()
         if not self.tls:
             _refuse_tls(arguments)
             return arguments
         if isinstance(self.ssl, dict):
-            # With or without the prefix: so is Kombu's for other transports.
+            # With or without the prefix ssl_, as Kombu's other transports take it.
             arguments.update(
                 (k if k.startswith("ssl_") else f"ssl_{k}", v) for k, v in self.ssl.items()
             )
@@ -118,7 +118,7 @@ def _unix(wish: _Wish) -> Client:
 
 
 def _embedded(wish: _Wish) -> Client:
-    arguments = wish.arguments()  # what is wrong with them is found before a server is started
+    arguments = wish.arguments()  # raises for a wrong one before a server is started
     return _over_socket(wish, arguments, EmbeddedServer.join(wish.address.path).socket)
 
 
@@ -147,7 +147,7 @@ def _cluster(wish: _Wish) -> ClusterClient:
     return ClusterClient(wish.address.hosts, client_of)
 
 
-#: What stands between ``toc+`` and ``://`` -> what makes a client of it.
+#: Kind of URL (the part between ``toc+`` and ``://``) -> the function that makes its client.
 _KINDS: dict[str, Callable[[_Wish], Client | ClusterClient]] = {
     "redis": _tcp,
     "rediss": _tcp,
@@ -171,14 +171,14 @@ def _pooled(cls: type[Any], arguments: dict[str, Any], wish: _Wish) -> Client:
 
 
 def _bound(arguments: dict[str, Any]) -> tuple[int, float]:
-    """Takes out of the arguments how many connections there may be, 0 for any number, and how many
-    seconds to wait for one."""
+    """Remove the pool's bound from the arguments: how many connections (0: any number), and how
+    many seconds to wait for one."""
     most, timeout = arguments.pop("max_connections", None), arguments.pop("timeout", None)
     return int(most or 0), timeout or POOL_TIMEOUT
 
 
 def _client(pool: Any, wish: _Wish) -> Client:
-    pool.prefix = wish.settings.prefix  # for what a refusal by an ACL is explained with
+    pool.prefix = wish.settings.prefix  # for the error that explains a refusal by an ACL
     return Client(connection_pool=pool)
 
 

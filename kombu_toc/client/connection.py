@@ -1,4 +1,4 @@
-"""A client of one server: redis-py's, with connections of its own for what runs often."""
+"""A client of one server: redis-py's, with connections of its own for frequent commands."""
 
 from __future__ import annotations
 
@@ -22,19 +22,18 @@ from .faults import translated
 IDLE = 0.05
 
 
-#: Those of this process; a fork's child has them, too.
+#: The clients of this process. The child of a fork has them, too.
 _clients: WeakSet[Client] = WeakSet()
 
 
 class Client(redis.Redis):
-    """Raises ServerError, a ConnectionError, where a server cannot do something for now: whoever
-    uses it goes on as after a lost connection, and tries again."""
+    """redis-py's client. A reply that a server cannot run a command for now is raised as a
+    ServerError, which is a ConnectionError: callers retry as after a lost connection."""
 
     def __init__(self, connection_pool: redis.ConnectionPool) -> None:
         super().__init__(connection_pool=connection_pool)
         self.thread = threading.get_native_id()
-        #: connections of its own that nobody uses just now, and the monotonic seconds when
-        #: somebody did
+        #: its own idle connections, and the monotonic seconds when each was last used
         self._free: deque[tuple[Any, float]] = deque()
         # A pool with a bound counts its connections, and new credentials reach only the pool's.
         pooled = isinstance(connection_pool, redis.BlockingConnectionPool)
@@ -45,10 +44,10 @@ class Client(redis.Redis):
 
     @property
     def run_packed(self) -> Callable[[Sequence[bytes]], list[Any]] | None:
-        """Sends commands as they go over the wire, and returns their replies; of one that is
-        refused, the error. None if every connection has to be the pool's.
+        """Sends packed commands and returns their replies; for a command that is refused, the
+        error. None if every connection must come from the pool.
 
-        For what runs often: it saves the work of redis-py's pool and of its execute_command. A
+        For frequent commands: it saves the work of redis-py's pool and of its execute_command. A
         loop of center.put takes 31 us of processor time for a message; over redis-py's own, 65
         (25 and 50 with hiredis). A loop of Celery's apply_async, with all that Celery does, takes
         311 and 359 (302 and 368). Measured with Python 3.11 and redis-py 8.1, alternating.
@@ -61,7 +60,7 @@ class Client(redis.Redis):
 
     @contextmanager
     def sending(self, commands: Sequence[bytes]) -> Iterator[Callable[[int], list[Any]]]:
-        """As :attr:`run_packed`, in two steps: yields a function that reads so many replies."""
+        """As :attr:`run_packed`, in two steps: yields a function that reads that many replies."""
         connection = self._connection()
         packed = b"".join(commands)
 
@@ -80,21 +79,21 @@ class Client(redis.Redis):
             connection.send_packed_command(pieces(packed))
             yield read
         except BaseException as exc:
-            connection.disconnect()  # replies may come yet
-            if isinstance(exc, ResponseError):  # it was refused when it connected
+            connection.disconnect()  # replies may still arrive
+            if isinstance(exc, ResponseError):  # the server refused the login
                 raise translated(exc, self.connection_pool)  # noqa: B904 - as below
             raise
         finally:
             self._free.append((connection, time.monotonic()))
 
     def _connection(self) -> Any:
-        """One that is this thread's until it is put back."""
+        """A connection that only this thread uses until it is put back."""
         while self._free:
             try:
                 connection, used = self._free.pop()
             except IndexError:  # another thread was faster
                 break
-            if connection.pid != os.getpid():  # its parent's
+            if connection.pid != os.getpid():  # it is the parent process's
                 continue
             if time.monotonic() > used + IDLE:
                 _disconnect_if_broken(connection)
@@ -103,7 +102,7 @@ class Client(redis.Redis):
         return pool.connection_class(**pool.connection_kwargs)
 
     def take_open(self) -> Any:
-        """A connection that is open and that nobody uses just now, or None; asks nobody."""
+        """An open idle connection, or None; the server is not asked."""
         while self._free:
             try:
                 connection, _ = self._free.pop()
@@ -114,8 +113,8 @@ class Client(redis.Redis):
         return open_of(self.connection_pool)
 
     def drop_idle(self, seconds: float = 0.0) -> None:
-        """Close the connections that nobody has used for so long: they may have been cut with
-        another, or nobody needs them any more."""
+        """Close the connections that have been idle for this long. A fault that broke another one
+        may have broken them, or they are no longer needed."""
         latest = time.monotonic() - seconds
         with suppress(IndexError):  # another thread was faster
             while self._free[0][1] <= latest:
@@ -135,8 +134,12 @@ class Client(redis.Redis):
             raise translated(exc, self.connection_pool)  # noqa: B904 - it has its cause already, if it is another
 
     def execute_all(self, commands: Sequence[tuple[Any, Any]], raises: bool) -> list[Any]:
-        """As redis-py executes commands and reads what they reply, over the same connections as
-        what is packed: a process seldom needs another one."""
+        """Execute commands as redis-py does, over the same connections as packed commands, so that
+        a process seldom needs more of them.
+
+        commands: arguments and redis-py's options of each
+        raises: whether the first error is raised; otherwise it takes the place of a reply
+        """
         connection = self._connection()
         replies: list[Any] = []
         try:
@@ -147,7 +150,7 @@ class Client(redis.Redis):
                 except ResponseError as exc:
                     replies.append(exc)
         except BaseException:
-            connection.disconnect()  # replies may come yet
+            connection.disconnect()  # replies may still arrive
             raise
         finally:
             self._free.append((connection, time.monotonic()))
@@ -163,10 +166,10 @@ class Client(redis.Redis):
 
 
 def close_idle(seconds: float, thread: int | None = None) -> None:
-    """Close the connections of this process that nobody has used for so long.
+    """Close the connections of this process that have been idle for this long.
 
-    thread: only those of clients that were made in this one, by its native id: where sockets are a
-        loop's, no other thread may close them
+    thread: native id; only connections of clients that were made in this thread. Where sockets
+        belong to an event loop, no other thread may close them.
     """
     for client in list(_clients):
         if thread in (None, client.thread):
@@ -174,7 +177,7 @@ def close_idle(seconds: float, thread: int | None = None) -> None:
 
 
 def _disconnect_if_broken(connection: Any) -> None:
-    """If the server has closed it, so do we: it connects anew when something is sent."""
+    """Close a connection that the server has closed; it reconnects when something is sent."""
     try:
         broken = connection.can_read(timeout=0)
     except (redis.ConnectionError, redis.TimeoutError, OSError):
@@ -184,9 +187,9 @@ def _disconnect_if_broken(connection: Any) -> None:
 
 
 class Pipeline(redis.client.Pipeline):
-    """As :class:`Client`, for commands that are sent together."""
+    """redis-py's pipeline, with the errors of :class:`Client`."""
 
-    #: what executes them instead of redis-py
+    #: executes the commands instead of redis-py
     run: Callable[[Sequence[tuple[Any, Any]], bool], list[Any]] | None = None
 
     def execute(self, raise_on_error: bool = True) -> list[Any]:

@@ -1,9 +1,9 @@
 """The embedded server: a real Valkey or Redis from a wheel, for a start and for tests.
 
 Every process that uses a directory holds a shared lock on its file ``users``. A keeper process
-starts the server and waits until it can have that lock alone: then nobody uses the server any
-more, however they ended, and the keeper stops it. Starting and stopping are kept apart by the
-lock ``gate``.
+starts the server and waits for the exclusive lock. It gets that when no process uses the server any
+more, however they ended, and stops the server then. The lock ``gate`` keeps starting and stopping
+apart.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from redis.retry import Retry
 
 from ..errors import EmbeddedServerError
 
-#: Seconds a server may take to come up, its data loaded.
+#: Seconds that a server may take to start and to load its data.
 START_TIMEOUT = 60.0
 
 #: A unix socket's path may be no longer than this on any platform.
@@ -134,8 +134,8 @@ class EmbeddedServer:
             client.close()
 
     def _wait_while_it_loads(self) -> None:
-        """Until it has read its data, or for as long as it may take to start: then it says itself
-        that it is not ready yet."""
+        """Wait until the server has read its data, or for as long as a start may take; after that
+        its own replies say that it is not ready."""
         deadline = time.monotonic() + START_TIMEOUT
         while time.monotonic() < deadline:
             try:
@@ -148,7 +148,7 @@ class EmbeddedServer:
                 raise self._does_not_start() from exc
 
     def leave(self) -> None:
-        """Stop using the server; the last one who leaves stops it."""
+        """Stop using the server; it stops when the last process has left."""
         if self._users is not None:
             os.close(self._users)
             self._users = None
@@ -174,8 +174,9 @@ class EmbeddedServer:
             ) from exc
 
     def _refuse_what_is_planted(self) -> None:
-        """Make sure that what is there, where all users may write, is this user's own, and that
-        nobody else can change it: who plants a folder or a socket would read all messages.
+        """Make sure that the directory belongs to this user and that nobody else can change it. It
+        is in a place where all users may write, and a planted directory or socket would expose all
+        messages.
 
         Raises EmbeddedServerError.
         """
@@ -257,19 +258,19 @@ def keep(directory: Path, socket: str, program: str, ephemeral: bool) -> int:
 
     signal.signal(signal.SIGCHLD, ended)
     signal.signal(signal.SIGTERM, stop)
-    if server.poll() is not None:  # it ended before anybody listened
+    if server.poll() is not None:  # it ended before the handlers were set
         return server.returncode
     while True:
         try:
             with (
-                _lock(directory / "users", fcntl.LOCK_EX),  # waits until nobody uses the server
+                _lock(directory / "users", fcntl.LOCK_EX),  # waits until no process uses the server
                 _lock(directory / "gate", fcntl.LOCK_EX | fcntl.LOCK_NB),
             ):
                 _stop(server, directory, socket, ephemeral)
                 return 0
         except BlockingIOError:
-            pass  # somebody is joining just now and waits for the lock that we hold
-        except FileNotFoundError:  # the directory was deleted: nobody can join any more
+            pass  # another process is joining, and waits for the lock that we hold
+        except FileNotFoundError:  # the directory was deleted, so no process can join any more
             _stop(server, directory, socket, ephemeral)
             return 0
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""What an error reply means for whoever sent the command: an error of ours that says what to do."""
+"""Error replies of a server, translated into errors that say what to do."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .acl import explained, is_refused
 #: How a server refuses the number of a database.
 _NO_DATABASE = re.compile(r"DB index is out of range|invalid DB index", re.IGNORECASE)
 
-#: Errors that pass by themselves or by an operator's hand. redis-py takes the first word off
-#: those that it has a class for, and Redis 6.2 puts a script's name before those of a script.
+#: Temporary errors: they pass, or an operator ends them. redis-py strips the first word of errors
+#: that it has a class for, and Redis 6.2 puts the script's name before the errors of a script.
 _NOT_NOW = (ReadOnlyError, OutOfMemoryError, MasterDownError, ClusterDownError)
 _NOT_NOW_WORDS = re.compile(
     r"\b(READONLY|MISCONF|NOREPLICAS|OOM|LOADING|MASTERDOWN|CLUSTERDOWN|BUSY|UNBLOCKED)\b"
@@ -28,13 +28,13 @@ _NOT_NOW_WORDS = re.compile(
 
 
 def is_temporary(exc: BaseException) -> bool:
-    """Whether an error reply means that the server cannot do it for now."""
+    """Whether an error reply means that the server cannot run the command for now."""
     return isinstance(exc, _NOT_NOW) or _NOT_NOW_WORDS.search(str(exc)) is not None
 
 
 def translated(reply: Any, pool: Any) -> Any:
-    """A reply; in place of an error that passes, or that a rule may cure, a ServerError, caused
-    by it."""
+    """A reply as it is, or a ServerError caused by it if it is an error that passes or that an ACL
+    rule cures."""
     if not isinstance(reply, ResponseError) or isinstance(reply, ServerError):
         return reply
     if is_refused(reply):
@@ -49,7 +49,7 @@ def translated(reply: Any, pool: Any) -> Any:
 
 
 def refusal(exc: BaseException, pool: Any) -> str:
-    """What to say of an error reply that passes by itself or by an operator's hand."""
+    """The text of the error for a temporary refusal."""
     if isinstance(exc, OutOfMemoryError) or re.search(r"\bOOM\b", str(exc)):
         return (
             f"{server_of(pool)} is full (maxmemory), and nothing was kept. Let workers drain it, "
@@ -68,7 +68,7 @@ def _no_database(exc: Exception, pool: Any) -> ConfigurationError:
 
 
 def server_of(pool: Any) -> str:
-    """The server that a pool's connections lead to, for an error."""
+    """Name the server of a pool, for an error: host and port, or the path of its socket."""
     if name := getattr(pool, "service_name", None):
         host, port = pool.master_address or ("?", "?")
         return f"{host}:{port} (master {name!r})"

@@ -1,4 +1,4 @@
-"""Whether a server can be used, may lose messages, and has memory left."""
+"""Checks of a server: can it be used, may it lose messages, how much memory has it left."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from redis.exceptions import (
 from ..errors import ConfigurationError, ServerError
 from .faults import server_of
 
-#: The oldest server whose commands suffice.
+#: The oldest version that has all commands that are needed.
 OLDEST = (6, 2)
 
 
@@ -31,7 +31,7 @@ def check_server(client: redis.Redis) -> dict[str, Any]:
 
     Raises ServerError, or redis-py's own AuthenticationError and ConnectionError.
     """
-    client_for = getattr(client, "client_for", None)  # that of a Cluster has it
+    client_for = getattr(client, "client_for", None)  # a Cluster's client has it
     cluster = client_for is not None
     where = server_of((client_for() if client_for else client).connection_pool)
     try:
@@ -46,7 +46,7 @@ def check_server(client: redis.Redis) -> dict[str, Any]:
             ) from exc
         raise
     except NoPermissionError:
-        client.ping()  # an ACL user who may not ask; the scripts will tell
+        client.ping()  # an ACL user without INFO; the scripts will show whether the server will do
         return {}
     except ConfigurationError:
         raise
@@ -80,10 +80,10 @@ def check_server(client: redis.Redis) -> dict[str, Any]:
 
 
 def durability_warnings(client: redis.Redis) -> list[str]:
-    """What in a server's configuration may lose messages, each with what to set instead.
+    """Settings of a server that may lose messages, each with the setting to use instead.
 
-    Empty if nothing does, or if the server does not say. Source: the Redis manual on key
-    eviction and on persistence.
+    Empty if there are none, or if the server does not show its configuration. Source: the Redis
+    manual on key eviction and on persistence.
     """
     warnings: dict[str, None] = {}
     for node in client.primaries() if hasattr(client, "primaries") else [client]:
@@ -91,7 +91,7 @@ def durability_warnings(client: redis.Redis) -> list[str]:
             for warning in _durability_warnings(node):
                 warnings[warning] = None
         except (ResponseError, NoPermissionError):
-            pass  # a managed server that does not tell its configuration
+            pass  # a managed server that hides its configuration
     return list(warnings)
 
 
@@ -109,7 +109,7 @@ def _durability_warnings(client: redis.Redis) -> Iterator[str]:
     if not rules:
         yield "Redis has no persistence: all tasks are lost when it restarts; set appendonly yes"
         return
-    # Each rule: a snapshot after so many seconds, if so many keys have changed.
+    # A rule is: seconds, changed keys. A snapshot is taken when both are reached.
     numbers = [int(number) for number in rules.split()]
     few, seconds = min(zip(numbers[1::2], numbers[::2], strict=True))
     within = f" in the {_minutes(seconds)} before" if few == 1 else " since the last one"
@@ -128,12 +128,12 @@ class Memory(NamedTuple):
 
     server: str  #: host and port, or its socket
     used: int  #: bytes
-    most: int  #: bytes (``maxmemory``); 0 if nothing bounds it
+    most: int  #: bytes (``maxmemory``); 0 without a bound
 
 
 def read_memory(client: redis.Redis) -> list[Memory]:
-    """How much memory the server uses, or each node of a Cluster that has slots. Empty if the user
-    may not ask."""
+    """The memory of the server, or of each node of a Cluster that has slots. Empty if the user has
+    no permission to ask."""
     found = []
     for node in client.primaries() if hasattr(client, "primaries") else [client]:
         try:

@@ -1,4 +1,5 @@
-"""Options: what a URL's query and ``broker_transport_options`` may say; checks and defaults."""
+"""Options of a connection, from a URL's query and ``broker_transport_options``: rows, checks and
+defaults."""
 
 from __future__ import annotations
 
@@ -18,13 +19,13 @@ from ..model.scores import MAX_RETRIES
 from ..model.topic import Declaration
 from .tls import read_requirement
 
-#: Which of a consumer's queues is served next: in turns, in the order in which they are consumed,
-#: or by name.
+#: Which of a consumer's queues is served next: each in turn, the first that was consumed, or the
+#: first by name.
 ROUND_ROBIN, PRIORITY, SORTED = "round_robin", "priority", "sorted"
 STRATEGIES = (ROUND_ROBIN, PRIORITY, SORTED)
 
 
-#: What options are called that are nobody's business.
+#: Names of options whose values are secret.
 _SECRET = re.compile("password|secret|token|credential", re.IGNORECASE)
 
 
@@ -78,7 +79,7 @@ def _sentinel_kwargs(name: str, value: Any) -> dict[str, Any]:
 
 
 def _masked(value: Any) -> Any:
-    """An option as it may be shown: of a mapping, without its secrets."""
+    """An option's value for display, without the secrets of a mapping."""
     if not isinstance(value, Mapping):
         return value
     return {
@@ -91,22 +92,22 @@ def _masked(value: Any) -> Any:
 class Settings:
     """The options of one connection, checked. Times are in seconds."""
 
-    #: how long a delivered message may stay unacknowledged and unrenewed
+    #: how long a delivered message may stay unacknowledged without a renewal of its lease
     visibility_timeout: float = Limits().visibility
-    #: what every key begins with, before ``toc_prefix``
+    #: the first part of every key, before ``toc_prefix``
     global_keyprefix: str = ""
-    #: the priorities that are told apart, 0 first; None: as a topic was declared
+    #: distinct priority levels, 0 first; None: each topic's own
     priority_steps: tuple[int, ...] | None = None
-    #: which queue of several that have something due is served: ``round_robin``, in turns;
+    #: which queue is served when several have due messages: ``round_robin``, each in turn;
     #: ``priority``, the first that was consumed; ``sorted``, the first by name
     queue_order_strategy: str = ROUND_ROBIN
-    #: what every key begins with
+    #: the prefix of every key
     toc_prefix: str = "toc:"
-    #: slot count of topics that are declared without one; None leaves the default
+    #: slot count of topics that are declared without one; None: the default
     toc_slots: int | None = None
-    #: redeliveries a message may have, in topics that are declared without a number
+    #: redeliveries of a message, in topics that are declared without a number
     toc_retries: int = MAX_RETRIES
-    #: seconds a message waits after its first failed delivery, doubled with each further one
+    #: how long a message waits after its first failed delivery; doubled with each further one
     toc_retry_backoff: float = Limits().retry_backoff
     #: the longest of these waits
     toc_retry_backoff_max: float = Limits().retry_backoff_max
@@ -121,37 +122,37 @@ class Settings:
     #: per topic: ``slots``, ``retries``, ``visibility``, ``retry_backoff``,
     #: ``retry_backoff_max``, ``dead_age``, ``dead_limit``, ``steps``
     toc_topics: dict[str, dict[str, Any]] = field(default_factory=dict)
-    #: how long before its action time a message may be fetched (and then held) by an idle worker
+    #: how long before its action time an idle worker may fetch a message, and then hold it
     toc_lookahead: float = 0.020
-    #: how long a message must have been due before a worker with no free process queues it
+    #: how long a message must have been due before a busy worker fetches it
     toc_queue_after: float = 0.005
-    #: how many bytes the messages may have together that are fetched in one go; one may have more
+    #: bytes of messages that one fetch may return; a larger message is fetched alone
     toc_pop_bytes: int = 8_000_000
-    #: how often an idle consumer looks into all slots, whatever was announced
+    #: how often an idle consumer checks all slots, whatever was announced
     toc_poll_interval: float = 1.0
-    #: whether messages that will wait are deflated
+    #: whether messages that will wait are compressed
     toc_deflate: bool = True
-    #: whether a revoke takes the message out of the broker (Celery's part, not the transport's)
+    #: whether a revoke deletes the waiting message from Redis; read by celery_toc
     toc_revoke_removes: bool = True
     #: about how many broadcast messages an exchange keeps for consumers that reconnect
     toc_fanout_length: int = 10_000
-    #: how long an exclusive, auto-delete or expiring queue outlives its last refresh, at least
+    #: how long, at least, an exclusive, auto-delete or expiring queue outlives its last refresh
     toc_stale_after: float = 60.0
-    #: whether what happens to messages, and how late, is counted
+    #: whether operations and lateness are counted
     toc_metrics: bool = True
-    #: by which the sentinels know the server
+    #: the name by which the sentinels know the server
     master_name: str = ""
-    #: how many others a sentinel must know of for its word to count
+    #: how many other sentinels a sentinel must know for its answer to count
     min_other_sentinels: int = 0
-    #: arguments for redis-py's connections to the sentinels; ``ssl`` as well
+    #: arguments of redis-py's connections to the sentinels, and ``ssl``
     sentinel_kwargs: dict[str, Any] = field(default_factory=dict, repr=False)
-    #: whether the server speaks TLS; ``rediss`` says so too
+    #: whether the server speaks TLS; the scheme ``rediss`` implies it
     ssl: bool = False
-    #: whether the sentinels do
+    #: whether the sentinels speak TLS
     sentinel_ssl: bool = False
-    #: arguments for redis-py's connections
+    #: arguments of redis-py's connections
     connection: dict[str, Any] = field(default_factory=dict)
-    #: what of the transport options has no effect, and why: a sentence each
+    #: transport options without effect, each with the reason
     ignored: list[str] = field(default_factory=list, compare=False, repr=False)
 
     def __repr__(self) -> str:
@@ -172,7 +173,7 @@ class Settings:
 
     @property
     def limits(self) -> Limits:
-        """What holds for topics whose declarations do not say."""
+        """Limits of topics that are declared without them."""
         return Limits(
             self.visibility_timeout,
             self.toc_retry_backoff,
@@ -185,12 +186,12 @@ class Settings:
 class Option(NamedTuple):
     """An option: how it is read, and where it may be given."""
 
-    #: checks and converts a value, which from a URL is text; is given the option's name
+    #: takes the option's name and a value, which is text in a URL; returns the value to use
     read: Callable[[str, Any], Any]
     in_url: bool = True
-    #: whether ``broker_transport_options`` may have it; else that is for others
+    #: whether ``broker_transport_options`` may have it; if not, it belongs to others there
     in_options: bool = True
-    #: whether None there means that it is not given, as with Kombu's options for Sentinel
+    #: whether None there means that it is not set, as with Kombu's options for Sentinel
     may_be_none: bool = False
 
 
@@ -198,7 +199,7 @@ _SECONDS = Number(float, 0, unit="seconds").read
 _POSITIVE_SECONDS = Number(float, 0.01, unit="seconds").read
 _NATURAL = Number(int, 0, most=float("inf")).read
 
-#: The options; those named as a limit of a topic has them have its bounds.
+#: The options, a row each. Those that set a limit of topics share its bounds.
 _OPTIONS: dict[str, Option] = {
     "visibility_timeout": Option(LIMITS["visibility"].read),
     "global_keyprefix": Option(_text),
@@ -230,7 +231,7 @@ _OPTIONS: dict[str, Option] = {
     "sentinel_ssl": Option(_flag),
 }
 
-#: Options of Kombu's own that a URL may carry; they are for Kombu, not for us.
+#: Kombu's own options that a URL may have; Kombu reads them.
 _KOMBU = frozenset(
     (
         "max_retries",
@@ -242,7 +243,7 @@ _KOMBU = frozenset(
     )
 )
 
-#: Those that only ``broker_transport_options`` has: Kombu, or whoever publishes, puts them there.
+#: The same of ``broker_transport_options``, where Kombu or a producer puts some more.
 _KOMBU_OPTIONS = _KOMBU | {
     "body_encoding",
     "callback",
@@ -252,7 +253,7 @@ _KOMBU_OPTIONS = _KOMBU | {
     "retry_errors",
 }
 
-#: What Kombu's own Redis transport, from which apps come, reads and this one has no need of.
+#: Options of Kombu's own Redis transport that this one does not need. Apps that move have them.
 _KOMBU_REDIS = frozenset(
     (
         "ack_emulation",
@@ -272,7 +273,7 @@ _KOMBU_REDIS = frozenset(
     )
 )
 
-#: What has no effect although it is known.
+#: Why these have no effect.
 _NOT_NEEDED = "an option of Kombu's redis transport, not needed here"
 
 
@@ -304,16 +305,16 @@ _REDIS = _arguments(
     "retry_on_timeout",
 }
 
-#: Accepted and without effect: a command that may have run is never sent again blindly.
+#: Accepted without effect: a command that may have run is never repeated blindly.
 _IGNORED = frozenset(("retry_on_timeout",))
 
 
 def read(query: Mapping[str, str], options: Mapping[str, Any]) -> Settings:
-    """Check and merge a URL's query with the transport options; the query goes first.
+    """Check and merge a URL's query with the transport options; the query has precedence.
 
-    Raises ConfigurationError for an option that is not known, naming it and one that is and
-    resembles it: any option of a URL, and of the transport options those that start with
-    ``toc_``. What else is not known there is named in what is :attr:`Settings.ignored`.
+    Raises ConfigurationError for a wrong value, for an unknown option in the URL, and for an
+    unknown transport option that begins with ``toc_``; it suggests a known name that is similar.
+    Other unknown transport options are listed in :attr:`Settings.ignored`.
     """
     settings = Settings()
     for name, value in options.items():
@@ -372,6 +373,6 @@ def _unknown(name: str, place: str) -> ConfigurationError:
 
 
 def suggestion(name: object, known: Iterable[str]) -> str:
-    """The end of a sentence about a name that is not known: one that is, if it resembles it."""
+    """The end of a sentence about an unknown name: a known name, if one is similar."""
     near = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.7)
     return f"; did you mean {near[0]!r}?" if near else ""

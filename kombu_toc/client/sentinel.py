@@ -1,4 +1,4 @@
-"""Redis Sentinel: whoever opens a connection asks the sentinels where the master is."""
+"""Redis Sentinel: every new connection asks the sentinels for the master."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _DEMOTED = re.compile(r"\bREADONLY\b")
 
 
 class Sentinels(Sentinel):
-    """As redis-py's; what is wrong is told with what to change.
+    """As redis-py's, with errors that say what to change.
 
-    on_other: told when connections lead to another server than before
+    on_other: called when a connection leads to another server than the one before
     """
 
     _address: tuple[str, int] | None = None
@@ -72,7 +72,7 @@ class Sentinels(Sentinel):
                 if state is None:
                     known.update(masters)
                 elif self.check_master_state(state, service_name):
-                    # The first to be asked the next time.
+                    # It is the first to be asked next time.
                     self.sentinels[0], self.sentinels[number] = sentinel, self.sentinels[0]
                     return state["ip"], state["port"]
                 elif state["num-other-sentinels"] < self.min_other_sentinels:
@@ -113,12 +113,12 @@ def _not_a_sentinel(where: str, exc: Exception) -> str:
 
 
 class MasterConnection(SentinelManagedConnection):
-    """A connection to the master. If that is one no longer, it is closed, and the next use asks
-    the sentinels again."""
+    """A connection to the master. It is closed when the server is no longer the master, and the
+    next use asks the sentinels again."""
 
     def connect_to(self, address: tuple[str, int]) -> None:
         super().connect_to(address)
-        # Sentinels may be behind the times; Redis's documentation wants clients to ask.
+        # Sentinels may be out of date; Redis's documentation tells clients to verify the role.
         try:
             self.send_command("ROLE", check_health=False)
             role = self.read_response()[0]
@@ -133,7 +133,7 @@ class MasterConnection(SentinelManagedConnection):
         self.connection_pool.sentinel_manager.connected_to(address)
 
     def send_packed_command(self, command: Any, check_health: bool = True) -> None:
-        # redis-py would connect to the server that was the master when it last asked.
+        # redis-py would connect to the master that it was told last time.
         if not self._sock:
             self.connect()
         super().send_packed_command(command, check_health)
@@ -141,9 +141,9 @@ class MasterConnection(SentinelManagedConnection):
     def read_response(
         self, *args: Any, disconnect_on_error: bool | None = True, **kwargs: Any
     ) -> Any:
-        # Not as SentinelManagedConnection has it: it leaves the connection open if whoever reads
-        # is interrupted, so that the reply would be taken for that to the next command; and of
-        # what a script is refused it knows nothing.
+        # Not as SentinelManagedConnection does it. That leaves the connection open if the reader is
+        # interrupted, so that the next command would get this reply; and it does not recognise
+        # the refusal of a write within a script.
         parent: Any = super(SentinelManagedConnection, self)
         try:
             return parent.read_response(*args, disconnect_on_error=disconnect_on_error, **kwargs)
@@ -159,17 +159,17 @@ class MasterTLSConnection(MasterConnection, TLSConnection):
 
 
 class MasterPool(SentinelConnectionPool):
-    """Connections to the master of a name."""
+    """A pool of connections to a named master."""
 
 
 class BoundedMasterPool(SentinelConnectionPool, redis.BlockingConnectionPool):
-    """The same, no more than so many; who needs one more waits."""
+    """The same with a bound; callers wait for a free connection."""
 
     def disconnect(self, inuse_connections: bool = True) -> None:
         if inuse_connections:
             super().disconnect()
             return
-        # Before redis-py 8 it knows no difference.
+        # redis-py before 8 closes those in use, too.
         for connection in list(self.pool.queue):
             if connection is not None:
                 connection.disconnect()
@@ -188,7 +188,8 @@ def make_pool(
 
     arguments: redis-py's, for connections to the master
     tls: whether the master speaks it
-    most, timeout: of a pool with a bound: how many connections, how many seconds to wait for one
+    most: how many connections; None or 0 for any number
+    timeout: seconds to wait for one of a bounded pool
 
     Raises ConfigurationError if the master has no name.
     """
@@ -202,7 +203,7 @@ def make_pool(
         "socket_connect_timeout": PATIENCE,
         "socket_keepalive": True,
         **settings.sentinel_kwargs,
-        "retry": Retry(NoBackoff(), 0),  # there are others to ask
+        "retry": Retry(NoBackoff(), 0),  # other sentinels can be asked
         "protocol": 2,
     }
     if settings.sentinel_ssl:

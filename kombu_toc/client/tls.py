@@ -13,7 +13,7 @@ import redis
 
 from ..errors import ConfigurationError, ServerError
 
-#: How far the other end must show who it is; as redis-py spells it.
+#: How strictly the other end's certificate is checked, as redis-py spells it.
 _REQUIREMENTS = ("none", "optional", "required")
 
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
@@ -23,9 +23,9 @@ _NOT_YET, _EXPIRED, _WRONG_NAMES = 9, 10, (62, 63, 64)
 
 
 def read_requirement(value: Any) -> str:
-    """How far certificates are checked: ``none``, ``optional`` or ``required``.
+    """How strictly certificates are checked: ``none``, ``optional`` or ``required``.
 
-    value: so, or as Python's ssl module and Kombu spell it: ``CERT_NONE``, ssl.CERT_NONE
+    value: one of these, or as Python's ssl module and Kombu spell it: ``CERT_NONE``, ssl.CERT_NONE
 
     Raises ConfigurationError.
     """
@@ -41,19 +41,18 @@ def read_requirement(value: Any) -> str:
 
 
 def tls_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What redis-py's TLS connections take, of these or of ``broker_use_ssl``, whose names may
-    lack the prefix ``ssl_``."""
+    """The arguments of redis-py's TLS connections among these, with strict defaults."""
     found = {k: v for k, v in given.items() if k.startswith("ssl_")}
     found["ssl_cert_reqs"] = read_requirement(found.get("ssl_cert_reqs", "required"))
     if found["ssl_cert_reqs"] == "none":
         found["ssl_check_hostname"] = False
-    else:  # before redis-py 6, False
+    else:  # False before redis-py 6
         found.setdefault("ssl_check_hostname", True)
     return found
 
 
 def _ends(exc: BaseException | None, kind: type, words: str) -> bool:
-    """Whether it was caused by such an error."""
+    """Whether an error of this kind, with these words, is among the causes of an error."""
     while exc is not None:
         ours = isinstance(exc, (kind, redis.ConnectionError))
         if ours and re.search(words, str(exc), re.IGNORECASE):
@@ -63,7 +62,8 @@ def _ends(exc: BaseException | None, kind: type, words: str) -> bool:
 
 
 class TLSConnection(redis.SSLConnection):
-    """Says what to change if it cannot be opened. Raises ServerError then."""
+    """A TLS connection whose errors say what to change. Raises ServerError if it cannot be
+    opened."""
 
     def connect(self) -> None:
         with self._explained():
@@ -115,7 +115,7 @@ class TLSConnection(redis.SSLConnection):
         if cause is not None:
             return f"the server refuses TLS: {said}"
         if _ends(exc, OSError, "closed|reset|broken pipe|EOF occurred"):
-            # Its alert is lost if it closes before it has read what was sent on.
+            # The alert is lost if the server closes before it has read what was sent.
             given = (
                 "accepts this client's certificate"
                 if self.certfile

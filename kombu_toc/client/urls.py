@@ -1,4 +1,4 @@
-"""Broker URLs: taken apart, shown without their passwords, and in the form that others have."""
+"""Broker URLs: parsed, masked, and converted to the form that other libraries read."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .options import is_redis_pys, read
 DEFAULT_PORT = 6379
 SENTINEL_PORT = 26379
 
-# The second form is a password with a '/', '?' or '#' that should have been percent-encoded, or
-# what lacks a scheme: unusable, and therefore shown in an error.
+# The second form is a password with a '/', '?' or '#' that is not percent-encoded, or a URL without
+# a scheme. Neither can be used, so both are shown in errors.
 _SECRET = re.compile(
     r"(://[^/?#]*?:)[^/?#]*(@)"
     r"|((?:^|://)[^/?#@:;]*:(?!//|\d*(?:/\d*)?\?))[^;]*(@)"
@@ -37,7 +37,7 @@ def mask_password(url: str, mask: str = "**") -> str:
 
 @dataclass
 class Address:
-    """Where a server is, and how to get in."""
+    """Where a server is, and the login for it."""
 
     kind: str
     host: str = "localhost"
@@ -47,14 +47,14 @@ class Address:
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     query: dict[str, str] = field(default_factory=dict, repr=False)
-    #: of the sentinels, or those of a Cluster's nodes that are named
+    #: host and port of each sentinel, or of the Cluster's nodes that the URL names
     hosts: tuple[tuple[str, int], ...] = ()
 
 
 def read_url(url: str) -> Address:
-    """Take a broker URL apart, with or without its ``toc+``.
+    """Parse a broker URL, with or without its ``toc+``.
 
-    Raises ConfigurationError, without the password in it, if it cannot be used.
+    Raises ConfigurationError, whose text has no password, if the URL cannot be used.
     """
     scheme, _, rest = url.partition("://")
     kind = "redis" if scheme == "toc" else scheme.removeprefix("toc+")
@@ -70,7 +70,7 @@ def read_url(url: str) -> Address:
     try:
         parts = urlsplit("//" + rest)
         port = parts.port
-    except ValueError:  # its text may hold the password
+    except ValueError:  # its text may contain the password
         raise _unreadable(shown) from None
     address = Address(
         kind,
@@ -94,7 +94,7 @@ def read_url(url: str) -> Address:
 
 
 def _read_cluster(rest: str, shown: str) -> Address:
-    """``toc+cluster://user:password@h1:7000,h2:7000``: some nodes of a Cluster."""
+    """``toc+cluster://user:password@h1:7000,h2:7000``: one or more nodes of a Cluster."""
     netloc, slash, tail = rest.partition("/")
     if not slash:
         netloc, mark, query = netloc.partition("?")
@@ -123,9 +123,9 @@ def _unreadable(shown: str) -> ConfigurationError:
 
 
 def _read_sentinels(url: str, shown: str) -> Address:
-    """Hosts with commas between them, or URLs with semicolons between them, as Kombu has it.
+    """Sentinels, separated by commas, or as Kombu's list of URLs, separated by semicolons.
 
-    What only one of the URLs says holds for all.
+    A setting that one URL of a list has applies to all of them.
     """
     address = Address("sentinel")
     hosts: list[tuple[str, int]] = []
@@ -152,7 +152,7 @@ def _read_sentinels(url: str, shown: str) -> Address:
                     say("password", unquote(host.password))
         except ConfigurationError:
             raise
-        except ValueError:  # its text may hold the password
+        except ValueError:  # its text may contain the password
             raise _unreadable(shown) from None
         for name, value in parse_qsl(parts.query, keep_blank_values=True):
             say(f"?{name}", value)
@@ -167,7 +167,7 @@ def _read_sentinels(url: str, shown: str) -> Address:
 
 
 def sentinel_url(address: Address) -> str:
-    """Such a URL in the form with commas, without its password."""
+    """The URL of sentinels in the form with commas, without its password."""
     hosts = ",".join(
         f"[{host}]:{port}" if ":" in host else f"{quote(host)}:{port}"
         for host, port in address.hosts
@@ -178,11 +178,11 @@ def sentinel_url(address: Address) -> str:
 
 
 def server_url(url: str) -> str:
-    """A broker URL as others than this transport have it: ``redis://``, ``rediss://`` or
+    """A broker URL as other libraries read it: ``redis://``, ``rediss://`` or
     ``redis+socket://``, with those of its options that are redis-py's.
 
-    Joins the embedded server if it is one's. Raises ConfigurationError for a URL that cannot be
-    used, and for one of a Cluster or of sentinels, which is more than a server.
+    Joins the embedded server if the URL names one. Raises ConfigurationError for a URL that cannot
+    be used, and for the URL of a Cluster or of sentinels, which name several servers.
     """
     address = read_url(url)
     if address.kind in ("cluster", "sentinel"):

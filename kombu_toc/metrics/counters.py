@@ -1,7 +1,5 @@
-"""What a process counts: what happened to messages, how late they were delivered, and how long
-scripts took. Plain integers, without a server.
-
-Topics that go away by themselves are not counted.
+"""Counters of a process: operations on messages, their lateness, and the times of scripts. Plain
+integers; no server is needed. Expiring topics are not counted.
 """
 
 from __future__ import annotations
@@ -14,51 +12,51 @@ from typing import Any, NamedTuple
 
 from ..model.topic import Topic
 
-#: What is counted, per topic.
+#: The counters of a topic.
 COUNTERS = (
     "put",  #: messages added
     "delivered",  #: deliveries; a message that is delivered again counts again
     "acked",  #: acknowledged
-    "released",  #: given back unhandled
-    "rolled_back",  #: given back after a failure, or because a lease ended
-    "dead",  #: given up on
-    "cancelled",  #: deleted by id before they were dead
+    "released",  #: returned unhandled
+    "rolled_back",  #: returned after a failure, or because a lease ended
+    "dead",  #: moved to DeadQueue
+    "cancelled",  #: deleted by id while they waited or were in flight
     "rescheduled",  #: given another time
     "requeued",  #: taken out of DeadQueue to be delivered again
     "dropped",  #: removed from DeadQueue: too old, or too many
-    "purged",  #: deleted with all the others, or dead
-    "empty",  #: pops that found nothing that is due
+    "purged",  #: deleted with all others of the topic, or from DeadQueue
+    "empty",  #: pops that found nothing due
 )
 
-#: Of these, what an idle consumer counts: that alone is sent once a minute.
+#: The counters of an idle consumer: if only these have changed, they are sent once a minute.
 _IDLE = frozenset(("empty",))
 
-#: Upper bounds of the lateness histogram in microseconds, each the root of two times the one
-#: before: 0.25 ms to 70 minutes.
+#: Upper bounds of the lateness histogram in microseconds, each the square root of two
+#: times the one before: 0.25 ms to 70 minutes.
 BOUNDS_US = tuple(round(250 * 2 ** (i / 2)) for i in range(49))
 
 #: Topics that a process counts for, at most.
 MAX_TOPICS = 4096
 
-#: What follows ``late:`` in the names of the histogram's buckets in Redis.
+#: The names of the histogram's buckets in Redis, after ``late:``.
 PLACES = [*BOUNDS_US, "inf"]
 _FIELDS = (*COUNTERS, "late_us", *(f"late:{bound}" for bound in PLACES))
 
 
 class Lateness(NamedTuple):
-    """How much later than their action times messages were delivered; of one that was sent after
-    its time, than it was sent."""
+    """A histogram of how long after their action times messages were delivered. For a message that
+    was sent after its time, the time of sending counts."""
 
-    buckets: tuple[int, ...]  #: how many were within each of BOUNDS_US; the last: beyond them
-    us: int  #: of all together, microseconds
+    buckets: tuple[int, ...]  #: messages within each of BOUNDS_US; the last number: beyond them
+    us: int  #: sum of all, microseconds
 
     @property
     def count(self) -> int:  # type: ignore[override] # it is public; a tuple's is of no use here
         return sum(self.buckets)
 
     def quantile(self, q: float) -> float | None:
-        """Seconds within which that share of the messages was delivered, to about 20 percent;
-        None if there were none."""
+        """Seconds within which this share of the messages was delivered, to about 20 percent; None
+        without messages."""
         rank, below = q * self.count, 0
         for place, number in enumerate(self.buckets):
             if number and below + number >= rank:
@@ -81,7 +79,7 @@ class Lateness(NamedTuple):
 
 
 class TopicCounts:
-    """One process's counters of one topic. Each is only ever added to, by any thread."""
+    """One process's counters of one topic. Any thread may add to them; none ever decreases."""
 
     __slots__ = (*COUNTERS, "late", "late_us", "sent")
 
@@ -103,26 +101,26 @@ class TopicCounts:
             setattr(self, name, 0)
         self.late = [0] * len(PLACES)
         self.late_us = 0
-        #: what Redis has been told
+        #: the values that Redis has
         self.sent = self.values()
 
     def values(self) -> list[int]:
         return [*(getattr(self, name) for name in COUNTERS), self.late_us, *self.late]
 
     def popped(self, delivered: int, rolled_back: int, dead: int, dropped: int) -> None:
-        """What a pop did."""
+        """Count the results of a pop."""
         self.delivered += delivered
         self.empty += not delivered
         self.kept(rolled_back, dead, dropped)
 
     def kept(self, rolled_back: int, dead: int, dropped: int) -> None:
-        """What upkeep did."""
+        """Count the results of upkeep."""
         self.rolled_back += rolled_back
         self.dead += dead
         self.dropped += dropped
 
     def late_by(self, us: int) -> None:
-        """A message was delivered so many microseconds after its action time."""
+        """Count a message that was delivered this many microseconds after its action time."""
         self.late[bisect_left(BOUNDS_US, us)] += 1
         self.late_us += us
 
@@ -132,20 +130,20 @@ class TopicCounts:
 
 
 class _Scripts(dict[str, list[Any]]):
-    """Begins to count for whatever script is asked for."""
+    """Begins to count for a script when it is first looked up."""
 
     def __missing__(self, script: str) -> list[Any]:
         return self.setdefault(script, [0, 0.0, 0])
 
 
 def count_first(counts: TopicCounts, counter: str, raw: list[int]) -> int:
-    """How a call that replies how many there were counts them."""
+    """Add the reply of a call, which is a number of messages, to a counter."""
     setattr(counts, counter, getattr(counts, counter) + raw[0])
     return raw[0]
 
 
 class Change(NamedTuple):
-    """What has come about since counters were last sent."""
+    """The difference from the values that were last sent."""
 
     topic: str | None  #: None for the times of scripts
     added: dict[str, int]
@@ -164,13 +162,13 @@ class Counters:
         self.topics: dict[str, TopicCounts] = {}
         #: script -> [calls whose times were taken, their seconds, other calls]
         self.scripts = _Scripts()
-        #: where to count what nobody reads
+        #: where to count for topics that are not reported
         self._unread = TopicCounts()
-        #: the counters of scripts that Redis has been told
+        #: the values of scripts that Redis has
         self._scripts_sent: dict[str, int] = {}
 
     def counts(self, topic: Topic) -> TopicCounts:
-        """Where to count what happens in a topic."""
+        """The counters of a topic."""
         found = self.topics.get(topic.name)
         if found is not None:
             return found
@@ -179,15 +177,15 @@ class Counters:
         return self.topics.setdefault(topic.name, TopicCounts())
 
     def late(self, topic: str, us: int) -> None:
-        """A message that was counted as delivered was handed over this late, in microseconds."""
+        """Count the lateness, in microseconds, of a message that was counted as delivered."""
         found = self.topics.get(topic)
         if found is not None:
             found.late_by(us)
 
     def changed(self, *, idle: bool) -> list[Change]:
-        """What has to be sent.
+        """The changes to send.
 
-        idle: also if it is only what idle consumers count
+        idle: also those of counters that an idle consumer changes, if there are no others
         """
         changed = []
         for topic, counts in list(self.topics.items()):
@@ -205,7 +203,7 @@ class Counters:
         return changed
 
     def all_sent(self) -> None:
-        """Take what was counted so far as sent."""
+        """Consider all values sent."""
         for counts in self.topics.values():
             counts.sent = counts.values()
         self._scripts_sent = self._script_values()

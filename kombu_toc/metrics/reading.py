@@ -1,7 +1,9 @@
-"""Reads what all processes have counted::
+"""Reads the counters of all processes.
 
-for measured in read_metrics(center).values():
-    print(measured.topic, measured.totals["put"], measured.recent_lateness.quantile(0.99))
+An example::
+
+    for measured in read_metrics(center).values():
+        print(measured.topic, measured.totals["put"], measured.recent_lateness.quantile(0.99))
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from ..model.keys import MINUTES, Keys
 from ..model.topic import Declaration
 from .counters import COUNTERS, PLACES, Lateness
 
-#: Minutes that "recently" is, unless asked otherwise.
+#: The default length of "recently", in minutes.
 RECENT = 5
 
 
@@ -29,35 +31,35 @@ class Source(Protocol):
 
 
 class Measured(NamedTuple):
-    """What was counted for a topic, by all processes."""
+    """The counters of a topic, from all processes."""
 
     topic: str
     totals: dict[str, int]  #: each of COUNTERS, since the topic was declared
     lateness: Lateness
-    seconds: float  #: how long "recent" is
-    recent: dict[str, int]  #: the same of that time
+    seconds: float  #: the length of "recent"
+    recent: dict[str, int]  #: the same for that time
     recent_lateness: Lateness
 
     def rate(self, counter: str) -> float:
-        """How many a second, recently."""
+        """The recent rate of a counter, per second."""
         return self.recent[counter] / self.seconds
 
 
 class ScriptTimes(NamedTuple):
-    """How often a script was called, and how long that took as clients saw it."""
+    """How often a script was called, and how long clients waited for it."""
 
     calls: int
-    timed: int  #: of these, those that were not one of many in a pipeline
-    seconds: float  #: that those took, from sending to reply
+    timed: int  #: those of them that were not in a pipeline with others
+    seconds: float  #: the time that those took, from sending to reply
 
 
 def read_metrics(
     center: Source, topics: Iterable[str] | None = None, *, minutes: int = RECENT
 ) -> dict[str, Measured]:
-    """What all processes have counted, by topic; two round trips to the server.
+    """The counters of all processes, by topic; two round trips to the server.
 
-    topics: all declared ones that are counted unless given
-    minutes: what is recent: so many whole minutes and the present one, at most 14
+    topics: all declared ones that are counted, unless given
+    minutes: the length of "recent": this many whole minutes and the present one, at most 14
     """
     minutes = min(max(minutes, 1), MINUTES - 2)
     client, keys = center.client, center.keys
@@ -88,7 +90,7 @@ def read_metrics(
         recent: Counter[str] = Counter()
         for minute in wanted:
             numbers = _numbers(next(replies))
-            if numbers.get("minute") == minute:  # else nobody has counted anything since
+            if numbers.get("minute") == minute:  # otherwise nothing was counted in that minute
                 recent.update(numbers)
         found[name] = Measured(
             name,

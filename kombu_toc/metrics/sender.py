@@ -1,10 +1,9 @@
-"""Sends what a process has counted to Redis.
+"""Sends the counters of a process to Redis.
 
-A process adds, every few seconds, what has come about since to the totals in Redis: from the lease
-keeper's thread where there is one, else with a publish. Nothing is sent if nothing has changed. A
-failure is logged and raises nothing: the last seconds of a process may be missing. In Redis there
-are, per topic, the totals and those of each of the last minutes, by Redis's own clock; they go
-when the topic is deleted.
+Every few seconds a process adds its changes to the totals in Redis, from the lease keeper's thread
+if it has one, otherwise after a publish. Nothing is sent if nothing has changed. A failure is
+logged and raises nothing: the last seconds of a process may be missing. Redis has the totals of
+each topic and those of each of the last minutes, by its own clock, until the topic is deleted.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from .counters import Counters
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two sendings; where only idle pops are new; and after one that failed.
+#: Seconds between two sendings; the same if only idle pops are new; and after a failure.
 INTERVAL = 5.0
 IDLE_INTERVAL = 60.0
 PAUSE = 60.0
 
 
 class Outlet(Protocol):
-    """What adds counters up in Redis; a timeout center is one."""
+    """Adds counters up in Redis; a timeout center is one."""
 
     @property
     def client(self) -> Any:
-        """redis-py's client; of a Cluster, one that has the clients of its nodes."""
+        """redis-py's client, or that of a Cluster, which has a client for each node."""
 
     @property
     def clustered(self) -> bool: ...
@@ -45,11 +44,11 @@ class Outlet(Protocol):
         """The call that adds to a topic's counters; without a topic, to those of scripts."""
 
     def run_each(self, calls: Sequence[Any]) -> list[Any]:
-        """Run such calls; in place of the result of one that failed, the error."""
+        """Run such calls; return their results, or the error of a call that failed."""
 
 
 class Metrics(Counters):
-    """What this process has counted for one server and prefix, and when it was sent.
+    """The counters of this process for one server and prefix, and when they were sent.
 
     active: whether anything is counted at all
     """
@@ -62,34 +61,34 @@ class Metrics(Counters):
 
     @classmethod
     def of(cls, identity: Hashable) -> Metrics:
-        """Those of this process for a server and prefix."""
+        """The metrics of this process for a server and prefix."""
         found = _shared.get(identity)
         return found or _shared.setdefault(identity, cls())
 
     def reset(self) -> None:
-        """Take what was counted so far as sent: after a fork, the parent does that."""
-        #: who takes it sends; no lock, for greenlets and native threads may both be at it
+        """Consider all values sent: after a fork, the parent sends them."""
+        #: the thread that pops the element sends; no lock, because greenlets and native threads may
+        #: both try
         self._turn = [True]
         #: monotonic seconds when something may be sent again, and when it last was
         self.due = 0.0 if self.active else float("inf")
         self._last = time.monotonic()
-        #: what was last used to send
+        #: the outlet that was last used
         self._outlet: Callable[[], Outlet | None] = _nothing
         self.all_sent()
 
     def pass_by(self, outlet: Outlet) -> None:
-        """Send what there is, if it is time to: for a process that has just talked to the
-        server anyway."""
+        """Send the changes if it is time to. Called by a process that has just used the server."""
         if time.monotonic() >= self.due:
             self.send(outlet)
 
     def send(self, outlet: Outlet) -> None:
-        """Add to Redis what has come about since; raises nothing that a server may cause."""
+        """Add the changes to the totals in Redis. Raises no error that a server may cause."""
         if not self.active:
             return
         try:
             turn = self._turn.pop()
-        except IndexError:  # another thread does it
+        except IndexError:  # another thread sends
             return
         now = time.monotonic()
         try:
@@ -111,8 +110,8 @@ class Metrics(Counters):
             self._turn.append(turn)
 
     def send_at_exit(self) -> None:
-        """At the end of the process: send what is left on a connection that is open already,
-        and wait for nothing."""
+        """At the end of the process: send the last changes over a connection that is open already,
+        without waiting for the server."""
         outlet = self._outlet()
         if outlet is None:
             return
@@ -127,12 +126,12 @@ class Metrics(Counters):
             commands = [call.command(whole=True) for call in calls]
             socket_of(connection).settimeout(0)
             connection.send_packed_command(connection.pack_commands(commands), check_health=False)
-        except Exception as exc:  # it may be half taken down already
+        except Exception as exc:  # modules may be half torn down already
             logger.debug("the last counters are lost: %s", exc)
 
 
 def _nothing() -> None:
-    """An outlet that is gone."""
+    """Stands for an outlet that is gone."""
 
 
 _shared: dict[Hashable, Metrics] = {}

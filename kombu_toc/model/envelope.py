@@ -1,7 +1,7 @@
 """The envelope: a Kombu message as the bytes kept in Redis, and back.
 
-One line of JSON (headers, properties, content type and encoding), then the raw body: no base64
-and no JSON inside JSON. The first byte tells the form:
+It is one line of JSON (headers, properties, content type and encoding), then the raw body: no
+base64 and no JSON inside JSON. The first byte is the form:
 
 ==========  ==================================================================
 first byte  form
@@ -12,11 +12,11 @@ first byte  form
             :data:`DICTIONARY` and that id preset
 ==========  ==================================================================
 
-Celery names a task's id three times in a message, and there is hardly anything in it that
-deflates worse. The message is kept under its id anyway, or under what begins with it.
+Celery writes a task's id three times into a message, and ids hardly compress. The message is stored
+under its id, or under a name that begins with it, so the id need not be stored again.
 
-A dictionary is never changed: a better one gets the next number, so that whatever was stored
-stays readable.
+A dictionary never changes: a better one gets the next number, so that stored messages stay
+readable.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from kombu.utils import json as kombu_json
 
 from ..errors import EnvelopeError
 
-#: What Celery's messages have in common, the most frequent last (deflate reaches near text
-#: with fewer bits).
+#: Text that Celery's messages have in common, the most frequent last: deflate needs fewer bits for
+#: a short distance.
 DICTIONARY = (
     b'"compression":"application/x-gzip","ticket":"clock":"expires":0,"method":"arguments":'
     b'"destination":"pattern":"matcher":"reply_to":{"exchange":"reply.celery.pidbox",'
@@ -60,17 +60,17 @@ _PLAIN = b"{"
 _DEFLATED = b"\x01"
 _DEFLATED_WITH_ID = b"\x02"
 
-#: Bytes of an id whose length one byte tells.
+#: The longest id whose length fits into one byte.
 _LONGEST = 255
 
 # A window of 4 KiB holds the dictionary and a message; a larger one costs time, not bytes.
 _WINDOW = -12
 
-#: A property that a sender may set: the ``eta`` was given as so much time from now, and is by a
-#: clock that may be wrong. What counts is how far it is ahead of that clock when it is sent.
+#: A property that a sender may set: the ``eta`` comes from a duration and the sender's clock, which
+#: may be wrong. Its distance from that clock at the moment of sending counts.
 COUNTDOWN = "x-countdown"
 
-#: A property that a sender may set: add the message only if its queue has none of its id.
+#: A property that a sender may set: add the message only if its queue has none with its id.
 ENSURE = "x-ensure"
 
 #: Properties that mean something only within one process or one delivery.
@@ -82,12 +82,12 @@ _encode = json.JSONEncoder(
 
 
 def pack(message: dict[str, Any], *, deflate: bool, id: str = "") -> bytes:
-    """The bytes to keep for a message.
+    """The bytes to store for a message.
 
     message: what ``Channel.prepare_message`` returns: ``headers``, ``properties``,
         ``content-type``, ``content-encoding`` and ``body`` (bytes or str)
-    deflate: make it small (for a message that will wait) rather than fast
-    id: under which it will be kept; it can only be read with it then
+    deflate: whether to compress it, as is worth while for a message that will wait
+    id: the id that it will be stored under; then it can only be read with this id
     """
     body = message["body"]
     if isinstance(body, str):
@@ -114,14 +114,14 @@ def pack(message: dict[str, Any], *, deflate: bool, id: str = "") -> bytes:
 
 
 def _bytes(id: str) -> bytes:
-    """An id as it is in Redis."""
+    """An id as it is stored in Redis."""
     return id.encode("utf-8", "surrogatepass")
 
 
 def unpack(data: bytes, id: str = "") -> dict[str, Any]:
-    """The message kept in `data`, its body as bytes.
+    """The message stored in `data`, its body as bytes.
 
-    id: under which it is kept
+    id: the id that it is stored under
 
     Raises EnvelopeError, saying what is wrong, if it cannot be read.
     """

@@ -9,7 +9,7 @@ MINUTES = 16
 
 
 def check_name(name: str) -> None:
-    """Raise ConfigurationError for a name that no key can have."""
+    """Raise ConfigurationError for a name that cannot be encoded as UTF-8."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -20,12 +20,12 @@ def check_name(name: str) -> None:
 
 
 def encode_name(name: str) -> str:
-    """Percent-encode what would cut a hash tag short or leave it empty."""
+    """Percent-encode the characters that would end a hash tag early or leave it empty."""
     return name.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
 
 
 class Keys:
-    """The keys that belong to no single slot; all share the tag ``{toc}``."""
+    """The keys that belong to no slot; all share the tag ``{toc}``."""
 
     __slots__ = (
         "bindings_",
@@ -56,19 +56,19 @@ class Keys:
         self.prefix = prefix
         #: hash: topic -> its declaration
         self.topics = f"{prefix}{{toc}}:topics"
-        #: sorted set: what goes stale unless somebody refreshes it -> when, in ms
+        #: sorted set: transient topic or binding -> when it expires unless it is refreshed, in ms
         self.expiring = f"{prefix}{{toc}}:expiring"
-        #: sorted set: who consumes which topics -> when that goes stale, in ms
+        #: sorted set: a consumer and its topics -> when that entry expires, in ms
         self.consumers = f"{prefix}{{toc}}:consumers"
-        #: set: topics from which consumers take nothing for now
+        #: set: topics whose consumption is paused
         self.paused = f"{prefix}{{toc}}:paused"
-        #: never set: to delete it shows whether the server writes
+        #: never set: deleting it shows whether the server accepts writes
         self.write_probe = f"{prefix}{{toc}}:nothing"
-        #: hash: script:calls, script:timed, script:us -> how many, of all topics
+        #: hash: script:calls, script:timed, script:us -> number, for all topics
         self.scripts = f"{prefix}{{toc}}:scripts"
-        #: sorted set: id of what was cancelled, if somebody is to see it -> when, in ms
+        #: sorted set: id of a message whose cancelling is to be reported -> when, in ms
         self.cancelled = f"{prefix}{{toc}}:cancelled"
-        #: string: the process that keeps all topics up; goes away unless that renews it
+        #: string: the process elected for the upkeep of all topics; expires unless it is renewed
         self.upkeep = f"{prefix}{{toc}}:upkeep"
         self.wake_ = f"{prefix}{{toc}}:wake:"
         self.bindings_ = f"{prefix}{{toc}}:bindings:"
@@ -83,11 +83,11 @@ class Keys:
         self.speaker_ = f"{prefix}{{toc}}:speaker:"
 
     def wake(self, topic: str) -> str:
-        """Sorted set: the topic's announcements that nobody has claimed."""
+        """Sorted set: the topic's announcements that no consumer has claimed."""
         return self.wake_ + topic
 
     def bindings(self, exchange: str) -> str:
-        """Sorted set: binding -> when it goes stale, in ms."""
+        """Sorted set: binding -> when it expires, in ms."""
         return self.bindings_ + exchange
 
     def bound(self, exchange: str) -> str:
@@ -95,7 +95,7 @@ class Keys:
         return self.bound_ + exchange
 
     def fanout(self, exchange: str) -> str:
-        """Stream: the exchange's broadcast messages; of those that go by parts, none."""
+        """Stream: the exchange's broadcast messages, without those of parts."""
         return self.fanout_ + exchange
 
     def part(self, exchange: str, part: str) -> str:
@@ -103,27 +103,29 @@ class Keys:
         return f"{self.part_}{part}:{exchange}"
 
     def parts(self, exchange: str) -> str:
-        """Hash: part -> until when somebody reads it, in ms."""
+        """Hash: part -> until when it has a reader, in ms."""
         return self.parts_ + exchange
 
     def readers(self, exchange: str) -> str:
-        """Sorted set: the bindings of who reads a part, as they are in the bindings."""
+        """Sorted set: the bindings of the readers of parts, with the members of
+        :meth:`bindings`."""
         return self.readers_ + exchange
 
     def sent(self, producer: str) -> str:
-        """String: the producer's latest broadcast, for as long as it may be repeated."""
+        """String: the producer's latest broadcast, kept for as long as it may be repeated."""
         return self.sent_ + producer
 
     def speaker(self, topic: str) -> str:
-        """String: the process that tells what is in the topic, where one is to do so."""
+        """String: the process elected to report what is in the topic."""
         return self.speaker_ + topic
 
     def counted(self, topic: str) -> str:
-        """Hash: counter -> how many since the topic was declared."""
+        """Hash: counter -> number since the topic was declared."""
         return self.counted_ + topic
 
     def minutes(self, topic: str) -> list[str]:
-        """Hashes: the same of one minute each, and its number since the epoch; a ring."""
+        """Hashes, a ring: the same for one minute each, with the minute's number since the
+        epoch."""
         return [f"{self.minute_}{place}:{topic}" for place in range(MINUTES)]
 
 
@@ -153,15 +155,17 @@ class Slot:
         self.prepare = stem + "prepare"
         #: sorted set: id -> when it died
         self.dead = stem + "dead"
-        #: hash: id -> why it died and the last error, a line each; the first is empty until then
+        #: hash: id -> why it died and its last error, a line each; while it lives, the first is
+        #: empty
         self.reasons = stem + "reasons"
         #: hash: id -> envelope
         self.body = stem + "body"
-        #: hash: id -> what names its deliveries; of messages that have been delivered
+        #: hash: id -> the token of its lease, of messages that have been delivered
         self.tokens = stem + "tokens"
-        #: sorted set: the time announced in the wake index and not yet passed
+        #: sorted set: the times of the slot that are announced in the wake index and have not
+        #: passed
         self.announced_times = stem + "armed"
-        #: string: when somebody who had not watched the server saw that leases had ended
+        #: string: when a process that had not watched the server long enough saw expired leases
         self.ended = stem + "ended"
         #: the keys in the order in which most scripts take them
         self.script_keys = (
@@ -175,21 +179,22 @@ class Slot:
         )
 
     def store(self, step: int) -> str:
-        """Sorted set: the messages of a priority step, of the topic's or another."""
+        """Sorted set: the waiting messages of a priority step, which need not be one of the
+        topic's."""
         return self.stem + ("store" if not step else f"store:{step}")
 
     def copies(self, id: str) -> str:
-        """Set: the other live messages that share this id."""
+        """Set: ids of the other live messages that share this id."""
         return f"{self.stem}copies:{id}"
 
     def sent(self, producer: str) -> str:
-        """String: the producer's latest publish to this slot, for as long as it may be
+        """String: the producer's latest publish to this slot, kept for as long as it may be
         repeated."""
         return f"{self.stem}sent:{producer}"
 
     def given(self, consumer: str) -> str:
-        """String: what a consumer was given last of this slot and others, for as long as it may
-        ask for it again."""
+        """String: the reply to a consumer's latest pop of this slot and others, kept for as long as
+        the consumer may ask for it again."""
         return f"{self.stem}sent:to:{consumer}"
 
     def all(self) -> list[str]:

@@ -12,23 +12,23 @@ from typing import Any, NamedTuple, cast
 from ..errors import ConfigurationError, SlotCountError
 from .scores import TRIED
 
-#: Slots of a topic that nobody has declared otherwise.
+#: Slots of a topic that is declared without a number.
 DEFAULT_SLOTS = 8
 
 #: More slots than this cost every idle consumer time and gain nothing.
 MAX_SLOTS = 512
 
-#: Seconds and messages for which a topic's DeadQueue is kept, where nobody sets a limit.
+#: Seconds for which a DeadQueue keeps a message, and how many it keeps, without a limit of its own.
 DEAD_AGE = 7 * 86400.0
 DEAD_LIMIT = 100_000
 
 #: Priority steps, as in Kombu's Redis transport: 0 goes first.
 PRIORITY_STEPS = (0, 3, 6, 9)
 
-#: What a message's priority may be, as Kombu has it.
+#: The priorities that a message may have, as in Kombu.
 PRIORITIES = range(10)
 
-#: Where a bound is only to keep numbers within what Redis computes with.
+#: An upper bound that only keeps numbers within what Redis computes exactly.
 HUGE = 10**9
 
 
@@ -41,7 +41,7 @@ class Number:
     unit: its unit, if it has one
     power_of_two: whether it has to be a power of two as well
     whole_floats: whether a whole number may be a float, such as 1e5
-    called: its name in an error about a topic, if that is not its own
+    called: the name for it in an error about a topic, if not its own
     error: what is raised for any other value
     """
 
@@ -65,8 +65,7 @@ class Number:
         return f"{what}{unit} from {bounds}"
 
     def check(self, what: str, value: object) -> Any:
-        """A value that a program gives: a whole number has to be an int, and seconds may also be
-        text.
+        """Check a value from a program: a whole number has to be an int; seconds may also be text.
 
         what: its name, for an error
 
@@ -88,20 +87,20 @@ class Number:
         raise self.error(f"{what} must be {self.must}, not {value!r}")
 
     def read(self, what: str, value: object) -> Any:
-        """The same of an option, which from a URL is text."""
+        """Check an option, whose value may be text."""
         try:
             value = self.kind(cast(Any, value))
         except (TypeError, ValueError, OverflowError):
-            pass  # said below
+            pass  # check() raises
         return self.check(what, value)
 
     def _fits(self, number: float) -> bool:
-        if not self.least <= number <= self.most:  # also if it is no number
+        if not self.least <= number <= self.most:  # also if it is not a number
             return False
         return not self.power_of_two or int(number) & int(number) - 1 == 0
 
 
-#: What may be declared of a topic, but its priority steps.
+#: The limits that a topic may be declared with, except its priority steps.
 LIMITS = {
     "slots": Number(
         int, 1, MAX_SLOTS, power_of_two=True, called="the slot count", error=SlotCountError
@@ -119,7 +118,7 @@ LIMITS = {
 def check_limits(
     what: str, limits: Iterable[tuple[str, object]], *, optional: bool = True
 ) -> dict[str, Any]:
-    """Limits as they are kept.
+    """Check limits; return them as they are stored.
 
     what: whose they are, for an error
     optional: whether one may be None, and then stays None
@@ -153,15 +152,15 @@ def check_steps(steps: object) -> tuple[int, ...]:
 
 
 class Limits(NamedTuple):
-    """What holds for a topic whose declaration does not say. Times are in seconds.
+    """Limits of topics that are declared without them. Times are in seconds.
 
-    visibility: how long a delivered message may stay unacknowledged and unrenewed
+    visibility: how long a delivered message may stay unacknowledged without a renewal
     retry_backoff: how long a message waits after its first failed delivery; twice as long after
         the second, and so on; 0 for not at all
     retry_backoff_max: the longest of these waits
     dead_age: how long DeadQueue keeps a message
-    dead_limit: how many messages the topic's DeadQueue keeps, the latest; a little more, for
-        every slot keeps its share
+    dead_limit: how many messages the topic's DeadQueue keeps, the latest ones; a few more, because
+        each slot keeps its share
     """
 
     visibility: float = 60.0

@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 from ..errors import ActionTimeError
 
-#: Redeliveries a new message may have, unless its topic says otherwise.
+#: Redeliveries of a message, unless its topic has another limit.
 MAX_RETRIES = 16
 
 #: The highest value of *low* that counts retries; above it, *low* is an order.
@@ -46,7 +46,7 @@ LAST_MS = (2**53 - 1000) // 1000
 
 
 class Lease(NamedTuple):
-    """What a score in PrepareQueue or DeadQueue says."""
+    """A decoded score of PrepareQueue or DeadQueue."""
 
     ms: int
     step: int

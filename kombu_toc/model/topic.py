@@ -33,7 +33,7 @@ def slot_of(basis: str, slots: int) -> int:
 
 
 def base_of(id: str) -> str:
-    """The id that is shared, of a copy; of what is none, the id itself."""
+    """The id that a copy shares with its original; any other id as it is."""
     return id.rpartition("#")[0] if "#" in id else id
 
 
@@ -43,7 +43,7 @@ def check_slots(topic: str, slots: object) -> int:
     return checked
 
 
-#: Fields of a declaration that nobody declares: they tell what has become of the topic.
+#: Fields that are not declared: they record what has happened to the topic.
 _NOT_SAID = ("draining_counts", "previous_counts", "bases", "named")
 
 #: Fields whose names in Redis are older than those here.
@@ -53,20 +53,20 @@ _FROM_REDIS = {old: new for new, old in _IN_REDIS.items()}
 
 @dataclass(frozen=True)
 class Declaration:
-    """What a topic was declared with; kept once per topic, in Redis.
+    """What a topic was declared with; stored in Redis, once per topic.
 
-    slots: how many shards it has, a power of two
-    retries: redeliveries a message may have
-    expires: milliseconds after which the topic goes away if nobody uses it, or None
-    steps: the priorities that are told apart; None in declarations of older releases, whose
-        messages lie under the steps that the connections of their senders had
-    draining_counts: other slot counts by which messages may still lie in it, for it was resharded
-    previous_counts: slot counts that it had; who still declares the topic with one is not refused
-    bases: whether it has been given a message whose slot may be another than its id picks
-    named: of a topic that expires, whether it has been given a message under an id that somebody
-        may look for; a reply has none. Both are None if a release that did not tell declared it.
+    slots: number of shards, a power of two
+    retries: redeliveries of a message
+    expires: milliseconds after which an unused topic is deleted, or None
+    steps: the distinct priority levels; None in declarations of older releases, whose messages are
+        under the steps of their senders' connections
+    draining_counts: other slot counts by which messages may still be placed, after a reshard
+    previous_counts: slot counts that it had; a declaration with one of them is not refused
+    bases: whether a message may be in another slot than the one that its id selects
+    named: of a topic that expires, whether it may have messages that somebody looks for by id;
+        replies have no such id. `bases` and `named` are None in declarations of older releases.
 
-    The others are those of :class:`Limits`, or None for what the consumer's connection says.
+    The others are those of :class:`Limits`, or None for the limits of the consumer's connection.
     """
 
     slots: int = DEFAULT_SLOTS
@@ -102,7 +102,7 @@ class Declaration:
 
     @lru_cache(maxsize=1024)  # noqa: B019 - declarations are few, and small
     def limits(self, otherwise: Limits) -> Limits:
-        """What holds for the topic; `otherwise` where the declaration does not say."""
+        """The topic's limits, with those of `otherwise` where it was declared without."""
         said = {name: getattr(self, name) for name in Limits._fields}
         return otherwise._replace(**{k: v for k, v in said.items() if v is not None})
 
@@ -113,7 +113,8 @@ class Declaration:
         )
 
     def over(self, text: str | bytes) -> str:
-        """As :meth:`to_json`, with what only a newer release knows of from another declaration."""
+        """As :meth:`to_json`, with the fields of another declaration (JSON) that only newer
+        releases know."""
         known = self.__dataclass_fields__
         newer = {k: v for k, v in json.loads(text).items() if _FROM_REDIS.get(k, k) not in known}
         return json.dumps({**newer, **json.loads(self.to_json())}, separators=(",", ":"))
@@ -139,15 +140,15 @@ class Topic:
 
     @property
     def slots(self) -> int:
-        """The slots that messages are put into."""
+        """How many slots messages are put into."""
         return self.declaration.slots
 
     @property
     def slot_span(self) -> int:
-        """The slots that may hold something: more than `slots` after it was resharded to fewer."""
+        """How many slots may hold messages: more than `slots` after a reshard to fewer."""
         return max(self.declaration.slots, *self.declaration.draining_counts, 1)
 
-    #: the name that releases before this one had for it
+    #: its name in earlier releases
     span = slot_span
 
     def slot(self, number: int) -> Slot:
@@ -158,11 +159,11 @@ class Topic:
         return self.slot(slot_of(basis, self.declaration.slots))
 
     def slots_for(self, basis: str | None) -> list[Slot]:
-        """Where a message with this slot basis may be: the slot it goes to, and those that it
-        went to before the topic was resharded. Without a basis, every slot.
+        """Where a message with this slot basis may be: the slot that it goes to now, and those
+        that it went to before the topic was resharded. Without a basis, every slot.
 
-        In the order in which one who looks for it finds it, although it may be moved meanwhile:
-        a slot from which it may be moved comes before the one it is moved to.
+        A slot that messages are moved out of comes before the one that they are moved into: a
+        search in this order finds a message also if it is moved meanwhile.
         """
         counts = (self.declaration.slots, *self.declaration.draining_counts)
         numbers: Sequence[int] = range(self.slot_span)
@@ -174,19 +175,19 @@ class Topic:
     def places_of(
         self, ids: Sequence[str], basis: str | None = None
     ) -> list[tuple[Slot, Sequence[str]]]:
-        """Where messages of these ids may be, and copies that share them: each slot with the ids
-        that it is to be asked for. In the order of :meth:`slots_for`.
+        """Where messages of these ids, and copies that share them, may be: each slot with the
+        ids to look for in it, in the order of :meth:`slots_for`.
 
         basis: slot basis, if the sender gave one
         """
         if basis is not None or self.declaration.bases is not False:
             return [(slot, ids) for slot in self.slots_for(basis)]
-        # Who has not heard yet that the topic was resharded puts by a count that it had.
+        # A producer that has not read the new declaration yet puts by a previous count.
         known = self.declaration
         counts = {known.slots, *known.draining_counts, *known.previous_counts}
         by_slot: dict[int, list[str]] = defaultdict(list)
         for id in ids:
-            # A copy lies where the message is whose id it shares.
+            # A copy is in the slot of the message whose id it shares.
             stems = {id, base_of(id)}
             for number in {slot_of(stem, count) for stem in stems for count in counts}:
                 by_slot[number].append(id)
@@ -195,11 +196,11 @@ class Topic:
         ]
 
     def all_slots(self) -> list[Slot]:
-        """Every slot that may hold something."""
+        """Every slot that may hold messages."""
         return [self.slot(number) for number in range(self.slot_span)]
 
     def other_steps(self) -> list[int]:
-        """Steps under which nobody looks for its messages, and somebody may have put some."""
+        """Steps that the topic's consumers do not read, and that may hold messages all the same."""
         return [step for step in PRIORITIES if step not in self.steps]
 
     def step_index(self, priority: int) -> int:

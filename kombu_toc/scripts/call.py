@@ -1,5 +1,4 @@
-"""An operation before it is sent: a script with its keys and arguments, and how to read its
-reply."""
+"""A call of a script before it is sent: its keys and arguments, and how to read its reply."""
 
 from __future__ import annotations
 
@@ -12,37 +11,40 @@ from ..errors import ActionTimeError
 from ..model import scores
 from .loader import Script, load
 
-#: Bytes that are sent in one go.
+#: Bytes that are handed to a socket at once.
 PIECE = 1 << 16
 
-#: Bytes a second that a connection carries at least.
+#: Bytes a second that the slowest supported connection carries.
 SLOWEST = 1_000_000
 
 
 class ScriptCall(NamedTuple):
-    """An operation ready to be sent: a script with its arguments, and how to read its reply."""
+    """A script with its keys and arguments, ready to be sent, and how to read its reply."""
 
     script: Script
     keys: Sequence[str]
     args: Sequence[Any]
     parse: Callable[[Any], Any]
     keys_recur: bool = False  #: the same keys come again and again
-    #: the topic's wake index, on another node than the keys, and the milliseconds after which it
-    #: goes away, or 0; None if it is among the keys, or if the script announces nothing
+    #: the topic's wake index if it is on another node than the keys, and the milliseconds after
+    #: which it expires, or 0; None if it is among the keys, or if the script announces nothing
     wake: tuple[str, int] | None = None
 
     def announcing(self, reply: Any) -> ScriptCall | None:
-        """The call that writes into the wake index what the script could not."""
+        """The call that writes the script's announcements into a wake index on another node; None
+        if there are none."""
         if self.wake is None:
             return None
-        said, unsaid = reply[-2:]
-        if not said and not unsaid:
+        announced, cleared = reply[-2:]
+        if not announced and not cleared:
             return None
         key, expires = self.wake
-        return ScriptCall(load("announce"), (key,), (expires, len(said) // 2, *said, *unsaid), int)
+        return ScriptCall(
+            load("announce"), (key,), (expires, len(announced) // 2, *announced, *cleared), int
+        )
 
     def command(self, *, whole: bool = False) -> tuple[Any, ...]:
-        """As a Redis command: by its SHA-1, or with the whole text."""
+        """The Redis command: EVALSHA, or EVAL with the whole text."""
         args = [str(arg) if isinstance(arg, Countdown) else arg for arg in self.args]
         keys, args = (
             [as_bytes(part) if isinstance(part, str) else part for part in parts]
@@ -53,11 +55,11 @@ class ScriptCall(NamedTuple):
         return ("EVALSHA", self.script.sha, len(keys), *keys, *args)
 
     def packed(self) -> bytes:
-        """The command by its SHA-1, as it goes over the wire."""
+        """The EVALSHA command in Redis's protocol."""
         # Packed here and not by redis-py: that packs for one of its connections, in pieces of its
-        # own, and knows no half of a surrogate pair. And it is faster: a loop of center.put takes
-        # 31 us of processor time for a message, and 39 with redis-py's packing alone (25 and 28
-        # with hiredis); of Celery's apply_async 311 and 326 (302 and 316).
+        # own, and cannot encode half of a surrogate pair. It is also faster: a loop of center.put
+        # takes 31 us of processor time for a message, and 39 with redis-py's packing alone (25 and
+        # 28 with hiredis); of Celery's apply_async 311 and 326 (302 and 316).
         keys, args = self.keys, self.args
         return b"".join(
             (
@@ -70,35 +72,36 @@ class ScriptCall(NamedTuple):
 
 
 def together(announcing: Sequence[ScriptCall]) -> list[ScriptCall]:
-    """One call for each wake index instead of many, in the order in which they would have run."""
+    """Merge calls that write announcements into one call for each wake index. The last change of an
+    announcement wins."""
     first: dict[str, ScriptCall] = {}
-    # (slot, time) -> whether it is announced; what was done last counts
+    # wake index -> (slot, time) -> whether it is announced in the end
     written: dict[str, dict[tuple[Any, Any], bool]] = {}
     for call in announcing:
         key, (_, count, *pairs) = call.keys[0], call.args
         first.setdefault(key, call)
         each = list(zip(pairs[::2], pairs[1::2], strict=True))
-        # The script forgets what is settled first.
+        # The script clears before it announces.
         for number, pair in (*enumerate(each[count:], count), *enumerate(each[:count])):
             written.setdefault(key, {})[pair] = number < count
     made = []
     for key, call in first.items():
-        said = [pair for pair, announced in written[key].items() if announced]
-        unsaid = [pair for pair, announced in written[key].items() if not announced]
-        flat = [part for pair in (*said, *unsaid) for part in pair]
-        made.append(call._replace(args=(call.args[0], len(said), *flat)))
+        announced = [pair for pair, is_announced in written[key].items() if is_announced]
+        cleared = [pair for pair, is_announced in written[key].items() if not is_announced]
+        flat = [part for pair in (*announced, *cleared) for part in pair]
+        made.append(call._replace(args=(call.args[0], len(announced), *flat)))
     return made
 
 
 def pack_command(*parts: Any) -> bytes:
-    """A command as it goes over the wire; each part is a text, bytes or a number."""
+    """A command in Redis's protocol; each part is text, bytes or a number."""
     return b"*%d\r\n%b" % (len(parts), _pack(*parts))
 
 
 def pieces(packed: bytes) -> Sequence[bytes | memoryview]:
-    """What goes over the wire, in parts that redis-py sends one by one.
+    """A packed command in pieces, which redis-py sends one by one.
 
-    A socket's timeout is for a whole call: in parts, it is for silence.
+    A socket's timeout is for a whole call. In pieces, it is the longest silence.
     """
     if len(packed) <= PIECE:
         return (packed,)
@@ -107,14 +110,17 @@ def pieces(packed: bytes) -> Sequence[bytes | memoryview]:
 
 
 def patience_for(sent: int) -> float:
-    """Seconds more than usual that a reply may take to so many bytes: they may have left, and not
-    have arrived."""
+    """Seconds that a reply to this many bytes may take longer than usual: sent bytes may still be
+    on their way."""
     return sent / SLOWEST if sent > PIECE else 0.0
 
 
 class Paces:
-    """How many to read next of what is of unknown size: few at first, then as many as have some
-    megabytes. most: at most so many; bytes: about so many"""
+    """How many items of unknown size to read next: few at first, then as many as fit into `bytes`.
+
+    most: the most items to read at once
+    bytes: about how many bytes to read at once
+    """
 
     def __init__(self, most: int, bytes: int) -> None:
         self._most = most
@@ -122,7 +128,7 @@ class Paces:
         self.next = min(most, 8)
 
     def read(self, bytes: int) -> None:
-        """Those were so large."""
+        """The items that were read had this many bytes."""
         if bytes > self._bytes:
             self.next = max(self.next * self._bytes // bytes, 1)
         elif 4 * bytes < self._bytes:
@@ -130,7 +136,7 @@ class Paces:
 
 
 class Packer:
-    """Packs commands for redis-py's connections, in pieces."""
+    """Packs commands for redis-py's connections (its `command_packer`), in pieces."""
 
     def pack(self, *parts: Any) -> Sequence[bytes | memoryview]:
         name = parts[0]
@@ -159,14 +165,13 @@ def _packed_keys(*keys: str) -> bytes:
 
 
 class Countdown(NamedTuple):
-    """A time that is so much after the moment in which it was asked for, by Redis's clock.
+    """A time that is a duration after the moment in which it was asked for, by Redis's clock.
 
-    A script that gets it is told by how many microseconds it is still to come: as many as there
-    are when it is sent, not when this was made.
+    A script gets the microseconds that are left when the call is sent, not when this was made.
     """
 
-    at_us: int | None  #: what Redis's clock will show then, as far as the sender knows
-    ends: float  #: the same by this process's monotonic clock, in seconds
+    at_us: int | None  #: the same by Redis's clock, in microseconds, if the sender knows that clock
+    ends: float  #: the moment by this process's monotonic clock, in seconds
 
     def __str__(self) -> str:
         left_us = round((self.ends - time.monotonic()) * 1_000_000)
@@ -176,7 +181,7 @@ class Countdown(NamedTuple):
 
 
 def when_of(at_us: int | Countdown | None, delay_us: int | None) -> str | Countdown:
-    """A time as the scripts read it: a moment, ``+`` and so much from now, or nothing for now.
+    """A time as the scripts read it: a moment, ``+`` and a duration from now, or nothing for now.
 
     Raises ActionTimeError beyond the year 2255.
     """
@@ -187,13 +192,13 @@ def when_of(at_us: int | Countdown | None, delay_us: int | None) -> str | Countd
     if delay_us is not None:
         if delay_us <= 0:
             return ""
-        scores.check(time.time_ns() // 1000 + delay_us)  # near enough to refuse the year 2255
+        scores.check(time.time_ns() // 1000 + delay_us)  # exact enough to refuse the year 2255
         return f"+{delay_us}"
     return "" if at_us is None else str(scores.check(at_us))
 
 
 def microseconds(seconds: float | None) -> int | None:
-    """Raises ActionTimeError for what is not a time."""
+    """Seconds as microseconds. Raises ActionTimeError for a value that is no time."""
     if seconds is None:
         return None
     try:
@@ -203,12 +208,12 @@ def microseconds(seconds: float | None) -> int | None:
 
 
 def text(raw: bytes) -> str:
-    """An id or a key as it was given."""
+    """Decode an id or a key."""
     return raw.decode("utf-8", "surrogatepass")
 
 
 def as_bytes(text: str) -> bytes:
-    """The inverse, for redis-py, which knows no half of a surrogate pair."""
+    """The inverse of :func:`text`; redis-py cannot encode half of a surrogate pair."""
     return text.encode("utf-8", "surrogatepass")
 
 

@@ -6,8 +6,8 @@ from kombu_toc.scripts.call import ScriptCall, together
 from kombu_toc.scripts.loader import load
 
 
-def announcing(key: str, said: list[int], unsaid: list[int]) -> ScriptCall:
-    return ScriptCall(load("announce"), (key,), (0, len(said) // 2, *said, *unsaid), int)
+def announcing(key: str, announced: list[int], cleared: list[int]) -> ScriptCall:
+    return ScriptCall(load("announce"), (key,), (0, len(announced) // 2, *announced, *cleared), int)
 
 
 def test_announcements_of_many_calls_are_written_by_one_for_each_wake_index() -> None:
