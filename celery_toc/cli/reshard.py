@@ -86,7 +86,7 @@ def reshard(
 
     try:
         result = kombu_toc.reshard_topic(
-            center.center, queue, slots, settle=settle, patience=wait, report=report
+            center.center, queue, slots, settle=settle, patience=wait, on_progress=report
         )
     except kombu_toc.ReshardError as exc:
         raise Failure(exc, FAILED) from exc

@@ -1,4 +1,4 @@
-"""Which queues are bound to which exchange: kept in Redis, so that all processes agree."""
+"""The bindings of queues to exchanges, kept in Redis so that all processes agree."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..scripts.loader import load
 from .broadcasts import streams
 from .center import TimeoutCenter
 
-#: Exchanges whose bindings a connection keeps, and routing keys of each whose queues it remembers.
+#: Exchanges whose bindings a connection remembers, and routing keys of each.
 MAX_TABLES = 256
 MAX_FOUND = 4096
 
-#: Seconds after which bindings are read again although they have not changed, as far as their
-#: version tells; those of an exchange that has many, and what many are.
+#: Seconds after which bindings are read again even if their version is the same; the same for an
+#: exchange with more than MANY bindings.
 READ_AGAIN = 1.0
 READ_ALL_AGAIN = 60.0
 MANY = 100
@@ -27,16 +27,17 @@ MANY = 100
 def binding(
     kind: str, routing_key: str, pattern: str | None, queue: str, part: str | None = None
 ) -> str:
-    """A binding as it is kept; `kind` is the exchange's type.
+    """A binding as it is kept in Redis.
 
-    part: what is read for it of a fanout exchange; the first release knows nothing of that
+    kind: the exchange's type
+    part: the part of a fanout exchange that is read for the binding; None in the first release
     """
     made = [routing_key or "", pattern or "", queue, kind, *([] if part is None else [part])]
     return json.dumps(made, separators=(",", ":"))
 
 
 class Bindings:
-    """The bindings of exchanges; those of transient queues go stale unless refreshed."""
+    """The bindings of exchanges. A binding of a transient queue expires unless it is refreshed."""
 
     def __init__(self, center: TimeoutCenter) -> None:
         self._center = center
@@ -45,7 +46,7 @@ class Bindings:
     def add(self, exchange: str, member: str, ttl_ms: int = 0) -> int:
         """Record or refresh a binding; return Redis's clock in milliseconds.
 
-        ttl_ms: when it goes stale unless it is refreshed; 0 for never
+        ttl_ms: milliseconds until it expires unless it is refreshed; 0 for never
         """
         keys = self._keys
         names = (keys.bindings, lambda _: keys.expiring, keys.readers, keys.parts, keys.bound)
@@ -56,7 +57,7 @@ class Bindings:
         return now_ms
 
     def remove(self, exchange: str, *members: str) -> None:
-        """Forget bindings; with the last one go the exchange's streams."""
+        """Remove bindings; with the last one, the exchange's streams."""
         self.of(exchange, *members)
 
     def with_queue(self, queue: str) -> list[tuple[str, str]]:
@@ -65,9 +66,9 @@ class Bindings:
         return [(exchange, member) for exchange, member in every if json.loads(member)[2] == queue]
 
     def every(self, pattern: str | None = None) -> Iterator[tuple[str, str]]:
-        """(exchange, binding) of each binding; of each that matches.
+        """(exchange, binding) of each binding, or of each that matches a pattern.
 
-        Looks through the names of all keys: for what is done rarely.
+        Looks through the names of all keys, so use it rarely.
         """
         stem, client = self._keys.bindings(""), self._center.client
         for raw in client.scan_iter(f"{_literally(stem)}*", count=1000):
@@ -76,7 +77,7 @@ class Bindings:
                 yield exchange, member.decode()
 
     def clear(self, exchange: str) -> None:
-        """Forget all bindings of an exchange."""
+        """Remove all bindings of an exchange, and its streams."""
         keys = self._keys
         named = [of(exchange) for of in (keys.bindings, keys.readers, keys.parts, keys.bound)]
         self._center.client.unlink(*named, *streams(self._center, exchange))
@@ -84,19 +85,19 @@ class Bindings:
 
     def kept(self, exchange: str) -> list[bytes]:
         """The bindings of a fanout exchange's queues that keep a copy of their own, for
-        :func:`.fanout.keepers`."""
+        :func:`.broadcasts.keepers`."""
         client, key = self._center.client, self._keys.bindings(exchange)
         members: list[bytes] = client.zrangebyscore(key, "+inf", "+inf")
         return members
 
     def kind(self, exchange: str) -> str | None:
-        """The type of an exchange that something is bound to, whoever has declared it."""
+        """The type of an exchange; None if no queue is bound to it."""
         member = self._center.client.zrange(self._keys.bindings(exchange), 0, 0)
         return json.loads(member[0])[3] if member else None
 
     def of(self, exchange: str, *removed: str) -> list[tuple[str, str, str, bool]]:
-        """(routing key, pattern, queue, whether the queue is transient) of each binding of an
-        exchange, but for those that are removed."""
+        """Remove some bindings of an exchange; return (routing key, pattern, queue, whether the
+        queue is transient) of each of the others."""
         keys = self._keys
         names = (
             keys.bindings(exchange),
@@ -112,7 +113,7 @@ class Bindings:
 
 
 class Table:
-    """The bindings of an exchange as they were read, arranged to find a routing key's queues."""
+    """The bindings of an exchange as they were read, with an index from routing keys to queues."""
 
     def __init__(self, version: str, raw: Sequence[Any]) -> None:
         self.version = version
@@ -120,7 +121,7 @@ class Table:
         self.read_at = time.monotonic()
         pairs = zip(raw[::2], raw[1::2], strict=True)
         bound = [(json.loads(member), bool(transient)) for member, transient in pairs]
-        #: the type of the exchange, as whoever has bound the first knew it
+        #: the type of the exchange, according to its first binding
         self.kind: str | None = bound[0][0][3] if bound else None
         #: (routing key, pattern, queue)
         self.rows: list[tuple[str, str, str]] = [tuple(member[:3]) for member, _ in bound]
@@ -129,8 +130,8 @@ class Table:
         self._direct: dict[str, dict[str, None]] = {}
         for routing_key, _, queue in self.rows:
             self._direct.setdefault(routing_key, {})[queue] = None
-        #: of patterns: those that are none, by the whole routing key; those that begin with a word,
-        #: by that; the others
+        #: index of patterns: patterns without wildcards, by routing key; patterns that begin with a
+        #: word, by that word; the others
         self._whole: dict[str, list[str]] = {}
         self._begins: dict[str, list[tuple[re.Pattern[str], str]]] = {}
         self._other: list[tuple[re.Pattern[str], str]] = []
@@ -139,12 +140,12 @@ class Table:
 
     @property
     def many(self) -> bool:
-        """Whether it takes a while to read them."""
+        """Whether it takes long to read the bindings."""
         return len(self.rows) > MANY
 
     @property
     def old(self) -> bool:
-        """Whether it is time to read them again."""
+        """Whether the bindings are to be read again."""
         return time.monotonic() - self.read_at >= (READ_ALL_AGAIN if self.many else READ_AGAIN)
 
     def direct(self, routing_key: str) -> list[str]:
@@ -162,7 +163,7 @@ class Table:
             for pattern, queue in (*begins, *self._other):
                 if queue not in queues and pattern.match(routing_key):
                     queues[queue] = None
-            if len(self._found) >= MAX_FOUND:  # routing keys may be of any number
+            if len(self._found) >= MAX_FOUND:  # there may be any number of routing keys
                 self._found.clear()
             found = self._found[routing_key] = list(queues)
         return found
@@ -173,7 +174,7 @@ class Table:
             if not set(routing_key) & set("#*"):
                 self._whole.setdefault(routing_key, []).append(queue)
                 continue
-            if pattern not in compiled:  # not by re's own cache, which is for a few
+            if pattern not in compiled:  # re's own cache is small
                 compiled[pattern] = re.compile(pattern)
             word, dot, _ = routing_key.partition(".")
             certain = dot and not set(word) & set("#*")
@@ -183,12 +184,12 @@ class Table:
 
 
 class Routes:
-    """The bindings of exchanges, for who publishes: read once, and again when they have changed.
+    """The bindings of exchanges, for producers: read once, and again when they have changed.
 
-    Each look asks the server whether they have, so that what any process binds counts from the
-    next publish on. But a process of the first release that unbinds one queue and binds another
-    leaves nothing by which it could be seen: therefore they are read again every now and then, and
-    when nothing is bound to a routing key.
+    Each look asks the server whether they have changed, so that a new binding holds from the next
+    publish on. A process of the first release that replaces one binding by another does not change
+    the version. Therefore bindings are also read again from time to time, and if no queue is bound
+    to a routing key.
     """
 
     def __init__(self, center: TimeoutCenter) -> None:
@@ -200,7 +201,7 @@ class Routes:
     def of(self, exchange: str, known: str | None = None) -> Table:
         """The bindings of an exchange as they are now.
 
-        known: the version that needs not be read again; that of the table that is kept, if None
+        known: the version that is not read again; the remembered one, if None
         """
         table = self._tables.get(exchange)
         if known is None:
@@ -218,9 +219,10 @@ class Routes:
         return table
 
     def anew(self, exchange: str) -> Table:
-        """The same, when nothing is bound to a routing key.
+        """As :meth:`of`, but read again, because no queue was found for a routing key.
 
-        Many are read at most once a second; in between, it is what is kept.
+        An exchange with many bindings is read at most once a second; in between, the remembered
+        bindings are returned.
         """
         now = time.monotonic()
         table = self._tables.get(exchange)
@@ -231,5 +233,5 @@ class Routes:
 
 
 def _literally(text: str) -> str:
-    """A text as a pattern of Redis's that only it matches."""
+    """A Redis pattern that matches only this text."""
     return re.sub(r"([][*?\\^])", r"\\\1", text)

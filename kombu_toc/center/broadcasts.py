@@ -1,11 +1,12 @@
-"""Broadcast: fanout exchanges as streams, so that a consumer that reconnects misses nothing.
+"""Broadcasts: fanout exchanges as streams, so that a consumer that reconnects misses nothing.
 
-An exchange whose messages have routing keys is split: a queue bound to ``worker.#`` reads nothing
-of ``task.received``, however much of it there is. Its messages go by the first words of their
-routing keys into so many parts, and into a part ``*``, for who is bound to no certain first word;
-each only where somebody reads it. What has no routing key is for everybody, and so is everything
-while somebody reads who knows of no parts (of the first release): it goes into the exchange's own
-stream, which everybody reads as well.
+An exchange whose messages have routing keys is split into parts, so that a queue bound to
+``worker.#`` reads no ``task.received``, however many there are. The first word of the routing key
+picks the part. A part ``*`` has all messages, for queues that are bound to no certain first word.
+A message is written only into parts that somebody reads.
+
+The exchange's own stream is read by everybody. It has messages without a routing key, and all
+messages while a reader of the first release is there, which knows no parts.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from .requests import REMEMBER
 #: Milliseconds after which a stream that nothing is added to goes away.
 RETENTION_MS = 600_000
 
-#: Entries that are read at once of a stream.
+#: Entries that one command reads from a stream.
 PAGE = 100
 
-#: Parts of an exchange: first words of routing keys share them.
+#: Parts of an exchange. First words of routing keys share them.
 PARTS = 32
 
-#: The part that has all of them.
+#: The part that has the messages of all parts.
 WHOLE = "*"
 
 #: Before the first entry of a stream.
@@ -62,13 +63,14 @@ def matches(binding: str, routing_key: str) -> bool:
 
 
 def part_of_key(routing_key: str) -> str:
-    """The part that broadcasts of a routing key go into; empty if they are for everybody."""
+    """The part that a broadcast with a routing key goes into; empty for the exchange's own
+    stream."""
     word = routing_key.partition(".")[0]
     return str(zlib.crc32(word.encode("utf-8", "surrogatepass")) % PARTS) if routing_key else ""
 
 
 def part_of_binding(binding: str) -> str:
-    """The part that has all that a queue so bound gets."""
+    """The part that has all messages of a queue that is bound like this."""
     word, dot, _ = binding.partition(".")
     certain = dot and not set(word) & set("#*")
     return part_of_key(binding) if certain else WHOLE
@@ -82,29 +84,30 @@ def streams(center: TimeoutCenter, exchange: str) -> list[str]:
 
 @dataclass(eq=False)
 class Subscription:
-    """A queue that is bound to a fanout exchange, and how far it has read; one for each binding."""
+    """One binding of a queue to a fanout exchange, and how far the queue has read."""
 
     queue: str
     exchange: str
     binding: str
     last: dict[str, str]  #: key of a stream that is read -> id of the last entry
-    #: the queue is a topic, into which whoever broadcasts puts a copy; what is read for it here
-    #: is of producers of a release that did not
+    #: the queue is a topic, and producers put a copy into it; what is read here comes from
+    #: producers of an older release, which put none
     kept: bool = False
-    #: read and not handled yet, or given back by a lost connection; of all bindings of the queue
+    #: messages that were read and not handled, or released by a lost connection; of all bindings
+    #: of the queue
     returned: list[Any] = field(default_factory=list)
     left: float = 0.0  #: monotonic seconds when its consumer went away
 
     @property
     def bound(self) -> tuple[str, str, str]:
-        """What no other subscription of a channel has."""
+        """Identifies the subscription among those of a channel."""
         return (self.queue, self.exchange, self.binding)
 
 
 def first_that_matches(
     subscriptions: Iterable[Subscription], exchange: str, routing_key: str
 ) -> Subscription | None:
-    """Of a queue's, the one by which it gets a broadcast: once, however many match."""
+    """The subscription by which a queue gets a broadcast: one, however many match."""
     for one in subscriptions:
         if one.exchange == exchange and matches(one.binding, routing_key):
             return one
@@ -116,7 +119,7 @@ os.register_at_fork(after_in_child=_memory.clear)
 
 
 def remember(identity: Hashable, subscription: Subscription) -> None:
-    """Keep how far a queue has read, for a consumer that comes back within minutes."""
+    """Remember how far a queue has read, for a consumer that comes back within MEMORY seconds."""
     now = time.monotonic()
     for key, old in list(_memory.items()):
         if now - old.left > MEMORY:
@@ -127,12 +130,12 @@ def remember(identity: Hashable, subscription: Subscription) -> None:
 
 
 def recall(identity: Hashable, queue: str, exchange: str, binding: str) -> Subscription | None:
-    """What was remembered of a queue, if it is not too long ago."""
+    """Take what :func:`remember` has kept; None if it is older than MEMORY seconds."""
     found = _memory.pop((identity, queue, exchange, binding), None)
     return found if found and time.monotonic() - found.left <= MEMORY else None
 
 
-def broadcasting(
+def broadcast_call(
     center: TimeoutCenter,
     exchange: str,
     routing_key: str,
@@ -140,12 +143,12 @@ def broadcasting(
     length: int,
     publish: tuple[str, str],
 ) -> ScriptCall:
-    """The call that broadcasts a message, if anybody is bound to the exchange.
+    """The call that broadcasts a message, if any queue is bound to the exchange.
 
-    Its result is the bindings of the queues that keep a copy of their own, for :func:`keepers`:
-    they are yet to be given it.
+    publish: (producer, name of this publish), as of :meth:`TimeoutCenter.put`
 
-    publish: as :meth:`TimeoutCenter.put` has it
+    Result: the bindings of queues that keep a copy of their own, for :func:`keepers`. The caller
+    puts the copies.
     """
     producer, name = publish
     of = center.keys
@@ -164,7 +167,7 @@ def broadcasting(
 
 
 def keepers(members: Iterable[bytes], routing_key: str) -> list[str]:
-    """Of the queues that are so bound, those that get a broadcast with that routing key."""
+    """The queues of these bindings that get a broadcast with that routing key."""
     found: dict[str, None] = {}
     for member in members:
         binding, _, queue, *_ = json.loads(member)
@@ -174,28 +177,35 @@ def keepers(members: Iterable[bytes], routing_key: str) -> list[str]:
 
 
 def order(id: str) -> tuple[int, int]:
-    """A stream id in the order of streams."""
+    """Sort key of a stream id."""
     ms, _, number = id.partition("-")
     return int(ms), int(number or 0)
 
 
 def restarted(read: str, newest: str) -> bool:
-    """Whether a stream was made anew since it was read, of which that is the newest entry now.
+    """Whether a stream was deleted and created again since it was read.
 
-    Ids are by the server's clock, or go on from the last one where that has stepped back. So what
-    is in such a stream may have ids of before.
+    read: id of the last entry that was read
+    newest: id of the newest entry now
+
+    Ids follow the server's clock, or go on from the last one if the clock has stepped back. So the
+    entries of the new stream may have ids below `read`.
     """
     return order(read) > order(newest)
 
 
 def newest_of(entries: Any) -> str:
-    """The id of the newest entry, as XREVRANGE with a count of 1 has answered."""
+    """The id of the newest entry, from a reply to XREVRANGE with a count of 1."""
     return entries[0][0].decode() if entries else BEGINNING
 
 
 def begin(center: TimeoutCenter, keys: Iterable[str], read: dict[str, str]) -> dict[str, str]:
-    """Where a queue that is bound now begins to read these streams: behind what is there, or where
-    it had read to. Of a stream that is yet to be made, all that comes is new."""
+    """Where a queue that is bound now begins to read: {key of a stream: id of the last entry read}.
+
+    keys: the streams
+    read: how far the queue had read; it goes on there. In other streams, it begins behind the
+        newest entry; in a stream that does not exist, at the beginning
+    """
     keys = list(keys)
     with center.client.pipeline(transaction=False) as pipe:
         for key in keys:
@@ -206,8 +216,12 @@ def begin(center: TimeoutCenter, keys: Iterable[str], read: dict[str, str]) -> d
     return found
 
 
-def listening(positions: dict[str, str], block_ms: int | None = None) -> tuple[Any, ...]:
-    """The command that reads broadcasts: {stream: last id}; and waits for some, if it may."""
+def read_command(positions: dict[str, str], block_ms: int | None = None) -> tuple[Any, ...]:
+    """The command that reads broadcasts.
+
+    positions: {key of a stream: id of the last entry read}
+    block_ms: milliseconds to wait for an entry; without it, the command does not wait
+    """
     block = () if block_ms is None else ("BLOCK", block_ms)
     return ("XREAD", "COUNT", PAGE, *block, "STREAMS", *positions, *positions.values())
 
@@ -237,10 +251,10 @@ def read_page(key: str, entries: Any) -> list[Entry]:
 
 
 def in_order(pages: list[list[Entry]]) -> list[Entry]:
-    """The entries of several streams of one exchange, as they were broadcast.
+    """The entries of several streams of one exchange, in the order in which they were broadcast.
 
-    Where a page is full, there may be more of its stream: what is later in others is left out, to
-    be read again with that.
+    If a page is full, its stream may have more entries. Later entries of other streams are left
+    out; they will be read again with those.
     """
     if len(pages) < 2:
         return pages[0] if pages else []

@@ -19,7 +19,8 @@ def center_for(url: str, *, ssl: Any = None, **options: Any) -> TimeoutCenter:
     ssl: as in Celery's ``broker_use_ssl``
     options: as in ``broker_transport_options``
 
-    Raises ConfigurationError; the connection is made when it is first used.
+    Raises ConfigurationError for a URL or an option that makes no sense. It connects when it is
+    first used.
     """
     address = read_url(url)
     settings = read(address.query, options)
@@ -42,7 +43,7 @@ def make_center(client: redis.Redis, settings: Settings) -> TimeoutCenter:
 
 
 def _metrics_of(client: redis.Redis, settings: Settings) -> Metrics:
-    """Those of this process for a server: its connections come and go."""
+    """The metrics of this process for a server. They outlive its connections."""
     if not settings.toc_metrics:
         return Metrics(active=False)
     pool: Any = client.connection_pool

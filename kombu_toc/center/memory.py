@@ -1,12 +1,10 @@
-"""How much memory topics take in Redis: an estimate, from a bounded number of samples."""
+"""Estimates how much memory topics take in Redis, from a bounded number of samples."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .center import TimeoutCenter
+from .center import TimeoutCenter
 
 #: Slots that are looked at, of all topics together.
 SAMPLED = 512
@@ -18,10 +16,13 @@ TOGETHER = 1000
 def estimate_memory(
     center: TimeoutCenter, topics: Iterable[str], *, sampled: int = SAMPLED
 ) -> dict[str, int] | None:
-    """Bytes that each topic's messages take in Redis, about; None if the server does not tell.
+    """Estimate how many bytes each topic's messages take in Redis: {topic: bytes}.
 
-    Redis itself estimates a large key from some of its members. Of topics with more slots than
-    `sampled` in all, some slots stand for the others: the CRC spreads messages evenly.
+    sampled: how many slots are measured in all. If the topics have more, some slots stand for the
+        others: the CRC spreads messages evenly. Redis itself estimates a large key from some of
+        its members.
+
+    Returns None if the server refuses ``MEMORY USAGE``.
     """
     names = list(topics)
     each = max(sampled // max(len(names), 1), 1)

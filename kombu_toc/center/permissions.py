@@ -1,4 +1,4 @@
-"""ACL users: what one lacks is told with the rule to add."""
+"""Checks that an ACL user may run the scripts; an error names the rule to add."""
 
 from __future__ import annotations
 

@@ -1,43 +1,47 @@
-"""Changes the slot count of a topic that producers and consumers are using.
+"""Changes the slot count of a topic while producers and consumers use it.
 
-Messages are put into ``slots`` slots, and may still lie in others by the counts in ``was``; whoever
-consumes, counts, or looks a message up by id looks into all of them. So nothing need be moved for
-a message to be delivered in time, and the change goes in steps, each of which leaves everything
-right. Whoever is killed after any of them, or within one, just runs it again.
+The declaration has the current count (``slots``) and other counts by which messages may still lie
+in the topic (``draining_counts``). Messages are put into slots of the current count. Consumers,
+counts and look-ups by id read the slots of all these counts. So a message is delivered in time
+wherever it lies, and no message has to be moved for that. The change consists of steps. After each
+step, and within it, the topic is consistent: if the process is killed, run it again.
 
-1. The declaration gets the new count, and the old one goes to ``was``: one write, if nobody else
-   has changed it. From now on,
+1. The declaration gets the new count, and the old count is added to ``draining_counts``, by one
+   write, unless somebody else has changed the declaration. From now on:
 
-   - who consumes learns of new slots by the first announcement from one, or, if never idle,
-     within about a second, for it reads the declaration anew with every look into all slots;
-   - who produces learns of it within half a minute (RELOAD), and puts into old slots until then.
-     A publish that is repeated because its reply was lost goes where it went first, for that slot
-     remembers it.
+   - A consumer learns of new slots from the first announcement of one, or within about a second:
+     it reads the declaration with every look into all slots.
+   - A producer reads the declaration within half a minute (RELOAD), and puts messages into old
+     slots until then. A publish that is repeated because its reply was lost goes into the same
+     slot again, which recognises it.
 
-2. Half a minute later nothing is put by the old count any more, and nobody looks for anything by
-   the old declaration. What waits or is dead is moved to where it belongs, some messages a call,
-   by a script that is atomic and takes their scores along: there is no moment at which a message
-   is in both slots, or in none. Who looks one up by id looks first where it may come from, then
-   where it goes to. What is in flight stays, for its consumer will settle it there.
+2. Half a minute later, no producer uses the old count, and nobody looks anything up by the old
+   declaration. Waiting and dead messages are moved to their new slots, some messages a call, by a
+   script that is atomic and keeps their scores: at no moment is a message in both slots or in
+   none. A look-up by id reads the slot that a message may come from before the slot that it may go
+   to. Messages in flight stay, for their consumers will settle them there.
 
-   - To fewer slots: slot n is emptied into slot n mod count, for every count is a power of two.
-     It is done over and over until the slots that are to go are empty.
-   - To more: where a message belongs is known from its slot basis, and that from the envelope.
-     Bodies that are no envelopes are the center's own callers': they stay, and leave when they
-     are delivered. Old slots are slots still, so it need not be done twice.
+   - To fewer slots: slot n is emptied into slot n mod count; every count is a power of two. This
+     is repeated until the slots beyond the new count are empty.
+   - To more slots: the slot of a message follows from its slot basis, which is in its envelope.
+     A body that is no envelope was put by a program that uses the center directly. It stays where
+     it is until it is delivered. Old slots remain slots of the topic, so one look is enough.
 
-3. Nothing being left by other counts, ``was`` is emptied, if the declaration is what it was.
+3. When no message lies by another count, ``draining_counts`` is emptied, unless somebody else has
+   changed the declaration.
 
-A put that comes later than that by the old count, from a process that was suspended or that has
-kept a batch for minutes, is announced like any other. Who claims the announcement of a slot that
-the topic has no more writes the count back into ``was`` (``TimeoutCenter.reach``) before it looks
-there; and this module looks for messages in all slots there could be, whatever ``was`` says.
+A producer that was suspended, or that has kept a batch for minutes, may put by an old count even
+later. Such a message is announced like any other. The consumer that claims an announcement of a
+slot that the topic no longer has first writes the count back into ``draining_counts``
+(:meth:`.registry.Registry.reach`). This module looks for messages in all possible slots, whatever
+``draining_counts`` says.
 
-Two live messages may share an id, which each slot sees to for itself. In two slots they may both
-have it, and where they meet the one that comes second becomes a copy, as if it had been put there.
+Two live messages may share an id; each slot keeps them apart. Two slots may each have a message of
+this id. Where they meet, the second becomes a copy, as if it had been put there.
 
-Moving takes both slots on one server. On a Cluster, and with ``move=False``, messages are left to
-be delivered from where they are; run again when the last is gone, it empties ``was``.
+A message can only be moved between two slots on one server. On a Cluster, and with ``move=False``,
+messages stay where they are until they are delivered. Run again after the last one is gone, this
+module empties ``draining_counts``.
 """
 
 from __future__ import annotations
@@ -58,7 +62,7 @@ from ..scripts.loader import load
 from .center import TimeoutCenter
 from .registry import RELOAD
 
-#: Seconds after which nobody puts by a count that has been changed.
+#: Seconds after which no producer uses a count that was changed.
 SETTLE = RELOAD + 5.0
 
 #: Messages that one call moves.
@@ -69,13 +73,13 @@ PAUSE = 0.5
 
 
 class Resharded(NamedTuple):
-    """What a call of :func:`reshard_topic` has come to."""
+    """How far a call of :func:`reshard_topic` has come."""
 
     topic: str
     slots: int
     moved: int  #: messages moved by this call
-    left: int  #: messages that lie where the topic's slot count would not put them
-    done: bool  #: nothing is left; else run it again later: meanwhile they are delivered as ever
+    left: int  #: messages that lie in another slot than the topic's slot count picks
+    done: bool  #: nothing is left. If not, run it again later; the messages are delivered anyway
 
 
 def reshard_topic(
@@ -86,20 +90,23 @@ def reshard_topic(
     settle: float = SETTLE,
     patience: float = 0.0,
     move: bool = True,
+    on_progress: Callable[[Resharded], None] | None = None,
     report: Callable[[Resharded], None] | None = None,
 ) -> Resharded:
-    """Give a topic another slot count, while it is in use; to repeat it is to go on with it.
+    """Give a topic another slot count while it is in use. A repeated call goes on where the last
+    one ended.
 
     settle: seconds after which every producer has read the new declaration
-    patience: seconds to wait beyond that for what is in flight in slots that are to go
-    move: whether messages are moved, or left to be delivered from where they are, as always on a
-        Cluster
-    report: is told now and then how far it is
+    patience: seconds to wait after that for messages in flight in slots that go away
+    move: move messages; without it, and on a Cluster, they stay until they are delivered
+    on_progress: called now and then with the progress so far
+    report: the old name of `on_progress`
 
-    Raises SlotCountError for a count that cannot be, ReshardError if there is no such topic, or if
+    Raises SlotCountError for an impossible count, ReshardError if there is no such topic, or if
     somebody else changes or deletes it meanwhile.
     """
     check_slots(topic, slots)
+    tell = on_progress or report or _tell_nobody
     found = _switch(center, topic, slots)
     began = time.monotonic()
     move = move and not center.clustered
@@ -113,8 +120,7 @@ def reshard_topic(
             start = time.monotonic()
             for some, left in _move(center, found) if move else ():
                 moved += some
-                if report is not None:
-                    report(state._replace(moved=moved, left=left))
+                tell(state._replace(moved=moved, left=left))
             left = _beyond(center, found) or _misplaced(center, found)
             state = Resharded(topic, slots, moved, left, False)
             if not left and center.redeclare(found, replace(found.declaration, draining_counts=())):
@@ -123,11 +129,14 @@ def reshard_topic(
             rest += patience
             if left and rest <= 0:
                 return state
-        if report is not None:
-            report(state)
+        tell(state)
         time.sleep(max(min(rest, pause), 0.01))  # for producers, or for who has messages
         found = _standing(center, topic, slots)
     return Resharded(topic, slots, moved, 0, True)
+
+
+def _tell_nobody(state: Resharded) -> None:
+    """Progress that nobody has asked for."""
 
 
 def _switch(center: TimeoutCenter, name: str, slots: int) -> Topic:
@@ -165,7 +174,8 @@ def _standing(center: TimeoutCenter, name: str, slots: int) -> Topic:
 
 
 def _counts_in_use(center: TimeoutCenter, topic: Topic) -> set[int]:
-    """The smallest count that includes every slot that holds something; empty if `span` does."""
+    """The smallest count that includes every slot that holds messages; empty if `slot_span`
+    does."""
     numbers = range(topic.slot_span, MAX_SLOTS)
     with center.client.pipeline(transaction=False) as pipe:
         for number in numbers:
@@ -175,7 +185,7 @@ def _counts_in_use(center: TimeoutCenter, topic: Topic) -> set[int]:
 
 
 def _beyond(center: TimeoutCenter, topic: Topic) -> int:
-    """How many messages lie in slots that the topic is to have no more."""
+    """How many messages lie in slots beyond the topic's new count."""
     slots = [topic.slot(number) for number in range(topic.slots, topic.slot_span)]
     with center.client.pipeline(transaction=False) as pipe:
         for slot in slots:
@@ -191,7 +201,8 @@ def _beyond(center: TimeoutCenter, topic: Topic) -> int:
 
 
 def _move(center: TimeoutCenter, topic: Topic) -> Iterator[tuple[int, int]]:
-    """Move what can be moved; yield (moved, left to be moved as far as is known), call by call."""
+    """Move messages; yield for each call how many it moved, and how many are left as far as is
+    known."""
     left = _beyond(center, topic)
     slots = [topic.slot(number) for number in range(topic.slots, topic.slot_span)]
     while slots:
@@ -209,7 +220,7 @@ def _move(center: TimeoutCenter, topic: Topic) -> Iterator[tuple[int, int]]:
                 moved += some
                 left -= some
                 yield some, left
-            if moved:  # else nothing is left but what cannot be moved
+            if moved:  # if not, only messages in flight are left
                 again.append(slot)
         slots = again
     for source, by_target, _ in _look(center, topic):
@@ -221,7 +232,7 @@ def _move(center: TimeoutCenter, topic: Topic) -> Iterator[tuple[int, int]]:
 def _move_all(
     center: TimeoutCenter, topic: Topic, source: Slot, target: Slot, ids: list[str]
 ) -> Iterator[int]:
-    """Move messages from one slot to another; how many each call has moved."""
+    """Move messages from one slot to another; yield how many each call moved."""
     at = 0
     while at < len(ids):
         moved, done = center.run(_moving(center, topic, source, target, ids[at : at + BATCH]))
@@ -230,7 +241,7 @@ def _move_all(
 
 
 def _misplaced(center: TimeoutCenter, topic: Topic) -> int:
-    """How many messages a smaller count may have put where this one would not."""
+    """How many messages lie in another slot than the new count picks, because of a smaller one."""
     return sum(
         unknown + sum(map(len, by_target.values()))
         for _, by_target, unknown in _look(center, topic)
@@ -238,8 +249,10 @@ def _misplaced(center: TimeoutCenter, topic: Topic) -> int:
 
 
 def _look(center: TimeoutCenter, topic: Topic) -> Iterator[tuple[Slot, dict[int, list[str]], int]]:
-    """Look through the slots that a smaller count has used, page by page: the slot, what belongs
-    into others, and how many there are of which it is not known."""
+    """Look through the slots of smaller counts, page by page.
+
+    Yields the slot, {slot it belongs to: ids}, and how many messages belong to an unknown slot.
+    """
     fewer = [count for count in topic.declaration.draining_counts if count < topic.slots]
     for number in range(max(fewer, default=0)):
         source = topic.slot(number)
@@ -264,7 +277,7 @@ def _look(center: TimeoutCenter, topic: Topic) -> Iterator[tuple[Slot, dict[int,
 
 
 def _basis(id: str, body: bytes) -> str | None:
-    """The slot basis of a message that Kombu has sent; None if it is not known."""
+    """The slot basis of a message; None if its body is no envelope."""
     try:
         headers = envelope.unpack(body, id)["headers"]
     except EnvelopeError:
@@ -279,19 +292,11 @@ def _basis(id: str, body: bytes) -> str | None:
 def _moving(
     center: TimeoutCenter, topic: Topic, source: Slot, target: Slot, ids: list[str]
 ) -> ScriptCall:
-    """The call that moves messages. Result: how many were moved, and how many it has looked at: it
-    ends early if they are large."""
+    """The call that moves messages. Result: how many it moved, and how many it looked at: it ends
+    early if they are large."""
     keys: list[str] = []
     for slot in (source, target):
-        keys += (
-            slot.announced_times,
-            slot.prepare,
-            slot.body,
-            slot.dead,
-            slot.reasons,
-            slot.tokens,
-            *slot.stores,
-        )
+        keys += slot.script_keys
     args: list[str | int] = [len(topic.steps), source.number, target.number, center.pop_bytes]
     for id in ids:
         base = base_of(id)

@@ -1,8 +1,8 @@
-"""Upkeep: what keeps every topic in order, whether anybody consumes it or not.
+"""Upkeep: keeps every topic in order, whether anybody consumes it or not.
 
-That is: to roll back leases that have ended, to drop what DeadQueue keeps no longer, and to
-announce again what is due and whose announcement was lost. One process does it for all topics of a
-server and prefix, with a pass every second or so; a short lease in Redis says which.
+Upkeep rolls back leases that have ended, drops old messages from DeadQueue, and announces due
+messages whose announcement was lost. One process does it for all topics of a server and prefix,
+with a pass about once a second. The processes elect it by a short lease in Redis.
 """
 
 from __future__ import annotations
@@ -21,30 +21,32 @@ from .registry import Registry
 from .runner import Runner
 from .watch import Watch
 
-#: Leases and dead messages that one call deals with at most, and how many of a slot's.
-MOST = 500
-EACH = 100
+#: Leases and dead messages that one call deals with at most: in all, and of one slot.
+MAX_PER_CALL = 500
+MAX_PER_SLOT = 100
 
-#: Slots of which one call looks after.
+#: Slots that one call keeps in order.
 SLOTS_PER_CALL = 64
 
-#: How often a pass asks again where there was more to do than a call may.
-AGAIN = 20
+#: How often a pass repeats a call that had more to do than one call may.
+MAX_REPEATS = 20
 
-#: Slots of topics that held nothing when they were last looked at: so many a pass, in turn.
+#: Slots that were empty when last looked at, and that one pass looks at, in turn.
 MAX_EMPTY = 1024
 
-#: Seconds between readings of which topics there are, and how many times as long as it takes.
+#: Seconds between two readings of all declarations. If a reading takes long, the next one waits
+#: for this many times as long.
 REREAD = 2.0
 REREAD_TIMES = 50
 
 #: Seconds for which a node of a Cluster that cannot be reached is left alone.
 REST = 5.0
 
-#: Milliseconds that are longer than anything, and more messages than there are.
+#: No bound: more milliseconds, and more messages, than there can be.
 FOR_EVER = 10**15
 
-_ROLLED_BACK, _DIED, _DROPPED = 1, 2, 3
+#: Number of an event in the script's reply: 1 rolled back, 2 died, 3 dropped.
+_DROPPED = 3
 
 
 class Event(NamedTuple):
@@ -61,9 +63,10 @@ class Kept(NamedTuple):
 
     now_us: int  #: Redis's clock
     more: bool  #: there is more to do at once
-    holding: list[int]  #: the numbers of those parts that hold anything
+    holding: list[int]  #: the indexes of the parts that hold messages
     events: list[Event]
-    stray: list[tuple[str, str]]  #: (key, member) of copies sets: what is gone with these ids
+    #: (key, member) of copies sets whose message is gone; the caller removes them
+    stray: list[tuple[str, str]]
 
 
 class Part(NamedTuple):
@@ -78,17 +81,18 @@ def keep(
     parts: Sequence[tuple[Part, int]],
     *,
     grace: float = 0.0,
-    most: int = MOST,
-    each: int = EACH,
+    most: int = MAX_PER_CALL,
+    each: int = MAX_PER_SLOT,
 ) -> ScriptCall:
     """The call that keeps slots in order. Result: :class:`Kept`.
 
-    parts: each with the microseconds since the epoch, by the server's clock, until when its leases
-        that have ended may be rolled back; 0 for none
-    grace: seconds; instead, what has ended is only noted, and rolled back by the next who asks
-        such a while later
+    parts: each with the time until which leases must have ended to be rolled back, in microseconds
+        since the epoch by the server's clock; 0: none is rolled back
+    grace: seconds. If given, leases that have ended are only noted; the next caller rolls them back
+        if it comes that much later
+    most, each: how many leases and dead messages the call deals with, in all and of one slot
 
-    On a Cluster it can be one slot only.
+    On a Cluster, a call can name one slot only.
     """
     keys: list[str] = []
     args: list[Any] = [len(parts), most, each, int(not context.clustered)]
@@ -116,7 +120,7 @@ def keep(
             int(limits.retry_backoff * 1000),
             int(limits.retry_backoff_max * 1000),
             topic.declaration.retries,
-            # Who only notes has a pop to drop what is dead.
+            # A caller that only notes leaves dead messages to its pop.
             *((int(limits.dead_age * 1000), share) if not grace else (FOR_EVER, FOR_EVER)),
             *numbers,
         )
@@ -143,8 +147,13 @@ def keep(
 
 
 def elect(context: Context, name: str, seconds: float) -> ScriptCall:
-    """The call that makes a process the one that keeps all topics up, for so many seconds; with 0,
-    no longer. Result: whether it is, whether somebody is, and Redis's clock in microseconds."""
+    """The call by which a process is elected to do the upkeep of all topics.
+
+    seconds: how long the election holds; 0 ends it
+
+    Result: whether this process is elected, whether any process is, and Redis's clock in
+    microseconds.
+    """
     return ScriptCall(
         load("elect"),
         (context.keys.upkeep,),
@@ -157,10 +166,11 @@ class Upkeep:
     """Keeps all topics of one server and prefix in order.
 
     watches: what has been seen of the server, or of each node
-    in_time: whether the leases that this process holds in a topic's slots last; else nothing is
-        rolled back there
-    tell: is told what happened
-    on_step: is told that a server's clock was set forward
+    in_time: whether the leases that this process holds in a topic's slots have not ended; if they
+        may have, nothing is rolled back there
+    tell: called with each event
+    on_step: called with the seconds by which a server's clock was set forward
+    clock: monotonic seconds
     """
 
     def __init__(
@@ -173,7 +183,9 @@ class Upkeep:
         in_time: Callable[[str, Collection[int]], bool],
         tell: Callable[[Event], None],
         on_step: Callable[[float], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._runner = runner
         self._registry = registry
         self._context = context
@@ -193,20 +205,20 @@ class Upkeep:
         self.refused: dict[str, RedisError] = {}
 
     def run(self, goes_on: Callable[[], bool]) -> None:
-        """Look at every topic that holds something, and at some of the others.
+        """One pass: look at every topic that holds messages, and at some of the others.
 
-        goes_on: asked now and then; the pass ends with a False
+        goes_on: asked now and then; the pass ends if it returns False
 
-        Raises what redis-py does if the server cannot be reached.
+        Raises redis-py's error if the server cannot be reached.
         """
-        now = time.monotonic()
+        now = self._clock()
         self.refused = {}
         if now >= self._read_at:
             self._read_topics(now)
         for parts in self._batches(self._due()):
             if not goes_on():
                 return
-            for _ in range(AGAIN):
+            for _ in range(MAX_REPEATS):
                 if not self._keep(parts):
                     break
 
@@ -224,7 +236,7 @@ class Upkeep:
                 topics[name] = (raw, self._parts_of(topic))
         self._topics = topics
         self._holding = {key for key in self._holding if key[0] in topics}
-        took = time.monotonic() - now
+        took = self._clock() - now
         self._read_at = now + max(REREAD, REREAD_TIMES * took)
 
     def _parts_of(self, topic: Topic) -> list[Part]:
@@ -254,7 +266,8 @@ class Upkeep:
         return due
 
     def _batches(self, parts: Iterable[Part]) -> Iterable[list[Part]]:
-        """What is asked at a time: of one server in one call, of a Cluster's nodes side by side."""
+        """Parts that are asked together: by one call on one server; on a Cluster, by one call each,
+        all nodes side by side."""
         batch: list[Part] = []
         slots = 0
         for part in parts:
@@ -267,10 +280,10 @@ class Upkeep:
             yield batch
 
     def _keep(self, parts: list[Part]) -> bool:
-        """Keep these in order; whether there is more to do at once."""
+        """Keep these parts in order; return whether there is more to do at once."""
         if not self._context.clustered:
             return self._ask(parts, [parts])
-        now = time.monotonic()
+        now = self._clock()
         places = {part: self._place(part) for part in parts}
         return self._ask(
             parts, [[part] for part in parts if self._resting.get(places[part], 0.0) <= now]
@@ -278,9 +291,9 @@ class Upkeep:
 
     def _ask(self, parts: list[Part], groups: list[list[Part]]) -> bool:
         calls = [keep(self._context, [(p, self._until(p)) for p in group]) for group in groups]
-        sent = time.monotonic()
+        sent = self._clock()
         results = self._runner.run_each(calls)
-        received = time.monotonic()
+        received = self._clock()
         more = False
         broken: dict[Hashable, RedisError] = {}
         for group, result in zip(groups, results, strict=True):
@@ -311,7 +324,7 @@ class Upkeep:
         return kept.more
 
     def _apart(self, parts: list[Part], error: ResponseError) -> None:
-        """A call was refused: what is wrong with one slot is to keep none of the others waiting."""
+        """A call was refused: ask for each slot alone, so that a broken one delays no other."""
         if len(parts) > 1:
             for part in parts:
                 self._ask([part], [[part]])
@@ -327,7 +340,7 @@ class Upkeep:
         if not self._in_time(topic.name, part.numbers):
             return 0
         visibility = topic.declaration.limits(self._context.limits).visibility
-        return self._watch(self._place(part)).until(time.monotonic(), visibility) or 0
+        return self._watch(self._place(part)).until(self._clock(), visibility) or 0
 
     def _place(self, part: Part) -> Hashable:
         return self._runner.executor.place_of(part.topic.slot(part.numbers[0]).announced_times)

@@ -1,45 +1,49 @@
-"""Whether leases that have ended may be rolled back, as far as one who watches the server can tell.
+"""Decides whether leases that have ended may be rolled back.
 
-A lease ends by the server's clock, and whoever holds the message renews it long before. A lease
-that has ended tells of a dead holder only if holders could renew: not if the server stood still
-for a while, was away or was restarted, nor if its clock was set forward. So whoever rolls back
-has to have seen the server answer for a grace, without a gap and without a step of its clock; and
-says until when by the server's clock, for what it asks for may be carried out much later.
+A lease ends by the server's clock, and the holder of the message renews it long before. A lease
+that has ended proves that its holder is dead only if holders could renew leases. They could not if
+the server stood still for a while, was away or was restarted, or if its clock was set forward. So
+a process may roll leases back only if it has seen the server reply for a grace period, without a
+gap and without a step of the server's clock. It also says until when leases must have ended, by
+the server's clock: the server may run the call much later.
 """
 
 from __future__ import annotations
 
-#: Seconds for which a server may be silent, or not be asked, before that counts as a gap.
+#: Seconds for which a server may be silent, or not be asked. More counts as a gap.
 SILENCE = 3.0
 
 #: Seconds that a reply may take.
 SLOW = 1.0
 
-#: Seconds by which the server's clock may differ from what it should show: it was set otherwise.
+#: Seconds by which the server's clock may differ from the expected time. More counts as a step.
 STEP = 1.0
 
-#: Seconds by which the server may be ahead of what it is known to be.
+#: Seconds by which the server's clock may be ahead of its lower bound.
 MARGIN = 0.5
 
-#: Seconds of grace: a third of the visibility timeout, but for these bounds. Holders that could
-#: not renew a lease try again every second.
+#: Bounds of the grace period, in seconds; within them it is a third of the visibility timeout.
+#: Holders that could not renew a lease try again every second.
 LEAST_GRACE = 2.0
 MAX_GRACE = 15.0
 
 
 def grace_of(visibility: float) -> float:
-    """Seconds for which the server has to have been watched, for leases of so many seconds."""
+    """Grace period: seconds for which the server must have been watched.
+
+    visibility: how long leases last, in seconds
+    """
     return min(max(visibility / 3, LEAST_GRACE), MAX_GRACE)
 
 
 def grace_after_step(visibility: float) -> float:
-    """The same after a step of its clock: holders may not have noticed, and renew their leases when
-    they are due."""
+    """Grace period after a step of the server's clock. Holders may not have noticed the step, and
+    renew their leases only when these are due."""
     return visibility / 3 + LEAST_GRACE
 
 
 class Watch:
-    """What has been seen of one server. Times are monotonic seconds, but for the server's."""
+    """What has been seen of one server. Times are monotonic seconds, except the server's own."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -51,7 +55,8 @@ class Watch:
     def sample(self, server_us: int, sent: float, received: float) -> float:
         """Learn that the server's clock showed `server_us` between these moments.
 
-        Returns by how many seconds it was set, if it was: forward, or back if negative.
+        Returns the size of a step of the server's clock in seconds: positive if the clock was set
+        forward, negative if it was set back, 0 if there was none.
         """
         low = server_us - int(received * 1_000_000)
         high = server_us - int(sent * 1_000_000)
@@ -69,10 +74,12 @@ class Watch:
         return step
 
     def until(self, now: float, visibility: float, grace: float | None = None) -> int | None:
-        """Microseconds since the epoch, by the server's clock, until when leases of so many seconds
-        may be rolled back that have ended; None as long as it cannot be told.
+        """Until when leases must have ended to be rolled back; None if none may be.
 
-        grace: seconds, instead of what suits such leases
+        visibility: how long leases last, in seconds
+        grace: grace period in seconds, instead of the one for such leases
+
+        Returns microseconds since the epoch by the server's clock.
         """
         if self._since is None or now - self._seen > SILENCE:
             return None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
 
-from ..center.broadcasts import listening
+from ..center.broadcasts import read_command
 from ..client.cluster import is_passing
 from .loop import Alarm, Loop, end_wait
 from .pipe import Waiting
@@ -63,7 +63,7 @@ class BroadcastReader:
         if urgent and self._blocks_at <= self._loop.now():
             block = min(block, STREAM_BLOCK)
             self._listened = urgent
-            command = listening(urgent, max(int(block * 1000), 1))
+            command = read_command(urgent, max(int(block * 1000), 1))
             self.connection.send([(command, self._deliver)], block=block)
 
     def next_time(self, now: float) -> float:
@@ -84,7 +84,7 @@ class BroadcastReader:
         if self._loop.hub is not None:
             self._alarm.cancel()
             self._alarm.set(self.subscriptions.next_reading, now)
-        self._work.send([(listening(positions), self._deliver_unhurried)])
+        self._work.send([(read_command(positions), self._deliver_unhurried)])
 
     def _deliver_unhurried(self, reply: Any) -> None:
         self._deliver(reply)

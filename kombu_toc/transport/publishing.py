@@ -12,7 +12,7 @@ from secrets import token_urlsafe
 from typing import Any
 
 from ..center.bindings import Bindings
-from ..center.broadcasts import broadcasting, keepers
+from ..center.broadcasts import broadcast_call, keepers
 from ..center.center import TimeoutCenter
 from ..center.commands import SENT
 from ..center.requests import REMEMBER, PutRequest
@@ -125,7 +125,7 @@ class Publisher:
         batch: PublishBatch | None = None,
     ) -> None:
         """Send an addressed message to all queues that are bound to a fanout exchange."""
-        call = broadcasting(
+        call = broadcast_call(
             self._center,
             exchange,
             routing_key,

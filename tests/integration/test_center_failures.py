@@ -13,7 +13,7 @@ from kombu import Connection
 
 from kombu_toc import ConfigurationError, Limits, ReplicationError, ServerError, TimeoutCenter
 from kombu_toc.center.bindings import Bindings, binding
-from kombu_toc.center.broadcasts import broadcasting
+from kombu_toc.center.broadcasts import broadcast_call
 from kombu_toc.center.factory import center_for
 from kombu_toc.model import scores
 from kombu_toc.model.results import DEAD, WAITING
@@ -369,7 +369,7 @@ def test_a_repeated_put_waits_for_the_replicas_too(client, frozen, how):
 def test_a_repeated_broadcast_waits_for_the_replicas_too(client, frozen):
     center = TimeoutCenter(client, wait_replicas=1, wait_timeout=0.2)
     client.zadd(center.keys.bindings("news"), {"reader": 10**15})
-    call = broadcasting(center, "news", "", b"body", 10, ("p", "p.1"))
+    call = broadcast_call(center, "news", "", b"body", 10, ("p", "p.1"))
     frozen()
     for _ in range(2):
         with pytest.raises(ReplicationError):
