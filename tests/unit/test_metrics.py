@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import time
+import weakref
+from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -10,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kombu_toc.metrics.counters import _FIELDS, BOUNDS_US, Lateness, TopicCounts
-from kombu_toc.metrics.sender import Metrics
+from kombu_toc.metrics.sender import PAUSE, Metrics
 from kombu_toc.model.topic import Declaration, Topic
 
 
@@ -113,3 +117,65 @@ def test_what_idle_consumers_count_is_sent_only_with_the_rest_or_now_and_then(id
 
 def test_each_counter_has_a_field_of_its_own() -> None:
     assert len(_FIELDS) == len(set(_FIELDS)) == len(TopicCounts().values())
+
+
+# -- sending: whoever adds the numbers up is handed in
+
+
+class Outlet:
+    """Adds up what it is sent, unless it is told to fail."""
+
+    clustered = False
+    client = None
+
+    def __init__(self) -> None:
+        self.totals: Counter[tuple[str | None, str]] = Counter()
+        self.fails: Exception | None = None
+        self.calls = 0
+
+    def counting(self, topic: str | None, added: dict[str, int]) -> tuple[str | None, dict]:
+        return topic, added
+
+    def run_each(self, calls: list) -> list:
+        self.calls += 1
+        if self.fails is not None:
+            return [self.fails] * len(calls)
+        for topic, added in calls:
+            self.totals.update({(topic, name): number for name, number in added.items()})
+        return [True] * len(calls)
+
+
+def test_each_number_is_sent_once_and_only_what_is_new() -> None:
+    metrics, outlet = Metrics(), Outlet()
+    counts = metrics.counts(topic("mail"))
+    for _ in range(3):
+        counts.put += 1
+        metrics.send(outlet)
+        metrics.send(outlet)
+    assert outlet.totals == {("mail", "put"): 3}
+    assert outlet.calls == 3
+
+
+def test_what_could_not_be_sent_is_sent_later_and_not_at_once() -> None:
+    metrics, outlet = Metrics(), Outlet()
+    metrics.counts(topic("mail")).put += 1
+    outlet.fails = ConnectionError("away")
+    before = time.monotonic()
+    metrics.send(outlet)
+    assert before + PAUSE <= metrics.due
+    metrics.pass_by(outlet)
+    assert outlet.calls == 1
+    outlet.fails, metrics.due = None, 0.0
+    metrics.pass_by(outlet)
+    assert outlet.totals == {("mail", "put"): 1}
+
+
+def test_a_sender_keeps_no_outlet_alive() -> None:
+    metrics, outlet = Metrics(), Outlet()
+    metrics.counts(topic("mail")).put += 1
+    metrics.send(outlet)
+    gone = weakref.ref(outlet)
+    del outlet
+    gc.collect()
+    assert gone() is None
+    metrics.send_at_exit()
