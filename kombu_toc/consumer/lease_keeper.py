@@ -67,6 +67,9 @@ class LeaseKeeper:
     metrics: what the process counts
     """
 
+    #: Does not renew a message's lease any longer: see :meth:`.leases.Leases.drop`.
+    drop: Callable[[Delivery], None]
+
     def __init__(
         self, make_center: Callable[[], TimeoutCenter], metrics: Metrics | None = None
     ) -> None:
@@ -91,6 +94,8 @@ class LeaseKeeper:
         lock = native.rlock()
         self._holdings = holdings = Holdings(lock, native.rlock)
         self._leases = holdings.leases
+        # Straight to the part that does it: it is called for every message.
+        self.drop = holdings.leases.drop
         self._thread = thread = BeatThread(self._run, lock)
         self._log = DeferredLog(logger, lambda: thread.patched)
         self._beat = Beat(holdings, self._log, thread.beat_within, lambda: thread.due)
@@ -110,10 +115,6 @@ class LeaseKeeper:
         self._log.flush()
         self._leases.hold(delivery, visibility, time.monotonic())
         self._thread.beat_within(visibility / BEATS_PER_LEASE)
-
-    def drop(self, delivery: Delivery) -> None:
-        """Do not renew it any longer."""
-        self._leases.drop(delivery)
 
     def held(self) -> list[tuple[Delivery, float]]:
         """The messages whose leases are renewed, each with its visibility timeout."""

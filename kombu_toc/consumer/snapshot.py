@@ -21,7 +21,7 @@ class Source(Protocol):
 
     center: TimeoutCenter
     poller: Poller
-    heartbeat: LeaseKeeper
+    lease_keeper: LeaseKeeper
 
     def capacity(self, held: int, early: int = 0) -> tuple[int, int, int]:
         """As :meth:`.sink.Sink.capacity`."""
@@ -38,11 +38,11 @@ def snapshot(channel: Source) -> dict[str, Any]:
     claims: the next times that it serves, and whose
     clock_ahead: by how much Redis's clock is ahead of this machine's, at least
     """
-    poller, heartbeat = channel.poller, channel.heartbeat
+    poller, lease_keeper = channel.poller, channel.lease_keeper
     now = time.monotonic()
     server_us = poller.clock.at(now)
     state = poller.states.get(channel)
-    leases = heartbeat.held()
+    leases = lease_keeper.held()
     held, claims = [], []
     queued = [entry for _, entry in list(state.ready)] if state else []
     for _, _, owner, item in [*queued, *poller.dispatcher.due]:
@@ -61,7 +61,7 @@ def snapshot(channel: Source) -> dict[str, Any]:
         "capacity": {"free": free, "room": room},
         "leases": {
             "count": len(leases),
-            "renewed_in_time": heartbeat.in_time(),
+            "renewed_in_time": lease_keeper.in_time(),
             "messages": [_message(one) for one, _ in leases[:MAX_SHOWN]],
         },
         "held": sorted(held, key=_due)[:MAX_SHOWN],

@@ -1,12 +1,11 @@
 """The channel: Kombu's operations in terms of the timeout center.
 
-It conducts its parts, which do not know each other: the publisher, the queues, the exchanges, the
-queues that read broadcasts, the receiver, and the QoS.
+It conducts its parts: the publisher, the queues, the exchanges, the queues that read broadcasts,
+what concerns several of these (the topology), the receiver, and the QoS.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,7 +19,6 @@ from kombu.utils.uuid import uuid
 
 from ..center.broadcasts import Subscription, remember
 from ..compat import kombu_channel
-from ..consumer.pipe import BROKEN
 from ..consumer.policy import DefaultPolicy, WorkerPolicy
 from ..consumer.snapshot import snapshot
 from ..model.results import Delivery
@@ -34,8 +32,7 @@ from .publishing import Publisher
 from .qos import QoS
 from .queues import Queues
 from .receiving import Receiver
-
-logger = logging.getLogger(__name__)
+from .topology import Topology
 
 #: Messages that one pop takes where neither a prefetch count nor a worker's pool sets a bound.
 BATCH = 100
@@ -44,7 +41,8 @@ BATCH = 100
 class Channel(virtual.Channel):
     """See the module.
 
-    It has more fields than most classes here: Kombu's own, and its parts.
+    It has more fields and lines than other classes: Kombu calls some thirty methods of one object,
+    and most hand over to a part.
     """
 
     QoS = QoS
@@ -71,20 +69,29 @@ class Channel(virtual.Channel):
         self.settings = connection.settings
         self.center = center = connection.center
         self.poller = connection.poller
-        self.heartbeat = connection.heartbeat
+        self.lease_keeper = connection.lease_keeper
         self._pid = os.getpid()
         #: by which the lease keeper knows who uses a transient queue
         self.channel_key = next(tags)
-        self.queues = Queues(center, self.settings, self.heartbeat, self.channel_key)
+        self.queues = Queues(center, self.settings, self.lease_keeper, self.channel_key)
         self.exchanges = Exchanges(
-            center, self.heartbeat, connection.routes, self.state, self.exchange_types
+            center, self.lease_keeper, connection.routes, self.state, self.exchange_types
         )
         self.broadcast_queues = BroadcastQueues(center, connection.identity, self.poller.unfollow)
+        self.topology = Topology(
+            center,
+            self.lease_keeper,
+            self.queues,
+            self.exchanges,
+            self.broadcast_queues,
+            self.state,
+            self.channel_key,
+        )
         self.publisher = Publisher(
             center, self.settings, self.queues.topic, self._get_message_priority, connection.miss
         )
         self.receiver = receiver = Receiver(
-            self, center, self.poller, self.heartbeat, self.broadcast_queues.subscriptions
+            self, center, self.poller, self.lease_keeper, self.broadcast_queues.subscriptions
         )
         self.receive = receiver.receive
         self.take_early, self.deliver_early = receiver.take_early, receiver.deliver_early
@@ -152,7 +159,7 @@ class Channel(virtual.Channel):
         self.receiver.add(queue, callback, no_ack)
         if not self.broadcast_queues.only_reads(queue):
             if not self.queues.topic(queue).declaration.expires:
-                self.heartbeat.consumes(queue, self.channel_key)
+                self.lease_keeper.consumes(queue, self.channel_key)
             self.poller.consume(self, queue)
         for subscription in self.broadcast_queues.subscriptions(queue):
             self.poller.follow(self, subscription)
@@ -178,16 +185,10 @@ class Channel(virtual.Channel):
             followed = self.poller.unfollow(subscription)
             if followed is not None:
                 remember(self.transport.identity, followed)
-        only_reads = self.broadcast_queues.only_reads(queue)
-        if not only_reads:
-            self.heartbeat.consumes_no_more(queue, self.channel_key)
+        if not self.broadcast_queues.only_reads(queue):
+            self.lease_keeper.consumes_no_more(queue, self.channel_key)
             self.poller.cancel(self, queue)
-        if queue in self.queues.auto_delete and not self._has_other_consumer(queue):
-            if queue in self.queues.exclusive or only_reads:
-                self._delete_transient(queue)
-            else:
-                # Others may consume it, elsewhere: they keep it, or it goes stale.
-                self._leave(queue)
+        self.topology.leave(queue, self._has_other_consumer)
 
     def _has_other_consumer(self, queue: str) -> bool:
         return any(
@@ -297,34 +298,18 @@ class Channel(virtual.Channel):
         exchange's stream, for as long as it is consumed.
         """
         exchange = exchange or "amq.direct"
-        fanout = self.typeof(exchange).type == "fanout"
-        self.state.binding_declare(queue, exchange, routing_key, arguments)
-        ttl_ms = self.queues.transient.get(queue, 0)
-        member = self.exchanges.member(queue, exchange, routing_key, arguments, bool(ttl_ms))
-        if ttl_ms:
-            self.heartbeat.withdraw_deletion(queue)
-        if not fanout or not ttl_ms:
-            # Before anybody can send to it: as a transient one, if it is one.
-            self.queues.topic(queue)
-        self.exchanges.bind(exchange, member, ttl_ms, self.channel_key)
-        if fanout:
-            new = self.broadcast_queues.read_from_now(
-                queue, exchange, routing_key or "", member, bool(ttl_ms)
-            )
-            if new is not None and queue in self._active_queues:
+        new, is_topic_now = self.topology.bind(queue, exchange, routing_key, arguments)
+        if queue in self._active_queues:
+            if new is not None:
                 self.poller.follow(self, new)
-        elif ttl_ms and self.broadcast_queues.note_routed(queue) and queue in self._active_queues:
-            self.poller.consume(self, queue)
+            if is_topic_now:
+                self.poller.consume(self, queue)
 
     def queue_unbind(
         self, queue: str, exchange: str | None = None, routing_key: str = "", *args: Any, **kw: Any
     ) -> None:
         """Undo a binding."""
-        exchange = exchange or "amq.direct"
-        self.state.binding_delete(queue, exchange, routing_key)
-        self.exchanges.unbind(queue, exchange, routing_key, None)
-        bound = (queue, exchange, routing_key or "")
-        self.broadcast_queues.read_no_more(lambda one: one.bound == bound)
+        self.topology.unbind(queue, exchange or "amq.direct", routing_key)
 
     def queue_delete(
         self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any
@@ -332,62 +317,20 @@ class Channel(virtual.Channel):
         """Delete a queue with all its messages and bindings; return how many were waiting."""
         if if_unused and queue in self._active_queues:
             return 0
-        size = 0
-        only_reads = self.broadcast_queues.only_reads(queue)
-        declared = None if only_reads else self.center.declared(queue)
-        if declared is not None:
-            size = self.center.counts(queue).waiting
-            if if_empty and size:
-                return 0
-        self.broadcast_queues.read_no_more(lambda one: one.queue == queue)
-        self.exchanges.unbind_all(queue)
-        # The others' bindings of a transient queue go stale; and a queue that is gone has none:
-        # Kombu deletes that of its replies to remote control twice.
-        if declared is not None and not declared.declaration.expires:
-            self.exchanges.unbind_everywhere(queue)
-        self._forget_queue(queue)
-        if declared is not None:
-            self.center.delete(queue)
-        return size
-
-    def _delete_transient(self, queue: str) -> None:
-        """Delete it now, or as soon as the server can be reached again."""
-        bindings: dict[str, list[str]] = {}
-        try:
-            bindings = self.exchanges.members_of(queue)
-            self.queue_delete(queue)
-        except BROKEN as exc:
-            logger.debug("queue %s is to be deleted later: %s", queue, exc)
-            self._forget_queue(queue)
-            self.exchanges.forget(bindings)
-            self.heartbeat.delete_later(queue, bindings)
+        return self.topology.delete(queue, if_empty)
 
     def after_reply_message_received(self, queue: str) -> None:
         """Kombu has the answers that it has asked for: their queue is not needed any more."""
-        self._delete_transient(queue)
-
-    def _forget_queue(self, queue: str) -> None:
-        """Remember nothing of it, and do not keep it fresh."""
-        self.broadcast_queues.forget(queue)
-        self.queues.forget(queue)
-        self.state.queue_bindings_delete(queue)
-
-    def _leave(self, queue: str) -> None:
-        """Let a transient queue go stale, unless others keep it."""
-        transient = queue in self.queues.transient
-        self.heartbeat.leave_topic(queue, self.channel_key)
-        for exchange, routing_key, arguments in self.state.queue_bindings(queue):
-            member = self.exchanges.member(queue, exchange, routing_key, arguments, transient)
-            self.heartbeat.leave_binding(exchange, member, self.channel_key)
+        self.topology.delete_transient(queue)
 
     def _has_queue(self, queue: str, **kwargs: Any) -> bool:
         return self.center.declared(queue) is not None
 
     def _size(self, queue: str) -> int:
-        return 0 if self.broadcast_queues.only_reads(queue) else self.queues.size(queue)
+        return self.topology.size(queue)
 
     def _purge(self, queue: str) -> int:
-        return 0 if self.broadcast_queues.only_reads(queue) else self.center.purge(queue)
+        return self.topology.purge(queue)
 
     # -- exchanges
 
@@ -432,11 +375,7 @@ class Channel(virtual.Channel):
         self.poller.flush()
         if self._qos is not None:
             self._qos.restore_unacked_once()
-        only_reading = filter(self.broadcast_queues.only_reads, self.queues.auto_delete)
-        for queue in self.queues.exclusive.union(only_reading):
-            if not self._has_other_consumer(queue):
-                self._delete_transient(queue)
-        self.heartbeat.leave_all(self.channel_key)
+        self.topology.leave_all(self._has_other_consumer)
         if self.connection is not None:
             self.connection.close_channel(self)
         # As Kombu does: each of them refers to the channel.

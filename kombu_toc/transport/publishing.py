@@ -77,16 +77,12 @@ class Publisher:
         # is of a delivered message, ours or another transport's, whose properties somebody sends
         # along, and perhaps more than once.)
         if not isinstance(properties.get("delivery_tag"), PublishName):
-            properties["delivery_tag"] = self._next_name()
+            producer = self._producer
+            if producer is None or producer[0] != os.getpid():  # a forked child is another producer
+                producer = self._producer = (os.getpid(), token_urlsafe(9), count(1))
+            name = properties["delivery_tag"] = PublishName(f"{producer[1]}.{next(producer[2])}")
+            name.slots = {}
         properties["delivery_info"].update(exchange=exchange, routing_key=routing_key)
-
-    def _next_name(self) -> PublishName:
-        producer = self._producer
-        if producer is None or producer[0] != os.getpid():  # a forked child is another producer
-            producer = self._producer = (os.getpid(), token_urlsafe(9), count(1))
-        name = PublishName(f"{producer[1]}.{next(producer[2])}")
-        name.slots = {}
-        return name
 
     def put(self, queue: str, message: dict[str, Any], batch: PublishBatch | None = None) -> None:
         """Put an addressed message into a queue.

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 #: Seconds between attempts to reach a server whose place a replica is about to take.
 PAUSE = 0.1
 
-#: Seconds that a node of a Cluster may take to answer a heartbeat.
+#: Seconds that a node of a Cluster may take to answer the lease keeper.
 BEAT_TIMEOUT = 2.0
 
 _extended: set[str] = set()
@@ -112,7 +112,7 @@ class Transport(virtual.Transport):
         self._client: redis.Redis | None = None
         self._center: TimeoutCenter | None = None
         self._routes: Routes | None = None
-        self._heartbeat: LeaseKeeper | None = None
+        self._lease_keeper: LeaseKeeper | None = None
         self._poller: Poller | None = None
         self._may_consume = False
         # The base class makes a cycle that would poll each channel; the poller stands for it.
@@ -183,8 +183,8 @@ class Transport(virtual.Transport):
         return (*where, a.hosts, self.settings.master_name)
 
     @property
-    def heartbeat(self) -> LeaseKeeper:
-        if self._heartbeat is None:
+    def lease_keeper(self) -> LeaseKeeper:
+        if self._lease_keeper is None:
             settings, address = self.settings, self.address
             ssl = self.client.ssl
             provider = getattr(self.client, "credential_provider", None)
@@ -200,13 +200,13 @@ class Transport(virtual.Transport):
 
             # Whoever logs in otherwise may be let in no more.
             login = (address.password, provider or settings.connection.get("credential_provider"))
-            self._heartbeat = LeaseKeeper.of((self.identity, login), center, self.center.metrics)
-        return self._heartbeat
+            self._lease_keeper = LeaseKeeper.of((self.identity, login), center, self.center.metrics)
+        return self._lease_keeper
 
     @property
     def poller(self) -> Poller:
         if self._poller is None:
-            self._poller = Poller(self.center, self.settings, self.heartbeat, self.identity)
+            self._poller = Poller(self.center, self.settings, self.lease_keeper, self.identity)
         return self._poller
 
     def check_consumer(self) -> None:

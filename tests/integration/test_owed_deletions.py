@@ -100,7 +100,7 @@ def test_a_queue_that_is_declared_anew_is_not_hit_by_the_deletion_of_the_one_bef
     proxy: Proxy, consumer: Connection, connect: Connect, client: redis.Redis
 ) -> None:
     """A worker's own queues have names that stay the same: it declares them when it reconnects."""
-    heartbeat = consumer.transport.heartbeat
+    heartbeat = consumer.transport.lease_keeper
     with Consumer(consumer.default_channel, [REPLIES]):
         proxy.refuse()
     assert heartbeat.owes_deletions

@@ -625,7 +625,7 @@ def test_an_expiring_queue_goes_when_nobody_refreshes_it(
     queue(connection.default_channel).declare()
     Producer(connection, queue.exchange).publish(1, routing_key="key")
     center = connection.transport.center
-    connection.transport.heartbeat.leave_all(connection.default_channel.channel_key)
+    connection.transport.lease_keeper.leave_all(connection.default_channel.channel_key)
     time.sleep(0.2)  # the server's own clock decides what is stale
     assert set(sweep(center)) == {"topic:dying", "exchange:work"}
     assert keys_left(client) == []

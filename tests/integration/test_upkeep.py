@@ -309,7 +309,7 @@ def test_a_message_whose_announcement_was_lost_starts_within_a_second(
 
     with Consumer(connection, [Queue("mail")], callbacks=[received]):
         connection.transport.poller.long_running = True
-        keeps_up = connection.transport.heartbeat
+        keeps_up = connection.transport.lease_keeper
         deadline = time.monotonic() + 10
         while not keeps_up.keeps_up:
             assert time.monotonic() < deadline
@@ -386,7 +386,7 @@ def test_an_idle_consumer_looks_rarely_while_somebody_keeps_the_topics_up(
     with Consumer(connection, queues, callbacks=[lambda body, message: None]):
         connection.transport.poller.long_running = True
         _drain(connection, 4)
-        assert connection.transport.heartbeat.kept_up
+        assert connection.transport.lease_keeper.kept_up
         client.config_resetstat()
         _drain(connection, 4)
         sent = client.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"]
