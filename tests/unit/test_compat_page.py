@@ -9,12 +9,12 @@ import celery_toc.compat  # noqa: F401 - parts are known once they are imported
 from kombu_toc.compat import kombu_channel, redis_connections, registry  # noqa: F401
 
 PAGE = (Path(__file__).parents[2] / "docs" / "compat.md").read_text()
-REQUIRED, OPTIONAL = PAGE.split("## Optional")
+TABLES = PAGE.split("## Optional")
 
 
 def test_every_part_has_a_row() -> None:
     """A row as: | `part` | what it touches | without it | what to ask for upstream |"""
     parts = registry.parts()
-    rows = [set(re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE)) for table in (REQUIRED, OPTIONAL)]
+    rows = [set(re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE)) for table in TABLES]
     assert rows[0] == {name for name, part in parts.items() if part.required}
     assert rows[1] == {name for name, part in parts.items() if not part.required}
