@@ -75,7 +75,7 @@ def reshard(
         session.confirm(f"Give {queue!r} {slots} slots instead of {before}?", yes)
     told: list[int] = []
 
-    def report(state: kombu_toc.Resharded) -> None:
+    def on_progress(state: kombu_toc.Resharded) -> None:
         if session.as_json:
             return
         if not told:
@@ -86,7 +86,7 @@ def reshard(
 
     try:
         result = kombu_toc.reshard_topic(
-            center.center, queue, slots, settle=settle, patience=wait, on_progress=report
+            center.center, queue, slots, settle=settle, patience=wait, on_progress=on_progress
         )
     except kombu_toc.ReshardError as exc:
         raise Failure(exc, FAILED) from exc
