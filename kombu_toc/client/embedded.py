@@ -35,6 +35,9 @@ START_TIMEOUT = 60.0
 #: A unix socket's path may be no longer than this on any platform.
 _LONGEST_PATH = 100
 
+#: Those that this process has started: they may outlive it, and are reaped when another is started.
+_keepers: list[subprocess.Popen[bytes]] = []
+
 _joined: dict[tuple[int, str], EmbeddedServer] = {}
 
 
@@ -225,6 +228,7 @@ class EmbeddedServer:
         deadline = time.monotonic() + START_TIMEOUT
         while time.monotonic() < deadline:
             if self.answers():
+                _keepers[:] = [one for one in (*_keepers, keeper) if one.poll() is None]
                 return
             if keeper.poll() is not None:
                 break

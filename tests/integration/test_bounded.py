@@ -14,6 +14,7 @@ import pytest
 import redis
 
 from kombu_toc import TimeoutCenter
+from kombu_toc.metrics.sender import Metrics
 
 from ..servers import Server
 
@@ -29,6 +30,12 @@ MARGIN = 12
 
 #: Commands that read a whole key, or go through keys. (SMEMBERS: copies of one id are few.)
 WHOLE = {"KEYS", "SCAN", "HGETALL", "HKEYS", "HVALS", "ZSCAN", "HSCAN", "SSCAN", "SORT", "LRANGE"}
+
+
+@pytest.fixture
+def center(client: redis.Redis) -> TimeoutCenter:
+    """It counts nothing: counters are sent when it is time to, with whatever is done then."""
+    return TimeoutCenter(client, grace=0, metrics=Metrics(active=False))
 
 
 @pytest.fixture
