@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import re
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,31 +26,21 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 ON_CLUSTER = os.environ.get("TOC_TEST_CLUSTER", "") not in ("", "0")
 
 
-#: What tests of a module share because it takes seconds to start.
-SHARED = frozenset(("celery_worker_cluster", "deployment", "pages", "site", "worker"))
-
-
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         mark = item.get_closest_marker("one_server")
         if mark is not None and ON_CLUSTER:
             item.add_marker(pytest.mark.skip(reason=f"of one server: {mark.args[0]}"))
-        group = _group(item)
-        if group:
-            item.add_marker(pytest.mark.xdist_group(group))
 
 
-def _group(item: pytest.Item) -> str:
-    """A name that tests have in common which run in one process if several run tests: they share
-    what takes long to start. Every other test goes to whichever process is free."""
-    for name in SHARED.intersection(item.fixturenames):
-        [*_, definition] = item._fixtureinfo.name2fixturedefs[name]
-        if definition.scope == "module":
-            params = item.callspec.params if hasattr(item, "callspec") else {}
-            which = params.get("pool", params.get(name, ""))
-            return "-".join(re.findall(r"\w+", f"{item.path.stem} {which}"))
-    return ""
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadgroup`, each test goes to whichever process is free, in their order."""
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from .scheduling import Scheduling
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session")

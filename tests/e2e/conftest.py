@@ -37,6 +37,11 @@ POOLS = {
     "eventlet": ("-P", "eventlet", "-c", "20"),
 }
 
+#: One pool of each way in which a worker asks the broker: with Kombu's event loop (prefork,
+#: threads, solo), or blocking, in patched threads (gevent, eventlet). Enough for what depends on
+#: the broker alone. TOC_TEST_ALL=1 runs all.
+LOOPS = list(POOLS) if os.environ.get("TOC_TEST_ALL") else ["prefork", "gevent"]
+
 
 def wait_until(holds: Callable[[], Any], seconds: float = 15, what: Any = None) -> None:
     """Return when it holds.
@@ -67,10 +72,12 @@ class Journal:
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
+        #: what was read: many ask again and again
+        self._read: list[dict[str, Any]] = []
 
     def entries(self, prefix: str = "") -> list[dict[str, Any]]:
-        found = [json.loads(raw) for raw in self._client.lrange("log", 0, -1)]
-        return [entry for entry in found if entry["name"].startswith(prefix)]
+        self._read += map(json.loads, self._client.lrange("log", len(self._read), -1))
+        return [entry for entry in self._read if entry["name"].startswith(prefix)]
 
     def wait_for(self, prefix: str, number: int, timeout: float = 30) -> list[dict[str, Any]]:
         """The entries of that prefix as soon as there are so many."""
@@ -145,13 +152,29 @@ def _start(
 def start_workers(
     _start: Callable[..., Worker], client: redis.Redis
 ) -> Iterator[Callable[..., list[Worker]]]:
-    """Start workers for one test, on an empty broker: options and settings as a worker's."""
-    with contextlib.ExitStack() as stack:
+    """Start workers for one test, on an empty broker: options and settings as a worker's.
 
-        def start(number: int, *options: str, **settings: Any) -> list[Worker]:
+    mingle: whether it asks the others first what they know, which takes a second
+    """
+    with contextlib.ExitStack() as stack:
+        started: list[Worker] = []
+
+        def stop_all() -> None:
+            # Each takes a second or two to stop, in which it does nothing.
+            for worker in started:
+                worker.container.ask_to_stop()
+            for worker in started:
+                worker.teardown()
+
+        stack.callback(stop_all)
+
+        def start(
+            number: int, *options: str, mingle: bool = False, **settings: Any
+        ) -> list[Worker]:
+            if not (mingle or "--without-mingle" in options):
+                options = (*options, "--without-mingle")
             workers = [_start(*options, **settings) for _ in range(number)]
-            for worker in workers:
-                stack.callback(worker.teardown)
+            started.extend(workers)
             for worker in workers:
                 worker.ready()
             return workers

@@ -87,8 +87,10 @@ class WorkerProcess:
         if skew is not None:
             self._environment["E2E_SKEW"] = str(skew)
         self._process: subprocess.Popen[bytes] | None = None
+        self._asked = False
 
     def start(self) -> WorkerProcess:
+        self._asked = False
         with open(self._log_file, "ab") as log:
             self._process = subprocess.Popen(
                 self._command, cwd=ROOT, env=self._environment, stdout=log, stderr=log
@@ -145,11 +147,17 @@ class WorkerProcess:
         main = psutil.Process(self.pid)
         return [main, *main.children(recursive=True)]
 
+    def ask_to_stop(self) -> None:
+        """Tell it, once, as an operator would; teardown() waits until it has."""
+        if self.status == "running" and not self._asked:
+            self._asked = True
+            os.kill(self.pid, _signals.SIGTERM)
+
     def teardown(self) -> None:
         """Stop it as an operator would; what does not stop is a failure."""
         if self.status != "running":
             return
-        os.kill(self.pid, _signals.SIGTERM)
+        self.ask_to_stop()
         try:
             self._process.wait(30)
         except subprocess.TimeoutExpired:

@@ -116,7 +116,7 @@ def test_a_worker_needs_its_rules_and_no_more(
     admin.tasks["e2e.note"].apply_async(("soon",), countdown=1)
     with guarded.client() as client:
         [worker] = start_workers(
-            1, *("-P", "threads", "-c", "2", "-E"), broker=url(guarded, "worker")
+            1, *("-P", "threads", "-c", "2", "-E"), mingle=True, broker=url(guarded, "worker")
         )
         journal.wait_for("soon", 1)
         journal.wait_for("late-done", 1)

@@ -38,7 +38,7 @@ def test_two_apps_on_one_server_never_see_each_others_tasks_broadcasts_or_lists(
     for name in ("shop", "bank"):
         url, settings = apart(server, name)
         apps[name] = make_app(url, "disabled://", **settings)
-        [workers[name]] = start_workers(1, "-P", "solo", broker=url, **settings)
+        [workers[name]] = start_workers(1, "-P", "solo", mingle=True, broker=url, **settings)
     sent = {}
     for name, app in apps.items():
         for i in range(20):

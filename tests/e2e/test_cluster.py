@@ -21,7 +21,7 @@ import kombu_toc
 
 from ..cluster import Cluster, Node
 from ..integration.inspection import slot_keys
-from .conftest import POOLS, Journal, stop_when_done, wait_until
+from .conftest import LOOPS, POOLS, Journal, stop_when_done, wait_until
 from .nodes import ROOT, Worker
 from .tasks import make_app
 
@@ -243,7 +243,7 @@ def test_an_idle_worker_starts_what_comes_due_at_its_time(
 # -- slots that move
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+@pytest.mark.parametrize("pool", LOOPS)
 @pytest.mark.parametrize("what", ["the topic's slots", "the wake index"])
 def test_hash_slots_move_under_load_and_every_task_runs_once_and_in_time(
     site: Callable[..., Site], pool: str, what: str
@@ -271,7 +271,7 @@ def test_hash_slots_move_under_load_and_every_task_runs_once_and_in_time(
     site.assert_no_residue()
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("pool", LOOPS)
 def test_nodes_come_and_go_under_load(site: Callable[..., Site], pool: str) -> None:
     """A node is added and gets slots; the node that had the wake index is removed."""
     site = site(pool)
@@ -301,7 +301,7 @@ def _without_the_hub(site: Site) -> Node:
 VICTIMS = {"with the wake index": _with_the_hub, "without it": _without_the_hub}
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+@pytest.mark.parametrize("pool", LOOPS)
 @pytest.mark.parametrize("victim", list(VICTIMS))
 def test_nothing_is_lost_when_a_primary_dies_and_its_replica_is_promoted(
     site: Callable[..., Site], pool: str, victim: str
@@ -370,7 +370,7 @@ def test_while_a_node_without_replica_is_away_the_others_are_served_and_then_it_
     journal.wait_for("afterwards", 1, timeout=10)
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("pool", LOOPS)
 def test_after_the_node_with_the_wake_index_was_away_everything_runs_once(
     site: Callable[..., Site], pool: str, journal: Journal
 ) -> None:

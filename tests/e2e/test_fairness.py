@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 from celery import Celery, group
 
-from .conftest import POOLS, Journal
+from .conftest import LOOPS, POOLS, Journal
 from .nodes import Worker
 
 StartWorkers = Callable[..., list[Worker]]
@@ -96,6 +96,8 @@ def test_a_queue_does_not_wait_for_the_backlog_of_another(
     assert len([entry for entry in before if entry["at"] > few[0]["at"]]) <= 12
 
 
+# solo, too: it asks for the next task only when it has executed the last.
+@pytest.mark.parametrize("pool", sorted({*LOOPS, "solo"}))
 @pytest.mark.parametrize("late", [True])
 def test_queues_that_are_full_get_equal_shares_of_the_starts(
     start_workers: StartWorkers, app: Celery, journal: Journal, pool: str, late: bool

@@ -45,7 +45,7 @@ def test_an_idle_worker_keeps_five_connections(
     journal: Journal,
 ) -> None:
     url = single_server.toc_url.removesuffix("/0") + "/3"
-    start_workers(1, *POOLS["prefork"], broker=url)
+    start_workers(1, *POOLS["prefork"], mingle=True, broker=url)
     wait_until(lambda: alone.exists("toc:{toc}:upkeep"))
     most = CONNECTIONS + KEEPS_UP
     wait_until(lambda: len(connections(alone)) <= most, 40, lambda: "\n".join(connections(alone)))

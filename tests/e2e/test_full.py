@@ -13,7 +13,7 @@ from kombu.exceptions import OperationalError
 from kombu_toc import center_for
 
 from ..servers import Server
-from .conftest import POOLS, Journal, wait_until
+from .conftest import LOOPS, POOLS, Journal, wait_until
 from .nodes import Worker
 from .tasks import make_app
 
@@ -82,7 +82,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Full]:
     made.close()
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
+@pytest.mark.parametrize("pool", LOOPS)
 @pytest.mark.parametrize("comes", ["before", "after"])
 def test_a_full_server_drains(
     full: Full, _start: Callable[..., Worker], journal: Journal, pool: str, comes: str

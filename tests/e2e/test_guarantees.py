@@ -121,7 +121,7 @@ def test_remote_control_and_workers_that_come_and_go_leave_nothing(
     start_workers: StartWorkers, app: Celery, client: redis.Redis
 ) -> None:
     """K6: 1,000 pings, and two workers that end."""
-    workers = start_workers(2, "-P", "solo", "-E")
+    workers = start_workers(2, "-P", "solo", "-E", mingle=True)
     for _ in range(1000):
         assert len(app.control.ping(timeout=2, limit=2)) == 2
     for worker in workers:

@@ -53,7 +53,7 @@ class Traffic:
             i += 1
             note.apply_async((name, time.time() + delay), countdown=delay)
             self.names.append(name)
-            time.sleep(0.01)  # a load that one worker keeps up with on a busy machine
+            time.sleep(0.02)  # a load that one worker keeps up with on a busy machine
 
     def __enter__(self) -> Traffic:
         for thread in self._threads:

@@ -35,6 +35,7 @@ def proxy(server: Server, client: redis.Redis) -> Iterator[Proxy]:
 
 
 def pool_of(worker: Worker) -> list[int]:
+    """Its processes. They say that they are up while it mingles, which takes a second."""
     return [child.pid for child in psutil.Process(worker.container.pid).children()]
 
 
@@ -59,7 +60,7 @@ def test_what_processes_were_sent_runs_once_although_their_worker_stops(
     toc: kombu_toc.TimeoutCenter,
     client: redis.Redis,
 ) -> None:
-    [worker] = start_workers(1, "-c", "2")
+    [worker] = start_workers(1, "-c", "2", mingle=True)
     processes = pool_of(worker)
     send_to_all(processes, signal.SIGSTOP)
     for i in range(2):
@@ -85,7 +86,9 @@ def test_what_processes_were_sent_runs_once_although_the_connection_is_cut(
     end: signal.Signals,
 ) -> None:
     """Killed processes have not started it; those that replace them do."""
-    [worker] = start_workers(1, "-c", "2", broker_transport_options={"visibility_timeout": 2})
+    [worker] = start_workers(
+        1, "-c", "2", mingle=True, broker_transport_options={"visibility_timeout": 2}
+    )
     processes = pool_of(worker)
     send_to_all(processes, signal.SIGSTOP)
     for i in range(2):
@@ -114,7 +117,9 @@ def test_what_a_killed_process_was_sent_runs_once_although_the_connection_is_cut
 ) -> None:
     """After a reconnect, Celery notices only within five seconds that a process was killed, and
     writes to its pipe until then."""
-    [worker] = start_workers(1, "-c", "2", broker_transport_options={"visibility_timeout": 2})
+    [worker] = start_workers(
+        1, "-c", "2", mingle=True, broker_transport_options={"visibility_timeout": 2}
+    )
     cut_connections(client)
     app.tasks["e2e.late_ack"].delay("connected", 0)
     journal.wait_for("connected-done", 1)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ..certificates import Authority, TLSServer, tls_program
-from .conftest import POOLS, Journal, wait_until
+from .conftest import LOOPS, POOLS, Journal, wait_until
 from .nodes import Worker
 from .tasks import make_app
 
@@ -31,7 +31,7 @@ def secure(tmp_path: Path, authority: Authority) -> Iterator[TLSServer]:
     server.stop()
 
 
-@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("pool", LOOPS)
 def test_a_worker_whose_broker_speaks_tls_works_on_after_its_connections_are_cut(
     pool: str,
     secure: TLSServer,
