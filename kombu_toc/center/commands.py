@@ -15,7 +15,7 @@ from typing import Any
 
 from ..metrics.counters import TopicCounts, count_first
 from ..model import scores
-from ..model.keys import Keys
+from ..model.keys import Keys, Slot
 from ..model.limits import Limits
 from ..model.results import DEAD, WAITING, Delivery, Popped, Put
 from ..model.topic import Topic
@@ -57,12 +57,14 @@ class Commands:
         Look-ups by id find the message if :meth:`.registry.Registry.admit` was called before.
         Raises ActionTimeError beyond the year 2255.
         """
-        id = request.id
-        slot = topic.slot_for(request.basis or id)
-        priority, token = request.priority, request.token
+        # Unpacked at once: this runs for each message, and each field would cost a look-up.
+        id, body, at_us, delay_us, basis, priority, token, ensure, publish, remember, replaces = (
+            request
+        )
+        slot = topic.slot_for(basis or id)
         if token is None:
-            token = f"{zlib.crc32(request.body):08x}"
-        producer, name = request.publish or ("", "")
+            token = f"{zlib.crc32(body):08x}"
+        producer, name = publish or ("", "")
         return self._announcing(
             topic,
             "put",
@@ -75,15 +77,15 @@ class Commands:
             ),
             (
                 id,
-                request.body,
-                when_of(request.at_us, request.delay_us),
+                body,
+                when_of(at_us, delay_us),
                 slot.number,
                 token,
                 topic.declaration.expires or 0,
-                1 if request.ensure else 0,
+                1 if ensure else 0,
                 name,
-                request.remember,
-                1 if request.replaces else 0,
+                remember,
+                1 if replaces else 0,
             ),
             partial(_read_put, self._counts(topic)),
         )
@@ -94,8 +96,8 @@ class Commands:
         """Deliver messages. Result: :class:`Popped`; the caller removes what is `stray`."""
         numbers = slot_numbers(topic, request.slots)
         slots = [topic.slot(number) for number in numbers]
-        name = request.name
-        keys = [key for slot in slots for key in slot.script_keys]
+        name, until_us = request.name, request.until_us
+        keys = _script_keys(slots)
         keys.append(slots[0].given(name.rpartition(".")[0]))
         limits = topic.declaration.limits(self._context.limits)
         counts = self._counts(topic)
@@ -131,7 +133,7 @@ class Commands:
                 int(limits.dead_age * 1000),
                 -(-limits.dead_limit // topic.slots),
                 int(request.claimed),
-                scores.LAST_MS * 1000 if request.until_us is None else request.until_us,
+                scores.LAST_MS * 1000 if until_us is None else until_us,
                 name,
                 request.remember,
                 self._context.pop_bytes,
@@ -178,8 +180,7 @@ class Commands:
         return ScriptCall(load("recall"), keys, args, parse)
 
     def find_due(self, topics: Sequence[str]) -> ScriptCall:
-        """Find the topics in which something is due that nobody has claimed. Result: the indexes
-        of those topics."""
+        """Find topics that have due messages that nobody has claimed. Result: their indexes."""
         return ScriptCall(load("due"), [self._context.keys.wake(name) for name in topics], (), list)
 
     def reannounce(self, topic: Topic, claims: Iterable[tuple[int, int]]) -> list[ScriptCall]:
@@ -338,14 +339,14 @@ class Commands:
         )
 
 
-def announce_presence(keys: Keys, told: str, before: Iterable[str], ttl_ms: int) -> ScriptCall:
+def announce_presence(keys: Keys, statement: str, before: Iterable[str], ttl_ms: int) -> ScriptCall:
     """Report which topics a process consumes.
 
-    told: its host, its pid and the topics, as JSON; empty if it consumes none
+    statement: its host, its pid and the topics, as JSON; empty if it consumes none
     before: what it reported until now
     ttl_ms: milliseconds until it is forgotten
     """
-    return ScriptCall(load("present"), (keys.consumers,), (told, ttl_ms, *before), int)
+    return ScriptCall(load("present"), (keys.consumers,), (statement, ttl_ms, *before), int)
 
 
 def add_counters(keys: Keys, topic: str | None, added: dict[str, int]) -> ScriptCall:
@@ -367,6 +368,13 @@ def divide_evenly(total: int, among: Sequence[int]) -> list[tuple[int, int]]:
     """Divide a number of things: (who, how many), without those who get none."""
     each, rest = divmod(total, len(among))
     return [(who, each + (at < rest)) for at, who in enumerate(among) if each or at < rest]
+
+
+def _script_keys(slots: Iterable[Slot]) -> list[str]:
+    keys: list[str] = []
+    for slot in slots:  # four times as fast as a comprehension
+        keys += slot.script_keys
+    return keys
 
 
 def _by_slot(deliveries: Iterable[Delivery]) -> dict[tuple[str, int], list[Delivery]]:

@@ -79,14 +79,14 @@ class Lookup:
     def _get(self, places: Iterator[Place]) -> list[Found]:
         # What lies on one server is asked for by one call: most places have nothing, and a call
         # costs more than to look into some.
-        most = 1 if self._runner.clustered else IDS_PER_CALL
+        ids_per_call = 1 if self._runner.clustered else IDS_PER_CALL
 
         def calls() -> Iterator[ScriptCall]:
             some: list[Place] = []
             number = 0
             for place in places:
                 number += len(place.ids)
-                if some and number > most:
+                if some and number > ids_per_call:
                     yield self._commands.get(some)
                     some, number = [], len(place.ids)
                 some.append(place)
