@@ -118,7 +118,7 @@ def switched_off() -> set[str]:
         part = _parts.get(name)
         if part is not None and part.required:
             raise ConfigurationError(
-                f"{SWITCH} names {name}, which cannot be switched off: without it, {part.lost}"
+                f"{SWITCH} names {name!r}, which cannot be switched off: without it, {part.lost}"
             )
     return names
 

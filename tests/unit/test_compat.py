@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+import celery_toc
 import kombu_toc
-from kombu_toc.compat import registry
+from celery_toc import compat
+from kombu_toc.compat import kombu_channel, redis_connections, registry
 from kombu_toc.compat.registry import SWITCH, CompatPart
 
 
@@ -95,3 +100,123 @@ def test_a_name_is_given_once() -> None:
     made()
     with pytest.raises(ValueError, match="'speed'"):
         made()
+
+
+# -- the parts themselves
+
+
+def everything() -> dict[str, CompatPart]:
+    """The parts of both packages: those who import these know them."""
+    assert all((compat, kombu_channel, redis_connections))
+    return registry.parts()
+
+
+class Bare:
+    """An object that has nothing that anybody expects."""
+
+
+def subjects() -> dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]]:
+    """By a part's name, what its check gets: as it is in what is installed, and bare."""
+    from celery.app.amqp import AMQP
+    from celery.bin import control as bin_control
+    from celery.concurrency.asynpool import AsynPool
+    from celery.concurrency.solo import TaskPool
+    from celery.worker import control, state
+    from celery.worker.consumer import Consumer
+    from celery.worker.request import Request
+    from kombu.asynchronous.timer import Timer
+    from kombu.pidbox import Mailbox
+
+    consumer: Any = Consumer.__new__(Consumer)
+    consumer.on_task_request, consumer.strategies, consumer.timer = print, {}, Timer()
+    behind: Any = AsynPool.__new__(AsynPool)
+    behind._cache, behind._pool, behind.outbound_buffer = {}, [], []
+    behind._processes, behind._all_inqueues, behind._tref_for_id = 1, set(), {}
+    behind.on_poll_start = print
+    bare = (Bare(),)
+    return {
+        "acks-at-once": ((consumer,), bare),
+        "bootstep": ((Consumer.Blueprint,), bare),
+        "command-line": ((bin_control, control.Panel), (Bare(), Bare())),
+        "connect-pause": ((consumer,), bare),
+        "countdowns": ((AMQP,), (Bare,)),
+        "due-times": ((consumer,), bare),
+        "failure-reasons": ((consumer,), bare),
+        "idle-connections": ((), ()),
+        "inspect": ((control,), bare),
+        "missing-processes": ((behind,), bare),
+        "pool-hooks": ((TaskPool(1),), bare),
+        "processes": ((SimpleNamespace(_pool=behind, flush=None),), bare),
+        "quick-times": ((Request,), (Bare,)),
+        "redis-socket": ((), ()),
+        "revoke-removes": ((Mailbox,), bare),
+        "send-now": ((behind,), bare),
+        "solo-hooks": ((TaskPool(1),), bare),
+        "time-limits": ((behind,), bare),
+        "weak-sets": ((state.reserved_requests,), bare),
+        "worker-state": ((state,), bare),
+    }
+
+
+#: Those whose check has nothing to find: what they touch came with a later Celery, or Flower,
+#: which is not installed, or needs a channel, as every test of the transport makes one.
+UNCHECKED = {"flower", "kombu-channel", "soft-shutdown"}
+
+
+def test_every_part_is_looked_at_here() -> None:
+    assert subjects().keys() | UNCHECKED == everything().keys()
+
+
+def test_what_every_part_expects_is_in_what_is_installed() -> None:
+    parts = everything()
+    missing = {name: list(parts[name]._check(*there)) for name, (there, _) in subjects().items()}
+    assert {name: names for name, names in missing.items() if names} == {}
+
+
+def test_every_part_misses_its_names_where_they_are_gone() -> None:
+    parts = everything()
+    for name, (_, gone) in subjects().items():
+        if gone:
+            assert list(parts[name]._check(*gone)), name
+
+
+def test_redis_pys_names_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    import redis
+
+    parts = everything()
+    monkeypatch.setattr(redis, "Connection", Bare)
+    monkeypatch.setattr(redis, "ConnectionPool", Bare)
+    assert list(parts["redis-socket"]._check()) == ["Bare._sock"]
+    assert list(parts["idle-connections"]._check()) == ["Bare._available_connections"]
+    with pytest.raises(kombu_toc.CompatError, match="Install redis-py"):
+        parts["redis-socket"].usable()
+
+
+@pytest.mark.parametrize("name", ["_cache", "outbound_buffer", "_pool"])
+def test_a_worker_does_not_start_with_a_pool_whose_books_have_another_name(name: str) -> None:
+    """It would give back a message while a process executes its task."""
+    from celery_toc.compat.processes import SentTasks
+
+    books = {"_cache": {}, "outbound_buffer": [], "_pool": [], "mark_as_worker_lost": print}
+    pool = SimpleNamespace(_pool=SimpleNamespace(**books), flush=None)
+    SentTasks(pool)
+    delattr(pool._pool, name)
+    with pytest.raises(kombu_toc.CompatError, match=f"{name} is missing.*--pool threads"):
+        SentTasks(pool)
+
+
+def test_every_part_has_a_line_in_the_page() -> None:
+    page = Path(__file__).parents[2].joinpath("docs", "compat.md").read_text()
+    rows = [line.split("|")[1].strip().strip("`") for line in page.splitlines() if "| `" in line]
+    assert sorted(name for name in rows if name) == sorted(everything())
+
+
+def test_every_file_of_parts_says_what_why_which_versions_and_what_is_lost() -> None:
+    everything()
+    for folder in (Path(celery_toc.__file__).parent, Path(kombu_toc.__file__).parent):
+        for path in folder.joinpath("compat").glob("*.py"):
+            if path.name in ("__init__.py", "registry.py"):
+                continue
+            said = ast.get_docstring(ast.parse(path.read_text())) or ""
+            for fact in ("Touches: ", "Why: ", "Read in ", "Without"):
+                assert f"\n{fact}" in said, (path.name, fact)
