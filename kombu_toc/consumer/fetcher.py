@@ -344,6 +344,8 @@ def due_entries(
     sent_us: the server's time when it was asked for; 0 if that is not known
     batch, number: what the pops have that left together, and the number of this one
     """
+    # Unless the server's clock was set back meanwhile: then that time is yet to come.
+    sent_us = min(sent_us, result.now_us)
     entries = []
     for place, delivery in enumerate(result.messages):
         due = delivery.action_us

@@ -23,6 +23,9 @@ KEPT = 0.5
 #: Seconds after which a node of a Cluster is asked again.
 AGAIN = 0.1
 
+#: When the reply of a pop was lost that is still on its way.
+NOT_LOST = float("inf")
+
 
 @dataclass
 class Flight:
@@ -35,7 +38,7 @@ class Flight:
     #: monotonic seconds when it left
     left: float = field(default_factory=time.monotonic)
     #: monotonic seconds when its reply was lost first; when it may be asked for again
-    lost: float | None = None
+    lost: float = NOT_LOST
     again: float = 0.0
 
     def recalling(self, center: TimeoutCenter) -> ScriptCall:
@@ -57,10 +60,17 @@ class Flight:
 
 
 class Flights:
-    """Those of a process and a server. lock: makes a lock that is held for moments."""
+    """Those of a process and a server.
 
-    def __init__(self, lock: Callable[[], Any]) -> None:
+    lock: makes a lock that is held for moments
+    clock: monotonic seconds
+    """
+
+    def __init__(
+        self, lock: Callable[[], Any], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._lock = lock()
+        self._clock = clock
         self._flying: dict[str, Flight] = {}
         self._lost: dict[str, Flight] = {}
 
@@ -77,10 +87,10 @@ class Flights:
 
     def lose(self, flight: Flight) -> bool:
         """Its reply will not come. Whether what it gave can still be asked for."""
-        now = time.monotonic()
+        now = self._clock()
         with self._lock:
             self._flying.pop(flight.name, None)
-            if flight.lost is None:
+            if flight.lost == NOT_LOST:
                 flight.lost = now
             else:
                 flight.again = now + AGAIN
@@ -95,12 +105,12 @@ class Flights:
 
     def take(self, topics: Collection[str]) -> list[Flight]:
         """Those that were lost of these topics: the caller asks for what they gave."""
-        now = time.monotonic()
+        now = self._clock()
         return self._take(lambda one: one.topic.name in topics and now >= one.again)
 
     def take_kept(self) -> list[Flight]:
         """Those that nobody has asked for: the caller gives back what they gave."""
-        now = time.monotonic()
+        now = self._clock()
         return self._take(lambda one: now >= one.lost + KEPT)
 
     def _take(self, which: Callable[[Flight], bool]) -> list[Flight]:
@@ -113,7 +123,7 @@ class Flights:
     def flying(self) -> list[Flight]:
         """Those whose replies have been on their way for so long that their leases are to be
         renewed."""
-        now = time.monotonic()
+        now = self._clock()
         return [one for one in list(self._flying.values()) if now >= one.left + one.visibility / 6]
 
     def kept_until(self) -> float:

@@ -87,12 +87,15 @@ class PendingTopics:
         for some in (self.sure, self.backlog, self.paused):
             some.discard(topic)
 
-    def pause(self, paused: Collection[str]) -> None:
-        """These are the topics that are paused, of all; look into those that are no more."""
+    def pause(self, paused: Collection[str]) -> set[str]:
+        """These are the topics that are paused, of all; look into those that are no more, and
+        return them."""
         before = self.paused
         self.paused = {topic for topic in self.topics if topic in paused}
-        for topic in before - self.paused:
+        resumed = before - self.paused
+        for topic in resumed:
             self.look(topic)
+        return resumed
 
     def leave_paused(self) -> None:
         """Ask nothing of paused topics."""

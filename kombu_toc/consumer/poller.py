@@ -500,8 +500,11 @@ class Poller:
 
     def _pause(self, names: Iterable[bytes]) -> None:
         self._paused = set(texts(names))
+        resumed: set[str] = set()
         for state in self.states.values():
-            state.pending.pause(self._paused)
+            resumed |= state.pending.pause(self._paused)
+        if any(topic not in self._listener.topics for topic in resumed):
+            self._listener.stop()
 
 
 def _is_of(state: ConsumerState, topic: str, entry: Entry) -> bool:

@@ -287,6 +287,11 @@ def test_messages_that_were_due_keep_their_order_and_later_ones_wait_for_their_t
     assert [entry[0] for entry in unknown_clock] == [0, 0, 9 * MS, 0]
 
 
+def test_what_is_due_does_not_wait_for_a_time_of_before_the_clock_was_set_back() -> None:
+    entries = due_entries(consumer("a"), popped(8 * MS, delivery(due_ms=7)), 60_000 * MS, 7, 3)
+    assert [entry[0] for entry in entries] == [8 * MS]
+
+
 # -- leases
 
 

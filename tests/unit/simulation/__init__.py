@@ -1,0 +1,1 @@
+"""A fleet of consumers against a model of the server, in virtual time."""
