@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ..model.keys import Slot
 from ..model.results import Fault
 from ..model.topic import Topic
-from ..scripts.call import Paces, text
+from ..scripts.call import PageSize, text
 from .admin_commands import AdminCommands
 from .context import Context
 from .registry import Registry
@@ -73,13 +73,13 @@ class Repair:
         for part in parts:
             cursor = "0"
             # Redis reads the bodies with their ids.
-            paces = Paces(step, self._context.pop_bytes)
+            page_size = PageSize(step, self._context.pop_bytes)
             while True:
                 call = self._commands.check(
-                    topic, slot, others, part, cursor, step=paces.next, repair=repair
+                    topic, slot, others, part, cursor, step=page_size.next, repair=repair
                 )
                 faults, cursor, size = self._runner.run(call)
-                paces.read(size)
+                page_size.read(size)
                 yield from faults
                 if cursor == "0":
                     break

@@ -57,7 +57,7 @@ from ..model import envelope
 from ..model.keys import Slot
 from ..model.limits import MAX_SLOTS
 from ..model.topic import Topic, base_of, check_slots, slot_of
-from ..scripts.call import Paces, ScriptCall
+from ..scripts.call import PageSize, ScriptCall
 from ..scripts.loader import load
 from .center import TimeoutCenter
 from .registry import RELOAD
@@ -257,10 +257,10 @@ def _look(center: TimeoutCenter, topic: Topic) -> Iterator[tuple[Slot, dict[int,
     for number in range(max(fewer, default=0)):
         source = topic.slot(number)
         cursor = 0
-        paces = Paces(BATCH, center.pop_bytes)
+        page_size = PageSize(BATCH, center.pop_bytes)
         while True:
-            cursor, page = center.client.hscan(source.body, cursor, count=paces.next)
-            paces.read(sum(map(len, page.values())))
+            cursor, page = center.client.hscan(source.body, cursor, count=page_size.next)
+            page_size.read(sum(map(len, page.values())))
             by_target: dict[int, list[str]] = defaultdict(list)
             unknown = 0
             for raw, body in page.items():

@@ -17,7 +17,7 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from ..errors import ConfigurationError, ReplicationError, ServerError
 from ..metrics.sender import Metrics
-from ..scripts.call import ScriptCall, pack_command, together
+from ..scripts.call import ScriptCall, merge_announcements, pack_command
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ class ClusterExecutor:
             if not isinstance(reply, Exception) and (found := call.announcing(reply)) is not None
         ]
         if announcing:
-            for error in self.replies(together(announcing)):
+            for error in self.replies(merge_announcements(announcing)):
                 if isinstance(error, Exception):
                     # Consumers read all slots every second, and find what is not announced.
                     logger.debug("what is due is not announced: %s", error)

@@ -51,7 +51,7 @@ MAX_MOVES = 8
 FRESH = 0.1
 
 #: Seconds for which a node that did not list the hash slots is asked last.
-SILENT = 10.0
+ASK_LAST = 10.0
 
 BROKEN = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError)
 
@@ -140,10 +140,10 @@ class ClusterClient(redis.Redis):
         self._clients: dict[Place, Client] = {}
         self._lock = threading.RLock()
         #: hash slot -> its node; None before a node was asked
-        self._where: list[Place | None] | None = None
+        self._owners: list[Place | None] | None = None
         self._nodes: list[Place] = []
         #: node that did not answer -> monotonic seconds until which the others are asked first
-        self._silent: dict[Place, float] = {}
+        self._unreachable: dict[Place, float] = {}
         self._asked = 0.0
         # The pool is not used for connections; redis-py reads the encoding of replies from it.
         super().__init__(connection_pool=self.client_at(self._seeds[0]).connection_pool)
@@ -158,7 +158,7 @@ class ClusterClient(redis.Redis):
     def place_of(self, key: str | bytes | None) -> Place:
         """The node that has a key; without a key, the node that has the tag ``{toc}``."""
         slot = HOME if key is None else hash_slot(key)
-        place = (self._where or self._slots())[slot]
+        place = (self._owners or self._slots())[slot]
         if place is None:
             raise ServerError(f"no node of the Cluster has hash slot {slot}")
         return place
@@ -168,12 +168,12 @@ class ClusterClient(redis.Redis):
 
     def places(self) -> list[Place]:
         """The nodes that have hash slots."""
-        return [place for place in dict.fromkeys(self._where or self._slots()) if place]
+        return [place for place in dict.fromkeys(self._owners or self._slots()) if place]
 
     def _slots(self) -> list[Place | None]:
-        while self._where is None:
+        while self._owners is None:
             self.refresh()
-        return self._where
+        return self._owners
 
     def primaries(self) -> list[Client]:
         """The clients of the nodes that have hash slots."""
@@ -186,17 +186,17 @@ class ClusterClient(redis.Redis):
         """
         asked = time.monotonic()
         with self._lock:
-            if self._where is not None and self._asked > asked - FRESH:
+            if self._owners is not None and self._asked > asked - FRESH:
                 return
             places = list(dict.fromkeys((*self._nodes, *self._seeds)))
             random.shuffle(places)
-            places.sort(key=lambda place: self._silent.get(place, 0.0) > asked)
+            places.sort(key=lambda place: self._unreachable.get(place, 0.0) > asked)
             errors = []
             for place in places:
                 try:
                     found = self._slots_by(place)
                 except BROKEN as exc:
-                    self._silent[place] = time.monotonic() + SILENT
+                    self._unreachable[place] = time.monotonic() + ASK_LAST
                     errors.append(f"{_text(place)}: {exc}")
                     continue
                 except ResponseError as exc:
@@ -235,7 +235,7 @@ class ClusterClient(redis.Redis):
             where[first : last + 1] = [places[0]] * (last + 1 - first)
             nodes.update(dict.fromkeys(places))
         self._nodes = list(nodes)
-        self._where = where
+        self._owners = where
         for place in set(self._clients) - set(nodes) - set(self._seeds):
             self._clients.pop(place).close()
 
@@ -249,8 +249,8 @@ class ClusterClient(redis.Redis):
         if match[1] == "ASK" or not (match[1] or isinstance(exc, MovedError)):
             return place, True
         with self._lock:
-            if self._where is not None:
-                self._where[int(match[2])] = place
+            if self._owners is not None:
+                self._owners[int(match[2])] = place
         return place, False
 
     # -- commands
@@ -282,7 +282,7 @@ class ClusterClient(redis.Redis):
                 else:
                     raise _unsettled(exc)  # noqa: B904 - it has its cause
             except BROKEN as exc:
-                self._look_again(exc)
+                self._refresh_after(exc)
                 before, place = place, self.place_of(key)
                 moves += 1
                 if is_passing(exc) and time.monotonic() < deadline:
@@ -291,7 +291,7 @@ class ClusterClient(redis.Redis):
                     raise
                 client, asking = self.client_at(place), False
 
-    def _look_again(self, exc: BaseException) -> None:
+    def _refresh_after(self, exc: BaseException) -> None:
         try:
             self.refresh()
         except BROKEN as other:
@@ -341,7 +341,7 @@ class ClusterClient(redis.Redis):
                     else:
                         replies[number] = _unsettled(reply)
             if broken:
-                self._look_again(ServerError("a node cannot be reached"))
+                self._refresh_after(ServerError("a node cannot be reached"))
                 # Perhaps another node has taken over.
                 left.update(
                     (number, None)
@@ -439,7 +439,7 @@ class ClusterPipeline(Pipeline):
                 try:
                     found = pipe.execute(raise_on_error=False)
                 except BROKEN as exc:
-                    self._client._look_again(exc)
+                    self._client._refresh_after(exc)
                     if place in self._client.places():
                         raise
                     found = [

@@ -50,12 +50,12 @@ def connect(
     Raises ConfigurationError for options that cannot be used together, EmbeddedServerError if the
     embedded server cannot be started.
     """
-    wish = _Wish(address, settings, connect_timeout, ssl, credential_provider)
-    return _KINDS[address.kind](wish)
+    request = _Request(address, settings, connect_timeout, ssl, credential_provider)
+    return _KINDS[address.kind](request)
 
 
 @dataclass(frozen=True)
-class _Wish:
+class _Request:
     """What :func:`connect` was given."""
 
     address: Address
@@ -107,48 +107,48 @@ class _Wish:
         return arguments
 
 
-def _tcp(wish: _Wish) -> Client:
-    arguments = wish.tcp_arguments()
-    arguments.update(host=wish.address.host, port=wish.address.port)
-    return _pooled(TLSConnection if wish.tls else redis.Connection, arguments, wish)
+def _tcp(request: _Request) -> Client:
+    arguments = request.tcp_arguments()
+    arguments.update(host=request.address.host, port=request.address.port)
+    return _pooled(TLSConnection if request.tls else redis.Connection, arguments, request)
 
 
-def _unix(wish: _Wish) -> Client:
-    return _over_socket(wish, wish.arguments(), wish.address.path)
+def _unix(request: _Request) -> Client:
+    return _over_socket(request, request.arguments(), request.address.path)
 
 
-def _embedded(wish: _Wish) -> Client:
-    arguments = wish.arguments()  # raises for a wrong one before a server is started
-    return _over_socket(wish, arguments, EmbeddedServer.join(wish.address.path).socket)
+def _embedded(request: _Request) -> Client:
+    arguments = request.arguments()  # raises for a wrong one before a server is started
+    return _over_socket(request, arguments, EmbeddedServer.join(request.address.path).socket)
 
 
-def _over_socket(wish: _Wish, arguments: dict[str, Any], path: str) -> Client:
+def _over_socket(request: _Request, arguments: dict[str, Any], path: str) -> Client:
     arguments["path"] = path
     for name in ("socket_keepalive", "socket_keepalive_options"):
         arguments.pop(name, None)
     _refuse_tls(arguments)
-    return _pooled(redis.UnixDomainSocketConnection, arguments, wish)
+    return _pooled(redis.UnixDomainSocketConnection, arguments, request)
 
 
-def _sentinel(wish: _Wish) -> Client:
-    arguments = wish.tcp_arguments()
+def _sentinel(request: _Request) -> Client:
+    arguments = request.tcp_arguments()
     most, timeout = _bound(arguments)
     pool = make_pool(
-        wish.address, wish.settings, arguments, tls=wish.tls, most=most, timeout=timeout
+        request.address, request.settings, arguments, tls=request.tls, most=most, timeout=timeout
     )
-    return _client(pool, wish)
+    return _client(pool, request)
 
 
-def _cluster(wish: _Wish) -> ClusterClient:
+def _cluster(request: _Request) -> ClusterClient:
     def client_of(place: Place) -> Client:
-        node = replace(wish.address, kind="redis", host=place[0], port=place[1], hosts=())
-        return _tcp(replace(wish, address=node))
+        node = replace(request.address, kind="redis", host=place[0], port=place[1], hosts=())
+        return _tcp(replace(request, address=node))
 
-    return ClusterClient(wish.address.hosts, client_of)
+    return ClusterClient(request.address.hosts, client_of)
 
 
 #: Kind of URL (the part between ``toc+`` and ``://``) -> the function that makes its client.
-_KINDS: dict[str, Callable[[_Wish], Client | ClusterClient]] = {
+_KINDS: dict[str, Callable[[_Request], Client | ClusterClient]] = {
     "redis": _tcp,
     "rediss": _tcp,
     "unix": _unix,
@@ -158,7 +158,7 @@ _KINDS: dict[str, Callable[[_Wish], Client | ClusterClient]] = {
 }
 
 
-def _pooled(cls: type[Any], arguments: dict[str, Any], wish: _Wish) -> Client:
+def _pooled(cls: type[Any], arguments: dict[str, Any], request: _Request) -> Client:
     most, timeout = _bound(arguments)
     pool: Any
     if most:
@@ -167,7 +167,7 @@ def _pooled(cls: type[Any], arguments: dict[str, Any], wish: _Wish) -> Client:
         )
     else:
         pool = redis.ConnectionPool(connection_class=cls, **arguments)
-    return _client(pool, wish)
+    return _client(pool, request)
 
 
 def _bound(arguments: dict[str, Any]) -> tuple[int, float]:
@@ -177,8 +177,8 @@ def _bound(arguments: dict[str, Any]) -> tuple[int, float]:
     return int(most or 0), timeout or POOL_TIMEOUT
 
 
-def _client(pool: Any, wish: _Wish) -> Client:
-    pool.prefix = wish.settings.prefix  # for the error that explains a refusal by an ACL
+def _client(pool: Any, request: _Request) -> Client:
+    pool.prefix = request.settings.prefix  # for the error that explains a refusal by an ACL
     return Client(connection_pool=pool)
 
 

@@ -34,7 +34,7 @@ class Client(redis.Redis):
         super().__init__(connection_pool=connection_pool)
         self.thread = threading.get_native_id()
         #: its own idle connections, and the monotonic seconds when each was last used
-        self._free: deque[tuple[Any, float]] = deque()
+        self._idle: deque[tuple[Any, float]] = deque()
         # A pool with a bound counts its connections, and new credentials reach only the pool's.
         pooled = isinstance(connection_pool, redis.BlockingConnectionPool)
         provider = connection_pool.connection_kwargs.get("credential_provider")
@@ -84,13 +84,13 @@ class Client(redis.Redis):
                 raise translated(exc, self.connection_pool)  # noqa: B904 - as below
             raise
         finally:
-            self._free.append((connection, time.monotonic()))
+            self._idle.append((connection, time.monotonic()))
 
     def _connection(self) -> Any:
         """A connection that only this thread uses until it is put back."""
-        while self._free:
+        while self._idle:
             try:
-                connection, used = self._free.pop()
+                connection, used = self._idle.pop()
             except IndexError:  # another thread was faster
                 break
             if connection.pid != os.getpid():  # it is the parent process's
@@ -103,9 +103,9 @@ class Client(redis.Redis):
 
     def take_open(self) -> Any:
         """An open idle connection, or None; the server is not asked."""
-        while self._free:
+        while self._idle:
             try:
-                connection, _ = self._free.pop()
+                connection, _ = self._idle.pop()
             except IndexError:  # another thread was faster
                 break
             if connection.pid == os.getpid() and is_open(connection):
@@ -117,8 +117,8 @@ class Client(redis.Redis):
         may have broken them, or they are no longer needed."""
         latest = time.monotonic() - seconds
         with suppress(IndexError):  # another thread was faster
-            while self._free[0][1] <= latest:
-                self._free.popleft()[0].disconnect()
+            while self._idle[0][1] <= latest:
+                self._idle.popleft()[0].disconnect()
 
     def close(self) -> None:
         """Close its connections; they open again when they are needed."""
@@ -153,7 +153,7 @@ class Client(redis.Redis):
             connection.disconnect()  # replies may still arrive
             raise
         finally:
-            self._free.append((connection, time.monotonic()))
+            self._idle.append((connection, time.monotonic()))
         for reply in replies if raises else ():
             if isinstance(reply, Exception):
                 raise reply

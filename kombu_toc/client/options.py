@@ -90,7 +90,7 @@ def _masked(value: Any) -> Any:
 
 @dataclass
 class Settings:
-    """The options of one connection, checked. Times are in seconds."""
+    """The options of one connection, checked: a field for each. Times are in seconds."""
 
     #: how long a delivered message may stay unacknowledged without a renewal of its lease
     visibility_timeout: float = Limits().visibility

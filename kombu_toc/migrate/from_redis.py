@@ -26,7 +26,7 @@ from kombu import Connection
 from ..center.commands import SENT
 from ..center.context import POP_BYTES
 from ..errors import ActionTimeError, MigrationError
-from ..scripts.call import Paces, ScriptCall, when_of
+from ..scripts.call import PageSize, ScriptCall, when_of
 from ..transport.action_time import action_time
 from ..transport.channel import Channel
 from .broker import Broker, connected, literally, refuse_if_any
@@ -247,10 +247,10 @@ class _FromRedis(Move):
 
     def _list(self, key: bytes, queue: str) -> Iterator[int]:
         kept = 0  # at the end of the list, where the oldest are
-        paces = Paces(BATCH, POP_BYTES)
+        page_size = PageSize(BATCH, POP_BYTES)
         account = self.account
-        while page := self.client.lrange(key, -(kept + paces.next), -(kept + 1)):
-            paces.read(sum(map(len, page)))
+        while page := self.client.lrange(key, -(kept + page_size.next), -(kept + 1)):
+            page_size.read(sum(map(len, page)))
             rows = []
             staying = account.staying
             for raw in reversed(page):
@@ -276,10 +276,10 @@ class _FromRedis(Move):
     def _unacknowledged(self) -> Iterator[int]:
         unacked, index = self.broker.unacked, self.broker.index
         cursor = 0
-        paces = Paces(BATCH, POP_BYTES)
+        page_size = PageSize(BATCH, POP_BYTES)
         while True:
-            cursor, page = self.client.hscan(unacked, cursor, count=paces.next)
-            paces.read(sum(map(len, page.values())))
+            cursor, page = self.client.hscan(unacked, cursor, count=page_size.next)
+            page_size.read(sum(map(len, page.values())))
             rows = []
             for raw_tag, raw in page.items():
                 tag = raw_tag.decode("utf-8", "surrogateescape")

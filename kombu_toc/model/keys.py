@@ -25,7 +25,8 @@ def encode_name(name: str) -> str:
 
 
 class Keys:
-    """The keys that belong to no slot; all share the tag ``{toc}``."""
+    """The keys that belong to no slot; all share the tag ``{toc}``. One field for each key or
+    prefix of keys."""
 
     __slots__ = (
         "bindings_",

@@ -71,7 +71,7 @@ class ScriptCall(NamedTuple):
         )
 
 
-def together(announcing: Sequence[ScriptCall]) -> list[ScriptCall]:
+def merge_announcements(announcing: Sequence[ScriptCall]) -> list[ScriptCall]:
     """Merge calls that write announcements into one call for each wake index. The last change of an
     announcement wins."""
     first: dict[str, ScriptCall] = {}
@@ -115,7 +115,7 @@ def patience_for(sent: int) -> float:
     return sent / SLOWEST if sent > PIECE else 0.0
 
 
-class Paces:
+class PageSize:
     """How many items of unknown size to read next: few at first, then as many as fit into `bytes`.
 
     most: the most items to read at once
