@@ -1,4 +1,4 @@
-"""A link to each node of a Redis Cluster, used as if they were one."""
+"""A connection to each node of a Redis Cluster, used as if they were one."""
 
 from __future__ import annotations
 
@@ -24,26 +24,27 @@ from ..errors import ServerError
 from ..metrics.sender import Metrics
 from ..scripts.call import ScriptCall
 from .pipe import BROKEN, Item, PipelinedConnection, Waiting
+from .resting_nodes import RestingNodes
 
 logger = logging.getLogger(__name__)
 
-#: Seconds after which a node is tried again that could not be reached: doubled with each time.
-FIRST_REST = 0.5
-LONGEST_REST = 10.0
-
-#: Seconds after which a node that does not answer is asked for nothing more until it does.
+#: Seconds after which nothing more is sent to a node that does not answer, until it does.
 SLOW = 1.0
 
-#: Seconds after which the nodes are asked again where the hash slots of such a one are.
+#: Seconds between questions to the other nodes whether they have taken over from such a node.
 LOOK_AGAIN = 0.5
 
 
 class ClusterConnections:
-    """Has what :class:`Link` has; each call goes to the node of its keys.
+    """Connections to the nodes, used as one :class:`.pipe.PipelinedConnection`. Each call goes to
+    the node of its keys.
 
-    A node that cannot be reached is not missed: what was asked of it fails, what must run is owed,
-    and the others go on. But for the one that has the keys of no single slot, which is the
-    connection as Kombu knows it: if that breaks, so does this.
+    If a node cannot be reached, what was sent to it fails, what must run is owed, and the others go
+    on. The exception is the node that has the keys of no single slot. That is the connection as
+    Kombu knows it: if it breaks, so does this.
+
+    client: knows the nodes
+    on_open, on_close, on_owed, metrics: as those of each connection
     """
 
     def __init__(
@@ -59,36 +60,40 @@ class ClusterConnections:
         self._on_close = on_close
         self._on_owed = on_owed
         self._metrics = metrics
-        self._links: dict[Place, PipelinedConnection] = {}
-        #: node that cannot be reached -> monotonic seconds of the next attempt, and the rest before
-        self._resting: dict[Place, tuple[float, float]] = {}
+        self._connections: dict[Place, PipelinedConnection] = {}
+        #: nodes that cannot be reached
+        self._resting: RestingNodes[Place] = RestingNodes()
+        #: monotonic seconds before which nobody is asked again who has taken over
         self._look_at = 0.0
 
     @property
     def busy(self) -> bool:
         """Whether a reply is still to come."""
-        return any(link.busy for link in self._links.values())
+        return any(connection.busy for connection in self._connections.values())
 
     def send(self, items: Sequence[tuple[Any, ...]], *, owed: int = 0) -> None:
-        """As :meth:`Link.send`; only the node that has the keys of no single slot may raise."""
+        """As :meth:`.pipe.PipelinedConnection.send`.
+
+        Only the node that has the keys of no single slot may raise.
+        """
         by_place: dict[Place, tuple[list[Item], list[Item]]] = defaultdict(lambda: ([], []))
         for number, item in enumerate(items):
-            item = Item(*item)
-            by_place[self._client.place_of(_key(item))][number >= owed].append(item)
+            made = Item(*item)
+            by_place[self._client.place_of(_key(made))][number >= owed].append(made)
         for place, (must, rest) in by_place.items():
             self._send_to(place, [*must, *rest], len(must))
 
     def _send_to(self, place: Place, items: list[Item], owed: int) -> None:
         now = time.monotonic()
-        if self._resting.get(place, (0.0, 0.0))[0] > now:
+        if self._resting.rests(place, now):
             self._fail(items, owed)
             return
-        link = self._links.get(place)
-        if link is not None and link.since < now - SLOW:
+        connection = self._connections.get(place)
+        if connection is not None and connection.since < now - SLOW:
             self._fail(items, owed)
             return
-        if link is None:
-            link = self._links[place] = PipelinedConnection(
+        if connection is None:
+            connection = self._connections[place] = PipelinedConnection(
                 lambda: self._client.client_at(place).connection_pool,
                 lambda fd, _: self._on_open(fd, partial(self._read, place)),
                 self._on_close,
@@ -99,11 +104,11 @@ class ClusterConnections:
                 arguments=with_short_timeouts,
             )
         try:
-            link.send(items, owed=owed)
+            connection.send(items, owed=owed)
         except BROKEN as exc:
             self._lost(place, exc)
         else:
-            if self._resting.pop(place, None) is not None:
+            if self._resting.reached(place):
                 logger.info("node %s:%d of the Cluster can be reached again", *place)
 
     def _fail(self, items: list[Item], owed: int) -> None:
@@ -139,14 +144,11 @@ class ClusterConnections:
         return False
 
     def _lost(self, place: Place, exc: BaseException) -> None:
-        link = self._links.pop(place, None)
-        if link is not None:
-            link.close()
+        connection = self._connections.pop(place, None)
+        if connection is not None:
+            connection.close()
         home = self._client.place_of(None)
-        known = self._resting.get(place)
-        rest = min(2 * known[1], LONGEST_REST) if known else FIRST_REST
-        self._resting[place] = (time.monotonic() + rest, rest)
-        if place != home and not known:
+        if self._resting.lost(place, time.monotonic()) and place != home:
             logger.warning(
                 "node %s:%d of the Cluster cannot be reached; what is in its slots waits: %s",
                 *(*place, exc),
@@ -161,28 +163,34 @@ class ClusterConnections:
             self._client.refresh()
         except BROKEN as exc:
             logger.debug("%s", exc)
-        for place in set(self._resting) - set(self._client.places()):
-            del self._resting[place]
+        for place in self._resting.keep(self._client.places()):
             logger.info("others have taken over from node %s:%d of the Cluster", *place)
 
     def _read(self, place: Place) -> None:
-        link = self._links.get(place)
-        if link is None:
+        connection = self._connections.get(place)
+        if connection is None:
             return
         try:
-            link.read()
+            connection.read()
         except BROKEN as exc:
             self._lost(place, exc)
 
     def check(self) -> None:
-        """As :meth:`Link.check`, of each; and whether other nodes have taken over by now."""
-        for place, link in list(self._links.items()):
+        """As :meth:`.pipe.PipelinedConnection.check`, of each node.
+
+        Also asks now and then whether other nodes have taken over from one that does not answer.
+        """
+        for place, connection in list(self._connections.items()):
             try:
-                link.check()
+                connection.check()
             except BROKEN as exc:
                 self._lost(place, exc)
         now = time.monotonic()
-        slow = [place for place, link in self._links.items() if link.since < now - SLOW]
+        slow = [
+            place
+            for place, connection in self._connections.items()
+            if connection.since < now - SLOW
+        ]
         if (self._resting or slow) and now >= self._look_at:
             self._look_again()
             for place in set(slow) - set(self._client.places()):
@@ -190,20 +198,20 @@ class ClusterConnections:
 
     def wait(self, seconds: float) -> bool:
         """Wait for a reply; whether one has come."""
-        links = [link for link in self._links.values() if link.busy]
-        each = seconds / len(links) if links else 0.0
-        return any(link.wait(each) for link in links)
+        busy = [one for one in self._connections.values() if one.busy]
+        each = seconds / len(busy) if busy else 0.0
+        return any(connection.wait(each) for connection in busy)
 
     def read(self) -> None:
         """Take a reply of each node that owes one."""
-        for place, link in list(self._links.items()):
-            if link.busy:
+        for place, connection in list(self._connections.items()):
+            if connection.busy:
                 self._read(place)
 
     def close(self) -> None:
-        for link in list(self._links.values()):
-            link.close()
-        self._links.clear()
+        for connection in list(self._connections.values()):
+            connection.close()
+        self._connections.clear()
 
 
 def _key(item: Item) -> str | bytes | None:

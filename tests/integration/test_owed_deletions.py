@@ -57,7 +57,7 @@ def reply(connection: Connection, body: str) -> None:
 def test_a_reply_that_comes_after_a_failed_deletion_does_not_stay(
     proxy: Proxy, consumer: Connection, connect: Connect, client: redis.Redis
 ) -> None:
-    """The queue, its binding, and what was put there before the server could be reached again."""
+    """K6: the queue, its binding, and what was put there until the server can be reached again."""
     worker = connect()
     with Consumer(consumer.default_channel, [REPLIES]):
         proxy.refuse()
