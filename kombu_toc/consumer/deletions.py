@@ -15,6 +15,7 @@ from typing import Any
 
 from ..center.bindings import Bindings
 from ..center.center import TimeoutCenter
+from ..model.topic import Topic
 from ..scripts.call import ScriptCall
 from ..scripts.loader import load
 
@@ -35,6 +36,8 @@ class Deletion:
     #: monotonic seconds after which the server refuses the call that was sent last; 0 if that is
     #: answered
     unanswered_until: float = 0.0
+    #: what was declared of it: it is gone when only a part of the calls has run
+    topic: Topic | None = None
 
 
 class OwedDeletions:
@@ -60,6 +63,7 @@ class OwedDeletions:
             deletion = Deletion(queue, {**before.bindings, **bindings} if before else bindings)
             if before is not None:
                 deletion.unanswered_until = before.unanswered_until
+                deletion.topic = before.topic
             self._owed[queue] = deletion
 
     def withdraw(self, queue: str, now: float) -> float:
@@ -111,7 +115,7 @@ def calls_of(center: TimeoutCenter, deletion: Deletion) -> Iterator[ScriptCall]:
     """The calls that delete the queue, in the order in which they are to run. Their first argument
     is to be set."""
     queue, keys = deletion.queue, center.keys
-    topic = center.declared(queue) or center.known(queue)
+    deletion.topic = topic = center.declared(queue) or deletion.topic
     whole = [keys.wake(queue), keys.counted(queue), *keys.minutes(queue)]
     entries = [
         (key, "stale", member)

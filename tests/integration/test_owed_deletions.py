@@ -116,6 +116,29 @@ def test_a_queue_that_is_declared_anew_is_not_hit_by_the_deletion_of_the_one_bef
         assert REPLIES(channel).get(no_ack=True).payload == "kept"
 
 
+def test_a_deletion_that_is_cut_in_the_middle_is_done_to_its_end(client: redis.Redis) -> None:
+    """The queue is not declared any more then, and what is in it is still there."""
+    center = TimeoutCenter(client)
+    cut = threading.Event()
+
+    class Cut(TimeoutCenter):
+        def run(self, call: ScriptCall) -> object:
+            of_slot = call.script.name == "discard" and "{me.reply:0}" in call.keys[0]
+            if of_slot and not cut.is_set():
+                cut.set()
+                raise redis.ConnectionError("cut")
+            return super().run(call)
+
+    center.declare("me.reply", slots=1, expires=60_000)
+    center.put("me.reply", "old", b"x")
+    keeper = LeaseKeeper(lambda: Cut(client))
+    keeper.delete_later("me.reply", {})
+    assert cut.wait(10)
+    assert center.declared("me.reply") is None
+    until(lambda: not keeper.owes_deletions)
+    assert keys_left(client) == []
+
+
 def test_a_deletion_that_reaches_the_server_late_does_nothing(
     proxy: Proxy, client: redis.Redis
 ) -> None:
