@@ -61,7 +61,7 @@ def test_a_reply_that_was_not_waited_for_is_never_taken_for_anothers(
     own_center: kombu_toc.TimeoutCenter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own_center.put("mail", "a", b"")
-    connection = own_center.client._free[0][0]
+    connection = own_center.client._idle[0][0]
 
     def interrupted(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
