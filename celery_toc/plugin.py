@@ -26,7 +26,7 @@ def install() -> None:
     """
     compat.check_names()
     kombu_toc.use_timezone(_in_the_apps_timezone, _read_as_a_worker)
-    signals.worker_init.connect(_add_step, weak=False, dispatch_uid="celery_toc")
+    signals.worker_init.connect(_on_worker_init, weak=False, dispatch_uid="celery_toc")
     if "celery.worker.consumer" in sys.modules:
         # With gevent and eventlet, a worker asks for its transport after that signal.
         _add_step()
@@ -36,12 +36,17 @@ def install() -> None:
     revoke.install()
 
 
-def _add_step(**_: Any) -> None:
-    from .worker.step import TimeoutCenterStep, refusing
+def _on_worker_init(**_: Any) -> None:
+    # Celery logs what its signal handlers raise, and would start the worker without the step.
+    with compat.refusing():
+        _add_step()
+
+
+def _add_step() -> None:
+    from .worker.step import TimeoutCenterStep
 
     # The step itself finds out whether a worker's broker is ours.
-    with refusing():
-        compat.bootsteps.add(TimeoutCenterStep)
+    compat.bootsteps.add(TimeoutCenterStep)
 
 
 def _in_the_apps_timezone(moment: datetime) -> datetime:

@@ -92,7 +92,8 @@ class Task:
                 accept=prepare_accept_content(self.app.conf.accept_content),
             )
             if message.errors:
-                message._reraise_error()
+                error: Any = message.errors[0][1]
+                raise error
             return message.decode()
         except Exception as exc:  # whatever a decoder raises
             self.problem = f"{type(exc).__name__}: {exc}"

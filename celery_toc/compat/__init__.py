@@ -11,7 +11,11 @@ tasks loads these files too, and so knows every part's name.
 
 from __future__ import annotations
 
-from kombu_toc import CompatPart
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kombu_toc import CompatPart, ConfigurationError
 
 from . import (
     acknowledgements,
@@ -46,13 +50,30 @@ __all__ = (
     "pools",
     "processes",
     "quick_times",
+    "refusing",
     "revoking",
     "soft_shutdown",
     "weak_sets",
     "worker_state",
 )
 
+logger = logging.getLogger(__name__)
+
 
 def check_names() -> None:
     """Raises ConfigurationError if ``TOC_COMPAT_OFF`` names what cannot be switched off."""
     CompatPart.check_names()
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """End a worker that starts, with one line, if it would lose tasks or execute them twice.
+
+    It would if a module or a name of Celery's is not there. Raises SystemExit, which also leaves
+    a signal handler of Celery's.
+    """
+    try:
+        yield
+    except (ConfigurationError, ImportError) as exc:
+        logger.critical("This worker does not start: %s", exc)
+        raise SystemExit(1) from exc

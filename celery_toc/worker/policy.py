@@ -106,7 +106,7 @@ class PoolPolicy:
         return self._sent is not None and self._sent.keeps(message)
 
     def take_queued(self, seconds: float) -> list[kombu_toc.Message]:
-        return self._submitted.take_queued(seconds)
+        return self._submitted.take_queued(time.monotonic() - seconds)
 
 
 def is_timed(app: Any, message: kombu_toc.Message) -> bool:

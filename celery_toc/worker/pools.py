@@ -104,7 +104,7 @@ def watch(pool: Any, submitted: SubmittedRequests) -> None:
 
             if request.message.given_back:  # it was waiting for its rate limit
                 return None
-            submitted.add(request, starts=pool.is_green)
+            submitted.add(request, time.monotonic(), starts=pool.is_green)
             return apply(run, args, kwargs, callback=ended, accept_callback=accepted, **options)
 
         return on_apply

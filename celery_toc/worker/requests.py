@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import ref
@@ -33,12 +32,13 @@ class SubmittedRequests:
         self.deciding = threading.Lock()
         self._references = weak_sets.references(state.reserved_requests, state.active_requests)
 
-    def add(self, request: Any, *, starts: bool) -> None:
+    def add(self, request: Any, now: float, *, starts: bool) -> None:
         """The pool is about to be given it.
 
+        now: monotonic seconds
         starts: it begins it whatever happens
         """
-        self._since[request] = time.monotonic()
+        self._since[request] = now
         if starts:
             self._started.add(request)
 
@@ -75,11 +75,13 @@ class SubmittedRequests:
             return busy
         return busy.union(map(ref, tuple(self._since)))
 
-    def take_queued(self, seconds: float) -> list[kombu_toc.Message]:
-        """Take back what the pool was given so long ago and no thread has begun."""
+    def take_queued(self, until: float) -> list[kombu_toc.Message]:
+        """Take back what the pool was given until then and no thread has begun.
+
+        until: monotonic seconds
+        """
         if len(self._since) <= len(self._started):
             return []
-        until = time.monotonic() - seconds
         taken = []
         with self.deciding:
             for request, since in tuple(self._since.items()):

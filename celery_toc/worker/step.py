@@ -15,8 +15,6 @@ that). It
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from celery import bootsteps
@@ -59,7 +57,7 @@ class TimeoutCenterStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celer
         self._shutdown = Shutdown(c, self._submitted, self._consuming)
         self._accepts_early = False
         if self.enabled:
-            with refusing():
+            with compat.refusing():
                 self._install(c)
 
     def _install(self, c: Any) -> None:
@@ -89,7 +87,7 @@ class TimeoutCenterStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celer
         # What gossip hears of the others: with many of them, each would be woken all the time.
         channel.poller.unhurried.add(c.app.conf.event_exchange)
         if self._policy is None:
-            with refusing():
+            with compat.refusing():
                 self._policy = PoolPolicy(
                     *(c, self._submitted, self._pace),
                     accepts_early=self._accepts_early,
@@ -151,16 +149,6 @@ class TimeoutCenterStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celer
         channel = self._consuming()
         if channel is not None:
             channel.poller.nudge()
-
-
-@contextmanager
-def refusing() -> Iterator[None]:
-    """End the worker with one line if it would lose tasks, or execute them twice."""
-    try:
-        yield
-    except kombu_toc.ConfigurationError as exc:
-        logger.critical("This worker does not start: %s", exc)
-        raise SystemExit(1) from exc
 
 
 def _describe(c: Any, channel: kombu_toc.Channel) -> None:

@@ -22,6 +22,7 @@ from redis.sentinel import (
     SentinelManagedConnection,
 )
 
+from ..compat.redis_connections import is_open
 from ..errors import ConfigurationError, FailoverError, ServerError
 from .options import Settings
 from .tls import TLSConnection, tls_arguments
@@ -134,7 +135,7 @@ class MasterConnection(SentinelManagedConnection):
 
     def send_packed_command(self, command: Any, check_health: bool = True) -> None:
         # redis-py would connect to the master that it was told last time.
-        if not self._sock:
+        if not is_open(self):
             self.connect()
         super().send_packed_command(command, check_health)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -220,3 +221,18 @@ def test_every_file_of_parts_says_what_why_which_versions_and_what_is_lost() -> 
             said = ast.get_docstring(ast.parse(path.read_text())) or ""
             for fact in ("Touches: ", "Why: ", "Read in ", "Without"):
                 assert f"\n{fact}" in said, (path.name, fact)
+
+
+def test_a_worker_does_not_start_without_a_module_of_celerys(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Celery logs what its signal handlers raise, and would go on."""
+    from celery import signals
+
+    from celery_toc import plugin
+
+    monkeypatch.setitem(sys.modules, "celery_toc.worker.step", None)
+    signals.worker_init.connect(plugin._on_worker_init, weak=False, dispatch_uid="celery_toc")
+    with pytest.raises(SystemExit):
+        signals.worker_init.send(sender="worker")
+    assert "This worker does not start: " in caplog.text
