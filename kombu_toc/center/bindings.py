@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ..scripts.call import ScriptCall
+from ..scripts.call import ScriptCall, literal_pattern
 from ..scripts.loader import load
 from .broadcasts import streams
 from .center import TimeoutCenter
@@ -62,7 +62,7 @@ class Bindings:
 
     def with_queue(self, queue: str) -> list[tuple[str, str]]:
         """(exchange, binding) of each binding of a queue, whoever has made it."""
-        every = self.every(f"*,{_literally(json.dumps(queue))},*")
+        every = self.every(f"*,{literal_pattern(json.dumps(queue))},*")
         return [(exchange, member) for exchange, member in every if json.loads(member)[2] == queue]
 
     def every(self, pattern: str | None = None) -> Iterator[tuple[str, str]]:
@@ -71,7 +71,7 @@ class Bindings:
         Looks through the names of all keys, so use it rarely.
         """
         stem, client = self._keys.bindings(""), self._center.client
-        for raw in client.scan_iter(f"{_literally(stem)}*", count=1000):
+        for raw in client.scan_iter(f"{literal_pattern(stem)}*", count=1000):
             exchange = raw.decode("utf-8", "surrogatepass")[len(stem) :]
             for member, _ in client.zscan_iter(raw, match=pattern, count=1000):
                 yield exchange, member.decode()
@@ -113,12 +113,14 @@ class Bindings:
 
 
 class Table:
-    """The bindings of an exchange as they were read, with an index from routing keys to queues."""
+    """The bindings of an exchange as they were read, with an index from routing keys to queues.
 
-    def __init__(self, version: str, raw: Sequence[Any]) -> None:
+    read_at: monotonic seconds when they were read
+    """
+
+    def __init__(self, version: str, raw: Sequence[Any], read_at: float = 0.0) -> None:
         self.version = version
-        #: monotonic seconds when they were read
-        self.read_at = time.monotonic()
+        self.read_at = read_at
         pairs = zip(raw[::2], raw[1::2], strict=True)
         bound = [(json.loads(member), bool(transient)) for member, transient in pairs]
         #: the type of the exchange, according to its first binding
@@ -143,10 +145,9 @@ class Table:
         """Whether it takes long to read the bindings."""
         return len(self.rows) > MANY
 
-    @property
-    def old(self) -> bool:
-        """Whether the bindings are to be read again."""
-        return time.monotonic() - self.read_at >= (READ_ALL_AGAIN if self.many else READ_AGAIN)
+    def is_old(self, now: float) -> bool:
+        """Whether the bindings are to be read again. now: monotonic seconds"""
+        return now - self.read_at >= (READ_ALL_AGAIN if self.many else READ_AGAIN)
 
     def direct(self, routing_key: str) -> list[str]:
         """The queues that a direct exchange sends to."""
@@ -190,10 +191,13 @@ class Routes:
     publish on. A process of the first release that replaces one binding by another does not change
     the version. Therefore bindings are also read again from time to time, and if no queue is bound
     to a routing key.
+
+    clock: monotonic seconds
     """
 
-    def __init__(self, center: TimeoutCenter) -> None:
+    def __init__(self, center: TimeoutCenter, clock: Callable[[], float] = time.monotonic) -> None:
         self._center = center
+        self._clock = clock
         self._tables: dict[str, Table] = {}
         #: exchange -> monotonic seconds when its bindings were read although they had not changed
         self._read_again: dict[str, float] = {}
@@ -205,7 +209,8 @@ class Routes:
         """
         table = self._tables.get(exchange)
         if known is None:
-            known = table.version if table is not None and not table.old else ""
+            fresh = table is not None and not table.is_old(self._clock())
+            known = table.version if table is not None and fresh else ""
         keys = (self._center.keys.bindings(exchange), self._center.keys.bound(exchange))
         version, *raw = self._center.run(
             ScriptCall(load("bound"), keys, (known,), list, keys_recur=True)
@@ -215,7 +220,7 @@ class Routes:
             if len(self._tables) >= MAX_TABLES:
                 self._tables.clear()
                 self._read_again.clear()
-            table = self._tables[exchange] = Table(version, raw)
+            table = self._tables[exchange] = Table(version, raw, self._clock())
         return table
 
     def anew(self, exchange: str) -> Table:
@@ -224,14 +229,9 @@ class Routes:
         An exchange with many bindings is read at most once a second; in between, the remembered
         bindings are returned.
         """
-        now = time.monotonic()
+        now = self._clock()
         table = self._tables.get(exchange)
         if table is None or (table.many and now < self._read_again.get(exchange, 0.0)):
             return table or self.of(exchange)
         self._read_again[exchange] = now + READ_AGAIN
         return self.of(exchange, known="")
-
-
-def _literally(text: str) -> str:
-    """A Redis pattern that matches only this text."""
-    return re.sub(r"([][*?\\^])", r"\\\1", text)

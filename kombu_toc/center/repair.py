@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator
 
 from ..model.keys import Slot
 from ..model.results import Fault
 from ..model.topic import Topic
-from ..scripts.call import PageSize, text
+from ..scripts.call import PageSize, literal_pattern, text
 from .admin_commands import AdminCommands
 from .context import Context
 from .registry import Registry
@@ -95,7 +94,7 @@ class Repair:
         slots = {slot.stem: slot for slot in topic.all_slots()}
         stores: dict[int, set[int]] = defaultdict(set)
         copies = []
-        prefix = re.sub(r"([][*?\\^])", r"\\\1", topic.slot(0).stem.rpartition("0")[0])
+        prefix = literal_pattern(topic.slot(0).stem.rpartition("0")[0])
         for raw in self._runner.client.scan_iter(prefix + "*", count=step):
             key = text(raw)
             stem, brace, rest = key.partition("}:")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
@@ -219,3 +220,8 @@ def as_bytes(text: str) -> bytes:
 
 def texts(raw: Iterable[bytes]) -> list[str]:
     return [text(item) for item in raw]
+
+
+def literal_pattern(text: str) -> str:
+    """A Redis pattern that matches only this text."""
+    return re.sub(r"([][*?\\^])", r"\\\1", text)
