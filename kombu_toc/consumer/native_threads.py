@@ -1,8 +1,8 @@
-"""Threads of the operating system, also where gevent or eventlet put greenlets in their place.
+"""Threads of the operating system, also where gevent or eventlet replace threads by greenlets.
 
-Both replace Python's threads by greenlets, all of which stand still while one of them does not
-yield. What must go on meanwhile needs a native thread, and locks that work across such threads:
-the replaced ones need not. Sockets may be used in it as they are: a thread has its own loop.
+All greenlets of a thread stand still while one of them does not yield. Work that must continue
+meanwhile needs a native thread, and locks that work between native threads; the replaced locks may
+not. A native thread may use sockets as they are: it has an event loop of its own.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 
 
 class OSThreads(NamedTuple):
-    """What Python had before it was patched."""
+    """The threads and locks that Python had before gevent or eventlet patched it."""
 
-    #: whether it was: then nothing in a native thread may wait for a lock that greenlets use,
-    #: and the locks of logging's handlers are such locks
+    #: Whether it is patched. Then a native thread must not wait for a lock that greenlets use, such
+    #: as the locks of logging's handlers.
     patched: bool
-    #: run a function in a thread that the interpreter does not wait for at its end
+    #: Runs a function in a daemon thread: the interpreter does not wait for it at its end.
     start: Callable[[Callable[[], None]], Any]
     lock: Callable[[], Any]
     rlock: Callable[[], Any]
-    #: to be called by such a thread at its end: what its loop has open is closed
+    #: To be called by such a thread at its end. It closes what the thread's event loop has open.
     leave: Callable[[], None]
 
 
@@ -73,7 +73,7 @@ def _leave_eventlet() -> None:
 
 
 class WakeEvent:
-    """Wakes one thread; whoever rings never waits."""
+    """Wakes one thread. :meth:`ring` never waits."""
 
     def __init__(self, lock: Callable[[], Any]) -> None:
         self._silent = lock()
@@ -86,5 +86,5 @@ class WakeEvent:
             pass  # it rings already
 
     def wait(self, seconds: float) -> None:
-        """Until it rings, or has rung since it was last waited for."""
+        """Wait until it rings; return at once if it has rung since the last wait."""
         self._silent.acquire(timeout=seconds)

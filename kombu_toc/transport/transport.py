@@ -34,7 +34,7 @@ from .channel import Channel
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between attempts to reach a server whose place a replica is about to take.
+#: Seconds between attempts to reach a server that a replica is about to replace.
 PAUSE = 0.1
 
 #: Seconds that a node of a Cluster may take to answer the lease keeper.
@@ -42,13 +42,16 @@ BEAT_TIMEOUT = 2.0
 
 _extended: set[str] = set()
 
-#: Where this process has consumed, by identity.
+#: The servers at which this process has consumed: see :attr:`Transport.identity`.
 _consumers: set[Hashable] = set()
 
 
 def _load_extensions() -> None:
-    """Load what is built on this transport: an extension named for a package, where that
-    package is in use."""
+    """Load the extensions of this transport.
+
+    The entry point of an extension has the name of a package. It is loaded when that package is in
+    use.
+    """
     for entry in entry_points(group="kombu_toc.extensions"):
         if entry.name in _extended or entry.name not in sys.modules:
             continue
@@ -58,7 +61,7 @@ def _load_extensions() -> None:
         except ConfigurationError:
             _extended.discard(entry.name)
             raise
-        except Exception:  # the transport works without; who misses it finds this
+        except Exception:  # the transport works without it
             logger.exception("cannot load the extension %s", entry.value)
 
 
@@ -115,7 +118,7 @@ class Transport(virtual.Transport):
         self._lease_keeper: LeaseKeeper | None = None
         self._poller: Poller | None = None
         self._may_consume = False
-        # The base class makes a cycle that would poll each channel; the poller stands for it.
+        # The base class makes a cycle that polls each channel. The poller does its work.
         self.cycle = None
         _load_extensions()
 
@@ -177,13 +180,14 @@ class Transport(virtual.Transport):
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """Tells one server and prefix from another."""
+        """What tells one server and prefix from another."""
         a = self.address
         where = (a.kind, a.host, a.port, a.path, a.db, a.username, self.settings.prefix)
         return (*where, a.hosts, self.settings.master_name)
 
     @property
     def lease_keeper(self) -> LeaseKeeper:
+        """What renews, for the whole process, what it holds on this server."""
         if self._lease_keeper is None:
             settings, address = self.settings, self.address
             ssl = self.client.ssl
@@ -198,7 +202,7 @@ class Transport(virtual.Transport):
                 made = connect(address, settings, ssl=ssl, credential_provider=provider)
                 return make_center(made, settings)
 
-            # Whoever logs in otherwise may be let in no more.
+            # By the login too: a password that was in use before may not be valid any more.
             login = (address.password, provider or settings.connection.get("credential_provider"))
             self._lease_keeper = LeaseKeeper.of((self.identity, login), center, self.center.metrics)
         return self._lease_keeper
