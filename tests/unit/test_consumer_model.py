@@ -172,6 +172,102 @@ def test_a_queue_that_goes_on_after_a_pause_wakes_its_consumers_as_before() -> N
     assert task.done
 
 
+def test_a_worker_that_stops_leaves_the_times_that_it_has_claimed_to_the_others() -> None:
+    fleet = Fleet(["a"])
+    stops = fleet.add(2)
+    for number in range(8):
+        fleet.put("a", 30.0 + number)
+    fleet.run(5.0)
+    assert stops.poller is not None
+    assert len(stops.poller.dispatcher.due) > 0
+    fleet.add(1)
+    fleet.stop(stops)
+    fleet.finish()  # within the bound, although nobody looks for minutes
+
+
+def test_a_worker_that_is_busy_when_its_claim_comes_due_leaves_it_to_an_idle_one() -> None:
+    fleet = Fleet(["a"])
+    fleet.add(1)
+    fleet.put("a", 1.0)
+    fleet.run(0.5)  # the claim is its own
+    long = fleet.put("a", 0.0, 30.0)
+    fleet.run(0.2)
+    fleet.add(1)
+    assert long.starts
+    fleet.finish()
+
+
+def test_what_a_worker_has_fetched_ahead_is_started_by_another_if_it_stops() -> None:
+    fleet = Fleet(["a"])
+    stops = fleet.add(1)
+    fleet.run(1.0)
+    task = fleet.put("a", 1.0)
+    fleet.run(0.99)
+    assert not fleet.network.server.waiting()  # it is held, ahead of its time
+    fleet.add(1)
+    fleet.stop(stops)
+    fleet.run(0.2)
+    assert task.done
+
+
+def test_what_waits_for_a_process_that_is_not_free_after_all_is_started_elsewhere() -> None:
+    fleet = Fleet(["a"])
+    shrinks = fleet.add(2)
+    fleet.run(1.0)
+    tasks = [fleet.put("a", 1.0, 5.0) for _ in range(2)]
+    fleet.run(0.99)
+    shrinks.processes = 1
+    fleet.add(1)
+    fleet.run(0.2)
+    assert all(task.starts for task in tasks)
+
+
+def test_a_queue_is_served_although_its_only_worker_is_never_idle() -> None:
+    fleet = Fleet(["busy", "b"])
+    for _ in range(600):
+        fleet.put("busy", 0.0, 0.02)
+    fleet.add(2)
+    fleet.run(2.0)
+    tasks = [fleet.put("b") for _ in range(5)]
+    fleet.run(0.5)
+    assert all(task.done for task in tasks)
+    assert len(fleet.order) < 400
+
+
+def test_an_acknowledgement_counts_although_the_connection_was_cut_under_it() -> None:
+    fleet = Fleet(["a"], faultless=False)
+    worker = fleet.add(1)
+    fleet.run(1.0)
+    task = fleet.put("a")
+    while not worker.acknowledges:
+        fleet.run(0.0001)
+    fleet.cut(worker, after_next=False)
+    fleet.run(2.0)
+    assert fleet.network.server.is_empty()
+    assert len(task.starts) == 1
+
+
+def test_what_a_cut_connection_had_delivered_is_asked_for_by_the_next_one() -> None:
+    fleet = Fleet(["a"], faultless=False)
+    worker = fleet.add(1)
+    fleet.run(1.0)
+    task = fleet.put("a", 1.0)
+    fleet.run(0.5)
+    fleet.cut(worker, after_next=True)
+    fleet.run(2.0)
+    assert task.done  # and not only when its lease has ended
+
+
+def test_a_message_of_after_a_step_of_the_clock_does_not_wait_for_a_time_of_before() -> None:
+    fleet = Fleet(["a"], faultless=False)
+    fleet.add(1)
+    fleet.run(0.05)
+    fleet.step_clock(-60.0)
+    task = fleet.put("a", 0.02)
+    fleet.run(2.0)
+    assert task.done
+
+
 def test_hours_pass_and_each_task_starts_within_milliseconds_of_its_time() -> None:
     fleet = Fleet(QUEUES)
     for _ in range(3):

@@ -278,6 +278,11 @@ class Worker(Process):
     def idle(self) -> int:
         return self.processes - len(self.executing) - len(self.queued)
 
+    @property
+    def acknowledges(self) -> bool:
+        """Whether an acknowledgement is on its way."""
+        return any(connection.sends_what_must_run for connection in self.connections)
+
     def receive(self, delivery: Delivery) -> None:
         self.unsettled[delivery.id] = delivery
         if len(self.executing) < self.processes and delivery.id not in self.executing:
@@ -355,9 +360,13 @@ class Fleet:
 
     def put(self, queue: str, delay: float = 0.0, duration: float = 0.01) -> Task:
         server, id = self.network.server, f"m{len(self.tasks)}"
+        number = len(self.tasks) % SLOTS
         due_us = server.clock_us() + int(delay * 1_000_000)
         task = self.tasks[id] = Task(id, queue, due_us, self.network.time, duration)
-        put = lambda: server.put(queue, len(self.tasks) % SLOTS, id, due_us, b"")  # noqa: E731
+
+        def put() -> None:
+            server.put(queue, number, id, due_us, b"")
+
         self.network.at(self.network.frozen_until, put)
         task.put_at = max(task.put_at, self.network.frozen_until)
         return task

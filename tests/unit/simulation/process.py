@@ -199,6 +199,10 @@ class Connection:
         return bool(self._waiting)
 
     @property
+    def sends_what_must_run(self) -> bool:
+        return any(must for _, must, _ in self._waiting)
+
+    @property
     def has_news(self) -> bool:
         return bool(self._inbox) or (self._broken and bool(self._waiting))
 

@@ -63,6 +63,10 @@ class ModelServer:
         every = [slot for slots in self.slots.values() for slot in slots.values()]
         return not self.bodies and not any(slot.store or slot.prepare for slot in every)
 
+    def waiting(self) -> int:
+        """How many messages are in StoreQueues."""
+        return sum(len(slot.store) for slots in self.slots.values() for slot in slots.values())
+
     # -- the wake index
 
     def _announce(self, topic: str, number: int, us: int) -> None:
