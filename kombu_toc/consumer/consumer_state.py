@@ -7,6 +7,7 @@ from itertools import count
 from secrets import token_urlsafe
 from typing import TYPE_CHECKING
 
+from ..model.results import Delivery
 from .pending import PendingTopics
 
 if TYPE_CHECKING:
@@ -84,3 +85,10 @@ class ConsumerState:
         for claim in taken:
             del self.due_claims[claim]
         return taken
+
+    def waits_for(self, topic: str, entry: Entry) -> bool:
+        """Whether it waits for this because of that topic, and nobody else has it."""
+        _, number, owner, item = entry
+        if owner is not self or number in self.early:  # it was handed over already
+            return False
+        return bool((item.topic if isinstance(item, Delivery) else item[0]) == topic)

@@ -9,7 +9,6 @@ action time share one heap, for which one timer is set.
 from __future__ import annotations
 
 import os
-import threading
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
@@ -19,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
 
-from ..client.connection import close_idle
 from ..model.results import Delivery, Popped
 from ..scripts.call import texts
 from .broadcast_reader import STREAM_BLOCK, BroadcastReader
@@ -29,7 +27,6 @@ from .cluster_pipes import SLOW
 from .consumer_state import ConsumerState
 from .dispatcher import Dispatcher
 from .fetcher import due_entries
-from .native_threads import unpatched_threading
 from .outbox import Outbox
 from .pipe import BROKEN
 from .pop_log import log_pop
@@ -41,17 +38,13 @@ if TYPE_CHECKING:
     from ..center.broadcasts import Subscription
     from ..center.center import TimeoutCenter
     from ..client.options import Settings
-    from .due_queue import Claim, Entry
+    from .due_queue import Claim
     from .lease_keeper import LeaseKeeper
     from .sink import Sink
 
 #: How long a pass over all topics comes after the one before, of toc_poll_interval: what it finds
 #: still has to be claimed and delivered within that.
 LOOKS = 0.7
-
-#: Seconds for which a worker keeps a connection that nobody uses, and between looks for such.
-CONNECTION_IDLE = 10.0
-CLOSE_IDLE = 5.0
 
 #: Seconds that drain_events waits beyond its timeout for a reply that is on its way.
 LAST_REPLY = 1.0
@@ -83,7 +76,7 @@ class Poller:
         identity: Any,
         wiring: Wiring | None = None,
     ) -> None:
-        wiring = wiring or Wiring(center, leases)
+        self._wiring = wiring = wiring or Wiring(center, leases)
         self.center = center
         self.settings = settings
         self.leases = leases
@@ -123,8 +116,6 @@ class Poller:
         self._pauses_at = 0.0
         #: seconds for which a command may block at the server, whoever waits for it
         self._most = WAKE_BLOCK
-        #: monotonic seconds of the next look for connections that nobody uses
-        self._close_at = 0.0
 
     @property
     def long_running(self) -> bool:
@@ -176,7 +167,7 @@ class Poller:
             self.dispatcher.due.push(entry)
         state.ready.clear()
         held: list[Delivery] = []
-        for _, _, _, item in self.dispatcher.due.take(partial(_is_of, state, topic)):
+        for _, _, _, item in self.dispatcher.due.take(partial(state.waits_for, topic)):
             if isinstance(item, Delivery):
                 held.append(item)
             else:
@@ -243,8 +234,8 @@ class Poller:
             self._listen()
             self._reader.read(STREAM_BLOCK if self.long_running else self._most)
             self.dispatcher.set_alarm()
-            if self.long_running and now >= self._close_at:
-                self._close_idle(now)
+            if self.long_running:
+                self._wiring.close_idle(now)
         finally:
             loop.ticking = False
 
@@ -272,11 +263,6 @@ class Poller:
             self.outbox.send_settled_or_wait()
         else:
             self.outbox.send_settled()
-
-    def _close_idle(self, now: float) -> None:
-        self._close_at = now + CLOSE_IDLE
-        patched = unpatched_threading().patched
-        close_idle(CONNECTION_IDLE, threading.get_native_id() if patched else None)
 
     def close(self) -> None:
         """Leave nothing behind: no claim, no held message, no acknowledgement unsent."""
@@ -505,11 +491,3 @@ class Poller:
             resumed |= state.pending.pause(self._paused)
         if any(topic not in self._listener.topics for topic in resumed):
             self._listener.stop()
-
-
-def _is_of(state: ConsumerState, topic: str, entry: Entry) -> bool:
-    """Whether a consumer waits for this because of that topic, and nobody else has it."""
-    _, number, owner, item = entry
-    if owner is not state or number in state.early:  # it was handed over already
-        return False
-    return bool((item.topic if isinstance(item, Delivery) else item[0]) == topic)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from redis.exceptions import ResponseError
 
+from ..client.connection import close_idle
 from .cluster_pipes import ClusterConnections
 from .loop import Loop
+from .native_threads import unpatched_threading
 from .pipe import PipelinedConnection, Waiting
 
 if TYPE_CHECKING:
@@ -16,6 +19,10 @@ if TYPE_CHECKING:
 
     from ..center.center import TimeoutCenter
     from .lease_keeper import LeaseKeeper
+
+#: Seconds for which a worker keeps a connection that nobody uses, and between looks for such.
+CONNECTION_IDLE = 10.0
+CLOSE_IDLE = 5.0
 
 #: Told what a server has refused; whether that is seen to, and the rest goes on.
 OnRefused: TypeAlias = Callable[[Waiting, ResponseError], bool]
@@ -63,6 +70,7 @@ class Wiring:
     def __init__(self, center: TimeoutCenter, leases: LeaseKeeper) -> None:
         self._center = center
         self._leases = leases
+        self._close_at = 0.0
 
     def loop(self, on_nudged: Callable[[], None]) -> Loop:
         """The loop of a poller."""
@@ -83,6 +91,13 @@ class Wiring:
         if self._center.clustered:
             return ClusterConnections(self._center.client, *told)
         return PipelinedConnection(self._pool, *told)
+
+    def close_idle(self, now: float) -> None:
+        """Close what this thread has not used for long, if it is time to; now: monotonic seconds"""
+        if now >= self._close_at:
+            self._close_at = now + CLOSE_IDLE
+            patched = unpatched_threading().patched
+            close_idle(CONNECTION_IDLE, threading.get_native_id() if patched else None)
 
     def _pool(self) -> redis.ConnectionPool:
         """Of the server that has the keys of no single slot."""

@@ -112,6 +112,8 @@ class VirtualWiring(Wiring):
         self._worker.loop = VirtualLoop(self._worker, on_nudged)
         return self._worker.loop
 
+    def close_idle(self, now: float) -> None: ...
+
     def blocking(self, *args: Any) -> Any:
         return self.work()
 
