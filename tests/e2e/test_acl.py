@@ -166,7 +166,7 @@ def test_an_operator_needs_its_rules_and_no_more(
             ("dead", "purge", "--yes", "--all"),
             ("check",),
             ("repair", "--yes"),
-            ("reshard", "celery", "--slots", "16", "--yes"),
+            ("reshard", "celery", "--slots", "16", "--settle", "0", "--yes"),
             *[("metrics", "--json")][: find_spec("prometheus_client") is not None],
             ("cancel", sent[1].id, "--yes"),
         ):
