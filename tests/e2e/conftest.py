@@ -42,6 +42,9 @@ POOLS = {
 #: the broker alone. TOC_TEST_ALL=1 runs all.
 LOOPS = list(POOLS) if os.environ.get("TOC_TEST_ALL") else ["prefork", "gevent"]
 
+#: The same for what was looked at with Kombu's event loop only.
+EVENT_LOOP = ["prefork", "threads"] if os.environ.get("TOC_TEST_ALL") else ["prefork"]
+
 
 def wait_until(holds: Callable[[], Any], seconds: float = 15, what: Any = None) -> None:
     """Return when it holds.

@@ -237,7 +237,7 @@ def test_status_tells_who_consumes_what_is_paused_and_what_it_takes(
     journal.wait_for("held", 2, timeout=6)
     assert run("resume", "urgent").out == "'urgent' is not paused.\n"
     worker.teardown()
-    wait_until(lambda: not toc.consumers(), 5)
+    wait_until(lambda: not toc.consumers(), 5, toc.consumers)
 
 
 # -- what is told

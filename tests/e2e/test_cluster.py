@@ -21,7 +21,7 @@ import kombu_toc
 
 from ..cluster import Cluster, Node
 from ..integration.inspection import slot_keys
-from .conftest import LOOPS, POOLS, Journal, stop_when_done, wait_until
+from .conftest import EVENT_LOOP, LOOPS, POOLS, Journal, stop_when_done, wait_until
 from .nodes import ROOT, Worker
 from .tasks import make_app
 
@@ -271,7 +271,7 @@ def test_hash_slots_move_under_load_and_every_task_runs_once_and_in_time(
     site.assert_no_residue()
 
 
-@pytest.mark.parametrize("pool", LOOPS)
+@pytest.mark.parametrize("pool", EVENT_LOOP)
 def test_nodes_come_and_go_under_load(site: Callable[..., Site], pool: str) -> None:
     """A node is added and gets slots; the node that had the wake index is removed."""
     site = site(pool)
@@ -370,7 +370,7 @@ def test_while_a_node_without_replica_is_away_the_others_are_served_and_then_it_
     journal.wait_for("afterwards", 1, timeout=10)
 
 
-@pytest.mark.parametrize("pool", LOOPS)
+@pytest.mark.parametrize("pool", EVENT_LOOP)
 def test_after_the_node_with_the_wake_index_was_away_everything_runs_once(
     site: Callable[..., Site], pool: str, journal: Journal
 ) -> None:
