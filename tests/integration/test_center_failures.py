@@ -56,9 +56,12 @@ def test_an_ended_lease_waits_as_a_rejection_does(center, client):
     center.put("one", "x", b"")
     [message] = center.pop("one").messages
     time_passes(center, "one", 61)
+    before = now_us(client)
     popped = center.pop("one")
     assert (popped.rolled_back, popped.messages) == (["x"], [])
-    assert 2.5 < wait_of(center, client) <= 3
+    [waiting] = center.get("x", topic="one")
+    assert waiting.state == WAITING
+    assert before + 3_000_000 <= waiting.time_us <= now_us(client) + 3_000_000
     time_passes(center, "one", 3)
     [again] = center.pop("one").messages
     assert again.retries_left == message.retries_left - 1
