@@ -243,6 +243,7 @@ def test_an_acknowledgement_counts_although_the_connection_was_cut_under_it() ->
         if worker.acknowledges:
             break
         fleet.run(0.0001)
+    assert worker.acknowledges
     fleet.cut(worker, after_next=False)
     fleet.run(2.0)
     assert fleet.network.server.is_empty()

@@ -283,7 +283,7 @@ class Worker(Process):
     @property
     def acknowledges(self) -> bool:
         """Whether an acknowledgement is on its way."""
-        return any(connection.sends_what_must_run for connection in self.connections)
+        return any(connection.acknowledges for connection in self.connections)
 
     def receive(self, delivery: Delivery) -> None:
         self.unsettled[delivery.id] = delivery

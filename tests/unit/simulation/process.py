@@ -64,6 +64,7 @@ class Call(NamedTuple):
     """A script call: what the server does."""
 
     run: Callable[[], Any]
+    name: str = ""
     keys: tuple[str, ...] = ("",)
 
 
@@ -138,7 +139,7 @@ class Commands:
 
     def ack(self, deliveries: list[Delivery]) -> list[Call]:
         done = list(deliveries)
-        return [Call(lambda: self._server.ack(done))] if done else []
+        return [Call(lambda: self._server.ack(done), "ack")] if done else []
 
     def release(self, deliveries: list[Delivery]) -> list[Call]:
         back = list(deliveries)
@@ -199,8 +200,10 @@ class Connection:
         return bool(self._waiting)
 
     @property
-    def sends_what_must_run(self) -> bool:
-        return any(must for _, must, _ in self._waiting)
+    def acknowledges(self) -> bool:
+        """Whether an acknowledgement is on its way."""
+        calls = [item[0] for item, _, _ in self._waiting]
+        return any(isinstance(call, Call) and call.name == "ack" for call in calls)
 
     @property
     def has_news(self) -> bool:
