@@ -71,7 +71,7 @@ def app(server: Server, client: redis.Redis) -> Iterator[Celery]:
         app.conf.task_queues = [Queue("mail", routing_key="mail")]
         app.conf.task_default_queue = "mail"
 
-        @app.task(name="shop.mail.remind")
+        @app.task(name="shop.mail.remind", shared=False)
         def remind(order: int) -> None: ...
 
         yield app

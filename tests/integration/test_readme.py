@@ -54,7 +54,7 @@ def test_every_example_is_at_least_python() -> None:
 def test_the_example_of_operations_finds_moves_and_cancels_a_scheduled_task(
     app: Celery, page: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    @app.task(name="shop.remind")
+    @app.task(name="shop.remind", shared=False)
     def remind(order: int) -> None: ...
 
     names: dict[str, Any] = {"app": app, "remind": remind}
@@ -69,10 +69,10 @@ def test_the_example_of_operations_finds_moves_and_cancels_a_scheduled_task(
 def test_the_examples_for_tasks_and_operations_run_one_after_the_other(app: Celery) -> None:
     """Scheduled as it says, tasks are read in pages and seen by the predicate."""
 
-    @app.task(name="shop.remind")
+    @app.task(name="shop.remind", shared=False)
     def remind(order: int) -> None: ...
 
-    @app.task(name="shop.other")
+    @app.task(name="shop.other", shared=False)
     def other(**kwargs: Any) -> None: ...
 
     names: dict[str, Any] = {"app": app, "remind": remind}
@@ -131,7 +131,7 @@ def test_the_example_of_queues_is_declared(app: Celery) -> None:
 def test_the_examples_of_monitoring_read_what_was_counted(
     app: Celery, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    @app.task(name="shop.remind")
+    @app.task(name="shop.remind", shared=False)
     def remind(order: int) -> None: ...
 
     remind.apply_async(args=[7], countdown=3600)
