@@ -1,1 +1,1 @@
-"""What a worker gains whose broker is a timeout center."""
+"""The bootstep of a worker whose broker is a timeout center, and its parts."""

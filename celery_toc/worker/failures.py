@@ -1,8 +1,8 @@
-"""Why a message comes back or dies: what Celery knows of it, told to the transport.
+"""Passes on to the transport why a message is rejected.
 
-Celery rejects a message without a word, and acknowledges one whose body it cannot decode, which
-then is gone. Here each keeps its reason and the last error, and an undecodable one goes to
-DeadQueue as well.
+Celery rejects a message without a reason. A message whose body it cannot decode is acknowledged,
+and so is lost. Here a rejected message keeps the reason and the last error, and a message that
+cannot be decoded goes to DeadQueue.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = get_logger(__name__)
 
 
 def explain(consumer: Any) -> None:
-    """Have a worker's consumer, and the requests that it makes from now on, say why."""
+    """Make a worker's consumer, and the requests that it creates from now on, keep reasons."""
 
     def undecodable(message: Any, exc: BaseException) -> bool:
         if not isinstance(message, kombu_toc.Message):
@@ -79,7 +79,7 @@ def _text(exc: BaseException | None) -> str:
 
 @cache
 def _telling(base: type) -> type:
-    """A request class that tells its message of the task's failure, before it is rejected."""
+    """A request class that stores the task's failure in its message before that is rejected."""
     if getattr(base, "tells_failures", False):
         return base
 
@@ -100,8 +100,8 @@ def _telling(base: type) -> type:
             except MemoryError:
                 raise
             except Exception as error:
-                # Such as a result backend that is full. A task that has failed has ended, whoever
-                # can be told of it; else its message would stay with this worker for ever.
+                # For instance a full result backend. A failed task has ended, even if its failure
+                # cannot be stored; otherwise this worker would hold its message for ever.
                 logger.error(
                     "Task %s[%s] failed, and that cannot be stored: %r", self.name, self.id, error
                 )

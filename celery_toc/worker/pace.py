@@ -1,33 +1,33 @@
-"""How soon a worker's processes come free, as far as its recent tasks tell."""
+"""Estimates how soon a worker's processes become idle, from the run times of recent tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Set
 
-#: What the latest task counts for in the mean.
+#: The weight of the latest task in the moving average.
 WEIGHT = 0.2
 
 
 class Pace:
-    """The mean run time of a worker's tasks, and since when those run that it executes now.
+    """The mean run time of a worker's tasks, and when its current tasks started.
 
-    Times are in monotonic seconds and are handed in.
+    Times are monotonic seconds and are passed in.
     """
 
     def __init__(self) -> None:
-        #: seconds that a task takes; None until one has ended
+        #: mean run time in seconds; None until a task has ended
         self.mean: float | None = None
         self._began: dict[Hashable, float] = {}
 
     def took(self, seconds: float) -> None:
-        """A task has ended that took that long."""
+        """Record the run time of a task that has ended."""
         if self.mean is None:
             self.mean = seconds
         else:
             self.mean += WEIGHT * (seconds - self.mean)
 
     def see(self, executing: Set[Hashable], now: float) -> None:
-        """Learn which tasks are executing."""
+        """Record which tasks are executing now."""
         began = self._began
         for task in began.keys() - executing:
             self.took(now - began.pop(task))
@@ -35,10 +35,10 @@ class Pace:
             began[task] = now
 
     def soon_free(self, seconds: float, processes: int, now: float) -> int:
-        """How many tasks more the processes will have begun within so many seconds.
+        """Estimate how many more tasks the processes start within `seconds`.
 
-        A process whose task has taken longer than the mean is expected to take as long again:
-        long tasks are what nobody must wait behind. None are if no task has ended yet.
+        A task that has run for longer than the mean is expected to run for as long again, so that
+        nothing is fetched to wait behind a long task. Returns 0 until a task has ended.
         """
         mean = self.mean
         if mean is None:

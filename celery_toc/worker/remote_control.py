@@ -1,7 +1,7 @@
 """Remote control: ``celery inspect toc``, ``celery control toc_pause`` and ``toc_resume``; and
-``celery inspect scheduled`` and ``revoked``, which tell of the center what they tell of a worker.
+``celery inspect scheduled`` and ``revoked``, which also list what the center holds.
 
-To import this module makes the commands known in a worker.
+Importing this module registers the commands.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from ..compat import inspecting
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
-#: Scheduled tasks that one answer has, unless another number is asked for.
+#: The default number of scheduled tasks in one reply.
 SCHEDULED = 1000
 
-#: Bytes of bodies after which arguments are told as their senders wrote them, abridged.
+#: Bytes of bodies in one reply; of further tasks the reply has the senders' abridged arguments.
 IN_FULL = 8_000_000
 
-#: Seconds for which one worker tells what waits in a queue. Longer than anybody waits for answers:
-#: who comes to it late must not tell it again.
+#: Seconds for which one worker lists what waits in a queue. Longer than anybody waits for replies:
+#: a worker that replies late must not list it again.
 SPEAKS = 10.0
 
-#: What differs between an `eta` and the time that a center has made of it, at most.
+#: The largest difference between an `eta` and the time that the center stores for it.
 _ROUNDED = timedelta(milliseconds=2)
 
-#: What Celery's timer gives tasks that wait for their time.
+#: The priority that Celery's timer gives to tasks with an `eta`.
 _PRIORITY = 6
 
 
@@ -45,7 +45,7 @@ _control: Callable[..., Callable[[_Command], _Command]] = control_command
 
 
 def _step(state: Any) -> Any:
-    """The worker's step, or None if its broker is no timeout center."""
+    """The worker's step, or None if its broker is not a timeout center."""
     return getattr(state.consumer, "timeout_center_step", None)
 
 
@@ -77,7 +77,7 @@ def toc_resume(state: Any, **kwargs: Any) -> Any:
     return ok("takes tasks again" if step.resume() else "was not paused")
 
 
-#: Celery's commands of which these two take the place, or None if they stay.
+#: Celery's commands that the two below replace; None if they are not replaced.
 _celerys = inspecting.commands()
 
 
@@ -98,7 +98,7 @@ def revoked(state: Any, **kwargs: Any) -> Any:
     step = _step(state)
     if step is None:
         return found
-    # Of what waited in the center, workers need not be told, and it is to be seen all the same.
+    # Workers are not told of tasks that were removed from the center; list these as well.
     removed = step.center.cancelled_lately(worker_state.REVOKE_EXPIRES)
     return list(dict.fromkeys([*removed, *found]))
 
@@ -109,13 +109,13 @@ if _celerys is not None:
 
 
 def _spoken_for(center: TaskCenter, state: Any) -> list[str]:
-    """The queues of this worker whose tasks it lists; of many workers, one does."""
+    """The queues whose tasks this worker lists; of several workers, one lists a queue."""
     queues = dict.fromkeys(queue.name for queue in state.consumer.task_consumer.queues)
     return center.speaks_for(queues, state.hostname, SPEAKS)
 
 
 def _told(tasks: Iterator[Task], state: Any) -> Iterator[dict[str, Any]]:
-    """Tasks that wait in the center, as Celery tells of those that a worker holds."""
+    """Tasks that wait in the center, in the form in which Celery lists a worker's own."""
     read = 0
     for task in tasks:
         read += len(task.body)
@@ -151,7 +151,7 @@ def _told(tasks: Iterator[Task], state: Any) -> Iterator[dict[str, Any]]:
 
 
 def _eta(task: Task, app: Any) -> datetime:
-    """When a task is due: as it was sent, unless the center has been told otherwise since."""
+    """When a task is due: the `eta` as it was sent, unless the task was rescheduled."""
     due = task.eta or datetime.now(timezone.utc)
     try:
         sent = maybe_make_aware(maybe_iso8601(task.fields.get("eta")), app.timezone)
