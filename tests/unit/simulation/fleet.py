@@ -378,9 +378,9 @@ class Fleet:
 
     def disturb(self, seconds: float = RECOVERY) -> None:
         """Something fails: for so long nothing is promised but that nothing is lost. A claim may
-        be lost with it, however far ahead: then it is made up for within a second."""
+        be lost with it, however far ahead: a look makes up for it, every second or every other."""
         if not self.faultless:
-            self._bound = BOUND + 1.0
+            self._bound = BOUND + 2.0
         until = max(self.network.time, self.network.frozen_until) + seconds
         self._disturbed_until = max(self._disturbed_until, until)
 
