@@ -9,8 +9,10 @@ import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import celery  # noqa: F401 - what Celery gains is installed with the first transport
 import pytest
 import redis
+from kombu import Connection
 
 from kombu_toc import TimeoutCenter
 
@@ -20,6 +22,9 @@ from .servers import Server
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a shell script: programs started by tests would ignore it too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Once in a process, before a test switches anything off in its environment.
+Connection("toc+redis://").transport  # noqa: B018 - made here
 
 
 #: Whether tests that are for one server as well as for a cluster run on the latter.

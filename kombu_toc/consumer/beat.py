@@ -213,7 +213,7 @@ class Beat:
         if statement or before:
             try:
                 center.run(announce_presence(center.keys, statement, before, PRESENCE_MS))
-            except BROKEN:
+            except BaseException:
                 presence.failed()
                 raise
         presence.announced(statement)

@@ -249,14 +249,19 @@ class LeaseKeeper:
         self._log.flush()
 
     def finish(self, deadline: float) -> None:
-        """The process ends: wait until the calls that are owed have run.
+        """The process ends: wait until the calls that are owed have run, and nobody reads any more
+        that it consumes.
 
         deadline: monotonic seconds; whatever has not run by then is given up
         """
-        calls = self._holdings.calls
-        if not calls:
+        calls, presence = self._holdings.calls, self._holdings.presence
+        if not presence.end() and not calls:
             return
         self._thread.beat_within(0.0)
+        # What a process has announced ends by itself, within a minute.
+        patience = min(deadline, time.monotonic() + PRESENCE_CHANGE)
+        while presence and time.monotonic() < patience:
+            self._thread.pause(0.005)
         while calls:
             if time.monotonic() >= deadline:
                 logger.warning(

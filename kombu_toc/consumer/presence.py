@@ -30,10 +30,12 @@ class Presence:
         #: what is in Redis, and monotonic seconds when that is to be announced again
         self._announced = ""
         self._due = 0.0
+        #: whether an announcement is on its way
+        self._announcing = False
 
     def __bool__(self) -> bool:
         """Whether there is something to announce, now or later."""
-        return bool(self._consumed or self._announced)
+        return bool(self._consumed or self._announced or self._announcing)
 
     def add(self, queue: str, holder: Hashable) -> None:
         """A channel consumes a queue."""
@@ -61,6 +63,14 @@ class Presence:
                 self.remove(queue, holder)
             return bool(consumed)
 
+    def end(self) -> bool:
+        """The process ends, and consumes nothing any more. Returns whether Redis says otherwise,
+        or is about to."""
+        with self._lock:
+            self._consumed.clear()
+            self._due = 0.0
+            return bool(self)
+
     def is_due(self, now: float) -> bool:
         """Whether it is to be announced."""
         return now >= self._due
@@ -73,16 +83,19 @@ class Presence:
         with self._lock:
             queues = sorted(self._consumed)
             self._due = now + PRESENCE_INTERVAL
+            self._announcing = True
         statement = json.dumps([*self._process, *queues]) if queues else ""
         return statement, [self._announced] if self._announced not in ("", statement) else []
 
     def announced(self, statement: str) -> None:
         """It is in Redis."""
         self._announced = statement
+        self._announcing = False
 
     def failed(self) -> None:
         """It could not be announced: soon again."""
         self._due = 0.0
+        self._announcing = False
 
 
 class KeptFresh(Generic[Name]):

@@ -54,10 +54,14 @@ def test_a_task_that_blocks_its_process_runs_once_and_so_does_what_waits_behind_
     options = (*POOLS[pool][:2], "-c", "1", *ALONE)
     short = {"broker_transport_options": {"visibility_timeout": VISIBILITY}}
     [beside] = start_workers(1, "-P", "solo", "-Q", "urgent", *ALONE, **short)
-    busy = start_workers(1, *options, "-Q", "brief") + start_workers(
-        1, *options, "-Q", "celery", **short
-    )
-    journal.wait_for("stalled-", 2)
+    with ThreadPoolExecutor() as threads:  # both at once: each begins to stall as it starts
+        made = [
+            threads.submit(start_workers, 1, *options, "-Q", "brief"),
+            threads.submit(start_workers, 1, *options, "-Q", "celery", **short),
+        ]
+    busy = [worker for one in made for worker in one.result()]
+    for how in ways.values():
+        journal.wait_for(f"stalled-{how}", 1)
     # What waits behind it is given back, but for a solo worker, whose loop stands still: only a
     # lease that ends gives that to another.
     for queue in ways:

@@ -294,7 +294,7 @@ def test_the_way_back_tasks_run_at_their_time_by_kombus_own_transport(
     worker.teardown()
 
     counted = answer(app, "migrate", "--to", server.url, "--dry-run", "--json")
-    assert (counted.code, counted.json["queues"]) == (0, {"celery": 41})
+    assert (counted.code, counted.json["queues"]) == (0, {"celery": 41}), counted
     # Killed on the way, whatever it has done by then, and run again, and once more.
     for seconds in (0.9, 1.3):
         process = start_command(server.toc_url, "migrate", "--to", server.url, "--yes")

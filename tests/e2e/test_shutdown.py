@@ -90,6 +90,18 @@ def start_busy(
     return worker
 
 
+def start_aside(workers: StartWorkers) -> Worker:
+    """Another worker, which is ready and takes nothing before :func:`let_in`."""
+    return start(workers, "-P", "solo", "-Q", "aside")
+
+
+def let_in(app: Celery, other: Worker) -> None:
+    """Have that worker take tasks too."""
+    told = {"destination": [other.hostname()], "reply": True, "timeout": 5}
+    [reply] = app.control.add_consumer("celery", **told)
+    assert "ok" in reply[other.hostname()]
+
+
 def tell(worker: Worker, number: int) -> float:
     """Send a worker's main process a signal; return when."""
     os.kill(worker.container.pid, number)
@@ -135,9 +147,10 @@ def test_a_warm_shutdown_gives_back_at_once_what_was_not_begun(
     pool: str,
 ) -> None:
     """However long it waits for what was; that is acknowledged, once, when it is done."""
+    other = start_aside(start_workers)
     worker = start_busy(start_workers, app, journal, *ONE_AT_A_TIME[pool], task_acks_late=True)
     wait_for_what_is_kept(toc, pool, 1)
-    other = start(start_workers, "-P", "solo")
+    let_in(app, other)
     assert_returned_at_once(journal, other, tell(worker, signal.SIGTERM))
     assert not journal.entries("long-done")
     assert ended(worker)
@@ -157,9 +170,10 @@ def test_a_cold_shutdown_gives_back_at_once_what_was_not_begun(
     late: bool,
 ) -> None:
     """What was is killed in prefork's processes, and returns if it is acknowledged late."""
+    other = start_aside(start_workers)
     worker = start_busy(start_workers, app, journal, *ONE_AT_A_TIME[pool], task_acks_late=late)
     wait_for_what_is_kept(toc, pool, int(late))
-    other = start(start_workers, "-P", "solo")
+    let_in(app, other)
     assert_returned_at_once(journal, other, tell(worker, signal.SIGQUIT))
     assert ended(worker)
     if pool == "prefork" and late and KILLED_RETURNS:
@@ -188,9 +202,10 @@ def test_a_soft_shutdown_gives_back_at_once_what_was_not_begun(
     """Not after the seconds in which what was begun may still end."""
     monkeypatch.setenv("REMAP_SIGTERM", "SIGQUIT")
     settings = {"task_acks_late": True, "worker_soft_shutdown_timeout": 2.5}
+    other = start_aside(start_workers)
     worker = start_busy(start_workers, app, journal, *ONE_AT_A_TIME[pool], seconds=2.5, **settings)
     wait_for_what_is_kept(toc, pool, 1)
-    other = start(start_workers, "-P", "solo")
+    let_in(app, other)
     assert_returned_at_once(journal, other, tell(worker, signal.SIGTERM))
     assert ended(worker)
     if pool != "solo":  # its task cannot go on while Celery waits for it in a signal handler
@@ -208,9 +223,10 @@ def test_a_second_ctrl_c_gives_back_what_was_begun_too(
     client: redis.Redis,
 ) -> None:
     """The first is a warm shutdown, the second a cold one."""
+    other = start_aside(start_workers)
     worker = start_busy(start_workers, app, journal, "-c", "1", seconds=6, task_acks_late=True)
     wait_until(lambda: toc.counts("celery").in_flight == 1)
-    other = start(start_workers, "-P", "solo")
+    let_in(app, other)
     assert_returned_at_once(journal, other, tell(worker, signal.SIGINT))
     told_at = tell(worker, signal.SIGINT)
     [_, second] = journal.wait_for("long", 2)

@@ -32,6 +32,14 @@ MARGIN = 12
 WHOLE = {"KEYS", "SCAN", "HGETALL", "HKEYS", "HVALS", "ZSCAN", "HSCAN", "SSCAN", "SORT", "LRANGE"}
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One of its own: MONITOR tells of everybody's commands."""
+    made = Server(tmp_path_factory.mktemp("bounded")).start()
+    yield made
+    made.stop()
+
+
 @pytest.fixture
 def center(client: redis.Redis) -> TimeoutCenter:
     """It counts nothing: counters are sent when it is time to, with whatever is done then."""

@@ -358,6 +358,30 @@ def test_the_thread_is_native_where_threads_are_greenlets(
     assert lines == ["rolled back []", "before it may speak", "once more", warning]
 
 
+CONSUMES = """
+import sys
+import kombu_toc
+from kombu import Connection
+connection = Connection(sys.argv[1])
+channel = connection.default_channel
+channel.queue_declare("mail", durable=True)
+channel.basic_consume("mail", False, print, "tag")
+center = connection.transport.center
+while not center.consumers():
+    pass
+print("ends", flush=True)
+"""
+
+
+def test_nobody_reads_that_a_process_consumes_which_has_ended(
+    server: Server, center: TimeoutCenter
+) -> None:
+    """Although it has cancelled nothing, and is gone at once."""
+    command = [sys.executable, "-c", CONSUMES, server.toc_url]
+    assert subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout == b"ends\n"
+    assert center.consumers() == {}
+
+
 ENDS = """
 import sys
 if sys.argv[1] == "gevent":

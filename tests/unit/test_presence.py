@@ -41,6 +41,26 @@ def test_a_change_replaces_what_was_announced_and_the_end_takes_it_back(presence
     assert not presence
 
 
+def test_a_process_that_ends_takes_back_what_it_announced(presence: Presence) -> None:
+    assert not presence.end(), "it has announced nothing"
+    presence.add("a", "channel 1")
+    presence.announced(first := presence.next(100.0)[0])
+    assert presence.end()
+    assert presence.is_due(100.1)
+    assert presence.next(100.1) == ("", [first])
+    presence.announced("")
+    assert not presence.end()
+
+
+def test_a_process_that_ends_while_it_announces_takes_that_back_too(presence: Presence) -> None:
+    presence.add("a", "channel 1")
+    statement, _ = presence.next(100.0)
+    assert presence.end()
+    presence.announced(statement)
+    assert presence.is_due(100.1)
+    assert presence.next(100.1) == ("", [statement])
+
+
 def test_a_queue_is_consumed_until_its_last_channel_leaves(presence: Presence) -> None:
     presence.add("a", "channel 1")
     presence.add("a", "channel 2")
