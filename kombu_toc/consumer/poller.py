@@ -176,6 +176,9 @@ class Poller:
         if not state.pending.topics:
             del self.states[channel]
             self._keep_up()
+            # Who looks at the server's connections would take it for a consumer's.
+            if not self.states and not self._listener.connection.busy:
+                self._listener.connection.close()
         self.outbox.announce_now(dict.fromkeys(claims))
         self.release(held)
 

@@ -286,7 +286,8 @@ def test_the_way_back_tasks_run_at_their_time_by_kombus_own_transport(
         note.apply_async((f"eta-{i}", due + i / 10), countdown=25 + i / 10)
         note.apply_async((f"ready-{i}",), priority=i % 10)
     moved = note.apply_async(("eta-moved", due), countdown=HOUR)
-    toc.reschedule(moved.id, at=due)
+    [rescheduled] = toc.reschedule(moved.id, at=due)
+    assert rescheduled.moved, (rescheduled, toc.get(moved.id))
     assert len(toc.pop("celery", 1).messages) == 1
     refused = answer(app, "migrate", "--to", server.url, "--yes")
     refused.fails(1, "from toc+redis://", "stop its workers", "--force")
@@ -294,7 +295,7 @@ def test_the_way_back_tasks_run_at_their_time_by_kombus_own_transport(
     worker.teardown()
 
     counted = answer(app, "migrate", "--to", server.url, "--dry-run", "--json")
-    assert (counted.code, counted.json["queues"]) == (0, {"celery": 41}), counted
+    assert (counted.code, counted.json["queues"]) == (0, {"celery": 41}), counted.err
     # Killed on the way, whatever it has done by then, and run again, and once more.
     for seconds in (0.9, 1.3):
         process = start_command(server.toc_url, "migrate", "--to", server.url, "--yes")

@@ -307,6 +307,20 @@ def test_a_consumer_that_waits_for_nothing_counts_too(
     assert back().moved == 2
 
 
+def test_who_has_stopped_to_consume_is_no_consumer_although_it_is_connected(
+    new: Connection, connect: Connect, back: Back, client: redis.Redis
+) -> None:
+    """As a program that has asked workers something, and waits for no reply any more."""
+    send(new, "waits", headers={"eta": at(60)})
+    consumer = connect()
+    with Consumer(consumer, [Queue("celery")], callbacks=[print]):
+        with pytest.raises(TimeoutError):
+            consumer.drain_events(timeout=0.2)
+        wait_until(lambda: TimeoutCenter(client).consumers())
+    wait_until(lambda: not TimeoutCenter(client).consumers())
+    assert back().moved == 1
+
+
 def test_a_dry_run_counts_and_changes_nothing(
     new: Connection, back: Back, client: redis.Redis, center: TimeoutCenter
 ) -> None:
