@@ -209,6 +209,7 @@ def test_a_retry_survives_although_the_ack_of_the_run_before_is_repeated(
         again = app.tasks["e2e.again"]
         again.delay(1, 0.01)
         journal.wait_for("again-", 2)  # what the pool's process needs to publish is loaded
+        wait_until(lambda: not slot_keys(client))  # and no other ack is on its way
         client.config_set("slowlog-max-len", 10_000)
         client.config_set("slowlog-log-slower-than", 0)
         try:
