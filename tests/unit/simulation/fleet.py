@@ -13,7 +13,6 @@ from typing import Any
 import redis
 
 from kombu_toc.client.options import ROUND_ROBIN, Settings
-from kombu_toc.consumer import popper
 from kombu_toc.consumer.policy import DefaultPolicy
 from kombu_toc.consumer.poller import Poller
 from kombu_toc.consumer.wiring import Wiring
@@ -341,7 +340,6 @@ class Fleet:
     def __init__(
         self, queues: list[str], *, faultless: bool = True, strategy: str = ROUND_ROBIN
     ) -> None:
-        popper._steps.clear()  # what a process remembers of a server's clock is of another fleet
         self.network = Network()
         self.queues, self.faultless, self.strategy = queues, faultless, strategy
         self.workers: list[Worker] = []
