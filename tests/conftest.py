@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import celery  # noqa: F401 - what Celery gains is installed with the first transport
+import kombu.pools
 import pytest
 import redis
 from kombu import Connection
@@ -69,6 +70,9 @@ def client(server: Server | Cluster) -> Iterator[redis.Redis]:
     """A client of the shared server, which is empty."""
     with server.client() as made:
         made.flushall()
+        # Kombu keeps connections for later apps with the same URL: these would take for declared
+        # what the tests before have declared.
+        kombu.pools.reset()
         yield made
 
 

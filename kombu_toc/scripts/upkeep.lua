@@ -88,7 +88,11 @@ for topic = 1, tonumber(ARGV[1]) do
     for step = 1, steps do stores[step] = KEYS[base + 7 + step] end
 
     local most = math.max(math.min(each, left), 0)
-    if grace > 0 then bound = noted(ended, prepare, grace) end
+    if grace > 0 then
+      bound = noted(ended, prepare, grace)
+    elseif redis.call('EXISTS', ended) == 1 and not has_ended(prepare, now) then
+      redis.call('DEL', ended) -- of one who needed a grace, and may never come again
+    end
     if bound > 0 then
       local rolled, died = {}, {}
       if most > 0 then

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import kombu.pools
 import pytest
 import redis
 from celery import Celery
@@ -161,9 +160,6 @@ def start_workers(
     mingle: whether it asks the others first what they know, which takes a second
     """
     with contextlib.ExitStack() as stack:
-        # Kombu keeps connections for later apps with the same URL: these would take for declared
-        # what the next test, on a broker that is empty again, has not declared.
-        stack.callback(kombu.pools.reset)
         started: list[Worker] = []
 
         def stop_all() -> None:

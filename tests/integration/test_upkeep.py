@@ -24,7 +24,7 @@ from kombu_toc.consumer.lease_keeper import LeaseKeeper
 from kombu_toc.model.results import Delivery
 
 from ..servers import Server, SteppedServer
-from .inspection import announced, check_slots
+from .inspection import announced, check_slots, time_passes
 
 Connect = Callable[..., Connection]
 
@@ -269,6 +269,21 @@ def test_who_comes_rarely_gives_back_what_the_one_before_saw_ended(server: Serve
     with server.client() as client:
         assert client.exists(center.topic("rarely").slot(0).ended) == 0
     center.client.close()
+
+
+def test_a_note_of_what_has_ended_goes_although_nobody_comes_again_who_needs_a_grace(
+    center: TimeoutCenter, client: redis.Redis
+) -> None:
+    """It was settled meanwhile; whoever keeps up now has watched the server all the time."""
+    topic = center.declare("mail", slots=1, visibility=1)
+    center.put("mail", "m", BODY)
+    held = center.pop("mail").messages
+    time_passes(center, "mail", 2)
+    TimeoutCenter(client).pop("mail", 0)
+    assert client.exists(topic.slot(0).ended) == 1
+    center.ack(held)
+    center.leases.note(center.topic("mail"), [0], 10)  # it has a grace of 0: it has watched
+    assert client.exists(topic.slot(0).ended) == 0
 
 
 # -- what is done for topics that nobody consumes, or whose consumers are busy

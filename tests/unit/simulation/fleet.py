@@ -367,6 +367,8 @@ class Fleet:
         task = self.tasks[id] = Task(id, queue, due_us, self.network.time, duration)
 
         def put() -> None:
+            # It is due when it comes at the latest: by the clock of then, which may be set since.
+            task.due_us = max(due_us, server.clock_us())
             server.put(queue, number, id, due_us, b"")
 
         self.network.at(self.network.frozen_until, put)
@@ -520,6 +522,8 @@ class Fleet:
         deadline += max(
             (task.due_us - self.network.server.clock_us()) / 1e6 for task in self._all()
         )
+        # One process may have to execute it all.
+        deadline += sum(task.duration for task in self.tasks.values() if not task.done)
         while self.network.time < deadline:
             self.run(1.0)
             self.check()
