@@ -52,7 +52,7 @@ class Shutdown:
         # A solo worker executes its tasks within its loop.
         channel = self._channel()
         if channel is not None and pools.is_solo(self._consumer.pool):
-            self._help(channel.poller.give_up)
+            self._help(channel.poller.release_all)
 
     def _on_soft_shutdown(self) -> None:
         # Within a signal handler, and before Celery waits for tasks and the pool.
@@ -60,11 +60,11 @@ class Shutdown:
         if channel is None:
             return
 
-        def give_back() -> None:
-            channel.poller.give_up()
+        def release_all() -> None:
+            channel.poller.release_all()
             self._give_back(channel, channel.policy)
 
-        self._help(give_back).join(HELP_TIMEOUT)
+        self._help(release_all).join(HELP_TIMEOUT)
 
     def _help(self, function: Callable[[], None]) -> threading.Thread:
         """Run it in a thread: what this signal handler has interrupted may hold a lock."""

@@ -72,7 +72,7 @@ class BroadcastReader:
         later = subscriptions.unhurried and subscriptions.next_reading > now
         return subscriptions.next_reading if later else float("inf")
 
-    def detach(self) -> None:
+    def unregister(self) -> None:
         """The loop has no hub any more."""
         self._alarm.cancel()
 

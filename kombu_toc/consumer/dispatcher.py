@@ -197,7 +197,7 @@ class Dispatcher:
             if 0 < rest <= 2 * TICK:
                 self._loop.sleep(rest)
 
-    def detach(self) -> None:
+    def unregister(self) -> None:
         """The loop has no hub any more."""
         self._alarm.cancel()
         self._queued_alarm.cancel()

@@ -47,7 +47,7 @@ class Loop:
 
     # -- Kombu's hub
 
-    def attach(self, hub: Any, tick: Callable[[], None], interval: float) -> None:
+    def register(self, hub: Any, tick: Callable[[], None], interval: float) -> None:
         """Work within a hub: it calls `tick` before each wait, and waits no longer than
         `interval` seconds."""
         self.hub, self._tick = hub, tick
@@ -56,7 +56,7 @@ class Loop:
         self._repeating = hub.call_repeatedly(interval, end_wait)
         self.open_pipe()
 
-    def detach(self) -> None:
+    def unregister(self) -> None:
         """Leave the hub."""
         hub, self.hub = self.hub, None
         if hub is not None:

@@ -155,7 +155,7 @@ class Outbox:
             self.settlements.leave_now()
             self._loop.nudge()
 
-    def detach(self) -> None:
+    def unregister(self) -> None:
         """The loop has no hub any more."""
         self._alarm.cancel()
 

@@ -55,6 +55,8 @@ class PipelinedConnection:
     A connection may be cut although neither end is told. It is taken for broken if a reply takes
     longer than the socket's timeout and the time for which its command may block: see
     :meth:`check`.
+
+    It has sixteen fields: the eight arguments above, and what is on its way.
     """
 
     def __init__(

@@ -197,17 +197,17 @@ class Poller:
 
     # -- the event loop
 
-    def attach(self, hub: Any) -> None:
+    def register(self, hub: Any) -> None:
         """Work within Kombu's event loop."""
         self.long_running = True
-        self.loop.attach(hub, self.tick, self.settings.toc_poll_interval)
+        self.loop.register(hub, self.tick, self.settings.toc_poll_interval)
 
-    def detach(self) -> None:
+    def unregister(self) -> None:
         """Leave it."""
-        self.loop.detach()
-        self.dispatcher.detach()
-        self.outbox.detach()
-        self._reader.detach()
+        self.loop.unregister()
+        self.dispatcher.unregister()
+        self.outbox.unregister()
+        self._reader.unregister()
 
     def nudge(self) -> None:
         """End the wait, from any thread: something has changed."""
@@ -269,7 +269,7 @@ class Poller:
 
     def close(self) -> None:
         """Leave nothing behind: no claim, no held message, no acknowledgement unsent."""
-        self.detach()
+        self.unregister()
         if os.getpid() != self._pid:
             return
         self.leases.flush_deferred_logs()
@@ -284,7 +284,7 @@ class Poller:
             connection.close()
         self.loop.close()
 
-    def give_up(self) -> None:
+    def release_all(self) -> None:
         """From another thread, while the loop stands still and will end: let others have at
         once what is held and claimed here. :meth:`close` does the rest."""
         held: list[Delivery] = []
@@ -301,7 +301,7 @@ class Poller:
                 if message is None:
                     held.append(item)
                 else:
-                    owner.sink.qos.give_back(message)
+                    owner.sink.qos.release(message)
             else:
                 claims[item] = None
         if self._listener.connection.busy:

@@ -17,7 +17,7 @@ class Window(Protocol):
     def can_consume(self) -> bool:
         """Whether one more message fits."""
 
-    def give_back(self, message: Any) -> None:
+    def release(self, message: Any) -> None:
         """Release a message, if it is not settled."""
 
 

@@ -76,7 +76,7 @@ class Message(kombu_message.Message):
     #: The name that it had in the first release.
     when_due = call_when_due
 
-    def give_up(self) -> None:
+    def note_release(self) -> None:
         """It is given back unhandled: nothing begins."""
         self.given_back = True
         self.on_due = None

@@ -59,7 +59,7 @@ class QoS(virtual.QoS):
         elif requeue:
             message.return_broadcast()
 
-    def give_back(self, message: Message) -> None:
+    def release(self, message: Message) -> None:
         """Release a message, if it is not settled."""
         if self.take_back(message):
             self._release([message])
@@ -94,7 +94,7 @@ class QoS(virtual.QoS):
     def _release(self, messages: list[Message]) -> None:
         """Give messages back unhandled."""
         for message in messages:
-            message.give_up()
+            message.note_release()
         self._poller.release([m.delivery for m in messages if m.delivery is not None])
         for message in messages:
             if message.delivery is None:

@@ -115,7 +115,7 @@ class Receiver:
         to be given back."""
         if not self._channel.qos.take_back(message):
             return False
-        message.give_up()
+        message.note_release()
         return True
 
     def get(self, queue: str, visibility: float, no_ack: bool) -> Message | None:

@@ -329,10 +329,10 @@ class Transport(virtual.Transport):
             client.connection_pool.disconnect()
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
-        self.poller.attach(loop)
+        self.poller.register(loop)
 
     def unregister_from_event_loop(self, connection: Any, loop: Any) -> None:
-        self.poller.detach()
+        self.poller.unregister()
 
     def drain_events(  # type: ignore[override]  # Kombu passes nothing else
         self, connection: Any, timeout: float | None = None

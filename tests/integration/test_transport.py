@@ -1035,7 +1035,7 @@ def test_who_ends_while_its_loop_stands_still_gives_back_what_it_was_handed_ahea
     for id in ("a", "plain"):
         publish_at(connection, id, time.time() + 0.7)
     prepared.turn_until(lambda: prepared.got and center.counts("mail").in_flight == 2)
-    connection.transport.poller.give_up()
+    connection.transport.poller.release_all()
     assert center.counts("mail").in_flight == 0
     assert center.counts("mail").waiting == 2
     assert prepared.channel.qos.unsettled() == []

@@ -246,7 +246,7 @@ class Worker(Process):
             id(self),
             VirtualWiring(self),
         )
-        poller.attach(self.hub)
+        poller.register(self.hub)
         channel = Channel(self)
         try:
             for queue in self.queues:
