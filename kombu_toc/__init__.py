@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .errors import MigrationError as MigrationError
     from .errors import NotPermittedError as NotPermittedError
     from .errors import PriorityStepsError as PriorityStepsError
+    from .errors import ReceiptError as ReceiptError
     from .errors import ReplicationError as ReplicationError
     from .errors import ReshardError as ReshardError
     from .errors import ServerError as ServerError
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from .model.results import Page as Page
     from .model.results import Popped as Popped
     from .model.results import Rescheduled as Rescheduled
+    from .model.results import Settled as Settled
     from .model.results import Summary as Summary
     from .model.topic import Topic as Topic
     from .transport.action_time import use_timezone as use_timezone
@@ -89,6 +91,7 @@ _PLACES = {
     "IN_FLIGHT": "model.results",
     "Page": "model.results",
     "Rescheduled": "model.results",
+    "Settled": "model.results",
     "Summary": "model.results",
     "WAITING": "model.results",
     "Lateness": "metrics.counters",
@@ -133,6 +136,7 @@ _PLACES = {
     "MigrationError": "errors",
     "NotPermittedError": "errors",
     "PriorityStepsError": "errors",
+    "ReceiptError": "errors",
     "ReplicationError": "errors",
     "ReshardError": "errors",
     "ServerError": "errors",

@@ -13,6 +13,7 @@ __all__ = (
     "MigrationError",
     "NotPermittedError",
     "PriorityStepsError",
+    "ReceiptError",
     "ReplicationError",
     "ReshardError",
     "ServerError",
@@ -49,6 +50,11 @@ class ActionTimeError(TocError, ValueError):
 class EnvelopeError(TocError, ValueError):
     """The stored bytes of a message are damaged, or of a version that this release does not
     know."""
+
+
+class ReceiptError(TocError, ValueError):
+    """A receipt cannot be used: it was cut or changed, is of another version, or its topic does not
+    exist here. Nothing has been done."""
 
 
 class AlreadyThereError(TocError):

@@ -17,7 +17,7 @@ from ..metrics.counters import TopicCounts, count_first
 from ..model import scores
 from ..model.keys import Keys, Slot
 from ..model.limits import Limits
-from ..model.results import DEAD, WAITING, Delivery, Popped, Put
+from ..model.results import DEAD, WAITING, Delivery, Popped, Put, Settled
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall, text, texts, when_of
 from ..scripts.loader import load
@@ -206,12 +206,17 @@ class Commands:
         return (delivery.topic, delivery.slot if self._context.clustered else 0)
 
     def ack(self, deliveries: Iterable[Delivery]) -> list[ScriptCall]:
-        """Acknowledge messages, in as few calls as possible. Result of each: how many there
-        were."""
+        """Acknowledge messages, in as few calls as possible. Result of each: :class:`Settled`,
+        with positions in the batch of :meth:`ack_batches`, by slot."""
+        batches = self.ack_batches(deliveries)
+        return [self._ack(self._topic_of(batch[0]), batch) for batch in batches]
+
+    def ack_batches(self, deliveries: Iterable[Delivery]) -> list[list[Delivery]]:
+        """What each call of :meth:`ack` acknowledges."""
         by_topic: dict[tuple[str, int], list[Delivery]] = defaultdict(list)
         for delivery in deliveries:
             by_topic[self.ack_group(delivery)].append(delivery)
-        return [self._ack(self._topic_of(batch[0]), batch) for batch in by_topic.values()]
+        return list(by_topic.values())
 
     def _ack(self, topic: Topic, batch: list[Delivery]) -> ScriptCall:
         by_slot: dict[int, list[Delivery]] = {}
@@ -237,7 +242,7 @@ class Commands:
             "ack",
             [*keys, *sets],
             (len(numbers), len(topic.steps), len(sets), *args, *copies),
-            partial(count_first, self._counts(topic), "acked"),
+            partial(_read_settled, self._counts(topic), "acked"),
             keys_recur=not sets,
         )
 
@@ -292,9 +297,10 @@ class Commands:
         )
 
     def release(self, deliveries: Iterable[Delivery]) -> list[ScriptCall]:
-        """Take messages back unhandled, one call a slot. Result of each: how many there were."""
+        """Take messages back unhandled, one call a slot. Result of each: :class:`Settled`, with
+        positions among the deliveries of that slot."""
         calls = []
-        for (_, number), batch in _by_slot(deliveries).items():
+        for (_, number), batch in batches_by_slot(deliveries).items():
             topic = self._topic_of(batch[0])
             slot = topic.slot(number)
             args: list[Any] = []
@@ -306,7 +312,7 @@ class Commands:
                     "release",
                     (slot.announced_times, slot.prepare, slot.tokens, *slot.stores),
                     (len(topic.steps), number, *args),
-                    partial(count_first, self._counts(topic), "released"),
+                    partial(_read_settled, self._counts(topic), "released"),
                 )
             )
         return calls
@@ -317,7 +323,7 @@ class Commands:
         """Renew leases. Result of each call: the deliveries whose leases had ended already."""
         return [
             self._extend(held[start : start + LEASES_PER_CALL], visibility)
-            for held in _by_slot(deliveries).values()
+            for held in batches_by_slot(deliveries).values()
             for start in range(0, len(held), LEASES_PER_CALL)
         ]
 
@@ -377,7 +383,8 @@ def _script_keys(slots: Iterable[Slot]) -> list[str]:
     return keys
 
 
-def _by_slot(deliveries: Iterable[Delivery]) -> dict[tuple[str, int], list[Delivery]]:
+def batches_by_slot(deliveries: Iterable[Delivery]) -> dict[tuple[str, int], list[Delivery]]:
+    """Deliveries by topic and slot."""
     found: dict[tuple[str, int], list[Delivery]] = defaultdict(list)
     for delivery in deliveries:
         found[delivery.topic, delivery.slot].append(delivery)
@@ -428,6 +435,10 @@ def _read_put(counts: TopicCounts, raw: list[Any]) -> Put:
     id, added, now, *_ = raw
     counts.put += added
     return Put(text(id), bool(added), now or None)
+
+
+def _read_settled(counts: TopicCounts, counter: str, raw: list[Any]) -> Settled:
+    return Settled(count_first(counts, counter, raw), [number - 1 for number in raw[1]])
 
 
 def _read_reject(counts: TopicCounts, raw: list[Any]) -> str | None:

@@ -7,19 +7,22 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from secrets import token_urlsafe
+from typing import Any
 
-from ..model.results import Delivery, Popped, Put
+from ..model.results import Delivery, Popped, Put, Settled
 from ..model.topic import Topic
 from ..scripts.call import as_bytes, microseconds
 from .commands import (
     RECOVER,
     Commands,
+    batches_by_slot,
     divide_evenly,
     slot_numbers,
 )
 from .context import Context
 from .leases import Leases
 from .lookup import Lookup
+from .receipts import SLOT, Given, Receipts, delivery_of, message_of
 from .registry import Registry
 from .requests import PopRequest, PutRequest
 from .runner import Runner
@@ -57,6 +60,7 @@ class Deliveries:
         self._commands = commands
         self._leases = leases
         self._lookup = lookup
+        self._receipts = Receipts(registry)
         self.names = PopNames()
 
     # -- put
@@ -253,13 +257,27 @@ class Deliveries:
 
     # -- what ends a delivery, or prolongs it
 
-    def ack(self, deliveries: Iterable[Delivery]) -> int:
-        """Acknowledge messages; return how many there still were."""
-        return sum(self._runner.run_all(self._commands.ack(deliveries)))
+    def ack(self, messages: Given) -> Settled:
+        """Acknowledge messages.
+
+        messages: messages or receipts, mixed; or one of them
+
+        Returns how many there still were, an int; its `stale` are those of `messages` that were
+        no longer there: acknowledged, cancelled, or deleted before. A message whose lease has
+        ended, or that was delivered again since, still counts: whoever has handled it may say so.
+        A later message of the same id does not. Raises ReceiptError, and does nothing.
+        """
+        given = self._receipts.read(messages)
+        results = self._runner.run_all(self._commands.ack(given.deliveries))
+        settled = sum(results)
+        if settled == len(given.deliveries):
+            return Settled(settled, [])
+        batches = (sorted(b, key=SLOT) for b in self._commands.ack_batches(given.deliveries))
+        return Settled(settled, given.stale(batches, results, message_of))
 
     def reject(
         self,
-        delivery: Delivery,
+        message: Delivery | str,
         *,
         requeue: bool,
         reason: str = "",
@@ -268,13 +286,16 @@ class Deliveries:
     ) -> str | None:
         """Give a message back after a failure.
 
+        message: a message or its receipt
         requeue: roll it back with one retry less; without it, or with no retries left, it goes
             to DeadQueue with the reason
         error: what went wrong; kept with the message, the latest only
         backoff: seconds until it is due again; as the topic says unless given
 
-        Returns the state it is in now, or None if it was no longer in flight.
+        Returns the state it is in now, or None if the delivery is stale: the message is gone, or
+        with `requeue` no longer in flight by this delivery. Raises ReceiptError.
         """
+        [delivery] = self._receipts.read([message]).deliveries
         state: str | None = self._runner.run(
             self._commands.reject(
                 delivery, requeue=requeue, reason=reason, error=error, backoff=backoff
@@ -282,20 +303,31 @@ class Deliveries:
         )
         return state
 
-    def release(self, deliveries: Iterable[Delivery]) -> int:
+    def release(self, messages: Given) -> Settled:
         """Take messages back unhandled, their time, order and retries unchanged.
 
-        Returns how many were still in flight. A message that was delivered again since stays with
-        its new consumer.
-        """
-        return sum(self._runner.run_all(self._commands.release(deliveries)))
+        messages: messages or receipts, mixed; or one of them
 
-    def extend(
-        self, deliveries: Iterable[Delivery], visibility: float | None = None
-    ) -> list[Delivery]:
+        Returns how many were still in flight, an int; its `stale` are those of `messages` that
+        were not. A message that was delivered again since stays with its new consumer. Raises
+        ReceiptError, and does nothing.
+        """
+        given = self._receipts.read(messages)
+        results = self._runner.run_all(self._commands.release(given.deliveries))
+        settled = sum(results)
+        if settled == len(given.deliveries):
+            return Settled(settled, [])
+        batches = batches_by_slot(given.deliveries).values()
+        return Settled(settled, given.stale(batches, results, delivery_of))
+
+    def extend(self, messages: Given, visibility: float | None = None) -> list[Any]:
         """Renew leases: each ends `visibility` seconds from now, or what its topic says.
 
-        Returns the deliveries whose leases had ended already.
+        messages: messages or receipts, mixed; or one of them
+
+        Returns those of `messages` whose leases had ended already. Raises ReceiptError, and does
+        nothing.
         """
-        calls = self._commands.extend(deliveries, visibility)
-        return [lost for part in self._runner.run_all(calls) for lost in part]
+        given = self._receipts.read(messages)
+        calls = self._commands.extend(given.deliveries, visibility)
+        return [given.said(lost) for part in self._runner.run_all(calls) for lost in part]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from . import scores
+from .receipts import read_receipt, write_receipt
 
 #: The states of a message.
 WAITING, IN_FLIGHT, DEAD = "waiting", "in flight", "dead"
@@ -89,6 +91,20 @@ class Delivery(NamedTuple):
         """How often it was delivered before and rolled back."""
         return max(self.limit - self.retries_left, 0)
 
+    @property
+    def receipt(self) -> str:
+        """A text that names this very delivery, in any process: letters, digits, ``.``, ``-`` and
+        ``_``. It is not secret, and about a third longer than topic and id."""
+        return write_receipt(
+            (self.topic, self.slot, self.step, self.id, self.score, self.limit, self.birth)
+        )
+
+    @classmethod
+    def of_receipt(cls, receipt: str) -> Delivery:
+        """The delivery that a receipt names, without its body. Raises ReceiptError."""
+        topic, slot, step, id, score, limit, birth = read_receipt(receipt)
+        return cls(topic, slot, step, id, score, b"", limit, birth)
+
 
 class Consumer(NamedTuple):
     """A process that consumes a topic."""
@@ -121,6 +137,22 @@ class Popped(NamedTuple):
     dropped: list[str]  #: ids that DeadQueue no longer keeps: too old, or too many
     #: (key, member) of copies sets whose message is gone; the caller removes them
     stray: list[tuple[str, str]]
+
+
+class Settled(int):
+    """How many messages were acknowledged or released: an int, with those that were not.
+
+    stale: the messages or receipts, as they were given, whose messages were no longer there
+        (acknowledge) or no longer held by that delivery (release); in the result of a script call
+        their positions
+    """
+
+    stale: Sequence[Any]
+
+    def __new__(cls, number: int, stale: Sequence[Any] = ()) -> Settled:
+        made = super().__new__(cls, number)
+        made.stale = stale
+        return made
 
 
 class Found(NamedTuple):

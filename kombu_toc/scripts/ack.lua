@@ -7,7 +7,8 @@
 -- ARGV[1] number of slots   ARGV[2] number of priority steps   ARGV[3] number of copies sets
 -- then, per slot: its number, how many messages, their ids, their tokens
 -- then, per copies set: the number of its slot, the id that is recorded there
--- Returns {how many there were, announcements, settled}
+-- Returns {how many there were, which of them were not (by number, from 1, in the order of ARGV),
+--          announcements, settled}
 --
 -- By the message, whichever connection it was delivered on, and however late. What has been put
 -- since under the same id has another birth, or none yet, and is left alone.
@@ -16,7 +17,7 @@
 local slots, steps, sets = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local width = 6 + steps
 local wake = KEYS[slots * width + sets + 1]
-local count, gone = 0, {}
+local count, gone, stale, seen = 0, {}, {}, 0
 
 -- What is not as most are: no longer in flight, or another message by now.
 local function settle_rest(before, number, ids, births, tokens)
@@ -36,12 +37,15 @@ local function settle_rest(before, number, ids, births, tokens)
       end
       if is_it then redis.call('ZREM', KEYS[before + 4], id) end
     end
+    local there = 0
     if is_it then
-      count = count + redis.call('HDEL', KEYS[before + 3], id)
+      there = redis.call('HDEL', KEYS[before + 3], id)
+      count = count + there
       redis.call('HDEL', KEYS[before + 6], id)
       redis.call('HDEL', KEYS[before + 5], id)
       gone[number .. ':' .. id] = true
     end
+    if there == 0 then stale[#stale + 1] = seen + i end
   end
   settle_if_empty(wake, KEYS[before + 1], number, stores)
 end
@@ -73,6 +77,7 @@ for slot = 0, slots - 1 do
       for i = from, to do ids[#ids + 1], births[#births + 1] = ARGV[i], ARGV[i + many] end
       settle_rest(before, ARGV[at], ids, births, tokens)
     end
+    seen = seen + to - from + 1
   end
   at = at + 2 + 2 * many
 end
@@ -80,4 +85,4 @@ for set = 1, sets do
   local number, id = ARGV[at + 2 * set - 2], ARGV[at + 2 * set - 1]
   if gone[number .. ':' .. id] then redis.call('SREM', KEYS[slots * width + set], id) end
 end
-return {count, said, unsaid}
+return {count, stale, said, unsaid}

@@ -6,14 +6,14 @@
 -- ARGV[1] number of priority steps   ARGV[2] slot number
 -- ARGV[3...] per message: id, score in store, step index, what its lease says beside its end,
 -- its token
--- Returns {how many were in prepare, announcements, settled}. An id that is not, or whose lease is
--- another's by now, is left alone.
+-- Returns {how many were in prepare, which were not (by number, from 1), announcements, settled}. An
+-- id that is not, or whose lease is another's by now, is left alone.
 --@ clock admitted wake token
 
 local steps = tonumber(ARGV[1])
 local wake = KEYS[4 + steps]
 local now = clock()
-local count = 0
+local count, stale = 0, {}
 for i = 3, #ARGV, 5 do
   local id, score = ARGV[i], tonumber(ARGV[i + 1])
   local lease = redis.call('ZSCORE', KEYS[2], id)
@@ -26,6 +26,8 @@ for i = 3, #ARGV, 5 do
     local us = action_time(score)
     if us == 0 then us = now end
     announce_if_first(wake, KEYS[1], ARGV[2], us, now)
+  else
+    stale[#stale + 1] = (i + 2) / 5
   end
 end
-return {count, said, unsaid}
+return {count, stale, said, unsaid}

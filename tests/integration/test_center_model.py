@@ -62,6 +62,8 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.client.flushall()
         self.center = TimeoutCenter(self.client, grace=0)
+        #: what has a receipt asks this one, which delivers nothing
+        self.other = TimeoutCenter(self.client, grace=0)
         self.topic = self.center.declare(TOPIC, slots=SLOTS, retries=RETRIES)
         self.live: dict[str, Modelled] = {}
         self.seen: list[Delivery] = []
@@ -98,6 +100,12 @@ class Machine(RuleBasedStateMachine):
     def pick(self, number: int) -> Delivery:
         """One of the deliveries so far, also of a message that is long gone."""
         return self.seen[-1 - number % min(len(self.seen), 12)]
+
+    def given(self, batch: list[Delivery], receipts: bool) -> tuple[TimeoutCenter, list]:
+        """A center, and what it is given: messages, or their receipts every other time."""
+        if not receipts:
+            return self.center, batch
+        return self.other, [d if at % 2 else d.receipt for at, d in enumerate(batch)]
 
     # -- operations
 
@@ -157,21 +165,30 @@ class Machine(RuleBasedStateMachine):
         self.seen += popped.messages
 
     @something_was_delivered
-    @rule(picked=st.lists(numbers, max_size=4))
-    def ack(self, picked):
+    @rule(picked=st.lists(numbers, max_size=4), receipts=flags)
+    def ack(self, picked, receipts):
         batch = [self.pick(number) for number in picked]
         there = {delivery.id for delivery in batch if self.message_of(delivery)}
-        assert self.center.ack(batch) == len(there)
+        center, given = self.given(batch, receipts)
+        acked = center.ack(given)
+        assert acked == len(there)
+        stale = [one for d, one in zip(batch, given, strict=True) if not self.message_of(d)]
+        assert sorted(map(repr, acked.stale)) == sorted(map(repr, stale))
         for id in there:
             del self.live[id]
 
     @something_was_delivered
-    @rule(number=numbers, requeue=flags, backoff=flags, error=st.sampled_from(["", "e", "f\n"]))
-    def reject(self, number, requeue, backoff, error):
+    @rule(
+        number=numbers,
+        requeue=flags,
+        backoff=flags,
+        error=st.sampled_from(["", "e", "f\n"]),
+        receipts=flags,
+    )
+    def reject(self, number, requeue, backoff, error, receipts):
         delivery = self.pick(number)
-        state = self.center.reject(
-            delivery, requeue=requeue, backoff=HOUR if backoff else 0, error=error
-        )
+        center, [given] = self.given([delivery], receipts)
+        state = center.reject(given, requeue=requeue, backoff=HOUR if backoff else 0, error=error)
         message = self.message_of(delivery)
         if state is not None and error:
             message.error = error
@@ -188,23 +205,28 @@ class Machine(RuleBasedStateMachine):
         assert state == expected
 
     @something_was_delivered
-    @rule(picked=st.lists(numbers, max_size=4))
-    def release(self, picked):
+    @rule(picked=st.lists(numbers, max_size=4), receipts=flags)
+    def release(self, picked, receipts):
         batch = [self.pick(number) for number in picked]
         batch = list({delivery.id: delivery for delivery in batch}.values())
         held = [delivery for delivery in batch if self.holds(delivery)]
-        assert self.center.release(batch) == len(held)
+        center, given = self.given(batch, receipts)
+        released = center.release(given)
+        assert released == len(held)
+        stale = [one for d, one in zip(batch, given, strict=True) if d not in held]
+        assert sorted(map(repr, released.stale)) == sorted(map(repr, stale))
         for delivery in held:
             message = self.live[delivery.id]
             message.state, message.due, message.ended = WAITING, True, False
             message.step, message.left = delivery.step, scores.retries_left(delivery.score)
 
     @something_was_delivered
-    @rule(number=numbers, ends=flags)
-    def extend(self, number, ends):
+    @rule(number=numbers, ends=flags, receipts=flags)
+    def extend(self, number, ends, receipts):
         delivery = self.pick(number)
         held = self.holds(delivery)
-        assert self.center.extend([delivery], 0 if ends else HOUR) == ([] if held else [delivery])
+        center, given = self.given([delivery], receipts)
+        assert center.extend(given, 0 if ends else HOUR) == ([] if held else given)
         if held:
             self.live[delivery.id].ended = ends
 

@@ -248,8 +248,16 @@ def test_messages_of_one_server_are_acknowledged_by_one_call_and_of_a_cluster_by
         made = Made(clustered=clustered)
         calls = made.commands.ack([made.delivery(slot) for slot in (0, 1, 0, 3)])
         assert len(calls) == number
-        assert sum(call.parse([2]) for call in calls) == 2 * number
+        assert sum(call.parse([2, [], [], []]) for call in calls) == 2 * number
         assert made.counted.acked == 2 * number
+
+
+def test_the_reply_tells_which_of_several_were_stale(made: Made) -> None:
+    held = [made.delivery(0, birth="x") for _ in range(3)]
+    for calls in (made.commands.ack(held), made.commands.release(held)):
+        [call] = calls
+        settled = call.parse([1, [1, 3], [], []])
+        assert (settled, settled.stale) == (1, [0, 2])
 
 
 def test_an_acknowledged_copy_leaves_its_copies_set(made: Made) -> None:
