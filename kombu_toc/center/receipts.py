@@ -25,7 +25,7 @@ def delivery_of(delivery: Delivery) -> Hashable:
 
 def message_of(delivery: Delivery) -> Hashable:
     """What tells the message of a delivery from all others."""
-    birth = re.split("[~@!]", delivery.birth, maxsplit=1)[0]
+    birth = re.split("[;~@!]", delivery.birth, maxsplit=1)[0]
     return delivery.topic, delivery.slot, delivery.id, birth
 
 
