@@ -11,8 +11,8 @@ from .loop import TICK, Alarm, Loop
 from .pool_first import PoolFirst
 
 if TYPE_CHECKING:
+    from ..center.clock import ServerClock
     from ..metrics.sender import Metrics
-    from .clock import ServerClock
     from .consumer_state import ConsumerState
     from .due_queue import Entry, Number
 

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
 
+from ..center.clock import ServerClock, ServerClocks
 from ..model.results import Delivery, Popped
 from ..scripts.call import texts
 from .broadcast_reader import STREAM_BLOCK, BroadcastReader
 from .claims import MAX_CLAIMS, claimant, idle_topics
-from .clock import ServerClock, ServerClocks
 from .cluster_pipes import SLOW
 from .consumer_state import ConsumerState
 from .dispatcher import Dispatcher

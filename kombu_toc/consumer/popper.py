@@ -8,9 +8,9 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from ..center.clock import ServerClock, Steps
 from ..center.requests import REMEMBER, PopRequest
 from ..model.results import Popped
-from .clock import ServerClock, Steps
 from .fetcher import Fetcher, Plan, Pop, may_recover
 from .flights import Flight
 

@@ -14,10 +14,10 @@ from typing import Any
 from ..center.bindings import Bindings
 from ..center.broadcasts import broadcast_call, keepers
 from ..center.center import TimeoutCenter
+from ..center.clock import SendersClock
 from ..center.commands import SENT
 from ..center.requests import REMEMBER, PutRequest
 from ..client.options import Settings
-from ..consumer.clock import SendersClock
 from ..consumer.pipe import BROKEN
 from ..errors import AlreadyThereError
 from ..model import envelope

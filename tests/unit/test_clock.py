@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kombu_toc.consumer.clock import CLOCK_WINDOW, SendersClock, ServerClock, ServerClocks
+from kombu_toc.center.clock import CLOCK_WINDOW, SendersClock, ServerClock, ServerClocks
 
 #: seconds of a round trip: until the server reads its clock, and until the reply is here
 TRIPS = st.lists(

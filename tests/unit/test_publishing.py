@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from kombu_toc.consumer.clock import SendersClock
+from kombu_toc.center.clock import SendersClock
 from kombu_toc.errors import ActionTimeError
 from kombu_toc.transport.action_time import action_time
 from kombu_toc.transport.publishing import _countdown_to
