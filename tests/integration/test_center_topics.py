@@ -476,6 +476,16 @@ def test_a_refresh_declares_a_topic_again_that_went_stale(center, client):
     assert (standing.slots, standing.retries, standing.expires) == (1, 2, 60_000)
 
 
+def test_a_refresh_that_meets_a_deletion_declares_nothing(center, client):
+    """The lease keeper's thread is about to keep a reply queue that is deleted just now: declared
+    as any queue is, it would stay for ever, and nobody could declare it with its one slot."""
+    center.declare("reply", slots=1, expires=60_000)
+    center.delete("reply")
+    TimeoutCenter(client).refresh("reply", 60_000)
+    assert keys_left(client) == []
+    assert center.declare("reply", slots=1, expires=60_000).slots == 1
+
+
 def test_sweeping_names_a_bounded_number(center, client):
     client.zadd(center.keys.expiring, {f"topic:{n}": 1 for n in range(10)})
     assert len(center.stale(4)) == 4
