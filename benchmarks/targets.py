@@ -41,6 +41,7 @@ TARGETS = (
     Target("behind", "waited", "<=", 0, ITSELF),
     Target("publish", "later", ">=", 1.25, "redis"),
     Target("publish", "later_batch", ">=", 1.25, "redis"),
+    Target("put_many", "scheduled", ">=", 20_000.0, ITSELF),
     Target("memory", "bytes", "<=", 0.35, "redis"),
     Target("memory", "held", "<=", 0.35, "redis"),
     Target("memory-million", "growth", "<=", 2.0, ITSELF),

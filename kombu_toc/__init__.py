@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .center.center import TimeoutCenter as TimeoutCenter
     from .center.factory import center_for as center_for
     from .center.memory import estimate_memory as estimate_memory
+    from .center.requests import NewMessage as NewMessage
     from .center.reshard import Resharded as Resharded
     from .center.reshard import reshard_topic as reshard_topic
     from .client.embedded import EmbeddedServer as EmbeddedServer
@@ -33,9 +34,11 @@ if TYPE_CHECKING:
     from .errors import ConsumersError as ConsumersError
     from .errors import EmbeddedServerError as EmbeddedServerError
     from .errors import EnvelopeError as EnvelopeError
+    from .errors import MessageError as MessageError
     from .errors import MigrationError as MigrationError
     from .errors import NotPermittedError as NotPermittedError
     from .errors import PriorityStepsError as PriorityStepsError
+    from .errors import PutManyError as PutManyError
     from .errors import ReceiptError as ReceiptError
     from .errors import ReplicationError as ReplicationError
     from .errors import ReshardError as ReshardError
@@ -67,6 +70,7 @@ if TYPE_CHECKING:
     from .model.results import Found as Found
     from .model.results import Page as Page
     from .model.results import Popped as Popped
+    from .model.results import Put as Put
     from .model.results import Rescheduled as Rescheduled
     from .model.results import Settled as Settled
     from .model.results import Summary as Summary
@@ -83,7 +87,9 @@ _PLACES = {
     "Consumer": "model.results",
     "Delivery": "model.results",
     "Fault": "model.results",
+    "NewMessage": "center.requests",
     "Popped": "model.results",
+    "Put": "model.results",
     "Cancelled": "model.results",
     "Counts": "model.results",
     "DEAD": "model.results",
@@ -133,10 +139,12 @@ _PLACES = {
     "ConsumersError": "errors",
     "EmbeddedServerError": "errors",
     "EnvelopeError": "errors",
+    "MessageError": "errors",
     "MigrationError": "errors",
     "NotPermittedError": "errors",
     "PriorityStepsError": "errors",
     "ReceiptError": "errors",
+    "PutManyError": "errors",
     "ReplicationError": "errors",
     "ReshardError": "errors",
     "ServerError": "errors",

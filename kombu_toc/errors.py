@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from redis.exceptions import NoPermissionError
 
 __all__ = (
@@ -10,10 +13,12 @@ __all__ = (
     "ConsumersError",
     "EmbeddedServerError",
     "EnvelopeError",
+    "MessageError",
     "MigrationError",
     "NotPermittedError",
     "PriorityStepsError",
     "ReceiptError",
+    "PutManyError",
     "ReplicationError",
     "ReshardError",
     "ServerError",
@@ -57,6 +62,10 @@ class ReceiptError(TocError, ValueError):
     exist here. Nothing has been done."""
 
 
+class MessageError(TocError, ValueError):
+    """A message of a list cannot be put; it says which one and why. None of the list was put."""
+
+
 class AlreadyThereError(TocError):
     """A message should be added only if the queue has none with its id, and it has one."""
 
@@ -70,7 +79,12 @@ class ConsumersError(MigrationError):
 
 
 class ReplicationError(TocError):
-    """A message is kept, but too few replicas have confirmed it in time."""
+    """A message is kept, but too few replicas have confirmed it in time.
+
+    results: of a put of many, one :class:`Put` for each message
+    """
+
+    results: Sequence[Any] = ()
 
 
 class ReshardError(TocError):
@@ -81,6 +95,18 @@ class ReshardError(TocError):
 class ServerError(TocError, ConnectionError):
     """A server answers, but not as a Redis or Valkey that this package can use; or it refuses a
     command for now: it is a replica, cannot save, or has no memory left."""
+
+
+class PutManyError(ServerError):
+    """Messages of a list were not put, or perhaps not. To put the list again adds none of those
+    twice that are still there.
+
+    results: one for each message, in order: a :class:`Put`, or the error that took its place
+    """
+
+    def __init__(self, text: str, results: Sequence[Any] = ()) -> None:
+        super().__init__(text)
+        self.results = results
 
 
 class NotPermittedError(NoPermissionError, ServerError):

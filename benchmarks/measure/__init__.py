@@ -23,6 +23,7 @@ from . import (
     memory,
     now,
     publish,
+    put_many,
     scale,
     spread,
     storm,
@@ -30,7 +31,7 @@ from . import (
 
 MODULES = (
     *(lateness, now, drain, storm, spread, behind),
-    *(publish, memory, scale, fleet, by_id, gossip, idle, floor),
+    *(publish, put_many, memory, scale, fleet, by_id, gossip, idle, floor),
 )
 
 #: case -> its module

@@ -239,6 +239,7 @@ class TaskCenter:
     cancel_found = _delegate(TimeoutCenter.cancel_found)
     reschedule_found = _delegate(TimeoutCenter.reschedule_found)
     run_now = _delegate(TimeoutCenter.run_now)
+    put_many = _delegate(TimeoutCenter.put_many)
     ensure = _delegate(TimeoutCenter.ensure)
     remember_cancelled = _delegate(TimeoutCenter.remember_cancelled)
     cancelled_lately = _delegate(TimeoutCenter.cancelled_lately)

@@ -140,6 +140,7 @@ class TimeoutCenter(OldNames):
     # -- put, pop, and what ends a delivery
 
     put = Delegate("deliveries", Deliveries.put)
+    put_many = Delegate("deliveries", Deliveries.put_many)
     ensure = Delegate("deliveries", Deliveries.ensure)
     pop = Delegate("deliveries", Deliveries.pop)
     ack = Delegate("deliveries", Deliveries.ack)

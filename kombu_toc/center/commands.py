@@ -17,7 +17,7 @@ from ..metrics.counters import TopicCounts, count_first
 from ..model import scores
 from ..model.keys import Keys, Slot
 from ..model.limits import Limits
-from ..model.results import DEAD, WAITING, Delivery, Popped, Put, Settled
+from ..model.results import DEAD, WAITING, Delivery, Popped, Put, PutTogether, Settled
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall, text, texts, when_of
 from ..scripts.loader import load
@@ -35,6 +35,9 @@ ERROR_LENGTH = 1000
 
 #: Leases that one call renews: no call may keep the server busy for long.
 LEASES_PER_CALL = 500
+
+#: Messages that one call acknowledges, for the same reason.
+ACKS_PER_CALL = 1000
 
 
 class Commands:
@@ -88,6 +91,24 @@ class Commands:
                 1 if replaces else 0,
             ),
             partial(_read_put, self._counts(topic)),
+        )
+
+    def put_many(
+        self, topic: Topic, slot: Slot, step: int, number: int, flat: Sequence[Any]
+    ) -> ScriptCall:
+        """Add messages of one slot and one priority step, in their order. No two have one id.
+        Result: :class:`PutTogether`.
+
+        step: index of the priority step
+        number: how many
+        flat: of each its id, its body, and its time as :func:`.scripts.call.when_of` gives it
+        """
+        return self._announcing(
+            topic,
+            "put_many",
+            (slot.stores[step], slot.body, slot.announced_times, slot.sent("")),
+            (slot.number, topic.declaration.expires or 0, *flat),
+            partial(_read_put_many, self._counts(topic), number),
         )
 
     # -- consumers
@@ -216,7 +237,11 @@ class Commands:
         by_topic: dict[tuple[str, int], list[Delivery]] = defaultdict(list)
         for delivery in deliveries:
             by_topic[self.ack_group(delivery)].append(delivery)
-        return list(by_topic.values())
+        return [
+            batch[start : start + ACKS_PER_CALL]
+            for batch in by_topic.values()
+            for start in range(0, len(batch), ACKS_PER_CALL)
+        ]
 
     def _ack(self, topic: Topic, batch: list[Delivery]) -> ScriptCall:
         by_slot: dict[int, list[Delivery]] = {}
@@ -439,6 +464,12 @@ def _read_put(counts: TopicCounts, raw: list[Any]) -> Put:
 
 def _read_settled(counts: TopicCounts, counter: str, raw: list[Any]) -> Settled:
     return Settled(count_first(counts, counter, raw), [number - 1 for number in raw[1]])
+
+
+def _read_put_many(counts: TopicCounts, number: int, raw: list[Any]) -> PutTogether:
+    now, there, taken, *_ = raw
+    counts.put += number - len(there) - len(taken)
+    return PutTogether(now, there, taken)
 
 
 def _read_reject(counts: TopicCounts, raw: list[Any]) -> str | None:

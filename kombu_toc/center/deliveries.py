@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from secrets import token_urlsafe
 from typing import Any
@@ -22,10 +22,11 @@ from .commands import (
 from .context import Context
 from .leases import Leases
 from .lookup import Lookup
+from .put_many import PutMany
 from .receipts import SLOT, Given, Receipts, delivery_of, message_of
 from .registry import Registry
-from .requests import PopRequest, PutRequest
-from .runner import Runner
+from .requests import NewMessage, PopRequest, PutRequest
+from .runner import BROKEN, Runner
 
 
 class PopNames:
@@ -114,6 +115,36 @@ class Deliveries:
         [made] = self._runner.run_puts([self._commands.put(declared, request)])
         put: Put = made
         return put.id if put.added or not ensure else None
+
+    def put_many(
+        self, topic: str, messages: Iterable[NewMessage | Mapping[str, Any] | tuple[Any, ...]]
+    ) -> list[Put]:
+        """Add messages, thousands in a round trip; return what became of each, in their order.
+
+        messages: each is a :class:`NewMessage`, a mapping with the arguments of :meth:`put`, such
+            as ``{"id": "order-7", "body": b"...", "delay": 3600}``, or a tuple in their order,
+            such as ``("order-7", b"...")``
+
+        Messages with one action time and priority keep the order of the list, but for those whose
+        id another live message has: they are put after the others. A message that is there
+        already, with the same bytes, is not added again: so a list may be repeated after an error.
+
+        Raises MessageError, or ActionTimeError, if a message cannot be put, and says which one:
+        then none is. Raises PutManyError if some were not put, or perhaps not; its `results` say
+        which. Raises ReplicationError as :meth:`put`, with `results` as well, and
+        PriorityStepsError as :meth:`declare`.
+        """
+        declared = self._registry.agreed(self._registry.topic(topic))
+        many = PutMany(self._commands, declared, messages)
+        for id, basis in many.admitted():
+            self._registry.admit(declared, id, basis)
+        while calls := many.next_calls():
+            try:
+                many.take(*self._runner.run_each_put(calls))
+            except BROKEN as exc:
+                many.fail(exc)
+        self._runner.send_counters()
+        return many.finish()
 
     def ensure(
         self,

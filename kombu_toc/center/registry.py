@@ -302,16 +302,9 @@ class Registry:
     # -- topics that expire
 
     def refresh(self, name: str, expires_ms: int) -> None:
-        """Keep a topic that expires, with its messages; declare it again if it has expired.
-
-        One that this center has never seen, and that nobody has declared, was deleted just now:
-        nothing is done.
-        """
-        known = self.known(name)
-        found = self.recent(name) or known
-        if found is None:
-            return
-        wanted = replace(found.declaration, expires=expires_ms)
+        """Keep a topic that expires, with its messages; declare it again if it has expired."""
+        declared = self.topic(name).declaration
+        wanted = replace(declared, expires=expires_ms)
         topic: Topic = self._runner.run(self.declare_call(name, wanted))
         with self._client.pipeline(transaction=False) as pipe:
             for slot in topic.all_slots():

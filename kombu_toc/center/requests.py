@@ -40,6 +40,27 @@ class PutRequest(NamedTuple):
     replaces: bool = False
 
 
+class NewMessage(NamedTuple):
+    """A message of :meth:`.deliveries.Deliveries.put_many`; the fields are the arguments of
+    :meth:`.deliveries.Deliveries.put`.
+
+    at: action time, seconds since the epoch; a past one means now
+    delay: instead of `at`, seconds from now by Redis's clock
+    basis: slot basis; the id unless given
+    priority: 0 goes first
+    token: tells this message from another live one with the same id; the CRC-32 of the body unless
+        given
+    """
+
+    id: str
+    body: bytes
+    at: float | None = None
+    delay: float | None = None
+    basis: str | None = None
+    priority: int = 0
+    token: str | None = None
+
+
 class PopRequest(NamedTuple):
     """What a pop asks for.
 

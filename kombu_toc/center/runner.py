@@ -245,23 +245,39 @@ class Runner:
             if time.monotonic() >= self.metrics.due:
                 self.metrics.send(self)
             return found
+        found, shortage = self.run_each_put(calls)
+        for result in found:
+            if isinstance(result, Exception):
+                raise result
+        if shortage is not None:
+            raise shortage
+        return found
+
+    def run_each_put(self, calls: Sequence[ScriptCall]) -> tuple[list[Any], Exception | None]:
+        """As :meth:`run_puts`, but a call that failed has the error in place of its result, and
+        the error for too few replicas is returned."""
+        if not self.wait_replicas:
+            return self.run_each(calls), None
         timeout_ms = int(self.wait_timeout * 1000)
         replies, reported = self.executor.replies_and_replicas(
             calls, self.wait_replicas, timeout_ms
         )
-        for reply in (*replies, *reported):
-            if isinstance(reply, Exception):
-                raise reply
-        found = [call.parse(reply) for call, reply in zip(calls, replies, strict=True)]
+        found = [
+            reply if isinstance(reply, Exception) else call.parse(reply)
+            for call, reply in zip(calls, replies, strict=True)
+        ]
+        for report in reported:
+            if isinstance(report, Exception):
+                return found, report
         self.send_counters()
         replicas = min(reported, default=self.wait_replicas)
-        if replicas < self.wait_replicas:
-            raise ReplicationError(
-                f"the message is kept, but only {replicas} of {self.wait_replicas} replicas have "
-                f"it after {self.wait_timeout:g} seconds; see to the replicas, or set "
-                "toc_wait_replicas lower"
-            )
-        return found
+        if replicas >= self.wait_replicas:
+            return found, None
+        return found, ReplicationError(
+            f"the message is kept, but only {replicas} of {self.wait_replicas} replicas have "
+            f"it after {self.wait_timeout:g} seconds; see to the replicas, or set "
+            "toc_wait_replicas lower"
+        )
 
     def send_counters(self) -> None:
         """Send this process's counters to the server, if it is time to."""

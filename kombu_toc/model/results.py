@@ -125,6 +125,14 @@ class Put(NamedTuple):
     now_us: int | None  #: Redis's clock, if the message was added
 
 
+class PutTogether(NamedTuple):
+    """What one call of a put of many did."""
+
+    now_us: int  #: Redis's clock
+    there: list[int]  #: which messages were there already, by their places in the call
+    taken: list[int]  #: which were not added because another message has their id
+
+
 class Popped(NamedTuple):
     """What one pop did."""
 

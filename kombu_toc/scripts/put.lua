@@ -24,7 +24,7 @@
 --
 -- A time that has passed is now: nobody could have delivered the message before it was put. So it
 -- is late from now on, and it does not go before what has been due for longer.
---@ clock admitted wake
+--@ clock admitted wake spread
 
 local store, body, armed, copies, sent, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local id, envelope, ttl = ARGV[1], ARGV[2], tonumber(ARGV[6])
@@ -72,39 +72,7 @@ if ARGV[3] ~= '' then
   if left ~= '' and not (at and math.abs(now + left - at) <= 1000) then at = now + left end
   if at > now then us, score = at, action_score(at) end
 end
--- Behind the last one that has this time or a later one of the same millisecond; a millisecond
--- that is full spills into the next.
-local first = math.floor(score / 1000)
-local function last_up_to(ms) -- the highest score from this time on
-  local last = redis.call('ZREVRANGEBYSCORE', store, ms * 1000 + 999, score, 'WITHSCORES', 'LIMIT', 0, 1)[2]
-  return last and tonumber(last)
-end
-local function is_full(number) -- of milliseconds from here on, on the whole
-  local count = redis.call('ZCOUNT', store, score, (first + number) * 1000 + 999)
-  return 4 * count >= 3 * 968 * number
-end
-local last = last_up_to(first)
--- It is full with fewer, too, if it was before some of the last of them were taken out.
-if last and last % 1000 >= 900 and (last % 1000 == 999 or is_full(1)) then
-  -- Where the messages end that have filled this millisecond and those behind it: where three
-  -- quarters of the places up to there are no longer taken. (What was taken out of them leaves no
-  -- gap that a later one might get into, and what lies behind them for its own reasons is overtaken.)
-  local full, room = 0, 1
-  while is_full(room) do full, room = room, 2 * room end
-  while room - full > 1 do
-    local middle = math.floor((full + room) / 2)
-    if is_full(middle) then full = middle else room = middle end
-  end
-  -- The last places of a millisecond may be taken by others although there is room in it.
-  for number = room, room + 64 do
-    last = last_up_to(first + number)
-    if last < (first + number) * 1000 + 999 then break end
-  end
-end
-if last then
-  score = last + 1
-  if score % 1000 == 0 then score = score + 32 end
-end
+score = free_score(store, score)
 
 redis.call('HSET', body, id, envelope)
 if publish ~= '' then redis.call('SET', sent, publish, 'EX', ARGV[9]) end

@@ -91,6 +91,9 @@ def fill(center: TimeoutCenter, others: int) -> None:
 OPERATIONS: dict[str, Callable[[TimeoutCenter], object]] = {
     "put": lambda center: center.put("mail", "new", b"", delay=HOUR),
     "put now": lambda center: center.put("mail", "now", b""),
+    "put many": lambda center: center.put_many(
+        "mail", [(f"together-{n}", b"", None, HOUR) for n in range(4)] * 2
+    ),
     "ensure": lambda center: center.ensure("mail", "sure", b"", delay=HOUR),
     "get": lambda center: center.get("seen", topic="mail"),
     "cancel": lambda center: center.cancel("cancelled", topic="mail"),

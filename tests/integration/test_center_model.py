@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from kombu_toc import DEAD, IN_FLIGHT, WAITING, Counts, Delivery, TimeoutCenter
+from kombu_toc import DEAD, IN_FLIGHT, WAITING, Counts, Delivery, NewMessage, TimeoutCenter
 from kombu_toc.model import scores
 
 from .inspection import birth_of, check_slots, residue, time_passes
@@ -132,6 +132,24 @@ class Machine(RuleBasedStateMachine):
         assert made == expected
         if adds:
             self.live[made] = Modelled(body, self.topic.step_index(priority), not later)
+
+    @rule(puts=st.lists(st.tuples(ids, bodies, flags, priorities), max_size=5))
+    def put_many(self, puts):
+        """As if they were put one by one."""
+        answers = self.center.put_many(
+            TOPIC,
+            [
+                NewMessage(id, body, delay=HOUR if later else None, priority=priority)
+                for id, body, later, priority in puts
+            ],
+        )
+        for (id, body, later, priority), answer in zip(puts, answers, strict=True):
+            kept = id
+            if id in self.live and self.live[id].body != body:
+                kept = f"{id}#{zlib.crc32(body):08x}"
+            assert (answer.id, answer.added) == (kept, kept not in self.live)
+            if answer.added:
+                self.live[kept] = Modelled(body, self.topic.step_index(priority), not later)
 
     @rule(limit=st.integers(0, 5), recover=flags)
     def pop(self, limit, recover):

@@ -476,16 +476,6 @@ def test_a_refresh_declares_a_topic_again_that_went_stale(center, client):
     assert (standing.slots, standing.retries, standing.expires) == (1, 2, 60_000)
 
 
-def test_a_refresh_that_meets_a_deletion_declares_nothing(center, client):
-    """The lease keeper's thread is about to keep a reply queue that is deleted just now: declared
-    as any queue is, it would stay for ever, and nobody could declare it with its one slot."""
-    center.declare("reply", slots=1, expires=60_000)
-    center.delete("reply")
-    TimeoutCenter(client).refresh("reply", 60_000)
-    assert keys_left(client) == []
-    assert center.declare("reply", slots=1, expires=60_000).slots == 1
-
-
 def test_sweeping_names_a_bounded_number(center, client):
     client.zadd(center.keys.expiring, {f"topic:{n}": 1 for n in range(10)})
     assert len(center.stale(4)) == 4
@@ -525,6 +515,7 @@ class PerSlot(TimeoutCenter):
 
         self.runner.run = without_wake
         self.runner.run_all = lambda calls: [*map(without_wake, calls)]
+        self.runner.run_each_put = lambda calls: ([*map(without_wake, calls)], None)
 
 
 @pytest.mark.parametrize("name", ["mail", "a{b}c", "%{"])
@@ -536,6 +527,9 @@ def test_every_operation_keeps_to_one_cluster_node(node, name):
     for number in range(10):
         center.put(name, f"{number}", b"1", priority=number)
         center.put(name, f"{number}", b"2", delay=HOUR)
+    answers = center.put_many(name, [(f"{n}", b"3" if n < 3 else b"1", 1.0) for n in range(5)])
+    assert [answer.added for answer in answers] == [True] * 3 + [False] * 2
+    assert sum(center.cancel(a.id, topic=name)[0].deleted for a in answers if a.added) == 3
     assert len(center.scan(name, limit=7).messages) == 7
     assert center.summary(name)[0].counts.scheduled == 10
     assert center.coming(name, [0, 2 * HOUR]) == [10, 20]

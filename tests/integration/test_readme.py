@@ -107,6 +107,17 @@ def test_the_example_without_celery_runs(
     assert "order-7 b'remind'" in capsys.readouterr().out
 
 
+def test_the_example_of_many_runs(
+    single_server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = redis.Redis
+    monkeypatch.setattr(redis, "Redis", lambda: made(port=single_server.port, db=5))
+    with made(port=single_server.port, db=5) as client:
+        client.flushdb()
+    exec(named("docs/python.md", "center.put_many("), {})
+    assert capsys.readouterr().out == "10000 order-7 True\n"
+
+
 def test_the_example_with_the_embedded_server_runs(tmp_path: Path) -> None:
     names: dict[str, Any] = {}
     example = named("docs/connections.md", "toc+embedded:///")

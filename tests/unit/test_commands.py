@@ -10,6 +10,7 @@ from redis.crc import key_slot
 
 from kombu_toc.center.admin_commands import PURGE_STEP, AdminCommands, Place
 from kombu_toc.center.commands import (
+    ACKS_PER_CALL,
     ERROR_LENGTH,
     LEASES_PER_CALL,
     SENT,
@@ -25,7 +26,7 @@ from kombu_toc.metrics.counters import Counters
 from kombu_toc.model import scores
 from kombu_toc.model.keys import Keys
 from kombu_toc.model.limits import Limits
-from kombu_toc.model.results import DEAD, WAITING, Delivery, Put
+from kombu_toc.model.results import DEAD, WAITING, Delivery, Put, PutTogether
 from kombu_toc.model.topic import Declaration, Topic
 from kombu_toc.scripts.call import ScriptCall
 
@@ -74,6 +75,7 @@ def every_call(made: Made) -> list[ScriptCall]:
     held = [made.delivery(slot % 4, f"m{slot}#{slot}") for slot in range(8)]
     return [
         commands.put(topic, PutRequest("a", b"body", basis="other", publish=("me", "1"))),
+        commands.put_many(topic, slot, 0, 2, ["a", b"", "", "b", b"", "+5"]),
         commands.pop(topic, PopRequest("me.1", [1], ready_limit=5, recover=7)),
         commands.recall(topic, [1], "me.1"),
         *commands.reannounce(topic, [(0, 1), (1, 2), (3, 4)]),
@@ -97,7 +99,7 @@ def every_call(made: Made) -> list[ScriptCall]:
 def test_on_a_cluster_all_keys_of_a_call_share_a_slot() -> None:
     """A4"""
     calls = every_call(Made(clustered=True))
-    assert len({call.script.name for call in calls}) == 18
+    assert len({call.script.name for call in calls}) == 19
     for call in calls:
         assert len(hash_slots(call.keys)) == 1, call.script.name
         assert not any("{toc}" in key for key in call.keys), call.script.name
@@ -181,6 +183,13 @@ def test_only_an_added_message_counts(made: Made) -> None:
     assert made.counted.put == 1
 
 
+def test_what_is_put_together_is_counted_but_for_what_was_not_added(made: Made) -> None:
+    call = made.commands.put_many(made.topic, made.topic.slot(2), 1, 5, ["a", b"", ""] * 5)
+    assert call.keys[0] == made.topic.slot(2).stores[1]
+    assert call.parse([77, [1], [0, 4], [], []]) == PutTogether(77, [1], [0, 4])
+    assert made.counted.put == 2
+
+
 # -- pop
 
 
@@ -258,6 +267,11 @@ def test_the_reply_tells_which_of_several_were_stale(made: Made) -> None:
         [call] = calls
         settled = call.parse([1, [1, 3], [], []])
         assert (settled, settled.stale) == (1, [0, 2])
+
+
+def test_a_call_acknowledges_a_bounded_number(made: Made) -> None:
+    calls = made.commands.ack(made.delivery() for _ in range(2 * ACKS_PER_CALL + 1))
+    assert [call.args[4] for call in calls] == [ACKS_PER_CALL] * 2 + [1]
 
 
 def test_an_acknowledged_copy_leaves_its_copies_set(made: Made) -> None:

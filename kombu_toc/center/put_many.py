@@ -1,0 +1,282 @@
+"""Puts many messages with few calls: which calls, and what became of each message.
+
+Nothing here asks a server: whoever sends the calls gives back the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, cast
+
+from ..errors import ActionTimeError, MessageError, PutManyError, ReplicationError, ServerError
+from ..model.results import Put, PutTogether
+from ..model.topic import Topic, slot_of
+from ..scripts.call import ScriptCall, microseconds, when_of
+from .commands import Commands
+from .requests import NewMessage, PutRequest
+
+#: Messages, and bytes of their bodies, that one call adds: no call may keep the server busy for
+#: long. A longer body goes alone.
+MESSAGES_PER_CALL = 500
+BYTES_PER_CALL = 1_000_000
+
+#: Messages, and bytes, that leave together.
+MESSAGES_TOGETHER = 20_000
+BYTES_TOGETHER = 8_000_000
+
+_FIELDS = frozenset(NewMessage._fields)
+
+
+class _Batch:
+    """Messages that one call adds.
+
+    slot, step: number of the slot, and index of the priority step, that they go to
+    numbers: their places in the list
+    flat: the arguments for the script
+    bytes: how long their bodies are together
+    """
+
+    __slots__ = ("bytes", "flat", "numbers", "slot", "step")
+
+    def __init__(self, slot: int, step: int) -> None:
+        self.slot = slot
+        self.step = step
+        self.numbers: list[int] = []
+        self.flat: list[Any] = []
+        self.bytes = 0
+
+
+class PutMany:
+    """A put of many messages: send what :meth:`next_calls` returns and give the results to
+    :meth:`take`, until there are no more calls; then :meth:`finish` has what became of each.
+
+    Raises MessageError or ActionTimeError if a message cannot be put.
+    """
+
+    def __init__(
+        self,
+        commands: Commands,
+        topic: Topic,
+        messages: Iterable[NewMessage | Mapping[str, Any] | tuple[Any, ...]],
+    ) -> None:
+        self._commands = commands
+        self._topic = topic
+        self._messages = _read(messages)
+        self._results: list[Any] = [None] * len(self._messages)
+        #: of one that has an id which another one of the list or of the topic has: its place. Put
+        #: one by one, for a copy is recorded in a key of its id
+        self._apart: list[int] = []
+        self._with_basis: NewMessage | None = None
+        self._batches: Iterator[_Batch] = iter(self._divided())
+        self._ahead: _Batch | None = None
+        #: what is on its way: the places of the messages of each call
+        self._sent: list[list[int]] = []
+        self._error: Exception | None = None
+        self._shortage: Exception | None = None
+
+    def admitted(self) -> list[tuple[str, str | None]]:
+        """An id and a slot basis of each kind of messages, for :meth:`.registry.Registry.admit`."""
+        found = [self._messages[:1], [self._with_basis] if self._with_basis else []]
+        return [(message.id, message.basis) for some in found for message in some]
+
+    def next_calls(self) -> list[ScriptCall]:
+        """The calls that are to be sent next, together."""
+        if self._error is not None:
+            return []
+        calls: list[ScriptCall] = []
+        messages = bytes = 0
+        while (batch := self._ahead or next(self._batches, None)) is not None:
+            self._ahead = batch
+            messages += len(batch.numbers)
+            bytes += batch.bytes
+            if calls and (messages > MESSAGES_TOGETHER or bytes > BYTES_TOGETHER):
+                return calls
+            self._ahead = None
+            calls.append(self._call(batch))
+        return calls or self._next_apart()
+
+    def _call(self, batch: _Batch) -> ScriptCall:
+        self._sent.append(batch.numbers)
+        topic = self._topic
+        return self._commands.put_many(
+            topic, topic.slot(batch.slot), batch.step, len(batch.numbers), batch.flat
+        )
+
+    def _next_apart(self) -> list[ScriptCall]:
+        calls: list[ScriptCall] = []
+        bytes = 0
+        self._apart.sort(reverse=True)
+        while self._apart and len(calls) < MESSAGES_PER_CALL:
+            id, body, at, delay, basis, priority, token = self._messages[self._apart[-1]]
+            bytes += len(body)
+            if calls and bytes > BYTES_TOGETHER:
+                break
+            request = PutRequest(
+                id, body, microseconds(at), microseconds(delay), basis, priority, token
+            )
+            calls.append(self._commands.put(self._topic, request))
+            self._sent.append([self._apart.pop()])
+        return calls
+
+    def take(self, results: Iterable[Any], shortage: Exception | None = None) -> None:
+        """The results of the calls that were sent last, or the errors that took their places.
+
+        shortage: too few replicas have what they added
+        """
+        self._shortage = self._shortage or shortage
+        put, messages = self._results, self._messages
+        for numbers, result in zip(self._sent, results, strict=True):
+            if isinstance(result, PutTogether):
+                now = result.now_us
+                for number in numbers:
+                    put[number] = Put(messages[number].id, True, now)
+                for place in result.there:
+                    put[numbers[place]] = Put(messages[numbers[place]].id, False, None)
+                for place in result.taken:
+                    put[numbers[place]] = None
+                    self._apart.append(numbers[place])
+            else:
+                for number in numbers:
+                    put[number] = result
+                if isinstance(result, Exception):
+                    self._error = self._error or result
+        self._sent = []
+
+    def fail(self, error: Exception) -> None:
+        """The calls that were sent last have no results: they may have run or not."""
+        self.take([error] * len(self._sent))
+
+    def finish(self) -> list[Put]:
+        """What became of each message. Raises PutManyError or ReplicationError if not all are put
+        for sure, or not on enough replicas."""
+        found = self._results
+        if self._error is not None:
+            raise self._not_all()
+        if self._shortage is not None:
+            if isinstance(self._shortage, ReplicationError):
+                self._shortage.results = found
+            raise self._shortage
+        return found
+
+    def _not_all(self) -> PutManyError:
+        found, error = self._results, cast(Exception, self._error)
+        unsent = ServerError(f"it was not sent, because another message was refused: {error}")
+        found = [unsent if result is None else result for result in found]
+        failed = [at for at, result in enumerate(found) if isinstance(result, Exception)]
+        made = PutManyError(
+            f"{len(failed)} of {len(found)} messages were not put, or perhaps not; the first is "
+            f"number {failed[0]} ({self._messages[failed[0]].id!r}): {error}. The error's results "
+            "say which; to put the list again adds none twice that is still there",
+            found,
+        )
+        made.__cause__ = error
+        return made
+
+    def _divided(self) -> list[_Batch]:
+        """The messages in batches, each in the order of the list; but for those that share an
+        id with an earlier one."""
+        topic, apart = self._topic, self._apart
+        slots, step_of = topic.declaration.slots, topic.step_index
+        made: list[_Batch] = []
+        begun: dict[tuple[int, int], _Batch] = {}
+        ids: set[str] = set()
+        for number, message in enumerate(self._messages):
+            id, body, at, delay, basis, priority, _ = message
+            if basis is not None and basis != id and self._with_basis is None:
+                self._with_basis = message
+            if id in ids:
+                apart.append(number)
+                continue
+            ids.add(id)
+            place = slot_of(basis or id, slots), step_of(priority) if priority else 0
+            batch = begun.get(place)
+            if batch is None or (
+                len(batch.numbers) >= MESSAGES_PER_CALL or batch.bytes + len(body) > BYTES_PER_CALL
+            ):
+                batch = begun[place] = _Batch(*place)
+                made.append(batch)
+            batch.numbers.append(number)
+            batch.flat += (id, body, _when(number, id, at, delay))
+            batch.bytes += len(body)
+        return made
+
+
+def _when(number: int, id: str, at: float | None, delay: float | None) -> Any:
+    """The time of a message as a script reads it. Raises ActionTimeError, naming the message."""
+    if at is None and delay is None:
+        return ""
+    try:
+        return when_of(microseconds(at), microseconds(delay))
+    except ActionTimeError as exc:
+        raise ActionTimeError(f"message {number} ({id!r}): {exc}; nothing was put") from None
+
+
+def _read(messages: Iterable[NewMessage | Mapping[str, Any] | tuple[Any, ...]]) -> list[NewMessage]:
+    """The messages, checked. Raises MessageError, naming the first that cannot be put."""
+    read: list[NewMessage] = []
+    for number, given in enumerate(messages):
+        message = given if type(given) is NewMessage else _made(number, given)
+        id, body, at, delay, basis, priority, token = message
+        # What is right is recognised at once: this runs for each message.
+        if not (
+            isinstance(id, str)
+            and isinstance(body, bytes)
+            and (at is None or delay is None)
+            and isinstance(priority, int)
+            and (at is None or _is_number(at))
+            and (delay is None or _is_number(delay))
+            and (basis is None or isinstance(basis, str))
+            and (token is None or isinstance(token, str))
+        ):
+            raise MessageError(f"message {number}{_named(id)}: {_wrong(message)}; nothing was put")
+        read.append(message)
+    return read
+
+
+def _made(number: int, given: object) -> NewMessage:
+    try:
+        if isinstance(given, Mapping):
+            return NewMessage(**given)
+        if isinstance(given, tuple):
+            return NewMessage(*given)
+    except TypeError:
+        pass
+    fields = ", ".join(NewMessage._fields)
+    what = f"a {type(given).__name__}"
+    if isinstance(given, Mapping):
+        unknown = sorted(str(key) for key in given if key not in _FIELDS)
+        missing = [name for name in ("id", "body") if name not in given]
+        what = f"without {' and '.join(missing)}" if missing else f"with {', '.join(unknown)}"
+    elif isinstance(given, tuple):
+        what = f"a tuple of {len(given)}"
+    raise MessageError(
+        f"message {number} is {what}; give a NewMessage, a mapping or a tuple with id and body, "
+        f"and what it needs of {fields}; nothing was put"
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _named(id: object) -> str:
+    return f" ({id!r})" if isinstance(id, str) else ""
+
+
+def _wrong(message: NewMessage) -> str:
+    """What is wrong with a message."""
+    id, body, at, delay, basis, priority, token = message
+    if not isinstance(id, str):
+        return f"its id must be a str, not {id!r}"
+    if not isinstance(body, bytes):
+        return f"its body must be bytes, not a {type(body).__name__}; encode it"
+    if at is not None and delay is not None:
+        return "it has at and delay; give one of them"
+    for name, value in (("at", at), ("delay", delay)):
+        if value is not None and not _is_number(value):
+            return f"{name} must be a number of seconds, not {value!r}"
+    if not isinstance(priority, int):
+        return f"its priority must be an int, not {priority!r}"
+    if not isinstance(basis, (str, type(None))):
+        return f"its basis must be a str, not {basis!r}"
+    return f"its token must be a str, not {token!r}"

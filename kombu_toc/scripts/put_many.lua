@@ -1,0 +1,69 @@
+-- Adds messages of one slot and one priority step, each as put.lua does, in their order.
+--
+-- KEYS[1] store   KEYS[2] body   KEYS[3] armed   KEYS[4] a key that nobody uses
+-- KEYS[5] wake index, if it is on this node
+-- ARGV[1] slot number   ARGV[2] milliseconds after which the slot goes away unless something is put
+--         again, or 0
+-- ARGV[3...] per message, three: its id, its envelope, and its action time in microseconds, '+N' for N
+--         microseconds from now, or '' for now
+-- Returns {now in microseconds, which were there already, which were not added because another
+--          message has their id, announcements, settled}; which: their numbers, from 0
+--
+-- A copy is recorded in a key of its id, which this script does not have: the caller adds it with
+-- put.lua. No two messages of a call have one id. A server that is full refuses the whole call.
+--@ clock admitted wake spread
+
+local store, body, armed, nothing, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local ttl = tonumber(ARGV[2])
+local now = clock()
+
+-- First what writes nothing: a user who may not run one of these commands leaves nothing half done.
+local there, taken, new = {}, {}, {}
+for i = 3, #ARGV, 3 do
+  local id, envelope = ARGV[i], ARGV[i + 1]
+  local which = new
+  if redis.call('HEXISTS', body, id) == 1 then
+    local same = redis.call('HSTRLEN', body, id) == #envelope and redis.call('HGET', body, id) == envelope
+    which = same and there or taken
+  end
+  which[#which + 1] = (i - 3) / 3
+end
+
+local latest, score, earliest -- of the message before: its action time and its score
+for n = 1, #new do
+  local i = 3 * new[n] + 3
+  local id, when, us = ARGV[i], ARGV[i + 2], now
+  if when ~= '' then
+    us = tonumber(when)
+    if string.byte(when) == 43 then us = now + us end
+    if us < now then us = now end
+  end
+  -- Right behind the one before, if that has the same time: nothing has come between them.
+  if us == latest and score % 1000 < 999 then
+    score = score + 1
+  else
+    score = free_score(store, us == now and due_score(now) or action_score(us))
+  end
+  latest = us
+  redis.call('HSET', body, id, ARGV[i + 1])
+  redis.call('ZADD', store, score, id)
+  us = math.max(us, action_time(score))
+  if not earliest or us < earliest then earliest = us end
+end
+
+if earliest then
+  announce_if_first(wake, armed, ARGV[1], earliest, now)
+  if ttl > 0 then
+    for i = 1, 3 do
+      if redis.call('PTTL', KEYS[i]) < ttl then redis.call('PEXPIRE', KEYS[i], ttl) end
+    end
+    if wake and redis.call('PTTL', wake) < ttl then redis.call('PEXPIRE', wake, ttl) end
+  end
+else
+  -- Something is written, so that WAIT waits for what was added before; first what takes no memory,
+  -- because Redis refuses what does when it is full, but not after a script's first write.
+  redis.call('PERSIST', nothing)
+  redis.call('SET', nothing, '')
+  redis.call('DEL', nothing)
+end
+return {now, there, taken, said, unsaid}

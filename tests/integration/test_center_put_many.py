@@ -1,0 +1,426 @@
+"""Many messages put by one call: each as if it had been put alone, and an answer for each."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+
+import pytest
+import redis
+
+from kombu_toc import (
+    ActionTimeError,
+    MessageError,
+    NewMessage,
+    Put,
+    PutManyError,
+    ReplicationError,
+    TimeoutCenter,
+    center_for,
+    reshard_topic,
+)
+from kombu_toc.center import put_many
+from kombu_toc.model import envelope
+
+from ..proxy import Proxy
+from ..servers import Server
+from .inspection import check_slots, residue, script_calls
+from .test_center_delivery import AT, fill, placed
+
+HOUR = 3600.0
+
+#: More than one call adds.
+MANY = 3 * put_many.MESSAGES_PER_CALL + 7
+
+
+@pytest.fixture
+def one(center):
+    """A center with a topic 'one' of a single slot."""
+    center.declare("one", slots=1)
+    return center
+
+
+def numbered(number: int = MANY, **more: object) -> list[NewMessage]:
+    return [NewMessage(f"m{n}", b"%d" % n, **more) for n in range(number)]
+
+
+def drained(center: TimeoutCenter, topic: str) -> list[tuple[str, bytes]]:
+    """What is due, in the order in which it is delivered; it is acknowledged."""
+    found = []
+    while messages := center.pop(topic, 1000).messages:
+        assert center.ack(messages) == len(messages)
+        found += [(message.id, message.body) for message in messages]
+    return found
+
+
+# -- what is put
+
+
+def test_each_message_is_answered_for_in_the_order_of_the_list(center, client):
+    messages = numbered()
+    answers = center.put_many("mail", messages)
+    assert [answer.id for answer in answers] == [message.id for message in messages]
+    assert all(isinstance(answer, Put) and answer.added and answer.now_us for answer in answers)
+    check_slots(center, "mail")
+    assert center.check("mail") == []
+    assert sorted(drained(center, "mail")) == sorted((m.id, m.body) for m in messages)
+    assert residue(client) == []
+    assert center.put_many("mail", []) == []
+    assert [answer.id for answer in center.put_many("mail", iter([("a", b"")]))] == ["a"]
+
+
+def test_a_message_may_be_a_mapping_or_a_tuple_or_have_names(center):
+    at = int(time.time()) + 60
+    center.put_many(
+        "mail",
+        [
+            {"id": "a", "body": b"1", "delay": HOUR, "basis": "x", "priority": 9},
+            ("b", b"2"),
+            ("c", b"3", at),
+            NewMessage("d", b"4", priority=3, basis="x"),
+        ],
+    )
+    topic = center.topic("mail")
+    [a], [b], [c], [d] = (center.get(id, topic="mail") for id in "abcd")
+    assert (a.slot, a.step, a.body) == (topic.slot_for("x").number, 3, b"1")
+    assert abs(a.time_us / 1e6 - time.time() - HOUR) < 10
+    assert (b.slot, b.step, b.body) == (topic.slot_for("b").number, 0, b"2")
+    assert (c.time_us, c.body) == (at * 1_000_000, b"3")
+    assert (d.slot, d.step, d.body) == (a.slot, 1, b"4")
+    assert [id for id, _ in drained(center, "mail")] == ["b", "d"]
+
+
+@pytest.mark.parametrize("there", [0, 967, 61_888])
+@pytest.mark.parametrize("scattered", [False, True])
+def test_messages_with_one_action_time_keep_the_order_of_the_list(one, client, there, scattered):
+    """K5, also among those of other times, and behind as many as there are"""
+    slot = one.topic("one").slot(0)
+    fill(client, slot, there)
+    ids = [f"{(number * 3701) % 4999}" for number in range(4999)]
+    messages = [NewMessage(id, b"", at=AT / 1000) for id in ids]
+    if scattered:
+        for number in range(0, 4999, 3):
+            messages.insert(2 * number, NewMessage(f"other {number}", b"", at=(AT + number) / 1000))
+    assert all(answer.added for answer in one.put_many("one", messages))
+    scores = placed(client, slot, ids)
+    assert scores == sorted(set(scores))
+    assert scores[-1] // 1000 - AT < 1.4 * (there + len(messages)) / 968 + 3
+    if not there:  # what it was filled with is announced nowhere
+        check_slots(one, "one")
+
+
+def test_messages_for_now_keep_the_order_of_the_list(one):
+    """K5: behind what was due before, a time that has passed among them"""
+    one.put("one", "first", b"")
+    messages = [
+        NewMessage(f"{(number * 37) % 2003}", b"", **({"at": 1.0} if number % 3 else {}))
+        for number in range(2003)
+    ]
+    one.put_many("one", messages)
+    assert [id for id, _ in drained(one, "one")] == ["first", *(m.id for m in messages)]
+
+
+def test_a_message_among_many_is_never_early(center, client):
+    """A3"""
+    now = time.time()
+    times = [now + random.Random(7).uniform(0.05, 0.2) for _ in range(MANY)]
+    center.put_many("mail", [(f"{n}", b"", at) for n, at in enumerate(times)])
+    seen = 0
+    while seen < MANY:
+        assert time.time() < now + 30
+        popped = center.pop("mail", 1000)
+        for message in popped.messages:
+            assert popped.now_us / 1e6 >= times[int(message.id)]
+        seen += center.ack(popped.messages)
+
+
+@pytest.mark.one_server("on a Cluster nobody knows there what is claimed, and it stays announced")
+def test_what_is_due_first_is_announced(center, client):
+    """The earliest of each slot; what a slot had announced later is taken back."""
+    center.declare("mail", slots=2)
+    center.put_many("mail", [(f"a{n}", b"", time.time() + HOUR + n) for n in range(100)])
+    check_slots(center, "mail")
+    wake = center.keys.wake("mail")
+    later = client.zrange(wake, 0, -1)
+    center.put_many("mail", [(f"b{n}", b"", time.time() + 60 + n) for n in range(100)])
+    check_slots(center, "mail")
+    assert client.zcard(wake) == 2
+    assert not set(later) & set(client.zrange(wake, 0, -1))
+    center.put_many("mail", [(f"c{n}", b"", time.time() + 2 * HOUR) for n in range(100)])
+    assert client.zcard(wake) == 2
+
+
+def test_an_id_that_is_there_gets_a_copy_and_the_same_bytes_do_not(center):
+    """As by put: one live message for each id and body"""
+    alone, together = "alone", "together"
+    puts = [
+        *[("a", b"1"), ("b", b"1"), ("b", b"2"), ("b", b"1"), ("c", b"1"), ("b", b"3")],
+        *[("d", b"1"), ("d", b"1"), ("a", b"2"), ("e", b"1")],
+    ]
+    for topic in (alone, together):
+        center.put(topic, "a", b"0")
+        center.put(topic, "c", b"1")
+    expected = []
+    for id, body in puts:
+        before = center.counts(alone).waiting
+        kept = center.put(alone, id, body)
+        expected.append((kept, center.counts(alone).waiting > before))
+    answers = center.put_many(together, puts)
+    assert [(answer.id, answer.added) for answer in answers] == expected
+    assert sorted(drained(center, together)) == sorted(drained(center, alone))
+
+
+def test_a_token_tells_copies_apart(center):
+    center.put("mail", "a", b"0")
+    answers = center.put_many("mail", [NewMessage("a", b"1", token="t"), ("a", b"2")])
+    assert [answer.id for answer in answers] == ["a#t", f"a#{0x1AD5BE0D:08x}"]
+
+
+def test_an_id_in_several_slots_is_several_messages(center):
+    """As by put: another slot basis, another slot"""
+    topic = center.topic("mail")
+    other = next(f"{n}" for n in range(99) if topic.slot_for(f"{n}") != topic.slot_for("a"))
+    answers = center.put_many("mail", [("a", b"1"), NewMessage("a", b"1", basis=other)])
+    assert [answer.id for answer in answers] == ["a", "a"]
+    assert len(center.get("a")) == 2  # it looks for one with a slot basis, too
+
+
+def test_a_list_that_is_put_again_adds_nothing(center):
+    messages = [*numbered(delay=HOUR), NewMessage("m1", b"another", delay=HOUR)]
+    first = center.put_many("mail", messages)
+    assert [answer.id for answer in center.put_many("mail", messages)] == [a.id for a in first]
+    assert not any(answer.added for answer in center.put_many("mail", messages))
+    assert center.counts("mail").scheduled == len(messages)
+
+
+def test_a_message_in_flight_or_dead_counts_as_there(center):
+    center.put_many("mail", [("a", b"1"), ("b", b"1")])
+    for message in center.pop("mail", 2).messages:
+        if message.id == "b":
+            center.reject(message, requeue=False)
+    answers = center.put_many("mail", [("a", b"1"), ("b", b"2"), ("a", b"3")])
+    assert [answer.added for answer in answers] == [False, True, True]
+    assert {answer.id[:2] for answer in answers} == {"a", "b#", "a#"}
+
+
+def test_it_is_counted(center):
+    center.put("mail", "m0", b"another")
+    before = center.metrics.counts(center.topic("mail")).put
+    center.put_many("mail", numbered())
+    center.put_many("mail", numbered())
+    assert center.metrics.counts(center.topic("mail")).put - before == MANY
+
+
+def test_bodies_may_be_of_any_size(center, client):
+    bodies = [b"", b"x" * 3_000_000, b"y" * 999_999, *[b"z" * 400_000] * 9, b"\0\r\n$5\r\n"]
+    center.put_many("mail", [(f"{n}", body) for n, body in enumerate(bodies)])
+    assert dict(drained(center, "mail")) == {f"{n}": body for n, body in enumerate(bodies)}
+
+
+def test_a_server_that_has_just_come_knows_no_script(center, client):
+    client.script_flush()
+    assert all(answer.added for answer in center.put_many("mail", numbered()))
+
+
+def test_a_topic_that_expires_goes_with_what_was_put_together(center, client):
+    center.declare("reply", expires=60_000)
+    center.put_many("reply", numbered(20))
+    keys = [key for key in client.scan_iter() if b"reply" in key and b"counted" not in key]
+    assert len(keys) > 8
+    assert all(50_000 < client.pttl(key) <= 60_000 for key in keys)
+    assert len(center.get("m3", topic="reply")) == 1
+
+
+@pytest.mark.one_server("messages are not moved from node to node")
+def test_a_topic_that_is_resharded_gets_them_where_they_belong(center):
+    def packed(number: int) -> list[tuple[object, ...]]:
+        ids = [f"m{n}" for n in range(number)]
+        messages = [{"headers": {"id": id}, "properties": {}, "body": b"[]"} for id in ids]
+        bodies = [envelope.pack(message, deflate=False) for message in messages]
+        return [(id, body, None, HOUR) for id, body in zip(ids, bodies, strict=True)]
+
+    center.declare("mail", slots=2)
+    center.put_many("mail", packed(50))
+    reshard_topic(center, "mail", 8, settle=0.0)
+    assert sum(answer.added for answer in center.put_many("mail", packed(60))) == 10
+    assert [counts.scheduled > 0 for counts in center.counts_by_slot("mail")] == [True] * 8
+    assert center.counts("mail").scheduled == 60
+
+
+# -- how
+
+
+@pytest.mark.one_server("commands are counted at it")
+def test_a_slot_takes_one_call_and_all_leave_together(center, client):
+    center.declare("mail", slots=4)
+    center.put_many("mail", numbered(10))
+    client.config_resetstat()
+    center.put_many("mail", [NewMessage(f"n{n}", b"", delay=n) for n in range(1000)])
+    assert script_calls(client) == 4
+    assert client.info("commandstats")["cmdstat_hset"]["calls"] == 1000
+
+
+@pytest.mark.one_server("commands are counted at it")
+@pytest.mark.parametrize("there", [1000, 62_000])
+def test_it_looks_for_few_places_however_many_have_their_time(one, client, there):
+    fill(client, one.topic("one").slot(0), there)
+    client.config_resetstat()
+    one.put_many("one", numbered(at=AT / 1000))
+    stats = client.info("commandstats")
+    used = ("cmdstat_zrevrangebyscore", "cmdstat_zcount")
+    assert sum(stats[name]["calls"] for name in used if name in stats) <= 10 * 25
+
+
+# -- what cannot be put
+
+
+@pytest.mark.parametrize(
+    "wrong, text",
+    [
+        ("m", r"message 3 is a str; give a NewMessage, a mapping or a tuple"),
+        (("a",), r"message 3 is a tuple of 1; give"),
+        (("a", b"", 1, 1, "", 1, "", 1, 1, 1, 1, 1, 1, 1), r"message 3 is a tuple of 14; give"),
+        ({"id": "a"}, r"message 3 is without body; give"),
+        ({"id": "a", "body": b"", "when": 5}, r"message 3 is with when; give .* at, delay"),
+        ((7, b""), r"message 3: its id must be a str, not 7"),
+        (("a", "text"), r"message 3 \('a'\): its body must be bytes, not a str; encode it"),
+        (("a", b"", 5.0, 5.0), r"message 3 \('a'\): it has at and delay; give one of them"),
+        (("a", b"", "now"), r"message 3 \('a'\): at must be a number of seconds, not 'now'"),
+        (("a", b"", None, True), r"message 3 \('a'\): delay must be a number of seconds"),
+        (NewMessage("a", b"", priority="9"), r"message 3 \('a'\): its priority must be an int"),
+        (NewMessage("a", b"", basis=7), r"message 3 \('a'\): its basis must be a str, not 7"),
+        (NewMessage("a", b"", token=7), r"message 3 \('a'\): its token must be a str, not 7"),
+    ],
+)
+def test_what_is_wrong_says_which_and_nothing_is_put(center, client, wrong, text):
+    with pytest.raises(MessageError, match=text + r".*; nothing was put$"):
+        center.put_many("mail", [*numbered(3), wrong, *numbered(3)])
+    assert center.counts("mail") == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("when", [{"at": 9.1e9}, {"delay": 9e9}, {"at": float("nan")}])
+def test_a_time_that_is_none_says_which_and_nothing_is_put(center, when):
+    with pytest.raises(ActionTimeError, match=r"^message 3 \('late'\): .*; nothing was put$"):
+        center.put_many("mail", [*numbered(3), NewMessage("late", b"", **when)])
+    assert center.counts("mail") == (0, 0, 0, 0)
+
+
+# -- what fails
+
+
+@pytest.fixture
+def full(client):
+    """Makes the server refuse whatever takes memory."""
+    yield lambda: client.config_set("maxmemory", "1")
+    client.config_set("maxmemory", "0")
+
+
+def test_a_full_server_says_which_were_not_put(center, client, full):
+    center.put_many("mail", numbered(100, delay=HOUR))
+    full()
+    # Those that are there need no memory; but a call that adds one is refused as a whole.
+    assert not any(answer.added for answer in center.put_many("mail", numbered(100, delay=HOUR)))
+    messages = numbered(delay=HOUR)
+    with pytest.raises(PutManyError, match=r"number \d+ \('m\d+'\): .*'maxmemory'") as caught:
+        center.put_many("mail", messages)
+    results = caught.value.results
+    assert len(results) == MANY
+    assert all(isinstance(result, Exception) for result in results[100:])
+    assert center.counts("mail").scheduled == 100
+    assert f"{sum(isinstance(r, Exception) for r in results)} of {MANY} mess" in str(caught.value)
+    client.config_set("maxmemory", "0")
+    assert sum(answer.added for answer in center.put_many("mail", messages)) == MANY - 100
+    check_slots(center, "mail")
+
+
+def test_of_copies_too(center, client, full):
+    """They are put one by one, after the others."""
+    center.put_many("mail", [("a", b"1", 1e9), ("b", b"1", 1e9)])
+    full()
+    with pytest.raises(PutManyError, match=r"2 of 3 messages .* number 0 \('a'\)") as caught:
+        center.put_many("mail", [("a", b"2"), ("b", b"1"), ("a", b"3")])
+    a, b, other = caught.value.results
+    assert (type(b), b.added) == (Put, False)
+    assert isinstance(a, Exception) and isinstance(other, Exception)
+    client.config_set("maxmemory", "0")
+    assert sum(answer.added for answer in center.put_many("mail", [("a", b"2"), ("a", b"3")])) == 2
+
+
+def test_nothing_more_is_sent_when_some_were_refused(center, full, monkeypatch):
+    monkeypatch.setattr(put_many, "MESSAGES_TOGETHER", 10)
+    center.declare("mail", slots=8)
+    full()
+    with pytest.raises(PutManyError) as caught:
+        center.put_many("mail", numbered(200))
+    unsent = [r for r in caught.value.results if "it was not sent" in str(r)]
+    assert 100 < len(unsent) < 200
+
+
+@pytest.mark.one_server("the proxy that loses replies stands before one")
+def test_a_lost_reply_is_told_and_the_list_can_be_put_again(server, client, center):
+    center.declare("mail", slots=2)
+    center.put_many("mail", numbered(10, delay=HOUR))
+    with Proxy(server.port) as proxy:
+        behind = center_for(proxy.toc_url)
+        behind.put_many("mail", numbered(10, delay=HOUR))
+        messages = [*numbered(200, delay=HOUR), NewMessage("last", b"the only one", delay=HOUR)]
+        proxy.drop_replies(b"the only one")
+        with pytest.raises(PutManyError, match="not put, or perhaps not") as caught:
+            behind.put_many("mail", messages)
+        assert len(caught.value.results) == 201
+        assert center.counts("mail").scheduled == 201
+        assert not any(answer.added for answer in behind.put_many("mail", messages))
+    assert center.counts("mail").scheduled == 201
+
+
+def test_a_server_that_is_away_is_told_as_such():
+    center = TimeoutCenter(redis.Redis(port=1))
+    with pytest.raises(redis.ConnectionError):
+        center.put_many("mail", numbered(3))
+
+
+@pytest.mark.one_server("its replica is one server")
+def test_it_waits_for_replicas_and_says_if_they_are_too_few(client, server, tmp_path):
+    client.config_set("repl-diskless-sync-delay", 0)
+    replica = Server(tmp_path, "--replicaof", "127.0.0.1", str(server.port)).start()
+    try:
+        with replica.client() as follower:
+            while follower.info("replication")["master_link_status"] != "up":
+                pass
+            client.set("seen", "by the replica")
+            while client.wait(1, 1000) < 1:
+                pass
+            client.delete("seen")
+            center = TimeoutCenter(client, wait_replicas=1, wait_timeout=5)
+            center.put_many("mail", numbered(100, delay=HOUR))
+            assert TimeoutCenter(follower).counts("mail").scheduled == 100
+        os.kill(replica.pid, signal.SIGSTOP)
+        center.wait_timeout = 0.05
+        messages = numbered(200, delay=HOUR)
+        for added in (100, 0):  # what is there already is waited for, too
+            with pytest.raises(ReplicationError, match="only 0 of 1 replicas") as caught:
+                center.put_many("mail", messages)
+            assert sum(answer.added for answer in caught.value.results) == added
+            client.connection_pool.disconnect()
+        assert center.counts("mail").scheduled == 200
+        assert client.keys("*:sent:*") == []
+    finally:
+        os.kill(replica.pid, signal.SIGCONT)
+        replica.stop()
+
+
+# -- acknowledging many
+
+
+@pytest.mark.one_server("commands are counted at it")
+def test_many_are_acknowledged_in_calls_of_a_bounded_size(center, client):
+    center.put_many("mail", numbered(5000))
+    messages = center.pop("mail", 5000).messages
+    center.release(messages[:1])
+    assert center.ack(center.pop("mail", 1).messages) == 1  # the script is known
+    client.config_resetstat()
+    assert center.ack(messages) == 4999
+    assert script_calls(client) == 5
+    assert residue(client) == []
