@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from .errors import ServerError as ServerError
     from .errors import SlotCountError as SlotCountError
     from .errors import TocError as TocError
+    from .errors import TraitError as TraitError
     from .metrics.counters import Lateness as Lateness
     from .metrics.reading import Measured as Measured
     from .metrics.reading import ScriptTimes as ScriptTimes
@@ -150,6 +151,7 @@ _PLACES = {
     "ServerError": "errors",
     "SlotCountError": "errors",
     "TocError": "errors",
+    "TraitError": "errors",
 }
 
 __all__ = ("__version__", "register", *_PLACES)

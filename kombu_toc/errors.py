@@ -24,6 +24,7 @@ __all__ = (
     "ServerError",
     "SlotCountError",
     "TocError",
+    "TraitError",
 )
 
 
@@ -50,6 +51,11 @@ class PriorityStepsError(ConfigurationError):
 
 class ActionTimeError(TocError, ValueError):
     """An action time cannot be read, or is beyond what a score can hold; raised to the sender."""
+
+
+class TraitError(TocError, ValueError):
+    """What a message is to have of its own makes no sense: its visibility, its max lease or its
+    expiration; raised to the sender."""
 
 
 class EnvelopeError(TocError, ValueError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from operator import itemgetter
 from typing import Any
 
@@ -61,37 +61,47 @@ class Commands:
         Raises ActionTimeError beyond the year 2255.
         """
         # Unpacked at once: this runs for each message, and each field would cost a look-up.
-        id, body, at_us, delay_us, basis, priority, token, ensure, publish, remember, replaces = (
-            request
-        )
+        (
+            id,
+            body,
+            at_us,
+            delay_us,
+            basis,
+            priority,
+            token,
+            ensure,
+            publish,
+            remember,
+            replaces,
+            traits,
+        ) = request
         slot = topic.slot_for(basis or id)
         if token is None:
             token = f"{zlib.crc32(body):08x}"
         producer, name = publish or ("", "")
-        return self._announcing(
-            topic,
-            "put",
-            (
-                slot.stores[topic.step_index(priority) if priority else 0],
-                slot.body,
-                slot.announced_times,
-                slot.copies(id),
-                slot.sent(producer),
-            ),
-            (
-                id,
-                body,
-                when_of(at_us, delay_us),
-                slot.number,
-                token,
-                topic.declaration.expires or 0,
-                1 if ensure else 0,
-                name,
-                remember,
-                1 if replaces else 0,
-            ),
-            partial(_read_put, self._counts(topic)),
+        expires = topic.declaration.expires or 0
+        keys = (
+            slot.stores[topic.step_index(priority) if priority else 0],
+            slot.body,
+            slot.announced_times,
+            slot.copies(id),
+            slot.sent(producer),
         )
+        args = (
+            id,
+            body,
+            when_of(at_us, delay_us),
+            slot.number,
+            token,
+            expires,
+            1 if ensure else 0,
+            name,
+            remember,
+            1 if replaces else 0,
+        )
+        if traits or expires:
+            keys, args = (*keys, slot.tokens), (*args, traits)  # type: ignore[assignment]
+        return self._announcing(topic, "put", keys, args, partial(_read_put, self._counts(topic)))
 
     def put_many(
         self, topic: Topic, slot: Slot, step: int, number: int, flat: Sequence[Any]
@@ -124,17 +134,22 @@ class Commands:
         counts = self._counts(topic)
 
         def parse(raw: list[Any]) -> Popped:
-            now, more, flat, gone, rolled, died, dropped, *_ = raw
+            now, more, flat, gone, rolled, died, dropped, late, *_ = raw
             messages = _read_deliveries(topic, numbers, name, flat)
-            lost, old = texts(gone[1::2]), texts(dropped[1::2])
+            lost, old, expired = texts(gone[1::2]), texts(dropped[1::2]), texts(late[1::2])
+            places, ids = gone[::2] + dropped[::2], lost + old
+            if expired and not limits.dead_expired:
+                places, ids = places + late[::2], ids + expired
             stray = [
                 (slots[at].copies(id.rpartition("#")[0]), id)
-                for at, id in zip(gone[::2] + dropped[::2], lost + old, strict=True)
+                for at, id in zip(places, ids, strict=True)
                 if "#" in id
             ]
             rolled, died = texts(rolled), texts(died)
             counts.popped(len(messages), len(rolled), len(died), len(old))
-            return Popped(now, bool(more), messages, lost, rolled, died, old, stray)
+            if expired:
+                counts.expire(len(expired), limits.dead_expired)
+            return Popped(now, bool(more), messages, lost, rolled, died, old, stray, expired)
 
         return self._announcing(
             topic,
@@ -147,7 +162,7 @@ class Commands:
                 request.lookahead_us,
                 request.overdue_limit,
                 request.behind_us,
-                _lease_ms(topic, request.visibility, limits),
+                _lease_ms(request.visibility, limits),
                 topic.declaration.retries,
                 request.recover,
                 *_backoff_ms(limits),
@@ -158,6 +173,7 @@ class Commands:
                 name,
                 request.remember,
                 self._context.pop_bytes,
+                terms_of(limits, own=request.visibility is not None),
                 *numbers,
             ),
             parse,
@@ -196,8 +212,15 @@ class Commands:
                 counts.popped(len(found), 0, 0, 0)
             return Popped(now, False, found, [], [], [], [], [])
 
-        lease_ms = _lease_ms(topic, visibility, self._context.limits)
-        args = (name, lease_ms, topic.declaration.retries, remember, int(bodies))
+        limits = topic.declaration.limits(self._context.limits)
+        args = (
+            name,
+            _lease_ms(visibility, limits),
+            topic.declaration.retries,
+            remember,
+            int(bodies),
+            int(visibility is not None),
+        )
         return ScriptCall(load("recall"), keys, args, parse)
 
     def find_due(self, topics: Sequence[str]) -> ScriptCall:
@@ -345,7 +368,11 @@ class Commands:
     def extend(
         self, deliveries: Iterable[Delivery], visibility: float | None = None
     ) -> list[ScriptCall]:
-        """Renew leases. Result of each call: the deliveries whose leases had ended already."""
+        """Renew leases. Result of each call: the deliveries whose leases had ended already, or
+        have ended at last because their max lease has passed.
+
+        visibility: seconds; as each message says, or its topic, unless given
+        """
         return [
             self._extend(held[start : start + LEASES_PER_CALL], visibility)
             for held in batches_by_slot(deliveries).values()
@@ -354,18 +381,19 @@ class Commands:
 
     def _extend(self, batch: list[Delivery], visibility: float | None) -> ScriptCall:
         topic = self._topic_of(batch[0])
-        seconds = topic.declaration.visibility or visibility
-        if seconds is None:
-            seconds = self._context.limits.visibility
+        lease_ms = _lease_ms(visibility, topic.declaration.limits(self._context.limits))
+        own = int(visibility is not None)
+        counts = self._counts(topic)
 
         def parse(raw: list[int]) -> list[Delivery]:
-            return [batch[number - 1] for number in raw]
+            counts.overran += sum(number < 0 for number in raw)
+            return [batch[abs(number) - 1] for number in raw]
 
         slot = topic.slot(batch[0].slot)
         return ScriptCall(
             load("extend"),
             (slot.prepare, slot.tokens),
-            (int(seconds * 1000), *(x for d in batch for x in (d.id, d.lease_token, d.birth))),
+            (lease_ms, own, *(x for d in batch for x in (d.id, d.lease_token, d.birth))),
             parse,
         )
 
@@ -416,9 +444,27 @@ def batches_by_slot(deliveries: Iterable[Delivery]) -> dict[tuple[str, int], lis
     return found
 
 
-def _lease_ms(topic: Topic, visibility: float | None, limits: Limits) -> int:
-    """How long the leases of a pop last, in milliseconds."""
-    return int((topic.declaration.visibility or visibility or limits.visibility) * 1000)
+def _lease_ms(visibility: float | None, limits: Limits) -> int:
+    """How long leases last, in milliseconds, unless messages have their own visibility.
+
+    visibility: what the caller says, in seconds, if anything; limits: those of the topic
+    """
+    return int((limits.visibility if visibility is None else visibility) * 1000)
+
+
+@lru_cache(maxsize=1024)
+def terms_of(limits: Limits, own: bool = False) -> str:
+    """What else holds for the messages of a topic with these limits, as deliver.lua reads it.
+
+    own: whether the caller's visibility goes before the messages' own
+    """
+    said = {
+        "own": own,
+        "drop": not limits.dead_expired,
+        f"m{int(limits.max_lease * 1000)}": limits.max_lease,
+        f"t{limits.message_ttl}": limits.message_ttl is not None,
+    }
+    return "".join(f"{term}," for term, holds in said.items() if holds)
 
 
 def _backoff_ms(limits: Limits) -> tuple[int, int]:

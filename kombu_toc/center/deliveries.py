@@ -11,6 +11,7 @@ from typing import Any
 
 from ..model.results import Delivery, Popped, Put, Settled
 from ..model.topic import Topic
+from ..model.traits import traits_of
 from ..scripts.call import as_bytes, microseconds
 from .commands import (
     RECOVER,
@@ -79,6 +80,9 @@ class Deliveries:
         token: str | None = None,
         ensure: bool = False,
         publish: tuple[str, str] | None = None,
+        visibility: float | None = None,
+        max_lease: float | None = None,
+        expiration: float | None = None,
     ) -> str | None:
         """Add a message and return the id it is kept under.
 
@@ -91,10 +95,24 @@ class Deliveries:
         ensure: return None, and add nothing, if a live message has this id
         publish: (producer, name of this publish): to repeat a producer's latest publish within
             a minute, because its reply was lost, adds nothing, whatever has become of the message
+        visibility: seconds that a delivery of this message lasts unless it is renewed; as its
+            topic says unless given
+        max_lease: seconds for which one delivery of it may be renewed in all; 0: for ever; as its
+            topic says unless given
+        expiration: seconds after its due time when it expires: it is not delivered then. Where its
+            topic has a ``message_ttl`` that is shorter, that holds
 
-        Raises ActionTimeError beyond the year 2255, ReplicationError as :meth:`run_puts`,
-        PriorityStepsError as :meth:`declare`.
+        Raises ActionTimeError beyond the year 2255, TraitError if one of the last three makes no
+        sense, ReplicationError as :meth:`run_puts`, PriorityStepsError as :meth:`declare`.
         """
+        traits = ""
+        if visibility is not None or max_lease is not None or expiration is not None:
+            traits = traits_of(
+                f"message {id!r}",
+                visibility=visibility,
+                max_lease=max_lease,
+                expiration=expiration,
+            )
         declared = self._registry.agreed(self._registry.topic(topic))
         self._registry.admit(declared, id, basis)
         # While the topic is resharded, the message may lie in another slot.
@@ -111,6 +129,7 @@ class Deliveries:
             token,
             ensure,
             publish,
+            traits=traits,
         )
         [made] = self._runner.run_puts([self._commands.put(declared, request)])
         put: Put = made
@@ -156,6 +175,9 @@ class Deliveries:
         delay: float | None = None,
         basis: str | None = None,
         priority: int = 0,
+        visibility: float | None = None,
+        max_lease: float | None = None,
+        expiration: float | None = None,
     ) -> bool:
         """Add a message as :meth:`put` does, unless the topic has one of this id, in any state.
 
@@ -165,7 +187,17 @@ class Deliveries:
         if self._lookup.get(id, topic=topic):
             return False  # perhaps in another slot, because of another basis
         made = self.put(
-            topic, id, body, at=at, delay=delay, basis=basis, priority=priority, ensure=True
+            topic,
+            id,
+            body,
+            at=at,
+            delay=delay,
+            basis=basis,
+            priority=priority,
+            ensure=True,
+            visibility=visibility,
+            max_lease=max_lease,
+            expiration=expiration,
         )
         return made is not None
 
@@ -182,7 +214,8 @@ class Deliveries:
     ) -> Popped:
         """Deliver up to `limit` messages that are due.
 
-        visibility: seconds they may stay unacknowledged and unrenewed, unless the topic says
+        visibility: seconds they may stay unacknowledged and unrenewed; as each message says, or
+            its topic, or the center, unless given
         slots: only these; all unless given
         recover: expired leases to roll back first, per slot, and messages that DeadQueue need
             not keep any longer
@@ -208,19 +241,27 @@ class Deliveries:
             visibility=visibility,
             recover=recover,
         )
-        if len(groups) > 1:
-            untils = until or [None] * len(groups)
-            popped = self._pop_apart(declared, numbers, untils, request)
-        else:
-            us = (until[0] if until else None) or 0
-            sent = time.monotonic()
-            popped = self._runner.run(self._commands.pop(declared, request._replace(until_us=us)))
-            self._leases.sample(declared, numbers[0], popped.now_us, sent)
+        us = (until[0] if until else None) or 0
+        untils = until or [None] * len(groups)
+
+        def ask(request: PopRequest) -> Popped:
+            if len(groups) > 1:
+                return self._pop_apart(declared, numbers, untils, request)
+            return self._pop_together(declared, numbers, request._replace(until_us=us))
+
+        popped = ask(request)
+        parts = [popped]
+        while popped.expired and popped.more and not popped.messages:  # behind what has expired
+            popped = ask(request._replace(name=self.names.next(), recover=0))
+            parts.append(popped)
+        if len(parts) > 1:
+            popped = _joined(parts, popped.more, popped.messages)
         for kept in noted:
             for event in kept.events:
                 popped.rolled_back.extend(event.rolled_back)
                 popped.died.extend(event.died)
                 popped.dropped.extend(event.dropped)
+                popped.expired.extend(event.expired)
             popped.stray.extend(kept.stray)
         for key, member in popped.stray:
             self._runner.client.srem(as_bytes(key), as_bytes(member))
@@ -228,6 +269,13 @@ class Deliveries:
             if message.action_us:
                 self._runner.metrics.late(topic, popped.now_us - message.action_us)
         self._runner.send_counters()
+        return popped
+
+    def _pop_together(self, topic: Topic, numbers: Sequence[int], request: PopRequest) -> Popped:
+        """Deliver messages of slots that are on one server."""
+        sent = time.monotonic()
+        popped: Popped = self._runner.run(self._commands.pop(topic, request))
+        self._leases.sample(topic, numbers[0], popped.now_us, sent)
         return popped
 
     def _pop_apart(
@@ -275,16 +323,7 @@ class Deliveries:
         # The parts count as one pop.
         counts = self._context.counts(topic)
         counts.empty += (not messages) - sum(not part.messages for part in parts)
-        return Popped(
-            max(part.now_us for part in parts),
-            bool(ready),
-            messages,
-            [one for part in parts for one in part.bare],
-            [one for part in parts for one in part.rolled_back],
-            [one for part in parts for one in part.died],
-            [one for part in parts for one in part.dropped],
-            [one for part in parts for one in part.stray],
-        )
+        return _joined(parts, bool(ready), messages)
 
     # -- what ends a delivery, or prolongs it
 
@@ -352,13 +391,29 @@ class Deliveries:
         return Settled(settled, given.stale(batches, results, delivery_of))
 
     def extend(self, messages: Given, visibility: float | None = None) -> list[Any]:
-        """Renew leases: each ends `visibility` seconds from now, or what its topic says.
+        """Renew leases: each ends `visibility` seconds from now; unless given, as many as the
+        message says, or its topic, or the center.
 
         messages: messages or receipts, mixed; or one of them
 
-        Returns those of `messages` whose leases had ended already. Raises ReceiptError, and does
-        nothing.
+        Returns those of `messages` whose leases had ended already, or whose max lease has passed.
+        Raises ReceiptError, and does nothing.
         """
         given = self._receipts.read(messages)
         calls = self._commands.extend(given.deliveries, visibility)
         return [given.said(lost) for part in self._runner.run_all(calls) for lost in part]
+
+
+def _joined(parts: Sequence[Popped], more: bool, messages: list[Delivery]) -> Popped:
+    """Several pops as one."""
+    return Popped(
+        max(part.now_us for part in parts),
+        more,
+        messages,
+        [one for part in parts for one in part.bare],
+        [one for part in parts for one in part.rolled_back],
+        [one for part in parts for one in part.died],
+        [one for part in parts for one in part.dropped],
+        [one for part in parts for one in part.stray],
+        [one for part in parts for one in part.expired],
+    )

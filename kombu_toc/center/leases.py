@@ -77,7 +77,7 @@ class Leases:
             def parsed(raw: Any) -> Kept:
                 kept = parse(raw)
                 for event in kept.events:
-                    counts.kept(*(len(ids) for ids in event[1:]))
+                    counts.kept(len(event.rolled_back), len(event.died), len(event.dropped))
                 return kept
 
             return parsed

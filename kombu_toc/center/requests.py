@@ -25,6 +25,7 @@ class PutRequest(NamedTuple):
     publish: (producer, name of this publish): a repeated publish adds nothing
     remember: seconds for which a repeated `publish` is recognised
     replaces: it takes the place of a message that was delivered; a server that is full accepts it
+    traits: what holds for it and not for its topic, as :func:`.model.traits.traits_of` makes it
     """
 
     id: str
@@ -38,6 +39,7 @@ class PutRequest(NamedTuple):
     publish: tuple[str, str] | None = None
     remember: int = REMEMBER
     replaces: bool = False
+    traits: str = ""
 
 
 class NewMessage(NamedTuple):
@@ -70,8 +72,8 @@ class PopRequest(NamedTuple):
         microseconds
     overdue_limit, behind_us: deliver up to so many messages that have been due for so many
         microseconds; the two limits include each other
-    visibility: seconds that the messages may stay unacknowledged and unrenewed, unless the topic
-        says
+    visibility: seconds that the messages may stay unacknowledged and unrenewed; as each says, or
+        its topic, unless given
     recover, until_us: roll back up to so many leases a slot that ended by then, in microseconds
         since the epoch by Redis's clock; by now unless given
     claimed: announce again what is left even if it was announced: who pops may have claimed that.

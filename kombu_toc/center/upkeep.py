@@ -16,6 +16,7 @@ from redis.exceptions import RedisError, ResponseError
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall, as_bytes, text
 from ..scripts.loader import load
+from .commands import terms_of
 from .context import Context
 from .registry import Registry
 from .runner import Runner
@@ -45,8 +46,8 @@ REST = 5.0
 #: No bound: more milliseconds, and more messages, than there can be.
 FOR_EVER = 10**15
 
-#: Number of an event in the script's reply: 1 rolled back, 2 died, 3 dropped.
-_DROPPED = 3
+#: Numbers of events in the script's reply: 1 rolled back, 2 died, 3 dropped, 4 expired.
+_DROPPED, _EXPIRED = 3, 4
 
 
 class Event(NamedTuple):
@@ -56,6 +57,9 @@ class Event(NamedTuple):
     rolled_back: list[str]
     died: list[str]
     dropped: list[str]
+    expired: list[str]
+    #: whether what has expired went to DeadQueue; else it is deleted
+    to_dead: bool = True
 
 
 class Kept(NamedTuple):
@@ -122,9 +126,11 @@ def keep(
             topic.declaration.retries,
             # A caller that only notes leaves dead messages to its pop.
             *((int(limits.dead_age * 1000), share) if not grace else (FOR_EVER, FOR_EVER)),
+            "" if grace else terms_of(limits),
             *numbers,
         )
     topics = [part.topic for part, _ in parts]
+    to_dead = [topic.declaration.limits(context.limits).dead_expired for topic in topics]
 
     def parse(raw: list[Any]) -> Kept:
         now, more, holding, flat, *_ = raw
@@ -132,9 +138,10 @@ def keep(
         stray = []
         for i in range(0, len(flat), 4):
             at, number, what, id = flat[i], int(flat[i + 1]), flat[i + 2], text(flat[i + 3])
-            event = found.setdefault(at, Event(topics[at].name, [], [], []))
-            (event.rolled_back, event.died, event.dropped)[what - 1].append(id)
-            if what == _DROPPED and "#" in id:
+            event = found.setdefault(at, Event(topics[at].name, [], [], [], [], to_dead[at]))
+            (event.rolled_back, event.died, event.dropped, event.expired)[what - 1].append(id)
+            gone = what == _DROPPED or (what == _EXPIRED and not to_dead[at])
+            if gone and "#" in id:
                 slot = topics[at].slot(number)
                 stray.append((slot.copies(id.rpartition("#")[0]), id))
         return Kept(now, bool(more), holding, list(found.values()), stray)

@@ -115,12 +115,15 @@ class Settings:
     toc_dead_age: float = Limits().dead_age
     #: how many messages a topic's DeadQueue keeps
     toc_dead_limit: int = Limits().dead_limit
+    #: for how long one delivery may be renewed in all; 0: for ever
+    toc_max_lease: float = Limits().max_lease
     #: how many replicas must have a message before its publish returns
     toc_wait_replicas: int = 0
     #: how long a publish waits for them
     toc_wait_timeout: float = 1.0
     #: per topic: ``slots``, ``retries``, ``visibility``, ``retry_backoff``,
-    #: ``retry_backoff_max``, ``dead_age``, ``dead_limit``, ``steps``
+    #: ``retry_backoff_max``, ``dead_age``, ``dead_limit``, ``max_lease``, ``message_ttl``,
+    #: ``dead_expired``, ``steps``
     toc_topics: dict[str, dict[str, Any]] = field(default_factory=dict)
     #: how long before its action time an idle worker may fetch a message, and then hold it
     toc_lookahead: float = 0.020
@@ -180,6 +183,7 @@ class Settings:
             self.toc_retry_backoff_max,
             self.toc_dead_age,
             self.toc_dead_limit,
+            self.toc_max_lease,
         )
 
 
@@ -212,6 +216,7 @@ _OPTIONS: dict[str, Option] = {
     "toc_retry_backoff_max": Option(LIMITS["retry_backoff_max"].read),
     "toc_dead_age": Option(LIMITS["dead_age"].read),
     "toc_dead_limit": Option(LIMITS["dead_limit"].read),
+    "toc_max_lease": Option(LIMITS["max_lease"].read),
     "toc_wait_replicas": Option(_NATURAL),
     "toc_wait_timeout": Option(_POSITIVE_SECONDS),
     "toc_topics": Option(_topics, in_url=False),

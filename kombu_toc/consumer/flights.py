@@ -54,9 +54,7 @@ class Flight:
         return self._call(center, bodies=False)
 
     def _call(self, center: TimeoutCenter, **how: Any) -> ScriptCall:
-        return center.commands.recall(
-            self.topic, self.slots, self.name, visibility=self.visibility, **how
-        )
+        return center.commands.recall(self.topic, self.slots, self.name, **how)
 
 
 class Flights:

@@ -415,7 +415,9 @@ class Poller:
         state.buffered += len(entries)
         dispatcher = self.dispatcher
         for entry in entries:
-            self.leases.hold(entry[3], visibility)
+            delivery = entry[3]
+            own = delivery.visibility if ";" in delivery.birth else None
+            self.leases.hold(delivery, visibility if own is None else own)
             dispatcher.due.push(entry)
         if state.pops_in_flight and not self.center.clustered:
             # The rest of the batch comes at once, and its topics take turns.

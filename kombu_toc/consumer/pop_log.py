@@ -32,6 +32,20 @@ def log_pop(center: TimeoutCenter, tally: Counter[str], topic: str, result: Popp
         logger.error("message %s of %s had no body: removed", id, topic)
     names = task_names(center, topic, result.rolled_back + result.died, result.messages)
     log_undelivered(logger.log, topic, names, result.rolled_back, result.died, result.dropped)
+    if result.expired:
+        tally["expired"] += len(result.expired)
+        log_expired(logger.log, topic, result.expired)
+
+
+def log_expired(log: Callable[..., None], topic: str, expired: Sequence[str]) -> None:
+    """Log which messages were too old to be delivered. log: as :meth:`logging.Logger.log`"""
+    if expired:
+        more = ", ..." if len(expired) > MAX_DROPPED else ""
+        log(
+            logging.WARNING,
+            "%s: %d messages have expired, they are not delivered: %s",
+            *(topic, len(expired), ", ".join(expired[:MAX_DROPPED]) + more),
+        )
 
 
 def log_undelivered(

@@ -216,7 +216,12 @@ class Popper:
 
     def _noted(self, topic: str, kept: Kept) -> None:
         for event in kept.events:
-            self._on_noted(topic, Popped(kept.now_us, False, [], [], *event[1:], []))
+            self._on_noted(
+                topic,
+                Popped(
+                    kept.now_us, False, [], [], event.rolled_back, event.died, event.dropped, []
+                ),
+            )
 
     # -- pops whose replies were lost
 

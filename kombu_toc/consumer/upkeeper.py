@@ -25,7 +25,7 @@ from .deferred_log import DeferredLog
 from .election import ATTEMPT_INTERVAL, LEASE, Election
 from .native_threads import WakeEvent, unpatched_threading
 from .pipe import BROKEN
-from .pop_log import log_undelivered
+from .pop_log import log_expired, log_undelivered
 from .wording import task_names
 
 #: Seconds between attempts where they fail.
@@ -200,12 +200,15 @@ class Upkeeper:
                 center.run(elect(center.context, self.name, 0))
 
     def _tell(self, center: TimeoutCenter, event: Event) -> None:
-        topic, rolled_back, died, dropped = event
+        topic, died = event.topic, event.died
         declared = center.known(topic)
         if declared is not None:
-            center.metrics.counts(declared).kept(len(rolled_back), len(died), len(dropped))
-        names = task_names(center, topic, rolled_back + died)
-        log_undelivered(self._log.log, topic, names, rolled_back, died, dropped)
+            counts = center.metrics.counts(declared)
+            counts.kept(len(event.rolled_back), len(died), len(event.dropped))
+            counts.expire(len(event.expired), event.to_dead)
+        names = task_names(center, topic, event.rolled_back + died)
+        log_undelivered(self._log.log, topic, names, event.rolled_back, died, event.dropped)
+        log_expired(self._log.log, topic, event.expired)
 
     def _complain(self, about: str, text: str, *args: Any) -> None:
         now = time.monotonic()

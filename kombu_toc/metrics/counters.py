@@ -25,6 +25,8 @@ COUNTERS = (
     "requeued",  #: taken out of DeadQueue to be delivered again
     "dropped",  #: removed from DeadQueue: too old, or too many
     "purged",  #: deleted with all others of the topic, or from DeadQueue
+    "expired",  #: not delivered: older than they may be
+    "overran",  #: deliveries that ended although their consumers renewed them: max lease
     "empty",  #: pops that found nothing due
 )
 
@@ -94,6 +96,8 @@ class TopicCounts:
     requeued: int
     dropped: int
     purged: int
+    expired: int
+    overran: int
     empty: int
 
     def __init__(self) -> None:
@@ -118,6 +122,11 @@ class TopicCounts:
         self.rolled_back += rolled_back
         self.dead += dead
         self.dropped += dropped
+
+    def expire(self, number: int, to_dead: bool) -> None:
+        """Count messages that have expired."""
+        self.expired += number
+        self.dead += number * to_dead
 
     def late_by(self, us: int) -> None:
         """Count a message that was delivered this many microseconds after its action time."""

@@ -41,6 +41,7 @@ class Number:
     unit: its unit, if it has one
     power_of_two: whether it has to be a power of two as well
     whole_floats: whether a whole number may be a float, such as 1e5
+    zero: what 0 stands for, if it may be 0 although that is below the bounds
     called: the name for it in an error about a topic, if not its own
     error: what is raised for any other value
     """
@@ -51,6 +52,7 @@ class Number:
     unit: str = ""
     power_of_two: bool = False
     whole_floats: bool = False
+    zero: str = ""
     called: str = ""
     error: type[ConfigurationError] = ConfigurationError
 
@@ -62,7 +64,7 @@ class Number:
             what = "a power of two"
         unit = f" of {self.unit}" if self.unit else ""
         bounds = f"{self.least} up" if self.most >= HUGE else f"{self.least} to {self.most}"
-        return f"{what}{unit} from {bounds}"
+        return f"{what}{unit} from {bounds}{f', or 0 for {self.zero}' if self.zero else ''}"
 
     def check(self, what: str, value: object) -> Any:
         """Check a value from a program: a whole number has to be an int; seconds may also be text.
@@ -95,13 +97,36 @@ class Number:
         return self.check(what, value)
 
     def _fits(self, number: float) -> bool:
+        if self.zero and number == 0:
+            return True
         if not self.least <= number <= self.most:  # also if it is not a number
             return False
         return not self.power_of_two or int(number) & int(number) - 1 == 0
 
 
+@dataclass(frozen=True)
+class Flag:
+    """What is true or false; as text also, such as in the arguments of a queue."""
+
+    called: str = ""
+    error: type[ConfigurationError] = ConfigurationError
+
+    #: what it must be, for an error
+    must = "true or false"
+
+    def check(self, what: str, value: object) -> bool:
+        """Check a value. Raises `error`, naming `what`."""
+        known = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+        try:
+            return known[str(value).lower()]
+        except KeyError:
+            raise self.error(f"{what} must be {self.must}, not {value!r}") from None
+
+    read = check
+
+
 #: The limits that a topic may be declared with, except its priority steps.
-LIMITS = {
+LIMITS: dict[str, Number | Flag] = {
     "slots": Number(
         int, 1, MAX_SLOTS, power_of_two=True, called="the slot count", error=SlotCountError
     ),
@@ -112,6 +137,9 @@ LIMITS = {
     "retry_backoff_max": Number(float, 0, unit="seconds"),
     "dead_age": Number(float, 1, unit="seconds"),
     "dead_limit": Number(int, 1, whole_floats=True),
+    "max_lease": Number(float, 1, unit="seconds", zero="none"),
+    "message_ttl": Number(int, 0, 10**12, unit="milliseconds", whole_floats=True),
+    "dead_expired": Flag(),
 }
 
 
@@ -161,6 +189,9 @@ class Limits(NamedTuple):
     dead_age: how long DeadQueue keeps a message
     dead_limit: how many messages the topic's DeadQueue keeps, the latest ones; a few more, because
         each slot keeps its share
+    max_lease: for how long one delivery may be renewed in all; 0: for ever
+    message_ttl: milliseconds after its due time when a message expires; None: never
+    dead_expired: whether a message that has expired goes to DeadQueue; if not, it is deleted
     """
 
     visibility: float = 60.0
@@ -168,10 +199,16 @@ class Limits(NamedTuple):
     retry_backoff_max: float = 600.0
     dead_age: float = DEAD_AGE
     dead_limit: int = DEAD_LIMIT
+    max_lease: float = 0.0
+    message_ttl: int | None = None
+    dead_expired: bool = True
 
     def checked(self, what: str) -> Limits:
         """The same with its times as floats.
 
         Raises ConfigurationError, naming `what`, if a limit makes no sense.
         """
-        return Limits(**check_limits(what, self._asdict().items(), optional=False))
+        given = self._asdict()
+        if self.message_ttl is None:
+            del given["message_ttl"]
+        return Limits(**check_limits(what, given.items(), optional=False))

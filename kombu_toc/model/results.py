@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from . import scores
+from . import scores, traits
 from .receipts import read_receipt, write_receipt
 
 #: The states of a message.
@@ -105,6 +105,27 @@ class Delivery(NamedTuple):
         topic, slot, step, id, score, limit, birth = read_receipt(receipt)
         return cls(topic, slot, step, id, score, b"", limit, birth)
 
+    @property
+    def visibility(self) -> float | None:
+        """Seconds that its lease lasts unless it is renewed, if it has a visibility of its own;
+        None: what its topic says, or the connection."""
+        own = traits.trait(self.birth, "v")
+        return None if own is None else own / 1000
+
+    @property
+    def ends_us(self) -> int | None:
+        """When this delivery ends although it is renewed, in microseconds since the epoch; None:
+        never."""
+        ms = traits.last_end(self.birth)
+        return None if ms is None else ms * 1000
+
+    @property
+    def expires_us(self) -> int | None:
+        """When the message expires if it comes back by then, in microseconds since the epoch;
+        None: never."""
+        ms = traits.trait(self.birth, "x")
+        return None if ms is None else ms * 1000
+
 
 class Consumer(NamedTuple):
     """A process that consumes a topic."""
@@ -145,6 +166,7 @@ class Popped(NamedTuple):
     dropped: list[str]  #: ids that DeadQueue no longer keeps: too old, or too many
     #: (key, member) of copies sets whose message is gone; the caller removes them
     stray: list[tuple[str, str]]
+    expired: list[str] = []  #: ids that were too old to be delivered: they died, or are deleted
 
 
 class Settled(int):

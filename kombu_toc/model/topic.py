@@ -77,6 +77,9 @@ class Declaration:
     retry_backoff_max: float | None = None
     dead_age: float | None = None
     dead_limit: int | None = None
+    max_lease: float | None = None
+    message_ttl: int | None = None
+    dead_expired: bool | None = None
     steps: tuple[int, ...] | None = None
     draining_counts: tuple[int, ...] = ()
     previous_counts: tuple[int, ...] = ()

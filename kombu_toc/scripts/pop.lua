@@ -7,7 +7,7 @@
 -- ARGV[3] how many may be taken that are due within ARGV[4] microseconds from now
 -- ARGV[5] how many may be taken that have been due for ARGV[6] microseconds
 --         (the two counts include each other: 2 and 8 mean 8 at most)
--- ARGV[7] visibility timeout in milliseconds
+-- ARGV[7] visibility timeout in milliseconds; a message's own goes before it, unless ARGV[19] says
 -- ARGV[8] retries of a message that has not been tried
 -- ARGV[9] how many expired leases a slot may roll back first, and how many messages its
 --         DeadQueue may drop; 0: none
@@ -20,19 +20,21 @@
 -- ARGV[16] name of this pop, as no other has ever had
 -- ARGV[17] seconds for which what it gives is remembered, or 0: see recall.lua
 -- ARGV[18] bytes that the envelopes may have together; the first may have any
--- ARGV[19...] the slot numbers
+-- ARGV[19] what else holds for the topic's messages, see deliver.lua; mostly ''
+-- ARGV[20...] the slot numbers
 -- Returns {now in microseconds, 1 if something that is due was left,
 --          {slot index, step index, id, store score, envelope, ...},
 --          {slot index, id without a body, ...}, ids rolled back, ids that died,
---          {slot index, id that DeadQueue dropped, ...}, announcements, settled}
--- In place of the id of a message that was delivered before: {id, token}. Of the others, the name is
--- the token.
+--          {slot index, id that DeadQueue dropped, ...}, {slot index, id that has expired, ...},
+--          announcements, settled}
+-- In place of the id of a message that was delivered before, or has traits: {id, token}. Of the
+-- others, the name is the token.
 --
 -- Steps in their order, and within a step by score over all the slots. Whatever the horizon
 -- has passed is settled in the wake index, and each slot's next time is announced. (Of a slot with
 -- more that is due, an announcement that nobody has claimed yet serves as that.) A slot that holds
 -- nothing more has nothing announced.
---@ clock admitted wake failure recover token
+--@ clock admitted wake failure recover token deliver expire
 
 local slots, steps = tonumber(ARGV[1]), tonumber(ARGV[2])
 local soon, late = tonumber(ARGV[3]), tonumber(ARGV[5])
@@ -43,7 +45,10 @@ local now = clock()
 local now_ms = math.floor(now / 1000)
 local soon_us, late_us = now + tonumber(ARGV[4]), now - tonumber(ARGV[6])
 local soon_score, late_score = due_score(soon_us), due_score(late_us)
-local rolled, died, bare, dropped = {}, {}, {}, {}
+local rolled, died, bare, dropped, expired = {}, {}, {}, {}, {}
+local untried = tonumber(ARGV[8])
+local special = ARGV[19] ~= ''
+local terms = special and read_terms(ARGV[7], ARGV[19]) or {visibility = tonumber(ARGV[7])}
 
 local function key(slot, part) return KEYS[(slot - 1) * width + part] end
 local function store(slot, step) return key(slot, 6 + step) end
@@ -69,6 +74,25 @@ if recover > 0 then
       dropped[#dropped + 1] = gone[i]
     end
   end
+end
+
+-- How many a slot may look at, of a step, that have expired beside those that it would deliver.
+local LOOK = 100
+
+local function expire_slot(slot, due_ms)
+  local gone = {}
+  for step = 1, steps do
+    expire_waiting(store(slot, step), step, key(slot, 3), key(slot, 4), key(slot, 5), key(slot, 6),
+      LOOK, due_ms, now_ms, terms, untried, gone)
+  end
+  for i = 1, #gone do
+    expired[#expired + 1] = slot - 1
+    expired[#expired + 1] = gone[i]
+  end
+end
+
+if terms.ttl then
+  for slot = 1, slots do expire_slot(slot, now_ms - terms.ttl) end
 end
 
 -- Which steps hold anything: the first nearly always, the others rarely.
@@ -139,7 +163,7 @@ for step = 1, used do
   end
 end
 
-local lease = (now_ms + tonumber(ARGV[7])) * 1000
+local lease = now_ms + terms.visibility
 local bodies, tokens, seen = {}, {}, {} -- per slot: of its ids, in their order
 local function values(key, ids)
   if #ids <= 1000 then return redis.call('HMGET', key, unpack(ids)) end
@@ -168,8 +192,9 @@ for slot = 1, slots do
   end
 end
 
-local name, untried = ARGV[16], tonumber(ARGV[8])
+local name = ARGV[16]
 local messages, leases, births, again, at = {}, {}, {}, {}, 0
+local late = {} -- of what has expired: slot, score in DeadQueue, id
 for i = 1, 4 * taken, 4 do
   local slot, step, id, score = order[i], order[i + 1], order[i + 2], order[i + 3]
   local place = seen[slot] + 1
@@ -178,24 +203,28 @@ for i = 1, 4 * taken, 4 do
   if envelope then
     local low = score % 1000
     local retries = low < 32 and low or untried
-    local part = leases[slot]
-    if not part then
-      part = {}
-      leases[slot], births[slot] = part, {}
+    local birth, ends = name, lease
+    if token and not is_still(token, score) then token = nil end
+    if token or special then birth, ends = deliver(token, score, name, now_ms, terms) end
+    if birth then
+      local part = leases[slot]
+      if not part then
+        part = {}
+        leases[slot], births[slot] = part, {}
+      end
+      local n = #part
+      part[n + 1], part[n + 2] = ends * 1000 + 32 * (step - 1) + retries, id
+      if birth ~= name then again[#again + 1], again[#again + 2] = i, birth end
+      part = births[slot]
+      part[n + 1], part[n + 2] = id, birth
+      messages[at + 1], messages[at + 2] = slot - 1, step - 1
+      messages[at + 3] = birth == name and id or {id, birth}
+      messages[at + 4], messages[at + 5] = score, envelope
+      at = at + 5
+    else
+      local n = #late
+      late[n + 1], late[n + 2], late[n + 3] = slot, now_ms * 1000 + 32 * (step - 1) + retries, id
     end
-    local n = #part
-    part[n + 1], part[n + 2] = lease + 32 * (step - 1) + retries, id
-    local birth = name
-    if token and is_still(token, score) then
-      birth = birth_of(token) .. '~' .. name
-      again[#again + 1], again[#again + 2] = i, birth
-    end
-    part = births[slot]
-    part[n + 1], part[n + 2] = id, birth
-    messages[at + 1], messages[at + 2] = slot - 1, step - 1
-    messages[at + 3] = birth == name and id or {id, birth}
-    messages[at + 4], messages[at + 5] = score, envelope
-    at = at + 5
   else
     redis.call('HDEL', key(slot, 5), id)
     redis.call('HDEL', key(slot, 6), id)
@@ -212,7 +241,19 @@ if ARGV[17] ~= '0' and at > 0 then
     for i = 1, 4 * taken, 4 do
       redis.call('ZADD', store(order[i], order[i + 1]), order[i + 3], order[i + 2])
     end
-    return {now, 1, {}, bare, rolled, died, dropped, said, unsaid}
+    return {now, 1, {}, bare, rolled, died, dropped, expired, said, unsaid}
+  end
+end
+local looked = {}
+for i = 1, #late, 3 do
+  local slot, score, id = late[i], late[i + 1], late[i + 2]
+  expire(key(slot, 3), key(slot, 4), key(slot, 5), key(slot, 6), id, score, terms.drop)
+  expired[#expired + 1] = slot - 1
+  expired[#expired + 1] = id
+  if not looked[slot] then -- where one has, more may have
+    looked[slot] = true
+    expire_slot(slot, now_ms)
+    heads[slot] = tonumber(redis.call('ZRANGE', store(slot, used), 0, 0, 'WITHSCORES')[2] or '')
   end
 end
 for slot, part in pairs(leases) do in_parts('ZADD', key(slot, 2), part) end
@@ -232,7 +273,7 @@ end
 
 local empty = {}
 for slot = 1, slots do
-  local armed, number = key(slot, 1), ARGV[18 + slot]
+  local armed, number = key(slot, 1), ARGV[19 + slot]
   local first = heads[slot]
   for step = 1, used - 1 do
     local head = tonumber(redis.call('ZRANGE', store(slot, step), 0, 0, 'WITHSCORES')[2])
@@ -255,6 +296,6 @@ end
 local stale = {}
 for i = 1, #empty do stale[i] = key(empty[i], 1) end
 if #stale > 0 and redis.call('EXISTS', unpack(stale)) > 0 then
-  for i = 1, #empty do settle(wake, stale[i], ARGV[18 + empty[i]], '+inf') end
+  for i = 1, #empty do settle(wake, stale[i], ARGV[19 + empty[i]], '+inf') end
 end
-return {now, left, messages, bare, rolled, died, dropped, said, unsaid}
+return {now, left, messages, bare, rolled, died, dropped, expired, said, unsaid}

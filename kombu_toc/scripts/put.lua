@@ -1,7 +1,8 @@
 -- Adds a message: its body and its entry in StoreQueue together.
 --
 -- KEYS[1] store (of its priority step)   KEYS[2] body   KEYS[3] armed   KEYS[4] copies of the id
--- KEYS[5] the producer's latest publish   KEYS[6] wake index, if it is on this node
+-- KEYS[5] the producer's latest publish
+-- then tokens, if ARGV[11] is given; then the wake index, if it is on this node
 -- ARGV[1] id        ARGV[2] envelope
 -- ARGV[3] action time in microseconds, '+N' for N microseconds from now, or '' for now; 'T+N' for T,
 --         if the sender is right in that there are N microseconds until then, else for '+N'
@@ -11,6 +12,8 @@
 -- ARGV[7] 1: add only if no live message has this id
 -- ARGV[8] name of this publish, or '' if it is not remembered   ARGV[9] seconds it is
 -- ARGV[10] 1: add it although the server is full, for it takes the place of one that was delivered
+-- ARGV[11] its traits as token.lua has them, or '' if it has none; left out as a rule. Where slots
+--          go away by themselves it is given: a token may outlive its body there
 -- Returns {id it is kept under, 1 added | 0 it was there already, now in microseconds if it was
 --          added just now, else 0, announcements, settled}; of a publish that is to be added only
 --          if it is new, 1 also if it is the one that added it, repeated
@@ -26,7 +29,9 @@
 -- is late from now on, and it does not go before what has been due for longer.
 --@ clock admitted wake spread
 
-local store, body, armed, copies, sent, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local store, body, armed, copies, sent = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local traits = ARGV[11]
+local wake = KEYS[traits and 7 or 6]
 local id, envelope, ttl = ARGV[1], ARGV[2], tonumber(ARGV[6])
 
 local function keep(key) -- for as long as the slot, unless it is kept for longer already
@@ -75,6 +80,11 @@ end
 score = free_score(store, score)
 
 redis.call('HSET', body, id, envelope)
+if traits == '' then
+  redis.call('HDEL', KEYS[6], id)
+elseif traits then
+  redis.call('HSET', KEYS[6], id, traits)
+end
 if publish ~= '' then redis.call('SET', sent, publish, 'EX', ARGV[9]) end
 redis.call('ZADD', store, score, id)
 announce_if_first(wake, armed, ARGV[4], math.max(us, action_time(score)), now)

@@ -3,17 +3,18 @@
 --
 -- KEYS, per slot of that pop: prepare, body, tokens
 -- then what was given to the consumer last
--- ARGV[1] name of the pop   ARGV[2] visibility timeout in milliseconds
+-- ARGV[1] name of the pop
+-- ARGV[2] visibility timeout in milliseconds; a message's own goes before it, unless ARGV[6] says
 -- ARGV[3] retries of a message that has not been tried
 -- ARGV[4] seconds for which the pop is to give nothing if it has not run yet; 0: it may
--- ARGV[5] 1: with the envelopes
+-- ARGV[5] 1: with the envelopes   ARGV[6] 1: the visibility timeout goes before the messages' own
 -- Returns {now in microseconds, {slot index, step index, id or {id, birth}, store score,
 --          envelope, ...}}, as pop does
---@ clock admitted
+--@ clock admitted token deliver
 
 local given, name = KEYS[#KEYS], ARGV[1]
 local now = clock()
-local until_ms = math.floor(now / 1000) + tonumber(ARGV[2])
+local now_ms, visibility, own = math.floor(now / 1000), tonumber(ARGV[2]), ARGV[6] == '1'
 local known = redis.call('GET', given)
 local messages = {}
 if known and string.sub(known, 1, #name + 1) == name .. '\n' then
@@ -26,10 +27,11 @@ if known and string.sub(known, 1, #name + 1) == name .. '\n' then
     local prepare, body, tokens = KEYS[3 * slot - 2], KEYS[3 * slot - 1], KEYS[3 * slot]
     local low = score % 1000
     local mark = 32 * (step - 1) + (low < 32 and low or tonumber(ARGV[3]))
-    local lease = redis.call('ZSCORE', prepare, id)
-    if lease and tonumber(lease) % 1000 == mark and redis.call('HGET', tokens, id) == birth then
+    local lease, last = redis.call('ZSCORE', prepare, id), last_end(birth)
+    if lease and tonumber(lease) % 1000 == mark and redis.call('HGET', tokens, id) == birth
+        and not (last and last <= now_ms) then
       write_nothing(prepare)
-      redis.call('ZADD', prepare, until_ms * 1000 + mark, id)
+      redis.call('ZADD', prepare, lease_until(birth, now_ms, visibility, own) * 1000 + mark, id)
       local at = #messages
       messages[at + 1] = slot - 1
       messages[at + 2] = step - 1

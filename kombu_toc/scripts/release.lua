@@ -22,7 +22,7 @@ for i = 3, #ARGV, 5 do
     redis.call('ZREM', KEYS[2], id)
     count = count + 1
     redis.call('ZADD', KEYS[4 + tonumber(ARGV[i + 2])], score, id)
-    redis.call('HSET', KEYS[3], id, birth_of(ARGV[i + 4]) .. '@')
+    redis.call('HSET', KEYS[3], id, heritage_of(ARGV[i + 4]) .. '@')
     local us = action_time(score)
     if us == 0 then us = now end
     announce_if_first(wake, KEYS[1], ARGV[2], us, now)

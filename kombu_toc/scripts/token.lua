@@ -1,17 +1,38 @@
 -- Fragment: what tells a message from others that had or will have its id, and a delivery of it from
--- the others.
+-- the others; and what holds for one message only, its traits.
 --
 -- The hash `tokens` has, per id that has been delivered, the message's birth: the name of the pop
--- that delivered it first. Behind a '~' the name of the pop that delivered it last follows, if that
--- is another one; instead of it, an '@' since it was released. It stays until the body goes.
+-- that delivered it first. Its traits follow, if it has any: a ';', then letters with numbers, a
+-- comma between two. Behind a '~' the name of the pop that delivered it last follows, if that is
+-- another one; instead of it, an '@' since it was released. Behind a '!' a delivery that may not be
+-- renewed for ever says when it ends at last, in milliseconds since the epoch. The token stays until
+-- the body goes. A message with traits has them there, behind a ';', before it is delivered.
+--
+-- The letters: v, visibility in milliseconds; m, milliseconds for which a delivery may be renewed in
+-- all, or 0; e, milliseconds after its due time when the message expires; x, when it expires, in
+-- milliseconds since the epoch, known since its first delivery.
 
-local function birth_of(token) return string.match(token, '^[^~@]*') end
+local function birth_of(token) return string.match(token, '^[^;~@!]*') end
+
+-- What a redelivery takes over: the birth, and the traits.
+local function heritage_of(token) return string.match(token, '^[^~@!]*') end
+
+local function is_undelivered(token) return string.byte(token) == 59 end
 
 -- Whether a token is of the message that was delivered with the other.
-local function is_of(token, other) return token and birth_of(token) == birth_of(other) end
+local function is_of(token, other)
+  return token and not is_undelivered(token) and birth_of(token) == birth_of(other)
+end
 
 -- Whether a token is of the message that waits with this score. What was never tried nor released
--- has none: it was left by another one, which an older release has acknowledged.
+-- has none but for its traits: it was left by another one, which an older release has acknowledged.
 local function is_still(token, score)
-  return score % 1000 < 32 or string.sub(token, -1) == '@'
+  return score % 1000 < 32 or string.sub(token, -1) == '@' or is_undelivered(token)
 end
+
+local function trait(token, letter) -- a number, or nil
+  return tonumber(string.match(token, '[;,]' .. letter .. '(%d+)'))
+end
+
+-- When a delivery ends although it is renewed, in milliseconds since the epoch, or nil.
+local function last_end(token) return tonumber(string.match(token, '!(%d+)$')) end

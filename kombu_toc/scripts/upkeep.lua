@@ -12,14 +12,15 @@
 --   milliseconds that a message waits after its first failure, the longest of these waits,
 --   retries of a message that has not been tried,
 --   milliseconds that DeadQueue keeps a message, how many a slot's keeps,
+--   what else holds for its messages (deliver.lua), mostly '',
 --   the slot numbers
 -- Returns {now in microseconds, 1 if more is to be done at once, {topic index of each that holds
---          anything, ...}, {topic index, slot number, what: 1 rolled back | 2 died | 3 dropped,
---          id, ...}, announcements, settled}
+--          anything, ...}, {topic index, slot number, what: 1 rolled back | 2 died | 3 dropped |
+--          4 expired, id, ...}, announcements, settled}
 --
 -- With a grace, what has ended is only noted at first, in `ended`: when somebody saw it. Whoever
 -- comes a grace later rolls back what had ended by then and was not renewed since.
---@ clock admitted wake failure recover
+--@ clock admitted wake failure recover token deliver expire
 
 local wake_is_here = ARGV[4] == '1'
 local left, each = tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -69,6 +70,7 @@ for topic = 1, tonumber(ARGV[1]) do
   local first_wait, most_wait = tonumber(ARGV[arg + 4]), tonumber(ARGV[arg + 5])
   local retries = tonumber(ARGV[arg + 6])
   local age, limit = tonumber(ARGV[arg + 7]), tonumber(ARGV[arg + 8])
+  local terms = ARGV[arg + 9] ~= '' and read_terms(0, ARGV[arg + 9]) or {}
   local width = 7 + steps
   local wake = wake_is_here and KEYS[at + slots * width + 1] or nil
   local found = false
@@ -80,7 +82,7 @@ for topic = 1, tonumber(ARGV[1]) do
   if found then holding[#holding + 1] = topic - 1 end
   for slot = 1, found and slots or 0 do
     local base = at + (slot - 1) * width
-    local number = ARGV[arg + 8 + slot]
+    local number = ARGV[arg + 9 + slot]
     local armed, prepare, body = KEYS[base + 1], KEYS[base + 2], KEYS[base + 3]
     local dead, reasons = KEYS[base + 4], KEYS[base + 5]
     local tokens, ended = KEYS[base + 6], KEYS[base + 7]
@@ -110,6 +112,17 @@ for topic = 1, tonumber(ARGV[1]) do
       if #gone == most then more = 1 end
     end
 
+    most = math.max(math.min(each, left), 0)
+    if terms.ttl and most > 0 then
+      local gone = {}
+      for step = 1, steps do
+        expire_waiting(stores[step], step, body, dead, reasons, tokens, most, now_ms - terms.ttl,
+          now_ms, terms, retries, gone)
+      end
+      note(topic, number, 4, gone)
+      if #gone >= most then more = 1 end
+    end
+
     local first
     for step = 1, steps do
       local head = redis.call('ZRANGE', stores[step], 0, 0, 'WITHSCORES')[2]
@@ -130,6 +143,6 @@ for topic = 1, tonumber(ARGV[1]) do
     end
   end
   at = at + slots * width + (wake_is_here and 1 or 0)
-  arg = arg + 9 + slots
+  arg = arg + 10 + slots
 end
 return {now, more, holding, events, said, unsaid}

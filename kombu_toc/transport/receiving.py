@@ -121,14 +121,14 @@ class Receiver:
     def get(self, queue: str, visibility: float, no_ack: bool) -> Message | None:
         """One message that is due, or None.
 
-        visibility: seconds of its lease
+        visibility: seconds of its lease, unless it has its own
         """
         while True:
             recover = RECOVER if self._lease_keeper.in_time(queue) else 0
             popped = self._center.pop(queue, 1, recover=recover)
             self._poller.log_pop(queue, popped)
             if not popped.messages:
-                if popped.bare:
+                if popped.bare or (popped.expired and popped.more):
                     continue
                 return None
             delivery = popped.messages[0]
@@ -142,7 +142,7 @@ class Receiver:
             if no_ack:
                 self._center.ack([delivery])
             else:
-                self._lease_keeper.hold(delivery, visibility)
+                self._lease_keeper.hold(delivery, delivery.visibility or visibility)
                 self._channel.qos.append(message, message.delivery_tag)
             return message
 

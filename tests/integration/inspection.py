@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import redis
 
 from kombu_toc import Delivery, TimeoutCenter
@@ -58,7 +60,9 @@ def _counts(client: redis.Redis, key: bytes) -> bool:
 
 def birth_of(delivery: Delivery) -> str:
     """What is the same of all deliveries of one message."""
-    return delivery.birth.partition("~")[0]
+    found = re.match("[^;~@!]*", delivery.birth)
+    assert found is not None
+    return found[0]
 
 
 def script_calls(client: redis.Redis) -> int:
@@ -75,6 +79,8 @@ def time_passes(center: TimeoutCenter, topic: str, seconds: float) -> None:
             for id, score in client.zrange(key, 0, -1, withscores=True):
                 if score >= 1000:  # what is due at once remains so
                     client.zadd(key, {id: score - ms * 1000})
+        for id, token in client.hgetall(slot.tokens).items():
+            client.hset(slot.tokens, id, _older(token.decode(), ms))
         times = [
             int(score) for _, score in client.zrange(slot.announced_times, 0, -1, withscores=True)
         ]
@@ -85,6 +91,15 @@ def time_passes(center: TimeoutCenter, topic: str, seconds: float) -> None:
     for slot, us in announced(center, topic):
         client.zrem(wake, f"{slot}:{us}")
         client.zadd(wake, {f"{slot}:{us - ms * 1000}": us - ms * 1000})
+
+
+def aged(delivery: Delivery, seconds: float) -> Delivery:
+    """A delivery as it is known after :func:`time_passes`: some of its times are in its name."""
+    return delivery._replace(birth=_older(delivery.birth, int(seconds * 1000)))
+
+
+def _older(token: str, ms: int) -> str:
+    return re.sub(r"(?<=[;,]x)\d+|(?<=!)\d+$", lambda at: str(int(at[0]) - ms), token)
 
 
 def announced(center: TimeoutCenter, topic: str) -> set[tuple[int, int]]:

@@ -208,9 +208,10 @@ def test_a_pop_asks_all_slots_unless_told_which() -> None:
 
 
 @pytest.mark.parametrize(
-    "declared, asked, ms", [(None, None, 60_000), (None, 5.0, 5000), (90.0, 5.0, 90_000)]
+    "declared, asked, ms",
+    [(None, None, 60_000), (None, 5.0, 5000), (90.0, 5.0, 5000), (90.0, None, 90_000)],
 )
-def test_the_topic_says_how_long_a_lease_lasts_then_the_consumer_then_the_center(
+def test_the_caller_says_how_long_a_lease_lasts_then_the_topic_then_the_center(
     declared: float | None, asked: float | None, ms: int
 ) -> None:
     made = Made(visibility=declared)

@@ -12,7 +12,7 @@ from redis.crc import key_slot
 
 from kombu_toc import ConfigurationError, Limits, SlotCountError
 from kombu_toc.model.keys import Keys, encode_name
-from kombu_toc.model.limits import LIMITS, MAX_SLOTS, PRIORITY_STEPS, check_steps
+from kombu_toc.model.limits import LIMITS, MAX_SLOTS, PRIORITY_STEPS, Flag, check_steps
 from kombu_toc.model.topic import Declaration, Topic, check_slots, slot_of
 
 names = st.text(st.characters(codec="utf-8"), min_size=0, max_size=30) | st.text(
@@ -195,6 +195,9 @@ def test_a_visibility_timeout_below_a_second_or_without_end_is_refused(seconds):
         ("retry_backoff_max", "a number of seconds from 0 up"),
         ("dead_age", "a number of seconds from 1 up"),
         ("dead_limit", "a whole number from 1 up"),
+        ("max_lease", "a number of seconds from 1 up, or 0 for none"),
+        ("message_ttl", "a whole number of milliseconds from 0 up"),
+        ("dead_expired", "true or false"),
     ],
 )
 def test_an_error_says_what_a_limit_must_be(name, must):
@@ -211,8 +214,11 @@ def test_a_limit_that_is_accepted_is_within_its_bounds_whoever_gives_it(value):
                 taken = accept("x", value)
             except ConfigurationError:
                 continue
+            if isinstance(number, Flag):
+                assert type(taken) is bool
+                continue
             assert type(taken) is number.kind
-            assert number.least <= taken <= number.most
+            assert (number.zero and not taken) or number.least <= taken <= number.most
 
 
 def test_a_declaration_takes_whole_numbers_only_and_an_option_text_as_well():
@@ -274,6 +280,7 @@ def test_a_number_of_dead_messages_may_be_written_as_a_float():
 def test_what_holds_for_topics_that_say_nothing_has_to_be_said():
     """Only a declaration may leave a limit to others."""
     assert Declaration.of("mail", visibility=None).visibility is None
-    for name in Limits._fields:
+    assert Limits().checked("limits").message_ttl is None  # said by not saying it
+    for name in set(Limits._fields) - {"message_ttl"}:
         with pytest.raises(ConfigurationError, match=r"limits: .*, not None"):
             Limits(**{name: None}).checked("limits")

@@ -123,7 +123,7 @@ def test_what_happened_is_told_and_copies_that_are_gone_leave_their_sets() -> No
     server.declare("mail", 4)
     server.reply_events = [0, b"1", 1, b"a", 0, b"2", 2, b"b", 0, b"3", 3, b"c#2"]
     server.run()
-    assert server.told == [Event("mail", ["a"], ["b"], ["c#2"])]
+    assert server.told == [Event("mail", ["a"], ["b"], ["c#2"], [])]
     assert server.removed == [(b"toc:{mail:3}:copies:c", b"c#2")]
 
 

@@ -130,12 +130,11 @@ class Commands:
         slots: Any,
         name: str,
         *,
-        visibility: float,
         bodies: bool = True,
         remember: int = 60,
     ) -> Call:
         first = min(slots) if slots else 0
-        return Call(lambda: self._server.recall(topic.name, first, name, visibility, remember))
+        return Call(lambda: self._server.recall(topic.name, first, name, VISIBILITY, remember))
 
     def ack(self, deliveries: list[Delivery]) -> list[Call]:
         done = list(deliveries)

@@ -1,0 +1,82 @@
+"""Traits: what holds for one message and not for its whole topic.
+
+They are kept in the slot's hash ``tokens``, so that a message without traits costs nothing:
+
+* before its first delivery, a message with traits has the entry ``;v30000,m60000,e5000`` there;
+* a delivered one has them behind its name: ``NAME;v30000,x1700000005000``, and behind them the
+  latest delivery, as without traits.
+
+=========  ==============================================================================
+letter     what it says
+=========  ==============================================================================
+``v``      visibility: milliseconds for which a lease lasts unless it is renewed
+``m``      max lease: milliseconds for which one delivery may be renewed in all; 0: for ever
+``e``      expiration: milliseconds after its due time when it expires
+``x``      when it expires, in milliseconds since the epoch; known since its first delivery
+=========  ==============================================================================
+
+Behind a ``!``, at its end, the token of a delivery with a max lease says when that has passed, in
+milliseconds since the epoch. ``scripts/token.lua`` has the same for the scripts.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from ..errors import TraitError
+from .limits import LIMITS, Flag, Number
+
+_TRAIT = re.compile(r"[;,]([a-z])(\d+)")
+_END = re.compile(r"!(\d+)$")
+
+#: Seconds within which a message expires at most.
+_LIVES = Number(float, 0, unit="seconds")
+
+#: name of a trait -> its letter, its bounds, and how many milliseconds its unit has
+_TRAITS: dict[str, tuple[str, Number | Flag, int]] = {
+    "visibility": ("v", LIMITS["visibility"], 1000),
+    "max_lease": ("m", LIMITS["max_lease"], 1000),
+    "expiration": ("e", _LIVES, 1000),
+    "x-visibility": ("v", LIMITS["visibility"], 1000),
+    "x-max-lease": ("m", LIMITS["max_lease"], 1000),
+    "expiration_ms": ("e", LIMITS["message_ttl"], 1),
+}
+
+
+def traits_of(what: str, **given: object) -> str:
+    """The entry of a message before its first delivery; empty if it has no traits.
+
+    what: which message it is, for an error
+    given: of ``visibility``, ``max_lease`` and ``expiration`` (seconds), or under the names that
+        senders know: ``x-visibility`` and ``x-max-lease`` (seconds), ``expiration_ms``
+        (milliseconds). What is None is not said.
+
+    Raises TraitError, naming the message and the trait, for a value that makes no sense.
+    """
+    said = []
+    for name, value in given.items():
+        if value is not None:
+            letter, bounds, unit_ms = _TRAITS[name]
+            try:
+                number = bounds.read(f"{what}: {name}", value)
+            except ValueError as exc:
+                raise TraitError(str(exc)) from None
+            said.append(f"{letter}{int(number * unit_ms)}")
+    return f";{','.join(said)}" if said else ""
+
+
+@lru_cache(maxsize=1024)  # a message's visibility is asked for more than once
+def trait(token: str, letter: str) -> int | None:
+    """What a token says by this letter; None if it does not."""
+    if ";" not in token:
+        return None
+    said = token[token.index(";") :]
+    return next((int(value) for key, value in _TRAIT.findall(said) if key == letter), None)
+
+
+def last_end(token: str) -> int | None:
+    """When the delivery with this token ends although it is renewed, in milliseconds since the
+    epoch; None: never."""
+    found = _END.search(token)
+    return int(found[1]) if found else None
