@@ -13,6 +13,7 @@ from .plugin import register
 from .version import __version__
 
 if TYPE_CHECKING:
+    from .aio.center import AsyncTimeoutCenter as AsyncTimeoutCenter
     from .center.center import TimeoutCenter as TimeoutCenter
     from .center.factory import center_for as center_for
     from .center.memory import estimate_memory as estimate_memory
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
 #: The public names, and the module each lives in: the same as above, for a type checker.
 _PLACES = {
     "TimeoutCenter": "center.center",
+    "AsyncTimeoutCenter": "aio.center",
     "Consumer": "model.results",
     "Delivery": "model.results",
     "Fault": "model.results",

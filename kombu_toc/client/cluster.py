@@ -125,6 +125,10 @@ def _unsettled(exc: Exception) -> Exception:
     return error
 
 
+class NotSentError(redis.exceptions.ConnectionError):
+    """No connection could be opened: nothing was sent."""
+
+
 class ClusterClient(redis.Redis):
     """As :class:`kombu_toc.client.connection.Client`, for the nodes of a Cluster.
 
@@ -133,6 +137,9 @@ class ClusterClient(redis.Redis):
 
     Raises the errors of the nodes' clients, and ServerError if no node lists the hash slots.
     """
+
+    #: how it waits, and who uses it, between two attempts
+    sleep = staticmethod(time.sleep)
 
     def __init__(self, places: Sequence[Place], make_client: Callable[[Place], Client]) -> None:
         self._make_client = make_client
@@ -277,7 +284,7 @@ class ClusterClient(redis.Redis):
                 if heard is not None and moves <= MAX_MOVES:
                     client, asking = self.client_at(heard[0]), heard[1]
                 elif is_passing(exc) and time.monotonic() < deadline:
-                    time.sleep(PAUSE)  # the Cluster is about to settle it
+                    self.sleep(PAUSE)  # the Cluster is about to settle it
                     client, asking, moves = self.client_for(key), False, 0
                 else:
                     raise _unsettled(exc)  # noqa: B904 - it has its cause
@@ -286,7 +293,7 @@ class ClusterClient(redis.Redis):
                 before, place = place, self.place_of(key)
                 moves += 1
                 if is_passing(exc) and time.monotonic() < deadline:
-                    time.sleep(PAUSE)  # as above
+                    self.sleep(PAUSE)  # as above
                 elif place == before or moves > MAX_MOVES:
                     raise
                 client, asking = self.client_at(place), False
@@ -349,7 +356,7 @@ class ClusterClient(redis.Redis):
                     if self.place_of(commands[number][0]) != place
                 )
             if slow:
-                time.sleep(PAUSE)  # the Cluster is about to settle it
+                self.sleep(PAUSE)  # the Cluster is about to settle it
             # After a pause, redirections are counted from the start.
             moves = 0 if slow else moves + 1
         return replies, waited
@@ -384,7 +391,8 @@ class ClusterClient(redis.Redis):
                 try:
                     raw = iter(read(count))
                 except BROKEN as exc:
-                    yield place, numbers, [exc] * (len(numbers) + bool(last)), True
+                    failed = [exc] * (len(numbers) + bool(last))
+                    yield place, numbers, failed, not isinstance(exc, NotSentError)
                     continue
                 found = []
                 for _, asking in some:

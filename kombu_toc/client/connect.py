@@ -40,17 +40,19 @@ def connect(
     connect_timeout: float | None = None,
     ssl: Any = None,
     credential_provider: Any = None,
-) -> Client | ClusterClient:
+    classes: tuple[Callable[..., Any], Callable[..., Any]] = (Client, ClusterClient),
+) -> Any:
     """A client for the server at this address; nothing is sent yet.
 
     connect_timeout: seconds that opening a connection may take
     ssl: as in Celery's ``broker_use_ssl``: a bool, or a dict of arguments
     credential_provider: a redis.CredentialProvider, or the name of such a class
+    classes: those of the client of one server, and of a Cluster
 
     Raises ConfigurationError for options that cannot be used together, EmbeddedServerError if the
     embedded server cannot be started.
     """
-    request = _Request(address, settings, connect_timeout, ssl, credential_provider)
+    request = _Request(address, settings, connect_timeout, ssl, credential_provider, *classes)
     return _KINDS[address.kind](request)
 
 
@@ -63,6 +65,8 @@ class _Request:
     connect_timeout: float | None
     ssl: Any
     credential_provider: Any
+    client: Callable[..., Any]
+    cluster: Callable[..., Any]
 
     @property
     def tls(self) -> bool:
@@ -107,22 +111,22 @@ class _Request:
         return arguments
 
 
-def _tcp(request: _Request) -> Client:
+def _tcp(request: _Request) -> Any:
     arguments = request.tcp_arguments()
     arguments.update(host=request.address.host, port=request.address.port)
     return _pooled(TLSConnection if request.tls else redis.Connection, arguments, request)
 
 
-def _unix(request: _Request) -> Client:
+def _unix(request: _Request) -> Any:
     return _over_socket(request, request.arguments(), request.address.path)
 
 
-def _embedded(request: _Request) -> Client:
+def _embedded(request: _Request) -> Any:
     arguments = request.arguments()  # raises for a wrong one before a server is started
     return _over_socket(request, arguments, EmbeddedServer.join(request.address.path).socket)
 
 
-def _over_socket(request: _Request, arguments: dict[str, Any], path: str) -> Client:
+def _over_socket(request: _Request, arguments: dict[str, Any], path: str) -> Any:
     arguments["path"] = path
     for name in ("socket_keepalive", "socket_keepalive_options"):
         arguments.pop(name, None)
@@ -130,25 +134,32 @@ def _over_socket(request: _Request, arguments: dict[str, Any], path: str) -> Cli
     return _pooled(redis.UnixDomainSocketConnection, arguments, request)
 
 
-def _sentinel(request: _Request) -> Client:
+def _sentinel(request: _Request) -> Any:
     arguments = request.tcp_arguments()
     most, timeout = _bound(arguments)
     pool = make_pool(
-        request.address, request.settings, arguments, tls=request.tls, most=most, timeout=timeout
+        request.address,
+        request.settings,
+        arguments,
+        tls=request.tls,
+        most=most,
+        timeout=timeout,
+        # A sentinel's answers are redis-py's own: nothing of them concerns the center.
+        asking=redis.Redis if request.client is Client else request.client,
     )
     return _client(pool, request)
 
 
-def _cluster(request: _Request) -> ClusterClient:
-    def client_of(place: Place) -> Client:
+def _cluster(request: _Request) -> Any:
+    def client_of(place: Place) -> Any:
         node = replace(request.address, kind="redis", host=place[0], port=place[1], hosts=())
         return _tcp(replace(request, address=node))
 
-    return ClusterClient(request.address.hosts, client_of)
+    return request.cluster(request.address.hosts, client_of)
 
 
 #: Kind of URL (the part between ``toc+`` and ``://``) -> the function that makes its client.
-_KINDS: dict[str, Callable[[_Request], Client | ClusterClient]] = {
+_KINDS: dict[str, Callable[[_Request], Any]] = {
     "redis": _tcp,
     "rediss": _tcp,
     "unix": _unix,
@@ -158,7 +169,7 @@ _KINDS: dict[str, Callable[[_Request], Client | ClusterClient]] = {
 }
 
 
-def _pooled(cls: type[Any], arguments: dict[str, Any], request: _Request) -> Client:
+def _pooled(cls: type[Any], arguments: dict[str, Any], request: _Request) -> Any:
     most, timeout = _bound(arguments)
     pool: Any
     if most:
@@ -177,9 +188,9 @@ def _bound(arguments: dict[str, Any]) -> tuple[int, float]:
     return int(most or 0), timeout or POOL_TIMEOUT
 
 
-def _client(pool: Any, request: _Request) -> Client:
+def _client(pool: Any, request: _Request) -> Any:
     pool.prefix = request.settings.prefix  # for the error that explains a refusal by an ACL
-    return Client(connection_pool=pool)
+    return request.client(connection_pool=pool)
 
 
 def _provider(given: Any) -> CredentialProvider:

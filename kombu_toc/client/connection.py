@@ -30,6 +30,9 @@ class Client(redis.Redis):
     """redis-py's client. A reply that a server cannot run a command for now is raised as a
     ServerError, which is a ConnectionError: callers retry as after a lost connection."""
 
+    #: how who uses this client waits between two attempts
+    sleep = staticmethod(time.sleep)
+
     def __init__(self, connection_pool: redis.ConnectionPool) -> None:
         super().__init__(connection_pool=connection_pool)
         self.thread = threading.get_native_id()

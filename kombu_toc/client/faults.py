@@ -25,11 +25,17 @@ _NOT_NOW = (ReadOnlyError, OutOfMemoryError, MasterDownError, ClusterDownError)
 _NOT_NOW_WORDS = re.compile(
     r"\b(READONLY|MISCONF|NOREPLICAS|OOM|LOADING|MASTERDOWN|CLUSTERDOWN|BUSY|UNBLOCKED)\b"
 )
+_DEMOTED = re.compile(r"\bREADONLY\b")
 
 
 def is_temporary(exc: BaseException) -> bool:
     """Whether an error reply means that the server cannot run the command for now."""
     return isinstance(exc, _NOT_NOW) or _NOT_NOW_WORDS.search(str(exc)) is not None
+
+
+def is_demoted(exc: BaseException) -> bool:
+    """Whether an error reply means that the server is a replica now."""
+    return isinstance(exc, ReadOnlyError) or _DEMOTED.search(str(exc)) is not None
 
 
 def translated(reply: Any, pool: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,6 @@ from redis.exceptions import (
     AuthenticationError,
     InvalidResponse,
     NoPermissionError,
-    ReadOnlyError,
     ResponseError,
 )
 from redis.retry import Retry
@@ -24,14 +22,13 @@ from redis.sentinel import (
 
 from ..compat.redis_connections import is_open
 from ..errors import ConfigurationError, FailoverError, ServerError
+from .faults import is_demoted
 from .options import Settings
 from .tls import TLSConnection, tls_arguments
 from .urls import SENTINEL_PORT, Address
 
 #: Seconds that one sentinel may take to answer before the next is asked.
 PATIENCE = 2.0
-
-_DEMOTED = re.compile(r"\bREADONLY\b")
 
 
 class Sentinels(Sentinel):
@@ -149,7 +146,7 @@ class MasterConnection(SentinelManagedConnection):
         try:
             return parent.read_response(*args, disconnect_on_error=disconnect_on_error, **kwargs)
         except ResponseError as exc:
-            if not isinstance(exc, ReadOnlyError) and not _DEMOTED.search(str(exc)):
+            if not is_demoted(exc):
                 raise
             self.disconnect()
             raise ServerError(f"{self.host}:{self.port} is not the master any more") from exc
@@ -184,6 +181,7 @@ def make_pool(
     tls: bool,
     most: int | None = None,
     timeout: float | None = None,
+    asking: Callable[..., redis.Redis] = redis.Redis,
 ) -> redis.ConnectionPool:
     """A pool of connections to the master.
 
@@ -191,6 +189,7 @@ def make_pool(
     tls: whether the master speaks it
     most: how many connections; None or 0 for any number
     timeout: seconds to wait for one of a bounded pool
+    asking: the class of the clients that ask the sentinels
 
     Raises ConfigurationError if the master has no name.
     """
@@ -199,7 +198,7 @@ def make_pool(
             f"toc+sentinel://{_shown(address)}: which master? Name it, as the sentinels do: "
             "?master_name=mymaster in the URL, or master_name in broker_transport_options"
         )
-    asking = {
+    options = {
         "socket_timeout": PATIENCE,
         "socket_connect_timeout": PATIENCE,
         "socket_keepalive": True,
@@ -208,17 +207,17 @@ def make_pool(
         "protocol": 2,
     }
     if settings.sentinel_ssl:
-        asking.setdefault("ssl", True)
-    if asking.pop("ssl", False):
-        own = any(name.startswith("ssl_") for name in asking)
-        asking.update(tls_arguments(asking if own else arguments))
-        asking["connection_class"] = TLSConnection
+        options.setdefault("ssl", True)
+    if options.pop("ssl", False):
+        own = any(name.startswith("ssl_") for name in options)
+        options.update(tls_arguments(options if own else arguments))
+        options["connection_class"] = TLSConnection
     else:
-        asking["connection_class"] = redis.Connection
-        asking = {k: v for k, v in asking.items() if not k.startswith("ssl_")}
+        options["connection_class"] = redis.Connection
+        options = {k: v for k, v in options.items() if not k.startswith("ssl_")}
     sentinels = Sentinels([], settings.min_other_sentinels)
     sentinels.sentinels = [
-        redis.Redis(connection_pool=redis.ConnectionPool(host=host, port=port, **asking))
+        asking(connection_pool=redis.ConnectionPool(host=host, port=port, **options))
         for host, port in address.hosts
     ]
     arguments["connection_class"] = MasterTLSConnection if tls else MasterConnection

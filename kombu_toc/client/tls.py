@@ -78,12 +78,13 @@ class TLSConnection(redis.SSLConnection):
         try:
             yield
         except (redis.ConnectionError, redis.TimeoutError, OSError, ValueError) as exc:
-            text = None if isinstance(exc, ServerError) else self._explain(exc)
+            text = None if isinstance(exc, ServerError) else self.explain(exc)
             if text is None:
                 raise
             raise ServerError(f"{self.host}:{self.port}: {text}") from exc
 
-    def _explain(self, exc: BaseException) -> str | None:
+    def explain(self, exc: BaseException) -> str | None:
+        """What to change, if an error of opening such a connection says it; it need not be open."""
         missing = [(n, p) for n in _FILES if (p := self._file(n)) and not os.access(p, os.R_OK)]
         if missing:
             return f"{missing[0][0]} {missing[0][1]!r} cannot be read: name a file that can"

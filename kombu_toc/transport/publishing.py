@@ -108,7 +108,7 @@ class Publisher:
             if self._center.clustered and isinstance(exc, BROKEN):
                 self._on_missed(call.keys[0])
                 # Kombu pauses between attempts only if it cannot connect; but to the others it can.
-                time.sleep(ATTEMPT_PAUSE)
+                self._center.client.sleep(ATTEMPT_PAUSE)
             raise
         if put.now_us is not None and not self._center.clustered:  # whose clocks may differ
             self._clock.sample(put.now_us, began)

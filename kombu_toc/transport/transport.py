@@ -144,7 +144,7 @@ class Transport(virtual.Transport):
     # -- what it is made of, made when first used
 
     def _connect(self) -> redis.Redis:
-        made = connect(
+        made: redis.Redis = connect(
             self.address,
             self.settings,
             connect_timeout=self.client.connect_timeout,
@@ -296,7 +296,7 @@ class Transport(virtual.Transport):
                     raise
             if center.clustered:
                 center.client.refresh()  # if no node answers, there is nothing to wait for
-            time.sleep(PAUSE)  # they find a new one among themselves
+            center.client.sleep(PAUSE)  # they find a new one among themselves
 
     def _is_replaced(self, exc: Exception) -> bool:
         """Whether somebody may be about to take the place of a server that is away."""

@@ -153,3 +153,12 @@ def test_the_examples_of_monitoring_read_what_was_counted(
     names["server"].shutdown()
     names["thread"].join()
     names["server"].server_close()
+
+
+def test_the_example_of_asyncio_runs(
+    server: Server, client: redis.Redis, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = named("docs/asyncio.md", "AsyncTimeoutCenter.from_url")
+    assert blocks_of("docs/asyncio.md")[0] == example
+    exec(example.replace("toc+redis://localhost:6379/0", server.toc_url), {})
+    assert "id='order-7', state='waiting'" in capsys.readouterr().out

@@ -137,6 +137,7 @@ def subjects() -> dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]]:
     bare = (Bare(),)
     return {
         "acks-at-once": ((consumer,), bare),
+        "async-streams": ((), ()),
         "bootstep": ((Consumer.Blueprint,), bare),
         "command-line": ((bin_control, control.Panel), (Bare(), Bare())),
         "connect-pause": ((consumer,), bare),

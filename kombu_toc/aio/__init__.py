@@ -1,0 +1,1 @@
+"""The timeout center for asyncio."""

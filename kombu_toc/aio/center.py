@@ -1,0 +1,255 @@
+"""The timeout center for asyncio: the methods of :class:`TimeoutCenter`, awaited.
+
+::
+
+    async with AsyncTimeoutCenter.from_url("toc+redis://localhost:6379/0") as center:
+        await center.put("mail", "order-7", b"remind", delay=3600)
+
+The parts of the center run as they are, in a greenlet (:mod:`.bridge`). Their calls leave over
+connections of redis.asyncio (:mod:`.links`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+
+import redis
+import redis.asyncio
+
+from ..center.center import TimeoutCenter
+from ..center.delegate import Option
+from ..center.factory import make_center
+from ..client.connect import connect
+from ..client.options import read
+from ..client.urls import read_url
+from ..errors import ConfigurationError
+from .bridge import run
+from .client import AsyncClient, AsyncClusterClient, open_link
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Awaited(Generic[P, R]):
+    """A method of the center, awaited: ``get = Awaited(TimeoutCenter.get)``.
+
+    Of the class it is the center's function, with its signature and docstring.
+    """
+
+    def __init__(self, method: Callable[Concatenate[Any, P], R]) -> None:
+        self._name = method.__name__
+        self._method = method
+
+    @overload
+    def __get__(self, facade: None, owner: type) -> Callable[Concatenate[Any, P], R]: ...
+
+    @overload
+    def __get__(
+        self, facade: AsyncTimeoutCenter, owner: type
+    ) -> Callable[P, Coroutine[Any, Any, R]]: ...
+
+    def __get__(self, facade: AsyncTimeoutCenter | None, owner: type) -> Callable[..., Any]:
+        if facade is None:
+            return self._method
+        method = getattr(facade.center, self._name)
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+            return run(method, *args, **kwargs)
+
+        call.__name__, call.__doc__ = self._name, self._method.__doc__
+        return call
+
+
+class AsyncTimeoutCenter:
+    """The operations on topics, awaited. Tasks of one event loop share one.
+
+    client: a ``redis.asyncio.Redis`` that returns bytes; it says where the server is. The center
+        opens connections of its own like those of its pool, no more than the pool's
+        ``max_connections`` and at most ten unless that is set. :meth:`from_url` makes one for a
+        Cluster, too
+    options: those of :class:`TimeoutCenter`
+
+    Raises ConfigurationError for a client that cannot be used, and if the package greenlet is not
+    installed.
+
+    A task that is cancelled while it awaits a method does not know whether the server has done
+    what was asked; no connection is left with replies that nobody reads.
+    """
+
+    def __init__(self, client: redis.asyncio.Redis, prefix: str = "toc:", **options: Any) -> None:
+        self._take(TimeoutCenter(_client_like(client), prefix, **options))
+
+    @classmethod
+    def from_url(cls, url: str, *, ssl: Any = None, **options: Any) -> AsyncTimeoutCenter:
+        """The timeout center behind a broker URL; see :func:`kombu_toc.center_for`.
+
+        ssl: as in Celery's ``broker_use_ssl``
+        options: as in ``broker_transport_options``; ``max_connections`` is ten unless given, for
+            each node of a Cluster
+
+        Raises ConfigurationError for a URL or an option that makes no sense. It connects when it is
+        first used.
+        """
+        address = read_url(url)
+        settings = read(address.query, options)
+        client = connect(address, settings, ssl=ssl, classes=(AsyncClient, AsyncClusterClient))
+        return cls.over(make_center(client, settings))
+
+    @classmethod
+    def over(cls, center: TimeoutCenter) -> AsyncTimeoutCenter:
+        """The center around one whose client is one of asyncio's."""
+        made = cls.__new__(cls)
+        made._take(center)
+        return made
+
+    def _take(self, center: TimeoutCenter) -> None:
+        #: the center whose methods run in greenlets
+        self.center = center
+        self.clustered = center.clustered
+        self.client: Any = center.client
+
+    def __repr__(self) -> str:
+        return f"<AsyncTimeoutCenter over {self.center!r}>"
+
+    async def __aenter__(self) -> AsyncTimeoutCenter:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Send the counters of this process, and close the connections; they open again when the
+        center is used."""
+        center = self.center
+        try:
+            await run(center.metrics.send, center.runner)
+        finally:
+            await self.client.aclose()
+
+    async def call(self, function: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
+        """Call a function of `kombu_toc` that takes a center: ``await center.call(read_metrics)``.
+
+        function: gets the center as its first argument, then the others
+        """
+        return await run(function, self.center, *args, **kwargs)
+
+    # -- options
+
+    steps: Option[tuple[int, ...] | None] = Option("center", "steps")
+    slots: Option[int] = Option("center", "slots")
+    limits: Option[Any] = Option("center", "limits")
+    wait_replicas: Option[int] = Option("center", "wait_replicas")
+    wait_timeout: Option[float] = Option("center", "wait_timeout")
+    pop_bytes: Option[int] = Option("center", "pop_bytes")
+    grace: Option[float | None] = Option("center", "grace")
+    metrics: Option[Any] = Option("center", "metrics")
+    keys: Option[Any] = Option("center", "keys")
+
+    # -- running script calls
+
+    run = Awaited(TimeoutCenter.run)
+    run_all = Awaited(TimeoutCenter.run_all)
+    run_each = Awaited(TimeoutCenter.run_each)
+    run_puts = Awaited(TimeoutCenter.run_puts)
+
+    # -- topics
+
+    declare = Awaited(TimeoutCenter.declare)
+    agreed = Awaited(TimeoutCenter.agreed)
+    topic = Awaited(TimeoutCenter.topic)
+    known = Awaited(TimeoutCenter.known)
+    declared = Awaited(TimeoutCenter.declared)
+    learn = Awaited(TimeoutCenter.learn)
+    redeclare = Awaited(TimeoutCenter.redeclare)
+    admit = Awaited(TimeoutCenter.admit)
+    reach = Awaited(TimeoutCenter.reach)
+    topics = Awaited(TimeoutCenter.topics)
+    forget = Awaited(TimeoutCenter.forget)
+    refresh = Awaited(TimeoutCenter.refresh)
+    stale = Awaited(TimeoutCenter.stale)
+
+    # -- put, pop, and what ends a delivery
+
+    put = Awaited(TimeoutCenter.put)
+    ensure = Awaited(TimeoutCenter.ensure)
+    pop = Awaited(TimeoutCenter.pop)
+    ack = Awaited(TimeoutCenter.ack)
+    reject = Awaited(TimeoutCenter.reject)
+    release = Awaited(TimeoutCenter.release)
+    extend = Awaited(TimeoutCenter.extend)
+
+    # -- messages by id
+
+    get = Awaited(TimeoutCenter.get)
+    cancel = Awaited(TimeoutCenter.cancel)
+    cancel_found = Awaited(TimeoutCenter.cancel_found)
+    reschedule = Awaited(TimeoutCenter.reschedule)
+    reschedule_found = Awaited(TimeoutCenter.reschedule_found)
+    run_now = Awaited(TimeoutCenter.run_now)
+
+    # -- messages by state and time
+
+    scan = Awaited(TimeoutCenter.scan)
+    count = Awaited(TimeoutCenter.count)
+    requeue_dead = Awaited(TimeoutCenter.requeue_dead)
+    purge_dead = Awaited(TimeoutCenter.purge_dead)
+
+    # -- whole topics
+
+    purge = Awaited(TimeoutCenter.purge)
+    delete = Awaited(TimeoutCenter.delete)
+    pause = Awaited(TimeoutCenter.pause)
+    paused = Awaited(TimeoutCenter.paused)
+    check = Awaited(TimeoutCenter.check)
+    repair = Awaited(TimeoutCenter.repair)
+    counts = Awaited(TimeoutCenter.counts)
+    counts_by_slot = Awaited(TimeoutCenter.counts_by_slot)
+    coming = Awaited(TimeoutCenter.coming)
+    summary = Awaited(TimeoutCenter.summary)
+    consumers = Awaited(TimeoutCenter.consumers)
+
+    # -- what processes tell each other
+
+    remember_cancelled = Awaited(TimeoutCenter.remember_cancelled)
+    cancelled_lately = Awaited(TimeoutCenter.cancelled_lately)
+    speaks_for = Awaited(TimeoutCenter.speaks_for)
+
+
+def _client_like(client: Any) -> AsyncClient:
+    """A client that opens connections like those of a client of redis.asyncio."""
+    if isinstance(client, redis.asyncio.RedisCluster):
+        raise ConfigurationError(
+            "the center has a client of its own for a Redis Cluster, which knows what has run: "
+            "use AsyncTimeoutCenter.from_url('toc+cluster://h1:7000,h2:7000')"
+        )
+    if not isinstance(client, redis.asyncio.Redis):
+        raise ConfigurationError(
+            f"an AsyncTimeoutCenter takes a redis.asyncio.Redis, not {type(client).__name__}; "
+            "AsyncTimeoutCenter.from_url takes a URL"
+        )
+    pool: Any = client.connection_pool
+    if pool.connection_kwargs.get("decode_responses"):
+        raise ConfigurationError(
+            "the center keeps bytes: give it a client of redis.asyncio without "
+            "decode_responses=True"
+        )
+    names = ("host", "port", "path", "db", "username")
+    where = {n: v for n, v in pool.connection_kwargs.items() if n in names}
+    most = pool.max_connections if pool.max_connections < 1 << 31 else None
+    return AsyncClient(
+        redis.ConnectionPool(
+            connection_class=redis.UnixDomainSocketConnection
+            if "path" in where
+            else redis.Connection,
+            **where,
+        ),
+        open=lambda: open_link(pool),
+        most=most,
+    )

@@ -1,0 +1,375 @@
+"""Clients of one server and of a Cluster, for code that :func:`.bridge.run` calls.
+
+They have redis-py's methods, and those of :class:`kombu_toc.client.connection.Client`. What these
+send and receive goes over connections of redis.asyncio, and does not block the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError, NoPermissionError, ResponseError
+
+from ..client.cluster import ClusterClient, Place, with_short_timeouts
+from ..client.connect import POOL_TIMEOUT
+from ..client.faults import is_demoted, server_of, translated
+from ..client.tls import TLSConnection
+from ..errors import ConfigurationError, FailoverError, ServerError
+from ..scripts.call import Packer
+from .bridge import not_awaited, run, wait_for
+from .links import BROKEN, MAX_CONNECTIONS, Link, Links, whole
+
+#: Commands that may block, and where the seconds for which they may do so are.
+_BLOCKING = {"BZPOPMIN": -1, "BZPOPMAX": -1, "BLPOP": -1, "BRPOP": -1}
+
+_packer = Packer()
+
+
+class AsyncClient(redis.Redis):
+    """A client of one server.
+
+    connection_pool: its arguments say where the server is; it makes no connection
+    open: opens a connection instead
+    most: how many connections there may be
+    """
+
+    def __init__(
+        self,
+        connection_pool: redis.ConnectionPool,
+        *,
+        open: Callable[[], Awaitable[Link]] | None = None,
+        most: int | None = None,
+    ) -> None:
+        super().__init__(connection_pool=connection_pool)
+        bounded = isinstance(connection_pool, redis.BlockingConnectionPool)
+        #: how many connections there may be
+        self.most = most or (connection_pool.max_connections if bounded else MAX_CONNECTIONS)
+        self._timeout: float = getattr(connection_pool, "timeout", None) or POOL_TIMEOUT
+        self._open = open or (lambda: open_link(connection_pool))
+        self._links: Links | None = None
+        self._pid = os.getpid()
+
+    @property
+    def links(self) -> Links:
+        """Its connections. Raises ConfigurationError in another event loop than before."""
+        links = self._links
+        loop = _running_loop()
+        if links is not None and links.loop is loop:
+            return links
+        if links is not None and not links.loop.is_closed() and self._pid == os.getpid():
+            raise ConfigurationError(
+                "an AsyncTimeoutCenter belongs to the event loop that it was first used in: make "
+                "one for each loop"
+            )
+        # The connections of a loop that has ended, or of the parent process, are of no use here.
+        if links is not None and self._pid == os.getpid():
+            links.abandon()
+        self._pid = os.getpid()
+        self._links = links = Links(self._open, most=self.most, timeout=self._timeout)
+        return links
+
+    # -- packed commands
+
+    def run_packed(self, commands: Sequence[bytes]) -> list[Any]:
+        """Send packed commands; return their replies, and for one that is refused the error."""
+        return self._checked(wait_for(self._ask(commands)))
+
+    def _ask(self, commands: Sequence[bytes]) -> asyncio.Future[list[Any]]:
+        return self.links.ask(whole(commands), len(commands))
+
+    @contextmanager
+    def sending(self, commands: Sequence[bytes]) -> Iterator[Callable[[int], list[Any]]]:
+        """As :meth:`run_packed`, in two steps: yields a function that reads the replies."""
+        replies = self._ask(commands)
+        try:
+            yield lambda number: self._checked(wait_for(replies))
+        finally:
+            replies.cancel()
+
+    def _checked(self, replies: list[Any]) -> list[Any]:
+        for number, reply in enumerate(replies):
+            if isinstance(reply, ResponseError):
+                replies[number] = self._translated(reply)
+        return replies
+
+    def _translated(self, reply: ResponseError) -> Exception:
+        if hasattr(self.connection_pool, "sentinel_manager") and is_demoted(reply):
+            self.links.retire()  # the next connection asks the sentinels
+            error = ServerError(f"{server_of(self.connection_pool)} is not the master any more")
+            error.__cause__ = reply
+            return error
+        found: Exception = translated(reply, self.connection_pool)
+        return found
+
+    # -- redis-py's commands
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        return self.execute_all([(args, options)], True)[0]
+
+    def execute_all(self, commands: Sequence[tuple[Any, Any]], raises: bool) -> list[Any]:
+        """Execute commands as redis-py does.
+
+        commands: arguments and redis-py's options of each
+        raises: whether the first error is raised; otherwise it takes the place of a reply
+        """
+        packed = [b"".join(_packer.pack(*args)) for args, _ in commands]
+        patience = _patience([args for args, _ in commands])
+        if patience is None:
+            raw = wait_for(self._ask(packed))
+        else:
+            raw = wait_for(self.links.alone(whole(packed), len(packed), patience))
+        replies = []
+        for reply, (args, options) in zip(raw, commands, strict=True):
+            if isinstance(reply, Exception):
+                found: Any = self._checked([reply])[0]
+            else:
+                found = self.parse_response(_Reply(reply), args[0], **options)
+            if raises and isinstance(found, Exception):
+                raise found
+            replies.append(found)
+        return replies
+
+    def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> AsyncPipeline:
+        return AsyncPipeline(self, transaction)
+
+    # -- what callers of any client use
+
+    @staticmethod
+    def sleep(seconds: float) -> None:
+        """Wait, while other tasks run."""
+        wait_for(asyncio.sleep(seconds))
+
+    def take_open(self) -> None:
+        """No connection can be used when no loop runs any more."""
+
+    def drop_idle(self, seconds: float = 0.0) -> None:
+        """Close the connections that nobody uses."""
+        if self._links is not None:
+            wait_for(self._links.close_idle())
+
+    def close(self) -> None:
+        """Begin to close its connections; nobody waits for it."""
+        links, self._links = self._links, None
+        if links is not None and not links.loop.is_closed():
+            links.start_closing()
+
+    async def aclose(self) -> None:
+        """Close its connections; they open again when they are needed."""
+        links, self._links = self._links, None
+        if links is not None and links.loop is asyncio.get_running_loop():
+            await links.close()
+        manager = getattr(self.connection_pool, "sentinel_manager", None)
+        for sentinel in () if manager is None else manager.sentinels:
+            await sentinel.aclose()
+
+    async def ask_apart(self, *command: Any) -> Any:
+        """The reply to one command over a connection of its own, with short timeouts."""
+        arguments = with_short_timeouts(self.connection_pool.connection_kwargs)
+        link = await open_link(self.connection_pool, arguments)
+        try:
+            [reply] = await link.exchange(b"".join(_packer.pack(*command)), 1)
+        finally:
+            await link.close()
+        if isinstance(reply, Exception):
+            raise self._translated(reply) if isinstance(reply, ResponseError) else reply
+        return reply
+
+
+def _running_loop() -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise not_awaited() from None
+
+
+def _patience(commands: Sequence[tuple[Any, ...]]) -> float | None:
+    """Seconds for which commands may block the connection; None if none of them does."""
+    found: float | None = None
+    for args in commands:
+        name = str(args[0]).upper()
+        if name == "WAIT":
+            found = (found or 0.0) + int(args[2]) / 1000
+        elif name in _BLOCKING:
+            found = (found or 0.0) + float(args[_BLOCKING[name]])
+        elif name == "XREAD" and "BLOCK" in (words := [str(a).upper() for a in args[:6]]):
+            found = (found or 0.0) + int(args[words.index("BLOCK") + 1]) / 1000
+    return found
+
+
+class _Reply:
+    """Stands for a connection, of which redis-py reads this reply."""
+
+    def __init__(self, reply: Any) -> None:
+        self._reply = reply
+
+    def read_response(self, *args: Any, **kwargs: Any) -> Any:
+        return self._reply
+
+
+class AsyncPipeline(redis.client.Pipeline):
+    """redis-py's pipeline, whose commands go over connections of redis.asyncio."""
+
+    def __init__(self, client: AsyncClient, transaction: bool) -> None:
+        if transaction:
+            raise ConfigurationError("with asyncio there are no transactions: transaction=False")
+        super().__init__(client.connection_pool, client.response_callbacks, False, None)
+        self._client = client
+
+    def execute(self, raise_on_error: bool = True) -> list[Any]:
+        stack, self.command_stack = self.command_stack, []
+        return self._client.execute_all(stack, raise_on_error) if stack else []
+
+
+class _Lock:
+    """A lock for tasks; of threads, only one runs the loop."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = asyncio.Lock()
+
+    def __enter__(self) -> None:
+        loop = _running_loop()
+        if self._loop is not loop:
+            self._loop, self._lock = loop, asyncio.Lock()
+        wait_for(self._lock.acquire())
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._lock.release()
+
+
+class AsyncClusterClient(ClusterClient):
+    """As :class:`ClusterClient`, for clients of nodes that are :class:`AsyncClient`."""
+
+    sleep = AsyncClient.sleep  # type: ignore[assignment]  # it is a static method
+
+    def __init__(self, places: Sequence[Place], make_client: Callable[[Place], Any]) -> None:
+        super().__init__(places, make_client)
+        # One task asks for the hash slots at a time, and the others wait for it.
+        self._lock = _Lock()  # type: ignore[assignment]
+
+    def _slots_by(self, place: Place) -> list[Any]:
+        client: Any = self.client_at(place)
+        found: list[Any] = wait_for(client.ask_apart("CLUSTER", "SLOTS"))
+        return found
+
+    async def aclose(self) -> None:
+        """Close the connections to all nodes; they open again when they are needed."""
+        for client in list(self._clients.values()):
+            await client.aclose()  # type: ignore[attr-defined]
+
+
+# -- opening connections
+
+#: Classes of connections -> those of redis.asyncio.
+_CLASSES = (
+    (redis.SSLConnection, redis.asyncio.SSLConnection),
+    (redis.UnixDomainSocketConnection, redis.asyncio.UnixDomainSocketConnection),
+    (redis.Connection, redis.asyncio.Connection),
+)
+
+#: Arguments that the center gives to redis-py's other connections, and that have no use here.
+_OTHERS = frozenset(("command_packer", "retry", "parser_class", "socket_type"))
+
+#: How redis-py's arguments begin that are about a server's maintenance.
+_OF_MAINTENANCE = ("maint", "orig_", "oss_cluster")
+
+
+async def open_link(pool: Any, arguments: dict[str, Any] | None = None) -> Link:
+    """Open a connection as a pool of redis-py would, or of redis.asyncio.
+
+    arguments: instead of the pool's
+    """
+    arguments = {**(pool.connection_kwargs if arguments is None else arguments)}
+    manager = getattr(pool, "sentinel_manager", None)
+    if not issubclass(pool.connection_class, redis.Connection | redis.UnixDomainSocketConnection):
+        # A pool of redis.asyncio. Replies are read in the older protocol, which has no notices of
+        # maintenance.
+        arguments = {k: v for k, v in arguments.items() if not k.startswith(_OF_MAINTENANCE)}
+        arguments["protocol"] = 2
+        return await _connected(pool.connection_class(**arguments))
+    if manager is None:
+        return await _open(pool, arguments)
+    address = await run(pool.get_master_address)
+    arguments.pop("connection_pool", None)
+    arguments.update(host=address[0], port=address[1])
+    link = await _open(pool, arguments)
+    try:
+        [role] = await link.exchange(b"".join(_packer.pack("ROLE")), 1)
+    except BaseException:
+        await link.close()
+        raise
+    # Sentinels may be out of date; Redis's documentation tells clients to verify the role.
+    if not isinstance(role, NoPermissionError):
+        if isinstance(role, Exception):
+            await link.close()
+            raise role
+        if role[0] != b"master":
+            await link.close()
+            raise FailoverError(
+                f"{address[0]}:{address[1]} is not the master, though a sentinel says so: "
+                "a failover goes on"
+            )
+    manager.connected_to(address)
+    return link
+
+
+async def _open(pool: Any, arguments: dict[str, Any]) -> Link:
+    made: type[Any] = next(new for old, new in _CLASSES if issubclass(pool.connection_class, old))
+    known = _known_to(made)  # type: ignore[arg-type]  # a class can be hashed
+    unknown = sorted(
+        name
+        for name, value in arguments.items()
+        if name not in known and name not in _OTHERS and value
+    )
+    if unknown:
+        raise ConfigurationError(
+            f"redis.asyncio knows no {unknown[0]!r}: leave it out for an AsyncTimeoutCenter"
+        )
+    given = {name: value for name, value in arguments.items() if name in known - _OTHERS}
+    try:
+        return await _connected(made(**given, retry=Retry(NoBackoff(), 0)))
+    except BROKEN as exc:
+        if not issubclass(pool.connection_class, TLSConnection) or isinstance(exc, ServerError):
+            raise
+        text = TLSConnection(**{**arguments, "retry": None}).explain(exc)
+        if text is None:
+            raise
+        raise ServerError(f"{arguments.get('host')}:{arguments.get('port')}: {text}") from exc
+
+
+async def _connected(connection: Any) -> Link:
+    try:
+        await connection.connect()
+    except ResponseError as exc:  # the server refuses the login, or the database
+        raise translated(exc, _Where(connection)) from exc
+    if not connection.is_connected:
+        raise ConnectionError("the connection was closed while it was opened")
+    return Link(connection)
+
+
+class _Where:
+    """Says for an error where a connection leads, as a pool does."""
+
+    def __init__(self, connection: Any) -> None:
+        names = ("host", "port", "path", "db", "username")
+        self.connection_kwargs = {name: getattr(connection, name, None) for name in names}
+
+
+@lru_cache
+def _known_to(connection: type[Any]) -> frozenset[str]:
+    """The arguments that a class of connections takes."""
+    names: set[str] = set()
+    for cls in connection.__mro__[:-1]:
+        init: Callable[..., None] = getattr(cls, "__init__")  # noqa: B009 - it is looked at only
+        names.update(inspect.signature(init).parameters)
+    return frozenset(names - {"self", "args", "kwargs"})
