@@ -178,6 +178,7 @@ class AsyncTimeoutCenter:
     # -- put, pop, and what ends a delivery
 
     put = Awaited(TimeoutCenter.put)
+    put_many = Awaited(TimeoutCenter.put_many)
     ensure = Awaited(TimeoutCenter.ensure)
     pop = Awaited(TimeoutCenter.pop)
     ack = Awaited(TimeoutCenter.ack)
