@@ -104,20 +104,21 @@ class Commands:
         return self._announcing(topic, "put", keys, args, partial(_read_put, self._counts(topic)))
 
     def put_many(
-        self, topic: Topic, slot: Slot, step: int, number: int, flat: Sequence[Any]
+        self, topic: Topic, slot: Slot, step: int, number: int, flat: Sequence[Any], width: int = 3
     ) -> ScriptCall:
         """Add messages of one slot and one priority step, in their order. No two have one id.
         Result: :class:`PutTogether`.
 
         step: index of the priority step
         number: how many
-        flat: of each its id, its body, and its time as :func:`.scripts.call.when_of` gives it
+        flat: of each its id, its body, and its time as :func:`.scripts.call.when_of` gives it;
+            and its traits, if `width` is 4
         """
         return self._announcing(
             topic,
             "put_many",
-            (slot.stores[step], slot.body, slot.announced_times, slot.sent("")),
-            (slot.number, topic.declaration.expires or 0, *flat),
+            (slot.stores[step], slot.body, slot.announced_times, slot.sent(""), slot.tokens),
+            (slot.number, topic.declaration.expires or 0, width, *flat),
             partial(_read_put_many, self._counts(topic), number),
         )
 

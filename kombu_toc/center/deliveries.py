@@ -148,9 +148,9 @@ class Deliveries:
         id another live message has: they are put after the others. A message that is there
         already, with the same bytes, is not added again: so a list may be repeated after an error.
 
-        Raises MessageError, or ActionTimeError, if a message cannot be put, and says which one:
-        then none is. Raises PutManyError if some were not put, or perhaps not; its `results` say
-        which. Raises ReplicationError as :meth:`put`, with `results` as well, and
+        Raises MessageError, ActionTimeError or TraitError if a message cannot be put, and says
+        which one: then none is. Raises PutManyError if some were not put, or perhaps not; its
+        `results` say which. Raises ReplicationError as :meth:`put`, with `results` as well, and
         PriorityStepsError as :meth:`declare`.
         """
         declared = self._registry.agreed(self._registry.topic(topic))

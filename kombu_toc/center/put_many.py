@@ -11,6 +11,7 @@ from typing import Any, cast
 from ..errors import ActionTimeError, MessageError, PutManyError, ReplicationError, ServerError
 from ..model.results import Put, PutTogether
 from ..model.topic import Topic, slot_of
+from ..model.traits import traits_of
 from ..scripts.call import ScriptCall, microseconds, when_of
 from .commands import Commands
 from .requests import NewMessage, PutRequest
@@ -26,6 +27,9 @@ BYTES_TOGETHER = 8_000_000
 
 _FIELDS = frozenset(NewMessage._fields)
 
+#: The last fields of a message without traits.
+_NONE = [None, None, None]
+
 
 class _Batch:
     """Messages that one call adds.
@@ -34,9 +38,10 @@ class _Batch:
     numbers: their places in the list
     flat: the arguments for the script
     bytes: how long their bodies are together
+    traits: by their places in the list, of those that have any
     """
 
-    __slots__ = ("bytes", "flat", "numbers", "slot", "step")
+    __slots__ = ("bytes", "flat", "numbers", "slot", "step", "traits")
 
     def __init__(self, slot: int, step: int) -> None:
         self.slot = slot
@@ -44,13 +49,14 @@ class _Batch:
         self.numbers: list[int] = []
         self.flat: list[Any] = []
         self.bytes = 0
+        self.traits: dict[int, str] = {}
 
 
 class PutMany:
     """A put of many messages: send what :meth:`next_calls` returns and give the results to
     :meth:`take`, until there are no more calls; then :meth:`finish` has what became of each.
 
-    Raises MessageError or ActionTimeError if a message cannot be put.
+    Raises MessageError, ActionTimeError or TraitError if a message cannot be put.
     """
 
     def __init__(
@@ -98,8 +104,13 @@ class PutMany:
     def _call(self, batch: _Batch) -> ScriptCall:
         self._sent.append(batch.numbers)
         topic = self._topic
+        numbers, flat, width = batch.numbers, batch.flat, 3
+        if batch.traits:
+            traits = (batch.traits.get(number, "") for number in numbers)
+            rows = zip(flat[::3], flat[1::3], flat[2::3], traits, strict=True)
+            flat, width = [value for row in rows for value in row], 4
         return self._commands.put_many(
-            topic, topic.slot(batch.slot), batch.step, len(batch.numbers), batch.flat
+            topic, topic.slot(batch.slot), batch.step, len(numbers), flat, width
         )
 
     def _next_apart(self) -> list[ScriptCall]:
@@ -107,13 +118,16 @@ class PutMany:
         bytes = 0
         self._apart.sort(reverse=True)
         while self._apart and len(calls) < MESSAGES_PER_CALL:
-            id, body, at, delay, basis, priority, token = self._messages[self._apart[-1]]
+            number = self._apart[-1]
+            message = self._messages[number]
+            id, body, at, delay, basis, priority, token, *own = message
             bytes += len(body)
             if calls and bytes > BYTES_TOGETHER:
                 break
-            request = PutRequest(
-                id, body, microseconds(at), microseconds(delay), basis, priority, token
-            )
+            at_us, delay_us = microseconds(at), microseconds(delay)
+            request = PutRequest(id, body, at_us, delay_us, basis, priority, token)
+            if own != _NONE:
+                request = request._replace(traits=_traits(number, message))
             calls.append(self._commands.put(self._topic, request))
             self._sent.append([self._apart.pop()])
         return calls
@@ -181,9 +195,11 @@ class PutMany:
         begun: dict[tuple[int, int], _Batch] = {}
         ids: set[str] = set()
         for number, message in enumerate(self._messages):
-            id, body, at, delay, basis, priority, _ = message
+            id, body, at, delay, basis, priority, _, *own = message
             if basis is not None and basis != id and self._with_basis is None:
                 self._with_basis = message
+            traits = "" if own == _NONE else _traits(number, message)
+            when = _when(number, id, at, delay)
             if id in ids:
                 apart.append(number)
                 continue
@@ -196,8 +212,10 @@ class PutMany:
                 batch = begun[place] = _Batch(*place)
                 made.append(batch)
             batch.numbers.append(number)
-            batch.flat += (id, body, _when(number, id, at, delay))
+            batch.flat += (id, body, when)
             batch.bytes += len(body)
+            if traits:
+                batch.traits[number] = traits
         return made
 
 
@@ -211,12 +229,22 @@ def _when(number: int, id: str, at: float | None, delay: float | None) -> Any:
         raise ActionTimeError(f"message {number} ({id!r}): {exc}; nothing was put") from None
 
 
+def _traits(number: int, message: NewMessage) -> str:
+    """What holds for this message only. Raises TraitError, naming the message."""
+    return traits_of(
+        f"message {number} ({message.id!r})",
+        visibility=message.visibility,
+        max_lease=message.max_lease,
+        expiration=message.expiration,
+    )
+
+
 def _read(messages: Iterable[NewMessage | Mapping[str, Any] | tuple[Any, ...]]) -> list[NewMessage]:
     """The messages, checked. Raises MessageError, naming the first that cannot be put."""
     read: list[NewMessage] = []
     for number, given in enumerate(messages):
         message = given if type(given) is NewMessage else _made(number, given)
-        id, body, at, delay, basis, priority, token = message
+        id, body, at, delay, basis, priority, token, *_ = message
         # What is right is recognised at once: this runs for each message.
         if not (
             isinstance(id, str)
@@ -265,7 +293,7 @@ def _named(id: object) -> str:
 
 def _wrong(message: NewMessage) -> str:
     """What is wrong with a message."""
-    id, body, at, delay, basis, priority, token = message
+    id, body, at, delay, basis, priority, token, *_ = message
     if not isinstance(id, str):
         return f"its id must be a str, not {id!r}"
     if not isinstance(body, bytes):

@@ -52,6 +52,9 @@ class NewMessage(NamedTuple):
     priority: 0 goes first
     token: tells this message from another live one with the same id; the CRC-32 of the body unless
         given
+    visibility: seconds that a delivery of it lasts unless it is renewed
+    max_lease: seconds for which one delivery of it may be renewed in all; 0: for ever
+    expiration: seconds after its due time when it expires
     """
 
     id: str
@@ -61,6 +64,9 @@ class NewMessage(NamedTuple):
     basis: str | None = None
     priority: int = 0
     token: str | None = None
+    visibility: float | None = None
+    max_lease: float | None = None
+    expiration: float | None = None
 
 
 class PopRequest(NamedTuple):

@@ -1,11 +1,11 @@
 -- Adds messages of one slot and one priority step, each as put.lua does, in their order.
 --
 -- KEYS[1] store   KEYS[2] body   KEYS[3] armed   KEYS[4] a key that nobody uses
--- KEYS[5] wake index, if it is on this node
+-- KEYS[5] tokens   KEYS[6] wake index, if it is on this node
 -- ARGV[1] slot number   ARGV[2] milliseconds after which the slot goes away unless something is put
---         again, or 0
--- ARGV[3...] per message, three: its id, its envelope, and its action time in microseconds, '+N' for N
---         microseconds from now, or '' for now
+--         again, or 0   ARGV[3] how many values a message has: 3, or 4
+-- ARGV[4...] per message: its id, its envelope, its action time in microseconds, '+N' for N
+--         microseconds from now, or '' for now; and its traits as token.lua has them, or ''
 -- Returns {now in microseconds, which were there already, which were not added because another
 --          message has their id, announcements, settled}; which: their numbers, from 0
 --
@@ -13,25 +13,25 @@
 -- put.lua. No two messages of a call have one id. A server that is full refuses the whole call.
 --@ clock admitted wake spread
 
-local store, body, armed, nothing, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local ttl = tonumber(ARGV[2])
+local store, body, armed, nothing, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[6]
+local tokens, ttl, width = KEYS[5], tonumber(ARGV[2]), tonumber(ARGV[3])
 local now = clock()
 
 -- First what writes nothing: a user who may not run one of these commands leaves nothing half done.
 local there, taken, new = {}, {}, {}
-for i = 3, #ARGV, 3 do
+for i = 4, #ARGV, width do
   local id, envelope = ARGV[i], ARGV[i + 1]
   local which = new
   if redis.call('HEXISTS', body, id) == 1 then
     local same = redis.call('HSTRLEN', body, id) == #envelope and redis.call('HGET', body, id) == envelope
     which = same and there or taken
   end
-  which[#which + 1] = (i - 3) / 3
+  which[#which + 1] = (i - 4) / width
 end
 
 local latest, score, earliest -- of the message before: its action time and its score
 for n = 1, #new do
-  local i = 3 * new[n] + 3
+  local i = width * new[n] + 4
   local id, when, us = ARGV[i], ARGV[i + 2], now
   if when ~= '' then
     us = tonumber(when)
@@ -46,6 +46,11 @@ for n = 1, #new do
   end
   latest = us
   redis.call('HSET', body, id, ARGV[i + 1])
+  if width == 4 and ARGV[i + 3] ~= '' then
+    redis.call('HSET', tokens, id, ARGV[i + 3])
+  elseif ttl > 0 then -- a token may outlive its body where slots go away by themselves
+    redis.call('HDEL', tokens, id)
+  end
   redis.call('ZADD', store, score, id)
   us = math.max(us, action_time(score))
   if not earliest or us < earliest then earliest = us end

@@ -18,6 +18,7 @@ from kombu_toc import (
     PutManyError,
     ReplicationError,
     TimeoutCenter,
+    TraitError,
     center_for,
     reshard_topic,
 )
@@ -247,6 +248,51 @@ def test_a_topic_that_is_resharded_gets_them_where_they_belong(center):
     assert sum(answer.added for answer in center.put_many("mail", packed(60))) == 10
     assert [counts.scheduled > 0 for counts in center.counts_by_slot("mail")] == [True] * 8
     assert center.counts("mail").scheduled == 60
+
+
+def test_messages_have_traits_of_their_own(center, client):
+    """Beside others that have none, also if they are put apart."""
+    center.put("mail", "c", b"0")
+    center.put_many(
+        "mail",
+        [
+            NewMessage("a", b"1", visibility=5),
+            ("b", b"1"),
+            {"id": "c", "body": b"1", "max_lease": 9, "expiration": 60},
+            {"id": "d", "body": b"1", "visibility": 7.5, "expiration": 60},
+        ],
+    )
+    check_slots(center, "mail")
+    messages = {
+        message.id[:1] + message.body.decode(): message for message in center.pop("mail", 9)[2]
+    }
+    own = {
+        name: (m.visibility, bool(m.ends_us), bool(m.expires_us)) for name, m in messages.items()
+    }
+    assert own == {
+        "a1": (5.0, False, False),
+        "b1": (None, False, False),
+        "c0": (None, False, False),
+        "c1": (None, True, True),
+        "d1": (7.5, False, True),
+    }
+    assert center.ack(messages.values()) == 5
+    assert residue(client) == []
+
+
+@pytest.mark.parametrize("other", [[], [("late", b"first")]])
+def test_a_trait_that_makes_no_sense_says_which_and_nothing_is_put(center, other):
+    with pytest.raises(TraitError, match=r"^message \d \('late'\): visibility must be"):
+        center.put_many("mail", [*numbered(3), *other, NewMessage("late", b"", visibility=-1)])
+    assert center.counts("mail") == (0, 0, 0, 0)
+
+
+def test_what_an_expired_slot_left_is_no_trait_of_a_later_message(center, client):
+    topic = center.declare("reply", slots=1, expires=60_000)
+    client.hset(topic.slot(0).tokens, "a", ";v5000")
+    center.put_many("reply", [("a", b"1")])
+    [message] = center.pop("reply").messages
+    assert message.visibility is None
 
 
 # -- how
