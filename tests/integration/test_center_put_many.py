@@ -263,11 +263,10 @@ def test_messages_have_traits_of_their_own(center, client):
         ],
     )
     check_slots(center, "mail")
-    messages = {
-        message.id[:1] + message.body.decode(): message for message in center.pop("mail", 9)[2]
-    }
+    messages = {one.id[:1] + one.body.decode(): one for one in center.pop("mail", 9).messages}
     own = {
-        name: (m.visibility, bool(m.ends_us), bool(m.expires_us)) for name, m in messages.items()
+        name: (one.visibility, bool(one.ends_us), bool(one.expires_us))
+        for name, one in messages.items()
     }
     assert own == {
         "a1": (5.0, False, False),
