@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Task:
     """A message of a timeout center, read as a task.
 
-    found: where it is, and in what state
+    found: where it is, and in what state; or how it was delivered
     headers, properties: as they were sent; empty if the message cannot be read
     problem: why it, or its arguments, cannot be read; otherwise empty
 
@@ -26,7 +26,9 @@ class Task:
     as in a worker.
     """
 
-    def __init__(self, app: Celery, found: kombu_toc.Found | kombu_toc.Cancelled) -> None:
+    def __init__(
+        self, app: Celery, found: kombu_toc.Found | kombu_toc.Cancelled | kombu_toc.Delivery
+    ) -> None:
         self.app = app
         self.found = found
         self.problem = ""
@@ -43,7 +45,9 @@ class Task:
         self.content_encoding: str | None = content.get("content-encoding")
 
     def __repr__(self) -> str:
-        return f"<Task: {self.name}[{self.id}] {self.found.state} in {self.found.topic}>"
+        found = self.found
+        state = kombu_toc.IN_FLIGHT if isinstance(found, kombu_toc.Delivery) else found.state
+        return f"<Task: {self.name}[{self.id}] {state} in {found.topic}>"
 
     @property
     def fields(self) -> dict[str, Any]:

@@ -77,7 +77,7 @@ class TaskCenter:
 
     # -- messages as tasks
 
-    def task(self, found: kombu_toc.Found | kombu_toc.Cancelled) -> Task:
+    def task(self, found: kombu_toc.Found | kombu_toc.Cancelled | kombu_toc.Delivery) -> Task:
         """Read one message as a task."""
         return Task(self.app, found)
 
@@ -205,6 +205,21 @@ class TaskCenter:
             topic, state=state, since=since, until=until, where=self._on_tasks(where)
         )
 
+    def pop(
+        self,
+        topic: str,
+        limit: int | None = None,
+        *,
+        where: Callable[[Task], Any] | None = None,
+        **options: Any,
+    ) -> kombu_toc.Popped:
+        """Deliver messages to the caller: :meth:`kombu_toc.TimeoutCenter.pop`.
+
+        where: messages for whose :class:`Task` this is true
+        options: the others of that method
+        """
+        return self.center.pop(topic, limit, where=self._on_tasks(where), **options)
+
     def requeue_dead(
         self,
         topic: str | None = None,
@@ -271,7 +286,6 @@ class TaskCenter:
     repair = _delegate(TimeoutCenter.repair)
 
     put = _delegate(TimeoutCenter.put)
-    pop = _delegate(TimeoutCenter.pop)
     ack = _delegate(TimeoutCenter.ack)
     reject = _delegate(TimeoutCenter.reject)
     release = _delegate(TimeoutCenter.release)

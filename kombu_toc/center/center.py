@@ -95,10 +95,10 @@ class TimeoutCenter(OldNames):
         self.admin_commands = admin = AdminCommands(context)
         self.leases = Leases(runner, context, grace=grace)
         self.lookup = Lookup(runner, registry, admin)
-        self.deliveries = Deliveries(
-            runner, registry, context, self.commands, self.leases, self.lookup
-        )
         self.scans = Scan(runner, registry, context, admin)
+        self.deliveries = Deliveries(
+            runner, registry, context, self.commands, self.leases, self.lookup, self.scans
+        )
         self.operations = Operations(runner, registry, keys, admin, self.lookup, self.scans)
         self.repairs = Repair(runner, registry, context, admin)
         self.statistics = Statistics(runner, registry, context, admin)

@@ -136,7 +136,7 @@ class Commands:
 
         def parse(raw: list[Any]) -> Popped:
             now, more, flat, gone, rolled, died, dropped, late, *_ = raw
-            messages = _read_deliveries(topic, numbers, name, flat)
+            messages = read_deliveries(topic, numbers, name, flat)
             lost, old, expired = texts(gone[1::2]), texts(dropped[1::2]), texts(late[1::2])
             places, ids = gone[::2] + dropped[::2], lost + old
             if expired and not limits.dead_expired:
@@ -163,7 +163,7 @@ class Commands:
                 request.lookahead_us,
                 request.overdue_limit,
                 request.behind_us,
-                _lease_ms(request.visibility, limits),
+                lease_ms(request.visibility, limits),
                 topic.declaration.retries,
                 request.recover,
                 *_backoff_ms(limits),
@@ -208,7 +208,7 @@ class Commands:
 
         def parse(raw: list[Any]) -> Popped:
             now, flat = raw
-            found = _read_deliveries(topic, numbers, name, flat)
+            found = read_deliveries(topic, numbers, name, flat)
             if found and bodies:
                 counts.popped(len(found), 0, 0, 0)
             return Popped(now, False, found, [], [], [], [], [])
@@ -216,7 +216,7 @@ class Commands:
         limits = topic.declaration.limits(self._context.limits)
         args = (
             name,
-            _lease_ms(visibility, limits),
+            lease_ms(visibility, limits),
             topic.declaration.retries,
             remember,
             int(bodies),
@@ -382,7 +382,7 @@ class Commands:
 
     def _extend(self, batch: list[Delivery], visibility: float | None) -> ScriptCall:
         topic = self._topic_of(batch[0])
-        lease_ms = _lease_ms(visibility, topic.declaration.limits(self._context.limits))
+        renewed_ms = lease_ms(visibility, topic.declaration.limits(self._context.limits))
         own = int(visibility is not None)
         counts = self._counts(topic)
 
@@ -394,7 +394,7 @@ class Commands:
         return ScriptCall(
             load("extend"),
             (slot.prepare, slot.tokens),
-            (lease_ms, own, *(x for d in batch for x in (d.id, d.lease_token, d.birth))),
+            (renewed_ms, own, *(x for d in batch for x in (d.id, d.lease_token, d.birth))),
             parse,
         )
 
@@ -445,7 +445,7 @@ def batches_by_slot(deliveries: Iterable[Delivery]) -> dict[tuple[str, int], lis
     return found
 
 
-def _lease_ms(visibility: float | None, limits: Limits) -> int:
+def lease_ms(visibility: float | None, limits: Limits) -> int:
     """How long leases last, in milliseconds, unless messages have their own visibility.
 
     visibility: what the caller says, in seconds, if anything; limits: those of the topic
@@ -478,7 +478,7 @@ def _encoded(text: str) -> bytes:
     return text.encode("utf-8", "backslashreplace")
 
 
-def _read_deliveries(
+def read_deliveries(
     topic: Topic, numbers: Sequence[int], name: str, flat: list[Any]
 ) -> list[Delivery]:
     """The deliveries of a pop of that name."""

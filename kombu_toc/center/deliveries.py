@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from secrets import token_urlsafe
 from typing import Any
 
-from ..model.results import Delivery, Popped, Put, Settled
+from ..model.results import Delivery, Found, Popped, Put, Settled
 from ..model.topic import Topic
 from ..model.traits import traits_of
 from ..scripts.call import as_bytes, microseconds
@@ -23,11 +23,13 @@ from .commands import (
 from .context import Context
 from .leases import Leases
 from .lookup import Lookup
+from .picking import LOOK, Choice, Picking
 from .put_many import PutMany
 from .receipts import SLOT, Given, Receipts, delivery_of, message_of
 from .registry import Registry
 from .requests import NewMessage, PopRequest, PutRequest
 from .runner import BROKEN, Runner
+from .scan import Scan
 
 
 class PopNames:
@@ -55,6 +57,7 @@ class Deliveries:
         commands: Commands,
         leases: Leases,
         lookup: Lookup,
+        scan: Scan,
     ) -> None:
         self._runner = runner
         self._registry = registry
@@ -64,6 +67,7 @@ class Deliveries:
         self._lookup = lookup
         self._receipts = Receipts(registry)
         self.names = PopNames()
+        self._picking = Picking(runner, registry, context, lookup, scan, self.names.next)
 
     # -- put
 
@@ -206,13 +210,27 @@ class Deliveries:
     def pop(
         self,
         topic: str,
-        limit: int = 1,
+        limit: int | None = None,
         *,
+        ids: str | Iterable[str] | None = None,
+        where: Callable[[Found], Any] | None = None,
+        early: bool = False,
+        look: int = LOOK,
         visibility: float | None = None,
         slots: Iterable[int] | None = None,
         recover: int = RECOVER,
     ) -> Popped:
-        """Deliver up to `limit` messages that are due.
+        """Deliver up to `limit` messages that are due: the next ones, or those that are chosen.
+
+        limit: 1 unless given; with `ids` and without `where`, as many as there are
+        ids: deliver messages of these ids, and the copies that share them; those that are not due,
+            in flight, dead or not there are left out
+        where: deliver messages for whose :class:`Found` this is true, in the order of a pop
+        early: with `ids` or `where`, also messages that are not due yet. If such a message comes
+            back because its lease has ended or it was rejected, it is due at once; if it is
+            released, at its own time
+        look: how many messages `where` is asked about at most; :attr:`Popped.more` tells whether
+            there are others
 
         visibility: seconds they may stay unacknowledged and unrenewed; as each message says, or
             its topic, or the center, unless given
@@ -222,6 +240,11 @@ class Deliveries:
 
         Raises PriorityStepsError as :meth:`declare`.
         """
+        if ids is not None or where is not None or early:
+            ids = [ids] if isinstance(ids, str) else ids
+            only = None if slots is None else frozenset(slots)
+            chosen = Choice(limit, ids, where, early, look, visibility, only, recover)
+            return self._picking.pick(topic, chosen, self.pop, self.release)
         declared = self._registry.agreed(self._registry.topic(topic))
         numbers = slot_numbers(declared, slots)
         groups = self._context.groups(numbers)
@@ -237,7 +260,7 @@ class Deliveries:
         request = PopRequest(
             self.names.next(),
             slots=None if slots is None else numbers,
-            ready_limit=limit,
+            ready_limit=1 if limit is None else limit,
             visibility=visibility,
             recover=recover,
         )

@@ -104,10 +104,40 @@ class Scan:
         step: how many messages are read at first, of all slots together
         bodies: read their bodies, too
         """
-        states = _checked_states(state)
-        since_us, until_us = microseconds(since), microseconds(until)
-        topics = self._registry.select(topic)
-        span = sum(one.slot_span for one in topics)
+        return self.read_topics(
+            self._registry.select(topic),
+            _checked_states(state),
+            since_us=microseconds(since),
+            until_us=microseconds(until),
+            cursor=cursor,
+            step=step,
+            bodies=bodies,
+        )
+
+    def read_topics(
+        self,
+        topics: Sequence[Topic],
+        states: Sequence[str],
+        *,
+        since_us: int | None = None,
+        until_us: int | None = None,
+        cursor: Position | None = None,
+        step: int = SCAN_STEP,
+        bodies: bool = True,
+        slots: Collection[int] | None = None,
+    ) -> Iterator[tuple[Found, Position]]:
+        """As :meth:`read`, of these topics.
+
+        since_us, until_us: bounds of their times, microseconds since the epoch
+        slots: only these; all unless given
+        """
+        places = [
+            (one, slot)
+            for one in topics
+            for slot in one.all_slots()
+            if slots is None or slot.number in slots
+        ]
+        span = len(places)
         # At first about twice as many as are asked for, of all slots together; more of a slot that
         # is read on.
         step = max(min(step, 2 * step // max(span, 1) + (8 if span <= 64 else 1)), 1)
@@ -118,9 +148,9 @@ class Scan:
             bodies=bodies,
             budget=self._context.pop_bytes // max(span, 1),  # a page of each slot is held at a time
         )
-        slots = [(one, slot) for one in topics for slot in one.all_slots()]
         calls = [
-            call(one, slot, states, cursor and cursor.within(one.name), step) for one, slot in slots
+            call(one, slot, states, cursor and cursor.within(one.name), step)
+            for one, slot in places
         ]
         pages: list[SlotPage] = []
         for at in range(0, len(calls), CALLS_TOGETHER):
@@ -138,7 +168,7 @@ class Scan:
                 page = self._runner.run(call(one, slot, states, begin, wanted))
 
         for found, position in heapq.merge(
-            *(entries(*each, page) for each, page in zip(slots, pages, strict=True)),
+            *(entries(*each, page) for each, page in zip(places, pages, strict=True)),
             key=lambda entry: entry[1],
         ):
             if since_us is not None and found.time_us < since_us:

@@ -158,7 +158,9 @@ class Popped(NamedTuple):
     """What one pop did."""
 
     now_us: int  #: Redis's clock
-    more: bool  #: whether due messages are left
+    #: whether due messages are left; of those chosen by a predicate, whether it has not been asked
+    #: about all, since there were enough or it was asked about as many as it may be
+    more: bool
     messages: list[Delivery]
     bare: list[str]  #: ids without a body; they are removed
     rolled_back: list[str]  #: ids whose leases had ended

@@ -104,6 +104,15 @@ OPERATIONS: dict[str, Callable[[TimeoutCenter], object]] = {
     "pop and reject": lambda center: [
         center.reject(one, requeue=True) for one in center.pop("mail", 2).messages
     ],
+    "pop by id and release": lambda center: center.release(
+        center.pop("mail", ids=["due-31", "due-32", "later-1", "nobody"]).messages
+    ),
+    "pop early and release": lambda center: center.release(
+        center.pop("mail", ids=["later-1", "seen"], early=True).messages
+    ),
+    "pop what matches and release": lambda center: center.release(
+        center.pop("mail", 2, where=lambda one: one.id[:4] == "due-", look=20).messages
+    ),
     "counts": lambda center: center.counts("mail"),
     "summary": lambda center: center.summary("mail"),
     "coming": lambda center: center.coming("mail", [60, 3600]),

@@ -21,10 +21,19 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from kombu_toc import DEAD, IN_FLIGHT, WAITING, Counts, Delivery, NewMessage, TimeoutCenter
+from kombu_toc import (
+    DEAD,
+    IN_FLIGHT,
+    WAITING,
+    Counts,
+    Delivery,
+    NewMessage,
+    Popped,
+    TimeoutCenter,
+)
 from kombu_toc.model import scores
 
-from .inspection import birth_of, check_slots, residue, time_passes
+from .inspection import birth_of, check_slots, now_us, residue, time_passes
 
 TOPIC = "model"
 SLOTS, RETRIES = 2, 2
@@ -154,11 +163,7 @@ class Machine(RuleBasedStateMachine):
     @rule(limit=st.integers(0, 5), recover=flags)
     def pop(self, limit, recover):
         popped = self.center.pop(TOPIC, limit, recover=100 if recover else 0)
-        ended = [id for id, message in self.live.items() if message.ended] if recover else []
-        back = {id: self.fail(id) for id in ended}
-        assert sorted(popped.rolled_back) == sorted(id for id in back if back[id] == WAITING)
-        assert sorted(popped.died) == sorted(id for id in back if back[id] == DEAD)
-        assert popped.bare == []
+        self.recovered(popped, range(SLOTS) if recover else ())
 
         due = {id for id, m in self.live.items() if m.state == WAITING and m.due}
         assert len(popped.messages) == min(limit, len(due))
@@ -167,12 +172,85 @@ class Machine(RuleBasedStateMachine):
         assert keys == sorted(keys)
         steps = sorted(self.live[id].step for id in due)
         assert [step for step, _ in keys] == steps[:limit]
+        self.delivered(popped, due)
+
+    @something_lives
+    @rule(
+        wanted=st.lists(ids, max_size=3),
+        copy=flags,
+        early=flags,
+        limit=st.one_of(st.none(), st.integers(0, 3)),
+        recover=flags,
+    )
+    def pop_by_id(self, wanted, copy, early, limit, recover):
+        if copy and wanted and self.sharing(wanted[0]):
+            wanted[0] = self.sharing(wanted[0])[-1]
+        popped = self.center.pop(
+            TOPIC, limit, ids=wanted, early=early, recover=100 if recover else 0
+        )
+        self.recovered(popped, {self.slot_of(id) for id in wanted} if recover else ())
+        named = {one for id in wanted for one in self.sharing(id)}
+        due = {id for id in named if self.waits(id, early)}
+        assert len(popped.messages) == (len(due) if limit is None else min(limit, len(due)))
+        assert popped.more is (limit is not None and len(due) > limit)
+        self.delivered(popped, due, early)
+
+    @something_lives
+    @rule(body=bodies, early=flags, limit=st.integers(0, 3), look=st.integers(1, 6), recover=flags)
+    def pop_matching(self, body, early, limit, look, recover):
+        asked = []
+
+        def matches(found):
+            asked.append(found.id)
+            return found.body == body
+
+        popped = self.center.pop(
+            TOPIC,
+            limit,
+            where=matches,
+            early=early,
+            look=look,
+            recover=100 if recover else 0,
+        )
+        self.recovered(popped, range(SLOTS) if recover else ())
+        every = {id for id in self.live if self.waits(id, early)}
+        assert len(asked) <= look
+        assert set(asked) <= every
+        assert popped.more is (len(asked) < len(every))
+        due = {id for id in asked if self.live[id].body == body}
+        assert {message.id for message in popped.messages} == due
+        assert len(due) == limit or not popped.more or len(asked) == look
+        steps = sorted(self.live[id].step for id in every)
+        assert sorted(self.live[id].step for id in asked) == steps[: len(asked)]
+        self.delivered(popped, due, early)
+
+    def waits(self, id: str, early: bool) -> bool:
+        message = self.live[id]
+        return message.state == WAITING and (message.due or early)
+
+    def slot_of(self, id: str) -> int:
+        return self.topic.slot_for(id.partition("#")[0]).number
+
+    def recovered(self, popped: Popped, slots) -> None:
+        """The leases that had ended in these slots were rolled back."""
+        ended = [
+            id for id, message in self.live.items() if message.ended and self.slot_of(id) in slots
+        ]
+        back = {id: self.fail(id) for id in ended}
+        assert sorted(popped.rolled_back) == sorted(id for id in back if back[id] == WAITING)
+        assert sorted(popped.died) == sorted(id for id in back if back[id] == DEAD)
+        assert popped.bare == []
+
+    def delivered(self, popped: Popped, due: set[str], early: bool = False) -> None:
+        """Of these, what was popped is in flight now."""
+        keys = [(message.step, message.score) for message in popped.messages]
+        assert keys == sorted(keys)
         for delivery in popped.messages:
             assert delivery.id in due
             message = self.live[delivery.id]
             assert (delivery.body, delivery.step) == (message.body, message.step)
             assert delivery.retries_left == (RETRIES if message.left is None else message.left)
-            assert scores.action_time(delivery.score) <= popped.now_us
+            assert early or scores.action_time(delivery.score) <= popped.now_us
             message.state = IN_FLIGHT
             if message.birth:
                 assert birth_of(delivery) == message.birth
@@ -235,7 +313,8 @@ class Machine(RuleBasedStateMachine):
         assert sorted(map(repr, released.stale)) == sorted(map(repr, stale))
         for delivery in held:
             message = self.live[delivery.id]
-            message.state, message.due, message.ended = WAITING, True, False
+            due = scores.action_time(delivery.score) <= now_us(self.client)
+            message.state, message.due, message.ended = WAITING, due, False
             message.step, message.left = delivery.step, scores.retries_left(delivery.score)
 
     @something_was_delivered

@@ -550,6 +550,11 @@ def test_every_operation_keeps_to_one_cluster_node(node, name):
             assert states and states <= {"waiting", "dead"}
             if "#" in found.id:
                 assert center.cancel(found.id, topic=name)
+    for slot in range(2):
+        for chosen in ({"ids": [f"{number}" for number in range(10)]}, {"where": bool}):
+            picked = center.pop(name, early=True, slots=[slot], **chosen).messages
+            assert picked
+            assert center.release([one.receipt for one in picked]) == len(picked)
     assert center.purge(name) > 0
     for batch in by_slot:
         center.cancel(batch[3].id, topic=name)

@@ -93,6 +93,11 @@ def test_every_operation_works_whatever_the_slots(
     assert [one.moved for one in center.reschedule("m2", delay=7200)] == [True]
     assert [one.moved for one in center.run_now("m3")] == [True]
     assert center.ack(center.pop("mail").messages) == 1
+    picked = center.pop("mail", ids=["m4", "m5", "m6"], early=True).messages
+    assert {message.id for message in picked} == {"m4", "m5", "m6"}
+    picked += center.pop("mail", where=lambda one: one.id == "m7", early=True).messages
+    released = center.release([*(message.receipt for message in picked), picked[0]])
+    assert (released, released.stale) == (4, [])
     check_slots(center, "mail")
     assert center.purge("mail") == 17
     with cluster.client() as client:

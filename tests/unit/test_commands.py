@@ -20,6 +20,7 @@ from kombu_toc.center.commands import (
     divide_evenly,
 )
 from kombu_toc.center.context import Context
+from kombu_toc.center.picking import PickRequest, Wanted, pick_call
 from kombu_toc.center.requests import PopRequest, PutRequest
 from kombu_toc.errors import ActionTimeError
 from kombu_toc.metrics.counters import Counters
@@ -78,6 +79,7 @@ def every_call(made: Made) -> list[ScriptCall]:
         commands.put_many(topic, slot, 0, 2, ["a", b"", "", "b", b"", "+5"]),
         commands.pop(topic, PopRequest("me.1", [1], ready_limit=5, recover=7)),
         commands.recall(topic, [1], "me.1"),
+        pick_call(made.context, topic, slot, PickRequest("me.2", [Wanted("a")], 1, 100)),
         *commands.reannounce(topic, [(0, 1), (1, 2), (3, 4)]),
         *commands.ack(held),
         *commands.release(held),
@@ -99,7 +101,7 @@ def every_call(made: Made) -> list[ScriptCall]:
 def test_on_a_cluster_all_keys_of_a_call_share_a_slot() -> None:
     """A4"""
     calls = every_call(Made(clustered=True))
-    assert len({call.script.name for call in calls}) == 19
+    assert len({call.script.name for call in calls}) == 20
     for call in calls:
         assert len(hash_slots(call.keys)) == 1, call.script.name
         assert not any("{toc}" in key for key in call.keys), call.script.name
