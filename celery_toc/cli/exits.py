@@ -53,7 +53,8 @@ def _failure(error: Exception, ctx: click.Context) -> Failure | None:
 
     if isinstance(error, click.UsageError):
         return _wrong_usage(error)
-    if isinstance(error, (kombu_toc.ConfigurationError, kombu_toc.ActionTimeError)):
+    told = (kombu_toc.ConfigurationError, kombu_toc.ActionTimeError, kombu_toc.TraitError)
+    if isinstance(error, told):
         return Failure(error, USAGE)
     if isinstance(error, BrokenPipeError):  # nobody reads the output any more; Click ends quietly
         return None

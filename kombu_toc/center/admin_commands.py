@@ -205,7 +205,14 @@ class AdminCommands:
         return self._announcing(
             topic,
             "reschedule",
-            (slot.announced_times, slot.prepare, slot.dead, slot.copies(id), *slot.stores),
+            (
+                slot.announced_times,
+                slot.prepare,
+                slot.dead,
+                slot.copies(id),
+                slot.tokens,
+                *slot.stores,
+            ),
             (len(slot.stores), slot.number, id, when, int(copies)),
             parse,
         )
@@ -216,7 +223,7 @@ class AdminCommands:
         return self._announcing(
             topic,
             "requeue",
-            (slot.announced_times, slot.dead, slot.reasons, *slot.stores),
+            (slot.announced_times, slot.dead, slot.reasons, slot.tokens, *slot.stores),
             (len(slot.stores), slot.number, topic.declaration.retries, *ids),
             partial(count_first, self._counts(topic), "requeued"),
         )

@@ -25,10 +25,11 @@ from kombu import Connection
 
 from ..center.commands import SENT
 from ..center.context import POP_BYTES
-from ..errors import ActionTimeError, MigrationError
+from ..errors import ActionTimeError, MigrationError, TraitError
 from ..scripts.call import PageSize, ScriptCall, when_of
 from ..transport.action_time import action_time
 from ..transport.channel import Channel
+from ..transport.publishing import message_traits
 from .broker import Broker, connected, literally, refuse_if_any
 from .messages import Unreadable, delivered, eta_or_none, from_kombu, parse, tag_of
 from .moving import BATCH, REMEMBER, Account, Migrated, Move, Progress, carry_out
@@ -350,7 +351,7 @@ class _FromRedis(Move):
             try:
                 self._check_time(row)
                 made = [] if dry_run else [self._putting(q, row) for q in row.queues]
-            except ActionTimeError as exc:
+            except (ActionTimeError, TraitError) as exc:
                 self._stays(key, row.raw, exc, row.message["headers"].get("id") or row.tag)
                 continue
             calls += made
@@ -369,9 +370,12 @@ class _FromRedis(Move):
         return len(moving)
 
     def _check_time(self, row: _Row) -> None:
-        """Raises ActionTimeError if the center would not take it: also a dry run is to tell."""
-        at_us, delay_us = action_time(row.message["headers"], row.tag)
+        """Raises ActionTimeError or TraitError if the center would not take it: also a dry run is
+        to tell."""
+        headers, properties = row.message["headers"], row.message["properties"]
+        at_us, delay_us = action_time(headers, row.tag)
         when_of(at_us, delay_us)
+        message_traits(headers, properties, row.tag)
 
     def _putting(self, queue: str, row: _Row) -> ScriptCall:
         properties = {

@@ -15,9 +15,9 @@
 --
 -- A message finds its id taken there if two live messages share it; it is a copy from then on, as
 -- if it had been put there second. If the other one is the same, byte for byte, one of them stays.
--- Its token stays behind: acknowledgements go to the slot of their delivery, and one pop may have
--- delivered a message of the same id here and there.
---@ clock admitted wake
+-- Its token stays behind, but for its traits: acknowledgements go to the slot of their delivery, and
+-- one pop may have delivered a message of the same id here and there.
+--@ clock admitted wake token
 
 local steps = tonumber(ARGV[1])
 local width = 6 + steps
@@ -69,6 +69,9 @@ for i = 5, #ARGV, 2 do
       local note = redis.call('HGET', here(5), id)
       if note then redis.call('HSET', there(5), name, note) end
       if record then redis.call('SADD', record, name) end
+      local token = redis.call('HGET', here(6), id)
+      local traits = token and (part == 4 or is_still(token, score)) and traits_of(token)
+      if traits then redis.call('HSET', there(6), name, traits) end
       if part > 6 then
         local us = action_time(score)
         announce_if_first(wake, there(1), ARGV[3], us == 0 and now or us, now)

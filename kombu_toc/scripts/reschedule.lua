@@ -1,8 +1,8 @@
 -- Gives a waiting message, and the waiting copies that share its id, another action time. Their
--- retries stay as they are.
+-- retries stay as they are; if they expire, that is counted from the new time.
 --
 -- KEYS[1] armed   KEYS[2] prepare   KEYS[3] dead   KEYS[4] copies of the id
--- KEYS[5...] store (one per priority step)
+-- KEYS[5] tokens   KEYS[6...] store (one per priority step)
 -- then the wake index, if it is on this node
 -- ARGV[1] number of priority steps   ARGV[2] slot number   ARGV[3] id
 -- ARGV[4] action time in microseconds, '+N' for N microseconds from now, or '' for now; a past one
@@ -10,10 +10,10 @@
 -- ARGV[5] 1: the copies too
 -- Returns {{id, state: 1 waiting and moved | 2 in flight | 3 dead, score, ...}, announcements,
 --          settled}
---@ clock admitted wake
+--@ clock admitted wake token
 
 local steps = tonumber(ARGV[1])
-local wake = KEYS[5 + steps]
+local wake = KEYS[6 + steps]
 local now = clock()
 local us, at_once = now, true
 if ARGV[4] ~= '' then
@@ -31,7 +31,7 @@ end
 
 local function move(id) -- whether it was waiting
   for step = 1, steps do
-    local store = KEYS[4 + step]
+    local store = KEYS[5 + step]
     local score = redis.call('ZSCORE', store, id)
     if score then
       local low = tonumber(score) % 1000
@@ -44,6 +44,7 @@ local function move(id) -- whether it was waiting
       -- out of dead, where it is not.
       redis.call('ZREM', KEYS[3], id)
       redis.call('ZADD', store, score, id)
+      count_anew(KEYS[5], id)
       announce_if_first(wake, KEYS[1], ARGV[2], math.max(us, action_time(score)), now)
       add(id, 1, score)
       return true

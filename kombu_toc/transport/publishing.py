@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import count
 from secrets import token_urlsafe
@@ -23,6 +23,7 @@ from ..errors import AlreadyThereError
 from ..model import envelope
 from ..model.results import Put
 from ..model.topic import Topic
+from ..model.traits import traits_of
 from ..scripts.call import Countdown, ScriptCall
 from .action_time import action_time
 from .publish_batch import PublishBatch
@@ -151,7 +152,8 @@ class Publisher:
         publish: (producer, name of the publish), by which a repeated one is recognised
         remember: seconds for which it is
 
-        Raises ActionTimeError if its time cannot be read or lies beyond what can be kept.
+        Raises ActionTimeError if its time cannot be read or lies beyond what can be kept, and
+        TraitError if a trait makes no sense.
         """
         headers = message.get("headers") or {}
         properties = message["properties"]
@@ -184,6 +186,7 @@ class Publisher:
             # A retry is sent before its task ends, or after it was acknowledged: to refuse it, as a
             # server does that is full, would be to lose it.
             replaces=bool(headers.get("retries")),
+            traits=message_traits(headers, properties, id),
         )
         call = self._center.commands.put(topic, request)
         return call._replace(parse=_only_if_added(call.parse)) if ensure else call
@@ -200,6 +203,20 @@ def _countdown_to(at_us: int, clock: SendersClock, now: float, wall_us: int) -> 
     now_us = clock.at(now)
     # If nothing was heard of the server's clock, it begins when it gets there: a bit later.
     return Countdown(None if now_us is None else now_us + left_us, now + left_us / 1_000_000)
+
+
+def message_traits(headers: Mapping[str, Any], properties: Mapping[str, Any], id: str) -> str:
+    """What holds for this message and not for its queue."""
+    visibility, max_lease = headers.get("x-visibility"), headers.get("x-max-lease")
+    expiration = properties.get("expiration")
+    # With a task's `expires`, Celery also sets the property. Such a task goes to a worker however
+    # late it is, which marks its result.
+    if expiration is not None and headers.get("expires") is not None:
+        expiration = None
+    if visibility is None and max_lease is None and expiration is None:
+        return ""
+    named = {"x-visibility": visibility, "x-max-lease": max_lease, "expiration_ms": expiration}
+    return traits_of(f"message {id}", **named)
 
 
 def _publish_of(name: str, batch: PublishBatch | None = None) -> tuple[str, str]:

@@ -32,7 +32,6 @@ _RABBITMQS = frozenset(
         "x-delivery-limit",
         "x-max-length",
         "x-max-length-bytes",
-        "x-message-ttl",
         "x-overflow",
         "x-queue-leader-locator",
         "x-queue-mode",
@@ -68,6 +67,8 @@ class Queues:
         self._others_transient: set[str] = set()
         self.auto_delete: set[str] = set()
         self.exclusive: set[str] = set()
+        #: transient queue -> limits of its topic, if it becomes one
+        self._to_be: dict[str, Mapping[str, Any]] = {}
         #: queue -> what was asked for when it was declared and has no effect, and why
         self.ignored: dict[str, list[str]] = {}
 
@@ -89,7 +90,8 @@ class Queues:
             if exclusive:
                 self.exclusive.add(queue)
         limits = {_ARGUMENTS[n]: value for n, value in arguments.items() if n in _ARGUMENTS}
-        if queue in self.transient and not limits:
+        if queue in self.transient and not limits.keys() - {"message_ttl"}:
+            self._to_be[queue] = limits  # also Celery's queues for events have a message_ttl
             return None
         topic = self._declare_topic(queue, limits)
         if queue not in self.transient:
@@ -98,7 +100,11 @@ class Queues:
         return topic
 
     def _declare_topic(self, queue: str, limits: Mapping[str, Any]) -> Topic:
-        limits = {**self._settings.toc_topics.get(queue, {}), **limits}
+        limits = {
+            **self._settings.toc_topics.get(queue, {}),
+            **self._to_be.get(queue, {}),
+            **limits,
+        }
         expires = self.transient.get(queue)
         if expires:
             self._lease_keeper.withdraw_deletion(queue)
@@ -145,6 +151,7 @@ class Queues:
         """It is deleted, or is to be."""
         self._lease_keeper.forget_topic(queue)
         self.transient.pop(queue, None)
+        self._to_be.pop(queue, None)
         self.auto_delete.discard(queue)
         self.exclusive.discard(queue)
 

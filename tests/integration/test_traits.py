@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
+from kombu import Connection, Exchange, Queue
 
 from kombu_toc import DEAD, IN_FLIGHT, Delivery, Limits, TimeoutCenter, TraitError
 from kombu_toc.center.requests import PopRequest
+from kombu_toc.center.reshard import reshard_topic
+from kombu_toc.center.upkeep import Upkeep
 
+from .conftest import drain
 from .inspection import aged, check_slots, now_us, residue, slot_keys, time_passes
 
 HOUR = 3600.0
@@ -53,7 +58,6 @@ def test_the_caller_says_how_long_a_lease_lasts_then_the_message_then_its_topic_
     assert lease_of(center, delivery) == pytest.approx(1000, abs=5)
     assert center.extend([delivery], asked) == []
     assert lease_of(center, delivery) == pytest.approx(seconds, abs=5)
-    center.run(center.commands.recall(center.topic("mail"), None, "another.1", remember=0))
     assert center.ack([delivery]) == 1
     assert slot_keys(center.client) == []
 
@@ -269,3 +273,165 @@ def test_a_pop_finds_what_is_due_behind_many_that_have_expired(center: TimeoutCe
     assert [one.id for one in popped.messages] == ["x"]
     assert len(popped.expired) == 350
     check_slots(center, "mail")
+
+
+def test_a_message_that_is_given_another_time_expires_anew(center: TimeoutCenter) -> None:
+    center.declare("mail", slots=1, retries=9)
+    for id in ("waiting", "released", "rejected", "dead", "expired"):
+        center.put("mail", id, b"", expiration=100, max_lease=50)
+    popped = {one.id: one for one in center.pop("mail", 3).messages}
+    assert set(popped) == {"waiting", "released", "rejected"}
+    center.release([popped["waiting"], popped["released"]])
+    center.reject(popped["rejected"], requeue=True)
+    [dead] = center.pop("mail", slots=[0]).messages
+    assert dead.id == "rejected"
+    center.reject(dead, requeue=True, backoff=HOUR)
+    time_passes(center, "mail", 101)
+    popped = center.pop("mail", 9)
+    assert sorted(popped.expired) == ["dead", "expired", "released", "waiting"]
+    assert center.requeue_dead("mail") == 4
+    center.reschedule("rejected", topic="mail")
+    popped = center.pop("mail", 9)
+    assert popped.expired == []
+    assert len(popped.messages) == 5
+    for one in popped.messages:
+        assert one.expires_us / 1e6 == pytest.approx(now_us(center.client) / 1e6 + 100, abs=5)
+        assert one.ends_us / 1e6 == pytest.approx(now_us(center.client) / 1e6 + 50, abs=5)
+    center.release(popped.messages)
+    for one in popped.messages:
+        center.reschedule(one.id, topic="mail", delay=HOUR)
+    time_passes(center, "mail", HOUR + 99)
+    popped = center.pop("mail", 9)
+    assert len(popped.messages) == 5
+    check_slots(center, "mail")
+
+
+@pytest.mark.one_server("messages are not moved from node to node")
+def test_a_message_keeps_its_traits_when_its_topic_is_resharded(center: TimeoutCenter) -> None:
+    center.declare("mail", slots=4)
+    for number in range(16):
+        center.put("mail", f"{number}", b"1", expiration=100, visibility=200)
+        center.put("mail", f"{number}", b"2", delay=HOUR, max_lease=300)
+    popped = center.pop("mail", 16).messages
+    center.release(popped[:12])
+    center.reject(popped[12], requeue=True)
+    center.reject(popped[13], requeue=False)
+    center.ack(popped[14:])
+    assert reshard_topic(center, "mail", 1, settle=0).done
+    assert center.requeue_dead("mail") == 1
+    for number in range(16):
+        center.reschedule(f"{number}", topic="mail")
+    popped = center.pop("mail", 99).messages
+    assert sorted((one.body, one.visibility, one.ends_us is None) for one in popped) == [
+        *[(b"1", 200, True)] * 14,
+        *[(b"2", None, False)] * 16,
+    ]
+    assert all((one.expires_us is None) is (one.body == b"2") for one in popped)
+    check_slots(center, "mail")
+
+
+def test_upkeep_finds_what_has_expired_where_nobody_consumes(center: TimeoutCenter) -> None:
+    center.declare("mail", slots=2, message_ttl=60_000)
+    for number in range(500):
+        center.put("mail", f"{number}", b"", delay=HOUR if number % 5 == 0 else None)
+    [tried] = center.pop("mail").messages
+    center.reject(tried, requeue=True)
+    time_passes(center, "mail", 61)
+    events = []
+    upkeep = Upkeep(
+        center.runner,
+        center.registry,
+        center.context,
+        {},
+        in_time=lambda topic, slots: True,
+        tell=events.append,
+        on_step=lambda seconds: None,
+    )
+    upkeep.run(lambda: True)
+    expired = [id for event in events for id in event.expired]
+    assert len(expired) == len(set(expired)) == 400
+    assert tried.id in expired
+    assert center.counts("mail") == (0, 100, 0, 400)
+    check_slots(center, "mail")
+
+
+# -- as Kombu sends it
+
+
+def publish(connection: Connection, queue: Queue, **how: Any) -> None:
+    with connection.Producer() as producer:
+        producer.publish({}, routing_key=queue.name, declare=[queue], **how)
+
+
+def test_the_headers_of_a_message_say_its_visibility_and_its_max_lease(
+    connection: Connection, center: TimeoutCenter
+) -> None:
+    queue = Queue("mail", queue_arguments={"x-visibility": 100, "x-max-lease": 1000})
+    publish(connection, queue)
+    publish(connection, queue, headers={"x-visibility": 200, "x-max-lease": "300"})
+    plain, own = sorted(center.pop("mail", 2).messages, key=lambda one: one.visibility or 0)
+    assert (plain.visibility, own.visibility) == (None, 200)
+    assert lease_of(center, plain) == pytest.approx(100, abs=5)
+    ends = [one.ends_us / 1e6 - now_us(center.client) / 1e6 for one in (plain, own)]
+    assert ends == [pytest.approx(1000, abs=5), pytest.approx(300, abs=5)]
+
+
+@pytest.mark.parametrize(
+    "how, error",
+    [
+        ({"headers": {"x-visibility": "soon"}}, "x-visibility must be a number of seconds from 1"),
+        ({"headers": {"x-max-lease": -5}}, "x-max-lease must be a number of seconds from 1 up, or"),
+        ({"expiration": -1}, "expiration_ms must be a whole number of milliseconds from 0 up"),
+    ],
+)
+def test_a_header_that_makes_no_sense_is_an_error_to_the_sender(
+    connection: Connection, center: TimeoutCenter, how, error
+) -> None:
+    with pytest.raises(TraitError, match=error):
+        publish(connection, Queue("mail"), **how)
+    assert slot_keys(center.client) == []
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_kombus_expiration_and_a_queues_ttl_count_from_when_a_message_is_due(
+    connection: Connection, center: TimeoutCenter, own: bool
+) -> None:
+    queue = Queue("mail", message_ttl=None if own else 60)
+    expiration = 60 if own else None
+    publish(connection, queue, expiration=expiration)
+    publish(connection, queue, expiration=expiration, headers={"x-delay": 3_600_000})
+    got = []
+    with connection.Consumer(queue, callbacks=[lambda body, message: got.append(message)]) as one:
+        one.qos(prefetch_count=1)
+        drain(connection)
+        assert len(got) == 1
+        got.pop().ack()
+        drain(connection)
+    time_passes(center, "mail", HOUR + 61)
+    assert queue(connection.default_channel).get() is None
+    [dead] = center.scan("mail").messages
+    assert (dead.state, dead.reason) == (DEAD, "expired")
+    assert center.requeue_dead("mail") == 1
+    message = queue(connection.default_channel).get()
+    assert message.properties.get("expiration") == ("60000" if own else None)
+    message.ack()
+    connection.default_channel.poller.flush()
+
+
+def test_what_has_celerys_own_expires_goes_to_a_worker_however_late(
+    connection: Connection, center: TimeoutCenter
+) -> None:
+    """Which marks the result; Celery sets the property, too"""
+    publish(connection, Queue("mail"), expiration=60, headers={"expires": "2020-01-01T00:00:00"})
+    time_passes(center, "mail", HOUR)
+    assert pop_one(center).expires_us is None
+
+
+def test_a_queue_of_celerys_that_only_reads_broadcasts_is_no_topic_for_its_ttl(
+    connection: Connection, center: TimeoutCenter
+) -> None:
+    queue = Queue("events", Exchange("ev", "fanout"), auto_delete=True, message_ttl=5)
+    queue(connection.default_channel).declare()
+    assert center.topics() == []
+    publish(connection, queue)
+    assert center.topic("events").declaration.message_ttl == 5000
