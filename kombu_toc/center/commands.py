@@ -224,9 +224,19 @@ class Commands:
         )
         return ScriptCall(load("recall"), keys, args, parse)
 
-    def find_due(self, topics: Sequence[str]) -> ScriptCall:
-        """Find topics that have due messages that nobody has claimed. Result: their indexes."""
-        return ScriptCall(load("due"), [self._context.keys.wake(name) for name in topics], (), list)
+    def find_due(self, topics: Sequence[str], also: Sequence[str] = ()) -> ScriptCall:
+        """Find topics that have due messages that nobody has claimed. Result: their indexes.
+
+        also: more keys with announcements, whose indexes follow
+        """
+        wakes = [self._context.keys.wake(name) for name in topics]
+        return ScriptCall(load("due"), [*wakes, *also], (), list)
+
+    def pass_on(self, topic: str, slot: int, us: int) -> ScriptCall:
+        """Leave a claim to the workers that prefer its slot. Result: how many of the slot's nobody
+        has claimed."""
+        key = self._context.keys.passed_on(topic, slot)
+        return ScriptCall(load("pass_on"), (key,), (slot, us), int)
 
     def reannounce(self, topic: Topic, claims: Iterable[tuple[int, int]]) -> list[ScriptCall]:
         """Announce claims again, each a slot and a time in microseconds.

@@ -15,7 +15,7 @@ from .center import TimeoutCenter
 #: The scripts of whoever publishes, and what a consumer adds to them.
 PRODUCERS = ("admit", "bind", "bindings", "bound", "broadcast", "counts", "declare", "put")
 CONSUMERS = (
-    *("ack", "due", "elect", "extend", "hand_back", "pop", "present", "purge", "recall"),
+    *("ack", "due", "elect", "extend", "hand_back", "pass_on", "pop", "present", "purge", "recall"),
     *("reject", "release", "sweep", "upkeep"),
 )
 

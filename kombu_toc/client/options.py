@@ -14,7 +14,7 @@ import redis
 from redis.connection import URL_QUERY_ARGUMENT_PARSERS
 
 from ..errors import ConfigurationError
-from ..model.limits import DEFAULT_SLOTS, LIMITS, Limits, Number, check_steps
+from ..model.limits import DEFAULT_SLOTS, LIMITS, MAX_SLOTS, Limits, Number, check_steps
 from ..model.scores import MAX_RETRIES
 from ..model.topic import Declaration
 from .tls import read_requirement
@@ -56,6 +56,34 @@ def _topics(name: str, value: Any) -> dict[str, dict[str, Any]]:
     for topic, limits in value.items():
         Declaration.of(topic, **limits)
     return {topic: dict(limits) for topic, limits in value.items()}
+
+
+#: A number of a slot, or a range of them.
+_SLOTS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+
+
+def _slots(name: str, value: Any) -> tuple[int, ...]:
+    """Slot numbers: ``0-3,6``, or a list of numbers and such texts."""
+    parts = value.split(",") if isinstance(value, str) else value
+    most = MAX_SLOTS
+    found: set[int] = set()
+    for part in parts if isinstance(parts, (list, tuple, set, frozenset)) else (None,):
+        match = None if isinstance(part, bool) else _SLOTS.fullmatch(str(part).strip())
+        first = int(match[1]) if match else 0
+        last = int(match[2] or first) if match else -1
+        if not first <= last < most:
+            raise ConfigurationError(
+                f"{name} must be slot numbers below {most}, such as '0-3,6' or [0, 1], or map a "
+                f"topic to them, not {value!r}"
+            )
+        found.update(range(first, last + 1))
+    return tuple(sorted(found))
+
+
+def _preference(name: str, value: Any) -> tuple[int, ...] | dict[str, tuple[int, ...]]:
+    if isinstance(value, Mapping):
+        return {str(topic): _slots(f"{name} of {topic!r}", slots) for topic, slots in value.items()}
+    return _slots(name, value)
 
 
 def _strategy(name: str, value: Any) -> str:
@@ -131,6 +159,9 @@ class Settings:
     toc_queue_after: float = 0.005
     #: bytes of messages that one fetch may return; a larger message is fetched alone
     toc_pop_bytes: int = 8_000_000
+    #: slots that a consumer takes first, of every topic or per topic; the others only what has been
+    #: due for a second
+    toc_prefer_slots: tuple[int, ...] | dict[str, tuple[int, ...]] = ()
     #: how often an idle consumer checks all slots, whatever was announced
     toc_poll_interval: float = 1.0
     #: whether messages that will wait are compressed
@@ -223,6 +254,7 @@ _OPTIONS: dict[str, Option] = {
     "toc_lookahead": Option(_SECONDS),
     "toc_queue_after": Option(_SECONDS),
     "toc_pop_bytes": Option(_NATURAL),
+    "toc_prefer_slots": Option(_preference),
     "toc_poll_interval": Option(_POSITIVE_SECONDS),
     "toc_deflate": Option(_flag),
     "toc_revoke_removes": Option(_flag),

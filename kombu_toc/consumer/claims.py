@@ -23,12 +23,24 @@ class WakeTopics:
     def __contains__(self, topic: object) -> bool:
         return topic in self._topics.values()
 
-    def listen(self, topics: list[str], key_of: Callable[[str], str]) -> list[str]:
+    def listen(
+        self,
+        topics: list[str],
+        key_of: Callable[[str], str],
+        passed_on: Callable[[str], list[str]] | None = None,
+    ) -> list[str]:
         """The keys to block on. Another one comes first each time: what a server gives is of the
-        first that has something."""
+        first that has something.
+
+        passed_on: of a topic, where others pass on what they leave to this process
+        """
         self._turn = (self._turn + 1) % len(topics)
         topics = topics[self._turn :] + topics[: self._turn]
         keys = [key_of(topic) for topic in topics]
+        if passed_on is not None:
+            also = [(key, topic) for topic in topics for key in passed_on(topic)]
+            keys = [*(key for key, _ in also), *keys]
+            topics = [*(topic for _, topic in also), *topics]
         self._topics = {
             key.encode("utf-8", "surrogatepass"): topic
             for key, topic in zip(keys, topics, strict=True)

@@ -45,6 +45,10 @@ class ConsumerState:
         self.others_at = 0.0
         #: topic -> monotonic seconds when expired leases were last rolled back
         self.recovered: dict[str, float] = {}
+        #: topic -> monotonic seconds when the slots that it does not prefer were last looked into
+        self.looked_at_others: dict[str, float] = {}
+        #: topics of which it is those slots' turn, if both have something
+        self.others_turn: set[str] = set()
         #: monotonic seconds when the topics' declarations were last asked for
         self.reread = 0.0
         #: free processes when last asked, negative if more is reserved than there are

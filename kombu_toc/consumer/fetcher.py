@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Protocol
 from ..center.commands import RECOVER, divide_evenly
 from ..client.options import ROUND_ROBIN
 from ..model.results import Popped
+from .zones import OVERDUE_US, PreferredSlots, divide
 
 if TYPE_CHECKING:
     from ..model.topic import Topic
     from .consumer_state import ConsumerState
     from .due_queue import Claim, Entry
+    from .zones import Part, Preference
 
 #: So many times as rarely an idle consumer looks into all slots while somebody keeps them up.
 RARELY = 180.0
@@ -49,6 +51,9 @@ class FetchSettings(Protocol):
     @property
     def queue_order_strategy(self) -> str: ...
 
+    @property
+    def toc_prefer_slots(self) -> Preference: ...
+
 
 @dataclass(slots=True)
 class Pop:
@@ -65,6 +70,7 @@ class Pop:
     #: whether expired leases are to be rolled back, if that is permitted
     recover: bool
     number: int = 0  #: by which it is known while its reply is on its way
+    divided: bool = False  #: whether the other slots are asked by themselves
 
     @property
     def looks(self) -> bool:
@@ -116,6 +122,8 @@ class Fetcher:
         #: about first
         in_turns = settings.queue_order_strategy == ROUND_ROBIN
         self._stale_after = OTHERS_STALE if in_turns else ASK_OTHERS
+        #: the slots that are taken first; None if all are alike
+        self.preferred = PreferredSlots.of(settings.toc_prefer_slots)
         #: which slots of a Cluster's topic come first, of those that nothing sets apart
         self._rotation = 0
 
@@ -205,7 +213,8 @@ class Fetcher:
         # A slot may be announced by somebody who knows of more: of an older declaration or a
         # newer one. It is served in any case.
         topic = self._topic_of(name, max(slots) if slots else 0)
-        parts: Collection[tuple[set[int] | None, int, int]] = [(slots, *limits)]
+        own = self.preferred.own(topic) if self.preferred is not None else None
+        parts: Collection[Part] = [(slots, *limits)]
         if self._clustered:
             claimed = {slot for owner, slot, _ in state.due_claims if owner == name}
             self._rotation += 1
@@ -219,8 +228,15 @@ class Fetcher:
             )
             for slot in later:
                 state.pending.ask(name, slot)
+        elif own:
+            parts = self._in_zones(state, topic, own, slots, limits, now, recover)
         for some, ready_limit, overdue_limit in parts:
+            if foreign := bool(own and some and not some & own):
+                ready_limit, overdue_limit = 0, max(ready_limit, overdue_limit)
             looks = not ready_limit and not overdue_limit
+            behind_us = 0 if looks else self._behind_us
+            if foreign:
+                behind_us = max(behind_us, OVERDUE_US)
             # What the pop announces anew may be claimed here before its reply is read: that is a
             # claim of its own, so those that the pop settles are set apart now.
             claims = state.take_claims_of(name, some)
@@ -231,11 +247,37 @@ class Fetcher:
                     ready_limit,
                     overdue_limit,
                     lookahead_us,
-                    0 if looks else self._behind_us,
+                    behind_us,
                     claims,
                     recover,
+                    divided=self._clustered or bool(own),
                 )
             )
+
+    def _in_zones(
+        self,
+        state: ConsumerState,
+        topic: Topic,
+        own: frozenset[int],
+        slots: set[int] | None,
+        limits: tuple[int, int],
+        now: float,
+        recover: bool,
+    ) -> list[Part]:
+        """What is popped of the slots that come first, and of the others."""
+        name = topic.name
+        # Who is never idle claims nothing, and learns only by this of what others leave.
+        look = slots is None or name in state.pending.backlog
+        again = state.looked_at_others.get(name, 0.0) + OVERDUE_US / 1e6
+        if look := recover or (look and now >= again):
+            state.looked_at_others[name] = now
+        turn = name in state.others_turn
+        parts, later = divide(own, topic.slot_span, slots, limits, others_turn=turn, look=look)
+        if later:
+            (state.others_turn.discard if turn else state.others_turn.add)(name)
+            for slot in later:
+                state.pending.ask(name, slot)
+        return parts
 
     def take(self, state: ConsumerState, pop: Pop, result: Popped) -> None:
         """Learn from the reply to a pop."""
@@ -245,14 +287,14 @@ class Fetcher:
             if claim[2] > result.now_us + pop.horizon_us:
                 state.due_claims[claim] = None
         if result.more:
-            if self._clustered:
+            if pop.divided:
                 for slot in pop.slots or ():
                     pending.ask(name, slot)
             else:
                 pending.ask(name)
         if result.more and not pop.looks:
             pending.backlog.add(name)
-        elif not self._clustered or not (state.pops_in_flight or name in pending.slots):
+        elif not pop.divided or not (state.pops_in_flight or name in pending.slots):
             pending.backlog.discard(name)
 
     @staticmethod

@@ -166,6 +166,10 @@ class Outbox:
         for topic, pairs in by_topic(claims).items():
             self._work.send([(call, None) for call in self._reannounce(topic, pairs)])
 
+    def pass_on(self, claim: Claim) -> None:
+        """Leave a claim to those who prefer its slot, without waiting for the reply."""
+        self._work.send([(self._center.commands.pass_on(*claim), None)])
+
     def _reannounce(self, topic: str, pairs: list[tuple[int, int]]) -> list[ScriptCall]:
         center = self._center
         return center.commands.reannounce(center.registry.resolved(topic), pairs)

@@ -89,7 +89,6 @@ class Poller:
         self._work = wiring.work(self.loop)
         self.dispatcher = Dispatcher(self.loop, self.clock, self.states, center.metrics)
         self.outbox = Outbox(center, leases, self.loop, self._work)
-        self._listener = WakeListener(center, self.loop, wiring, self._on_claim)
         self._reader = BroadcastReader(center, self.loop, wiring, self._work, self.dispatcher)
         self._popper = Popper(
             center,
@@ -102,6 +101,9 @@ class Poller:
             on_noted=self.log_pop,
             on_known=self._on_known,
         )
+        self._passing = self._popper.passing(self.dispatcher.due, self.outbox)
+        passed_on = self._popper.passed_on if self._passing else None
+        self._listener = WakeListener(center, self.loop, wiring, self._on_claim, passed_on)
         #: exchanges of which broadcasts may be read late
         self.unhurried = self._reader.subscriptions.unhurried
         # Straight to the part that does it: each is called for every message.
@@ -459,11 +461,12 @@ class Poller:
         if state is None:
             self.outbox.announce_now([claim])
             return
-        if self.dispatcher.due.count_claims(*claim[:2]) >= MAX_CLAIMS:
-            self._unclaim(claim)
-            return
-        number = (self._popper.next_number(), 0, 0)
-        self.dispatcher.due.push_claim(claim[2] - self._lookahead_us, number, state, claim)
+        if self._passing is None or not self._passing.take(claim, state):
+            if self.dispatcher.due.count_claims(*claim[:2]) >= MAX_CLAIMS:
+                self._unclaim(claim)
+                return
+            number = (self._popper.next_number(), 0, 0)
+            self.dispatcher.due.push_claim(claim[2] - self._lookahead_us, number, state, claim)
         if self._listener.stopping:  # whoever ends the wait goes on with it
             return
         self.dispatcher.run_due()

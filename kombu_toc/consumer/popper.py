@@ -13,6 +13,7 @@ from ..center.requests import REMEMBER, PopRequest
 from ..model.results import Popped
 from .fetcher import Fetcher, Plan, Pop, may_recover
 from .flights import Flight
+from .passing import Passing
 
 if TYPE_CHECKING:
     from ..center.center import TimeoutCenter
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
     from ..client.options import Settings
     from ..model.topic import Topic
     from .consumer_state import ConsumerState
+    from .due_queue import DueQueue
     from .lease_keeper import LeaseKeeper
     from .loop import Loop
+    from .outbox import Outbox
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +61,7 @@ class Popper:
         on_noted: Callable[[str, Popped], None],
         on_known: Callable[[ConsumerState], None],
     ) -> None:
-        self.fetcher = Fetcher(settings, center.clustered, self._topic_of)
+        self.fetcher = Fetcher(settings, center.clustered, self.topic_of)
         self._center = center
         self._leases = leases
         self._loop = loop
@@ -73,7 +76,8 @@ class Popper:
         """A number that is higher than all before: what came first goes first."""
         return next(self._numbers)
 
-    def _topic_of(self, name: str, slot: int) -> Topic:
+    def topic_of(self, name: str, slot: int) -> Topic:
+        """The topic of that name, with this slot number at least if it has had it."""
         topic = self._center.topic(name)
         if slot >= topic.slot_span:
             topic = self._center.reach(name, slot) or topic
@@ -102,20 +106,40 @@ class Popper:
 
     def _find_due(self, state: ConsumerState, plan: Plan) -> Item:
         """Who is busy claims nothing: only by this does it hear of a topic whose turn it is."""
-        call = self._center.commands.find_due(plan.unknown)
+        unknown, also = plan.unknown, []
+        if self.fetcher.preferred is not None:
+            also = [(key, topic) for topic in unknown for key in self.passed_on(topic)]
+            unknown = [*unknown, *(topic for _, topic in also)]
+        call = self._center.commands.find_due(plan.unknown, [key for key, _ in also])
         if not plan.ask_first:
-            return call, partial(state.pending.found_due, plan.unknown)
+            return call, partial(state.pending.found_due, unknown)
         number = self.next_number()
         state.pops_in_flight.add(number)
 
         def known(indexes: list[int]) -> None:
             state.pops_in_flight.discard(number)
-            state.pending.found_due(plan.unknown, indexes)
+            state.pending.found_due(unknown, indexes)
             self._on_known(state)
 
         if not self._center.clustered:
             return call, known
         return call, known, partial(state.pops_in_flight.discard, number)
+
+    # -- zones
+
+    def passing(self, due: DueQueue, outbox: Outbox) -> Passing | None:
+        """What takes claims of slots that others prefer; None if no slots are preferred here."""
+        preferred = self.fetcher.preferred
+        if preferred is None:
+            return None
+        told = (self._clock, self._loop, self.topic_of, self.next_number)
+        return Passing(preferred, due, outbox, *told)
+
+    def passed_on(self, name: str) -> list[str]:
+        """Where others pass on what they leave to this process, of a topic."""
+        preferred = self.fetcher.preferred
+        own = preferred.own(self.topic_of(name, 0)) if preferred is not None else ()
+        return [self._center.keys.passed_on(name, slot) for slot in sorted(own)]
 
     # -- pops
 

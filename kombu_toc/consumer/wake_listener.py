@@ -40,8 +40,10 @@ class WakeListener:
         loop: Loop,
         wiring: Wiring,
         on_claim: Callable[[Claim], None],
+        passed_on: Callable[[str], list[str]] | None = None,
     ) -> None:
         self.topics = WakeTopics()
+        self._passed_on = passed_on
         #: while the wait is ended: whoever ends it goes on with what comes of it
         self.stopping = False
         self.connection = wiring.blocking(loop, self._on_refused)
@@ -58,7 +60,7 @@ class WakeListener:
 
     def listen(self, topics: list[str], block: float) -> None:
         """Block on the wake indexes of these, for so many seconds at most."""
-        keys = self.topics.listen(topics, self._center.keys.wake)
+        keys = self.topics.listen(topics, self._center.keys.wake, self._passed_on)
         item = (("BZPOPMIN", *keys, f"{block:.3f}"), self._on_reply)
         self.connection.send([item], block=block)
 

@@ -49,6 +49,7 @@ class Keys:
         "upkeep",
         "wake_",
         "write_probe",
+        "zone_",
     )
 
     def __init__(self, prefix: str) -> None:
@@ -82,10 +83,16 @@ class Keys:
         self.counted_ = f"{prefix}{{toc}}:counted:"
         self.minute_ = f"{prefix}{{toc}}:minute:"
         self.speaker_ = f"{prefix}{{toc}}:speaker:"
+        self.zone_ = f"{prefix}{{toc}}:zone:"
 
     def wake(self, topic: str) -> str:
         """Sorted set: the topic's announcements that no consumer has claimed."""
         return self.wake_ + topic
+
+    def passed_on(self, topic: str, slot: int) -> str:
+        """Sorted set: the slot's announcements that were passed on to those who prefer it, and
+        that none of them has claimed; with the members of :meth:`wake`."""
+        return f"{self.zone_}{slot}:{topic}"
 
     def bindings(self, exchange: str) -> str:
         """Sorted set: binding -> when it expires, in ms."""

@@ -1,6 +1,6 @@
 -- Tells which topics have something due that nobody has claimed. It writes nothing.
 --
--- KEYS wake index, per topic
+-- KEYS wake index, per topic; and what was passed on for slots
 -- Returns the indexes of those, from 0
 --@ clock
 

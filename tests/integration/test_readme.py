@@ -50,6 +50,21 @@ def test_every_example_is_at_least_python() -> None:
         compile(block, page, "exec")
 
 
+def test_the_example_of_zones_sends_to_slots_of_the_zone(app: Celery, client: redis.Redis) -> None:
+    @app.task(name="shop.remind", shared=False)
+    def remind(order: int) -> None: ...
+
+    exec(named("docs/options.md", '{"toc_prefer_slots": "0-3"}'), {"app": app})
+    names: dict[str, Any] = {"remind": remind}
+    for _ in range(20):
+        exec(named("docs/options.md", "def basis_in("), names)
+    held = [client.zcard(f"toc:{{celery:{slot}}}:store") for slot in range(8)]
+    assert sum(held[:4]) == 20
+    assert max(held) < 20
+    with app.connection() as connection:
+        assert connection.default_channel.settings.toc_prefer_slots == (0, 1, 2, 3)
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
 def test_the_example_of_operations_finds_moves_and_cancels_a_scheduled_task(
     app: Celery, page: str, capsys: pytest.CaptureFixture[str]

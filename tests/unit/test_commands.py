@@ -111,6 +111,7 @@ def test_what_belongs_to_no_slot_shares_one_tag() -> None:
     made = Made(clustered=True)
     calls = [
         made.commands.find_due(["one", "two"]),
+        made.commands.pass_on("one", 3, 10**15),
         add_counters(made.keys, "one", {"put": 1}),
         add_counters(made.keys, None, {"put:calls": 1}),
         announce_presence(made.keys, "[]", (), 60_000),

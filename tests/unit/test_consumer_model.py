@@ -43,6 +43,10 @@ class Machine(RuleBasedStateMachine):
     """What a fleet goes through."""
 
     fleet: Fleet
+    #: the slots that workers prefer, in turns
+    zones: tuple[tuple[int, ...], ...] = ((),)
+    #: how many workers have begun
+    begun = 0
 
     @initialize(
         faultless=st.booleans(),
@@ -52,7 +56,7 @@ class Machine(RuleBasedStateMachine):
     def begin(self, faultless: bool, queues: int, processes: list[int]) -> None:
         self.fleet = Fleet(QUEUES[:queues], faultless=faultless)
         for number in processes:
-            self.fleet.add(number)
+            self.add(number)
 
     @rule(queue=numbers, delay=delays, duration=durations, many=st.sampled_from([1, 1, 2, 9, 40]))
     def put(self, queue: int, delay: float, duration: float, many: int) -> None:
@@ -67,7 +71,9 @@ class Machine(RuleBasedStateMachine):
     @rule(processes=st.integers(1, 3))
     @precondition(lambda self: len(self.fleet.workers) < 4)
     def add(self, processes: int) -> None:
-        self.fleet.add(processes)
+        zone = self.zones[self.begun % len(self.zones)]
+        self.begun += 1
+        self.fleet.add(processes, prefer=zone)
 
     @rule(which=numbers)
     @precondition(lambda self: len(self.fleet.workers) > 1)
@@ -111,9 +117,18 @@ class Machine(RuleBasedStateMachine):
             self.fleet.finish()
 
 
-def test_whatever_happens_nothing_is_lost_early_starved_or_forgotten() -> None:
+class Zones(Machine):
+    """A fleet in two zones, each with slots that it takes first; to one worker all are alike."""
+
+    zones = ((0, 1), (2, 3), (2, 3), ())
+
+
+@pytest.mark.parametrize("machine", [Machine, Zones])
+def test_whatever_happens_nothing_is_lost_early_starved_or_forgotten(
+    machine: type[Machine],
+) -> None:
     run_state_machine_as_test(
-        Machine,
+        machine,
         settings=settings(
             max_examples=EXAMPLES,
             stateful_step_count=25,

@@ -146,6 +146,22 @@ def test_an_option_of_kombus_redis_transport_has_no_place_in_the_url():
         settings({"sep": ":"})
 
 
+@pytest.mark.parametrize(
+    ("value", "slots"),
+    [
+        ("0-3,6", (0, 1, 2, 3, 6)),
+        (" 2, 1 ", (1, 2)),
+        ([4, "0-1"], (0, 1, 4)),
+        ([], ()),
+        ({"mail": [1, 0], "sms": "7"}, {"mail": (0, 1), "sms": (7,)}),
+    ],
+)
+def test_slots_are_preferred_by_numbers_and_ranges_for_all_topics_or_for_some(value, slots):
+    assert settings(toc_prefer_slots=value).toc_prefer_slots == slots
+    if isinstance(value, str):
+        assert settings({"toc_prefer_slots": value}).toc_prefer_slots == slots
+
+
 def test_limits_per_topic_have_no_form_that_fits_a_url():
     with pytest.raises(ConfigurationError, match=r"toc_topics.*broker_transport_options"):
         settings({"toc_topics": "mail"})
@@ -167,6 +183,11 @@ def test_limits_per_topic_have_no_form_that_fits_a_url():
         ("toc_lookahead", -0.1),
         ("toc_queue_after", "x"),
         ("toc_poll_interval", 0),
+        *(
+            ("toc_prefer_slots", value)
+            for value in ("a", "3-1", "-1", "0-512", "", 7, True, [True], [1.5], None, "1,,2")
+        ),
+        ("toc_prefer_slots", {"mail": "x"}),
         ("toc_poll_interval", float("inf")),
         ("toc_deflate", "perhaps"),
         ("toc_fanout_length", "long"),

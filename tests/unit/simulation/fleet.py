@@ -36,6 +36,9 @@ AHEAD = 0.02
 #: process that is not free after all is given back after 0.05.)
 BOUND = 0.08
 
+#: Seconds after which who starts tasks all the time looks into the slots of others again.
+AGAIN = 1.0
+
 #: Seconds after a fault within which that may take longer.
 RECOVERY = 4.0
 
@@ -49,7 +52,10 @@ class Task:
     due_us: int
     put_at: float
     duration: float
+    slot: int = 0
     starts: list[float] = field(default_factory=list)
+    #: who started it
+    by: list[Worker] = field(default_factory=list)
     done: bool = False
     #: a worker died that had it: it comes back when its lease has ended
     excused: bool = False
@@ -162,8 +168,16 @@ class Channel:
 class Worker(Process):
     """A process that consumes queues, and executes so many tasks at a time."""
 
-    def __init__(self, fleet: Fleet, queues: list[str], processes: int, kept_up: bool) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        queues: list[str],
+        processes: int,
+        kept_up: bool,
+        prefer: tuple[int, ...] = (),
+    ) -> None:
         self.fleet, self.queues, self.processes = fleet, queues, processes
+        self.prefer = prefer
         self.network = fleet.network
         self._busy_until = 0.0
         self._next_turn = float("inf")
@@ -238,7 +252,7 @@ class Worker(Process):
         if not self.alive:
             return
         self.hub, self.connections = Hub(self), []
-        settings = Settings(queue_order_strategy=self.fleet.strategy)
+        settings = Settings(queue_order_strategy=self.fleet.strategy, toc_prefer_slots=self.prefer)
         poller: Any = Poller(
             self.center,  # type: ignore[arg-type]
             settings,
@@ -294,7 +308,7 @@ class Worker(Process):
         self.fleet.note_idle()
 
     def _start(self, delivery: Delivery) -> None:
-        task = self.fleet.started(delivery, self.now())
+        task = self.fleet.started(delivery, self.now(), self)
         end = self.now() + task.duration
         self.executing[delivery.id] = end
         self.network.at(end, lambda: self._finish(delivery, task))
@@ -349,22 +363,35 @@ class Fleet:
         #: queue -> since when a process has been idle that serves it
         self._idle_since: dict[str, float] = {}
         self._disturbed_until = 0.0
+        #: whether workers prefer slots; queue, slot -> since when a process has been idle of those
+        #: that do not leave it to others
+        self._zones = False
+        self._zone_idle_since: dict[tuple[str, int], float] = {}
         #: seconds that a task may wait for an idle process
         self._bound = BOUND
 
     # -- what happens
 
-    def add(self, processes: int = 1, queues: list[str] | None = None) -> Worker:
-        worker = Worker(self, queues or self.queues, processes, kept_up=self.faultless)
+    def add(
+        self,
+        processes: int = 1,
+        queues: list[str] | None = None,
+        prefer: tuple[int, ...] = (),
+    ) -> Worker:
+        kept_up = self.faultless
+        self._zones = self._zones or bool(prefer)
+        worker = Worker(self, queues or self.queues, processes, kept_up, prefer)
         self.workers.append(worker)
         self.note_idle()
         return worker
 
-    def put(self, queue: str, delay: float = 0.0, duration: float = 0.01) -> Task:
+    def put(
+        self, queue: str, delay: float = 0.0, duration: float = 0.01, slot: int | None = None
+    ) -> Task:
         server, id = self.network.server, f"m{len(self.tasks)}"
-        number = len(self.tasks) % SLOTS
+        number = len(self.tasks) % SLOTS if slot is None else slot
         due_us = server.clock_us() + int(delay * 1_000_000)
-        task = self.tasks[id] = Task(id, queue, due_us, self.network.time, duration)
+        task = self.tasks[id] = Task(id, queue, due_us, self.network.time, duration, number)
 
         def put() -> None:
             # It is due when it comes at the latest: by the clock of then, which may be set since.
@@ -438,16 +465,34 @@ class Fleet:
                 self._idle_since.pop(queue, None)
             else:
                 self._idle_since.setdefault(queue, self.network.time)
+            if not self._zones:
+                continue
+            for slot in range(SLOTS):
+                zone = any(
+                    worker.poller is not None and worker.idle > 0 and queue in worker.queues
+                    for worker in self.workers
+                    if slot in worker.prefer or not worker.prefer
+                )
+                if not zone:
+                    self._zone_idle_since.pop((queue, slot), None)
+                else:
+                    self._zone_idle_since.setdefault((queue, slot), self.network.time)
 
     def _waited(self, task: Task, now: float) -> float:
-        """Seconds that a task has waited although a process was idle all the time."""
+        """Seconds that a task has waited although a process was idle all the time; of one that
+        only another zone could start, beyond the second for which it leaves it."""
         if task.queue not in self._idle_since or task.queue in self.paused or task.excused:
             return 0.0
         due_at = (task.due_us - self.network.server.ahead) / 1e6
-        since = (due_at, task.put_at, self._idle_since[task.queue], self._disturbed_until)
-        return now - max(since)
+        first = max(due_at, task.put_at, self._disturbed_until)
+        waited = now - max(first, self._idle_since[task.queue])
+        if self._zones:
+            zone = self._zone_idle_since.get((task.queue, task.slot), math.inf)
+            # Who has just become idle asks for what is overdue once a second.
+            waited = max(waited - 1.0 - AGAIN, now - max(first, zone))
+        return waited
 
-    def started(self, delivery: Delivery, now: float) -> Task:
+    def started(self, delivery: Delivery, now: float, worker: Worker) -> Task:
         task = self.tasks[delivery.id]
         if now > self._disturbed_until:
             server_us = int(now * 1_000_000) + self.network.server.ahead
@@ -456,6 +501,7 @@ class Fleet:
         if self.faultless:
             assert not task.starts, f"{task} starts twice"
         task.starts.append(now)
+        task.by.append(worker)
         self.order.append(task)
         return task
 

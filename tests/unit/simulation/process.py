@@ -60,6 +60,11 @@ class Network:
         return self.time < self.frozen_until
 
 
+def passed_on(topic: str, slot: int) -> str:
+    """The key of what was passed on for a slot."""
+    return f"{topic}/{slot}"
+
+
 class Call(NamedTuple):
     """A script call: what the server does."""
 
@@ -80,7 +85,7 @@ class Center:
         self.leases = EndedLeases(network.server, now)
         self.registry = SimpleNamespace(resolved=str)
         self._topics: dict[str, Topic] = {}
-        self.keys = SimpleNamespace(wake=str, paused="paused", topics="topics")
+        self.keys = SimpleNamespace(wake=str, passed_on=passed_on, paused="paused", topics="topics")
         self.metrics = SimpleNamespace(late=lambda topic, us: None)
         self.client = SimpleNamespace(drop_idle=lambda: None, execute_command=self._unblock)
         self.connected: Callable[[], bool] = lambda: True
@@ -148,8 +153,11 @@ class Commands:
         claims = list(pairs)
         return [Call(lambda: self._server.reannounce(topic, claims))]
 
-    def find_due(self, topics: Sequence[str]) -> Call:
-        return Call(lambda: self._server.find_due(topics))
+    def find_due(self, topics: Sequence[str], also: Sequence[str] = ()) -> Call:
+        return Call(lambda: self._server.find_due([*topics, *also]))
+
+    def pass_on(self, topic: str, slot: int, us: int) -> Call:
+        return Call(lambda: self._server.pass_on(passed_on(topic, slot), slot, us), "pass_on")
 
 
 class EndedLeases:
@@ -259,6 +267,7 @@ class Connection:
 
     def _answer(self, what: Any) -> Any:
         if isinstance(what, Call):
+            self._process.network.server.ran[what.name] += 1
             return what.run()
         if what[0] == "SMEMBERS":
             return [name.encode() for name in self._process.network.server.paused]

@@ -5,7 +5,7 @@ PrepareQueue and the wake index. It is written from what the scripts promise, no
 from __future__ import annotations
 
 from bisect import insort
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,6 +55,8 @@ class ModelServer:
         self.blocked: dict[object, tuple[list[str], Callable[[Any], None]]] = {}
         self.paused: set[str] = set()
         self.rolled_back = 0
+        #: how often each call was run
+        self.ran: Counter[str] = Counter()
 
     def clock_us(self) -> int:
         return int(self._now() * 1_000_000) + self.ahead
@@ -116,6 +118,14 @@ class ModelServer:
                 tell(self._claim(topic))
                 return
         self.blocked[who] = (topics, tell)
+
+    def pass_on(self, key: str, number: int, us: int) -> None:
+        """The announcements that were passed on have a wake index of their own."""
+        if (us, number) not in self.wake[key]:
+            insort(self.wake[key], (us, number))
+        old = self.clock_us() - 2_000_000
+        self.wake[key] = [entry for entry in self.wake[key] if entry[0] > old]
+        self._serve_blocked(key)
 
     def find_due(self, topics: Sequence[str]) -> list[int]:
         now = self.clock_us()
