@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from .errors import SlotCountError as SlotCountError
     from .errors import TocError as TocError
     from .errors import TraitError as TraitError
+    from .errors import UnknownTopicError as UnknownTopicError
     from .metrics.counters import Lateness as Lateness
     from .metrics.reading import Measured as Measured
     from .metrics.reading import ScriptTimes as ScriptTimes
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from .model.envelope import COUNTDOWN as COUNTDOWN
     from .model.envelope import ENSURE as ENSURE
     from .model.envelope import unpack as unpack
+    from .model.limits import LIMITS as LIMITS
     from .model.limits import Limits as Limits
     from .model.results import DEAD as DEAD
     from .model.results import IN_FLIGHT as IN_FLIGHT
@@ -68,8 +70,10 @@ if TYPE_CHECKING:
     from .model.results import Consumer as Consumer
     from .model.results import Counts as Counts
     from .model.results import Delivery as Delivery
+    from .model.results import Description as Description
     from .model.results import Fault as Fault
     from .model.results import Found as Found
+    from .model.results import Limit as Limit
     from .model.results import Page as Page
     from .model.results import Popped as Popped
     from .model.results import Put as Put
@@ -89,6 +93,8 @@ _PLACES = {
     "AsyncTimeoutCenter": "aio.center",
     "Consumer": "model.results",
     "Delivery": "model.results",
+    "Description": "model.results",
+    "Limit": "model.results",
     "Fault": "model.results",
     "NewMessage": "center.requests",
     "Popped": "model.results",
@@ -109,6 +115,7 @@ _PLACES = {
     "ScriptTimes": "metrics.reading",
     "read_metrics": "metrics.reading",
     "read_script_times": "metrics.reading",
+    "LIMITS": "model.limits",
     "Limits": "model.limits",
     "Topic": "model.topic",
     "COUNTDOWN": "model.envelope",
@@ -154,6 +161,7 @@ _PLACES = {
     "SlotCountError": "errors",
     "TocError": "errors",
     "TraitError": "errors",
+    "UnknownTopicError": "errors",
 }
 
 __all__ = ("__version__", "register", *_PLACES)

@@ -25,6 +25,7 @@ __all__ = (
     "SlotCountError",
     "TocError",
     "TraitError",
+    "UnknownTopicError",
 )
 
 
@@ -96,6 +97,10 @@ class ReplicationError(TocError):
 class ReshardError(TocError):
     """A topic's slot count cannot be changed: the topic does not exist, or another process is
     changing it."""
+
+
+class UnknownTopicError(TocError, LookupError):
+    """A topic that is to be described or altered was not declared."""
 
 
 class ServerError(TocError, ConnectionError):

@@ -249,6 +249,11 @@ class TaskCenter:
         """Declare a topic: :meth:`kombu_toc.TimeoutCenter.declare`."""
         return self.center.declare(name, **limits)
 
+    def alter(self, topic: str, **limits: Any) -> kombu_toc.Topic:
+        """Change limits of a declared topic: :meth:`kombu_toc.TimeoutCenter.alter`."""
+        return self.center.alter(topic, **limits)
+
+    describe = _delegate(TimeoutCenter.describe)
     get = _delegate(TimeoutCenter.get)
     cancel = _delegate(TimeoutCenter.cancel)
     cancel_found = _delegate(TimeoutCenter.cancel_found)
@@ -303,6 +308,7 @@ class TaskCenter:
     keys = _Attribute[Any]()
     steps = _Attribute[tuple[int, ...] | None]()
     slots = _Attribute[int]()
+    retries = _Attribute[int]()
     limits = _Attribute[kombu_toc.Limits]()
     wait_replicas = _Attribute[int]()
     wait_timeout = _Attribute[float]()

@@ -31,6 +31,7 @@ COMMANDS = {
     "resume": "celery_toc.cli.queue:resume",
     "purge": "celery_toc.cli.queue:purge",
     "delete": "celery_toc.cli.queue:delete",
+    "topic": "celery_toc.cli.topic:topic",
     "check": "celery_toc.cli.check:check",
     "repair": "celery_toc.cli.check:repair",
     "top": "celery_toc.cli.top:top",

@@ -304,6 +304,13 @@ class AdminCommands:
 
         return ScriptCall(load("check_copies"), (key, slot.body), (int(repair),), parse)
 
+    def vacate(self, topic: Topic, slot: Slot) -> ScriptCall:
+        """Delete what is left of a slot without messages. Result: False if it has any."""
+        others = [key for key in slot.all() if key != slot.body]
+        return ScriptCall(
+            load("vacate"), (slot.body, *others, *map(slot.store, topic.other_steps())), (), bool
+        )
+
     # -- reading
 
     def counts(self, topic: Topic, slots: Sequence[Slot]) -> ScriptCall:

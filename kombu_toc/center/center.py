@@ -23,6 +23,7 @@ from typing import Any
 from ..metrics.sender import Metrics
 from ..model.keys import Keys
 from ..model.limits import DEFAULT_SLOTS, Limits
+from ..model.scores import MAX_RETRIES
 from .admin_commands import AdminCommands
 from .commands import Commands, add_counters
 from .context import POP_BYTES, Context
@@ -38,6 +39,7 @@ from .runner import Runner
 from .scan import Scan
 from .shared_notes import SharedNotes
 from .statistics import Statistics
+from .topics import Topics
 
 
 class TimeoutCenter(OldNames):
@@ -48,6 +50,7 @@ class TimeoutCenter(OldNames):
     steps: priority steps of topics that this center declares; None leaves the default, and
         agrees with whatever a topic was declared with
     slots: slot count of a topic that is used before anyone has declared it
+    retries: redeliveries of a message, in topics that are declared without a number
     limits: hold for topics whose declarations do not say
     wait_replicas: how many replicas must have a message before its put returns
     wait_timeout: seconds that a put waits for them
@@ -69,6 +72,7 @@ class TimeoutCenter(OldNames):
         *,
         steps: Sequence[int] | None = None,
         slots: int = DEFAULT_SLOTS,
+        retries: int = MAX_RETRIES,
         limits: Limits = Limits(),  # noqa: B008 - it is immutable
         wait_replicas: int = 0,
         wait_timeout: float = 1.0,
@@ -90,7 +94,7 @@ class TimeoutCenter(OldNames):
         self.context = context = Context(
             keys, runner.clustered, limits.checked("limits"), pop_bytes, self.metrics.counts
         )
-        self.registry = registry = Registry(runner, keys, steps=steps, slots=slots)
+        self.registry = registry = Registry(runner, keys, steps=steps, slots=slots, retries=retries)
         self.commands = Commands(context, registry.topic_of)
         self.admin_commands = admin = AdminCommands(context)
         self.leases = Leases(runner, context, grace=grace)
@@ -102,12 +106,14 @@ class TimeoutCenter(OldNames):
         self.operations = Operations(runner, registry, keys, admin, self.lookup, self.scans)
         self.repairs = Repair(runner, registry, context, admin)
         self.statistics = Statistics(runner, registry, context, admin)
+        self.topic_admin = Topics(registry, context, self.operations, self.statistics)
         self.notes = SharedNotes(runner, keys)
 
     # -- options
 
     steps: Option[tuple[int, ...] | None] = Option("registry", "steps")
     slots: Option[int] = Option("registry", "slots")
+    retries: Option[int] = Option("registry", "retries")
     limits: Option[Limits] = Option("context", "limits")
     wait_replicas: Option[int] = Option("runner", "wait_replicas")
     wait_timeout: Option[float] = Option("runner", "wait_timeout")
@@ -124,6 +130,8 @@ class TimeoutCenter(OldNames):
     # -- topics
 
     declare = Delegate("registry", Registry.declare)
+    alter = Delegate("topic_admin", Topics.alter)
+    describe = Delegate("topic_admin", Topics.describe)
     agreed = Delegate("registry", Registry.agreed)
     topic = Delegate("registry", Registry.topic)
     known = Delegate("registry", Registry.known)

@@ -135,7 +135,12 @@ class Deliveries:
             publish,
             traits=traits,
         )
-        [made] = self._runner.run_puts([self._commands.put(declared, request)])
+        calls = [self._commands.put(declared, request)]
+        if (reread := self._registry.rereading(topic)) is not None:
+            calls.append(reread)
+        made, *read = self._runner.run_puts(calls)
+        if read == [None]:
+            self._registry.mend(topic)
         put: Put = made
         return put.id if put.added or not ensure else None
 

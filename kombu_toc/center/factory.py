@@ -34,6 +34,7 @@ def make_center(client: redis.Redis, settings: Settings) -> TimeoutCenter:
         settings.prefix,
         steps=settings.priority_steps,
         slots=settings.slots,
+        retries=settings.toc_retries,
         limits=settings.limits,
         wait_replicas=settings.toc_wait_replicas,
         wait_timeout=settings.toc_wait_timeout,

@@ -242,10 +242,17 @@ class Operations:
                     break
         return total
 
-    def delete(self, topic: str) -> None:
-        """Delete a topic with everything in it: waiting, in flight and dead."""
-        keys = self._keys
+    def delete(self, topic: str, *, if_empty: bool = False) -> bool:
+        """Delete a topic with everything in it: waiting, in flight and dead.
+
+        if_empty: only if it holds no message in any state. One that is put meanwhile stays, and
+            so does the topic
+
+        Returns whether it is deleted. Who uses it later declares it anew.
+        """
         declared = self._registry.standing(topic)
+        if if_empty:
+            return self._delete_empty(declared)
         self._purge(declared)
         copies = [
             slot.copies(id.rpartition("#")[0])
@@ -258,6 +265,34 @@ class Operations:
                 pipe.unlink(*slot.all(), *map(slot.store, declared.other_steps()))
             for key in copies:
                 pipe.unlink(as_bytes(key))
+            pipe.execute()
+        self._undeclare(topic)
+        return True
+
+    def _delete_empty(self, topic: Topic) -> bool:
+        if self._holds_any(topic):
+            return False
+        paused = topic.name in self.paused()
+        self._undeclare(topic.name)
+        # Who puts a message from now on declares the topic; who has read the declaration before
+        # may have put one just now.
+        calls = [self._commands.vacate(topic, slot) for slot in topic.all_slots()]
+        if all(self._runner.run_all(calls)):
+            return True
+        self._registry.declare_again(topic)
+        if paused:
+            self.pause(topic.name)
+        return False
+
+    def _holds_any(self, topic: Topic) -> bool:
+        with self._client.pipeline(transaction=False) as pipe:
+            for slot in topic.all_slots():
+                pipe.exists(slot.body)
+            return any(pipe.execute())
+
+    def _undeclare(self, topic: str) -> None:
+        keys = self._keys
+        with self._client.pipeline(transaction=False) as pipe:
             pipe.unlink(keys.wake(topic))
             pipe.hdel(keys.topics, topic)
             pipe.srem(keys.paused, topic)

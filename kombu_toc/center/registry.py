@@ -2,7 +2,9 @@
 
 One rule of freshness: what is remembered of a topic serves as long as it is not older than the
 caller accepts. :meth:`Registry.known` accepts any age and asks nobody, :meth:`Registry.topic` and
-:meth:`Registry.recent` accept half a minute, :meth:`Registry.declared` always reads.
+:meth:`Registry.recent` accept five seconds, :meth:`Registry.declared` always reads. Whoever uses a
+topic all the time reads it again along with something else before that: consumers with the pauses,
+producers with a put (:meth:`Registry.rereading`).
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ from ..errors import PriorityStepsError, SlotCountError
 from ..model.keys import Keys, check_name
 from ..model.limits import PRIORITY_STEPS, check_steps
 from ..model.results import Delivery
+from ..model.scores import MAX_RETRIES
 from ..model.topic import Declaration, Topic
 from ..scripts.call import ScriptCall, text, texts
 from ..scripts.loader import load
+from .contradictions import warn_of_contradictions
 from .runner import Runner
 
 logger = logging.getLogger(__name__)
@@ -27,9 +31,12 @@ logger = logging.getLogger(__name__)
 #: Topics whose declarations a center remembers.
 MAX_KNOWN = 4096
 
-#: Seconds for which a remembered declaration is used. Another process may have resharded the
-#: topic since, or deleted and redeclared it.
-RELOAD = 30.0
+#: Seconds for which a remembered declaration is used. Another process may have altered or resharded
+#: the topic since, or deleted and redeclared it.
+RELOAD = 5.0
+
+#: Seconds after which it is read again along with a put, if there is one.
+AGING = 2.5
 
 
 @dataclass(slots=True)
@@ -38,6 +45,7 @@ class _Known:
 
     topic: Topic
     read_at: float  #: monotonic seconds when its declaration was read
+    raw: bytes  #: as it was read
 
 
 class Registry:
@@ -46,6 +54,7 @@ class Registry:
     steps: priority steps of topics that are declared here; None leaves the default, and agrees
         with whatever a topic was declared with
     slots: slot count of a topic that is used before anyone has declared it
+    retries: of a topic that is declared without
     clock: monotonic seconds
     """
 
@@ -56,6 +65,7 @@ class Registry:
         *,
         steps: Sequence[int] | None,
         slots: int,
+        retries: int = MAX_RETRIES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
@@ -63,6 +73,7 @@ class Registry:
         self._keys = keys
         self.steps = None if steps is None else check_steps(steps)
         self.slots = slots
+        self.retries = retries
         self.clock = clock
         #: Threads share it. An entry is one reference, so that its fields belong together.
         self._known: dict[str, _Known] = {}
@@ -72,7 +83,8 @@ class Registry:
     def topic(self, name: str) -> Topic:
         """The topic of that name; it is declared with the defaults if nobody has done so.
 
-        Its declaration was read at most half a minute ago.
+        Its declaration was read at most five seconds ago. One that was deleted meanwhile is
+        declared again as it was, unless it goes away by itself.
         """
         known = self._known.get(name)
         if known is None:
@@ -82,8 +94,50 @@ class Registry:
         raw = self._client.hget(self._keys.topics, name)
         if raw is not None:
             return self._remember(name, raw)
-        known.read_at = self.clock()  # deleted: who declares it again does so as it was
-        return known.topic
+        return self.declare_again(known.topic)
+
+    def declare_again(self, topic: Topic) -> Topic:
+        """Declare a topic as it was: somebody has deleted it, and who calls this uses it. One that
+        goes away by itself is not declared."""
+        call = self.declare_again_call(topic)
+        if call is not None:
+            made: Topic = self._runner.run(call)
+            return made
+        known = self._known.get(topic.name)
+        if known is not None:
+            known.read_at = self.clock()
+        return topic
+
+    def declare_again_call(self, topic: Topic) -> ScriptCall | None:
+        """The call of :meth:`declare_again`; None for a topic that goes away by itself."""
+        if topic.declaration.expires:
+            return None
+        return self.declare_call(
+            topic.name, replace(topic.declaration, draining_counts=(), previous_counts=())
+        )
+
+    def mend(self, name: str) -> None:
+        """A message was put into a topic that somebody has deleted, or that was lost with the
+        server's memory: declare it again, so that the message is found by its id."""
+        known = self._known.get(name)
+        if known is not None and self.declare_again_call(known.topic) is not None:
+            self.declare_again(known.topic)
+        else:
+            self.forget(name)
+
+    def rereading(self, name: str) -> ScriptCall | None:
+        """The call that reads a declaration, for who sends something else anyway; None if what is
+        remembered is young. Result: the topic, or None if somebody has deleted it: then
+        :meth:`mend` is next."""
+        known = self._known.get(name)
+        # On a Cluster it is on another node, which may be away: that is no failure of a put.
+        if known is None or self._runner.clustered or self.clock() - known.read_at < AGING:
+            return None
+
+        def parse(raw: bytes | None) -> Topic | None:
+            return None if raw is None else self._remember(name, raw)
+
+        return ScriptCall(load("admit"), (self._keys.topics,), (name,), parse)
 
     def recent(self, name: str) -> Topic | None:
         """As :meth:`topic`, but None if nobody has declared it."""
@@ -117,7 +171,9 @@ class Registry:
     def standing(self, name: str) -> Topic:
         """The topic of that name as it is declared now; with the defaults if nobody has declared
         it. Declares nothing."""
-        return self.declared(name) or self._made(name, Declaration(slots=self.slots))
+        return self.declared(name) or self._made(
+            name, Declaration(slots=self.slots, retries=self.retries)
+        )
 
     def resolved(self, name: str) -> Topic:
         """As :meth:`known`; a topic that is not remembered is read as by :meth:`standing`."""
@@ -146,10 +202,14 @@ class Registry:
         return sorted(texts(self._client.hkeys(self._keys.topics)))
 
     def _remember(self, name: str, raw: bytes) -> Topic:
+        known = self._known.get(name)
+        if known is not None and known.raw == raw:  # as it is nearly always
+            known.read_at = self.clock()
+            return known.topic
         topic = self._made(name, Declaration.from_json(raw))
         if len(self._known) > MAX_KNOWN:  # reply queues come and go
             self._known.clear()
-        self._known[name] = _Known(topic, self.clock())
+        self._known[name] = _Known(topic, self.clock(), raw)
         return topic
 
     def _made(self, name: str, declaration: Declaration) -> Topic:
@@ -164,18 +224,24 @@ class Registry:
         limits: ``slots`` (a power of two), ``retries``, ``expires`` (milliseconds), ``steps`` and
             the fields of :class:`Limits` (seconds); what is left out agrees with any declaration.
 
-        The first declaration stands. Raises SlotCountError if it has another slot count than
+        The first declaration stands, until :meth:`.topics.Topics.alter` changes it. One that asks
+        for other limits is logged, once. Raises SlotCountError if it has another slot count than
         the one asked for, PriorityStepsError if it has other steps than this center or `limits`
-        name, ConfigurationError if a limit makes no sense.
+        name and nobody has altered these, ConfigurationError if a limit makes no sense.
         """
         steps = self.steps
         if limits.get("steps") is not None:
             steps = check_steps(limits["steps"])
+        said = limits
         limits = {**limits, "steps": steps or PRIORITY_STEPS}
         check_name(name)
         asked = limits.get("slots")
         if asked is None:
             limits = {**limits, "slots": self.slots}
+        if limits.get("retries") is None:
+            limits = {**limits, "retries": self.retries}
+            if self.retries != MAX_RETRIES:
+                said = {**said, "retries": self.retries}
         wanted = replace(Declaration.of(name, **limits), bases=False)
         if wanted.expires:
             wanted = replace(wanted, named=False)
@@ -188,6 +254,7 @@ class Registry:
                 f"declare it with {topic.slots}, or change it: "
                 f"'celery toc reshard {name} --slots {asked}'"
             )
+        warn_of_contradictions(self._keys.topics, topic, {**said, "steps": steps})
         return topic
 
     def agreed(self, topic: Topic) -> Topic:
@@ -324,13 +391,15 @@ class Registry:
 def _agreed(topic: Topic, steps: tuple[int, ...]) -> Topic:
     standing = topic.declaration.steps
     # A topic that expires is used by many who know nothing of each other: replies, events.
-    if standing is None or standing == steps or topic.declaration.expires:
+    if topic.declaration.altered or topic.declaration.expires:
+        return topic
+    if standing is None or standing == steps:
         return topic
     raise PriorityStepsError(
         f"queue {topic.name!r} was declared with priority_steps {_listed(standing)}, not "
         f"{_listed(steps)}; set priority_steps to {_listed(standing)}, or leave it out, for "
-        "then a queue's own are used; to give it others, let it run empty and delete it first: "
-        f"'celery amqp queue.delete {topic.name}'"
+        "then a queue's own are used; to give it others: "
+        f"'celery toc topic set {topic.name} --priority-steps {_listed(steps)}'"
     )
 
 

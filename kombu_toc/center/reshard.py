@@ -11,9 +11,9 @@ step, and within it, the topic is consistent: if the process is killed, run it a
 
    - A consumer learns of new slots from the first announcement of one, or within about a second:
      it reads the declaration with every look into all slots.
-   - A producer reads the declaration within half a minute (RELOAD), and puts messages into old
-     slots until then. A publish that is repeated because its reply was lost goes into the same
-     slot again, which recognises it.
+   - A producer reads the declaration within five seconds (one of an older release, within half a
+     minute), and puts messages into old slots until then. A publish that is repeated because its
+     reply was lost goes into the same slot again, which recognises it.
 
 2. Half a minute later, no producer uses the old count, and nobody looks anything up by the old
    declaration. Waiting and dead messages are moved to their new slots, some messages a call, by a
@@ -60,10 +60,10 @@ from ..model.topic import Topic, base_of, check_slots, slot_of
 from ..scripts.call import PageSize, ScriptCall
 from ..scripts.loader import load
 from .center import TimeoutCenter
-from .registry import RELOAD
 
-#: Seconds after which no producer uses a count that was changed.
-SETTLE = RELOAD + 5.0
+#: Seconds after which no producer uses a count that was changed: one of an older release reads a
+#: declaration again after 30.
+SETTLE = 35.0
 
 #: Messages that one call moves.
 BATCH = 100

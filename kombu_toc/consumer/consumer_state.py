@@ -49,8 +49,6 @@ class ConsumerState:
         self.looked_at_others: dict[str, float] = {}
         #: topics of which it is those slots' turn, if both have something
         self.others_turn: set[str] = set()
-        #: monotonic seconds when the topics' declarations were last asked for
-        self.reread = 0.0
         #: free processes when last asked, negative if more is reserved than there are
         self.last_free = 0
         self._name, self._pops = token_urlsafe(9), count(1)

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 #: So many times as rarely an idle consumer looks into all slots while somebody keeps them up.
 RARELY = 180.0
 
-#: Seconds after which a consumer reads its topics' declarations again.
-REREAD = 5.0
-
 #: Messages that are worth a pop of their own, while there is a backlog: a slot's in one go.
 WORTH = 4
 
@@ -94,8 +91,6 @@ class Plan:
     #: whether that is to be known before anything is popped
     ask_first: bool = False
     pops: list[Pop] = field(default_factory=list)
-    #: topics whose declarations are to be read again
-    reread: list[str] = field(default_factory=list)
 
 
 class Fetcher:
@@ -168,10 +163,6 @@ class Fetcher:
             self._add_pops(plan.pops, state, topic, limits, now, kept_up, lookahead_us)
         if plan.pops:
             state.left_at = now
-            if now >= state.reread + REREAD:
-                # Who is never idle claims nothing, and learns only by this of slots that are new.
-                state.reread = now
-                plan.reread = list(pending.topics)
         return plan
 
     def _is_time_to_look(self, state: ConsumerState, now: float, kept_up: bool) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from queue import Empty
@@ -20,7 +19,6 @@ from redis.exceptions import ResponseError
 
 from ..center.clock import ServerClock, ServerClocks
 from ..model.results import Delivery, Popped
-from ..scripts.call import texts
 from .broadcast_reader import STREAM_BLOCK, BroadcastReader
 from .claims import MAX_CLAIMS, claimant, idle_topics
 from .cluster_pipes import SLOW
@@ -31,6 +29,7 @@ from .outbox import Outbox
 from .pipe import BROKEN
 from .pop_log import log_pop
 from .popper import Popper
+from .rereading import Rereading
 from .wake_listener import WAKE_BLOCK, WakeListener
 from .wiring import Wiring
 
@@ -52,10 +51,6 @@ LAST_REPLY = 1.0
 #: Seconds that an idle worker waits for the reply to a pop without leaving it to the event loop:
 #: most come sooner than the loop takes for a turn.
 AT_ONCE = 0.001
-
-#: Seconds after which a consumer reads again which topics are paused; it looks every second whether
-#: it is time to, so that a pause is known within five.
-READ_PAUSES = 4.0
 
 
 class Poller:
@@ -90,6 +85,7 @@ class Poller:
         self.dispatcher = Dispatcher(self.loop, self.clock, self.states, center.metrics)
         self.outbox = Outbox(center, leases, self.loop, self._work)
         self._reader = BroadcastReader(center, self.loop, wiring, self._work, self.dispatcher)
+        self._rereading = Rereading(center, self._work, self.states, self._on_resumed)
         self._popper = Popper(
             center,
             settings,
@@ -113,9 +109,6 @@ class Poller:
         self.flush = self.outbox.flush
         self._long_running = False
         self._pid = os.getpid()
-        #: topics that are paused, and monotonic seconds when that is read again
-        self._paused: set[str] = set()
-        self._pauses_at = 0.0
         #: seconds for which a command may block at the server, whoever waits for it
         self._most = WAKE_BLOCK
 
@@ -149,10 +142,7 @@ class Poller:
         if topic not in pending.topics:
             pending.topics.append(topic)
         pending.look(topic)
-        if (now := self.loop.now()) >= self._pauses_at:
-            self._pauses_at = now + READ_PAUSES
-            self._paused = self.center.paused()
-        pending.pause(self._paused)
+        self._rereading.begin(state, self.loop.now())
         self._listener.stop()
         self.nudge()
 
@@ -232,7 +222,7 @@ class Poller:
                 connection.check()
             self._send_settled()
             now = loop.now()
-            self._read_pauses(now)
+            self._rereading.read(now)
             for state in list(self.states.values()):
                 self._release_overdue(state, now)
                 self._maybe_fetch(state, now)
@@ -484,18 +474,6 @@ class Poller:
         if not self._listener.stopping:
             self._listen()
 
-    # -- pauses
-
-    def _read_pauses(self, now: float) -> None:
-        """Read which topics are paused, if it is time to."""
-        if now >= self._pauses_at and self.states:
-            self._pauses_at = now + READ_PAUSES
-            self._work.send([(("SMEMBERS", self.center.keys.paused), self._pause)])
-
-    def _pause(self, names: Iterable[bytes]) -> None:
-        self._paused = set(texts(names))
-        resumed: set[str] = set()
-        for state in self.states.values():
-            resumed |= state.pending.pause(self._paused)
-        if any(topic not in self._listener.topics for topic in resumed):
+    def _on_resumed(self, topics: set[str]) -> None:
+        if any(topic not in self._listener.topics for topic in topics):
             self._listener.stop()

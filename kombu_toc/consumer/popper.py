@@ -92,15 +92,7 @@ class Popper:
             batch = (self.next_number(), self._clock.at(now) if self._clock.known else 0)
             for pop in plan.pops:
                 self._add_pop(items, state, pop, batch)
-        if plan.reread:
-            command = ("HMGET", self._center.keys.topics, *plan.reread)
-            items.append((command, partial(self._read, plan.reread)))
         return items
-
-    def _read(self, names: list[str], raws: list[bytes | None]) -> None:
-        for name, raw in zip(names, raws, strict=True):
-            if raw is not None:
-                self._center.learn(name, raw)
 
     # -- where else something is due
 

@@ -263,6 +263,33 @@ class Counts(NamedTuple):
         return self.ready + self.scheduled
 
 
+#: Where a limit of a topic comes from: its declaration, or the connection that describes it.
+DECLARED, DEFAULT = "declared", "default"
+
+
+class Limit(NamedTuple):
+    """A limit of a topic."""
+
+    value: Any
+    source: str  #: DECLARED, or DEFAULT: then it is that of whoever uses the topic
+
+
+class Description(NamedTuple):
+    """A topic as it is declared, and what is in it."""
+
+    topic: str
+    slots: int
+    #: name -> what holds: ``retries``, the fields of :class:`Limits`, and ``steps``, under which
+    #: messages are put
+    limits: dict[str, Limit]
+    closed_steps: tuple[int, ...]  #: steps under which messages may still be, and none are put
+    expires_ms: int | None  #: milliseconds after which it goes away if nobody uses it; None: never
+    draining_counts: tuple[int, ...]  #: former slot counts by which messages may still be placed
+    paused: bool
+    counts: Counts
+    consumers: list[Consumer]  #: the processes that consume it, as they have reported
+
+
 class Summary(NamedTuple):
     """The state of a topic."""
 

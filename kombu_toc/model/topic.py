@@ -44,7 +44,7 @@ def check_slots(topic: str, slots: object) -> int:
 
 
 #: Fields that are not declared: they record what has happened to the topic.
-_NOT_SAID = ("draining_counts", "previous_counts", "bases", "named")
+_NOT_SAID = ("draining_counts", "previous_counts", "bases", "named", "closed_steps", "altered")
 
 #: Fields whose names in Redis are older than those here.
 _IN_REDIS = {"draining_counts": "was", "previous_counts": "formerly"}
@@ -65,6 +65,10 @@ class Declaration:
     bases: whether a message may be in another slot than the one that its id selects
     named: of a topic that expires, whether it may have messages that somebody looks for by id;
         replies have no such id. `bases` and `named` are None in declarations of older releases.
+    closed_steps: those of `steps` under which nothing is put any more; messages may still be there,
+        and consumers read them
+    altered: whether the steps were changed after it was declared; a connection with others is not
+        refused then
 
     The others are those of :class:`Limits`, or None for the limits of the consumer's connection.
     """
@@ -85,6 +89,8 @@ class Declaration:
     previous_counts: tuple[int, ...] = ()
     bases: bool | None = None
     named: bool | None = None
+    closed_steps: tuple[int, ...] = ()
+    altered: bool | None = None
 
     @classmethod
     def of(cls, topic: str, **limits: object) -> Declaration:
@@ -206,11 +212,17 @@ class Topic:
         """Steps that the topic's consumers do not read, and that may hold messages all the same."""
         return [step for step in PRIORITIES if step not in self.steps]
 
+    @property
+    def open_steps(self) -> tuple[int, ...]:
+        """The steps under which messages are put; consumers read all of `steps`."""
+        closed = self.declaration.closed_steps
+        return tuple(step for step in self.steps if step not in closed) if closed else self.steps
+
     def step_index(self, priority: int) -> int:
-        """Index of the highest step that does not exceed `priority`."""
-        index = 0
+        """Index of the highest step that does not exceed `priority` and is not closed."""
+        index, closed = 0, self.declaration.closed_steps
         for number, step in enumerate(self.steps):
-            if step <= priority:
+            if step <= priority and step not in closed:
                 index = number
         return index
 

@@ -101,9 +101,12 @@ class Publisher:
         if batch is not None:
             batch.add(call, call.keys[SENT])
             return
+        registry = self._center.registry
+        reread = registry.rereading(queue)
+        calls = [call] if reread is None else [call, reread]
         began = time.monotonic()
         try:
-            [put] = self._center.runner.run_puts([call], wait=not topic.declaration.expires)
+            put, *read = self._center.runner.run_puts(calls, wait=not topic.declaration.expires)
         except BaseException as exc:
             self._clock.forget()
             if self._center.clustered and isinstance(exc, BROKEN):
@@ -113,6 +116,8 @@ class Publisher:
             raise
         if put.now_us is not None and not self._center.clustered:  # whose clocks may differ
             self._clock.sample(put.now_us, began)
+        if read == [None]:
+            registry.mend(queue)
 
     def broadcast(
         self,

@@ -9,8 +9,7 @@ from ..center.center import TimeoutCenter
 from ..client.options import Settings, suggestion
 from ..consumer.lease_keeper import LeaseKeeper
 from ..model.limits import Limits
-from ..model.scores import MAX_RETRIES
-from ..model.topic import Declaration, Topic
+from ..model.topic import Topic, check_slots
 
 #: Queues whose declarations a channel remembers.
 MAX_KNOWN = 4096
@@ -95,8 +94,8 @@ class Queues:
             return None
         topic = self._declare_topic(queue, limits)
         if queue not in self.transient:
-            overruled = _overruled(topic, limits, self._settings)
-            self.ignored[queue] = [*_unknown(arguments), *overruled]
+            resharded = _resharded(topic, limits, self._settings)
+            self.ignored[queue] = [*_unknown(arguments), *resharded]
         return topic
 
     def _declare_topic(self, queue: str, limits: Mapping[str, Any]) -> Topic:
@@ -111,7 +110,6 @@ class Queues:
             limits.setdefault("slots", 1)
         elif self._settings.toc_slots:
             limits.setdefault("slots", self._settings.toc_slots)
-        limits.setdefault("retries", self._settings.toc_retries)
         topic = self._center.declare(queue, expires=expires, **limits)
         if expires:
             # The keys live as long as the standing declaration says, whatever is asked now.
@@ -122,7 +120,10 @@ class Queues:
     def topic(self, queue: str) -> Topic:
         """The topic of a queue; declared if nobody has done so."""
         registry = self._center.registry
+        before = registry.known(queue)
         known = registry.recent(queue)
+        if known is None and before is not None and not before.declaration.expires:
+            known = registry.declare_again(before)
         if known is not None:
             registry.agreed(known)
         if queue in self.transient:
@@ -156,25 +157,13 @@ class Queues:
         self.exclusive.discard(queue)
 
 
-def _overruled(topic: Topic, limits: Mapping[str, Any], settings: Settings) -> Iterator[str]:
-    """Of what was asked for, what another declaration had settled before."""
-    asked = {**settings.toc_topics.get(topic.name, {}), **limits}
-    if settings.toc_slots:
-        asked.setdefault("slots", settings.toc_slots)
-    if settings.toc_retries != MAX_RETRIES:
-        asked.setdefault("retries", settings.toc_retries)
-    standing = topic.declaration
-    for name, value in asked.items():
-        holds = getattr(standing, name)
-        if value is None or holds == getattr(Declaration.of(topic.name, **{name: value}), name):
-            continue
-        if name == "slots":
-            why = f"it was resharded to {holds}"
-        elif holds is None:
-            why = "it was declared without, and the first declaration stands"
-        else:
-            why = f"it was declared with {holds:g}, and the first declaration stands"
-        yield f"{name}={value!r} ({why})"
+def _resharded(topic: Topic, limits: Mapping[str, Any], settings: Settings) -> Iterator[str]:
+    """The slot count that was asked for, if another one holds since the topic was resharded. (Of
+    other limits that do not hold the center warns.)"""
+    asked = {"slots": settings.toc_slots, **settings.toc_topics.get(topic.name, {}), **limits}
+    slots = asked["slots"]
+    if slots is not None and check_slots(topic.name, slots) != topic.slots:
+        yield f"slots={slots!r} (it was resharded to {topic.slots})"
 
 
 def _unknown(arguments: Mapping[str, Any]) -> Iterator[str]:

@@ -153,3 +153,19 @@ def test_what_is_done_to_queues_is_told_as_the_page_has_it(
     purged, deleted = SAMPLES["purge and delete"]
     assert_alike(purged, run("purge", "mail", "--yes"))
     assert_alike(deleted, run("delete", "mail", "--yes"))
+
+
+def test_what_queues_are_declared_with_is_told_as_the_page_has_it(app: Celery, run: Run) -> None:
+    [sample] = SAMPLES["topic"]
+    declared = run("topic", "declare", "mail", "--slots", "16", "--retries", "3")
+    assert_alike(sample, declared)
+    assert (declared["slots"], declared["limits"]["retries"]["value"]) == (16, 3)
+    assert_alike(sample, run("topic", "show", "mail"))
+    assert_alike({"topics": [sample]}, run("topic", "list"))
+    changed = run("topic", "set", "mail", "--retries", "5", "--visibility", "2m")
+    assert_alike({**sample, "changed": [""]}, changed)
+    assert changed["changed"] == ["retries", "visibility"]
+    assert_alike(sample["limits"], changed["limits"])
+    assert changed["limits"]["visibility"] == {"value": 120.0, "source": "declared"}
+    run("topic", "delete", "mail", "--yes")
+    assert run("topic", "list") == {"topics": []}

@@ -20,6 +20,7 @@ from kombu.exceptions import ChannelError
 
 import kombu_toc
 from kombu_toc import TimeoutCenter
+from kombu_toc.center import contradictions
 from kombu_toc.center.bindings import Bindings, binding
 from kombu_toc.center.watch import LEAST_GRACE
 from kombu_toc.consumer.beat import sweep
@@ -670,10 +671,38 @@ def test_what_a_queues_declaration_asks_for_without_effect_is_named(connect: Con
             "x-visibilty (no such argument; did you mean 'x-visibility'?)",
             "x-message-ttl (an argument of RabbitMQ's)",
             "x-zzz (no such argument)",
-            "retries=5 (it was declared with 3, and the first declaration stands)",
         ],
         "other": [],
     }
+
+
+@pytest.fixture
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process has warned of nothing yet."""
+    monkeypatch.setattr(contradictions, "_warned", set())
+
+
+def test_a_declaration_that_contradicts_the_stored_one_is_one_warning(
+    connect: Connect, caplog: pytest.LogCaptureFixture, forgotten: None
+) -> None:
+    """Options, arguments and toc_topics alike; it names both, and the command that settles it."""
+    with connect() as first:
+        first.default_channel.queue_declare("a b", arguments={"x-slots": 4, "x-retries": 3})
+        first.default_channel.queue_declare("agreed", arguments={"x-visibility": 90})
+    topics = {"a b": {"visibility": 30}, "agreed": {"visibility": 90.0}}
+    for _ in range(2):
+        channel = connect(toc_retries=5, toc_topics=topics).default_channel
+        channel.queue_declare("a b", arguments={"x-slots": 4, "x-dead-limit": 10})
+        channel.queue_declare("agreed", arguments={"x-retries": 16})
+        channel.queue_declare("passing", auto_delete=True, arguments={"x-retries": 4})
+    assert [record.getMessage() for record in caplog.records] == [
+        "queue 'a b' was declared with retries=3, visibility=default, dead_limit=default, and this "
+        "process asks for retries=5, visibility=30, dead_limit=10: the former stands; 'celery toc "
+        "topic set 'a b' --retries 5 --visibility 30 --dead-limit 10' changes it"
+    ]
+    assert channel.ignored["a b"] == []
+    with pytest.raises(kombu_toc.SlotCountError, match="4 slots, not 2"):
+        channel.queue_declare("a b", arguments={"x-slots": 2})
 
 
 def test_purging_deletes_what_waits_and_leaves_what_is_in_flight(

@@ -80,6 +80,7 @@ def every_call(made: Made) -> list[ScriptCall]:
         commands.pop(topic, PopRequest("me.1", [1], ready_limit=5, recover=7)),
         commands.recall(topic, [1], "me.1"),
         pick_call(made.context, topic, slot, PickRequest("me.2", [Wanted("a")], 1, 100)),
+        admin.vacate(topic, slot),
         *commands.reannounce(topic, [(0, 1), (1, 2), (3, 4)]),
         *commands.ack(held),
         *commands.release(held),

@@ -56,6 +56,7 @@ def test_options_are_read_and_changed_where_they_are_used(center: TimeoutCenter)
     assert {name: getattr(center, name) for name in OPTIONS} == {
         "steps": (0, 5),
         "slots": 16,
+        "retries": 16,
         "limits": Limits(),
         "wait_replicas": 2,
         "wait_timeout": 1.0,

@@ -13,7 +13,6 @@ from kombu_toc.consumer.fetcher import (
     ASK_OTHERS,
     OTHERS_STALE,
     RARELY,
-    REREAD,
     WORTH,
     Fetcher,
     Plan,
@@ -146,15 +145,6 @@ def test_slots_are_asked_that_a_declaration_does_not_have() -> None:
     state.pending.ask("a", 12)
     [pop] = plan(fetch, state).pops  # type: ignore[union-attr]
     assert (pop.slots, pop.topic.slot_span) == ({12}, 16)
-
-
-def test_declarations_are_read_again_every_now_and_then_along_with_pops() -> None:
-    fetch, state = fetcher(), consumer("a", "b")
-    assert plan(fetch, state).reread == ["a", "b"]  # type: ignore[union-attr]
-    for now, expected in ((100.0 + REREAD / 2, []), (100.0 + REREAD, ["a", "b"])):
-        state.pops_in_flight.clear()
-        state.pending.ask("a")
-        assert plan(fetch, state, now).reread == expected  # type: ignore[union-attr]
 
 
 # -- claims

@@ -30,7 +30,7 @@ ATTRIBUTES = {
 }
 
 #: What a TaskCenter does in a way of its own.
-OWN = {"count", "declare", "pop", "purge_dead", "requeue_dead", "reschedule", "scan"}
+OWN = {"alter", "count", "declare", "pop", "purge_dead", "requeue_dead", "reschedule", "scan"}
 
 
 @pytest.fixture
