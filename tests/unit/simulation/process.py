@@ -83,7 +83,7 @@ class Center:
         self._network, self._server = network, network.server
         self.commands = Commands(network.server)
         self.leases = EndedLeases(network.server, now)
-        self.registry = SimpleNamespace(resolved=str)
+        self.registry = SimpleNamespace(resolved=str, known=lambda topic: None)
         self._topics: dict[str, Topic] = {}
         self.keys = SimpleNamespace(wake=str, passed_on=passed_on, paused="paused", topics="topics")
         self.metrics = SimpleNamespace(late=lambda topic, us: None)
