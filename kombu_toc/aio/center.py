@@ -144,6 +144,7 @@ class AsyncTimeoutCenter:
 
     steps: Option[tuple[int, ...] | None] = Option("center", "steps")
     slots: Option[int] = Option("center", "slots")
+    retries: Option[int] = Option("center", "retries")
     limits: Option[Any] = Option("center", "limits")
     wait_replicas: Option[int] = Option("center", "wait_replicas")
     wait_timeout: Option[float] = Option("center", "wait_timeout")
@@ -162,6 +163,8 @@ class AsyncTimeoutCenter:
     # -- topics
 
     declare = Awaited(TimeoutCenter.declare)
+    alter = Awaited(TimeoutCenter.alter)
+    describe = Awaited(TimeoutCenter.describe)
     agreed = Awaited(TimeoutCenter.agreed)
     topic = Awaited(TimeoutCenter.topic)
     known = Awaited(TimeoutCenter.known)
