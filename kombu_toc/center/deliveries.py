@@ -30,6 +30,7 @@ from .registry import Registry
 from .requests import NewMessage, PopRequest, PutRequest
 from .runner import BROKEN, Runner
 from .scan import Scan
+from .waiting import Waiting
 
 
 class PopNames:
@@ -66,6 +67,7 @@ class Deliveries:
         self._leases = leases
         self._lookup = lookup
         self._receipts = Receipts(registry)
+        self._waiting = Waiting(runner, registry, commands, context.keys)
         self.names = PopNames()
         self._picking = Picking(runner, registry, context, lookup, scan, self.names.next)
 
@@ -214,9 +216,10 @@ class Deliveries:
 
     def pop(
         self,
-        topic: str,
+        topic: str | Iterable[str],
         limit: int | None = None,
         *,
+        wait: float | None = 0.0,
         ids: str | Iterable[str] | None = None,
         where: Callable[[Found], Any] | None = None,
         early: bool = False,
@@ -227,7 +230,11 @@ class Deliveries:
     ) -> Popped:
         """Deliver up to `limit` messages that are due: the next ones, or those that are chosen.
 
+        topic: one, or several, which take turns: none starves because another has a backlog
         limit: 1 unless given; with `ids` and without `where`, as many as there are
+        wait: seconds to wait until something is due, without polling; None for any time. Several
+            that wait share what comes: each message goes to one of them. While the server cannot
+            be reached, it is tried again until the time is over
         ids: deliver messages of these ids, and the copies that share them; those that are not due,
             in flight, dead or not there are left out
         where: deliver messages for whose :class:`Found` this is true, in the order of a pop
@@ -236,16 +243,20 @@ class Deliveries:
             released, at its own time
         look: how many messages `where` is asked about at most; :attr:`Popped.more` tells whether
             there are others
-
         visibility: seconds they may stay unacknowledged and unrenewed; as each message says, or
             its topic, or the center, unless given
         slots: only these; all unless given
         recover: expired leases to roll back first, per slot, and messages that DeadQueue need
             not keep any longer
 
-        Raises PriorityStepsError as :meth:`declare`.
+        Raises PriorityStepsError as :meth:`declare`, ConfigurationError for topics or times that
+        make no sense.
         """
-        if ids is not None or where is not None or early:
+        chooses = ids is not None or where is not None or early
+        if wait != 0 or not isinstance(topic, str):
+            how = {"visibility": visibility, "slots": slots, "recover": recover}
+            return self._waiting.pop(self.pop, topic, limit, wait, how, chooses=chooses)
+        if chooses:
             ids = [ids] if isinstance(ids, str) else ids
             only = None if slots is None else frozenset(slots)
             chosen = Choice(limit, ids, where, early, look, visibility, only, recover)

@@ -1,0 +1,352 @@
+"""Pops that wait: they block on the wake indexes of their topics until something is due.
+
+:class:`.wait.Wait` decides; what is here asks the server. A pop that waits does as an idle worker
+does. It takes an announcement from a wake index, which nobody else has then, and pops the slot when
+the announced time has come. What it has taken and does not need, it announces again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from itertools import count
+from math import inf
+from typing import Any
+
+from redis.exceptions import AuthenticationError, AuthorizationError, RedisError, ResponseError
+
+from ..client.faults import is_temporary
+from ..errors import ConfigurationError, NotPermittedError
+from ..model.keys import Keys
+from ..model.results import Popped
+from .clock import ServerClock
+from .commands import Commands
+from .registry import Registry
+from .runner import BROKEN, Runner
+from .wait import Claim, Gathered, Looks, Shares, Wait
+from .wake import WakeConnection
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two attempts to reach the server: at first, and at most.
+FIRST_PAUSE = 0.05
+MOST_PAUSE = 1.0
+
+#: Seconds for which a blocking command waits at the server before it is sent again. (What keeps
+#: track of connections on the way, and a server's own timeout, may forget one after half a minute.)
+BLOCK = 20.0
+
+#: Seconds of a tick: what waits for a socket wakes at the next one.
+TICK = 0.001
+
+#: Connections that wait for nothing just now and are kept, at most; seconds for which they are.
+KEEP = 8
+KEEP_FOR = 30.0
+
+#: Pops a topic: the topic, how many messages, and what :meth:`.deliveries.Deliveries.pop` has
+#: beside that.
+Pop = Callable[..., Popped]
+
+
+class Waiting:
+    """What the waiting pops of one center share."""
+
+    def __init__(self, runner: Runner, registry: Registry, commands: Commands, keys: Keys) -> None:
+        self.runner = runner
+        self.registry = registry
+        self.commands = commands
+        self.keys = keys
+        self.looks = Looks()
+        self._pops, self._listens = count(), count()
+        #: connections that wait for nothing, and the monotonic seconds when each was last used
+        self._idle: deque[tuple[WakeConnection, float]] = deque()
+
+    def pop(
+        self,
+        pop: Pop,
+        topics: Any,
+        limit: int | None,
+        wait: float | None,
+        how: dict[str, Any],
+        *,
+        chooses: bool,
+    ) -> Popped:
+        """Pop messages of several topics, or wait for them.
+
+        pop: pops a topic at once
+        topics, limit, wait: see :meth:`.deliveries.Deliveries.pop`
+        how: what else `pop` is given
+        chooses: whether certain messages are asked for, which is refused
+        """
+        names = names_of(topics)
+        seconds = seconds_of(wait, "wait")
+        if how.get("slots") is not None:
+            raise ConfigurationError(
+                "a pop of some slots neither waits nor is for several topics: what is announced is "
+                "announced for all slots of a topic; leave out slots"
+            )
+        if chooses:
+            raise ConfigurationError(
+                "a pop that chooses messages (ids, where, early) neither waits nor is for several "
+                "topics; name one topic, and leave out wait"
+            )
+        limit = 1 if limit is None else limit
+        if limit < 1:
+            raise ConfigurationError(f"a pop that waits needs a limit of at least 1, not {limit}")
+        return _Pop(self, pop, names, limit, seconds, how).run()
+
+    def pops_in_turn(self, topics: list[str]) -> list[str]:
+        """The topics to be popped, with another one first each time."""
+        return _rotated(topics, next(self._pops))
+
+    def listens_in_turn(self, topics: list[str]) -> list[str]:
+        """The topics to be listened for, with another one first each time."""
+        return _rotated(topics, next(self._listens))
+
+    # -- connections
+
+    def take_connection(self) -> WakeConnection:
+        """A connection that waits for nothing; it connects when it is used."""
+        now, pid = time.monotonic(), os.getpid()
+        while self._idle:
+            try:
+                connection, used = self._idle.pop()
+            except IndexError:  # another thread was faster
+                break
+            if connection.pid == pid and used > now - KEEP_FOR and not connection.readable():
+                return connection
+            connection.close()
+        return WakeConnection(self.runner.client, self.runner.clustered)
+
+    def give_back(self, connection: WakeConnection) -> None:
+        """The connection is needed no more."""
+        if connection.usable and len(self._idle) < KEEP:
+            self._idle.append((connection, time.monotonic()))
+        else:
+            connection.close()
+
+
+class _Pop:
+    """One pop that waits, or is for several topics."""
+
+    def __init__(
+        self,
+        shared: Waiting,
+        pop: Pop,
+        topics: list[str],
+        limit: int,
+        seconds: float,
+        how: dict[str, Any],
+    ) -> None:
+        self._shared = shared
+        self._pop = pop
+        self._how = how
+        self._topics = topics
+        self._wait = Wait(topics, time.monotonic() + seconds)
+        self._waits = seconds > 0
+        self._found = Gathered(limit)
+        self._clock = ServerClock()
+        self._connection: WakeConnection | None = None
+        #: whether all topics are to be looked into, whoever has done so before
+        self._anew = True
+        #: seconds until the next attempt, while the server cannot be reached
+        self._pause = 0.0
+
+    def run(self) -> Popped:
+        try:
+            while True:
+                try:
+                    if self._turn():
+                        return self._found.result()
+                    self._pause = 0.0
+                except (RedisError, *BROKEN) as exc:
+                    self._survive(exc)
+        finally:
+            self._leave()
+
+    def _turn(self) -> bool:
+        """Pop what is due, or wait until something may be; whether this is the end."""
+        now, wait = time.monotonic(), self._wait
+        if looks := self._looks(now):
+            self._anew = False
+            self._pop_several(dict.fromkeys(looks))
+        elif due := wait.due(now):
+            self._pop_several({topic: due[topic] for topic in self._topics if topic in due})
+        if self._found or not self._waits or now >= wait.until:
+            return True
+        self._listen()
+        return False
+
+    def _looks(self, now: float) -> list[str]:
+        """The topics to look into."""
+        looks = self._shared.looks
+        if self._anew:
+            return self._topics
+        found = looks.due(self._topics, now)
+        if found and looks.asks(now):
+            keys = self._shared.keys
+            looks.asked(bool(self._shared.runner.client.exists(keys.upkeep)), now)
+            found = looks.due(self._topics, now)
+        return found
+
+    def _pop_several(self, slots: dict[str, set[int] | None]) -> None:
+        """Pop these slots of these topics (all if None), for as many messages as are wanted."""
+        found, shares = self._found, Shares(self._shared.pops_in_turn(list(slots)))
+        while asked := shares.next(found.left):
+            for topic, limit in asked:
+                if self._pop_topic(topic, slots[topic], limit):
+                    shares.more(topic)
+
+    def _pop_topic(self, topic: str, slots: set[int] | None, limit: int) -> bool:
+        """Pop slots of a topic; whether it has more."""
+        if slots is None:
+            self._shared.looks.looked(topic, time.monotonic())
+            popped = self._pop(topic, limit, **self._how)
+            self._learn(topic, None, popped)
+            return popped.more and bool(popped.messages)
+        declared = self._shared.registry.topic(topic)
+        if max(slots) >= declared.slot_span:
+            # Announced by somebody who knows of a newer declaration, or of an older one.
+            declared = self._shared.registry.reach(topic, max(slots)) or declared
+        more = False
+        left = limit
+        clustered = self._shared.runner.clustered
+        for some in [{slot} for slot in slots] if clustered else [slots]:
+            if left > 0:
+                popped = self._pop(topic, left, **{**self._how, "slots": some, "recover": 0})
+                self._learn(topic, some, popped)
+                left -= len(popped.messages)
+                more = more or (popped.more and bool(popped.messages))
+        return more
+
+    def _learn(self, topic: str, slots: set[int] | None, popped: Popped) -> None:
+        now = time.monotonic()
+        self._found.add(topic, popped)
+        if slots is not None or not self._shared.runner.clustered:
+            self._clock.sample(popped.now_us, now)
+            self._wait.popped(topic, slots, popped.now_us, now)
+
+    # -- claims
+
+    def _listen(self) -> None:
+        """Wait until something is announced, or is to be done."""
+        connection = self._connection
+        if connection is None:
+            connection = self._connection = self._shared.take_connection()
+        if not connection.busy:
+            topics = self._shared.listens_in_turn(self._topics)
+            connection.listen({self._shared.keys.wake(name): name for name in topics}, BLOCK)
+        until = min(self._wait.next_time(), self._shared.looks.next_time(self._topics))
+        left = until - time.monotonic()
+        if left < TICK:
+            time.sleep(max(left, 0.0))
+        elif connection.wait(left - TICK):
+            claim = connection.read()
+            if claim is not None:
+                self._claim(claim)
+
+    def _claim(self, claim: Claim) -> None:
+        now = time.monotonic()
+        # Of a clock that is not known, the pop will tell.
+        at = now + self._clock.until(claim[2], now) if self._clock.known else now
+        self._hand_back(self._wait.add(claim, at))
+
+    def _hand_back(self, claims: Iterable[Claim]) -> None:
+        """Announce these again: somebody else shall have them."""
+        by_topic: dict[str, list[tuple[int, int]]] = {}
+        for topic, slot, us in claims:
+            by_topic.setdefault(topic, []).append((slot, us))
+        registry, commands = self._shared.registry, self._shared.commands
+        calls = [
+            call
+            for topic, pairs in by_topic.items()
+            for call in commands.reannounce(registry.topic(topic), pairs)
+        ]
+        if calls:
+            self._shared.runner.run_all(calls)
+
+    def _leave(self) -> None:
+        """Keep no claim."""
+        claims = self._wait.give_up()
+        connection, self._connection = self._connection, None
+        try:
+            if connection is not None:
+                claims += self._stop(connection)
+            self._hand_back(claims)
+        except (RedisError, *BROKEN) as exc:
+            # Whoever looks into all slots next makes up for it.
+            logger.debug("what was claimed is not handed back: %s", exc)
+
+    def _stop(self, connection: WakeConnection) -> list[Claim]:
+        """Listen no more; returns what was claimed just now."""
+        claim = None
+        try:
+            claim = connection.stop()
+        except (RedisError, *BROKEN) as exc:
+            connection.close()
+            logger.debug("a wait is ended with its connection: %s", exc)
+        except BaseException:
+            connection.close()
+            raise
+        self._shared.give_back(connection)
+        return [] if claim is None else [claim]
+
+    # -- faults
+
+    def _survive(self, exc: Exception) -> None:
+        """Go on after an error that passes, a moment later. Raises it if it does not, or if there
+        is no time left."""
+        if self._connection is not None:
+            self._connection.close()
+        now = time.monotonic()
+        if not self._waits or now >= self._wait.until or not passes(exc):
+            raise exc
+        if not self._pause:
+            logger.warning(
+                "cannot wait for messages of %s for now: %s", ", ".join(self._topics), exc
+            )
+        self._pause = min(max(2 * self._pause, FIRST_PAUSE), MOST_PAUSE)
+        if self._shared.runner.clustered:
+            with suppress(*BROKEN):  # another node may have the wake indexes
+                self._shared.runner.client.refresh()
+        # What was claimed may have been lost with the connection.
+        self._anew = True
+        time.sleep(min(self._pause, self._wait.until - now))
+
+
+def passes(exc: BaseException) -> bool:
+    """Whether an error may be over in a while, without anybody changing a setting."""
+    if isinstance(exc, (AuthenticationError, AuthorizationError, NotPermittedError)):
+        return False
+    return isinstance(exc, BROKEN) or (isinstance(exc, ResponseError) and is_temporary(exc))
+
+
+def _rotated(topics: list[str], turn: int) -> list[str]:
+    first = turn % len(topics)
+    return topics[first:] + topics[:first]
+
+
+def names_of(topics: Any) -> list[str]:
+    """The names of topics that a caller has given, each once. Raises ConfigurationError."""
+    names: list[Any] = [topics] if isinstance(topics, (str, bytes)) else [*dict.fromkeys(topics)]
+    for name in names:
+        if not isinstance(name, str):
+            raise ConfigurationError(f"a topic is named by a str, not by {name!r:.60}")
+    if not names:
+        raise ConfigurationError("no topic is named: nothing would ever come")
+    return names
+
+
+def seconds_of(value: float | None, name: str) -> float:
+    """Seconds that a caller has given; infinity for None. Raises ConfigurationError."""
+    if value is None:
+        return inf
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+        raise ConfigurationError(
+            f"{name} must be a number of seconds, or None for any time, not {value!r:.60}"
+        )
+    return value
