@@ -207,7 +207,7 @@ class TaskCenter:
 
     def pop(
         self,
-        topic: str,
+        topic: str | Iterable[str],
         limit: int | None = None,
         *,
         where: Callable[[Task], Any] | None = None,
