@@ -5,9 +5,10 @@
 --            counted anything for thirty days
 -- ARGV[1] topic, or '' for what belongs to none
 -- ARGV[2...] counter, how many, ...
+-- Returns 1, or 0 if there is no such topic: nothing is counted for one that was deleted.
+--
 -- A full server counts, too: it is then that somebody looks. Redis refuses what takes memory then,
 -- but not after a script's first write, which sets when a counter goes away.
--- Returns 1, or 0 if there is no such topic: nothing is counted for one that was deleted.
 --@ clock
 
 if ARGV[1] ~= '' and redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end

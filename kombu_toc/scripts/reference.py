@@ -1,0 +1,139 @@
+"""What the scripts are called with, read from the heads of their files.
+
+It is what other languages need to call them: ``docs/protocol.md`` shows it, and
+``python -m kombu_toc.scripts`` writes it as JSON.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.resources import files
+from typing import NamedTuple
+
+from .loader import load
+
+#: The number of the protocol: of the keys, what is in them, and how the scripts are called. A
+#: client of the same number works beside this release.
+PROTOCOL = 1
+
+#: What a part of a head begins with.
+_PARTS = {"KEYS": "keys", "ARGV": "arguments", "Returns": "returns"}
+
+#: Where an entry begins: at the line's start, or after a gap.
+_ENTRY = re.compile(r"(?:^|(?<= {2}))(?=(?:KEYS|ARGV)\b)")
+
+
+class Head(NamedTuple):
+    """What a script's first comment says.
+
+    keys, arguments: what is in KEYS and ARGV, in their order: ``KEYS[1] topics``, or what follows
+        from there on
+    """
+
+    name: str
+    about: str
+    keys: list[str]
+    arguments: list[str]
+    returns: str
+    notes: list[str]
+
+
+def names() -> list[str]:
+    """The scripts that are operations; a fragment is a part of others."""
+    there = (file.name for file in files(__package__).iterdir())
+    every = (name.removesuffix(".lua") for name in there if name.endswith(".lua"))
+    return sorted(name for name in every if not _lines(name)[0].startswith("Fragment:"))
+
+
+@cache
+def _lines(name: str) -> list[str]:
+    """The first comment of a file, without its marks."""
+    raw = files(__package__).joinpath(f"{name}.lua").read_text(encoding="ascii")
+    lines = []
+    for line in raw.splitlines():
+        if not line.startswith("--") or line.startswith("--@"):
+            break
+        lines.append(line[2:].removeprefix(" ").rstrip())
+    return lines
+
+
+def head(name: str) -> Head:
+    """What the script of that name is called with."""
+    parts: dict[str, list[str]] = {"about": [], "keys": [], "arguments": [], "returns": []}
+    notes: list[list[str]] = []
+    part = "about"
+    for line in _lines(name):
+        word = re.match(r"\w*", line)
+        begins = _PARTS.get(word[0]) if word else None
+        if begins is not None:
+            part = begins
+        elif not line:
+            part = "notes"
+            notes.append([])
+            continue
+        if part == "notes":
+            notes[-1].append(line)
+        elif part in ("keys", "arguments"):
+            for entry in _ENTRY.split(line):
+                _add(parts[part], entry)
+        else:
+            parts[part].append(line)
+    text = {part: " ".join(" ".join(lines).split()) for part, lines in parts.items()}
+    returns = text["returns"].removeprefix("Returns ")
+    paragraphs = [" ".join(" ".join(lines).split()) for lines in notes if lines]
+    return Head(name, text["about"], parts["keys"], parts["arguments"], returns, paragraphs)
+
+
+def _add(entries: list[str], line: str) -> None:
+    """Add what a line says: a new entry, or the rest of the one before."""
+    line = " ".join(line.split())
+    if not line:
+        return
+    if re.match(r"(KEYS|ARGV|then)\b", line) or not entries:
+        entries.append(line)
+    else:
+        entries[-1] += f" {line}"
+
+
+def as_data() -> dict[str, object]:
+    """The protocol: its number, and each script with its text, SHA-1, keys and arguments."""
+    scripts = {}
+    for name in names():
+        script, said = load(name), head(name)
+        scripts[name] = {
+            "sha1": script.sha,
+            "about": said.about,
+            "keys": said.keys,
+            "arguments": said.arguments,
+            "returns": said.returns,
+            "text": script.text,
+        }
+    return {"protocol": PROTOCOL, "scripts": scripts}
+
+
+def as_markdown() -> str:
+    """The same as a part of a page, without the texts."""
+    return "\n".join(_section(head(name)) for name in names())
+
+
+def _section(said: Head) -> str:
+    entries = [_item(entry) for entry in (*said.keys, *said.arguments)]
+    returns = said.returns or "nothing"
+    lines = [f"### `{said.name}`", "", _shown(said.about), "", *entries]
+    lines += ["", f"Returns {_shown(returns)}", ""]
+    for note in said.notes:
+        lines += [_shown(note), ""]
+    return "\n".join(lines)
+
+
+def _item(entry: str) -> str:
+    place = re.match(r"(?:KEYS|ARGV)(?:\[[^\]]*\])?", entry)
+    if place is None:
+        return f"- {_shown(entry)}"
+    return f"- `{place[0]}` {_shown(entry[place.end() :].strip(', :'))}"
+
+
+def _shown(text: str) -> str:
+    """A text as Markdown: nothing in it is a mark."""
+    return re.sub(r"([\\`*_{}\[\]<>#|~])", r"\\\1", text)

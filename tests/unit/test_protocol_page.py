@@ -1,0 +1,104 @@
+"""docs/protocol.md says what each script is called with, as the scripts' heads say."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from kombu_toc.center import permissions
+from kombu_toc.model.envelope import DICTIONARY
+from kombu_toc.model.limits import LIMITS
+from kombu_toc.model.topic import Declaration
+from kombu_toc.scripts import __main__ as writer
+from kombu_toc.scripts.loader import load
+from kombu_toc.scripts.reference import PROTOCOL, as_data, head, names
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "protocol.md").read_text()
+SCRIPTS = ROOT / "kombu_toc" / "scripts"
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    """docs/protocol.py"""
+    spec = importlib.util.spec_from_file_location("protocol_page", ROOT / "docs" / "protocol.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_reference_is_what_the_heads_of_the_scripts_say(tool: ModuleType) -> None:
+    assert tool.page(PAGE) == PAGE, "run: python docs/protocol.py"
+
+
+def test_the_page_is_of_this_protocol() -> None:
+    assert f"**protocol {PROTOCOL}**" in PAGE
+
+
+def test_each_file_is_an_operation_or_a_fragment_of_one() -> None:
+    files = {file.stem for file in SCRIPTS.glob("*.lua")}
+    fragments = {
+        name
+        for file in SCRIPTS.glob("*.lua")
+        for line in file.read_text().splitlines()
+        if line.startswith("--@")
+        for name in line[3:].split()
+    }
+    assert set(names()) == files - fragments
+    assert {*permissions.PRODUCERS, *permissions.CONSUMERS} <= set(names())
+
+
+@pytest.mark.parametrize("name", names())
+def test_the_head_of_a_script_says_what_it_is_called_with(name: str) -> None:
+    said, text = head(name), load(name).text
+    assert said.about
+    assert said.keys
+    for word, entries in (("KEYS", said.keys), ("ARGV", said.arguments)):
+        assert bool(re.search(rf"\b{word}\b", text)) <= bool(entries)
+        numbered = [re.match(rf"{word}\[(\d+)", entry) for entry in entries]
+        numbers = [int(match[1]) for match in numbered if match]
+        assert numbers == sorted(numbers)
+        used = [int(number) for number in re.findall(rf"\b{word}\[(\d+)\]", text)]
+        if numbers and not re.search(r"\.\.\.\]|, per|then", " ".join(entries)):
+            assert max(used, default=0) <= numbers[-1]
+
+
+def test_an_entry_ends_where_the_next_one_begins() -> None:
+    said = head("pop")
+    assert said.arguments[:3] == [
+        "ARGV[1] number of slots",
+        "ARGV[2] number of priority steps",
+        "ARGV[3] how many may be taken that are due within ARGV[4] microseconds from now",
+    ]
+    assert said.keys[0].startswith("KEYS, per slot: armed, prepare, body, dead, reasons, tokens")
+    assert head("declare").keys == ["KEYS[1] topics", "KEYS[2] expiring"]
+
+
+def test_the_document_has_what_evalsha_needs() -> None:
+    scripts = as_data()["scripts"]
+    assert isinstance(scripts, dict)
+    for name, script in scripts.items():
+        assert hashlib.sha1(script["text"].encode()).hexdigest() == script["sha1"] == load(name).sha
+
+
+def test_the_command_writes_the_document(capsys: pytest.CaptureFixture[str]) -> None:
+    assert writer.main([]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["protocol"] == PROTOCOL
+    assert data["dictionary"].encode() == DICTIONARY
+    assert data["scripts"]["put"]["keys"][0] == "KEYS[1] store (of its priority step)"
+
+
+def test_every_field_of_a_declaration_is_explained() -> None:
+    written = json.loads(Declaration(draining_counts=(4,), previous_counts=(4,)).to_json())
+    fields = {*written, *LIMITS, "steps", "bases", "named"}
+    table = PAGE.split("## Topics")[1].split("## Slots")[0]
+    assert {field for field in fields if f"`{field}`" not in table} == set()
