@@ -17,7 +17,7 @@ from ..metrics.counters import TopicCounts, count_first
 from ..model import scores
 from ..model.keys import Keys, Slot
 from ..model.limits import Limits
-from ..model.results import DEAD, WAITING, Delivery, Popped, Put, PutTogether, Settled
+from ..model.results import DEAD, WAITING, Delivery, Lost, Popped, Put, PutTogether, Settled
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall, text, texts, when_of
 from ..scripts.loader import load
@@ -379,8 +379,8 @@ class Commands:
     def extend(
         self, deliveries: Iterable[Delivery], visibility: float | None = None
     ) -> list[ScriptCall]:
-        """Renew leases. Result of each call: the deliveries whose leases had ended already, or
-        have ended at last because their max lease has passed.
+        """Renew leases. Result of each call: the deliveries whose leases had ended already, a
+        :class:`Lost`.
 
         visibility: seconds; as each message says, or its topic, unless given
         """
@@ -394,11 +394,12 @@ class Commands:
         topic = self._topic_of(batch[0])
         renewed_ms = lease_ms(visibility, topic.declaration.limits(self._context.limits))
         own = int(visibility is not None)
-        counts = self._counts(topic)
 
-        def parse(raw: list[int]) -> list[Delivery]:
-            counts.overran += sum(number < 0 for number in raw)
-            return [batch[abs(number) - 1] for number in raw]
+        def parse(raw: list[int]) -> Lost:
+            return Lost(
+                (batch[abs(number) - 1] for number in raw),
+                [batch[-number - 1] for number in raw if number < 0],
+            )
 
         slot = topic.slot(batch[0].slot)
         return ScriptCall(

@@ -439,8 +439,10 @@ class Deliveries:
         Raises ReceiptError, and does nothing.
         """
         given = self._receipts.read(messages)
-        calls = self._commands.extend(given.deliveries, visibility)
-        return [given.said(lost) for part in self._runner.run_all(calls) for lost in part]
+        parts = self._runner.run_all(self._commands.extend(given.deliveries, visibility))
+        for one in (one for part in parts for one in part.overran):
+            self._context.counts(self._registry.resolved(one.topic)).overran += 1
+        return [given.said(lost) for part in parts for lost in part]
 
 
 def _joined(parts: Sequence[Popped], more: bool, messages: list[Delivery]) -> Popped:

@@ -155,22 +155,33 @@ class Beat:
 
     def _renew_leases(self, center: TimeoutCenter, began: float) -> None:
         leases = self._holdings.leases
+        held = leases.due(began, self._due())
         calls = [
             ((topic, slot), call)
-            for (topic, slot, visibility), deliveries in by_place(leases.held()).items()
+            for (topic, slot, visibility), deliveries in by_place(held).items()
             for call in center.commands.extend(deliveries, visibility)
         ]
         lost: list[Delivery] = []
+        overran = leases.take_overran()
         failed: dict[Place, Exception] = {}
         results = center.run_each([call for _, call in calls])
         for (place, _), result in zip(calls, results, strict=True):
             if isinstance(result, Exception):
                 failed.setdefault(place, result)
             else:
-                lost += [delivery for delivery in result if leases.lose(delivery)]
-        leases.renewed(began, failed)
+                for delivery in filter(leases.lose, result):
+                    (overran if delivery in result.overran else lost).append(delivery)
+        leases.renewed(began, failed, {visibility for _, visibility in held})
         if lost:
             self._warn_of(lost)
+        for delivery in overran:
+            center.context.counts(center.topic(delivery.topic)).overran += 1
+            self._log.log(
+                logging.WARNING,
+                "message %s: its max lease has passed although its consumer lives (max_lease, "
+                "x-max-lease or toc_max_lease); it is delivered again, with one retry less",
+                in_words(delivery),
+            )
         self._broken += [exc for exc in failed.values() if isinstance(exc, BROKEN)]
         refused = [exc for exc in failed.values() if not isinstance(exc, BROKEN)]
         if refused:

@@ -10,29 +10,30 @@ from typing import Any
 
 from .deletions import OwedDeletions
 from .flights import Flights
-from .leases import Leases
+from .leases import BEATS_PER_LEASE, Leases
 from .owed_calls import OwedCalls
 from .presence import KeptFresh, Presence
 
-#: Renewals within one lease: two may fail before it ends.
-BEATS_PER_LEASE = 3
-
 #: Seconds between attempts to run what is owed.
 RETRY_INTERVAL = 1.0
+
+#: Seconds after a delivery has ended, as far as is known here, when the server is asked.
+AFTER_END = 0.02
 
 #: Seconds between looks for what others left behind.
 SWEEP_INTERVAL = 15.0
 
 
-def next_beat(now: float, lifetimes: Iterable[float], unclaimed_at: float) -> float:
+def next_beat(now: float, lifetimes: Iterable[float], ends_at: float) -> float:
     """Monotonic seconds of the beat after the one that begins now.
 
     lifetimes: seconds that what is held lives without being renewed
-    unclaimed_at: when the first of what nobody asks for is to be given back
+    ends_at: when the first of what nobody asks for is to be given back, or a delivery ends although
+        it is renewed
     """
     shortest = min(lifetimes, default=float("inf"))
     due = now + min(SWEEP_INTERVAL, shortest / BEATS_PER_LEASE)
-    return min(due, max(unclaimed_at, now + RETRY_INTERVAL))
+    return min(due, max(ends_at, now + RETRY_INTERVAL))
 
 
 class Holdings:
@@ -76,4 +77,5 @@ class Holdings:
         """When what is held now is to be seen to after now."""
         kept = (*self.topics.lifetimes().values(), *self.bindings.lifetimes().values())
         lifetimes = [self.leases.shortest(), self.flights.shortest(), *(ms / 1000 for ms in kept)]
-        return next_beat(now, lifetimes, self.flights.kept_until())
+        ends_at = min(self.flights.kept_until(), self.leases.first_end() + AFTER_END)
+        return next_beat(now, lifetimes, ends_at)

@@ -28,7 +28,8 @@ from .beat import Beat
 from .beat_thread import BeatThread
 from .deferred_log import DeferredLog
 from .flights import KEPT, Flight, Flights
-from .holdings import BEATS_PER_LEASE, RETRY_INTERVAL, Holdings
+from .holdings import AFTER_END, RETRY_INTERVAL, Holdings
+from .leases import BEATS_PER_LEASE
 from .native_threads import unpatched_threading
 from .pipe import BROKEN
 from .presence import PRESENCE_CHANGE
@@ -110,11 +111,30 @@ class LeaseKeeper:
 
     # -- leases
 
-    def hold(self, delivery: Delivery, visibility: float) -> None:
-        """Renew this message's lease until it is dropped. visibility: seconds."""
+    def hold(
+        self,
+        delivery: Delivery,
+        visibility: float,
+        now_us: int | None = None,
+    ) -> None:
+        """Renew this message's lease until it is dropped.
+
+        visibility: seconds, of its topic
+        now_us: what the server's clock shows; given, the message may have traits of its own
+        """
         self._log.flush()
-        self._leases.hold(delivery, visibility, time.monotonic())
-        self._thread.beat_within(visibility / BEATS_PER_LEASE)
+        now = time.monotonic()
+        if now_us is None:
+            self._leases.hold(delivery, visibility, now)
+            self._thread.beat_within(visibility / BEATS_PER_LEASE)
+            return
+        own, ends = delivery.visibility or visibility, None
+        within = min(own, visibility) / BEATS_PER_LEASE
+        if delivery.ends_us is not None:
+            lasts = (delivery.ends_us - now_us) / 1_000_000
+            ends, within = now + lasts, min(within, max(lasts, 0.0) + AFTER_END)
+        self._leases.hold(delivery, own, now, ends, visibility)
+        self._thread.beat_within(within)
 
     def held(self) -> list[tuple[Delivery, float]]:
         """The messages whose leases are renewed, each with its visibility timeout."""

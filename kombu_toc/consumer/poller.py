@@ -408,8 +408,10 @@ class Poller:
         dispatcher = self.dispatcher
         for entry in entries:
             delivery = entry[3]
-            own = delivery.visibility if ";" in delivery.birth else None
-            self.leases.hold(delivery, visibility if own is None else own)
+            if ";" in delivery.birth or "!" in delivery.birth:
+                self.leases.hold(delivery, visibility, result.now_us)
+            else:
+                self.leases.hold(delivery, visibility)
             dispatcher.due.push(entry)
         if state.pops_in_flight and not self.center.clustered:
             # The rest of the batch comes at once, and its topics take turns.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from . import scores, traits
@@ -185,6 +185,17 @@ class Settled(int):
         made = super().__new__(cls, number)
         made.stale = stale
         return made
+
+
+class Lost(list[Delivery]):
+    """Deliveries whose leases could not be renewed.
+
+    overran: those of them that have ended because their max lease has passed
+    """
+
+    def __init__(self, lost: Iterable[Delivery], overran: Sequence[Delivery] = ()) -> None:
+        super().__init__(lost)
+        self.overran = overran
 
 
 class Found(NamedTuple):

@@ -142,7 +142,7 @@ class Receiver:
             if no_ack:
                 self._center.ack([delivery])
             else:
-                self._lease_keeper.hold(delivery, delivery.visibility or visibility)
+                self._lease_keeper.hold(delivery, visibility, popped.now_us)
                 self._channel.qos.append(message, message.delivery_tag)
             return message
 

@@ -46,6 +46,7 @@ def make_app(broker: str, backend: str, **settings: Any) -> Celery:
     app.task(name="e2e.late_ack", bind=True, acks_late=True)(late_ack)
     app.task(name="e2e.refuse", bind=True, acks_late=True)(refuse)
     app.task(name="e2e.fail_unacknowledged", acks_late=True, acks_on_failure_or_timeout=False)(fail)
+    app.task(name="e2e.hang", bind=True, acks_late=True)(hang)
     app.task(name="e2e.told", bind=True)(told)
     app.task(name="e2e.stall", acks_late=True)(stall)
     return app
@@ -145,6 +146,16 @@ def late_ack(self: Task, name: str, seconds: float) -> None:
     write(name=name)
     time.sleep(seconds)
     write(name=f"{name}-done")
+
+
+def hang(self: Task, name: str, seconds: float) -> str:
+    """As late_ack; take that long if it is not delivered again."""
+    redelivered = bool(self.request.delivery_info.get("redelivered"))
+    write(name=name, redelivered=redelivered)
+    if not redelivered:
+        time.sleep(seconds)
+    write(name=f"done-{name}")
+    return name
 
 
 def told(self: Task, name: str, seconds: float = 0.0) -> None:

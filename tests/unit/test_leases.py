@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 from kombu_toc import Delivery
-from kombu_toc.consumer.holdings import BEATS_PER_LEASE, RETRY_INTERVAL, SWEEP_INTERVAL, next_beat
-from kombu_toc.consumer.leases import Leases, by_place
+from kombu_toc.consumer.holdings import RETRY_INTERVAL, SWEEP_INTERVAL, next_beat
+from kombu_toc.consumer.leases import BEATS_PER_LEASE, Leases, by_place
 
 NEVER = float("inf")
 
@@ -40,23 +40,25 @@ def test_who_holds_nothing_is_always_in_time() -> None:
 def test_a_renewal_counts_from_when_it_began_and_for_the_shortest_lease_by_then() -> None:
     held = leases((delivery("a"), 6.0))
     held.hold(delivery("taken meanwhile"), 3.0, 102.5)
-    held.renewed(102.0, [])
+    held.renewed(102.0, [], {6.0, 3.0})
     assert held.in_time(104.9)
     assert not held.in_time(105.0)
 
 
 def test_leases_that_could_not_be_renewed_matter_where_they_are() -> None:
     held = leases((delivery("a"), 6.0), (delivery("b", slot=3), 6.0))
-    held.renewed(104.0, [("mail", 3)])  # slot 3 is known to last until 106, the rest until 110
+    held.renewed(
+        104.0, [("mail", 3)], {6.0}
+    )  # slot 3 is known to last until 106, the rest until 110
     assert held.in_time(105.9)
     assert not held.in_time(106.0)
     assert not held.in_time(106.0, "mail")
     assert not held.in_time(106.0, "mail", [2, 3])
     assert held.in_time(106.0, "mail", [0])
     assert held.in_time(106.0, "other")
-    held.renewed(106.0, [("mail", 3)])  # it fails again: what was known of it still counts
+    held.renewed(106.0, [("mail", 3)], {6.0})  # it fails again: what was known of it still counts
     assert not held.in_time(106.0)
-    held.renewed(107.0, [])
+    held.renewed(107.0, [], {6.0})
     assert held.in_time(112.9)
 
 
@@ -72,6 +74,76 @@ def test_what_was_settled_while_its_lease_was_renewed_is_not_lost() -> None:
     assert not held.lose(delivery("a"))  # as delivered anew
     assert held.lose(one)
     assert not held.lose(one)
+
+
+def renewed_at(held: Leases, began: float, next_at: float) -> list[str]:
+    due = held.due(began, next_at)
+    held.renewed(began, [], {visibility for _, visibility in due})
+    return sorted(one.id for one, _ in due)
+
+
+def test_each_lease_is_renewed_by_its_own_visibility() -> None:
+    held = leases((delivery("short"), 3.0), (delivery("long"), 60.0))
+    rounds = [renewed_at(held, at, at + 1) for at in range(101, 141)]
+    assert rounds.count(["short"]) == 38
+    assert [at for at, ids in enumerate(rounds, 101) if "long" in ids] == [119, 138]
+    assert held.in_time(142.9)
+    assert not held.in_time(143.0)
+
+
+def test_a_lease_that_is_longer_than_its_topics_is_renewed_as_often_as_those() -> None:
+    """By the topic's, others judge whether a holder had the time to renew."""
+    held = leases()
+    held.hold(delivery("long"), 600.0, 100.0, None, 30.0)
+    assert held.shortest() == 30.0
+    rounds = [renewed_at(held, at, at + 1) for at in range(101, 131)]
+    assert [at for at, ids in enumerate(rounds, 101) if ids] == [109, 118, 127]
+    assert held.in_time(726.9)
+    held.drop(delivery("long"))
+    assert renewed_at(held, 131.0, 132.0) == []
+    held.hold(delivery("long"), 600.0, 140.0)
+    assert held.shortest() == 600.0
+
+
+def test_a_short_lease_that_is_settled_makes_nobody_late() -> None:
+    held = leases((delivery("short"), 3.0), (delivery("long"), 60.0))
+    held.drop(delivery("short"))
+    assert renewed_at(held, 101.0, 102.0) == []
+    assert held.in_time(159.9)
+    assert not held.in_time(160.0)
+
+
+def test_what_could_not_be_renewed_is_due_at_the_next_beat() -> None:
+    held = leases((delivery("a"), 60.0))
+    held.renewed(120.0, [("mail", 0)], {60.0})
+    assert renewed_at(held, 121.0, 122.0) == ["a"]
+    assert renewed_at(held, 122.0, 123.0) == []
+
+
+def test_what_may_not_be_renewed_for_ever_is_asked_for_when_it_has_ended() -> None:
+    held = leases()
+    held.hold(delivery("a"), 60.0, 100.0, ends=110.0)
+    held.hold(delivery("b"), 60.0, 100.0)
+    assert held.first_end() == 110.0
+    assert renewed_at(held, 109.0, 111.0) == []
+    assert renewed_at(held, 110.0, 111.0) == ["a"]
+    [(one, _)] = held.due(110.0, 111.0)
+    assert held.lose(one)
+    assert held.first_end() == NEVER
+    assert held.take_overran() == []
+
+
+def test_a_delivery_that_has_ended_is_told_although_its_message_is_here_again() -> None:
+    held = leases()
+    held.hold(delivery("a", birth="b!1"), 60.0, 100.0, ends=110.0)
+    held.hold(delivery("a", birth="b~c!2"), 60.0, 110.5, ends=120.5)
+    assert [one.birth for one in held.take_overran()] == ["b!1"]
+    assert held.take_overran() == []
+    held.drop(delivery("a", birth="b~c!2"))
+    held.hold(delivery("a", birth="b~d!3"), 60.0, 130.0, ends=140.0)
+    held.hold(delivery("a", birth="b~d!3"), 60.0, 130.0, ends=140.0)
+    assert held.take_overran() == []
+    assert held.first_end() == 140.0
 
 
 def test_one_call_renews_what_has_the_same_place_and_lease() -> None:
