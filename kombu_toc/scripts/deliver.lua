@@ -1,5 +1,5 @@
--- Fragment: what a delivery makes of a message's traits and its topic's. Needs clock.lua and
--- token.lua.
+-- Fragment: what a delivery makes of a message's traits and its topic's. Needs clock.lua,
+-- token.lua and lease.lua.
 --
 -- `terms` are those of the topic, or of who asks: visibility, in milliseconds; own, whether that
 -- goes before the message's; longest, milliseconds for which a delivery may be renewed in all, or
@@ -26,13 +26,6 @@ local function expires_at(traits, score, ttl, now_ms)
   if not lives then return nil end
   local due_ms = math.ceil(action_time(score) / 1000)
   return (due_ms == 0 and now_ms or due_ms) + lives
-end
-
--- For how long, from now on, a lease lasts, in milliseconds since the epoch.
-local function lease_until(token, now_ms, visibility, own)
-  local ends = now_ms + (not own and trait(token, 'v') or visibility)
-  local last = last_end(token)
-  return last and math.min(ends, last) or ends
 end
 
 -- The token of a delivery of the message that waits with this score, and when its lease ends, in

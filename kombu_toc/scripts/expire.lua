@@ -1,5 +1,5 @@
--- Fragment: what becomes of a message that has expired. Needs clock.lua, failure.lua, token.lua and
--- deliver.lua.
+-- Fragment: what becomes of a message that has expired. Needs clock.lua, failure.lua, token.lua,
+-- lease.lua and deliver.lua.
 
 -- A message that is in no queue any more goes to DeadQueue, or away.
 local function expire(body, dead, reasons, tokens, id, score, drop)

@@ -5,7 +5,7 @@
 -- ARGV[3...] per message: id, what its lease says beside its end, its token
 -- Returns which of them, by number, have ended: no longer in prepare, or delivered again since, or
 -- another message. The number is negative if the delivery has ended at last: its max lease has passed.
---@ clock admitted token deliver
+--@ clock admitted lease
 
 local now_ms, visibility, own = math.floor(clock() / 1000), tonumber(ARGV[1]), ARGV[2] == '1'
 local until_ms = now_ms + visibility

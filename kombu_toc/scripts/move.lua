@@ -70,7 +70,8 @@ for i = 5, #ARGV, 2 do
       if note then redis.call('HSET', there(5), name, note) end
       if record then redis.call('SADD', record, name) end
       local token = redis.call('HGET', here(6), id)
-      local traits = token and (part == 4 or is_still(token, score)) and traits_of(token)
+      local traits = token and (part == 4 or is_still(token, score))
+        and string.match(heritage_of(token), ';.*')
       if traits then redis.call('HSET', there(6), name, traits) end
       if part > 6 then
         local us = action_time(score)

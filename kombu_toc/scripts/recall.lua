@@ -10,7 +10,7 @@
 -- ARGV[5] 1: with the envelopes   ARGV[6] 1: the visibility timeout goes before the messages' own
 -- Returns {now in microseconds, {slot index, step index, id or {id, birth}, store score,
 --          envelope, ...}}, as pop does
---@ clock admitted token deliver
+--@ clock admitted lease
 
 local given, name = KEYS[#KEYS], ARGV[1]
 local now = clock()

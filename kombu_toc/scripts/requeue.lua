@@ -8,7 +8,7 @@
 --
 -- It counts as tried, for it was; its last error stays with it. If it expires, that is counted from
 -- now.
---@ clock admitted wake failure token
+--@ clock admitted wake failure anew
 
 local steps = tonumber(ARGV[1])
 local wake = KEYS[5 + steps]

@@ -10,7 +10,7 @@
 -- ARGV[5] 1: the copies too
 -- Returns {{id, state: 1 waiting and moved | 2 in flight | 3 dead, score, ...}, announcements,
 --          settled}
---@ clock admitted wake token
+--@ clock admitted wake anew
 
 local steps = tonumber(ARGV[1])
 local wake = KEYS[6 + steps]

@@ -17,37 +17,13 @@ local function birth_of(token) return string.match(token, '^[^;~@!]*') end
 -- What a redelivery takes over: the birth, and the traits.
 local function heritage_of(token) return string.match(token, '^[^~@!]*') end
 
--- The traits as a message has them before its first delivery, or nil.
-local function traits_of(token) return string.match(token, '^[^;~@!]*(;[^~@!]*)') end
-
-local function is_undelivered(token) return string.byte(token) == 59 end
-
 -- Whether a token is of the message that was delivered with the other.
 local function is_of(token, other)
-  return token and not is_undelivered(token) and birth_of(token) == birth_of(other)
+  return token and string.byte(token) ~= 59 and birth_of(token) == birth_of(other)
 end
 
 -- Whether a token is of the message that waits with this score. What was never tried nor released
 -- has none but for its traits: it was left by another one, which an older release has acknowledged.
 local function is_still(token, score)
-  return score % 1000 < 32 or string.sub(token, -1) == '@' or is_undelivered(token)
-end
-
-local function trait(token, letter) -- a number, or nil
-  return tonumber(string.match(token, '[;,]' .. letter .. '(%d+)'))
-end
-
--- When a delivery ends although it is renewed, in milliseconds since the epoch, or nil.
-local function last_end(token) return tonumber(string.match(token, '!(%d+)$')) end
-
--- The token of a message that counts anew from when it expires, for it was given another time.
-local function anew(token)
-  token = string.gsub(token, ',x%d+', '', 1)
-  return (string.gsub(token, ';x%d+', '', 1))
-end
-
--- A message that waits, with this token or none, was given another time.
-local function count_anew(tokens, id)
-  local token = redis.call('HGET', tokens, id)
-  if token and trait(token, 'x') then redis.call('HSET', tokens, id, anew(token)) end
+  return score % 1000 < 32 or string.sub(token, -1) == '@' or string.byte(token) == 59
 end
