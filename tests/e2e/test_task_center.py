@@ -173,3 +173,34 @@ def test_dead_tasks_are_replayed(
     journal.wait_for("refused", 2)
     wait_until(lambda: center.counts("celery").dead == 1)
     assert [one.error for one in center.scan(state=DEAD).messages] == ["no room"]
+
+
+def test_a_task_that_a_program_takes_is_run_by_no_worker_until_it_is_given_back(
+    start_workers: StartWorkers, app: Celery, center: TaskCenter, journal: Journal
+) -> None:
+    """D1: one is handled by the program, one is given back to wait for its time, one to be run"""
+    start_workers(1, "-c", "2")
+    note = app.tasks["e2e.note"]
+    began = time.time()
+    for name, countdown in (("mine", 2), ("timely", 2), ("failed", HOUR), ("other", 1)):
+        note.apply_async((name,), countdown=countdown)
+    taken = center.pop(
+        "celery",
+        limit=9,
+        where=lambda task: task.args[0] in ("mine", "timely", "failed"),
+        early=True,
+        visibility=300,
+    ).messages
+    by_name = {center.task(message).args[0]: message for message in taken}
+    assert sorted(by_name) == ["failed", "mine", "timely"]
+    assert center.release([by_name["timely"].receipt]) == 1
+    assert center.reject(by_name["failed"].receipt, requeue=True) == WAITING
+    journal.wait_for("failed", 1)
+    assert time.time() - began < 60
+    for name in ("other", "timely"):
+        journal.wait_for(name, 1)
+    assert center.ack([by_name["mine"].receipt]) == 1
+    wait_until(lambda: slot_keys(center.client) == [])
+    assert journal.entries("mine") == []
+    assert [len(journal.entries(name)) for name in ("failed", "other", "timely")] == [1, 1, 1]
+    assert time.time() - began >= 2
