@@ -284,8 +284,9 @@ class _Picks:
         while places:
             together = places[: 1 if alone else CALLS_TOGETHER]
             places = self._take(together) + places[len(together) :]
-            if self._more:
+            if self._more and len(self.messages) >= (choice.limit or 0):
                 return
+            self._more = False  # what it took instead has expired
 
     def _take(
         self, places: Sequence[tuple[Slot, Sequence[Wanted]]]

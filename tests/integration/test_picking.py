@@ -14,7 +14,15 @@ from kombu_toc.center.picking import LOOK, PickRequest, Wanted, pick_call
 from kombu_toc.center.reshard import reshard_topic
 from kombu_toc.scripts.call import ScriptCall
 
-from .inspection import announced, birth_of, check_slots, forget_late, residue, time_passes
+from .inspection import (
+    announced,
+    birth_of,
+    check_slots,
+    forget_late,
+    now_us,
+    residue,
+    time_passes,
+)
 
 HOUR = 3600.0
 
@@ -248,6 +256,23 @@ def test_what_holds_for_one_message_holds_when_it_is_picked(center: TimeoutCente
         assert time.monotonic() < deadline
     assert late.expired == ["old"]
     assert states(center) == {"b": IN_FLIGHT, "old": DEAD}
+    check_slots(center, "mail")
+
+
+@pytest.mark.parametrize("choice", [{"ids": [*"abcde"]}, {"where": bool}])
+def test_what_has_expired_takes_nobodys_place(
+    center: TimeoutCenter, choice: dict[str, Any]
+) -> None:
+    center.declare("mail", slots=1)
+    for id in "abc":
+        center.put("mail", id, b"", expiration=0)
+    for id in "de":
+        center.put("mail", id, b"")
+    [last] = center.get("c", topic="mail")
+    while now_us(center.client) < last.time_us + 2000:  # it lives for its millisecond
+        time.sleep(0.001)
+    popped = center.pop("mail", 1, recover=0, **choice)
+    assert (ids(popped), popped.expired, popped.more) == (["d"], [*"abc"], True)
     check_slots(center, "mail")
 
 

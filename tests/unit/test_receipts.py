@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from base64 import urlsafe_b64encode
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import crc32
 from typing import Any
 
@@ -118,3 +118,16 @@ def test_a_text_that_is_too_long_is_not_read_and_not_repeated() -> None:
     with pytest.raises(ReceiptError, match="is longer than any receipt") as caught:
         Delivery.of_receipt("toc1." + "A" * MAX_LENGTH)
     assert len(str(caught.value)) < 200
+
+
+def test_a_receipt_is_made_as_the_protocol_says() -> None:
+    """docs/protocol.md: a client in another language makes the same, or one that means the same"""
+    text = json.dumps(["mail", 3, 1, "order-7", DELIVERY.score, 16, "me.1~you.2"])
+    whole = text.encode() + crc32(text.encode()).to_bytes(4, "big")
+    receipt = "toc1." + urlsafe_b64encode(whole).decode().rstrip("=")
+    delivery = DELIVERY._replace(body=b"", birth="me.1~you.2")
+    assert Delivery.of_receipt(receipt) == delivery
+    stem = delivery.receipt.removeprefix("toc1.")
+    whole = urlsafe_b64decode(stem + "=" * (-len(stem) % 4))
+    assert json.loads(whole[:-4]) == json.loads(text)
+    assert int.from_bytes(whole[-4:], "big") == crc32(whole[:-4])
