@@ -266,14 +266,14 @@ class Operations:
             for key in copies:
                 pipe.unlink(as_bytes(key))
             pipe.execute()
-        self._undeclare(topic)
+        self._undeclare(declared)
         return True
 
     def _delete_empty(self, topic: Topic) -> bool:
         if self._holds_any(topic):
             return False
         paused = topic.name in self.paused()
-        self._undeclare(topic.name)
+        self._undeclare(topic)
         # Who puts a message from now on declares the topic; who has read the declaration before
         # may have put one just now.
         calls = [self._commands.vacate(topic, slot) for slot in topic.all_slots()]
@@ -290,10 +290,11 @@ class Operations:
                 pipe.exists(slot.body)
             return any(pipe.execute())
 
-    def _undeclare(self, topic: str) -> None:
-        keys = self._keys
+    def _undeclare(self, declared: Topic) -> None:
+        keys, topic = self._keys, declared.name
         with self._client.pipeline(transaction=False) as pipe:
-            pipe.unlink(keys.wake(topic))
+            zones = [keys.passed_on(topic, slot) for slot in range(declared.slot_span)]
+            pipe.unlink(keys.wake(topic), *zones)
             pipe.hdel(keys.topics, topic)
             pipe.srem(keys.paused, topic)
             pipe.zrem(keys.expiring, f"topic:{topic}")

@@ -109,6 +109,13 @@ def test_what_was_passed_on_goes_when_its_time_has_passed(
     assert center.run(pass_on("mail", 5, now)) == 203  # a hundred of what is old go at a time
 
 
+def test_what_was_passed_on_goes_with_its_topic(client: redis.Redis, center: TimeoutCenter) -> None:
+    center.declare("mail")
+    center.run(center.commands.pass_on("mail", 5, now_us(client) + 10**15))
+    center.delete("mail")
+    assert not client.exists(center.keys.passed_on("mail", 5))
+
+
 def test_a_consumer_leaves_nothing_behind(
     connect: Connect, client: redis.Redis, center: TimeoutCenter
 ) -> None:

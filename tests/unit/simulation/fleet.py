@@ -364,7 +364,7 @@ class Fleet:
         self._idle_since: dict[str, float] = {}
         self._disturbed_until = 0.0
         #: whether workers prefer slots; queue, slot -> since when a process has been idle of those
-        #: that do not leave it to others
+        #: that prefer it (one to which all are alike may not be told of a message for a second)
         self._zones = False
         self._zone_idle_since: dict[tuple[str, int], float] = {}
         #: seconds that a task may wait for an idle process
@@ -471,7 +471,7 @@ class Fleet:
                 zone = any(
                     worker.poller is not None and worker.idle > 0 and queue in worker.queues
                     for worker in self.workers
-                    if slot in worker.prefer or not worker.prefer
+                    if slot in worker.prefer
                 )
                 if not zone:
                     self._zone_idle_since.pop((queue, slot), None)
