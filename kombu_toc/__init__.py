@@ -15,6 +15,8 @@ from .version import __version__
 if TYPE_CHECKING:
     from .aio.center import AsyncTimeoutCenter as AsyncTimeoutCenter
     from .center.center import TimeoutCenter as TimeoutCenter
+    from .center.consumption import Consumption as Consumption
+    from .center.consumption import Taken as Taken
     from .center.factory import center_for as center_for
     from .center.memory import estimate_memory as estimate_memory
     from .center.requests import NewMessage as NewMessage
@@ -90,6 +92,8 @@ if TYPE_CHECKING:
 #: The public names, and the module each lives in: the same as above, for a type checker.
 _PLACES = {
     "TimeoutCenter": "center.center",
+    "Consumption": "center.consumption",
+    "Taken": "center.consumption",
     "AsyncTimeoutCenter": "aio.center",
     "Consumer": "model.results",
     "Delivery": "model.results",

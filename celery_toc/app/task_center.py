@@ -291,6 +291,7 @@ class TaskCenter:
     repair = _delegate(TimeoutCenter.repair)
 
     put = _delegate(TimeoutCenter.put)
+    consume = _delegate(TimeoutCenter.consume)
     ack = _delegate(TimeoutCenter.ack)
     reject = _delegate(TimeoutCenter.reject)
     release = _delegate(TimeoutCenter.release)

@@ -151,6 +151,7 @@ class TimeoutCenter(OldNames):
     put_many = Delegate("deliveries", Deliveries.put_many)
     ensure = Delegate("deliveries", Deliveries.ensure)
     pop = Delegate("deliveries", Deliveries.pop)
+    consume = Delegate("deliveries", Deliveries.consume)
     ack = Delegate("deliveries", Deliveries.ack)
     reject = Delegate("deliveries", Deliveries.reject)
     release = Delegate("deliveries", Deliveries.release)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import count
 from secrets import token_urlsafe
 from typing import Any
 
+from ..errors import ConfigurationError
 from ..model.results import Delivery, Found, Popped, Put, Settled
 from ..model.topic import Topic
 from ..model.traits import traits_of
@@ -20,6 +22,7 @@ from .commands import (
     divide_evenly,
     slot_numbers,
 )
+from .consumption import Consumption
 from .context import Context
 from .leases import Leases
 from .lookup import Lookup
@@ -30,7 +33,7 @@ from .registry import Registry
 from .requests import NewMessage, PopRequest, PutRequest
 from .runner import BROKEN, Runner
 from .scan import Scan
-from .waiting import Waiting
+from .waiting import Waiting, names_of, seconds_of
 
 
 class PopNames:
@@ -68,6 +71,8 @@ class Deliveries:
         self._lookup = lookup
         self._receipts = Receipts(registry)
         self._waiting = Waiting(runner, registry, commands, context.keys)
+        #: told the messages that are acknowledged, rejected or released, before they are
+        self.on_settled: list[Callable[[Sequence[Delivery]], None]] = []
         self.names = PopNames()
         self._picking = Picking(runner, registry, context, lookup, scan, self.names.next)
 
@@ -364,6 +369,50 @@ class Deliveries:
         counts.empty += (not messages) - sum(not part.messages for part in parts)
         return _joined(parts, bool(ready), messages)
 
+    def consume(
+        self,
+        *topics: str,
+        limit: int = 1,
+        idle: float | None = None,
+        visibility: float | None = None,
+        auto_ack: bool = True,
+    ) -> Consumption:
+        """Consume messages in a loop, which waits for them and renews their leases::
+
+            with center.consume("mail", "sms", limit=10) as messages:
+                for message in messages:
+                    print(message.topic, message.body)
+
+        limit: how many messages to fetch at a time
+        idle: seconds after which the loop ends if nothing comes; None: never
+        visibility: seconds that the leases last unless they are renewed; as each message says, or
+            its topic, or the center, unless given
+        auto_ack: acknowledge each message when the body goes on to the next one. Without it, the
+            body does so: ``message.ack()``, or :meth:`ack` in any thread
+
+        At the end of the block, what is not settled is released at once. But for the message
+        whose body raises an exception: it is rejected, and comes back with one retry less.
+
+        Raises ConfigurationError for topics or numbers that make no sense.
+        """
+        names, seconds = names_of(topics), seconds_of(idle, "idle")
+        if limit < 1:
+            raise ConfigurationError(f"consume needs a limit of at least 1, not {limit}")
+        return Consumption(
+            self,
+            partial(self.pop, names, limit, wait=seconds, visibility=visibility),
+            self._lease_of,
+            visibility=visibility,
+            auto_ack=auto_ack,
+        )
+
+    def _lease_of(self, delivery: Delivery) -> float:
+        """The seconds of a message's lease."""
+        if delivery.visibility is not None:
+            return delivery.visibility
+        declaration = self._registry.topic_of(delivery).declaration
+        return declaration.limits(self._context.limits).visibility
+
     # -- what ends a delivery, or prolongs it
 
     def ack(self, messages: Given) -> Settled:
@@ -377,6 +426,8 @@ class Deliveries:
         A later message of the same id does not. Raises ReceiptError, and does nothing.
         """
         given = self._receipts.read(messages)
+        for tell in self.on_settled:
+            tell(given.deliveries)
         results = self._runner.run_all(self._commands.ack(given.deliveries))
         settled = sum(results)
         if settled == len(given.deliveries):
@@ -405,6 +456,8 @@ class Deliveries:
         with `requeue` no longer in flight by this delivery. Raises ReceiptError.
         """
         [delivery] = self._receipts.read([message]).deliveries
+        for tell in self.on_settled:
+            tell([delivery])
         state: str | None = self._runner.run(
             self._commands.reject(
                 delivery, requeue=requeue, reason=reason, error=error, backoff=backoff
@@ -422,6 +475,8 @@ class Deliveries:
         ReceiptError, and does nothing.
         """
         given = self._receipts.read(messages)
+        for tell in self.on_settled:
+            tell(given.deliveries)
         results = self._runner.run_all(self._commands.release(given.deliveries))
         settled = sum(results)
         if settled == len(given.deliveries):

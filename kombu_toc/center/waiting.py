@@ -332,18 +332,18 @@ def _rotated(topics: list[str], turn: int) -> list[str]:
 
 def names_of(topics: Any) -> list[str]:
     """The names of topics that a caller has given, each once. Raises ConfigurationError."""
-    names: list[Any] = [topics] if isinstance(topics, (str, bytes)) else [*dict.fromkeys(topics)]
+    names: list[Any] = [topics] if isinstance(topics, (str, bytes)) else list(topics)
     for name in names:
         if not isinstance(name, str):
             raise ConfigurationError(f"a topic is named by a str, not by {name!r:.60}")
     if not names:
         raise ConfigurationError("no topic is named: nothing would ever come")
-    return names
+    return list(dict.fromkeys(names))
 
 
 def seconds_of(value: float | None, name: str) -> float:
     """Seconds that a caller has given; infinity for None. Raises ConfigurationError."""
-    if value is None:
+    if value is None or value == inf:
         return inf
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
         raise ConfigurationError(

@@ -193,6 +193,7 @@ def test_an_exception_while_it_waits_leaves_nothing_claimed(
 def test_of_many_that_wait_one_gets_a_message(
     make: Callable[[], TimeoutCenter], center: TimeoutCenter
 ) -> None:
+    """X13"""
     with Waiters(make, 8, "mail", "sms").running() as waiters:
         for number in range(60):
             center.put(("mail", "sms")[number % 2], f"m{number}", b"", delay=0.01 * (number % 7))
@@ -335,7 +336,7 @@ def calls_of(client: redis.Redis, *names: str) -> int:
 def test_who_waits_asks_the_server_next_to_nothing(
     center: TimeoutCenter, client: redis.Redis, make: Callable[[], TimeoutCenter]
 ) -> None:
-    """One look a second, and one question in five: not a poll."""
+    """X13: one look a second, and one question in five: not a poll."""
     center.declare("mail", slots=1)
     other = make()
     other.declare("mail", slots=1)
