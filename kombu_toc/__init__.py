@@ -14,6 +14,8 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from .aio.center import AsyncTimeoutCenter as AsyncTimeoutCenter
+    from .aio.waiting import AsyncConsumption as AsyncConsumption
+    from .aio.waiting import AsyncTaken as AsyncTaken
     from .center.center import TimeoutCenter as TimeoutCenter
     from .center.consumption import Consumption as Consumption
     from .center.consumption import Taken as Taken
@@ -95,6 +97,8 @@ _PLACES = {
     "Consumption": "center.consumption",
     "Taken": "center.consumption",
     "AsyncTimeoutCenter": "aio.center",
+    "AsyncConsumption": "aio.waiting",
+    "AsyncTaken": "aio.waiting",
     "Consumer": "model.results",
     "Delivery": "model.results",
     "Description": "model.results",

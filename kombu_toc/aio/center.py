@@ -27,6 +27,7 @@ from ..client.urls import read_url
 from ..errors import ConfigurationError
 from .bridge import run
 from .client import AsyncClient, AsyncClusterClient, open_link
+from .waiting import AsyncConsumption
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -60,6 +61,21 @@ class Awaited(Generic[P, R]):
 
         call.__name__, call.__doc__ = self._name, self._method.__doc__
         return call
+
+
+class _Consume(Awaited[..., Any]):
+    """The method `consume`: what it returns is awaited, and not the method."""
+
+    def __get__(self, facade: AsyncTimeoutCenter | None, owner: type) -> Callable[..., Any]:
+        if facade is None:
+            return self._method
+        deliveries = facade.center.deliveries
+
+        def consume(*topics: str, **options: Any) -> AsyncConsumption:
+            return AsyncConsumption(deliveries, topics, options)
+
+        consume.__doc__ = self._method.__doc__
+        return consume
 
 
 class AsyncTimeoutCenter:
@@ -184,6 +200,7 @@ class AsyncTimeoutCenter:
     put_many = Awaited(TimeoutCenter.put_many)
     ensure = Awaited(TimeoutCenter.ensure)
     pop = Awaited(TimeoutCenter.pop)
+    consume = _Consume(TimeoutCenter.consume)
     ack = Awaited(TimeoutCenter.ack)
     reject = Awaited(TimeoutCenter.reject)
     release = Awaited(TimeoutCenter.release)

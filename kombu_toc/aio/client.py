@@ -28,6 +28,7 @@ from ..errors import ConfigurationError, FailoverError, ServerError
 from ..scripts.call import Packer
 from .bridge import not_awaited, run, wait_for
 from .links import BROKEN, MAX_CONNECTIONS, Link, Links, whole
+from .waiting import AsyncWakeConnection
 
 #: Commands that may block, and where the seconds for which they may do so are.
 _BLOCKING = {"BZPOPMIN": -1, "BZPOPMAX": -1, "BLPOP": -1, "BRPOP": -1}
@@ -58,6 +59,13 @@ class AsyncClient(redis.Redis):
         self._open = open or (lambda: open_link(connection_pool))
         self._links: Links | None = None
         self._pid = os.getpid()
+
+    #: what pops block on that wait
+    wake_connection = AsyncWakeConnection
+
+    def open_link(self) -> Awaitable[Link]:
+        """Open a connection that is not one of :attr:`links`."""
+        return self._open()
 
     @property
     def links(self) -> Links:
@@ -250,6 +258,7 @@ class _Lock:
 class AsyncClusterClient(ClusterClient):
     """As :class:`ClusterClient`, for clients of nodes that are :class:`AsyncClient`."""
 
+    wake_connection = AsyncWakeConnection
     sleep = AsyncClient.sleep  # type: ignore[assignment]  # it is a static method
 
     def __init__(self, places: Sequence[Place], make_client: Callable[[Place], Any]) -> None:

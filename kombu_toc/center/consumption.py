@@ -145,6 +145,9 @@ class Consumption:
     auto_ack: whether a message is acknowledged when the body goes on to the next one
     """
 
+    #: what a message is made
+    taken: type[Taken] = Taken
+
     def __init__(
         self,
         center: Any,
@@ -153,12 +156,14 @@ class Consumption:
         *,
         visibility: float | None,
         auto_ack: bool,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.center = center
         self._pop = pop
         self._lease_of = lease_of
         self._visibility = visibility
         self._auto_ack = auto_ack
+        self._sleep = sleep
         self._entered = False
         self._start_anew()
 
@@ -171,7 +176,10 @@ class Consumption:
         self._thread: threading.Thread | None = None
         self._ended = False
         #: rings for the thread
-        self._bell = threading.Event()
+        self._bell = self._make_bell()
+
+    def _make_bell(self) -> Any:
+        return threading.Event()
 
     def _own(self) -> None:
         if self._pid != os.getpid():
@@ -211,6 +219,13 @@ class Consumption:
         return self
 
     def __next__(self) -> Taken:
+        message = self.take()
+        if message is None:
+            raise StopIteration
+        return message
+
+    def take(self) -> Taken | None:
+        """The body goes on to the next message; None if none came in time."""
         if not self._entered or self._ended:
             raise RuntimeError("messages are consumed in a block: with center.consume(...) as ...")
         self._own()
@@ -223,23 +238,28 @@ class Consumption:
                 if message in self.held:  # else its lease has ended meanwhile
                     self._current = message
                     return message
-            self._fetch()
+            if not self._fetch():
+                return None
 
-    def _fetch(self) -> None:
-        """Fetch messages. Raises StopIteration if none came in time."""
+    def _fetch(self) -> bool:
+        """Fetch messages; whether any came in time."""
         deliveries = self._pop().messages
         if not deliveries:
-            raise StopIteration
+            return False
         now = time.monotonic()
         for delivery in deliveries:
-            message = Taken(*delivery)
+            message = self.taken(*delivery)
             message.lost, message._open, message._consumption = False, True, self
             self.held.add(message, self._visibility or self._lease_of(message), now)
             self._fetched.append(message)
+        self._start_renewing()
+        self._bell.set()
+        return True
+
+    def _start_renewing(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._renew, name="toc-consume", daemon=True)
             self._thread.start()
-        self._bell.set()
 
     # -- settling
 
@@ -255,7 +275,7 @@ class Consumption:
             except (RedisError, *BROKEN) as exc:
                 if time.monotonic() + pause > until or not passes(exc):
                     raise
-                time.sleep(pause)
+                self._sleep(pause)
                 pause = min(2 * pause, RETRY)
         if not there:
             message.lost = True

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
 from secrets import token_urlsafe
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import ConfigurationError
 from ..model.results import Delivery, Found, Popped, Put, Settled
@@ -34,6 +34,9 @@ from .requests import NewMessage, PopRequest, PutRequest
 from .runner import BROKEN, Runner
 from .scan import Scan
 from .waiting import Waiting, names_of, seconds_of
+from .wake import sleep_of
+
+C = TypeVar("C")
 
 
 class PopNames:
@@ -395,15 +398,31 @@ class Deliveries:
 
         Raises ConfigurationError for topics or numbers that make no sense.
         """
+        return self.consuming(
+            Consumption, topics, limit=limit, idle=idle, visibility=visibility, auto_ack=auto_ack
+        )
+
+    def consuming(
+        self,
+        make: Callable[..., C],
+        topics: Iterable[str],
+        *,
+        limit: int = 1,
+        idle: float | None = None,
+        visibility: float | None = None,
+        auto_ack: bool = True,
+    ) -> C:
+        """As :meth:`consume`; make: the class of the result"""
         names, seconds = names_of(topics), seconds_of(idle, "idle")
         if limit < 1:
             raise ConfigurationError(f"consume needs a limit of at least 1, not {limit}")
-        return Consumption(
+        return make(
             self,
             partial(self.pop, names, limit, wait=seconds, visibility=visibility),
             self._lease_of,
             visibility=visibility,
             auto_ack=auto_ack,
+            sleep=sleep_of(self._runner.client),
         )
 
     def _lease_of(self, delivery: Delivery) -> float:

@@ -28,7 +28,7 @@ from .commands import Commands
 from .registry import Registry
 from .runner import BROKEN, Runner
 from .wait import Claim, Gathered, Looks, Shares, Wait
-from .wake import WakeConnection
+from .wake import WakeConnection, sleep_of
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +120,9 @@ class Waiting:
             if connection.pid == pid and used > now - KEEP_FOR and not connection.readable():
                 return connection
             connection.close()
-        return WakeConnection(self.runner.client, self.runner.clustered)
+        make: type[WakeConnection]
+        make = getattr(self.runner.client, "wake_connection", WakeConnection)
+        return make(self.runner.client, self.runner.clustered)
 
     def give_back(self, connection: WakeConnection) -> None:
         """The connection is needed no more."""
@@ -150,6 +152,7 @@ class _Pop:
         self._waits = seconds > 0
         self._found = Gathered(limit)
         self._clock = ServerClock()
+        self._sleep = sleep_of(shared.runner.client)
         self._connection: WakeConnection | None = None
         #: whether all topics are to be looked into, whoever has done so before
         self._anew = True
@@ -243,7 +246,7 @@ class _Pop:
         until = min(self._wait.next_time(), self._shared.looks.next_time(self._topics))
         left = until - time.monotonic()
         if left < TICK:
-            time.sleep(max(left, 0.0))
+            self._sleep(max(left, 0.0))
         elif connection.wait(left - TICK):
             claim = connection.read()
             if claim is not None:
@@ -315,7 +318,7 @@ class _Pop:
                 self._shared.runner.client.refresh()
         # What was claimed may have been lost with the connection.
         self._anew = True
-        time.sleep(min(self._pause, self._wait.until - now))
+        self._sleep(min(self._pause, self._wait.until - now))
 
 
 def passes(exc: BaseException) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import redis
@@ -32,7 +32,8 @@ class WakeConnection:
     """Takes announcements from wake indexes, one at a time. It never belongs to the client's pool:
     a bounded one may have no other connection.
 
-    client: the center's
+    client: the center's. Where it has an attribute `wake_connection`, that class takes the place of
+        this one
     clustered: whether that is a Cluster's
     """
 
@@ -47,6 +48,7 @@ class WakeConnection:
         self._topics: dict[bytes, str] = {}
         #: monotonic seconds when the reply is overdue
         self._latest = 0.0
+        self._sleep = sleep_of(client)
         self.pid = os.getpid()
 
     @property
@@ -69,12 +71,12 @@ class WakeConnection:
         command = pack_command("BZPOPMIN", *self._topics, f"{seconds:.3f}")
         patience = self._client.connection_pool.connection_kwargs.get("socket_timeout") or PATIENCE
         self._latest = time.monotonic() + seconds + patience
-        self._connection.send_packed_command((command,), check_health=False)
+        self._send(command, seconds)
 
     def readable(self) -> bool:
         """Whether a reply has come, or the end of the connection."""
         try:
-            return self._connection is None or bool(self._connection.can_read(timeout=0))
+            return self._connection is None or self._can_read(0.0)
         except BROKEN:
             return True
 
@@ -82,7 +84,7 @@ class WakeConnection:
         """Wait for a reply; whether it has come. Raises redis-py's TimeoutError if it is
         overdue."""
         left = self._latest - time.monotonic()
-        if self._connection.can_read(timeout=max(min(seconds, left), 0.0)):
+        if self._can_read(max(min(seconds, left), 0.0)):
             return True
         if left <= seconds:
             raise redis.exceptions.TimeoutError("no reply: the connection is taken for broken")
@@ -91,7 +93,7 @@ class WakeConnection:
     def read(self) -> Claim | None:
         """The reply: what was claimed; None if the time has passed without."""
         try:
-            reply = self._connection.read_response()
+            reply = self._reply()
         except ResponseError as exc:
             self.close()
             self._moved(exc)
@@ -112,7 +114,7 @@ class WakeConnection:
         for _ in range(MAX_UNBLOCKS):
             if self.readable() or self._unblock():
                 return self.read()
-            time.sleep(UNBLOCK_AGAIN)  # the command that is to be ended has not even arrived
+            self._sleep(UNBLOCK_AGAIN)  # the command that is to be ended has not even arrived
         self.close()
         return None
 
@@ -123,19 +125,16 @@ class WakeConnection:
     def _open(self) -> None:
         client = self._center_client
         self._client = client.client_for() if self._clustered else client
-        pool = self._client.connection_pool
-        connection = pool.connection_class(**pool.connection_kwargs)
-        connection.connect()
+        self._connection = self._connect(self._client.connection_pool)
         self.pid = os.getpid()
         try:
-            connection.send_command("CLIENT", "ID", check_health=False)
-            self._id = connection.read_response()
+            self._send(pack_command("CLIENT", "ID"), 0.0)
+            self._id = self._reply()
         except ResponseError as exc:
             # Not permitted: then it ends a wait by closing the connection. What is claimed in that
             # moment is made up for by whoever looks into all slots next.
             logger.debug("CLIENT ID: %s", exc)
             self._id = None
-        self._connection = connection
 
     def _moved(self, exc: ResponseError) -> None:
         """Raise a ServerError if a node of a Cluster no longer has the indexes, or not all."""
@@ -149,4 +148,30 @@ class WakeConnection:
         connection, self._connection = self._connection, None
         self._topics = {}
         if connection is not None:
-            connection.disconnect()
+            self._disconnect(connection)
+
+    # -- the connection itself
+
+    def _connect(self, pool: Any) -> Any:
+        connection = pool.connection_class(**pool.connection_kwargs)
+        connection.connect()
+        return connection
+
+    def _send(self, command: bytes, seconds: float) -> None:
+        """Send a command, which may block for so many seconds."""
+        self._connection.send_packed_command((command,), check_health=False)
+
+    def _can_read(self, seconds: float) -> bool:
+        return bool(self._connection.can_read(timeout=seconds))
+
+    def _reply(self) -> Any:
+        return self._connection.read_response()
+
+    def _disconnect(self, connection: Any) -> None:
+        connection.disconnect()
+
+
+def sleep_of(client: Any) -> Callable[[float], None]:
+    """What waits for so many seconds, where this client is used."""
+    found: Callable[[float], None] = getattr(client, "sleep", time.sleep)
+    return found
