@@ -80,7 +80,7 @@ def time_passes(center: TimeoutCenter, topic: str, seconds: float) -> None:
                 if score >= 1000:  # what is due at once remains so
                     client.zadd(key, {id: score - ms * 1000})
         for id, token in client.hgetall(slot.tokens).items():
-            client.hset(slot.tokens, id, _older(token.decode(), ms))
+            client.hset(slot.tokens, id, older(token.decode(), seconds))
         times = [
             int(score) for _, score in client.zrange(slot.announced_times, 0, -1, withscores=True)
         ]
@@ -95,10 +95,12 @@ def time_passes(center: TimeoutCenter, topic: str, seconds: float) -> None:
 
 def aged(delivery: Delivery, seconds: float) -> Delivery:
     """A delivery as it is known after :func:`time_passes`: some of its times are in its name."""
-    return delivery._replace(birth=_older(delivery.birth, int(seconds * 1000)))
+    return delivery._replace(birth=older(delivery.birth, seconds))
 
 
-def _older(token: str, ms: int) -> str:
+def older(token: str, seconds: float) -> str:
+    """A token as it is after :func:`time_passes`."""
+    ms = int(seconds * 1000)
     return re.sub(r"(?<=[;,]x)\d+|(?<=!)\d+$", lambda at: str(int(at[0]) - ms), token)
 
 

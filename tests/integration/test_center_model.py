@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -33,7 +34,7 @@ from kombu_toc import (
 )
 from kombu_toc.model import scores
 
-from .inspection import birth_of, check_slots, now_us, residue, time_passes
+from .inspection import aged, birth_of, check_slots, now_us, older, residue, time_passes
 
 TOPIC = "model"
 SLOTS, RETRIES = 2, 2
@@ -44,6 +45,28 @@ bodies = st.sampled_from([b"1", b"2", b"3"])
 priorities = st.sampled_from([0, 3, 9])
 flags = st.booleans()
 numbers = st.integers(0, 1000)
+
+
+class Traits(NamedTuple):
+    """What holds for one message only, in seconds."""
+
+    visibility: float | None = None
+    max_lease: float | None = None
+    expiration: float | None = None
+
+
+NO_TRAITS = Traits()
+
+#: None that ends within the run of a test; mostly there are none.
+traits = st.one_of(
+    st.just(NO_TRAITS),
+    st.builds(
+        Traits,
+        st.sampled_from([None, 1.5 * HOUR]),
+        st.sampled_from([None, 0, 0.5 * HOUR, 1.5 * HOUR]),
+        st.sampled_from([None, 0.5 * HOUR, 1.5 * HOUR]),
+    ),
+)
 
 something_lives = precondition(lambda self: self.live)
 something_was_delivered = precondition(lambda self: self.seen)
@@ -58,7 +81,11 @@ class Modelled:
     due: bool
     state: str = WAITING
     left: int | None = None  #: retries, once it was tried
-    ended: bool = False  #: its lease has
+    lease: float = 0.0  #: the model's time when its lease ends
+    traits: Traits = NO_TRAITS
+    due_at: float = 0.0  #: the model's time when it becomes due, as it was given
+    expires: float | None = None  #: the model's time when it expires, once it was delivered
+    ends: float | None = None  #: the model's time when its delivery ends although it is renewed
     error: str = ""  #: the last one
     birth: str = ""  #: what tells it from others of its id, once it was delivered
     holder: str = ""  #: what tells its latest delivery from the others
@@ -73,7 +100,10 @@ class Machine(RuleBasedStateMachine):
         self.center = TimeoutCenter(self.client, grace=0)
         #: what has a receipt asks this one, which delivers nothing
         self.other = TimeoutCenter(self.client, grace=0)
-        self.topic = self.center.declare(TOPIC, slots=SLOTS, retries=RETRIES)
+        #: seconds by which everything was made older
+        self.clock = 0.0
+        self.ttl: float | None = None
+        self.to_dead = True
         self.live: dict[str, Modelled] = {}
         self.seen: list[Delivery] = []
         self.births: set[tuple[str, str]] = set()
@@ -87,7 +117,6 @@ class Machine(RuleBasedStateMachine):
         """A delivery failed: one retry less, or dead."""
         message = self.live[id]
         left = RETRIES if message.left is None else message.left
-        message.ended = False
         if left:
             message.state, message.left, message.due = WAITING, left - 1, True
         else:
@@ -118,13 +147,25 @@ class Machine(RuleBasedStateMachine):
 
     # -- operations
 
-    @initialize(puts=st.lists(st.tuples(ids, bodies, flags, priorities), min_size=2, max_size=6))
-    def begin(self, puts):
+    @initialize(
+        puts=st.lists(st.tuples(ids, bodies, flags, priorities, traits), min_size=2, max_size=6),
+        ttl=st.sampled_from([None, None, HOUR / 2, 1.5 * HOUR]),
+        to_dead=flags,
+    )
+    def begin(self, puts, ttl, to_dead):
+        self.ttl, self.to_dead = ttl, to_dead
+        self.topic = self.center.declare(
+            TOPIC,
+            slots=SLOTS,
+            retries=RETRIES,
+            message_ttl=None if ttl is None else int(ttl * 1000),
+            dead_expired=to_dead,
+        )
         for one in puts:
             self.put(*one, ensure=False)
 
-    @rule(id=ids, body=bodies, later=flags, priority=priorities, ensure=flags)
-    def put(self, id, body, later, priority, ensure):
+    @rule(id=ids, body=bodies, later=flags, priority=priorities, own=traits, ensure=flags)
+    def put(self, id, body, later, priority, own, ensure):
         expected, adds = id, True
         if ensure and self.sharing(id):
             expected, adds = None, False
@@ -137,41 +178,54 @@ class Machine(RuleBasedStateMachine):
         if ensure and not adds:
             expected = None
         delay = HOUR if later else None
-        made = self.center.put(TOPIC, id, body, delay=delay, priority=priority, ensure=ensure)
+        made = self.center.put(
+            TOPIC, id, body, delay=delay, priority=priority, ensure=ensure, **own._asdict()
+        )
         assert made == expected
         if adds:
-            self.live[made] = Modelled(body, self.topic.step_index(priority), not later)
+            self.added(made, body, priority, later, own)
 
-    @rule(puts=st.lists(st.tuples(ids, bodies, flags, priorities), max_size=5))
+    def added(self, id: str, body: bytes, priority: int, later: bool, own: Traits) -> None:
+        self.live[id] = Modelled(body, self.topic.step_index(priority), not later, traits=own)
+        self.live[id].due_at = self.clock + (HOUR if later else 0)
+
+    @rule(puts=st.lists(st.tuples(ids, bodies, flags, priorities, traits), max_size=5))
     def put_many(self, puts):
         """As if they were put one by one."""
         answers = self.center.put_many(
             TOPIC,
             [
-                NewMessage(id, body, delay=HOUR if later else None, priority=priority)
-                for id, body, later, priority in puts
+                NewMessage(
+                    id, body, delay=HOUR if later else None, priority=priority, **own._asdict()
+                )
+                for id, body, later, priority, own in puts
             ],
         )
-        for (id, body, later, priority), answer in zip(puts, answers, strict=True):
+        for (id, body, later, priority, own), answer in zip(puts, answers, strict=True):
             kept = id
             if id in self.live and self.live[id].body != body:
                 kept = f"{id}#{zlib.crc32(body):08x}"
             assert (answer.id, answer.added) == (kept, kept not in self.live)
             if answer.added:
-                self.live[kept] = Modelled(body, self.topic.step_index(priority), not later)
+                self.added(kept, body, priority, later, own)
 
     @rule(limit=st.integers(0, 5), recover=flags)
     def pop(self, limit, recover):
         popped = self.center.pop(TOPIC, limit, recover=100 if recover else 0)
         self.recovered(popped, range(SLOTS) if recover else ())
 
-        due = {id for id, m in self.live.items() if m.state == WAITING and m.due}
-        assert len(popped.messages) == min(limit, len(due))
-        assert popped.more is (len(due) > limit)
+        self.expired(popped)
+        due = {id for id in self.live if self.waits(id, early=False)}
+        if popped.expired and popped.more:  # what had expired took the places of others
+            assert popped.messages or not limit
+        else:
+            assert len(popped.messages) == min(limit, len(due))
+        # Of what was left it is not known whether it has expired.
+        assert popped.more is (len(due) > limit) or popped.expired or self.overdue()
         keys = [(message.step, message.score) for message in popped.messages]
         assert keys == sorted(keys)
         steps = sorted(self.live[id].step for id in due)
-        assert [step for step, _ in keys] == steps[:limit]
+        assert [step for step, _ in keys] == steps[: len(keys)]
         self.delivered(popped, due)
 
     @something_lives
@@ -190,9 +244,12 @@ class Machine(RuleBasedStateMachine):
         )
         self.recovered(popped, {self.slot_of(id) for id in wanted} if recover else ())
         named = {one for id in wanted for one in self.sharing(id)}
-        due = {id for id in named if self.waits(id, early)}
-        assert len(popped.messages) == (len(due) if limit is None else min(limit, len(due)))
-        assert popped.more is (limit is not None and len(due) > limit)
+        overdue = self.overdue()
+        self.expired(popped)
+        due = {id for id in named & set(self.live) if self.waits(id, early)}
+        if limit is None or not overdue:
+            assert len(popped.messages) == (len(due) if limit is None else min(limit, len(due)))
+            assert popped.more is (limit is not None and len(due) > limit)
         self.delivered(popped, due, early)
 
     @something_lives
@@ -213,20 +270,52 @@ class Machine(RuleBasedStateMachine):
             recover=100 if recover else 0,
         )
         self.recovered(popped, range(SLOTS) if recover else ())
+        overdue = self.overdue()
         every = {id for id in self.live if self.waits(id, early)}
+        every |= overdue - {id for id in popped.expired if id not in asked}
         assert len(asked) <= look
         assert set(asked) <= every
         assert popped.more is (len(asked) < len(every))
-        due = {id for id in asked if self.live[id].body == body}
-        assert {message.id for message in popped.messages} == due
-        assert len(due) == limit or not popped.more or len(asked) == look
         steps = sorted(self.live[id].step for id in every)
         assert sorted(self.live[id].step for id in asked) == steps[: len(asked)]
+        due = {id for id in asked if self.live[id].body == body and id not in overdue}
+        self.expired(popped)
+        assert {message.id for message in popped.messages} == due
+        assert len(due) == limit or not popped.more or len(asked) == look
         self.delivered(popped, due, early)
 
     def waits(self, id: str, early: bool) -> bool:
         message = self.live[id]
-        return message.state == WAITING and (message.due or early)
+        return (
+            message.state == WAITING
+            and (message.due or early)
+            and not self.expires(message) < self.clock
+        )
+
+    def expires(self, message: Modelled) -> float:
+        """The model's time when a message expires."""
+        if message.expires is not None:
+            return message.expires
+        lives = [one for one in (message.traits.expiration, self.ttl) if one is not None]
+        return message.due_at + min(lives) if lives else float("inf")
+
+    def overdue(self) -> set[str]:
+        """What waits and has expired."""
+        return {
+            id
+            for id, m in self.live.items()
+            if m.state == WAITING and m.due and self.expires(m) < self.clock
+        }
+
+    def expired(self, popped: Popped) -> None:
+        """These were found to have expired."""
+        assert set(popped.expired) <= self.overdue()
+        assert len(set(popped.expired)) == len(popped.expired)
+        for id in popped.expired:
+            if self.to_dead:
+                self.live[id].state = DEAD
+            else:
+                del self.live[id]
 
     def slot_of(self, id: str) -> int:
         return self.topic.slot_for(id.partition("#")[0]).number
@@ -234,7 +323,11 @@ class Machine(RuleBasedStateMachine):
     def recovered(self, popped: Popped, slots) -> None:
         """The leases that had ended in these slots were rolled back."""
         ended = [
-            id for id, message in self.live.items() if message.ended and self.slot_of(id) in slots
+            id
+            for id, message in self.live.items()
+            if message.state == IN_FLIGHT
+            and message.lease <= self.clock
+            and self.slot_of(id) in slots
         ]
         back = {id: self.fail(id) for id in ended}
         assert sorted(popped.rolled_back) == sorted(id for id in back if back[id] == WAITING)
@@ -252,6 +345,17 @@ class Machine(RuleBasedStateMachine):
             assert delivery.retries_left == (RETRIES if message.left is None else message.left)
             assert early or scores.action_time(delivery.score) <= popped.now_us
             message.state = IN_FLIGHT
+            own = message.traits
+            assert delivery.visibility == own.visibility
+            message.lease = self.clock + min(own.visibility or 60, own.max_lease or HOUR * 99)
+            message.ends = self.clock + own.max_lease if own.max_lease else None
+            assert (delivery.ends_us is None) is (message.ends is None)
+            expires = self.expires(message)
+            assert (delivery.expires_us is None) is (expires == float("inf"))
+            if delivery.expires_us is not None:
+                message.expires = expires
+                lives = delivery.expires_us / 1e6 - now_us(self.client) / 1e6
+                assert abs(lives - (expires - self.clock)) < 600
             if message.birth:
                 assert birth_of(delivery) == message.birth
             message.birth = birth_of(delivery)
@@ -297,7 +401,6 @@ class Machine(RuleBasedStateMachine):
             expected = None
         else:
             expected = message.state = DEAD
-            message.ended = False
         assert state == expected
 
     @something_was_delivered
@@ -314,7 +417,7 @@ class Machine(RuleBasedStateMachine):
         for delivery in held:
             message = self.live[delivery.id]
             due = scores.action_time(delivery.score) <= now_us(self.client)
-            message.state, message.due, message.ended = WAITING, due, False
+            message.state, message.due = WAITING, due
             message.step, message.left = delivery.step, scores.retries_left(delivery.score)
 
     @something_was_delivered
@@ -322,20 +425,24 @@ class Machine(RuleBasedStateMachine):
     def extend(self, number, ends, receipts):
         delivery = self.pick(number)
         held = self.holds(delivery)
+        last = self.live[delivery.id].ends if held else None
+        held = held and (last is None or last > self.clock)
         center, given = self.given([delivery], receipts)
         assert center.extend(given, 0 if ends else HOUR) == ([] if held else given)
         if held:
-            self.live[delivery.id].ended = ends
+            until = self.clock + (0 if ends else HOUR)
+            self.live[delivery.id].lease = until if last is None else min(until, last)
 
     @something_lives
     @rule()
     def an_hour_passes(self):
         time_passes(self.center, TOPIC, HOUR)
+        self.clock += HOUR
+        self.seen = [aged(delivery, HOUR) for delivery in self.seen]
         for message in self.live.values():
+            message.holder = older(message.holder, HOUR)
             if message.state == WAITING:
                 message.due = True
-            elif message.state == IN_FLIGHT:
-                message.ended = True
 
     @something_lives
     @rule(id=ids, copy=flags, in_flight=flags)
@@ -365,7 +472,7 @@ class Machine(RuleBasedStateMachine):
         for one in done:
             assert one.moved is (one.state == WAITING)
             if one.moved:
-                self.live[one.id].due = not later
+                self.given_time(self.live[one.id], later)
 
     @something_lives
     @rule(id=ids)
@@ -414,7 +521,13 @@ class Machine(RuleBasedStateMachine):
                 del self.live[one]
             else:
                 message = self.live[one]
-                message.state, message.left, message.due = WAITING, RETRIES, True
+                message.state, message.left = WAITING, RETRIES
+                self.given_time(message, later=False)
+
+    def given_time(self, message: Modelled, later: bool) -> None:
+        """It was given another time: when it expires is counted anew."""
+        message.due, message.due_at = not later, self.clock + (HOUR if later else 0)
+        message.expires = None
 
     @something_lives
     @rule(picked=st.sets(st.sampled_from(["1", "2", "3"])), in_flight=flags)
@@ -435,7 +548,7 @@ class Machine(RuleBasedStateMachine):
         there = bool(self.sharing(id))
         assert self.center.ensure(TOPIC, id, body, delay=HOUR) is not there
         if not there:
-            self.live[id] = Modelled(body, 0, False)
+            self.added(id, body, 0, True, NO_TRAITS)
 
     @something_lives
     @rule(sure=st.integers(0, 4))
