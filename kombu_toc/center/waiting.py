@@ -167,9 +167,24 @@ class _Pop:
                         return self._found.result()
                     self._pause = 0.0
                 except (RedisError, *BROKEN) as exc:
+                    if self._found:
+                        # Nobody else has it; whoever pops next meets the error, if it lasts.
+                        self._warn_of(exc)
+                        return self._found.result()
                     self._survive(exc)
+        except BaseException:
+            self._release()
+            raise
         finally:
             self._leave()
+
+    def _release(self) -> None:
+        """Give back what was delivered so far: it would be with nobody. If that fails, it comes
+        back when its leases end."""
+        if self._found:
+            commands, runner = self._shared.commands, self._shared.runner
+            with suppress(RedisError, *BROKEN):
+                runner.run_all(commands.release(self._found.result().messages))
 
     def _turn(self) -> bool:
         """Pop what is due, or wait until something may be; whether this is the end."""
@@ -309,9 +324,7 @@ class _Pop:
         if not self._waits or now >= self._wait.until or not passes(exc):
             raise exc
         if not self._pause:
-            logger.warning(
-                "cannot wait for messages of %s for now: %s", ", ".join(self._topics), exc
-            )
+            self._warn_of(exc)
         self._pause = min(max(2 * self._pause, FIRST_PAUSE), MOST_PAUSE)
         if self._shared.runner.clustered:
             with suppress(*BROKEN):  # another node may have the wake indexes
@@ -319,6 +332,9 @@ class _Pop:
         # What was claimed may have been lost with the connection.
         self._anew = True
         self._sleep(min(self._pause, self._wait.until - now))
+
+    def _warn_of(self, exc: Exception) -> None:
+        logger.warning("cannot wait for messages of %s for now: %s", ", ".join(self._topics), exc)
 
 
 def passes(exc: BaseException) -> bool:

@@ -17,7 +17,13 @@ from typing import Any
 import pytest
 import redis
 
-from kombu_toc import ConfigurationError, Popped, TimeoutCenter, center_for
+from kombu_toc import (
+    ConfigurationError,
+    Popped,
+    PriorityStepsError,
+    TimeoutCenter,
+    center_for,
+)
 
 from ..cluster import Cluster
 from ..servers import Server
@@ -473,6 +479,39 @@ def test_a_wait_that_is_no_time_and_a_wait_for_some_slots_are_refused(
         with pytest.raises(ConfigurationError, match="a pop that chooses messages"):
             center.pop(["mail", "sms"], **chosen)  # type: ignore[arg-type]
     assert center.counts("mail").ready == 1
+
+
+def test_what_one_topic_has_given_is_not_lost_when_another_one_fails(
+    center: TimeoutCenter, caplog: pytest.LogCaptureFixture
+) -> None:
+    center.put("good", "x", b"")
+    for slot in center.declare("bad").all_slots():
+        center.client.set(slot.prepare, "not a sorted set")
+    [message] = center.pop(["good", "bad"], 9, wait=5).messages
+    assert message.id == "x"
+    assert "cannot wait for messages of good, bad for now: WRONGTYPE" in caplog.text
+    center.ack([message])
+    with pytest.raises(redis.exceptions.ResponseError, match="WRONGTYPE"):
+        center.pop(["good", "bad"], 9, wait=5)
+
+
+def test_an_exception_after_one_topic_was_popped_gives_its_messages_back(
+    center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def agreed(topic: Any, agreed: Any = center.registry.agreed) -> Any:
+        if topic.name == "second":
+            raise PriorityStepsError("it has other steps")
+        return agreed(topic)
+
+    center.put("first", "x", b"")
+    center.declare("second")
+    monkeypatch.setattr(center.registry, "agreed", agreed)
+    for _ in range(2):  # another topic goes first each time
+        with pytest.raises(PriorityStepsError):
+            center.pop(["first", "second"], 9, wait=5)
+        assert center.counts("first") == (1, 0, 0, 0)
+    assert center.pop("first").messages[0].failures == 0
+    check_slots(center, "first")
 
 
 def test_connections_that_wait_for_nothing_are_used_again(
