@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from kombu_toc import DEAD, IN_FLIGHT, WAITING, ConfigurationError, Found, TimeoutCenter
-from kombu_toc.center.picking import LOOK, PickRequest, Wanted, pick_call
+from kombu_toc.center.picking import LOOK, Picked, PickRequest, Wanted, pick_call
 from kombu_toc.center.reshard import reshard_topic
 from kombu_toc.scripts.call import ScriptCall
 
@@ -99,6 +99,25 @@ def test_copies_are_picked_by_the_id_that_they_share(center: TimeoutCenter) -> N
     assert len(popped.messages) == 2
     assert center.ack([one, *popped.messages]) == 3
     assert sorted(found.body for found in center.get("a")) == [b"4"]
+
+
+def test_an_id_with_thousands_of_copies_is_picked_in_calls_of_a_bounded_size(
+    center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    center.put_many("mail", [("x", b"%d" % number) for number in range(2500)])
+    calls: list[int] = []
+
+    def run_each(asked: list[ScriptCall], run: Any = center.runner.run_each) -> list[Any]:
+        results = run(asked)
+        calls.extend(len(one.popped.messages) for one in results if isinstance(one, Picked))
+        return results
+
+    monkeypatch.setattr(center.runner, "run_each", run_each)
+    popped = center.pop("mail", ids=["x"])
+    assert calls == [1000, 1000, 500]
+    assert len(popped.messages) == 2500
+    assert not popped.more
+    assert center.ack(popped.messages) == 2500
 
 
 def test_early_takes_what_is_not_due_and_a_release_gives_it_back_its_time(
