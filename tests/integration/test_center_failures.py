@@ -417,6 +417,21 @@ def test_whatever_a_consumer_does_works_although_the_server_is_full(center, clie
     check_slots(center, "one")
 
 
+def test_messages_are_picked_although_the_server_is_full(center, client, full):
+    for id in "abcd":
+        center.put("one", id, id.encode(), delay=60 if id in "cd" else None)
+    full()
+    picked = center.pop("one", ids=["a"]).messages
+    picked += center.pop("one", where=lambda found: found.body == b"b").messages
+    picked += center.pop("one", ids=["c", "d"], early=True).messages
+    receipts = [message.receipt for message in picked]
+    assert [message.id for message in picked[:2]] == ["a", "b"] and len(picked) == 4
+    assert center.extend(receipts) == []
+    assert center.release(receipts[:1]) == 1
+    assert center.ack(receipts).stale == []  # what was released is the same message
+    assert slot_keys(client) == []
+
+
 def test_a_topic_that_expires_is_kept_although_the_server_is_full(center, client, full):
     """Its consumer lives: it must not lose the topic and what is in it."""
     center.declare("one", expires=60_000)
