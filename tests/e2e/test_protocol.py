@@ -20,6 +20,7 @@ StartWorkers = Callable[..., list[Worker]]
 def test_a_worker_executes_what_node_sends_at_its_time(
     start_workers: StartWorkers, node: Node, app: Celery, toc: TimeoutCenter, journal: Journal
 ) -> None:
+    """X15"""
     [worker] = start_workers(1, "-P", "prefork", "-c", "2")
     topic = node.topic("celery")
     node.send(topic, "now", "e2e.told", ["now"])

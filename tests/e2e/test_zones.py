@@ -24,6 +24,7 @@ def own(entry: dict[str, Any], workers: dict[str, str]) -> bool:
 def test_each_zone_starts_its_own_on_time_and_one_takes_over_from_the_other(
     start_workers: StartWorkers, app: Celery, journal: Journal
 ) -> None:
+    """D9"""
     workers = {
         zone: start_workers(
             1, "-P", "prefork", "-c", "2", broker_transport_options={"toc_prefer_slots": slots}

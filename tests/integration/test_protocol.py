@@ -1,5 +1,9 @@
 """The protocol of docs/protocol.md, by a client in another language: examples/node works beside the
-center in Python, on the same topics, both ways."""
+center in Python, on the same topics, both ways.
+
+If one of these fails because a script is called otherwise by now, clients of other makers fail as
+well: raise the number of the protocol (docs/protocol.md, "Versions").
+"""
 
 from __future__ import annotations
 
@@ -100,6 +104,7 @@ def node(protocol: Path, server: Server | Cluster, address: str) -> Iterator[Nod
 def test_what_node_puts_python_pops_and_acknowledges(
     node: Node, center: TimeoutCenter, client: redis.Redis
 ) -> None:
+    """X15"""
     topic = node.topic("mail")
     for id in IDS:
         assert node.put(topic, id, f"to {id}") == id
