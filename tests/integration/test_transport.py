@@ -659,17 +659,17 @@ def test_what_a_queues_declaration_asks_for_without_effect_is_named(connect: Con
         arguments={
             "x-slots": 4,
             "x-visibilty": 30,
-            "x-message-ttl": 1000,
+            "x-max-length": 1000,
             "x-max-priority": 10,
             "x-zzz": 1,
         },
     )
     channel.queue_declare("other", arguments={"x-retries": 3})
-    channel.queue_declare("reply", auto_delete=True, arguments={"x-message-ttl": 1000})
+    channel.queue_declare("reply", auto_delete=True, arguments={"x-max-length": 1000})
     assert channel.ignored == {
         "mail": [
             "x-visibilty (no such argument; did you mean 'x-visibility'?)",
-            "x-message-ttl (an argument of RabbitMQ's)",
+            "x-max-length (an argument of RabbitMQ's)",
             "x-zzz (no such argument)",
         ],
         "other": [],
