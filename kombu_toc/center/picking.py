@@ -195,7 +195,7 @@ class Picking:
         for message in popped.messages:
             if 0 < message.action_us <= popped.now_us:
                 self._runner.metrics.late(name, popped.now_us - message.action_us)
-        if popped.messages and choice.recover:
+        if popped.messages and picks.began:
             self._context.counts(topic).empty -= 1  # what has rolled back counted as a pop
         self._runner.send_counters()
         return popped
@@ -258,9 +258,11 @@ class _Picks:
         self._parts: list[Popped] = []
         self._more = False
         self.messages: list[Delivery] = []
+        self.began = False  #: whether there was a pop of nothing
 
     def begin(self, slots: Collection[int] | None) -> int:
         """Roll back what has ended in some slots; return Redis's clock."""
+        self.began = True
         popped = self._recover(slots=slots)
         self._parts.append(popped)
         return popped.now_us

@@ -56,21 +56,25 @@ class Read:
         results: Iterable[Settled],
         identity: Callable[[Delivery], Hashable],
     ) -> list[Delivery | str]:
-        """What the caller has given that was stale.
+        """What the caller has given that was stale, in that order.
 
         batches: the deliveries of each call, in its order
         results: the result of each call
         identity: what was given twice is not stale because of that
         """
-        stale, settled = [], set()
+        stale, settled = set(), set()
         for batch, result in zip(batches, results, strict=True):
             gone = set(result.stale)
             for at, delivery in enumerate(batch):
                 if at in gone:
-                    stale.append(delivery)
+                    stale.add(id(delivery))
                 else:
                     settled.add(identity(delivery))
-        return [self.said(one) for one in stale if identity(one) not in settled]
+        return [
+            self.said(one)
+            for one in self.deliveries
+            if id(one) in stale and identity(one) not in settled
+        ]
 
 
 class Receipts:

@@ -83,8 +83,14 @@ def test_every_operation_works_and_is_that_of_the_center(
                 messages += popped
             assert {message.id for message in messages} == set(ids[20:])
             assert await toc.extend(messages) == []
-            assert await toc.ack(messages[:20]) == 20
-            assert await toc.ack(messages[:20]) == 0
+            early = (await toc.pop("mail", ids=["m1", "m2"], early=True)).messages
+            early += (
+                await toc.pop("mail", where=lambda found: found.id == "m3", early=True)
+            ).messages
+            assert {message.id for message in early} == {"m1", "m2", "m3"}
+            assert await toc.release([message.receipt for message in early]) == 3
+            assert await toc.ack([message.receipt for message in messages[:20]]) == 20
+            assert (await toc.ack(messages[:20])).stale == messages[:20]
             assert await toc.release(messages[20:30]) == 10
             for message in messages[30:]:
                 assert await toc.reject(message, requeue=False, reason="done for") == DEAD

@@ -454,6 +454,18 @@ def test_a_choice_that_cannot_be_meant_is_refused(
     assert center.counts("mail").ready == 1
 
 
+@pytest.mark.parametrize("recover", [0, 100])
+def test_what_is_picked_is_counted_as_what_is_popped(center: TimeoutCenter, recover: int) -> None:
+    for id in "abc":
+        center.put("mail", id, b"")
+    counts = center.metrics.counts(center.topic("mail"))
+    center.pop("mail", ids=["a", "b"], recover=recover)
+    center.pop("mail", where=lambda found: found.id == "c", recover=recover)
+    assert (counts.delivered, counts.empty, counts.lateness.count) == (3, 0, 3)
+    center.pop("mail", where=lambda found: False, recover=recover)
+    assert (counts.delivered, counts.empty) == (3, 1)
+
+
 # -- when its reply is lost
 
 
