@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from .aio.center import AsyncTimeoutCenter as AsyncTimeoutCenter
     from .aio.waiting import AsyncConsumption as AsyncConsumption
     from .aio.waiting import AsyncTaken as AsyncTaken
+    from .aio.transport import AsyncChannel as AsyncChannel
+    from .aio.transport import AsyncTransport as AsyncTransport
     from .center.center import TimeoutCenter as TimeoutCenter
     from .center.consumption import Consumption as Consumption
     from .center.consumption import Taken as Taken
@@ -99,6 +101,8 @@ _PLACES = {
     "AsyncTimeoutCenter": "aio.center",
     "AsyncConsumption": "aio.waiting",
     "AsyncTaken": "aio.waiting",
+    "AsyncChannel": "aio.transport",
+    "AsyncTransport": "aio.transport",
     "Consumer": "model.results",
     "Delivery": "model.results",
     "Description": "model.results",

@@ -19,6 +19,7 @@ from kombu_toc import CompatPart, ConfigurationError
 
 from . import (
     acknowledgements,
+    async_results,
     bootsteps,
     command_line,
     connecting,
@@ -29,6 +30,7 @@ from . import (
     inspecting,
     pools,
     processes,
+    quick_messages,
     quick_times,
     revoking,
     soft_shutdown,
@@ -38,6 +40,7 @@ from . import (
 
 __all__ = (
     "acknowledgements",
+    "async_results",
     "bootsteps",
     "check_names",
     "command_line",
@@ -49,6 +52,7 @@ __all__ = (
     "inspecting",
     "pools",
     "processes",
+    "quick_messages",
     "quick_times",
     "refusing",
     "revoking",

@@ -8,7 +8,7 @@ center has one code for both worlds; SQLAlchemy's asyncio extension does the sam
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import ParamSpec, TypeVar, cast
 
 from ..errors import ConfigurationError
 
@@ -26,18 +26,16 @@ R = TypeVar("R")
 class _Bridge(greenlet.greenlet):  # type: ignore[misc]  # it has no types
     """The greenlet of one call; no other greenlet is one of these."""
 
-    def __init__(self, function: Callable[..., Any], task: greenlet.greenlet) -> None:
-        super().__init__(function, task)
-        # What a task has in context variables holds here, too: what traces requests relies on it.
-        self.gr_context = task.gr_context
-
 
 async def run(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     """Call a function whose waiting for the server does not block the loop.
 
     If the task is cancelled, the function gets the CancelledError where it waits.
     """
-    bridge = _Bridge(function, greenlet.getcurrent())
+    task = greenlet.getcurrent()
+    bridge = _Bridge(function, task)
+    # What a task has in context variables holds here, too: what traces requests relies on it.
+    bridge.gr_context = task.gr_context
     found = bridge.switch(*args, **kwargs)
     while not bridge.dead:
         try:

@@ -149,12 +149,14 @@ class AsyncTimeoutCenter:
         finally:
             await self.client.aclose()
 
-    async def call(self, function: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
+    def call(
+        self, function: Callable[..., R], /, *args: Any, **kwargs: Any
+    ) -> Coroutine[Any, Any, R]:
         """Call a function of `kombu_toc` that takes a center: ``await center.call(read_metrics)``.
 
         function: gets the center as its first argument, then the others
         """
-        return await run(function, self.center, *args, **kwargs)
+        return run(function, self.center, *args, **kwargs)
 
     # -- options
 

@@ -42,6 +42,9 @@ MAX_CONNECTIONS = 10
 #: Seconds for which what is asked for waits for a busy connection before another one is opened.
 BUSY = 0.005
 
+#: What is asked for in one turn of the loop by so many is sent in two halves.
+MANY = 16
+
 #: Commands, and bytes, that leave together.
 MAX_COMMANDS = 500
 MAX_BYTES = 1 << 20
@@ -195,13 +198,17 @@ class Links:
     def _flush(self) -> None:
         """Hand what was asked for to connections, as far as there are free ones."""
         self._flushing = False
+        most = MAX_COMMANDS
+        if len(self._asked) >= MANY:
+            # In two halves: while the server executes one, the loop deals with the other.
+            most = -(-len(self._asked) // 2)
         while self._asked:
             link = self._free()
-            if link is None and self._count >= 1:
-                break
             if link is None:
+                if self._count >= (2 if most < MAX_COMMANDS and self._most > 2 else 1):
+                    break
                 self._count += 1
-            batch = self._next_batch()
+            batch = self._next_batch(most)
             if not batch:
                 self._give_back(link)
                 continue
@@ -228,10 +235,10 @@ class Links:
                 self._count -= 1
         self._flush()
 
-    def _next_batch(self) -> list[_Asked]:
+    def _next_batch(self, most: int = MAX_COMMANDS) -> list[_Asked]:
         batch: list[_Asked] = []
         commands = size = 0
-        while self._asked and (not batch or (commands < MAX_COMMANDS and size < MAX_BYTES)):
+        while self._asked and (not batch or (commands < most and size < MAX_BYTES)):
             one = self._asked.popleft()
             if one.replies.done():  # cancelled: it is not sent at all
                 continue

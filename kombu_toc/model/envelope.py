@@ -89,11 +89,22 @@ def pack(message: dict[str, Any], *, deflate: bool, id: str = "") -> bytes:
     deflate: whether to compress it, as is worth while for a message that will wait
     id: the id that it will be stored under; then it can only be read with this id
     """
+    plain = pack_plain(message)
+    return compress(plain, id) if deflate else plain
+
+
+def pack_plain(message: dict[str, Any]) -> bytes:
+    """The bytes of a message as they are before they are compressed."""
     body = message["body"]
     if isinstance(body, str):
         body = body.encode("utf-8", "surrogatepass")
     elif body is None:
         body = b""
+    return b"%b\n%b" % (encode_meta(message).encode("ascii"), bytes(body))
+
+
+def encode_meta(message: dict[str, Any]) -> str:
+    """The line that comes before the body."""
     properties = message.get("properties") or {}
     meta = {
         "h": message.get("headers") or {},
@@ -101,9 +112,12 @@ def pack(message: dict[str, Any], *, deflate: bool, id: str = "") -> bytes:
         "t": message.get("content-type"),
         "e": message.get("content-encoding"),
     }
-    plain = b"%b\n%b" % (_encode(meta).encode("ascii"), bytes(body))
-    if not deflate:
-        return plain
+    return _encode(meta)
+
+
+def compress(plain: bytes, id: str = "") -> bytes:
+    """The bytes to store instead of those that :func:`pack_plain` gives: compressed if that makes
+    them fewer."""
     form, preset = _DEFLATED, DICTIONARY
     name = _bytes(id)
     if name and len(name) <= _LONGEST:

@@ -78,12 +78,16 @@ class Publisher:
         # is of a delivered message, ours or another transport's, whose properties somebody sends
         # along, and perhaps more than once.)
         if not isinstance(properties.get("delivery_tag"), PublishName):
-            producer = self._producer
-            if producer is None or producer[0] != os.getpid():  # a forked child is another producer
-                producer = self._producer = (os.getpid(), token_urlsafe(9), count(1))
-            name = properties["delivery_tag"] = PublishName(f"{producer[1]}.{next(producer[2])}")
+            name = properties["delivery_tag"] = PublishName(self.next_name())
             name.slots = {}
         properties["delivery_info"].update(exchange=exchange, routing_key=routing_key)
+
+    def next_name(self) -> str:
+        """A name that no other publish has."""
+        producer = self._producer
+        if producer is None or producer[0] != os.getpid():  # a forked child is another producer
+            producer = self._producer = (os.getpid(), token_urlsafe(9), count(1))
+        return f"{producer[1]}.{next(producer[2])}"
 
     def put(self, queue: str, message: dict[str, Any], batch: PublishBatch | None = None) -> None:
         """Put an addressed message into a queue.
@@ -101,12 +105,19 @@ class Publisher:
         if batch is not None:
             batch.add(call, call.keys[SENT])
             return
+        self.run(queue, call, wait=not topic.declaration.expires)
+
+    def run(self, queue: str, call: ScriptCall, *, wait: bool = True) -> None:
+        """Run a call that puts a message into a queue.
+
+        wait: for the replicas, if that is set
+        """
         registry = self._center.registry
         reread = registry.rereading(queue)
         calls = [call] if reread is None else [call, reread]
         began = time.monotonic()
         try:
-            put, *read = self._center.runner.run_puts(calls, wait=not topic.declaration.expires)
+            put, *read = self._center.runner.run_puts(calls, wait=wait)
         except BaseException as exc:
             self._clock.forget()
             if self._center.clustered and isinstance(exc, BROKEN):
@@ -174,7 +185,7 @@ class Publisher:
         basis = headers.get("x-slot-basis")
         basis = None if basis is None else str(basis)
         self._center.registry.admit(topic, named, basis)
-        properties["k"] = token = f"{zlib.crc32(tag.encode()):08x}"
+        properties["k"] = token = token_of(tag)
         packed = envelope.pack(message, deflate=waits and self._settings.toc_deflate, id=id)
         ensure = bool(properties.get(envelope.ENSURE))
         request = PutRequest(
@@ -195,6 +206,47 @@ class Publisher:
         )
         call = self._center.commands.put(topic, request)
         return call._replace(parse=_only_if_added(call.parse)) if ensure else call
+
+    def putting_plain(
+        self,
+        queue: str,
+        id: str,
+        name: str,
+        token: str,
+        plain: bytes,
+        priority: int,
+        eta: str,
+        counts: bool,
+    ) -> ScriptCall:
+        """As :meth:`putting`, for a message that somebody else has made, of a task that is sent for
+        the first time.
+
+        id: of the task
+        name, token: by :meth:`next_name`, and what :func:`token_of` makes of it
+        plain: what :func:`kombu_toc.model.envelope.pack_plain` would make of the message
+        eta: its header, or nothing
+        counts: whether that is a countdown
+        """
+        topic = self._topic_of(queue)
+        at_us: int | Countdown | None = None
+        packed = plain
+        if eta:
+            at_us, _ = action_time({"eta": eta}, id)
+            if counts and at_us is not None:
+                at_us = _countdown_to(at_us, self._clock, time.monotonic(), time.time_ns() // 1000)
+            if at_us is not None and self._settings.toc_deflate:
+                packed = envelope.compress(plain, id)
+        self._center.registry.admit(topic, id, None)
+        publish = None if topic.declaration.expires else (name.rpartition(".")[0], name)
+        return self._center.commands.put(
+            topic,
+            PutRequest(id, packed, at_us, priority=priority, token=token, publish=publish),
+        )
+
+
+def token_of(name: str) -> str:
+    """The token of a message, by the name of its publish: two messages of one id differ in it."""
+    return f"{zlib.crc32(name.encode()):08x}"
 
 
 def _countdown_to(at_us: int, clock: SendersClock, now: float, wall_us: int) -> Countdown | None:

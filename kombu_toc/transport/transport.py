@@ -21,7 +21,9 @@ from ..center import permissions
 from ..center.bindings import Routes
 from ..center.center import TimeoutCenter
 from ..center.factory import make_center
+from ..client.cluster import ClusterClient
 from ..client.connect import CONNECT_TIMEOUT, connect
+from ..client.connection import Client
 from ..client.health import check_server
 from ..client.options import Settings, read
 from ..client.urls import Address, mask_password, read_url, sentinel_url
@@ -70,6 +72,8 @@ class Transport(virtual.Transport):
 
     Channel = Channel
     client: Any
+    #: of the client of one server, and of a Cluster
+    client_classes: tuple[type[Any], type[Any]] = (Client, ClusterClient)
 
     can_parse_url = True
     default_port = 6379  # type: ignore[assignment]  # Kombu says None
@@ -150,6 +154,7 @@ class Transport(virtual.Transport):
             connect_timeout=self.client.connect_timeout,
             ssl=self.client.ssl,
             credential_provider=getattr(self.client, "credential_provider", None),
+            classes=self.client_classes,
         )
         if self.address.kind == "sentinel":
             manager: Any = made.connection_pool.sentinel_manager  # type: ignore[attr-defined]

@@ -174,6 +174,16 @@ def test_the_example_of_asyncio_runs(
     server: Server, client: redis.Redis, capsys: pytest.CaptureFixture[str]
 ) -> None:
     example = named("docs/asyncio.md", "AsyncTimeoutCenter.from_url")
-    assert blocks_of("docs/asyncio.md")[0] == example
     exec(example.replace("toc+redis://localhost:6379/0", server.toc_url), {})
     assert "id='order-7', state='waiting'" in capsys.readouterr().out
+
+
+def test_the_example_of_asyncio_sends_moves_and_cancels_a_task(
+    server: Server, client: redis.Redis, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = blocks_of("docs/asyncio.md")[0]
+    names: dict[str, Any] = {"__name__": "shop"}
+    exec(example.replace("toc+redis://localhost:6379/0", server.toc_url), names)
+    assert "topic='celery'" in capsys.readouterr().out
+    assert client.hexists("toc:{toc}:topics", "celery")
+    assert not client.keys("toc:*store*")  # cancelled

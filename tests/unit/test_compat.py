@@ -119,6 +119,7 @@ class Bare:
 def subjects() -> dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]]:
     """By a part's name, what its check gets: as it is in what is installed, and bare."""
     from celery.app.amqp import AMQP
+    from celery.backends.redis import RedisBackend
     from celery.bin import control as bin_control
     from celery.concurrency.asynpool import AsynPool
     from celery.concurrency.solo import TaskPool
@@ -137,6 +138,7 @@ def subjects() -> dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]]:
     bare = (Bare(),)
     return {
         "acks-at-once": ((consumer,), bare),
+        "async-results": ((RedisBackend,), (Bare,)),
         "async-streams": ((), ()),
         "bootstep": ((Consumer.Blueprint,), bare),
         "command-line": ((bin_control, control.Panel), (Bare(), Bare())),
@@ -149,6 +151,7 @@ def subjects() -> dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]]:
         "missing-processes": ((behind,), bare),
         "pool-hooks": ((TaskPool(1),), bare),
         "processes": ((SimpleNamespace(_pool=behind, flush=None),), bare),
+        "quick-messages": ((AMQP,), (Bare,)),
         "quick-times": ((Request,), (Bare,)),
         "redis-socket": ((), ()),
         "revoke-removes": ((Mailbox,), bare),

@@ -1,0 +1,250 @@
+"""What sends the tasks of an app from one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from celery import Task, current_app
+from celery.canvas import Signature, chain, chord, group
+from celery.utils import uuid
+from kombu.exceptions import OperationalError
+
+import kombu_toc
+
+from ..compat import async_results
+from ..compat.quick_messages import QuickMessages
+from .task_center import TaskCenter
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+#: Tasks of an event loop that are being sent at a time. The others wait for their turn, so that a
+#: loop in which thousands are sent still turns.
+LANES = 32
+
+#: Seconds between two attempts to send, at least.
+PAUSE = 0.01
+
+
+class AsyncTaskCenter:
+    """The methods of :class:`TaskCenter`, awaited. :func:`celery_toc.aio.timeout_center` returns
+    it."""
+
+    def __init__(self, tasks: TaskCenter, center: kombu_toc.AsyncTimeoutCenter) -> None:
+        #: the center whose methods are called
+        self.tasks = tasks
+        self._center = center
+
+    def __repr__(self) -> str:
+        return f"<AsyncTaskCenter over {self.tasks!r}>"
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self.tasks)})
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.tasks, name)
+        if name.startswith("_") or not callable(found):
+            return found
+        return partial(self._center.call, _without_center, found)
+
+
+def _without_center(center: Any, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return method(*args, **kwargs)
+
+
+class Lane:
+    """A producer that sends one task at a time: a repeated publish is recognised by its producer's
+    latest one."""
+
+    def __init__(self, app: Celery, transport: kombu_toc.AsyncTransport) -> None:
+        self.channel: kombu_toc.AsyncChannel = transport.Channel(transport)
+        self.producer = app.amqp.Producer(self.channel, auto_declare=False)
+
+
+class AsyncSender:
+    """Sends the tasks of an app from one event loop.
+
+    Raises ConfigurationError if the app's broker is no timeout center.
+    """
+
+    def __init__(self, app: Celery) -> None:
+        self.app = app
+        with app.connection_for_write() as connection:
+            if not isinstance(connection.transport, kombu_toc.Transport):
+                shown = kombu_toc.mask_password(connection.as_uri(include_password=True))
+                raise kombu_toc.ConfigurationError(
+                    f"the broker of app {app.main!r} is {shown}, which is not a timeout center: "
+                    "such a URL begins with toc+, as in toc+redis://localhost:6379/0"
+                )
+        # One that is Kombu's in all but the transport, and how it waits between attempts.
+        self._connection = connection = app.connection_for_write()
+        connection.transport_cls = kombu_toc.AsyncTransport
+        connection.ensure = partial(_ensure, connection)
+        self._transport: kombu_toc.AsyncTransport = connection.transport
+        self._center = self._transport.async_center
+        self.center = AsyncTaskCenter(TaskCenter(app, self._transport.center), self._center)
+        self._quick = QuickMessages(app)
+        self._idle: list[Lane] = []
+        self._lanes = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def send(self, signature: Signature, options: dict[str, Any]) -> Any:
+        """Send a signature as its ``apply_async`` does."""
+        if type(signature) is not Signature and _begins_in_the_backend(signature):
+            return await asyncio.to_thread(signature.apply_async, **options)
+        while not self._idle:
+            if self._lanes < LANES:
+                self._lanes += 1
+                self._idle.append(Lane(self.app, self._transport))
+            else:
+                await self._turn()
+        lane = self._idle.pop()
+        try:
+            return await self._center.call(self._send, signature, lane, options)
+        finally:
+            self._idle.append(lane)
+            self._next()
+
+    async def _turn(self) -> None:
+        """Wait until a lane is free."""
+        waiting = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiting)
+        try:
+            await waiting
+        except BaseException:
+            if waiting.done() and not waiting.cancelled():
+                self._next()  # it was told, and does not want it any more
+            raise
+
+    def _next(self) -> None:
+        while self._waiting:
+            waiting = self._waiting.popleft()
+            if not waiting.done():
+                waiting.set_result(None)
+                return
+
+    def _send(self, _: Any, signature: Any, lane: Lane, options: dict[str, Any]) -> Any:
+        """Send a signature; called where waiting does not block the loop."""
+        if type(signature) is not Signature:
+            return self._by_celery(signature, lane, options)
+        # As Signature.apply_async merges them.
+        given = {name: value for name, value in options.items() if value is not None}
+        merged = {**signature.options, **given} if signature.options else given
+        try:
+            task = signature.type
+        except KeyError:  # it is registered elsewhere
+            task = None
+        quick = self._quick
+        key = quick.key_of(task, merged) if isinstance(task, Task) else None
+        if key is None:
+            return self._by_celery(signature, lane, options)
+        id = merged.get("task_id") or uuid()
+        args, kwargs = signature.args or (), signature.kwargs or {}
+        values = quick.values_of(task, id, args, kwargs, merged)
+        if values is None:
+            return self._by_celery(signature, lane, options)
+        shape = quick.find(key)
+        if shape is None:
+            lane.channel.last = None
+            result = self._by_celery(signature, lane, {**options, "task_id": id})
+            quick.learn(key, lane.channel, values)
+            return result
+        lane.channel.publish_made(
+            partial(shape.plain, values),
+            shape.queue,
+            id,
+            priority=shape.priority,
+            eta=values.eta,
+            counts=values.counts,
+            run_again=self._again,
+        )
+        result = task.AsyncResult(id)
+        result.ignored = shape.ignored
+        return result
+
+    def _by_celery(self, signature: Any, lane: Lane, options: dict[str, Any]) -> Any:
+        async_results.install(self.app.backend)
+        return signature.apply_async(producer=lane.producer, **options)
+
+    def _again(self, publish: Callable[..., Any]) -> Callable[..., Any]:
+        """What repeats a publish as the app's settings say."""
+        conf, connection = self.app.conf, self._connection
+        again = publish
+        if conf.task_publish_retry:
+            again = _ensure(connection, None, publish, **conf.task_publish_retry_policy)
+
+        def publish_again() -> None:
+            try:
+                again()
+            except connection.recoverable_connection_errors as exc:  # as Celery raises them
+                raise OperationalError(str(exc)) from exc
+
+        return publish_again
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._center.aclose()
+        senders = _senders.get(asyncio.get_running_loop(), {})
+        senders.pop(self.app, None)
+
+
+def _begins_in_the_backend(signature: Any) -> bool:
+    """Whether Celery would talk to the result backend before it sends anything."""
+    if isinstance(signature, chord):
+        return True
+    if isinstance(signature, chain):
+        return any(isinstance(one, (chain, chord, group)) for one in signature.tasks)
+    return isinstance(signature, group) and any(map(_begins_in_the_backend, signature.tasks))
+
+
+def _ensure(
+    connection: Any,
+    obj: Any,
+    fun: Callable[..., Any],
+    errback: Callable[[Any, float], Any] | None = None,
+    max_retries: int | None = None,
+    interval_start: float = 1,
+    interval_step: float = 1,
+    interval_max: float = 1,
+    on_revive: Any = None,
+    retry_errors: Any = None,
+) -> Callable[..., Any]:
+    """As ``kombu.Connection.ensure``, whose pauses would block the loop."""
+    errors = (*connection.recoverable_connection_errors, *(retry_errors or ()))
+
+    def ensured(*args: Any, **kwargs: Any) -> Any:
+        retries, pause = 0, interval_start
+        while True:
+            try:
+                return fun(*args, **kwargs)
+            except errors as exc:
+                if max_retries is not None and retries >= max_retries:
+                    raise
+                if errback is not None:
+                    errback(exc, pause)
+            retries += 1
+            connection.transport.center.client.sleep(max(pause, PAUSE))
+            pause = min(pause + interval_step, interval_max)
+
+    return ensured
+
+
+#: event loop -> app -> its sender there
+_senders: dict[asyncio.AbstractEventLoop, dict[Celery, AsyncSender]] = {}
+
+
+def sender_of(app: Celery | None = None) -> AsyncSender:
+    """The sender of an app, the current one unless given, in the running loop."""
+    found: Celery = current_app._get_current_object() if app is None else app
+    loop = asyncio.get_running_loop()
+    senders = _senders.get(loop)
+    if senders is None:
+        for ended in [one for one in list(_senders) if one.is_closed()]:
+            _senders.pop(ended, None)
+        senders = _senders.setdefault(loop, {})
+    sender = senders.get(found)
+    return sender or senders.setdefault(found, AsyncSender(found))
