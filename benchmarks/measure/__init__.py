@@ -15,6 +15,7 @@ from . import (
     behind,
     by_id,
     drain,
+    event_loop,
     fleet,
     floor,
     gossip,
@@ -31,7 +32,7 @@ from . import (
 
 MODULES = (
     *(lateness, now, drain, storm, spread, behind),
-    *(publish, put_many, memory, scale, fleet, by_id, gossip, idle, floor),
+    *(publish, put_many, event_loop, memory, scale, fleet, by_id, gossip, idle, floor),
 )
 
 #: case -> its module
