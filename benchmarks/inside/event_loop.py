@@ -13,6 +13,7 @@ import sys
 import time
 
 from app import app, tick
+
 from celery_toc import aio
 
 #: How often apply_async and the loop take turns.
