@@ -4,6 +4,7 @@ blocks the loop."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import re
 import signal
@@ -475,6 +476,8 @@ def test_results_in_redis_do_not_block_the_loop(
         proxy.thaw()
         app.backend.store_result(results[0].id, 7, "SUCCESS")
         assert await asyncio.to_thread(results[0].get, timeout=10) == 7
+        results.clear()
+        gc.collect()  # a result unsubscribes then: while there is a server to say it to
         await aio.aclose(app)
 
     with (
