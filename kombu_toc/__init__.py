@@ -14,10 +14,10 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from .aio.center import AsyncTimeoutCenter as AsyncTimeoutCenter
-    from .aio.waiting import AsyncConsumption as AsyncConsumption
-    from .aio.waiting import AsyncTaken as AsyncTaken
     from .aio.transport import AsyncChannel as AsyncChannel
     from .aio.transport import AsyncTransport as AsyncTransport
+    from .aio.waiting import AsyncConsumption as AsyncConsumption
+    from .aio.waiting import AsyncTaken as AsyncTaken
     from .center.center import TimeoutCenter as TimeoutCenter
     from .center.consumption import Consumption as Consumption
     from .center.consumption import Taken as Taken

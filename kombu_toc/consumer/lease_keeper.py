@@ -197,11 +197,14 @@ class LeaseKeeper:
         self._holdings.deletions.owe(queue, bindings)
         self._thread.beat_within(0.0)
 
-    def withdraw_deletion(self, queue: str) -> None:
+    def withdraw_deletion(self, queue: str, sleep: Callable[[float], None] = time.sleep) -> None:
         """To be called before a transient queue is declared or bound: the one that is to be deleted
-        is another. Waits for moments if a call that deletes it is on its way."""
+        is another. Waits for moments if a call that deletes it is on its way.
+
+        sleep: how the caller waits
+        """
         while self._holdings.deletions.withdraw(queue, time.monotonic()):
-            time.sleep(0.005)  # it is answered, or refused, soon
+            sleep(0.005)  # it is answered, or refused, soon
 
     @property
     def owes_deletions(self) -> bool:

@@ -81,7 +81,7 @@ class Queues:
         """
         expires = arguments.get("x-expires")
         if exclusive or auto_delete or expires:
-            self._lease_keeper.withdraw_deletion(queue)
+            self._lease_keeper.withdraw_deletion(queue, self._center.client.sleep)
             stale_ms = int(self._settings.toc_stale_after * 1000)
             self.transient[queue] = max(int(expires or 0), stale_ms)
             if auto_delete:
@@ -106,7 +106,7 @@ class Queues:
         }
         expires = self.transient.get(queue)
         if expires:
-            self._lease_keeper.withdraw_deletion(queue)
+            self._lease_keeper.withdraw_deletion(queue, self._center.client.sleep)
             limits.setdefault("slots", 1)
         elif self._settings.toc_slots:
             limits.setdefault("slots", self._settings.toc_slots)

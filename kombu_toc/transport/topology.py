@@ -55,7 +55,7 @@ class Topology:
         ttl_ms = self._queues.transient.get(queue, 0)
         member = self._exchanges.member(queue, exchange, routing_key, arguments, bool(ttl_ms))
         if ttl_ms:
-            self._lease_keeper.withdraw_deletion(queue)
+            self._lease_keeper.withdraw_deletion(queue, self._center.client.sleep)
         if not fanout or not ttl_ms:
             # Before anybody can send to it: as a transient one, if it is one.
             self._queues.topic(queue)

@@ -29,6 +29,7 @@ from kombu_toc import (
     read_metrics,
 )
 
+from ..certificates import Authority, TLSServer, tls_program
 from ..cluster import Cluster
 from ..loops import in_loop, watched
 from ..proxy import Proxy
@@ -369,6 +370,59 @@ def test_replicas_are_waited_for(tmp_path: Path) -> None:
         in_loop(use())
     finally:
         primary.stop()
+
+
+def test_tls_and_what_is_wrong_with_it(tmp_path: Path) -> None:
+    tls_program()
+    authority = Authority(tmp_path / "ca")
+    server = TLSServer(tmp_path, authority, authority.certificate("server")).start()
+    url = f"toc+rediss://127.0.0.1:{server.tls_port}/0"
+
+    async def use() -> None:
+        async with center_at(url, ssl={"ca_certs": authority.file}) as toc:
+            await toc.put("mail", "a", b"x")
+            assert len(await toc.get("a")) == 1
+        async with center_at(url) as toc:
+            with pytest.raises(ServerError, match="the server's certificate is not trusted"):
+                await toc.topics()
+
+    try:
+        in_loop(use())
+    finally:
+        server.stop()
+
+
+@pytest.mark.one_server("whose users the test changes")
+def test_users_passwords_and_databases(server: Server, client: redis.Redis) -> None:
+    client.execute_command("ACL", "SETUSER", "ann", "on", ">secret", "~*", "&*", "+@all")
+    place = f"127.0.0.1:{server.port}"
+
+    async def use() -> None:
+        async with center_at(f"toc+redis://ann:secret@{place}/2") as toc:
+            assert await toc.topics() == []
+            [who] = await toc.call(lambda center: [center.client.acl_whoami()])
+            assert who in (b"ann", "ann")
+        async with center_at(f"toc+redis://ann:wrong@{place}/0") as toc:
+            with pytest.raises(redis.AuthenticationError):
+                await toc.topics()
+        async with center_at(f"toc+redis://{place}/999") as toc:
+            with pytest.raises(ConfigurationError, match="has no database 999"):
+                await toc.topics()
+
+    try:
+        in_loop(use())
+    finally:
+        client.acl_deluser("ann")
+
+
+def test_an_option_that_redis_asyncio_does_not_know_is_refused(single_server: Server) -> None:
+    async def use() -> None:
+        async with center_at(single_server.toc_url, redis_connect_func=print) as toc:
+            toc.client.connection_pool.connection_kwargs["ssl_validate_ocsp"] = True
+            with pytest.raises(ConfigurationError, match="knows no 'ssl_validate_ocsp'"):
+                await toc.topics()
+
+    in_loop(use())
 
 
 # -- loops, threads, processes
