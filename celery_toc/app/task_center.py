@@ -260,6 +260,7 @@ class TaskCenter:
     reschedule_found = _delegate(TimeoutCenter.reschedule_found)
     run_now = _delegate(TimeoutCenter.run_now)
     put_many = _delegate(TimeoutCenter.put_many)
+    bury = _delegate(TimeoutCenter.bury)
     ensure = _delegate(TimeoutCenter.ensure)
     remember_cancelled = _delegate(TimeoutCenter.remember_cancelled)
     cancelled_lately = _delegate(TimeoutCenter.cancelled_lately)

@@ -158,7 +158,7 @@ def dead_row(session: Session, shown: dict[str, Any], seconds: float) -> list[An
         shown["queue"],
         _when(session, seconds),
         _cut(shown["reason"] or ""),
-        _cut(shown["error"] or ""),
+        _cut((shown["error"] or "").partition("\n")[0]),
     ]
 
 

@@ -74,7 +74,7 @@ def _fields(session: Session, message: dict[str, Any], seconds: float) -> list[t
         ("args", message["argsrepr"]),
         ("kwargs", message["kwargsrepr"]),
         ("reason", message["reason"]),
-        ("error", message["error"]),
+        *_lines("error", message["error"]),
         ("problem", message["problem"]),
     ]
     for group in ("headers", "properties"):
@@ -84,6 +84,11 @@ def _fields(session: Session, message: dict[str, Any], seconds: float) -> list[t
             if value is not None
         ]
     return [*fields, ("content type", message["content_type"]), ("body", message["body"])]
+
+
+def _lines(name: str, text: str | None) -> list[tuple[str, Any]]:
+    """A text of several lines, such as a traceback."""
+    return [("" if at else name, line) for at, line in enumerate((text or "").splitlines())]
 
 
 def _value(value: Any) -> str:

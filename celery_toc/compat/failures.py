@@ -40,7 +40,7 @@ def install(
 
     before: by a method's name, what is called before it, with its arguments
     undecodable: returns whether it has seen to a message that cannot be decoded
-    request_class: makes of a task's ``Request`` the one that the task is to have
+    request_class: the request class that a task is to have, in place of its ``Request``
     """
     if not PART.usable(consumer):
         return
@@ -56,7 +56,7 @@ def install(
     def update_strategies() -> None:
         # Again after a pool_restart, which may have imported tasks.
         for task in consumer.app.tasks.values():
-            task.Request = request_class(task.Request)
+            task.Request = request_class(task)
         update()
 
     consumer.on_decode_error = decode_error

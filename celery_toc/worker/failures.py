@@ -19,6 +19,7 @@ from celery.utils.log import get_logger
 import kombu_toc
 
 from ..compat import failures as compat
+from . import last_failures
 
 logger = get_logger(__name__)
 
@@ -51,8 +52,19 @@ def explain(consumer: Any) -> None:
             "on_invalid_task": _note_invalid_task,
         },
         undecodable,
-        lambda request: _telling(symbol_by_name(request)),
+        lambda task: _request_class(consumer, task),
     )
+
+
+def _request_class(consumer: Any, task: Any) -> type:
+    base: type = symbol_by_name(task.Request)
+    transport = consumer.connection.transport
+    dies = getattr(task, "dead_on_failure", None)
+    if dies is None:
+        ours = isinstance(transport, kombu_toc.Transport)
+        dies = ours and transport.settings.toc_dead_on_failure
+    # Below the other one, so that it says more of the error than that does.
+    return _telling(last_failures.dying(base) if dies else base)
 
 
 def _note_unknown_message(body: Any, message: Any) -> None:

@@ -205,6 +205,7 @@ class AsyncTimeoutCenter:
     consume = _Consume(TimeoutCenter.consume)
     ack = Awaited(TimeoutCenter.ack)
     reject = Awaited(TimeoutCenter.reject)
+    bury = Awaited(TimeoutCenter.bury)
     release = Awaited(TimeoutCenter.release)
     extend = Awaited(TimeoutCenter.extend)
 

@@ -154,6 +154,7 @@ class TimeoutCenter(OldNames):
     consume = Delegate("deliveries", Deliveries.consume)
     ack = Delegate("deliveries", Deliveries.ack)
     reject = Delegate("deliveries", Deliveries.reject)
+    bury = Delegate("deliveries", Deliveries.bury)
     release = Delegate("deliveries", Deliveries.release)
     extend = Delegate("deliveries", Deliveries.extend)
 

@@ -30,8 +30,8 @@ RECOVER = 100
 #: Index among the keys of a put: the one that remembers the producer's latest publish.
 SENT = 4
 
-#: Characters of an error, and of a reason, that are kept with a message.
-ERROR_LENGTH = 1000
+#: Characters of a reason, and of an error, that are kept with a message.
+REASON_LENGTH, ERROR_LENGTH = 1000, 4000
 
 #: Leases that one call renews: no call may keep the server busy for long.
 LEASES_PER_CALL = 500
@@ -346,8 +346,8 @@ class Commands:
                 delivery.id,
                 1 if requeue else 0,
                 *_backoff_ms(limits),
-                _encoded(" ".join(reason.split())[:ERROR_LENGTH] or "rejected"),
-                _encoded(error[:ERROR_LENGTH]),
+                encoded(" ".join(reason.split())[:REASON_LENGTH] or "rejected"),
+                encoded(error[:ERROR_LENGTH]),
                 topic.declaration.retries,
                 delivery.lease_token,
                 delivery.birth,
@@ -484,7 +484,7 @@ def _backoff_ms(limits: Limits) -> tuple[int, int]:
     return int(limits.retry_backoff * 1000), int(limits.retry_backoff_max * 1000)
 
 
-def _encoded(text: str) -> bytes:
+def encoded(text: str) -> bytes:
     """A text as it is kept. What UTF-8 cannot hold, such as half a surrogate pair, is escaped."""
     return text.encode("utf-8", "backslashreplace")
 

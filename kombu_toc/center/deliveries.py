@@ -10,11 +10,13 @@ from itertools import count
 from secrets import token_urlsafe
 from typing import Any, TypeVar
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, ReceiptError
+from ..model.receipts import shown
 from ..model.results import Delivery, Found, Popped, Put, Settled
 from ..model.topic import Topic
 from ..model.traits import traits_of
 from ..scripts.call import as_bytes, microseconds
+from .burying import bury_call
 from .commands import (
     RECOVER,
     Commands,
@@ -483,6 +485,24 @@ class Deliveries:
             )
         )
         return state
+
+    def bury(self, message: Delivery, *, reason: str, error: str = "") -> str | None:
+        """Put a message that was delivered into DeadQueue, also if it was acknowledged since.
+
+        message: as it was delivered; a receipt has no body
+        reason, error: why, and what went wrong; kept with the message
+
+        Returns the id that it is kept under, which is another one if a later message has its own;
+        None if no id is free. To repeat it does no harm: while the same bytes are there under that
+        id, dead or put again, nothing is done. Raises ReceiptError for a receipt.
+        """
+        if not isinstance(message, Delivery):
+            raise ReceiptError(
+                f"{shown(str(message))} has no body; bury the message itself, as it was delivered"
+            )
+        topic = self._registry.topic_of(message)
+        kept: str | None = self._runner.run(bury_call(self._context, topic, message, reason, error))
+        return kept
 
     def release(self, messages: Given) -> Settled:
         """Take messages back unhandled, their time, order and retries unchanged.

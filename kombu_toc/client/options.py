@@ -168,6 +168,8 @@ class Settings:
     toc_deflate: bool = True
     #: whether a revoke deletes the waiting message from Redis; read by celery_toc
     toc_revoke_removes: bool = True
+    #: whether a task that fails for good goes to DeadQueue; read by celery_toc
+    toc_dead_on_failure: bool = False
     #: about how many broadcast messages an exchange keeps for consumers that reconnect
     toc_fanout_length: int = 10_000
     #: how long, at least, an exclusive, auto-delete or expiring queue outlives its last refresh
@@ -258,6 +260,7 @@ _OPTIONS: dict[str, Option] = {
     "toc_poll_interval": Option(_POSITIVE_SECONDS),
     "toc_deflate": Option(_flag),
     "toc_revoke_removes": Option(_flag),
+    "toc_dead_on_failure": Option(_flag),
     "toc_fanout_length": Option(_NATURAL),
     "toc_stale_after": Option(_POSITIVE_SECONDS),
     "toc_metrics": Option(_flag),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
 
+from ..center.burying import bury_call
 from .claims import by_topic
 from .loop import TICK, Alarm, Loop
 from .pipe import BROKEN
@@ -61,6 +62,20 @@ class Outbox:
         elif not delivery.retries_left:
             logger.error("message %s: no retries left, it goes to DeadQueue", in_words(delivery))
         call = self._center.commands.reject(delivery, requeue=requeue, reason=reason, error=error)
+        if self._loop.hub is not None:
+            self.settlements.calls.append(call)
+            self._leaves_with_next_turn()
+        else:
+            self._run_or_owe([call])
+            self._loop.nudge()
+
+    def bury(self, delivery: Delivery, reason: str, error: str = "") -> None:
+        """Put what was acknowledged before into DeadQueue, as soon as :meth:`ack` acknowledges,
+        and after that."""
+        logger.warning("message %s goes to DeadQueue: %s", in_words(delivery), reason)
+        center = self._center
+        topic = center.registry.topic_of(delivery)
+        call = bury_call(center.context, topic, delivery, reason, error)
         if self._loop.hub is not None:
             self.settlements.calls.append(call)
             self._leaves_with_next_turn()

@@ -105,6 +105,7 @@ class Poller:
         # Straight to the part that does it: each is called for every message.
         self.ack = self.outbox.ack
         self.reject = self.outbox.reject
+        self.bury = self.outbox.bury
         self.release = self.outbox.release
         self.flush = self.outbox.flush
         self._long_running = False

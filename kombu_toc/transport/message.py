@@ -84,6 +84,12 @@ class Message(kombu_message.Message):
         if on_given_back is not None:
             on_given_back()
 
+    def bury(self, reason: str, error: str = "") -> None:
+        """Put it into DeadQueue although it was acknowledged: what it was for has failed. A
+        broadcast has none."""
+        if self.delivery is not None:
+            self.channel.poller.bury(self.delivery, reason, error)
+
     def return_broadcast(self) -> None:
         """A broadcast is to be delivered again."""
         if self.subscription is not None:

@@ -10,13 +10,14 @@ import ctypes
 import functools
 import json
 import os
+import signal
 import time
 from datetime import datetime
 from typing import Any
 
 import redis
 from celery import Celery, Task
-from celery.exceptions import Reject
+from celery.exceptions import Ignore, Reject
 from kombu import Exchange, Queue
 from kombu.common import Broadcast
 
@@ -47,6 +48,19 @@ def make_app(broker: str, backend: str, **settings: Any) -> Celery:
     app.task(name="e2e.refuse", bind=True, acks_late=True)(refuse)
     app.task(name="e2e.fail_unacknowledged", acks_late=True, acks_on_failure_or_timeout=False)(fail)
     app.task(name="e2e.hang", bind=True, acks_late=True)(hang)
+    app.task(name="e2e.fail_late", acks_late=True)(fail)
+    app.task(name="e2e.fail_kept", dead_on_failure=True)(fail)
+    app.task(name="e2e.fail_gone", dead_on_failure=False)(fail)
+    app.task(
+        name="e2e.fail_again",
+        bind=True,
+        autoretry_for=(ValueError,),
+        max_retries=2,
+        default_retry_delay=0.1,
+    )(fail_again)
+    app.task(name="e2e.end")(end)
+    app.task(name="e2e.end_late", acks_late=True)(end)
+    app.task(name="e2e.ignore")(ignore)
     app.task(name="e2e.told", bind=True)(told)
     app.task(name="e2e.stall", acks_late=True)(stall)
     return app
@@ -88,6 +102,21 @@ def total(numbers: list[float]) -> float:
 
 def fail(text: str = "on purpose") -> None:
     raise ValueError(text)
+
+
+def fail_again(self: Task, name: str) -> None:
+    """Write down each attempt."""
+    write(name=name, retries=self.request.retries)
+    raise ValueError(name)
+
+
+def end() -> None:
+    """End this process at once."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def ignore() -> None:
+    raise Ignore
 
 
 def note(name: str, due: float | None = None) -> float:

@@ -26,8 +26,19 @@ StartWorkers = Callable[..., list[Worker]]
 #: The scripts that a role runs.
 PRODUCER = {"admit", "bind", "bindings", "broadcast", "cancel", "count", "counts", "declare"}
 PRODUCER |= {"bound", "cancelled", "get", "put", "put_many"}
-CONSUMER = {"ack", "due", "extend", "hand_back", "pop", "present", "purge", "reject", "release"}
-CONSUMER |= {"recall", "sweep"}
+CONSUMER = {
+    "ack",
+    "bury",
+    "due",
+    "extend",
+    "hand_back",
+    "pop",
+    "present",
+    "purge",
+    "reject",
+    "release",
+}
+CONSUMER |= {"bury", "recall", "sweep"}
 WORKER = PRODUCER | CONSUMER | {"elect", "speak", "upkeep"}
 SCRIPTS = {
     "producer": PRODUCER,

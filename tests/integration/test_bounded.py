@@ -113,6 +113,9 @@ OPERATIONS: dict[str, Callable[[TimeoutCenter], object]] = {
     "pop what matches and release": lambda center: center.release(
         center.pop("mail", 2, where=lambda one: one.id[:4] == "due-", look=20).messages
     ),
+    "pop and bury": lambda center: [
+        center.bury(one, reason="failed") for one in center.pop("mail", 2).messages
+    ],
     "counts": lambda center: center.counts("mail"),
     "summary": lambda center: center.summary("mail"),
     "coming": lambda center: center.coming("mail", [60, 3600]),

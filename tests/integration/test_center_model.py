@@ -33,6 +33,7 @@ from kombu_toc import (
     TimeoutCenter,
 )
 from kombu_toc.model import scores
+from kombu_toc.model.topic import base_of
 
 from .inspection import aged, birth_of, check_slots, now_us, older, residue, time_passes
 
@@ -402,6 +403,26 @@ class Machine(RuleBasedStateMachine):
         else:
             expected = message.state = DEAD
         assert state == expected
+
+    @something_was_delivered
+    @rule(number=numbers, error=st.sampled_from(["", "e"]))
+    def bury(self, number, error):
+        """What is no longer there is put into DeadQueue; what has its id since stays."""
+        delivery = self.pick(number)
+        message, kept = self.message_of(delivery), delivery.id
+        adds = message is None or message.state != DEAD
+        if message is None and kept in self.live and self.live[kept].body != delivery.body:
+            kept = f"{base_of(kept)}#{zlib.crc32(delivery.body):08x}"
+        if message is None and kept in self.live:
+            adds = self.live[kept].body != delivery.body
+            if adds:
+                kept += f"-{birth_of(delivery)}"
+        assert self.center.bury(delivery, reason="failed", error=error) == kept
+        if adds:
+            if message is None:
+                message = self.live[kept] = Modelled(delivery.body, delivery.step, True)
+            message.state, message.birth, message.ended = DEAD, "", False
+            message.error = error or message.error
 
     @something_was_delivered
     @rule(picked=st.lists(numbers, max_size=4), receipts=flags)

@@ -544,6 +544,8 @@ def test_every_operation_keeps_to_one_cluster_node(node, name):
         assert center.reject(batch[2], requeue=True) == "waiting"
         assert center.reject(batch[3], requeue=False) == "dead"
         assert center.extend(batch) == batch
+        assert center.bury(batch[0], reason="failed") == batch[0].id
+        assert center.cancel(batch[0].id, topic=name)[0].state == "dead"
     for number in range(10):
         for found in center.get(f"{number}", topic=name):
             states = {one.state for one in center.reschedule(found.id, topic=name)}

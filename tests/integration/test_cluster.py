@@ -86,6 +86,10 @@ def test_every_operation_works_whatever_the_slots(
     assert center.counts("mail").dead == 20
     assert center.requeue_dead("mail", ids=[messages[60].id]) == 1
     assert center.purge_dead("mail") == 19
+    assert [center.bury(message, reason="failed") for message in messages[:2]] == [
+        message.id for message in messages[:2]
+    ]
+    assert center.purge_dead("mail") == 2
     assert center.ack(center.pop("mail", 100).messages) == 21
 
     assert [one.deleted for one in center.cancel("m1")] == [True]

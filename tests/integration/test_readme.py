@@ -122,6 +122,12 @@ def test_the_example_without_celery_runs(
     assert "order-7 b'remind'" in capsys.readouterr().out
 
 
+def test_the_example_of_a_task_that_dies_when_it_fails_says_so(app: Celery) -> None:
+    exec(named("docs/guarantees.md", "dead_on_failure=True"), {"app": app})
+    [name] = [name for name in app.tasks if name.endswith("charge")]
+    assert app.tasks[name].dead_on_failure is True
+
+
 def test_the_example_of_many_runs(
     single_server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,10 +9,12 @@ import pytest
 from redis.crc import key_slot
 
 from kombu_toc.center.admin_commands import PURGE_STEP, AdminCommands, Place
+from kombu_toc.center.burying import bury_call
 from kombu_toc.center.commands import (
     ACKS_PER_CALL,
     ERROR_LENGTH,
     LEASES_PER_CALL,
+    REASON_LENGTH,
     SENT,
     Commands,
     add_counters,
@@ -86,6 +88,7 @@ def every_call(made: Made) -> list[ScriptCall]:
         *commands.release(held),
         *commands.extend(held),
         commands.reject(held[0], requeue=True),
+        bury_call(made.context, topic, held[1], "failed", ""),
         admin.get([place]),
         admin.cancel(place, (WAITING,), copies=True, bodies=True),
         admin.reschedule(topic, slot, "a", "", copies=True),
@@ -102,7 +105,7 @@ def every_call(made: Made) -> list[ScriptCall]:
 def test_on_a_cluster_all_keys_of_a_call_share_a_slot() -> None:
     """A4"""
     calls = every_call(Made(clustered=True))
-    assert len({call.script.name for call in calls}) == 21
+    assert len({call.script.name for call in calls}) == 22
     for call in calls:
         assert len(hash_slots(call.keys)) == 1, call.script.name
         assert not any("{toc}" in key for key in call.keys), call.script.name
@@ -300,7 +303,7 @@ def test_reasons_and_errors_are_cut_and_what_is_no_utf_8_is_escaped(made: Made) 
         made.delivery(), requeue=False, reason=f"a\n b\t{long}", error="\ud800" + long
     )
     reason, error = call.args[6:8]
-    assert reason == f"a b {long}".encode()[:ERROR_LENGTH]
+    assert reason == f"a b {long}".encode()[:REASON_LENGTH]
     assert error.startswith(rb"\ud800x")
     assert len(error) == ERROR_LENGTH + 5
     assert made.commands.reject(made.delivery(), requeue=False).args[6] == b"rejected"

@@ -1,0 +1,137 @@
+"""A task that fails for good goes to DeadQueue, where the app or the task asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from celery import Celery, chord
+from celery.exceptions import TimeLimitExceeded, WorkerLostError
+
+import kombu_toc
+
+from .conftest import POOLS, Journal, wait_until
+from .nodes import Worker
+from .test_cli import answer
+from .test_dead_letters import dead
+
+StartWorkers = Callable[..., list[Worker]]
+
+ON = {"broker_transport_options": {"toc_dead_on_failure": True}}
+
+REASON = "the task failed"
+
+
+def nothing_is_left(toc: kombu_toc.TimeoutCenter, number: int) -> None:
+    """Nothing waits or is in flight, and so many are dead."""
+    wait_until(lambda: toc.counts("celery")[:3] == (0, 0, 0), what=lambda: toc.counts("celery"))
+    assert toc.counts("celery").dead == number
+
+
+@pytest.mark.parametrize("pool", list(POOLS))
+def test_a_task_that_has_failed_for_good_is_dead_and_can_be_run_again(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    toc: kombu_toc.TimeoutCenter,
+    pool: str,
+) -> None:
+    """Acknowledged before it ran, or after; after its last retry only"""
+    start_workers(1, *POOLS[pool], **ON)
+    tasks = app.tasks
+    early, late = (tasks[f"e2e.{name}"].delay("disk full") for name in ("fail", "fail_late"))
+    again = tasks["e2e.fail_again"].delay("thrice")
+    others = [tasks["e2e.fail_gone"].delay("disk full"), tasks["e2e.add"].delay(1, 2)]
+    tasks["e2e.ignore"].delay()
+    for sent in (early, late):
+        found = dead(toc, sent.id)
+        assert found.reason == REASON
+        assert found.error.startswith("ValueError: disk full\nTraceback (most recent call last):")
+        assert found.error.endswith("ValueError: disk full")
+        with pytest.raises(ValueError, match="disk full"):
+            sent.get(timeout=10)
+    found = dead(toc, again.id)
+    assert [entry["retries"] for entry in journal.entries("thrice")] == [0, 1, 2]
+    content = kombu_toc.unpack(found.body, found.id)
+    assert (content["headers"]["retries"], b"thrice" in content["body"]) == (2, True)
+    assert others[1].get(timeout=10) == 3
+    with pytest.raises(ValueError, match="disk full"):
+        others[0].get(timeout=10)
+    nothing_is_left(toc, 3)
+
+    assert toc.requeue_dead("celery", ids=[again.id]) == 1
+    journal.wait_for("thrice", 4)
+    assert dead(toc, again.id).reason == REASON
+    nothing_is_left(toc, 3)
+
+
+def test_it_is_off_unless_the_app_or_the_task_asks_for_it(
+    start_workers: StartWorkers, app: Celery, toc: kombu_toc.TimeoutCenter
+) -> None:
+    start_workers(1, "-c", "1")
+    off = [app.tasks[f"e2e.{name}"].delay("x") for name in ("fail", "fail_late", "fail_gone")]
+    kept = app.tasks["e2e.fail_kept"].delay("x")
+    assert dead(toc, kept.id).error.startswith("ValueError: x\nTraceback")
+    shown = answer(app, "dead", "show", kept.id).out.splitlines()
+    error = next(line for line in shown if line.startswith("error"))
+    assert error.split(maxsplit=1)[1] == "ValueError: x"
+    assert shown[shown.index(error) + 1].strip() == "Traceback (most recent call last):"
+    [listed] = [line for line in answer(app, "dead", "list").out.splitlines() if kept.id in line]
+    assert "ValueError: x" in listed and "Traceback" not in listed
+    for sent in off:
+        with pytest.raises(ValueError, match="x"):
+            sent.get(timeout=10)
+    nothing_is_left(toc, 1)
+
+
+def test_a_time_limit_and_a_lost_process_are_failures(
+    start_workers: StartWorkers, app: Celery, toc: kombu_toc.TimeoutCenter, journal: Journal
+) -> None:
+    start_workers(1, "-P", "prefork", "-c", "2", **ON)
+    tasks = app.tasks
+    limits = {"args": ("long", 60), "time_limit": 1}
+    slow = [tasks[f"e2e.{name}"].apply_async(**limits) for name in ("nap", "late_ack")]
+    lost = [tasks[f"e2e.{name}"].delay() for name in ("end", "end_late")]
+    for sent in slow:
+        found = dead(toc, sent.id)
+        assert (found.reason, found.error.partition("\n")[0]) == (
+            REASON,
+            "TimeLimitExceeded: TimeLimitExceeded(1,)",
+        )
+        with pytest.raises(TimeLimitExceeded):
+            sent.get(timeout=10)
+    for sent in lost:
+        found = dead(toc, sent.id)
+        assert (found.reason, found.error.partition(":")[0]) == (REASON, "WorkerLostError")
+        with pytest.raises(WorkerLostError):
+            sent.get(timeout=10)
+    nothing_is_left(toc, 4)
+
+
+def test_what_is_revoked_or_has_expired_has_not_failed(
+    start_workers: StartWorkers, app: Celery, toc: kombu_toc.TimeoutCenter, journal: Journal
+) -> None:
+    start_workers(1, "-P", "prefork", "-c", "2", **ON)
+    running = [app.tasks[f"e2e.{name}"].delay("running", 60) for name in ("nap", "late_ack")]
+    journal.wait_for("running", 2)
+    app.tasks["e2e.nap"].apply_async(("never", 0), expires=0.01, countdown=0.5)
+    for sent in running:
+        sent.revoke(terminate=True, signal="SIGKILL")
+    wait_until(lambda: {sent.state for sent in running} == {"REVOKED"})
+    assert app.tasks["e2e.add"].delay(1, 2).get(timeout=10) == 3
+    nothing_is_left(toc, 0)
+    assert journal.entries("never") == []
+
+
+def test_a_member_of_a_chord_dies_and_the_chord_fails_as_ever(
+    start_workers: StartWorkers, app: Celery, toc: kombu_toc.TimeoutCenter
+) -> None:
+    start_workers(1, "-P", "threads", "-c", "2", **ON)
+    tasks = app.tasks
+    body = chord([tasks["e2e.add"].s(1, 2), tasks["e2e.fail"].s("disk full")])(
+        tasks["e2e.total"].s()
+    )
+    with pytest.raises(Exception, match="disk full"):
+        body.get(timeout=10)
+    wait_until(lambda: toc.counts("celery").dead == 1)
+    nothing_is_left(toc, 1)
