@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +274,38 @@ def test_node_declares_a_topic_and_keeps_to_what_was_declared_first(
     assert declared.bases is False
     center.declare("sms", slots=2)
     assert node.topic("sms", {"slots": 16})["slots"] == 2
+
+
+def test_node_rolls_back_leases_if_it_is_told_to(
+    node: Node, center: TimeoutCenter, client: redis.Redis
+) -> None:
+    topic = node.topic("mail")
+    node.put(topic, "m", "1")
+    [first] = node.pop(topic)
+    assert node.extend(topic, [first], 0.001) == []
+    assert node.pop(topic) == []
+    time.sleep(0.01)  # until the lease has ended
+    [again] = node.pop(topic, 1, {"recover": 100, "until": now_us(client) / 1e6})
+    assert (again["id"], first["left"], again["left"]) == ("m", 16, 15)
+    assert node.extend(topic, [first], 60) == [first]
+    assert node.ack(topic, [first]) == 1  # the same message, however late
+    assert slot_keys(client) == []
+
+
+def test_node_finds_what_lies_in_slots_of_before(node: Node, center: TimeoutCenter) -> None:
+    center.declare("mail", slots=16)
+    ids = [f"m{number}" for number in range(60)]
+    for id in ids:
+        center.put("mail", id, b"")
+    declared = center.topic("mail")
+    changed = replace(declared.declaration, slots=2, draining_counts=(16,))
+    assert center.registry.redeclare(declared, changed)
+    topic = node.topic("mail")
+    assert node.cancel(topic, "m7") == ["m7"]
+    node.put(topic, "new", "")
+    got = node.pop(topic, 100)
+    assert {one["id"] for one in got} == {*ids, "new"} - {"m7"}
+    assert node.ack(topic, got) == 60
 
 
 @pytest.mark.parametrize("countdown", [False, True])
