@@ -31,6 +31,14 @@ def test_the_example_of_receipts_runs(
     assert residue(center.client) == []
 
 
+def test_the_example_of_what_a_message_has_of_its_own_runs(
+    center: TimeoutCenter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exec(named("docs/python.md", 'center.put("reports", "big"'), {"center": center})
+    assert capsys.readouterr().out.splitlines() == ["600.0 None", "True None True"]
+    assert residue(center.client) == []
+
+
 def test_the_example_of_choosing_what_to_take_runs(
     center: TimeoutCenter, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,8 @@ import redis
 from celery import Celery
 from kombu import pools
 
+from celery_toc import timeout_center
+
 from ..servers import Server
 
 pytestmark = pytest.mark.one_server("the examples name one server")
@@ -63,6 +65,20 @@ def test_the_example_of_zones_sends_to_slots_of_the_zone(app: Celery, client: re
     assert max(held) < 20
     with app.connection() as connection:
         assert connection.default_channel.settings.toc_prefer_slots == (0, 1, 2, 3)
+
+
+def test_the_examples_of_what_a_task_has_of_its_own_run(app: Celery) -> None:
+    @app.task(name="shop.report", shared=False)
+    def report() -> None: ...
+
+    center = timeout_center(app)
+    exec(named("docs/options.md", "report.apply_async("), {"report": report})
+    exec(named("docs/options.md", "notify.apply_async("), {"notify": report})
+    center.reschedule(center.scan("celery", state="waiting").messages[-1].id)
+    own, expires = sorted(center.pop("celery", 2).messages, key=lambda one: one.expires_us or 0)
+    assert (own.visibility, own.ends_us is None, own.expires_us) == (600, False, None)
+    assert expires.expires_us is not None
+    center.ack([own, expires])
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
