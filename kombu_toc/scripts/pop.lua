@@ -194,7 +194,7 @@ end
 
 local name = ARGV[16]
 local messages, leases, births, again, at = {}, {}, {}, {}, 0
-local late = {} -- of what has expired: slot, score in DeadQueue, id
+local old = {} -- of what has expired: slot, score in DeadQueue, id
 for i = 1, 4 * taken, 4 do
   local slot, step, id, score = order[i], order[i + 1], order[i + 2], order[i + 3]
   local place = seen[slot] + 1
@@ -222,8 +222,8 @@ for i = 1, 4 * taken, 4 do
       messages[at + 4], messages[at + 5] = score, envelope
       at = at + 5
     else
-      local n = #late
-      late[n + 1], late[n + 2], late[n + 3] = slot, now_ms * 1000 + 32 * (step - 1) + retries, id
+      local n = #old
+      old[n + 1], old[n + 2], old[n + 3] = slot, now_ms * 1000 + 32 * (step - 1) + retries, id
     end
   else
     redis.call('HDEL', key(slot, 5), id)
@@ -245,8 +245,8 @@ if ARGV[17] ~= '0' and at > 0 then
   end
 end
 local looked = {}
-for i = 1, #late, 3 do
-  local slot, score, id = late[i], late[i + 1], late[i + 2]
+for i = 1, #old, 3 do
+  local slot, score, id = old[i], old[i + 1], old[i + 2]
   expire(key(slot, 3), key(slot, 4), key(slot, 5), key(slot, 6), id, score, terms.drop)
   expired[#expired + 1] = slot - 1
   expired[#expired + 1] = id

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from kombu import Connection, Exchange, Queue
 
-from kombu_toc import DEAD, IN_FLIGHT, Delivery, Limits, TimeoutCenter, TraitError
+from kombu_toc import DEAD, IN_FLIGHT, Delivery, Limits, NewMessage, TimeoutCenter, TraitError
 from kombu_toc.center.requests import PopRequest
 from kombu_toc.center.reshard import reshard_topic
-from kombu_toc.center.upkeep import Upkeep
+from kombu_toc.center.upkeep import Part, Upkeep, keep
 
 from .conftest import drain
 from .inspection import aged, check_slots, now_us, residue, slot_keys, time_passes
@@ -353,6 +353,64 @@ def test_upkeep_finds_what_has_expired_where_nobody_consumes(center: TimeoutCent
     assert tried.id in expired
     assert center.counts("mail") == (0, 100, 0, 400)
     check_slots(center, "mail")
+
+
+def test_what_expires_is_looked_at_in_parts_of_a_bounded_length(center: TimeoutCenter) -> None:
+    """A9, however much has expired; and whoever consumes finds what is behind it."""
+    topic = center.declare("mail", slots=1, message_ttl=60_000)
+    center.put_many("mail", [(f"old-{number}", b"") for number in range(1000)])
+    time_passes(center, "mail", 61)
+    center.put("mail", "new", b"")
+    looks = center.run(center.commands.pop(topic, PopRequest("me.1", ready_limit=0)))
+    assert (len(looks.expired), looks.messages) == (100, [])
+    assert looks.more
+    kept = center.run(keep(center.context, [(Part(topic, (0,)), 0)]))
+    [event] = kept.events
+    assert len(event.expired) == 100
+    assert kept.more
+    popped = center.pop("mail")
+    assert [one.id for one in popped.messages] == ["new"]
+    assert len(popped.expired) == 800
+    check_slots(center, "mail")
+
+
+@pytest.mark.one_server("one server is filled")
+@pytest.mark.parametrize("drop", [True, False])
+def test_a_full_server_lets_messages_expire(center: TimeoutCenter, drop: bool) -> None:
+    center.declare("mail", slots=1, dead_expired=not drop)
+    center.put("mail", "x", b"", expiration=60)
+    center.put("mail", "y", b"", visibility=200)
+    time_passes(center, "mail", 61)
+    used = center.client.info("memory")["used_memory"]
+    center.client.config_set("maxmemory", used // 2)
+    try:
+        popped = center.pop("mail", 2)
+        assert popped.expired == ["x"]
+        assert [one.visibility for one in popped.messages] == [200]
+        center.release(popped.messages)
+        assert pop_one(center).visibility == 200
+    finally:
+        center.client.config_set("maxmemory", 0)
+    check_slots(center, "mail")
+
+
+def test_a_message_that_is_picked_has_its_traits_and_expires(center: TimeoutCenter) -> None:
+    center.put("mail", "x", b"", delay=HOUR, visibility=200, max_lease=100, expiration=60)
+    [early] = center.pop("mail", ids=["x"], early=True).messages
+    assert (early.visibility, early.ends_us is None) == (200, False)
+    assert lease_of(center, early) == pytest.approx(100, abs=5)
+    assert early.expires_us / 1e6 == pytest.approx(now_us(center.client) / 1e6 + HOUR + 60, abs=5)
+    center.release([early])
+    time_passes(center, "mail", HOUR + 61)
+    popped = center.pop("mail", ids=["x"])
+    assert (popped.expired, popped.messages) == (["x"], [])
+    check_slots(center, "mail")
+
+
+def test_messages_that_are_put_together_have_traits_of_their_own(center: TimeoutCenter) -> None:
+    center.put_many("mail", [NewMessage("x", b"", visibility=200), NewMessage("y", b"")])
+    popped = {one.id: one.visibility for one in center.pop("mail", 2).messages}
+    assert popped == {"x": 200, "y": None}
 
 
 # -- as Kombu sends it
