@@ -29,6 +29,7 @@ from .commands import Commands, add_counters
 from .context import POP_BYTES, Context
 from .delegate import Delegate, Option
 from .deliveries import Deliveries
+from .expiring import Expiring
 from .leases import Leases
 from .lookup import Lookup
 from .old_names import OldNames
@@ -95,6 +96,7 @@ class TimeoutCenter(OldNames):
             keys, runner.clustered, limits.checked("limits"), pop_bytes, self.metrics.counts
         )
         self.registry = registry = Registry(runner, keys, steps=steps, slots=slots, retries=retries)
+        self.expiring = Expiring(runner, registry, keys)
         self.commands = Commands(context, registry.topic_of)
         self.admin_commands = admin = AdminCommands(context)
         self.leases = Leases(runner, context, grace=grace)
@@ -142,8 +144,8 @@ class TimeoutCenter(OldNames):
     reach = Delegate("registry", Registry.reach)
     topics = Delegate("registry", Registry.topics)
     forget = Delegate("registry", Registry.forget)
-    refresh = Delegate("registry", Registry.refresh)
-    stale = Delegate("registry", Registry.stale)
+    refresh = Delegate("expiring", Expiring.refresh)
+    stale = Delegate("expiring", Expiring.stale)
 
     # -- put, pop, and what ends a delivery
 

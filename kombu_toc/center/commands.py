@@ -79,7 +79,7 @@ class Commands:
         if token is None:
             token = f"{zlib.crc32(body):08x}"
         producer, name = publish or ("", "")
-        expires = topic.declaration.expires or 0
+        expires = topic.declaration.keys_ms
         keys = (
             slot.stores[topic.step_index(priority) if priority else 0],
             slot.body,
@@ -118,7 +118,7 @@ class Commands:
             topic,
             "put_many",
             (slot.stores[step], slot.body, slot.announced_times, slot.sent(""), slot.tokens),
-            (slot.number, topic.declaration.expires or 0, width, *flat),
+            (slot.number, topic.declaration.keys_ms, width, *flat),
             partial(_read_put_many, self._counts(topic), number),
         )
 

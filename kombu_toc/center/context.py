@@ -57,6 +57,6 @@ class Context:
         """
         wake = self.keys.wake(topic.name)
         if self.clustered:
-            elsewhere = (wake, topic.declaration.expires or 0)
+            elsewhere = (wake, topic.declaration.keys_ms)
             return ScriptCall(load(script), keys, args, parse, keys_recur, elsewhere)
         return ScriptCall(load(script), (*keys, wake), args, parse, keys_recur)

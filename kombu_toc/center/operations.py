@@ -294,7 +294,7 @@ class Operations:
         keys, topic = self._keys, declared.name
         with self._client.pipeline(transaction=False) as pipe:
             zones = [keys.passed_on(topic, slot) for slot in range(declared.slot_span)]
-            pipe.unlink(keys.wake(topic), *zones)
+            pipe.unlink(keys.wake(topic), keys.users(topic), *zones)
             pipe.hdel(keys.topics, topic)
             pipe.srem(keys.paused, topic)
             pipe.zrem(keys.expiring, f"topic:{topic}")

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import PriorityStepsError, SlotCountError
+from ..errors import SlotCountError
 from ..model.keys import Keys, check_name
 from ..model.limits import PRIORITY_STEPS, check_steps
 from ..model.results import Delivery
@@ -25,6 +25,7 @@ from ..scripts.call import ScriptCall, text, texts
 from ..scripts.loader import load
 from .contradictions import warn_of_contradictions
 from .runner import Runner
+from .steps import agreed, check_unused
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +111,7 @@ class Registry:
 
     def declare_again_call(self, topic: Topic) -> ScriptCall | None:
         """The call of :meth:`declare_again`; None for a topic that goes away by itself."""
-        if topic.declaration.expires:
+        if topic.declaration.expires and not topic.declaration.kept:
             return None
         return self.declare_call(
             topic.name, replace(topic.declaration, draining_counts=(), previous_counts=())
@@ -218,9 +219,10 @@ class Registry:
 
     # -- declaring
 
-    def declare(self, /, name: str, **limits: Any) -> Topic:
+    def declare(self, /, name: str, *, kept: int | None = None, **limits: Any) -> Topic:
         """Declare a topic and return it as it is declared.
 
+        kept: of a topic that expires: as :attr:`Declaration.kept`
         limits: ``slots`` (a power of two), ``retries``, ``expires`` (milliseconds), ``steps`` and
             the fields of :class:`Limits` (seconds); what is left out agrees with any declaration.
 
@@ -244,10 +246,10 @@ class Registry:
                 said = {**said, "retries": self.retries}
         wanted = replace(Declaration.of(name, **limits), bases=False)
         if wanted.expires:
-            wanted = replace(wanted, named=False)
+            wanted = replace(wanted, named=False, kept=kept)
         topic: Topic = self._runner.run(self.declare_call(name, wanted))
         if steps is not None:
-            topic = _agreed(self._completed(topic, steps), steps)
+            topic = agreed(self._completed(topic, steps), steps)
         if asked not in (None, topic.slots, *topic.declaration.previous_counts):
             raise SlotCountError(
                 f"queue {name!r} was declared with {topic.slots} slots, not {asked}; "
@@ -260,7 +262,7 @@ class Registry:
     def agreed(self, topic: Topic) -> Topic:
         """The same topic. Raises PriorityStepsError if it was declared with other steps than this
         center was given."""
-        return topic if self.steps is None else _agreed(topic, self.steps)
+        return topic if self.steps is None else agreed(topic, self.steps)
 
     def declare_call(self, name: str, wanted: Declaration) -> ScriptCall:
         """The call that declares a topic. Result: the topic as it is declared."""
@@ -279,29 +281,13 @@ class Registry:
         """The topic; if an older release has declared it, without steps, these are written into
         its declaration. In such an app all places have the same steps, or messages get lost."""
         while topic.declaration.steps is None and not topic.declaration.expires:
-            there = self._steps_in_use(topic, set(PRIORITY_STEPS) - set(steps))
-            if there:
-                raise PriorityStepsError(
-                    f"queue {topic.name!r} holds messages under the priority steps "
-                    f"{_listed(there)}, which {_listed(steps)} lack: they were sent with "
-                    f"priority_steps {_listed(PRIORITY_STEPS)}, the default; leave priority_steps "
-                    f"out, or 'celery toc repair {topic.name}' moves them"
-                )
+            check_unused(self._client, topic, steps)
             self.redeclare(topic, replace(topic.declaration, steps=steps))
             found = self.declared(topic.name)
             if found is None:  # deleted just now
                 return topic
             topic = found
         return topic
-
-    def _steps_in_use(self, topic: Topic, steps: Iterable[int]) -> list[int]:
-        """Those of some steps under which messages wait."""
-        pairs = [(step, slot.store(step)) for slot in topic.all_slots() for step in sorted(steps)]
-        with self._client.pipeline(transaction=False) as pipe:
-            for _, key in pairs:
-                pipe.exists(key)
-            replies = pipe.execute() if pairs else []
-        return sorted({step for (step, _), there in zip(pairs, replies, strict=True) if there})
 
     def redeclare(self, topic: Topic, declaration: Declaration) -> bool:
         """Replace the declaration that `topic` has by another.
@@ -365,44 +351,3 @@ class Registry:
                 *(name, slot, topic.slots, name, topic.slots),
             )
         return self.declared(name)
-
-    # -- topics that expire
-
-    def refresh(self, name: str, expires_ms: int) -> None:
-        """Keep a topic that expires, with its messages; declare it again if it has expired."""
-        declared = self.topic(name).declaration
-        wanted = replace(declared, expires=expires_ms)
-        topic: Topic = self._runner.run(self.declare_call(name, wanted))
-        with self._client.pipeline(transaction=False) as pipe:
-            for slot in topic.all_slots():
-                for key in slot.all():
-                    pipe.pexpire(key, expires_ms)
-            pipe.pexpire(self._keys.wake(name), expires_ms)
-            pipe.execute()
-
-    def stale(self, most: int = 100) -> list[str]:
-        """Take the names of what has expired: ``topic:NAME`` and ``exchange:NAME``."""
-        names: list[str] = self._runner.run(
-            ScriptCall(load("sweep"), (self._keys.expiring, self._keys.topics), (most,), texts)
-        )
-        return names
-
-
-def _agreed(topic: Topic, steps: tuple[int, ...]) -> Topic:
-    standing = topic.declaration.steps
-    # A topic that expires is used by many who know nothing of each other: replies, events.
-    if topic.declaration.altered or topic.declaration.expires:
-        return topic
-    if standing is None or standing == steps:
-        return topic
-    raise PriorityStepsError(
-        f"queue {topic.name!r} was declared with priority_steps {_listed(standing)}, not "
-        f"{_listed(steps)}; set priority_steps to {_listed(standing)}, or leave it out, for "
-        "then a queue's own are used; to give it others: "
-        f"'celery toc topic set {topic.name} --priority-steps {_listed(steps)}'"
-    )
-
-
-def _listed(steps: Iterable[int]) -> str:
-    """Priority steps as a URL has them."""
-    return ",".join(map(str, steps))

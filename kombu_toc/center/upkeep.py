@@ -148,7 +148,7 @@ def keep(
 
     if context.clustered:
         [topic] = topics
-        wake = (context.keys.wake(topic.name), topic.declaration.expires or 0)
+        wake = (context.keys.wake(topic.name), topic.declaration.keys_ms)
         return ScriptCall(load("upkeep"), keys, args, parse, wake=wake)
     return ScriptCall(load("upkeep"), keys, args, parse)
 
@@ -208,6 +208,8 @@ class Upkeep:
         self._turn = 0
         #: node that cannot be reached -> monotonic seconds until which it is left alone
         self._resting: dict[Hashable, float] = {}
+        #: whether a topic goes to the second: then somebody sweeps after each pass
+        self.expires = False
         #: topic -> what the latest pass was refused there
         self.refused: dict[str, RedisError] = {}
 
@@ -242,6 +244,8 @@ class Upkeep:
             if topic is not None:
                 topics[name] = (raw, self._parts_of(topic))
         self._topics = topics
+        declarations = (parts[0].topic.declaration for _, parts in topics.values())
+        self.expires = any(declaration.kept for declaration in declarations)
         self._holding = {key for key in self._holding if key[0] in topics}
         took = self._clock() - now
         self._read_at = now + max(REREAD, REREAD_TIMES * took)

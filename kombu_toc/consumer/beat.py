@@ -23,12 +23,10 @@ from .holdings import RETRY_INTERVAL, SWEEP_INTERVAL, Holdings
 from .leases import Place, by_place
 from .pipe import BROKEN
 from .presence import PRESENCE_MS
+from .sweeping import sweep
 from .wording import in_words
 
 logger = logging.getLogger(__name__)
-
-#: Stale topics and exchanges that one look deletes at most.
-SWEEP_MOST = 100
 
 #: Messages that one warning names at most.
 MAX_NAMED = 10
@@ -77,7 +75,8 @@ class Beat:
         self._refresh(center)
         if holdings.presence.is_due(time.monotonic()):
             self._attempt(center, self._announce_presence, center)
-        if time.monotonic() - self._swept > SWEEP_INTERVAL:
+        expired = holdings.expiries.take(time.monotonic())
+        if expired or time.monotonic() - self._swept > SWEEP_INTERVAL:
             self._swept = time.monotonic()
             self._attempt(center, sweep, center, self._log.log)
         if self._broken:
@@ -228,20 +227,3 @@ class Beat:
                 presence.failed()
                 raise
         presence.announced(statement)
-
-
-def sweep(center: TimeoutCenter, log: Callable[..., None] = logger.log) -> list[str]:
-    """Delete the transient queues and bindings that nobody has refreshed; return their names.
-
-    log: logs, as :meth:`logging.Logger.log`
-    """
-    stale = center.stale(SWEEP_MOST)
-    bindings = Bindings(center)
-    for member in stale:
-        kind, _, name = member.partition(":")
-        if kind == "topic":
-            log(logging.INFO, "deleting queue %s: it went stale", name)
-            center.delete(name)
-        else:
-            bindings.of(name)
-    return stale

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from .deletions import OwedDeletions
+from .expiries import Expiries
 from .flights import Flights
 from .leases import BEATS_PER_LEASE, Leases
 from .owed_calls import OwedCalls
@@ -55,6 +56,7 @@ class Holdings:
         self.topics: KeptFresh[str] = KeptFresh(lock, min)
         #: (exchange, binding) of transient queues
         self.bindings: KeptFresh[tuple[str, str]] = KeptFresh(lock, max)
+        self.expiries = Expiries(lock)
         self.presence = Presence(lock, socket.gethostname(), os.getpid())
         self.calls = OwedCalls()
         self.deletions = OwedDeletions(make_lock)
@@ -67,6 +69,7 @@ class Holdings:
             self.leases
             or self.topics
             or self.bindings
+            or self.expiries
             or self.presence
             or self.calls
             or self.deletions
@@ -78,4 +81,5 @@ class Holdings:
         kept = (*self.topics.lifetimes().values(), *self.bindings.lifetimes().values())
         lifetimes = [self.leases.shortest(), self.flights.shortest(), *(ms / 1000 for ms in kept)]
         ends_at = min(self.flights.kept_until(), self.leases.first_end() + AFTER_END)
-        return next_beat(now, lifetimes, ends_at)
+        due = next_beat(now, lifetimes, ends_at)
+        return max(min(due, self.expiries.next()), now)

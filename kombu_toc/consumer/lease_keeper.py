@@ -40,6 +40,10 @@ logger = logging.getLogger(__name__)
 #: Seconds that a process waits at its end until what is owed is done.
 LAST_WORDS = 2.0
 
+#: Seconds after a topic's time is over that it is looked whether it has expired: clocks differ in
+#: their pace, and the server's was read before.
+EXPIRED = 0.1
+
 _heartbeats: dict[Hashable, LeaseKeeper] = {}
 
 
@@ -156,8 +160,15 @@ class LeaseKeeper:
         self._holdings.bindings.keep((exchange, binding), ttl_ms, holder)
         self._thread.beat_within(ttl_ms / 1000 / BEATS_PER_LEASE)
 
-    def leave_topic(self, name: str, holder: Hashable) -> None:
-        self._holdings.topics.leave(name, holder)
+    def leave_topic(self, name: str, holder: Hashable) -> bool:
+        """Returns whether this holder has kept it, and nobody else in the process does."""
+        return self._holdings.topics.leave(name, holder)
+
+    def look_after(self, name: str, expires_ms: int) -> None:
+        """A topic was used just now: look when that time is over whether it has expired."""
+        seconds = expires_ms / 1000 + EXPIRED
+        self._holdings.expiries.note(name, time.monotonic() + seconds)
+        self._thread.beat_within(seconds)
 
     def leave_binding(self, exchange: str, binding: str, holder: Hashable) -> None:
         self._holdings.bindings.leave((exchange, binding), holder)

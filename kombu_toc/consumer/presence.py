@@ -125,13 +125,16 @@ class KeptFresh(Generic[Name]):
         with self._lock:
             self._held.setdefault(name, {})[holder] = lifetime_ms
 
-    def leave(self, name: Name, holder: Hashable) -> None:
+    def leave(self, name: Name, holder: Hashable) -> bool:
+        """Returns whether it was this holder that has kept it, and nobody else does."""
         with self._lock:
             holders = self._held.get(name)
-            if holders is not None:
-                holders.pop(holder, None)
-                if not holders:
-                    self._held.pop(name, None)
+            if holders is None or holder not in holders:
+                return False
+            del holders[holder]
+            if not holders:
+                self._held.pop(name, None)
+            return not holders
 
     def leave_all(self, holder: Hashable) -> None:
         """A channel is closed."""

@@ -26,6 +26,7 @@ from .election import ATTEMPT_INTERVAL, LEASE, Election
 from .native_threads import WakeEvent, unpatched_threading
 from .pipe import BROKEN
 from .pop_log import log_expired, log_undelivered
+from .sweeping import sweep
 from .wording import task_names
 
 #: Seconds between attempts where they fail.
@@ -193,6 +194,8 @@ class Upkeeper:
                 upkeep.run(goes_on)
                 for topic, error in upkeep.refused.items():
                     self._complain(topic, "cannot keep queue %s up: %s", topic, error)
+                if upkeep.expires:
+                    sweep(center, self._log.log)
                 self._bell.wait(max(began + election.interval - time.monotonic(), 0.001))
         finally:
             election.resign()

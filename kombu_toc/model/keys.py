@@ -47,6 +47,7 @@ class Keys:
         "speaker_",
         "topics",
         "upkeep",
+        "users_",
         "wake_",
         "write_probe",
         "zone_",
@@ -83,6 +84,7 @@ class Keys:
         self.counted_ = f"{prefix}{{toc}}:counted:"
         self.minute_ = f"{prefix}{{toc}}:minute:"
         self.speaker_ = f"{prefix}{{toc}}:speaker:"
+        self.users_ = f"{prefix}{{toc}}:users:"
         self.zone_ = f"{prefix}{{toc}}:zone:"
 
     def wake(self, topic: str) -> str:
@@ -126,6 +128,11 @@ class Keys:
     def speaker(self, topic: str) -> str:
         """String: the process elected to report what is in the topic."""
         return self.speaker_ + topic
+
+    def users(self, topic: str) -> str:
+        """Sorted set, of a topic that its consumers keep: process -> until when it counts as one,
+        in ms."""
+        return self.users_ + topic
 
     def counted(self, topic: str) -> str:
         """Hash: counter -> number since the topic was declared."""

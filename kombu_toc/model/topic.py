@@ -44,7 +44,10 @@ def check_slots(topic: str, slots: object) -> int:
 
 
 #: Fields that are not declared: they record what has happened to the topic.
-_NOT_SAID = ("draining_counts", "previous_counts", "bases", "named", "closed_steps", "altered")
+_NOT_SAID = (
+    *("draining_counts", "previous_counts", "bases", "named", "closed_steps", "altered"),
+    "kept",
+)
 
 #: Fields whose names in Redis are older than those here.
 _IN_REDIS = {"draining_counts": "was", "previous_counts": "formerly"}
@@ -67,6 +70,9 @@ class Declaration:
         replies have no such id. `bases` and `named` are None in declarations of older releases.
     closed_steps: those of `steps` under which nothing is put any more; messages may still be there,
         and consumers read them
+    kept: of a topic that is kept by its consumers, and goes `expires` after the last one has left:
+        milliseconds for which one that says nothing counts; None for one that is kept by whoever
+        has declared it
     altered: whether the steps were changed after it was declared; a connection with others is not
         refused then
 
@@ -91,6 +97,12 @@ class Declaration:
     named: bool | None = None
     closed_steps: tuple[int, ...] = ()
     altered: bool | None = None
+    kept: int | None = None
+
+    @property
+    def keys_ms(self) -> int:
+        """Milliseconds that its keys live without being refreshed; 0 for ever."""
+        return self.kept or self.expires or 0
 
     @classmethod
     def of(cls, topic: str, **limits: object) -> Declaration:

@@ -158,7 +158,10 @@ class Channel(virtual.Channel):
         self._consumers.add(consumer_tag)
         self.receiver.add(queue, callback, no_ack)
         if not self.broadcast_queues.only_reads(queue):
-            if not self.queues.topic(queue).declaration.expires:
+            declared = self.queues.topic(queue).declaration
+            if declared.kept:
+                self.queues.hold(queue)
+            if declared.kept or not declared.expires:
                 self.lease_keeper.consumes(queue, self.channel_key)
             self.poller.consume(self, queue)
         for subscription in self.broadcast_queues.subscriptions(queue):
@@ -324,7 +327,7 @@ class Channel(virtual.Channel):
         self.topology.delete_transient(queue)
 
     def _has_queue(self, queue: str, **kwargs: Any) -> bool:
-        return self.center.declared(queue) is not None
+        return self.queues.is_there(queue)
 
     def _size(self, queue: str) -> int:
         return self.topology.size(queue)

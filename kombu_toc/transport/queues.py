@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Hashable, Iterator, Mapping
+from contextlib import suppress
+from math import inf
 from typing import Any
+
+from redis.exceptions import ResponseError
 
 from ..center.center import TimeoutCenter
 from ..client.options import Settings, suggestion
 from ..consumer.lease_keeper import LeaseKeeper
-from ..model.limits import Limits
+from ..consumer.pipe import BROKEN
+from ..consumer.sweeping import sweep
+from ..model.limits import LIMITS, Limits
 from ..model.topic import Topic, check_slots
 
 #: Queues whose declarations a channel remembers.
 MAX_KNOWN = 4096
+
+#: Milliseconds after which a queue that expires is said again to be used, at most.
+TOUCH_MS = 500
 
 #: Limits of a topic that a queue's arguments may set.
 _LIMITS = ("slots", "retries", *Limits._fields)
@@ -62,6 +72,11 @@ class Queues:
         #: toc_stale_after, also with a shorter x-expires: it is refreshed by a thread of whoever
         #: uses it, and must outlive a process that stands still or reconnects.
         self.transient: dict[str, int] = {}
+        #: milliseconds after which a queue expires that nobody uses, if that alone makes it
+        #: transient: its consumers keep it for longer, as above
+        self.expiring: dict[str, int] = {}
+        #: queue of that kind -> monotonic seconds when it was last said to be used here
+        self._touched: dict[str, float] = {}
         #: transient queues that others have bound, and that go stale without them
         self._others_transient: set[str] = set()
         self.auto_delete: set[str] = set()
@@ -80,6 +95,8 @@ class Queues:
         Raises SlotCountError and PriorityStepsError as :meth:`TimeoutCenter.declare`.
         """
         expires = arguments.get("x-expires")
+        if expires is not None:
+            expires = read_expires(queue, expires)
         if exclusive or auto_delete or expires:
             self._lease_keeper.withdraw_deletion(queue, self._center.client.sleep)
             stale_ms = int(self._settings.toc_stale_after * 1000)
@@ -88,8 +105,11 @@ class Queues:
                 self.auto_delete.add(queue)
             if exclusive:
                 self.exclusive.add(queue)
+            if not (exclusive or auto_delete):
+                self.expiring[queue] = int(expires or 0)
         limits = {_ARGUMENTS[n]: value for n, value in arguments.items() if n in _ARGUMENTS}
-        if queue in self.transient and not limits.keys() - {"message_ttl"}:
+        reads_only = queue in self.transient and queue not in self.expiring
+        if reads_only and not limits.keys() - {"message_ttl"}:
             self._to_be[queue] = limits  # also Celery's queues for events have a message_ttl
             return None
         topic = self._declare_topic(queue, limits)
@@ -105,13 +125,20 @@ class Queues:
             **limits,
         }
         expires = self.transient.get(queue)
+        kept = expires if queue in self.expiring else None
+        if kept:
+            sweep(self._center)  # what has expired is another queue
         if expires:
             self._lease_keeper.withdraw_deletion(queue, self._center.client.sleep)
-            limits.setdefault("slots", 1)
+            if not kept or self._center.declared(queue) is None:
+                limits.setdefault("slots", 1)
         elif self._settings.toc_slots:
             limits.setdefault("slots", self._settings.toc_slots)
-        topic = self._center.declare(queue, expires=expires, **limits)
-        if expires:
+        asked = self.expiring.get(queue, expires)
+        topic = self._center.declare(queue, expires=asked, kept=kept, **limits)
+        if topic.declaration.kept:
+            self._touch(topic)
+        elif expires:
             # The keys live as long as the standing declaration says, whatever is asked now.
             standing = topic.declaration.expires or expires
             self._lease_keeper.keep_topic(queue, min(expires, standing), self._holder)
@@ -119,6 +146,12 @@ class Queues:
 
     def topic(self, queue: str) -> Topic:
         """The topic of a queue; declared if nobody has done so."""
+        topic = self._topic(queue)
+        if topic.declaration.kept:
+            self._touch_now_and_then(topic)
+        return topic
+
+    def _topic(self, queue: str) -> Topic:
         registry = self._center.registry
         before = registry.known(queue)
         known = registry.recent(queue)
@@ -134,6 +167,51 @@ class Queues:
             stale_ms = int(self._settings.toc_stale_after * 1000)
             return self._center.declare(queue, slots=1, expires=stale_ms)
         return known or self._declare_topic(queue, {})
+
+    # -- queues that expire when nobody uses them
+
+    def _touch_now_and_then(self, topic: Topic) -> None:
+        """Something is put into it, or got."""
+        now = time.monotonic()
+        since = now - self._touched.get(topic.name, -inf)
+        if since * 1000 >= _touch_ms(topic):
+            self._touch(topic)
+
+    def _touch(self, topic: Topic) -> None:
+        """It is used just now: it expires that much later, unless it is used again."""
+        if len(self._touched) > MAX_KNOWN:
+            self._touched.clear()
+        margin_ms = _touch_ms(topic)
+        self._center.expiring.touch(topic, margin_ms)
+        self._touched[topic.name] = time.monotonic()
+        self._lease_keeper.look_after(topic.name, (topic.declaration.expires or 0) + margin_ms)
+
+    def hold(self, queue: str) -> None:
+        """It is consumed from now on."""
+        topic = self._topic(queue)
+        kept = topic.declaration.kept
+        if kept:
+            self._lease_keeper.keep_topic(queue, kept, self._holder)
+            self._center.expiring.hold(topic)
+
+    def leave(self, queue: str) -> None:
+        """It is consumed no more by this channel."""
+        topic = self._center.known(queue)
+        if topic is None or not topic.declaration.kept:
+            return
+        if self._lease_keeper.leave_topic(queue, self._holder):
+            with suppress(*BROKEN, ResponseError):  # it goes when nobody has kept it for long
+                self._center.expiring.leave(topic)
+                self._lease_keeper.look_after(queue, topic.declaration.expires or 0)
+
+    def is_there(self, queue: str) -> bool:
+        """Whether it is declared, and has not expired."""
+        topic = self._center.declared(queue)
+        if topic is not None and topic.declaration.kept:
+            with suppress(ResponseError):  # this user may not delete it
+                sweep(self._center)
+            topic = self._center.declared(queue)
+        return topic is not None
 
     def size(self, queue: str) -> int:
         """How many messages wait in a queue, due or not; 0 if it is not declared."""
@@ -152,9 +230,23 @@ class Queues:
         """It is deleted, or is to be."""
         self._lease_keeper.forget_topic(queue)
         self.transient.pop(queue, None)
+        self.expiring.pop(queue, None)
+        self._touched.pop(queue, None)
         self._to_be.pop(queue, None)
         self.auto_delete.discard(queue)
         self.exclusive.discard(queue)
+
+
+def read_expires(queue: str, value: object) -> int:
+    """The argument ``x-expires`` of a queue, in milliseconds. Raises ConfigurationError."""
+    limit, what = LIMITS["expires"], f"queue {queue!r}: x-expires"
+    read: int = limit.read(what, value) if isinstance(value, str) else limit.check(what, value)
+    return read
+
+
+def _touch_ms(topic: Topic) -> int:
+    """Milliseconds after which it is said again that a queue is used: puts come in thousands."""
+    return min(TOUCH_MS, (topic.declaration.expires or 0) // 4)
 
 
 def _resharded(topic: Topic, limits: Mapping[str, Any], settings: Settings) -> Iterator[str]:

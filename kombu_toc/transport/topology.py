@@ -111,6 +111,7 @@ class Topology:
 
         is_consumed: whether another channel of the connection consumes a queue
         """
+        self._queues.leave(queue)
         if queue not in self._queues.auto_delete or is_consumed(queue):
             return
         if queue in self._queues.exclusive or self._broadcasts.only_reads(queue):

@@ -1,0 +1,31 @@
+-- Says that a process uses a topic that expires, or uses it no more; declares the topic.
+--
+-- KEYS[1] topics   KEYS[2] expiring   KEYS[3] users of the topic
+-- ARGV[1] topic    ARGV[2] declaration as JSON, if there is none
+-- ARGV[3] milliseconds after which the topic expires when nobody uses it
+-- ARGV[4] the process   ARGV[5] milliseconds for which it uses the topic, unless it says so again;
+--         0: it uses it no more, and nothing is declared
+-- Returns the declaration that stands, or false if there is none.
+
+local time = redis.call('TIME')
+local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+-- Redis refuses what takes memory when it is full, but not after a script's first write: this one.
+-- Who consumes the topic must be able to keep it.
+redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now)
+local standing = redis.call('HGET', KEYS[1], ARGV[1])
+local hold = tonumber(ARGV[5])
+if hold > 0 then
+  if not standing then
+    standing = ARGV[2]
+    redis.call('HSET', KEYS[1], ARGV[1], standing)
+  end
+  redis.call('ZADD', KEYS[3], now + hold, ARGV[4])
+  if redis.call('PTTL', KEYS[3]) < hold then redis.call('PEXPIRE', KEYS[3], hold) end
+else
+  redis.call('ZREM', KEYS[3], ARGV[4])
+  if not standing then return false end
+end
+local last = redis.call('ZREVRANGE', KEYS[3], 0, 0, 'WITHSCORES')[2]
+local expires = math.max(now + tonumber(ARGV[3]), tonumber(last or 0))
+redis.call('ZADD', KEYS[2], string.format('%.0f', expires), 'topic:' .. ARGV[1])
+return standing
