@@ -63,7 +63,8 @@ class Expiring:
             return
         wanted = replace(found.declaration, expires=expires_ms)
         topic: Topic = self._runner.run(registry.declare_call(name, wanted))
-        self._keep_keys(topic, expires_ms)
+        if topic.declaration.expires:  # else it is another's by now, and stays
+            self._keep_keys(topic, expires_ms)
 
     def hold(self, topic: Topic) -> None:
         """Keep a topic with ``kept`` for that long, because it is consumed here."""

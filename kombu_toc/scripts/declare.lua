@@ -2,7 +2,8 @@
 --
 -- KEYS[1] topics   KEYS[2] expiring
 -- ARGV[1] topic    ARGV[2] declaration as JSON
--- ARGV[3] milliseconds after which the topic goes stale unless it is refreshed, or 0
+-- ARGV[3] milliseconds after which the topic goes stale unless it is refreshed, or 0. One that was
+--         declared to stay does not
 -- Returns the declaration that stands.
 
 local standing = redis.call('HGET', KEYS[1], ARGV[1])
@@ -14,7 +15,7 @@ if not standing then
   redis.call('HSET', KEYS[1], ARGV[1], standing)
 end
 local ttl = tonumber(ARGV[3])
-if ttl > 0 then
+if ttl > 0 and string.find(standing, '"expires": ?%d') then
   local time = redis.call('TIME')
   local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
   redis.call('ZREM', KEYS[2], '') -- as above: who consumes the topic must be able to keep it

@@ -138,10 +138,10 @@ class Queues:
         topic = self._center.declare(queue, expires=asked, kept=kept, **limits)
         if topic.declaration.kept:
             self._touch(topic)
-        elif expires:
+        elif expires and topic.declaration.expires:
             # The keys live as long as the standing declaration says, whatever is asked now.
-            standing = topic.declaration.expires or expires
-            self._lease_keeper.keep_topic(queue, min(expires, standing), self._holder)
+            lifetime = min(expires, topic.declaration.expires)
+            self._lease_keeper.keep_topic(queue, lifetime, self._holder)
         return topic
 
     def topic(self, queue: str) -> Topic:

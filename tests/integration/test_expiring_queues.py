@@ -222,16 +222,19 @@ def test_a_time_that_is_none_is_an_error(connect: Connect, expires: Any) -> None
 def test_a_declaration_without_it_stands(connect: Connect, client: redis.Redis) -> None:
     """Who asks for a queue that expires does not have the messages of one that stays go."""
     with connect() as first:
-        first.default_channel.queue_declare("brief")
-        publish(first, "stays", "brief", headers={"x-delay": 60_000})
-    connection = connect()
-    declared(connection)
-    time.sleep(EXPIRES + 0.3)  # the server's own clock decides what has expired
-    assert sweep(connection.transport.center) == []
-    assert connection.transport.center.counts("brief").scheduled == 1
+        first.default_channel.queue_declare("stays")
+        publish(first, "x", "stays", headers={"x-delay": 60_000})
+    connection = connect(toc_stale_after=EXPIRES)
+    with Consumer(connection, [Queue("stays", expires=EXPIRES)], callbacks=[Inbox()]):
+        drain(connection, timeout=0.5)
+    connection.release()
     center = TimeoutCenter(client)
-    [slots] = [center.declared("brief").all_slots()]
-    assert {client.pttl(slot.body) for slot in slots} <= {-1, -2}
+    center.declare("stays", expires=100)
+    center.refresh("stays", 100)
+    time.sleep(EXPIRES + 0.3)  # the server's own clock decides what has expired
+    assert sweep(center) == []
+    assert center.counts("stays").scheduled == 1
+    assert {client.pttl(slot.body) for slot in center.topic("stays").all_slots()} <= {-1, -2}
 
 
 def test_what_is_kept_by_its_consumers_is_told_apart_in_its_declaration() -> None:
