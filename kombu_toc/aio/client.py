@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any
 
@@ -357,8 +357,19 @@ async def _open(pool: Any, arguments: dict[str, Any]) -> Link:
 
 
 async def _connected(connection: Any) -> Link:
+    # In a task of its own: redis-py sends what it says first by asyncio.wait_for, which may lose a
+    # cancellation before Python 3.12.
+    connecting = asyncio.ensure_future(connection.connect())
     try:
-        await connection.connect()
+        await asyncio.wait({connecting})
+    except BaseException:
+        connecting.cancel()
+        with suppress(Exception, asyncio.CancelledError):
+            await connecting
+        await connection.disconnect(nowait=True)
+        raise
+    try:
+        connecting.result()
     except ResponseError as exc:  # the server refuses the login, or the database
         raise translated(exc, _Where(connection)) from exc
     if not connection.is_connected:

@@ -297,6 +297,34 @@ def test_a_cancelled_task_leaves_no_reply_unread(url: str) -> None:
     in_loop(use())
 
 
+def test_a_task_that_is_cancelled_while_it_connects_ends(
+    single_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if redis-py loses the cancellation, as it may before Python 3.12"""
+
+    async def use() -> None:
+        connects = asyncio.Event()
+
+        async def connect(self: Any, real: Any = redis.asyncio.Connection.connect) -> None:
+            connects.set()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.2)
+            await real(self)
+
+        async with center_at(single_server.toc_url) as toc:
+            await toc.counts("mail")
+            before = toc.client.links.count
+            monkeypatch.setattr(redis.asyncio.Connection, "connect", connect)
+            task = asyncio.create_task(toc.pop("mail", wait=60))
+            await connects.wait()
+            task.cancel()
+            await asyncio.wait({task}, timeout=10)
+            assert task.cancelled()
+            assert toc.client.links.count == before
+
+    in_loop(use())
+
+
 def test_a_task_that_is_cancelled_before_the_loop_turns_sends_nothing(url: str) -> None:
     async def use() -> None:
         async with center_at(url) as toc:
