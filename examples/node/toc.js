@@ -164,6 +164,14 @@ class TimeoutCenter {
     return found;
   }
 
+  /** A text that names this delivery: ack and extend of the center in Python take it, too. */
+  receipt(topic, { slot, step, id, score, token }) {
+    const text = Buffer.from(JSON.stringify([topic.name, slot, step, id, score, topic.retries, token]));
+    const sum = Buffer.alloc(4);
+    sum.writeUInt32BE(crc32(text));
+    return `toc1.${Buffer.concat([text, sum]).toString("base64url")}`;
+  }
+
   /** Acknowledge messages; return how many there were. */
   async ack(topic, messages) {
     let count = 0;

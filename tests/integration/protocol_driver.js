@@ -12,7 +12,7 @@ const center = new TimeoutCenter(protocol, address, { cluster: cluster === "clus
 
 const calls = {
   ...Object.fromEntries(
-    ["topic", "put", "pop", "wait", "ack", "extend", "cancel"].map((name) => [name, (...args) => center[name](...args)]),
+    ["topic", "put", "pop", "wait", "ack", "extend", "receipt", "cancel"].map((name) => [name, (...args) => center[name](...args)]),
   ),
   send: (topic, id, task, args, options) => center.put(topic, id, celeryTask(topic.name, id, task, args), options),
   read: ({ id, body }) => {

@@ -276,6 +276,21 @@ def test_node_declares_a_topic_and_keeps_to_what_was_declared_first(
     assert node.topic("sms", {"slots": 16})["slots"] == 2
 
 
+def test_python_takes_a_receipt_that_node_has_written(
+    node: Node, center: TimeoutCenter, client: redis.Redis
+) -> None:
+    center.put("täglich", "m-\N{SNOWMAN}", b"", priority=5)
+    topic = node.topic("täglich")
+    [one] = node.pop(topic)
+    receipt = node.receipt(topic, one)
+    [found] = center.get(one["id"])
+    assert not center.extend([receipt], 600)
+    assert center.get(one["id"])[0].time_us > found.time_us + 500_000_000
+    assert center.ack([receipt]) == 1
+    assert center.ack([receipt]) == 0
+    assert slot_keys(client) == []
+
+
 def test_node_rolls_back_leases_if_it_is_told_to(
     node: Node, center: TimeoutCenter, client: redis.Redis
 ) -> None:
