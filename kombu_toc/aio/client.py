@@ -372,6 +372,9 @@ async def _connected(connection: Any) -> Link:
         connecting.result()
     except ResponseError as exc:  # the server refuses the login, or the database
         raise translated(exc, _Where(connection)) from exc
+    except BaseException:
+        await connection.disconnect(nowait=True)  # it may be open, and not be ready
+        raise
     if not connection.is_connected:
         raise ConnectionError("the connection was closed while it was opened")
     return Link(connection)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 from weakref import WeakSet
@@ -174,7 +174,7 @@ class Links:
         #: how many have one
         self._alone = 0
         #: batches that are under way, and connections that are being closed
-        self._running: set[asyncio.Task[Any]] = set()
+        self._running: dict[asyncio.Task[Any], list[_Asked]] = {}
         self._closing: set[asyncio.Task[Any]] = set()
         self._links: WeakSet[Link] = WeakSet()
         self._closed = False
@@ -212,7 +212,7 @@ class Links:
             if not batch:
                 self._give_back(link)
                 continue
-            self._start(self._run(link, batch), self._running)
+            self._start_batch(link, batch)
         if self._asked and self._timer is None:
             self._timer = self.loop.call_later(BUSY, self._late)
 
@@ -230,7 +230,7 @@ class Links:
             self._count += 1
             batch = self._next_batch()
             if batch:
-                self._start(self._run(None, batch), self._running)
+                self._start_batch(None, batch)
             else:
                 self._count -= 1
         self._flush()
@@ -339,7 +339,7 @@ class Links:
             if not link.is_closed():
                 return link
             self._count -= 1
-            self._start(link.close(), self._closing)
+            self._start_closing(link)
         return None
 
     async def _opened(self) -> Link:
@@ -360,7 +360,7 @@ class Links:
             self._count -= 1
         elif self._closed or link.retired:
             self._count -= 1
-            self._start(link.close(), self._closing)
+            self._start_closing(link)
         else:
             self._idle.append(link)
         self._wake_one()
@@ -368,10 +368,15 @@ class Links:
             self._flushing = True
             self.loop.call_soon(self._flush)
 
-    def _start(self, what: Coroutine[Any, Any, Any], tasks: set[asyncio.Task[Any]]) -> None:
-        task = self.loop.create_task(what)
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+    def _start_batch(self, link: Link | None, batch: list[_Asked]) -> None:
+        task = self.loop.create_task(self._run(link, batch))
+        self._running[task] = batch
+        task.add_done_callback(self._running.pop)
+
+    def _start_closing(self, link: Link) -> None:
+        task = self.loop.create_task(link.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     def retire(self) -> None:
         """Have those closed that are open now, each as soon as nobody uses it."""
@@ -380,7 +385,7 @@ class Links:
         idle, self._idle = self._idle, []
         self._count -= len(idle)
         for link in idle:
-            self._start(link.close(), self._closing)
+            self._start_closing(link)
 
     async def close_idle(self) -> None:
         """Close the connections that nobody uses."""
@@ -401,17 +406,22 @@ class Links:
     async def close(self) -> None:
         """Close them all. Who waits for a reply gets a ConnectionError."""
         self._closed = True
+        # A task that has not begun is cancelled before it can tell anybody.
+        batches = [list(self._asked), *self._running.values()]
+        self._asked.clear()
         for task in list(self._running):
             task.cancel()
-        for one in self._asked:
+        for one in (one for batch in batches for one in batch):
             if not one.replies.done():
                 one.replies.set_exception(redis.ConnectionError("the center was closed"))
-        self._asked.clear()
         if self._timer is not None:
             self._timer.cancel()
-        await self.close_idle()
-        while tasks := [*self._running, *self._closing]:
-            await asyncio.gather(*tasks, return_exceptions=True)
+        for link in list(self._links):
+            await link.close()
+        self._idle.clear()
+        # Of those that are done, the loop has perhaps not called the callbacks yet.
+        while tasks := {one for one in (*self._running, *self._closing) if not one.done()}:
+            await asyncio.wait(tasks)
 
 
 def whole(commands: Sequence[bytes]) -> bytes:

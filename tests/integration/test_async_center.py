@@ -274,6 +274,21 @@ def test_a_cut_connection_is_an_error_for_those_who_wait_and_opened_again(
     in_loop(use())
 
 
+def test_it_is_closed_while_what_was_asked_for_ends(url: str) -> None:
+    async def use() -> None:
+        for turns in range(12):
+            async with center_at(url) as toc:
+                asked = [asyncio.create_task(toc.put("mail", f"m{n}", b"x")) for n in range(40)]
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+            # Who still waited has got an error, and nobody waits for ever.
+            found = await asyncio.gather(*asked, return_exceptions=True)
+            await toc.aclose()  # who asked for more has opened connections again
+            assert all(isinstance(one, (str, redis.ConnectionError, OSError)) for one in found)
+
+    in_loop(use())
+
+
 def test_a_cancelled_task_leaves_no_reply_unread(url: str) -> None:
     async def use() -> None:
         async with center_at(url, max_connections=1) as toc:
