@@ -99,6 +99,7 @@ OPERATIONS: dict[str, Callable[[TimeoutCenter], object]] = {
     "cancel": lambda center: center.cancel("cancelled", topic="mail"),
     "reschedule": lambda center: center.reschedule("moved", topic="mail", delay=2 * HOUR),
     "pop and ack": lambda center: center.ack(center.pop("mail", 4).messages),
+    "wait": lambda center: center.release(center.pop(["mail"], 4, wait=1).messages),
     "pop and extend": lambda center: center.extend(center.pop("mail", 4).messages),
     "pop and release": lambda center: center.release(center.pop("mail", 4).messages),
     "pop and reject": lambda center: [

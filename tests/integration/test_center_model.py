@@ -210,6 +210,17 @@ class Machine(RuleBasedStateMachine):
             if answer.added:
                 self.added(kept, body, priority, later, own)
 
+    @rule(limit=st.integers(1, 5), recover=flags)
+    def wait(self, limit, recover):
+        """Of two topics, of which one is always empty; and what was announced still is after it."""
+        popped = self.center.pop(["empty", TOPIC], limit, wait=0.02, recover=100 if recover else 0)
+        self.recovered(popped, range(SLOTS) if recover else ())
+        due = {id for id, m in self.live.items() if m.state == WAITING and m.due}
+        # With less than a share for each, topics without one are asked in a second turn.
+        assert len(popped.messages) == min(limit, len(due))
+        assert popped.more is (len(due) > limit)
+        self.delivered(popped, due)
+
     @rule(limit=st.integers(0, 5), recover=flags)
     def pop(self, limit, recover):
         popped = self.center.pop(TOPIC, limit, recover=100 if recover else 0)

@@ -26,6 +26,7 @@ from kombu_toc import (
 )
 
 from ..cluster import Cluster
+from ..sentinels import Deployment
 from ..servers import Server
 from .inspection import announced, check_slots, now_us, time_passes
 
@@ -444,6 +445,56 @@ def test_a_server_that_is_frozen_for_a_while_is_waited_for(tmp_path: Path) -> No
     finally:
         os.kill(server.pid, signal.SIGCONT)
         server.stop()
+
+
+@pytest.mark.one_server("it has sentinels of its own")
+def test_a_failover_is_waited_for(tmp_path: Path) -> None:
+    deployment = Deployment(tmp_path).start()
+    try:
+        center = center_for(deployment.toc_url)
+        center.declare("mail")
+        with in_thread(center_for(deployment.toc_url).pop, "mail", wait=60) as returned:
+            with deployment.acting().client() as client:
+                until(lambda: blocked(client) == 1)
+            deployment.acting().kill()
+            deployment.wait_for_failover()
+            put_when_possible(center, "m")
+        assert [message.id for message in returned[0].messages] == ["m"]
+    finally:
+        deployment.stop()
+
+
+def put_when_possible(center: TimeoutCenter, id: str) -> None:
+    def done() -> bool:
+        try:
+            return center.put("mail", id, b"") is not None
+        except redis.exceptions.ConnectionError:
+            return False
+
+    until(done, 30)
+
+
+def test_a_node_of_a_cluster_that_dies_or_loses_the_wake_indexes_is_waited_for(
+    start_cluster: Callable[..., Cluster],
+) -> None:
+    cluster = start_cluster(replicas=1)
+    center = center_for(cluster.toc_url)
+    center.declare("mail")
+    home = cluster.node_of(center.keys.wake("mail"))
+    with in_thread(center_for(cluster.toc_url).pop, ["mail", "sms"], wait=60) as returned:
+        until(lambda: home("INFO", "clients")["blocked_clients"] == 1)
+        cluster.kill(home)
+        cluster.wait_ok()  # its replica has taken over
+        put_when_possible(center, "m")
+    assert [message.id for message in returned[0].messages] == ["m"]
+
+    home, other = cluster.node_of(center.keys.wake("mail")), cluster.primaries()
+    target = next(node for node in other if node is not home)
+    with in_thread(center_for(cluster.toc_url).pop, ["mail", "sms"], wait=60) as returned:
+        until(lambda: home("INFO", "clients")["blocked_clients"] == 1)
+        cluster.migrate_slots([cluster.slot_of(center.keys.wake("mail"))], target)
+        put_when_possible(center, "n")
+    assert [message.id for message in returned[0].messages] == ["n"]
 
 
 # -- bad input
