@@ -69,10 +69,10 @@ class _Consume(Awaited[..., Any]):
     def __get__(self, facade: AsyncTimeoutCenter | None, owner: type) -> Callable[..., Any]:
         if facade is None:
             return self._method
-        deliveries = facade.center.deliveries
+        loops = facade.center.loops
 
         def consume(*topics: str, **options: Any) -> AsyncConsumption:
-            return AsyncConsumption(deliveries, topics, options)
+            return AsyncConsumption(loops, topics, options)
 
         consume.__doc__ = self._method.__doc__
         return consume

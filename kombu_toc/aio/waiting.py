@@ -9,8 +9,7 @@ from math import inf
 from types import TracebackType
 from typing import Any
 
-from ..center.consumption import Consumption, Taken
-from ..center.deliveries import Deliveries
+from ..center.consumption import Consumption, Loops, Taken
 from ..center.wake import WakeConnection
 from .bridge import run, wait_for
 
@@ -106,8 +105,8 @@ class AsyncConsumption:
     """What :meth:`AsyncTimeoutCenter.consume` returns: an asynchronous context manager, and in its
     block an asynchronous iterator over messages. Otherwise it is as :class:`Consumption`."""
 
-    def __init__(self, deliveries: Deliveries, topics: tuple[str, ...], options: Any) -> None:
-        self._loop = deliveries.consuming(_Consumption, topics, **options)
+    def __init__(self, loops: Loops, topics: tuple[str, ...], options: Any) -> None:
+        self._loop = loops.consuming(_Consumption, topics, **options)
 
     async def __aenter__(self) -> AsyncConsumption:
         self._loop.__enter__()

@@ -26,6 +26,7 @@ from ..model.limits import DEFAULT_SLOTS, Limits
 from ..model.scores import MAX_RETRIES
 from .admin_commands import AdminCommands
 from .commands import Commands, add_counters
+from .consumption import Loops
 from .context import POP_BYTES, Context
 from .delegate import Delegate, Option
 from .deliveries import Deliveries
@@ -105,6 +106,7 @@ class TimeoutCenter(OldNames):
         self.deliveries = Deliveries(
             runner, registry, context, self.commands, self.leases, self.lookup, self.scans
         )
+        self.loops = Loops(self.deliveries, registry, context)
         self.operations = Operations(runner, registry, keys, admin, self.lookup, self.scans)
         self.repairs = Repair(runner, registry, context, admin)
         self.statistics = Statistics(runner, registry, context, admin)
@@ -153,7 +155,7 @@ class TimeoutCenter(OldNames):
     put_many = Delegate("deliveries", Deliveries.put_many)
     ensure = Delegate("deliveries", Deliveries.ensure)
     pop = Delegate("deliveries", Deliveries.pop)
-    consume = Delegate("deliveries", Deliveries.consume)
+    consume = Delegate("loops", Loops.consume)
     ack = Delegate("deliveries", Deliveries.ack)
     reject = Delegate("deliveries", Deliveries.reject)
     bury = Delegate("deliveries", Deliveries.bury)

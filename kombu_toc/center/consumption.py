@@ -13,16 +13,25 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import partial
 from math import inf
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from redis.exceptions import RedisError
 
+from ..errors import ConfigurationError
 from ..model.results import Delivery, Popped
+from .context import Context
 from .receipts import delivery_of
+from .registry import Registry
 from .runner import BROKEN
-from .waiting import passes
+from .waiting import names_of, passes, seconds_of
+
+if TYPE_CHECKING:
+    from .deliveries import Deliveries
+
+C = TypeVar("C")
 
 logger = logging.getLogger(__name__)
 
@@ -326,6 +335,75 @@ class Consumption:
                 "leases ended before they were renewed, the messages may be delivered again: %s%s",
                 *(shown, more),
             )
+
+
+class Loops:
+    """Makes loops over messages."""
+
+    def __init__(self, deliveries: Deliveries, registry: Registry, context: Context) -> None:
+        self._deliveries = deliveries
+        self._registry = registry
+        self._context = context
+
+    def consume(
+        self,
+        *topics: str,
+        limit: int = 1,
+        idle: float | None = None,
+        visibility: float | None = None,
+        auto_ack: bool = True,
+    ) -> Consumption:
+        """Consume messages in a loop, which waits for them and renews their leases::
+
+            with center.consume("mail", "sms", limit=10) as messages:
+                for message in messages:
+                    print(message.topic, message.body)
+
+        limit: how many messages to fetch at a time
+        idle: seconds after which the loop ends if nothing comes; None: never
+        visibility: seconds that the leases last unless they are renewed; as each message says, or
+            its topic, or the center, unless given
+        auto_ack: acknowledge each message when the body goes on to the next one. Without it, the
+            body does so: ``message.ack()``, or :meth:`.deliveries.Deliveries.ack` in any thread
+
+        At the end of the block, what is not settled is released at once. But for the message
+        whose body raises an exception: it is rejected, and comes back with one retry less.
+
+        Raises ConfigurationError for topics or numbers that make no sense.
+        """
+        return self.consuming(
+            Consumption, topics, limit=limit, idle=idle, visibility=visibility, auto_ack=auto_ack
+        )
+
+    def consuming(
+        self,
+        make: Callable[..., C],
+        topics: Iterable[str],
+        *,
+        limit: int = 1,
+        idle: float | None = None,
+        visibility: float | None = None,
+        auto_ack: bool = True,
+    ) -> C:
+        """As :meth:`consume`; make: the class of the result"""
+        names, seconds = names_of(topics), seconds_of(idle, "idle")
+        if limit < 1:
+            raise ConfigurationError(f"consume needs a limit of at least 1, not {limit}")
+        return make(
+            self._deliveries,
+            partial(self._deliveries.pop, names, limit, wait=seconds, visibility=visibility),
+            self._lease_of,
+            visibility=visibility,
+            auto_ack=auto_ack,
+            sleep=self._deliveries.sleep,
+        )
+
+    def _lease_of(self, delivery: Delivery) -> float:
+        """The seconds of a message's lease."""
+        if delivery.visibility is not None:
+            return delivery.visibility
+        declaration = self._registry.topic_of(delivery).declaration
+        return declaration.limits(self._context.limits).visibility
 
 
 def told(exc: BaseException) -> str:

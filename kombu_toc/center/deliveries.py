@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from itertools import count
-from secrets import token_urlsafe
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-from ..errors import ConfigurationError, ReceiptError
+from ..errors import ReceiptError
 from ..model.receipts import shown
 from ..model.results import Delivery, Found, Popped, Put, Settled
 from ..model.topic import Topic
@@ -24,7 +20,6 @@ from .commands import (
     divide_evenly,
     slot_numbers,
 )
-from .consumption import Consumption
 from .context import Context
 from .leases import Leases
 from .lookup import Lookup
@@ -32,27 +27,11 @@ from .picking import LOOK, Choice, Picking
 from .put_many import PutMany
 from .receipts import SLOT, Given, Receipts, delivery_of, message_of
 from .registry import Registry
-from .requests import NewMessage, PopRequest, PutRequest
+from .requests import REMEMBER, NewMessage, PopRequest, PutRequest
 from .runner import BROKEN, Runner
 from .scan import Scan
-from .waiting import Waiting, names_of, seconds_of
+from .waiting import Flown, PopNames, Waiting
 from .wake import sleep_of
-
-C = TypeVar("C")
-
-
-class PopNames:
-    """Names that no other pop has: a consumer, a dot and a number."""
-
-    def __init__(self) -> None:
-        #: process, consumer, numbers
-        self._consumer: tuple[int, str, Iterator[int]] | None = None
-
-    def next(self) -> str:
-        consumer = self._consumer
-        if consumer is None or consumer[0] != os.getpid():  # a forked child is another consumer
-            consumer = self._consumer = (os.getpid(), token_urlsafe(9), count(1))
-        return f"{consumer[1]}.{next(consumer[2]):x}"
 
 
 class Deliveries:
@@ -76,6 +55,8 @@ class Deliveries:
         self._lookup = lookup
         self._receipts = Receipts(registry)
         self._waiting = Waiting(runner, registry, commands, context.keys)
+        #: waits for so many seconds, where this center is used
+        self.sleep = sleep_of(runner.client)
         #: told the messages that are acknowledged, rejected or released, before they are
         self.on_settled: list[Callable[[Sequence[Delivery]], None]] = []
         self.names = PopNames()
@@ -265,12 +246,28 @@ class Deliveries:
         chooses = ids is not None or where is not None or early
         if wait != 0 or not isinstance(topic, str):
             how = {"visibility": visibility, "slots": slots, "recover": recover}
-            return self._waiting.pop(self.pop, topic, limit, wait, how, chooses=chooses)
+            return self._waiting.pop(self._pop_now, topic, limit, wait, how, chooses=chooses)
         if chooses:
             ids = [ids] if isinstance(ids, str) else ids
             only = None if slots is None else frozenset(slots)
             chosen = Choice(limit, ids, where, early, look, visibility, only, recover)
             return self._picking.pick(topic, chosen, self.pop, self.release)
+        return self._pop_now(topic, limit, visibility, slots, recover)
+
+    def _pop_now(
+        self,
+        topic: str,
+        limit: int | None,
+        visibility: float | None,
+        slots: Iterable[int] | None,
+        recover: int,
+        flown: Flown | None = None,
+    ) -> Popped:
+        """Deliver messages of a topic at once; see :meth:`pop`.
+
+        flown: remembers the names of the calls, so that their messages can be had although a reply
+            is lost
+        """
         declared = self._registry.agreed(self._registry.topic(topic))
         numbers = slot_numbers(declared, slots)
         groups = self._context.groups(numbers)
@@ -283,25 +280,29 @@ class Deliveries:
             for number in group
         ]
         noted = self._leases.note(declared, unwatched, recover)
+        lasts = flown is not None and not declared.declaration.expires
         request = PopRequest(
-            self.names.next(),
+            self._name(declared, numbers, flown),
             slots=None if slots is None else numbers,
             ready_limit=1 if limit is None else limit,
             visibility=visibility,
             recover=recover,
+            # What goes away by itself leaves nothing behind.
+            remember=REMEMBER if lasts else 0,
         )
         us = (until[0] if until else None) or 0
         untils = until or [None] * len(groups)
 
         def ask(request: PopRequest) -> Popped:
             if len(groups) > 1:
-                return self._pop_apart(declared, numbers, untils, request)
+                return self._pop_apart(declared, numbers, untils, request, flown)
             return self._pop_together(declared, numbers, request._replace(until_us=us))
 
         popped = ask(request)
         parts = [popped]
         while popped.expired and popped.more and not popped.messages:  # behind what has expired
-            popped = ask(request._replace(name=self.names.next(), recover=0))
+            name = self._name(declared, numbers, flown)
+            popped = ask(request._replace(name=name, recover=0))
             parts.append(popped)
         if len(parts) > 1:
             popped = _joined(parts, popped.more, popped.messages)
@@ -320,6 +321,10 @@ class Deliveries:
         self._runner.send_counters()
         return popped
 
+    def _name(self, topic: Topic, numbers: Sequence[int], flown: Flown | None) -> str:
+        """The name of a call that pops slots."""
+        return self.names.next() if flown is None else flown.name(topic, numbers)
+
     def _pop_together(self, topic: Topic, numbers: Sequence[int], request: PopRequest) -> Popped:
         """Deliver messages of slots that are on one server."""
         sent = time.monotonic()
@@ -333,6 +338,7 @@ class Deliveries:
         numbers: Sequence[int],
         until: Sequence[int | None],
         request: PopRequest,
+        flown: Flown | None,
     ) -> Popped:
         """Deliver messages of slots that are not on one server: first find out which have any.
 
@@ -343,7 +349,7 @@ class Deliveries:
             calls = []
             for number, share in asked:
                 one = request._replace(
-                    name=self.names.next(),
+                    name=self._name(topic, (number,), flown if share else None),
                     slots=(number,),
                     ready_limit=share,
                     recover=request.recover if recovers else 0,
@@ -373,66 +379,6 @@ class Deliveries:
         counts = self._context.counts(topic)
         counts.empty += (not messages) - sum(not part.messages for part in parts)
         return _joined(parts, bool(ready), messages)
-
-    def consume(
-        self,
-        *topics: str,
-        limit: int = 1,
-        idle: float | None = None,
-        visibility: float | None = None,
-        auto_ack: bool = True,
-    ) -> Consumption:
-        """Consume messages in a loop, which waits for them and renews their leases::
-
-            with center.consume("mail", "sms", limit=10) as messages:
-                for message in messages:
-                    print(message.topic, message.body)
-
-        limit: how many messages to fetch at a time
-        idle: seconds after which the loop ends if nothing comes; None: never
-        visibility: seconds that the leases last unless they are renewed; as each message says, or
-            its topic, or the center, unless given
-        auto_ack: acknowledge each message when the body goes on to the next one. Without it, the
-            body does so: ``message.ack()``, or :meth:`ack` in any thread
-
-        At the end of the block, what is not settled is released at once. But for the message
-        whose body raises an exception: it is rejected, and comes back with one retry less.
-
-        Raises ConfigurationError for topics or numbers that make no sense.
-        """
-        return self.consuming(
-            Consumption, topics, limit=limit, idle=idle, visibility=visibility, auto_ack=auto_ack
-        )
-
-    def consuming(
-        self,
-        make: Callable[..., C],
-        topics: Iterable[str],
-        *,
-        limit: int = 1,
-        idle: float | None = None,
-        visibility: float | None = None,
-        auto_ack: bool = True,
-    ) -> C:
-        """As :meth:`consume`; make: the class of the result"""
-        names, seconds = names_of(topics), seconds_of(idle, "idle")
-        if limit < 1:
-            raise ConfigurationError(f"consume needs a limit of at least 1, not {limit}")
-        return make(
-            self,
-            partial(self.pop, names, limit, wait=seconds, visibility=visibility),
-            self._lease_of,
-            visibility=visibility,
-            auto_ack=auto_ack,
-            sleep=sleep_of(self._runner.client),
-        )
-
-    def _lease_of(self, delivery: Delivery) -> float:
-        """The seconds of a message's lease."""
-        if delivery.visibility is not None:
-            return delivery.visibility
-        declaration = self._registry.topic_of(delivery).declaration
-        return declaration.limits(self._context.limits).visibility
 
     # -- what ends a delivery, or prolongs it
 

@@ -11,10 +11,11 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import count
 from math import inf
+from secrets import token_urlsafe
 from typing import Any
 
 from redis.exceptions import AuthenticationError, AuthorizationError, RedisError, ResponseError
@@ -23,6 +24,7 @@ from ..client.faults import is_temporary
 from ..errors import ConfigurationError, NotPermittedError
 from ..model.keys import Keys
 from ..model.results import Popped
+from ..model.topic import Topic
 from .clock import ServerClock
 from .commands import Commands
 from .registry import Registry
@@ -52,6 +54,36 @@ KEEP_FOR = 30.0
 Pop = Callable[..., Popped]
 
 
+class PopNames:
+    """Names that no other pop has: a consumer, a dot and a number."""
+
+    def __init__(self) -> None:
+        #: process, consumer, numbers
+        self._consumer: tuple[int, str, Iterator[int]] | None = None
+
+    def next(self) -> str:
+        consumer = self._consumer
+        if consumer is None or consumer[0] != os.getpid():  # a forked child is another consumer
+            consumer = self._consumer = (os.getpid(), token_urlsafe(9), count(1))
+        return f"{consumer[1]}.{next(consumer[2]):x}"
+
+
+class Flown:
+    """The pops of one that waits whose replies have not come: by their names the messages can be
+    had although a reply is lost."""
+
+    def __init__(self, names: PopNames) -> None:
+        self.names = names
+        #: topic, slots, name
+        self.away: list[tuple[Topic, Sequence[int], str]] = []
+
+    def name(self, topic: Topic, numbers: Sequence[int]) -> str:
+        """The name of a call that pops these slots."""
+        name = self.names.next()
+        self.away.append((topic, numbers, name))
+        return name
+
+
 class Waiting:
     """What the waiting pops of one center share."""
 
@@ -64,6 +96,8 @@ class Waiting:
         self._pops, self._listens = count(), count()
         #: connections that wait for nothing, and the monotonic seconds when each was last used
         self._idle: deque[tuple[WakeConnection, float]] = deque()
+        #: names for the pops of those who will wait: a server remembers the latest pop of each
+        self._names: deque[PopNames] = deque()
 
     def pop(
         self,
@@ -97,7 +131,11 @@ class Waiting:
         limit = 1 if limit is None else limit
         if limit < 1:
             raise ConfigurationError(f"a pop that waits needs a limit of at least 1, not {limit}")
-        return _Pop(self, pop, names, limit, seconds, how).run()
+        flown = Flown(self._names.pop() if self._names else PopNames())
+        try:
+            return _Pop(self, pop, names, limit, seconds, how, flown).run()
+        finally:
+            self._names.append(flown.names)
 
     def pops_in_turn(self, topics: list[str]) -> list[str]:
         """The topics to be popped, with another one first each time."""
@@ -143,7 +181,9 @@ class _Pop:
         limit: int,
         seconds: float,
         how: dict[str, Any],
+        flown: Flown,
     ) -> None:
+        self._flown = flown
         self._shared = shared
         self._pop = pop
         self._how = how
@@ -170,6 +210,8 @@ class _Pop:
                     if self._found:
                         # Nobody else has it; whoever pops next meets the error, if it lasts.
                         self._warn_of(exc)
+                        with suppress(RedisError, *BROKEN):
+                            self._recall()
                         return self._found.result()
                     self._survive(exc)
         except BaseException:
@@ -189,6 +231,8 @@ class _Pop:
     def _turn(self) -> bool:
         """Pop what is due, or wait until something may be; whether this is the end."""
         now, wait = time.monotonic(), self._wait
+        if self._flown.away and self._recall():
+            return True
         if looks := self._looks(now):
             self._anew = False
             self._pop_several(dict.fromkeys(looks))
@@ -223,7 +267,7 @@ class _Pop:
         """Pop slots of a topic; whether it has more."""
         if slots is None:
             self._shared.looks.looked(topic, time.monotonic())
-            popped = self._pop(topic, limit, **self._how)
+            popped = self._ask(topic, limit, **self._how)
             self._learn(topic, None, popped)
             return popped.more and bool(popped.messages)
         declared = self._shared.registry.topic(topic)
@@ -235,11 +279,26 @@ class _Pop:
         clustered = self._shared.runner.clustered
         for some in [{slot} for slot in slots] if clustered else [slots]:
             if left > 0:
-                popped = self._pop(topic, left, **{**self._how, "slots": some, "recover": 0})
+                popped = self._ask(topic, left, **{**self._how, "slots": some, "recover": 0})
                 self._learn(topic, some, popped)
                 left -= len(popped.messages)
                 more = more or (popped.more and bool(popped.messages))
         return more
+
+    def _ask(self, topic: str, limit: int, **how: Any) -> Popped:
+        popped = self._pop(topic, limit, **how, flown=self._flown)
+        self._flown.away.clear()
+        return popped
+
+    def _recall(self) -> bool:
+        """Get what pops have given whose replies were lost; whether that is anything."""
+        away, shared = self._flown.away, self._shared
+        while away:
+            topic, numbers, name = away[-1]
+            call = shared.commands.recall(topic, numbers, name, visibility=self._how["visibility"])
+            self._found.add(topic.name, shared.runner.run(call))
+            away.pop()
+        return bool(self._found)
 
     def _learn(self, topic: str, slots: set[int] | None, popped: Popped) -> None:
         now = time.monotonic()

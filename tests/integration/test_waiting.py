@@ -24,8 +24,10 @@ from kombu_toc import (
     TimeoutCenter,
     center_for,
 )
+from kombu_toc.scripts.loader import load
 
 from ..cluster import Cluster
+from ..proxy import Proxy
 from ..sentinels import Deployment
 from ..servers import Server
 from .inspection import announced, check_slots, now_us, time_passes
@@ -445,6 +447,29 @@ def test_a_server_that_is_frozen_for_a_while_is_waited_for(tmp_path: Path) -> No
     finally:
         os.kill(server.pid, signal.SIGCONT)
         server.stop()
+
+
+@pytest.mark.one_server("a proxy stands before one server")
+@pytest.mark.parametrize("many", [False, True])
+def test_what_a_pop_had_given_when_its_connection_was_cut_is_not_lost(
+    server: Server, center: TimeoutCenter, many: bool
+) -> None:
+    """It is fetched by the name of the pop, and no retry is spent."""
+    center.declare("mail", visibility=30)
+    center.put("mail", "m", b"body")
+    with Proxy(server.port) as proxy:
+        waits = center_for(proxy.toc_url)
+        waits.declare("mail")
+        waits.pop("mail", 0)  # loads the script, and takes nothing
+        lost = proxy.drop_replies(load("pop").sha.encode())
+        began = time.monotonic()
+        popped = waits.pop(["mail", "sms"] if many else "mail", 5, wait=20)
+        assert lost.is_set()
+        [message] = popped.messages
+        assert (message.id, message.body, message.failures) == ("m", b"body", 0)
+        assert time.monotonic() < began + 3
+        assert waits.ack(message) == 1
+    assert sum(center.counts("mail")) == 0
 
 
 @pytest.mark.one_server("it has sentinels of its own")
