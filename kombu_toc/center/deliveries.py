@@ -280,9 +280,11 @@ class Deliveries:
             for number in group
         ]
         noted = self._leases.note(declared, unwatched, recover)
+        # Of slots apart from each other, each call has a name of its own.
+        together = flown if len(groups) == 1 else None
         lasts = flown is not None and not declared.declaration.expires
         request = PopRequest(
-            self._name(declared, numbers, flown),
+            self._name(declared, numbers, together),
             slots=None if slots is None else numbers,
             ready_limit=1 if limit is None else limit,
             visibility=visibility,
@@ -301,7 +303,7 @@ class Deliveries:
         popped = ask(request)
         parts = [popped]
         while popped.expired and popped.more and not popped.messages:  # behind what has expired
-            name = self._name(declared, numbers, flown)
+            name = self._name(declared, numbers, together)
             popped = ask(request._replace(name=name, recover=0))
             parts.append(popped)
         if len(parts) > 1:
