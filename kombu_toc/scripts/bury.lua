@@ -53,8 +53,8 @@ else
   if string.find(id, '#', 1, true) then redis.call('SADD', copies, id) end
 end
 
--- What it has of its own stays with it, as before its first delivery; but not when it expires.
-local own = string.gsub(string.sub(heritage_of(token), #birth_of(token) + 1), '[;,]x%d+', '')
+-- What it has of its own stays with it, as before its first delivery.
+local own = string.sub(heritage_of(token), #birth_of(token) + 1)
 if own == '' then
   redis.call('HDEL', tokens, id)
 else

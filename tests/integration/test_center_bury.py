@@ -8,7 +8,7 @@ import pytest
 
 from kombu_toc import DEAD, ReceiptError, TimeoutCenter
 
-from .inspection import announced, check_slots, residue, time_passes
+from .inspection import aged, announced, check_slots, residue, time_passes
 
 HOUR = 3600.0
 
@@ -118,12 +118,24 @@ def test_a_copy_dies_as_a_copy(one, client):
 def test_what_it_had_of_its_own_it_has_again_but_does_not_expire_at_once(one):
     message = taken(one, visibility=7, expiration=60)
     one.ack(message)
-    time_passes(one, "one", HOUR)
+    message = aged(message, HOUR)  # it has expired since
     one.bury(message, reason="failed")
     one.requeue_dead("one")
     [again] = one.pop("one").messages
     assert again.visibility == 7
-    assert again.expires_us
+    assert again.expires_us > message.expires_us + 3_000_000_000
+
+
+def test_what_expires_by_its_topic_can_be_run_again(center, client):
+    center.declare("one", slots=1, message_ttl=60_000)
+    message = taken(center)
+    center.ack(message)
+    center.bury(aged(message, HOUR), reason="failed")
+    center.requeue_dead("one")
+    [again] = center.pop("one").messages
+    assert again.expires_us > message.expires_us - 1_000_000
+    assert center.ack(again) == 1
+    assert residue(client) == []
 
 
 def test_a_full_server_keeps_it(one, client):

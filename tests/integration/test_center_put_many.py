@@ -145,7 +145,7 @@ def test_what_is_due_first_is_announced(center, client):
     check_slots(center, "mail")
     wake = center.keys.wake("mail")
     later = client.zrange(wake, 0, -1)
-    center.put_many("mail", [(f"b{n}", b"", time.time() + 60 + n) for n in range(100)])
+    center.put_many("mail", [(f"b{n}", b"", time.time() + 60 + (n * 37) % 100) for n in range(100)])
     check_slots(center, "mail")
     assert client.zcard(wake) == 2
     assert not set(later) & set(client.zrange(wake, 0, -1))
@@ -171,6 +171,16 @@ def test_an_id_that_is_there_gets_a_copy_and_the_same_bytes_do_not(center):
     answers = center.put_many(together, puts)
     assert [(answer.id, answer.added) for answer in answers] == expected
     assert sorted(drained(center, together)) == sorted(drained(center, alone))
+
+
+def test_copies_keep_the_order_of_the_list(one):
+    """They come after the others, for they are put then."""
+    one.put_many("one", [("a", b"%d" % n) for n in range(9)] + [("b", b"9")])
+    assert [body for _, body in drained(one, "one")] == [
+        b"0",
+        b"9",
+        *(b"%d" % n for n in range(1, 9)),
+    ]
 
 
 def test_a_token_tells_copies_apart(center):

@@ -130,6 +130,13 @@ def test_what_comes_back_is_not_dead() -> None:
     assert (request.said, request.message.buried) == (["requeue"], [])
 
 
+def test_what_was_settled_before_its_task_failed_stays_so() -> None:
+    request: Any = dying(Base)(late=True, does=failed)
+    request.acknowledged = True
+    request.on_failure(SimpleNamespace(exception=ValueError("x"), traceback=""))
+    assert (request.said, request.message.buried) == ([], [])
+
+
 def test_what_celery_rejects_itself_dies_once() -> None:
     request = after(ValueError("x"), late=True, does=rejected)
     assert (request.said, request.message.buried) == (["reject"], [])
