@@ -210,7 +210,8 @@ def set_(session: Session, queue: str, **limits: Any) -> None:
 
     Workers and senders know within five seconds. Another number of slots: `reshard`.
     """
-    wanted = {k: None if v == DEFAULT else v for k, v in limits.items() if v is not None}
+    asked = {name: limits[name] for name in _ALTERABLE if limits[name] is not None}
+    wanted = {name: None if value == DEFAULT else value for name, value in asked.items()}
     if not wanted:
         raise click.UsageError(f"say what: {', '.join(map(option_of, _ALTERABLE))}")
     center = session.center

@@ -25,7 +25,7 @@ else
   redis.call('ZREM', KEYS[3], ARGV[4])
   if not standing then return false end
 end
-local last = redis.call('ZREVRANGE', KEYS[3], 0, 0, 'WITHSCORES')[2]
+local last = redis.call('ZREVRANGEBYSCORE', KEYS[3], '+inf', '-inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
 local expires = math.max(now + tonumber(ARGV[3]), tonumber(last or 0))
 redis.call('ZADD', KEYS[2], string.format('%.0f', expires), 'topic:' .. ARGV[1])
 return standing

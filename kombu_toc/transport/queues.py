@@ -127,7 +127,8 @@ class Queues:
         expires = self.transient.get(queue)
         kept = expires if queue in self.expiring else None
         if kept:
-            sweep(self._center)  # what has expired is another queue
+            with suppress(ResponseError):  # this user may not delete what has expired
+                sweep(self._center)
         if expires:
             self._lease_keeper.withdraw_deletion(queue, self._center.client.sleep)
             if not kept or self._center.declared(queue) is None:

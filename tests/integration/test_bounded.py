@@ -121,6 +121,8 @@ OPERATIONS: dict[str, Callable[[TimeoutCenter], object]] = {
     "summary": lambda center: center.summary("mail"),
     "coming": lambda center: center.coming("mail", [60, 3600]),
     "a page": lambda center: center.scan("mail", limit=10),
+    "alter": lambda center: center.alter("mail", retries=9),
+    "delete if empty": lambda center: center.delete("mail", if_empty=True),
 }
 
 

@@ -78,3 +78,15 @@ def test_the_example_of_taking_tasks_runs(
         [left] = center.scan("celery").messages
         assert center.task(left).name == "shop.other"
     pools.reset()  # Kombu keeps connections by URL, and what they know of queues is flushed now
+
+
+def test_the_example_of_topics_at_run_time_runs(
+    center: TimeoutCenter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exec(named("docs/python.md", "center.alter("), {"center": center})
+    assert capsys.readouterr().out.splitlines() == [
+        "5 declared",
+        "Counts(ready=0, scheduled=0, in_flight=0, dead=0) False []",
+        "['mail']",
+    ]
+    assert residue(center.client) == []

@@ -1,0 +1,117 @@
+"""`celery toc topic`: limits are changed while workers and senders run, and these know at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+import redis
+from celery import Celery
+
+import kombu_toc
+
+from .conftest import Journal, wait_until
+from .nodes import Worker
+from .test_cli import Answer, answer
+
+StartWorkers = Callable[..., list[Worker]]
+Run = Callable[..., Answer]
+
+#: Seconds within which everybody knows what was changed.
+KNOWN = 5.0
+
+
+@pytest.fixture
+def run(app: Celery, client: redis.Redis) -> Run:
+    """Run a command on the app, whose broker is empty."""
+    with app.connection_for_write() as connection:
+        app.amqp.queues["celery"].bind(connection.default_channel).declare()
+    return lambda *args: answer(app, *args)
+
+
+def test_a_running_worker_and_a_sender_know_within_five_seconds(
+    start_workers: StartWorkers,
+    app: Celery,
+    run: Run,
+    journal: Journal,
+    toc: kombu_toc.TimeoutCenter,
+    client: redis.Redis,
+) -> None:
+    """A lease, a retry and a back-off of the worker's; a priority of the sender's."""
+    start_workers(1, "-P", "solo")
+    sent = app.tasks["e2e.note"].apply_async(("first",))
+    journal.wait_for("first", 1)
+    words = ("--visibility", "25", "--retries", "2", "--retry-backoff", "2m")
+    said = run("topic", "set", "celery", *words, "--priority-steps", "0,5", "--json")
+    began = time.time()
+    assert said.json["changed"] == ["retries", "visibility", "retry_backoff", "steps"]
+    time.sleep(KNOWN)  # it is known then, and not earlier for sure
+    app.tasks["e2e.refuse"].apply_async(("again",), {"requeue": True}, task_id="refused")
+    journal.wait_for("refused", 1)
+    wait_until(lambda: [found.state for found in toc.get("refused")] == ["waiting"])
+    [refused] = toc.get("refused")
+    assert refused.retries_left == 1
+    assert 100 < refused.time_us / 1e6 - began < 150
+    app.tasks["e2e.late_ack"].apply_async(("held", 2.0), task_id="held")
+    journal.wait_for("held", 1)
+    [held] = toc.get("held")
+    assert 15 < held.time_us / 1e6 - time.time() <= 25.5
+    app.tasks["e2e.note"].apply_async(("later",), task_id="later", countdown=600, priority=9)
+    [slot] = [toc.topic("celery").slot(found.slot) for found in toc.get("later")]
+    assert client.zrange(slot.store(5), 0, -1) == [b"later"]
+    assert sent.id not in {found.id for found in toc.scan("celery").messages}
+
+
+def test_what_a_queue_is_declared_with_is_shown_set_and_deleted(run: Run) -> None:
+    said = run("topic", "declare", "mail", "--retries", "3", "--visibility", "1m30s")
+    assert "retries            3 (declared)" in said.out
+    assert "visibility         90s (declared)" in said.out
+    assert "dead age           604800s (default)" in said.out
+    said = run("topic", "set", "mail", "--retries", "4", "--visibility", "1m30s")
+    assert said.out.splitlines() == [
+        "retries of 'mail': 4 (declared); it was 3 (declared).",
+        "Workers and senders know within five seconds.",
+        "Unchanged: visibility.",
+    ]
+    said = run("topic", "set", "mail", "--visibility", "default", "--priority-steps", "0,9")
+    assert "visibility of 'mail': 60s (default); it was 90s (declared)." in said.out
+    assert "Messages that wait under 3,6 are delivered like the others." in said.out
+    said = run("topic", "declare", "brief", "--expires", "90s")
+    assert "90s after its last use" in said.out
+    table = run("topic", "list").out
+    assert "mail" in table
+    assert "(60s)" in table
+    assert "brief" not in table
+    assert "brief" in run("topic", "list", "--all").out
+    assert "brief" in run("topic", "list", "brief").out
+    assert run("topic", "delete", "mail", "--yes").out == "Deleted 'mail'.\n"
+    assert "mail" not in run("topic", "list").out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("set", "celry", "--retries", "3"), 3, "no queue 'celry'; do you mean 'celery'?"),
+        (("show", "nowhere"), 3, "there is no queue 'nowhere'"),
+        (("set", "celery"), 2, "say what: --retries, --visibility"),
+        (("set", "celery", "--retries", "99"), 2, "--retries must be a whole number from 0 to 31"),
+        (("set", "celery", "--visibility", "soon"), 2, "'soon' is not a span of time"),
+        (("set", "celery", "--dead-expired", "perhaps"), 2, "must be true or false"),
+        (("set", "celery", "--priority-steps", "3"), 2, "increasing integers that begin with 0"),
+        (("set", "celery", "--slots", "4"), 2, "No such option"),
+        (("declare", "celery"), 1, "'celery toc topic set celery' changes its limits"),
+        (("declare", "mail", "--slots", "3"), 2, "a power of two from 1 to 512"),
+        (("delete", "celery"), 2, "pass --yes"),
+        (("sett", "celery"), 2, "set"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line_and_changes_nothing(
+    run: Run, toc: kombu_toc.TimeoutCenter, words: tuple[str, ...], code: int, said: str
+) -> None:
+    before = toc.declared("celery")
+    told = run("topic", *words)
+    assert (told.code, told.out) == (code, "")
+    assert said in told.err
+    assert told.err.count("\n") == 1
+    assert kombu_toc.TimeoutCenter(toc.client).declared("celery") == before
