@@ -29,6 +29,9 @@ LANES = 48
 #: Seconds between two attempts to send, at least.
 PAUSE = 0.01
 
+#: How often it is looked whether a message can be made like another one that Celery is making.
+ATTEMPTS = 50
+
 
 class AsyncTaskCenter:
     """The methods of :class:`TaskCenter`, awaited. :func:`celery_toc.aio.timeout_center` returns
@@ -88,6 +91,8 @@ class AsyncSender:
         self._center = self._transport.async_center
         self.center = AsyncTaskCenter(TaskCenter(app, self._transport.center), self._center)
         self._quick = QuickMessages(app)
+        #: kinds of messages of which Celery is making one
+        self._learning: set[Any] = set()
         self._idle: list[Lane] = []
         self._lanes = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -148,10 +153,20 @@ class AsyncSender:
         if values is None:
             return self._by_celery(signature, lane, options)
         shape = quick.find(key)
+        attempts = 0
+        while shape is None and key in self._learning and attempts < ATTEMPTS:
+            # Celery is making one for another task: this one can be made like it in a moment.
+            self._transport.center.client.sleep(PAUSE / 10)
+            shape = quick.find(key)
+            attempts += 1
         if shape is None:
             lane.channel.last = None
-            result = self._by_celery(signature, lane, {**options, "task_id": id})
-            quick.learn(key, lane.channel, values)
+            self._learning.add(key)
+            try:
+                result = self._by_celery(signature, lane, {**options, "task_id": id})
+                quick.learn(key, lane.channel, values)
+            finally:
+                self._learning.discard(key)
             return result
         lane.channel.publish_made(
             partial(shape.plain, values),

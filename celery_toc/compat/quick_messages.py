@@ -213,7 +213,10 @@ class QuickMessages:
             return None
         if getattr(task, "_dump_pydantic_arguments", None) is not None:
             return None
-        return None if self._app.current_worker_task else tuple(key)
+        if self._app.current_worker_task:
+            return None
+        found = tuple(key)
+        return None if self._shapes.get(found) == ATTEMPTS else found
 
     def _is_plain(self) -> bool:
         """Whether Celery would make the app's messages as it does by itself."""
