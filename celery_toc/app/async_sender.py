@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: Tasks of an event loop that are being sent at a time. The others wait for their turn, so that a
 #: loop in which thousands are sent still turns.
-LANES = 48
+LANES = 64
 
 #: Seconds between two attempts to send, at least.
 PAUSE = 0.01
