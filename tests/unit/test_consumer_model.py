@@ -32,7 +32,11 @@ QUEUES = ["a", "b", "c"]
 LONGER = os.environ.get("TOC_MODEL_HISTORIES")
 EXAMPLES = int(LONGER or 25)
 
-numbers = st.integers(0, 1000)
+
+#: Drawn from lists: for integers, Hypothesis tries constants of whatever modules are loaded, so
+#: that other histories would be tried in another process.
+numbers = st.sampled_from(range(1001))
+few = st.sampled_from((1, 2, 3))
 delays = st.sampled_from([0.0, 0.0, 0.001, 0.02, 0.3, 2.0, 30.0, 600.0])
 durations = st.sampled_from([0.0005, 0.005, 0.03, 0.5, 7.0])
 
@@ -50,8 +54,8 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(
         faultless=st.booleans(),
-        queues=st.integers(1, 3),
-        processes=st.lists(st.integers(1, 3), min_size=1, max_size=3),
+        queues=few,
+        processes=st.lists(few, min_size=1, max_size=3),
     )
     def begin(self, faultless: bool, queues: int, processes: list[int]) -> None:
         self.fleet = Fleet(QUEUES[:queues], faultless=faultless)
@@ -68,7 +72,7 @@ class Machine(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.fleet.run(seconds)
 
-    @rule(processes=st.integers(1, 3))
+    @rule(processes=few)
     @precondition(lambda self: len(self.fleet.workers) < 4)
     def add(self, processes: int) -> None:
         zone = self.zones[self.begun % len(self.zones)]
