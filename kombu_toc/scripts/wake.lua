@@ -20,8 +20,16 @@ local function take_back(wake, armed, slot, times)
     if wake then
       times[i] = slot .. ':' .. times[i]
     else
-      unsaid[#unsaid + 1] = tonumber(slot)
-      unsaid[#unsaid + 1] = tonumber(times[i])
+      local number, us = tonumber(slot), tonumber(times[i])
+      -- The client takes out first and writes then: what this script has said itself would stay.
+      for at = #said - 1, 1, -2 do
+        if said[at] == number and said[at + 1] == us then
+          table.remove(said, at + 1)
+          table.remove(said, at)
+        end
+      end
+      unsaid[#unsaid + 1] = number
+      unsaid[#unsaid + 1] = us
     end
   end
   if wake then redis.call('ZREM', wake, unpack(times)) end

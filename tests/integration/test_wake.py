@@ -340,3 +340,13 @@ def test_whatever_is_announced_and_claimed_the_first_time_is_known(
             assert min(armed) <= max(min(times), now_us(client)), (number, action)
             assert min(armed) in known, (number, action)
             assert len(armed) <= 2
+
+
+def test_what_one_script_announces_and_takes_back_is_not_announced(center: TimeoutCenter) -> None:
+    """Of what is released together, the latest first."""
+    center.declare("mail", slots=1)
+    for number in range(5):
+        center.put("mail", f"{number}", b"")
+    popped = center.pop("mail", 5).messages
+    center.release(popped[::-1])
+    check_slots(center, "mail")
