@@ -12,10 +12,10 @@ from ..peers import INSIDE, Peer
 from ..trial import Trial
 
 METRICS = {
-    "now": Metric("immediate, from an event loop", "tasks/s", more_is_better=True),
+    "now": Metric("immediate, by 64 tasks of an event loop", "tasks/s", more_is_better=True),
     "now_sync": Metric("immediate, apply_async one by one", "tasks/s", more_is_better=True),
     "now_times": Metric("immediate, so many times as many", "", more_is_better=True),
-    "later": Metric("scheduled, from an event loop", "tasks/s", more_is_better=True),
+    "later": Metric("scheduled, by 64 tasks of an event loop", "tasks/s", more_is_better=True),
     "later_sync": Metric("scheduled, apply_async one by one", "tasks/s", more_is_better=True),
     "later_times": Metric("scheduled, so many times as many", "", more_is_better=True),
     "p50": Metric("a loaded handler, p50", "ms"),
