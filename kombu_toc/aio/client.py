@@ -35,6 +35,10 @@ _BLOCKING = {"BZPOPMIN": -1, "BZPOPMAX": -1, "BLPOP": -1, "BRPOP": -1}
 
 _packer = Packer()
 
+#: Connections of the parent process, in the child of a fork. They stay as they are: to close one
+#: here would take it out of the parent's loop, with which the child shares what watches sockets.
+_inherited: list[Links] = []
+
 
 class AsyncClient(redis.Redis):
     """A client of one server.
@@ -82,6 +86,8 @@ class AsyncClient(redis.Redis):
         # The connections of a loop that has ended, or of the parent process, are of no use here.
         if links is not None and self._pid == os.getpid():
             links.abandon()
+        elif links is not None:
+            _inherited.append(links)
         self._pid = os.getpid()
         self._links = links = Links(self._open, most=self.most, timeout=self._timeout)
         return links
