@@ -33,7 +33,7 @@ SENT = 4
 #: Characters of a reason, and of an error, that are kept with a message.
 REASON_LENGTH, ERROR_LENGTH = 1000, 4000
 
-#: Leases that one call renews: no call may keep the server busy for long.
+#: Leases that one call renews, or releases: no call may keep the server busy for long.
 LEASES_PER_CALL = 500
 
 #: Messages that one call acknowledges, for the same reason.
@@ -356,12 +356,12 @@ class Commands:
         )
 
     def release(self, deliveries: Iterable[Delivery]) -> list[ScriptCall]:
-        """Take messages back unhandled, one call a slot. Result of each: :class:`Settled`, with
-        positions among the deliveries of that slot."""
+        """Take messages back unhandled. Result of each call: :class:`Settled`, with positions in
+        the batch of :func:`batches_by_slot`."""
         calls = []
-        for (_, number), batch in batches_by_slot(deliveries).items():
+        for batch in batches_by_slot(deliveries):
             topic = self._topic_of(batch[0])
-            slot = topic.slot(number)
+            slot = topic.slot(batch[0].slot)
             args: list[Any] = []
             for one in batch:
                 args += (one.id, one.score, one.step, one.lease_token, one.birth)
@@ -370,7 +370,7 @@ class Commands:
                     topic,
                     "release",
                     (slot.announced_times, slot.prepare, slot.tokens, *slot.stores),
-                    (len(topic.steps), number, *args),
+                    (len(topic.steps), slot.number, *args),
                     partial(_read_settled, self._counts(topic), "released"),
                 )
             )
@@ -384,11 +384,7 @@ class Commands:
 
         visibility: seconds; as each message says, or its topic, unless given
         """
-        return [
-            self._extend(held[start : start + LEASES_PER_CALL], visibility)
-            for held in batches_by_slot(deliveries).values()
-            for start in range(0, len(held), LEASES_PER_CALL)
-        ]
+        return [self._extend(batch, visibility) for batch in batches_by_slot(deliveries)]
 
     def _extend(self, batch: list[Delivery], visibility: float | None) -> ScriptCall:
         topic = self._topic_of(batch[0])
@@ -448,12 +444,16 @@ def _script_keys(slots: Iterable[Slot]) -> list[str]:
     return keys
 
 
-def batches_by_slot(deliveries: Iterable[Delivery]) -> dict[tuple[str, int], list[Delivery]]:
-    """Deliveries by topic and slot."""
+def batches_by_slot(deliveries: Iterable[Delivery]) -> list[list[Delivery]]:
+    """Deliveries of one topic and slot each, as many as one call releases or renews."""
     found: dict[tuple[str, int], list[Delivery]] = defaultdict(list)
     for delivery in deliveries:
         found[delivery.topic, delivery.slot].append(delivery)
-    return found
+    return [
+        some[start : start + LEASES_PER_CALL]
+        for some in found.values()
+        for start in range(0, len(some), LEASES_PER_CALL)
+    ]
 
 
 def lease_ms(visibility: float | None, limits: Limits) -> int:

@@ -468,7 +468,7 @@ class Deliveries:
         settled = sum(results)
         if settled == len(given.deliveries):
             return Settled(settled, [])
-        batches = batches_by_slot(given.deliveries).values()
+        batches = batches_by_slot(given.deliveries)
         return Settled(settled, given.stale(batches, results, delivery_of))
 
     def extend(self, messages: Given, visibility: float | None = None) -> list[Any]:

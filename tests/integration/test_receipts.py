@@ -112,6 +112,20 @@ def test_of_thousands_the_stale_are_found(center: TimeoutCenter) -> None:
     assert residue(center.client) == []
 
 
+def test_thousands_are_released_in_calls_of_a_bounded_size(center: TimeoutCenter) -> None:
+    center.declare("mail", slots=1)
+    messages = deliver(center, *(f"m{number}" for number in range(1200)))
+    calls = center.commands.release(messages)
+    assert [(len(call.args) - 2) // 5 for call in calls] == [500, 500, 200]
+    gone = messages[::97]
+    center.ack(gone)
+    released = center.release([message.receipt for message in messages])
+    assert released == len(messages) - len(gone)
+    assert released.stale == [message.receipt for message in gone]
+    assert center.counts("mail") == (released, 0, 0, 0)
+    check_slots(center, "mail")
+
+
 def test_a_late_ack_counts_until_the_message_is_gone(
     center: TimeoutCenter, other: TimeoutCenter
 ) -> None:
