@@ -78,6 +78,7 @@ class WakeConnection:
         try:
             return self._connection is None or self._can_read(0.0)
         except BROKEN:
+            self.close()
             return True
 
     def wait(self, seconds: float) -> bool:
@@ -113,7 +114,8 @@ class WakeConnection:
             return None
         for _ in range(MAX_UNBLOCKS):
             if self.readable() or self._unblock():
-                return self.read()
+                # It may have broken: then there is nothing to read.
+                return None if self._connection is None else self.read()
             self._sleep(UNBLOCK_AGAIN)  # the command that is to be ended has not even arrived
         self.close()
         return None

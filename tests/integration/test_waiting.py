@@ -24,6 +24,7 @@ from kombu_toc import (
     TimeoutCenter,
     center_for,
 )
+from kombu_toc.center.wake import WakeConnection
 from kombu_toc.scripts.loader import load
 
 from ..cluster import Cluster
@@ -401,6 +402,25 @@ def test_a_connection_that_is_cut_is_made_again(
         until(lambda: "cannot wait for messages of mail, sms for now" in caplog.text)
         center.put("mail", "m", b"", delay=0.1)
     assert [message.id for message in returned[0].messages] == ["m"]
+
+
+def test_what_came_is_not_lost_when_the_connection_that_waited_is_cut(
+    center: TimeoutCenter,
+    client: redis.Redis,
+    make: Callable[[], TimeoutCenter],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def stop(self: WakeConnection, real: Any = WakeConnection.stop) -> Any:
+        self._connection._sock.close()  # to read is an error then, as after a reset
+        return real(self)
+
+    monkeypatch.setattr(WakeConnection, "stop", stop)
+    for id in ("m", "n"):
+        with in_thread(make().pop, ["mail", "sms"], wait=20) as returned:
+            until(lambda: blocked(client) == 1)
+            center.put("mail", "later", b"", delay=HOUR)  # claimed, and waited on
+            center.put("mail", id, b"", delay=0.1)
+        assert [message.id for message in returned[0].messages] == [id]
 
 
 @pytest.mark.one_server("a Cluster has no server that could be stopped and started alone")
