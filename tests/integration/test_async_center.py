@@ -327,10 +327,10 @@ def test_a_task_that_is_cancelled_while_it_connects_ends(
             await real(self)
 
         async with center_at(single_server.toc_url) as toc:
-            await toc.counts("mail")
+            await toc.counts("idle")  # where no other test puts anything
             before = toc.client.links.count
             monkeypatch.setattr(redis.asyncio.Connection, "connect", connect)
-            task = asyncio.create_task(toc.pop("mail", wait=60))
+            task = asyncio.create_task(toc.pop("idle", wait=60))
             await connects.wait()
             task.cancel()
             await asyncio.wait({task}, timeout=10)
