@@ -189,6 +189,8 @@ class Channel(virtual.Channel):
             if followed is not None:
                 remember(self.transport.identity, followed)
         if not self.broadcast_queues.only_reads(queue):
+            # Before the lease keeper renews what is held, which the next line brings about.
+            self.queues.leave(queue)
             self.lease_keeper.consumes_no_more(queue, self.channel_key)
             self.poller.cancel(self, queue)
         self.topology.leave(queue, self._has_other_consumer)
