@@ -13,15 +13,15 @@ from functools import lru_cache, partial
 from operator import itemgetter
 from typing import Any
 
-from ..metrics.counters import TopicCounts, count_first
 from ..model import scores
 from ..model.keys import Keys, Slot
 from ..model.limits import Limits
-from ..model.results import DEAD, WAITING, Delivery, Lost, Popped, Put, PutTogether, Settled
+from ..model.results import Delivery, Lost, Popped
 from ..model.topic import Topic
-from ..scripts.call import ScriptCall, text, texts, when_of
+from ..scripts.call import ScriptCall, texts, when_of
 from ..scripts.loader import load
 from .context import Context
+from .replies import read_deliveries, read_put, read_put_many, read_reject, read_settled
 from .requests import REMEMBER, PopRequest, PutRequest
 
 #: Expired leases that one pop rolls back per slot, at most.
@@ -101,7 +101,7 @@ class Commands:
         )
         if traits or expires:
             keys, args = (*keys, slot.tokens), (*args, traits)  # type: ignore[assignment]
-        return self._announcing(topic, "put", keys, args, partial(_read_put, self._counts(topic)))
+        return self._announcing(topic, "put", keys, args, partial(read_put, self._counts(topic)))
 
     def put_many(
         self, topic: Topic, slot: Slot, step: int, number: int, flat: Sequence[Any], width: int = 3
@@ -119,7 +119,7 @@ class Commands:
             "put_many",
             (slot.stores[step], slot.body, slot.announced_times, slot.sent(""), slot.tokens),
             (slot.number, topic.declaration.keys_ms, width, *flat),
-            partial(_read_put_many, self._counts(topic), number),
+            partial(read_put_many, self._counts(topic), number),
         )
 
     # -- consumers
@@ -301,7 +301,7 @@ class Commands:
             "ack",
             [*keys, *sets],
             (len(numbers), len(topic.steps), len(sets), *args, *copies),
-            partial(_read_settled, self._counts(topic), "acked"),
+            partial(read_settled, self._counts(topic), "acked"),
             keys_recur=not sets,
         )
 
@@ -352,7 +352,7 @@ class Commands:
                 delivery.lease_token,
                 delivery.birth,
             ),
-            partial(_read_reject, self._counts(topic)),
+            partial(read_reject, self._counts(topic)),
         )
 
     def release(self, deliveries: Iterable[Delivery]) -> list[ScriptCall]:
@@ -371,7 +371,7 @@ class Commands:
                     "release",
                     (slot.announced_times, slot.prepare, slot.tokens, *slot.stores),
                     (len(topic.steps), slot.number, *args),
-                    partial(_read_settled, self._counts(topic), "released"),
+                    partial(read_settled, self._counts(topic), "released"),
                 )
             )
         return calls
@@ -487,50 +487,3 @@ def _backoff_ms(limits: Limits) -> tuple[int, int]:
 def encoded(text: str) -> bytes:
     """A text as it is kept. What UTF-8 cannot hold, such as half a surrogate pair, is escaped."""
     return text.encode("utf-8", "backslashreplace")
-
-
-def read_deliveries(
-    topic: Topic, numbers: Sequence[int], name: str, flat: list[Any]
-) -> list[Delivery]:
-    """The deliveries of a pop of that name."""
-    retries = topic.declaration.retries
-
-    def named(id: bytes | list[bytes]) -> tuple[bytes, str]:
-        return (id[0], id[1].decode()) if isinstance(id, list) else (id, name)
-
-    return [
-        Delivery(
-            topic.name,
-            numbers[flat[i]],
-            flat[i + 1],
-            id.decode("utf-8", "surrogatepass"),
-            flat[i + 3],
-            flat[i + 4],
-            retries,
-            birth,
-        )
-        for i in range(0, len(flat), 5)
-        for id, birth in [named(flat[i + 2])]
-    ]
-
-
-def _read_put(counts: TopicCounts, raw: list[Any]) -> Put:
-    id, added, now, *_ = raw
-    counts.put += added
-    return Put(text(id), bool(added), now or None)
-
-
-def _read_settled(counts: TopicCounts, counter: str, raw: list[Any]) -> Settled:
-    return Settled(count_first(counts, counter, raw), [number - 1 for number in raw[1]])
-
-
-def _read_put_many(counts: TopicCounts, number: int, raw: list[Any]) -> PutTogether:
-    now, there, taken, *_ = raw
-    counts.put += number - len(there) - len(taken)
-    return PutTogether(now, there, taken)
-
-
-def _read_reject(counts: TopicCounts, raw: list[Any]) -> str | None:
-    counts.rolled_back += raw[0] == 1
-    counts.dead += raw[0] == 2
-    return {1: WAITING, 2: DEAD}.get(raw[0])

@@ -13,13 +13,7 @@ from ..model.topic import Topic
 from ..model.traits import traits_of
 from ..scripts.call import as_bytes, microseconds
 from .burying import bury_call
-from .commands import (
-    RECOVER,
-    Commands,
-    batches_by_slot,
-    divide_evenly,
-    slot_numbers,
-)
+from .commands import RECOVER, Commands, batches_by_slot, divide_evenly, slot_numbers
 from .context import Context
 from .leases import Leases
 from .lookup import Lookup

@@ -17,10 +17,11 @@ from ..model.keys import Slot
 from ..model.results import WAITING, Delivery, Found, Popped
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall, as_bytes, texts
-from .commands import lease_ms, read_deliveries, terms_of
+from .commands import lease_ms, terms_of
 from .context import Context
 from .lookup import CALLS_TOGETHER, IDS_PER_CALL, Lookup
 from .registry import Registry
+from .replies import read_deliveries
 from .runner import BROKEN, Runner
 from .scan import Scan
 
