@@ -6,13 +6,22 @@ from importlib.metadata import distribution
 from importlib.resources import files
 
 from kombu_toc import scripts
+from kombu_toc.errors import ConfigurationError
 from kombu_toc.scripts import loader
 
-#: Modules that need an extra, and the module that the extra brings.
+#: Modules and packages that need an extra, and the module that the extra brings.
 EXTRAS = {
     "celery_toc.metrics": "prometheus_client",
     "celery_toc.integrations.prometheus": "prometheus_client",
+    "kombu_toc.aio": "greenlet",
+    "celery_toc.aio": "greenlet",
 }
+
+
+def needed_by(module: str) -> str | None:
+    """The module that an extra brings for it."""
+    return next((e for name, e in EXTRAS.items() if f"{module}.".startswith(f"{name}.")), None)
+
 
 modules = 0
 for name in ("kombu_toc", "celery_toc"):
@@ -22,8 +31,9 @@ for name in ("kombu_toc", "celery_toc"):
     for module in pkgutil.walk_packages(package.__path__, f"{name}."):
         try:
             importlib.import_module(module.name)
-        except ModuleNotFoundError as exc:
-            if exc.name != EXTRAS.get(module.name):
+        except (ModuleNotFoundError, ConfigurationError) as exc:
+            missing = exc if isinstance(exc, ModuleNotFoundError) else exc.__cause__
+            if getattr(missing, "name", None) != needed_by(module.name):
                 raise
         modules += 1
 
