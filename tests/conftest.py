@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -34,6 +35,11 @@ ON_CLUSTER = os.environ.get("TOC_TEST_CLUSTER", "") not in ("", "0")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        if re.search("0x[0-9a-f]{8}", item.nodeid):
+            raise pytest.UsageError(
+                f"{item.nodeid}: its name holds an address, so each process of a run would collect"
+                " another test: give the parameter an id"
+            )
         mark = item.get_closest_marker("one_server")
         if mark is not None and ON_CLUSTER:
             item.add_marker(pytest.mark.skip(reason=f"of one server: {mark.args[0]}"))
