@@ -29,10 +29,16 @@ class Expiries:
         with self._lock:
             self._at[queue] = at
 
-    def next(self) -> float:
-        """Monotonic seconds when the first of them may expire."""
+    def next(self, now: float, retry: float) -> float:
+        """Monotonic seconds when to look next, after a look that begins now.
+
+        retry: seconds after which to look again for those whose time has come, if the look fails
+        """
         with self._lock:
-            return min(self._at.values(), default=float("inf"))
+            return min(
+                (at if at > now else now + retry for at in self._at.values()),
+                default=float("inf"),
+            )
 
     def take(self, now: float) -> bool:
         """Whether it is time to look; if so, it has been for those of which it was."""

@@ -82,4 +82,4 @@ class Holdings:
         lifetimes = [self.leases.shortest(), self.flights.shortest(), *(ms / 1000 for ms in kept)]
         ends_at = min(self.flights.kept_until(), self.leases.first_end() + AFTER_END)
         due = next_beat(now, lifetimes, ends_at)
-        return max(min(due, self.expiries.next()), now)
+        return min(due, self.expiries.next(now, RETRY_INTERVAL))

@@ -313,7 +313,7 @@ def test_a_worker_takes_what_its_autoscaled_pool_may_start(
     main = psutil.Process(worker.container.pid)
     for burst in range(2):
         for i in range(4):
-            app.tasks["e2e.told"].delay(f"burst-{burst}-{i}", 0.7)
+            app.tasks["e2e.told"].delay(f"burst-{burst}-{i}", 3.0)
         entries = journal.wait_for(f"burst-{burst}-", 4)
         assert not any(e["name"].endswith("-done") for e in entries[:4]), "they wait for another"
         journal.wait_for(f"burst-{burst}-", 8)

@@ -145,15 +145,21 @@ def test_who_was_let_in_otherwise_before_has_his_queues_kept(
     client.execute_command("ACL", "SETUSER", "gone", "on", "~*", "&*", "+@all", ">first")
     url, brief = f"toc+redis://gone:{{}}@127.0.0.1:{server.port}/0", {"toc_stale_after": 1}
     with Connection(url.format("first"), transport_options=brief) as before:
-        Queue("a", Exchange("w", "direct"), "a", expires=1)(before.default_channel).declare()
+        passing(before, "a").declare()
         client.execute_command("ACL", "SETUSER", "gone", "resetpass", ">second")
         client.client_kill_filter(_type="normal", skipme=True)
         with Connection(url.format("second"), transport_options=brief) as after:
-            Queue("b", Exchange("w", "direct"), "b", expires=1)(after.default_channel).declare()
+            Queue("b", Exchange("w", "direct"), "b", auto_delete=True)(
+                after.default_channel
+            ).declare()
             time.sleep(2.5)  # the server's own clock decides what is stale
             sweep(after.transport.center)
             assert after.transport.center.topics() == ["b"]
     client.execute_command("ACL", "DELUSER", "gone")
+
+
+def passing(connection: Connection, name: str) -> Queue:
+    return Queue(name, Exchange("w", "direct"), name, auto_delete=True)(connection.default_channel)
 
 
 def round_trip_on(connection: Connection) -> None:

@@ -145,6 +145,8 @@ def test_queues_and_bindings_may_go_at_any_time_while_others_are_kept(
 
     minute = Milliseconds(60_000)
     bound = [binding("direct", "", None, f"reply-{number}") for number in range(200)]
+    for number in range(200):
+        center.declare(f"reply-{number}", slots=1, expires=int(minute))
     with heartbeat._holdings.lock:  # its own thread waits until the tables are full
         for number in range(200):
             for holder in ("garbage", "channel", "other"):

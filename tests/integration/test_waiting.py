@@ -353,9 +353,11 @@ def test_who_waits_asks_the_server_next_to_nothing(
     with in_thread(other.pop, "mail", wait=4.5):
         until(lambda: blocked(client) == 1)
         client.config_resetstat()
+        began = time.monotonic()
         time.sleep(3)  # what is counted is what it does in this time
         calls = calls_of(client, "evalsha", "eval", "bzpopmin")
-    assert 2 <= calls <= 4
+        seconds = time.monotonic() - began
+    assert 2 <= calls <= 2 + 1.2 * seconds  # both may come just after the count begins
 
 
 def test_somebody_who_keeps_the_topics_up_spares_the_looks(

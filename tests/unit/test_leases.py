@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from kombu_toc import Delivery
+from kombu_toc.consumer.expiries import Expiries
 from kombu_toc.consumer.holdings import RETRY_INTERVAL, SWEEP_INTERVAL, next_beat
 from kombu_toc.consumer.leases import BEATS_PER_LEASE, Leases, by_place
 
@@ -171,3 +172,22 @@ def test_what_nobody_asks_for_is_given_back_when_that_is_due_but_not_more_than_o
 ):
     assert next_beat(100.0, [60.0], 103.0) == 103.0
     assert next_beat(100.0, [60.0], 100.1) == 100.0 + RETRY_INTERVAL
+
+
+def test_a_queue_that_may_have_expired_is_looked_for_when_it_may_have() -> None:
+    expiries = Expiries(threading.RLock())
+    expiries.note("brief", 103.0)
+    expiries.note("later", 109.0)
+    assert expiries.next(100.0, RETRY_INTERVAL) == 103.0
+    assert not expiries.take(102.9)
+    assert expiries.take(103.0)
+    assert expiries.next(103.0, RETRY_INTERVAL) == 109.0
+
+
+def test_a_look_that_failed_is_repeated_a_second_later_and_keeps_no_other_waiting() -> None:
+    """Else a server that lets the process in no more is asked without a pause."""
+    expiries = Expiries(threading.RLock())
+    expiries.note("brief", 103.0)
+    assert expiries.next(103.5, RETRY_INTERVAL) == 103.5 + RETRY_INTERVAL
+    expiries.note("other", 103.7)
+    assert expiries.next(103.5, RETRY_INTERVAL) == 103.7
