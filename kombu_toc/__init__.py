@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from .model.envelope import ENSURE as ENSURE
     from .model.envelope import unpack as unpack
     from .model.limits import LIMITS as LIMITS
+    from .model.limits import TERMS as TERMS
     from .model.limits import Limits as Limits
     from .model.results import DEAD as DEAD
     from .model.results import IN_FLIGHT as IN_FLIGHT
@@ -129,6 +130,7 @@ _PLACES = {
     "read_script_times": "metrics.reading",
     "LIMITS": "model.limits",
     "Limits": "model.limits",
+    "TERMS": "model.limits",
     "Topic": "model.topic",
     "COUNTDOWN": "model.envelope",
     "ENSURE": "model.envelope",

@@ -55,8 +55,8 @@ class ActionTimeError(TocError, ValueError):
 
 
 class TraitError(TocError, ValueError):
-    """What a message is to have of its own makes no sense: its visibility, its max lease or its
-    expiration; raised to the sender."""
+    """What a message is to have of its own makes no sense: its visibility, its max lease, its
+    expiration or its key; raised to the sender."""
 
 
 class EnvelopeError(TocError, ValueError):

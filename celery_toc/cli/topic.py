@@ -36,8 +36,9 @@ COLUMNS = (
     Column("consumers", right=True, spare=1),
 )
 
-#: What takes a limit back to the connection's default.
+#: What takes a limit back to the connection's default; and those of starts, keys and puts away.
 DEFAULT = "default"
+NONE = "none"
 
 #: Limits that only `declare` takes.
 _DECLARED_ONCE = ("slots", "expires")
@@ -68,8 +69,10 @@ class _Value(click.ParamType):  # type: ignore[type-arg]  # Click's is generic f
         self.name = limit
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if self.may_be_default and value == DEFAULT:
-            return value
+        if self.may_be_default and (
+            value == DEFAULT or (value == NONE and self.limit in kombu_toc.TERMS)
+        ):
+            return DEFAULT
         if self.limit == "steps":
             return value.split(",")
         kind = kombu_toc.LIMITS[self.limit]
@@ -116,6 +119,19 @@ _HELP = {
     "max_lease": "How long one delivery may be renewed in all; 0: for ever.",
     "message_ttl": "When a message expires, counted from its due time.",
     "dead_expired": "Whether an expired message goes to DeadQueue.",
+    "rate": "Starts of the whole queue: 100/s, 10/m, 5000/h.",
+    "rate_burst": "How many of these may come at once.",
+    "concurrency": "How many of the queue run at once.",
+    "key_rate": "Starts of each key: 10/m.",
+    "key_burst": "How many of these may come at once.",
+    "key_concurrency": "How many of each key run at once.",
+    "key_order": "serial: of each key one at a time, strictly in order.",
+    "key_retry": "With serial: hold, or later: what comes back lets others pass.",
+    "key_fair": "Whether keys take turns.",
+    "key_weights": "How much more often a key has its turn: gold=3,silver=2.",
+    "put_rate": "How many may be added to the queue: 100/s.",
+    "key_put_rate": "How many may be added of each key.",
+    "key_header": "The header that names the key of a message.",
     "steps": "The priority levels, such as 0,3,6,9.",
 }
 _METAVARS = {
@@ -123,6 +139,19 @@ _METAVARS = {
     "retries": "N",
     "dead_limit": "N",
     "dead_expired": "yes|no",
+    "rate": "RATE",
+    "rate_burst": "N",
+    "concurrency": "N",
+    "key_rate": "RATE",
+    "key_burst": "N",
+    "key_concurrency": "N",
+    "key_order": "serial",
+    "key_retry": "hold|later",
+    "key_fair": "yes|no",
+    "key_weights": "KEY=N,...",
+    "put_rate": "RATE",
+    "key_put_rate": "RATE",
+    "key_header": "NAME",
     "steps": "N,N...",
 }
 _ALTERABLE = (*(name for name in kombu_toc.LIMITS if name not in _DECLARED_ONCE), "steps")
@@ -200,6 +229,8 @@ def declare(session: Session, queue: str, **limits: Any) -> None:
     example="""
 celery -A shop toc topic set mail --retries 3 --visibility 5m
 celery -A shop toc topic set mail --visibility default
+celery -A shop toc topic set mail --rate 100/s --key-concurrency 1
+celery -A shop toc topic set mail --rate none
 """,
 )
 @_queue
@@ -208,6 +239,7 @@ celery -A shop toc topic set mail --visibility default
 def set_(session: Session, queue: str, **limits: Any) -> None:
     """Change limits of a queue while it is in use; `default` takes one back to the app's.
 
+    What limits starts, keys and puts (--rate and those below it) is taken away by `none`.
     Workers and senders know within five seconds. Another number of slots: `reshard`.
     """
     asked = {name: limits[name] for name in _ALTERABLE if limits[name] is not None}
@@ -262,7 +294,11 @@ def _show(session: Session, found: kombu_toc.Description) -> None:
     fields: list[tuple[str, Any]] = [("queue", found.topic), ("slots", found.slots)]
     if found.draining_counts:
         fields.append(("former slots", ", ".join(map(str, found.draining_counts))))
-    fields += [(name.replace("_", " "), _shown(name, v)) for name, v in found.limits.items()]
+    fields += [
+        (name.replace("_", " "), _shown(name, limit))
+        for name, limit in found.limits.items()
+        if limit.value is not None or name not in kombu_toc.TERMS
+    ]
     if found.closed_steps:
         fields.append(("closed steps", ",".join(map(str, found.closed_steps))))
     if found.expires_ms is not None:
@@ -302,6 +338,8 @@ def _text(name: str, value: Any) -> str:
         return "yes" if value else "no"
     if name == "steps":
         return ",".join(map(str, value))
+    if name == "key_weights":
+        return ", ".join(f"{key}={weight:.15g}" for key, weight in value.items())
     unit = getattr(kombu_toc.LIMITS[name], "unit", "")
     if unit:
         return _exactly(value / 1000 if unit == "milliseconds" else value)

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..model.limits import LIMITS
+from ..model.limits import LIMITS, TERMS, same
 from ..model.topic import Declaration, Topic
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,9 @@ def option_of(limit: str) -> str:
 def shown(limit: str, value: Any) -> str:
     """A limit's value as that option takes it."""
     if value is None:
-        return "default"
+        return "none" if limit in TERMS else "default"
+    if limit == "key_weights":
+        return ",".join(f"{key}={weight:.15g}" for key, weight in value)
     if limit == "steps":
         return ",".join(map(str, value))
     if isinstance(value, bool):
@@ -77,5 +79,5 @@ def _contradictions(topic: Topic, asked: Mapping[str, Any]) -> Iterator[tuple[st
         holds, value = getattr(topic.declaration, name), getattr(wanted, name)
         if name == "steps":
             holds = topic.open_steps
-        if holds != value:
+        if not same(name, holds, value):
             yield name, holds, value

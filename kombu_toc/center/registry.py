@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import SlotCountError
+from ..model.gates import WHOLE_QUEUE, check_gates
 from ..model.keys import Keys, check_name
-from ..model.limits import PRIORITY_STEPS, check_steps
+from ..model.limits import PRIORITY_STEPS, TERMS, check_steps
 from ..model.results import Delivery
 from ..model.scores import MAX_RETRIES
 from ..model.topic import Declaration, Topic
@@ -223,8 +224,11 @@ class Registry:
         """Declare a topic and return it as it is declared.
 
         kept: of a topic that expires: as :attr:`Declaration.kept`
-        limits: ``slots`` (a power of two), ``retries``, ``expires`` (milliseconds), ``steps`` and
-            the fields of :class:`Limits` (seconds); what is left out agrees with any declaration.
+        limits: ``slots`` (a power of two), ``retries``, ``expires`` (milliseconds), ``steps``, the
+            fields of :class:`Limits` (seconds), and what limits starts, keys and puts: ``rate``,
+            ``rate_burst``, ``concurrency``, ``key_rate``, ``key_burst``, ``key_concurrency``,
+            ``key_order``, ``key_retry``, ``key_fair``, ``key_weights``, ``put_rate``,
+            ``key_put_rate``, ``key_header``; what is left out agrees with any declaration.
 
         The first declaration stands, until :meth:`.topics.Topics.alter` changes it. One that asks
         for other limits is logged, once. Raises SlotCountError if it has another slot count than
@@ -239,12 +243,14 @@ class Registry:
         check_name(name)
         asked = limits.get("slots")
         if asked is None:
-            limits = {**limits, "slots": self.slots}
+            limits = {**limits, "slots": 1 if self.needs_one_slot(limits) else self.slots}
         if limits.get("retries") is None:
             limits = {**limits, "retries": self.retries}
             if self.retries != MAX_RETRIES:
                 said = {**said, "retries": self.retries}
         wanted = replace(Declaration.of(name, **limits), bases=False)
+        if not said.keys().isdisjoint(TERMS):
+            check_gates(name, wanted, clustered=self._runner.clustered)
         if wanted.expires:
             wanted = replace(wanted, named=False, kept=kept)
         topic: Topic = self._runner.run(self.declare_call(name, wanted))
@@ -258,6 +264,11 @@ class Registry:
             )
         warn_of_contradictions(self._keys.topics, topic, {**said, "steps": steps})
         return topic
+
+    def needs_one_slot(self, limits: Mapping[str, Any]) -> bool:
+        """Whether a topic with these limits has one slot unless more are asked for: on a Cluster,
+        if something counts the whole queue."""
+        return any(map(limits.get, WHOLE_QUEUE)) and bool(self._runner.clustered)
 
     def agreed(self, topic: Topic) -> Topic:
         """The same topic. Raises PriorityStepsError if it was declared with other steps than this

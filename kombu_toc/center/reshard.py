@@ -54,6 +54,7 @@ from typing import NamedTuple
 
 from ..errors import EnvelopeError, ReshardError
 from ..model import envelope
+from ..model.gates import check_one_slot
 from ..model.keys import Slot
 from ..model.limits import MAX_SLOTS
 from ..model.topic import Topic, base_of, check_slots, slot_of
@@ -102,7 +103,8 @@ def reshard_topic(
     on_progress: called now and then with the progress so far
     report: the old name of `on_progress`
 
-    Raises SlotCountError for an impossible count, ReshardError if there is no such topic, or if
+    Raises SlotCountError for an impossible count, ConfigurationError for more slots than one on a
+    Cluster if a limit counts the whole queue, ReshardError if there is no such topic, or if
     somebody else changes or deletes it meanwhile.
     """
     check_slots(topic, slots)
@@ -151,6 +153,8 @@ def _switch(center: TimeoutCenter, name: str, slots: int) -> Topic:
             raise ReshardError(
                 f"queue {name!r} goes away by itself when nobody uses it; its slots stay"
             )
+        if center.clustered and slots != 1:
+            check_one_slot(name, old, slots)
         was = {*old.draining_counts, *_counts_in_use(center, topic), old.slots} - {slots}
         wanted = replace(
             old,

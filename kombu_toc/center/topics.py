@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import ConfigurationError, SlotCountError, UnknownTopicError
-from ..model.limits import LIMITS, PRIORITY_STEPS, Limits, check_steps
+from ..model.gates import NEEDS, check_gates
+from ..model.limits import LIMITS, PRIORITY_STEPS, TERMS, Limits, check_steps
 from ..model.results import DECLARED, DEFAULT, Description, Limit
 from ..model.topic import Declaration, Topic
 from .context import Context
@@ -36,7 +37,8 @@ class Topics:
         """Change limits of a declared topic while it is in use; return it as it is declared then.
 
         limits: those of :meth:`declare`, but for ``slots`` and ``expires``; None takes one back to
-            the default of whoever uses the topic (``retries`` and ``steps``: of this center)
+            the default of whoever uses the topic (``retries`` and ``steps``: of this center); of
+            those for starts, keys and puts, None takes one away
 
         Consumers and producers know within five seconds. Several may alter a topic at the same
         time: what each has named holds, and nothing else changes. What a message has already, it
@@ -47,7 +49,7 @@ class Topics:
         flight or dead may come back under a neighbouring one.
 
         Raises UnknownTopicError if nobody has declared the topic, ConfigurationError for a limit
-        that makes no sense or cannot be altered.
+        that makes no sense or cannot be altered, or does not go with the others.
         """
         wanted = self._checked(topic, limits)
         while True:
@@ -72,6 +74,11 @@ class Topics:
             else Limit(value, DECLARED)
             for name, value in said.items()
         }
+        for name in TERMS:
+            value = getattr(standing, name)
+            limits[name] = Limit(value, DEFAULT if value is None else DECLARED)
+        if standing.key_weights:
+            limits["key_weights"] = Limit(dict(standing.key_weights), DECLARED)
         steps = Limit(found.open_steps, DEFAULT if standing.steps is None else DECLARED)
         return Description(
             topic,
@@ -122,7 +129,13 @@ class Topics:
             fields["retries"] = self._registry.retries
         if "steps" in fields:
             fields.update(self._steps(topic, fields["steps"] or self._registry.steps))
-        return replace(topic.declaration, **fields)
+        for name, needed in NEEDS.items():  # what says nothing any more goes with the other
+            if needed in fields and not fields[needed]:
+                fields.setdefault(name, None)
+        changed = replace(topic.declaration, **fields)
+        if not fields.keys().isdisjoint(TERMS):
+            check_gates(topic.name, changed, clustered=self._context.clustered)
+        return changed
 
     @staticmethod
     def _steps(topic: Topic, wanted: tuple[int, ...] | None) -> dict[str, Any]:

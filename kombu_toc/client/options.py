@@ -151,7 +151,7 @@ class Settings:
     toc_wait_timeout: float = 1.0
     #: per topic: ``slots``, ``retries``, ``visibility``, ``retry_backoff``,
     #: ``retry_backoff_max``, ``dead_age``, ``dead_limit``, ``max_lease``, ``message_ttl``,
-    #: ``dead_expired``, ``steps``
+    #: ``dead_expired``, ``steps``, and what limits starts, keys and puts (``TERMS``)
     toc_topics: dict[str, dict[str, Any]] = field(default_factory=dict)
     #: how long before its action time an idle worker may fetch a message, and then hold it
     toc_lookahead: float = 0.020

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 
 from ..errors import ConfigurationError, SlotCountError
 from .scores import TRIED
+from .terms import Choice, Header, Rate, Weights, interval_us
 
 #: Slots of a topic that is declared without a number.
 DEFAULT_SLOTS = 8
@@ -125,8 +126,28 @@ class Flag:
     read = check
 
 
+#: What a limit may be.
+Kind = Number | Flag | Rate | Choice | Weights | Header
+
+#: Limits of starts, of keys and of puts: without one there is none.
+TERMS: dict[str, Kind] = {
+    "rate": Rate(),
+    "rate_burst": Number(int, 1, 10**6),
+    "concurrency": Number(int, 1, 10**6),
+    "key_rate": Rate(),
+    "key_burst": Number(int, 1, 10**6),
+    "key_concurrency": Number(int, 1, 10**6),
+    "key_order": Choice(("serial",)),
+    "key_retry": Choice(("hold", "later")),
+    "key_fair": Flag(),
+    "key_weights": Weights(),
+    "put_rate": Rate(),
+    "key_put_rate": Rate(),
+    "key_header": Header(),
+}
+
 #: The limits that a topic may be declared with, except its priority steps.
-LIMITS: dict[str, Number | Flag] = {
+LIMITS: dict[str, Kind] = {
     "slots": Number(
         int, 1, MAX_SLOTS, power_of_two=True, called="the slot count", error=SlotCountError
     ),
@@ -140,6 +161,7 @@ LIMITS: dict[str, Number | Flag] = {
     "max_lease": Number(float, 1, unit="seconds", zero="none"),
     "message_ttl": Number(int, 0, 10**12, unit="milliseconds", whole_floats=True),
     "dead_expired": Flag(),
+    **TERMS,
 }
 
 
@@ -159,6 +181,25 @@ def check_limits(
         else LIMITS[name].check(f"{what}: {_called(name)}", value)
         for name, value in limits
     }
+
+
+#: What holds where a topic is declared without, of limits that go with another.
+_OTHERWISE: dict[str, Any] = {
+    "rate_burst": 1,
+    "key_burst": 1,
+    "key_retry": "hold",
+    "key_fair": False,
+}
+
+
+def same(limit: str, one: Any, other: Any) -> bool:
+    """Whether two values of a limit, as they are stored, mean the same: 60/m is 1/s."""
+    if one is None or other is None:
+        otherwise = _OTHERWISE.get(limit)
+        one, other = (otherwise if value is None else value for value in (one, other))
+    elif isinstance(LIMITS.get(limit), Rate):
+        return interval_us(one) == interval_us(other)
+    return bool(one == other)
 
 
 def _called(limit: str) -> str:

@@ -290,8 +290,8 @@ class Description(NamedTuple):
 
     topic: str
     slots: int
-    #: name -> what holds: ``retries``, the fields of :class:`Limits`, and ``steps``, under which
-    #: messages are put
+    #: name -> what holds: ``retries``, the fields of :class:`Limits`, what limits starts, keys and
+    #: puts (``TERMS``), and ``steps``, under which messages are put
     limits: dict[str, Limit]
     closed_steps: tuple[int, ...]  #: steps under which messages may still be, and none are put
     expires_ms: int | None  #: milliseconds after which it goes away if nobody uses it; None: never

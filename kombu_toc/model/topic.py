@@ -6,12 +6,13 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import crcmod.predefined
 
 from ..errors import ConfigurationError
+from .gates import gates_of, put_gates_of
 from .keys import Slot
 from .limits import (
     DEFAULT_SLOTS,
@@ -76,7 +77,12 @@ class Declaration:
     altered: whether the steps were changed after it was declared; a connection with others is not
         refused then
 
-    The others are those of :class:`Limits`, or None for the limits of the consumer's connection.
+    Those from `rate` to `key_header` limit starts, keys and puts (docs/limits.md); None: they do
+    not. The others are those of :class:`Limits`, or None for the limits of the consumer's
+    connection.
+
+    Its fields are what Redis has of a topic, in one flat document that other languages read, which
+    is why they are more than fifteen.
     """
 
     slots: int = DEFAULT_SLOTS
@@ -98,6 +104,29 @@ class Declaration:
     closed_steps: tuple[int, ...] = ()
     altered: bool | None = None
     kept: int | None = None
+    rate: str | None = None
+    rate_burst: int | None = None
+    concurrency: int | None = None
+    key_rate: str | None = None
+    key_burst: int | None = None
+    key_concurrency: int | None = None
+    key_order: str | None = None
+    key_retry: str | None = None
+    key_fair: bool | None = None
+    key_weights: tuple[tuple[str, float], ...] | None = None
+    put_rate: str | None = None
+    key_put_rate: str | None = None
+    key_header: str | None = None
+
+    @cached_property
+    def gates(self) -> str:
+        """What limits its starts, as text for scripts; empty if nothing does."""
+        return gates_of(self)
+
+    @cached_property
+    def put_gates(self) -> str:
+        """What limits its puts, as text for scripts; empty if nothing does."""
+        return put_gates_of(self)
 
     @property
     def keys_ms(self) -> int:
@@ -128,8 +157,11 @@ class Declaration:
         return otherwise._replace(**{k: v for k, v in said.items() if v is not None})
 
     def to_json(self) -> str:
+        said = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        if self.key_weights:
+            said["key_weights"] = dict(self.key_weights)
         return json.dumps(
-            {_IN_REDIS.get(k, k): v for k, v in self.__dict__.items() if v not in (None, ())},
+            {_IN_REDIS.get(k, k): v for k, v in said.items() if v not in (None, ())},
             separators=(",", ":"),
         )
 
@@ -147,6 +179,8 @@ class Declaration:
         kept: dict[str, Any] = {
             k: tuple(v) if isinstance(v, list) else v for k, v in said.items() if k in known
         }
+        if "key_weights" in kept:
+            kept["key_weights"] = tuple(sorted(kept["key_weights"].items()))
         return cls(**kept)
 
 

@@ -25,7 +25,7 @@ import re
 from functools import lru_cache
 
 from ..errors import TraitError
-from .limits import LIMITS, Flag, Number
+from .limits import LIMITS, Kind, Number
 
 _TRAIT = re.compile(r"[;,]([a-z])(\d+)")
 _END = re.compile(r"!(\d+)$")
@@ -34,7 +34,7 @@ _END = re.compile(r"!(\d+)$")
 _LIVES = Number(float, 0, unit="seconds")
 
 #: name of a trait -> its letter, its bounds, and how many milliseconds its unit has
-_TRAITS: dict[str, tuple[str, Number | Flag, int]] = {
+_TRAITS: dict[str, tuple[str, Kind, int]] = {
     "visibility": ("v", LIMITS["visibility"], 1000),
     "max_lease": ("m", LIMITS["max_lease"], 1000),
     "expiration": ("e", _LIVES, 1000),

@@ -15,7 +15,7 @@ from ..client.options import Settings, suggestion
 from ..consumer.lease_keeper import LeaseKeeper
 from ..consumer.pipe import BROKEN
 from ..consumer.sweeping import sweep
-from ..model.limits import LIMITS, Limits
+from ..model.limits import LIMITS, TERMS, Limits
 from ..model.topic import Topic, check_slots
 
 #: Queues whose declarations a channel remembers.
@@ -25,7 +25,7 @@ MAX_KNOWN = 4096
 TOUCH_MS = 500
 
 #: Limits of a topic that a queue's arguments may set.
-_LIMITS = ("slots", "retries", *Limits._fields)
+_LIMITS = ("slots", "retries", *Limits._fields, *TERMS)
 _ARGUMENTS = {f"x-{name.replace('_', '-')}": name for name in _LIMITS}
 
 #: Other arguments that have the effect that is meant: priorities need no declaration here.
@@ -114,7 +114,7 @@ class Queues:
             return None
         topic = self._declare_topic(queue, limits)
         if queue not in self.transient:
-            resharded = _resharded(topic, limits, self._settings)
+            resharded = self._resharded(topic, limits)
             self.ignored[queue] = [*_unknown(arguments), *resharded]
         return topic
 
@@ -133,7 +133,7 @@ class Queues:
             self._lease_keeper.withdraw_deletion(queue, self._center.client.sleep)
             if not kept or self._center.declared(queue) is None:
                 limits.setdefault("slots", 1)
-        elif self._settings.toc_slots:
+        elif self._settings.toc_slots and not self._center.registry.needs_one_slot(limits):
             limits.setdefault("slots", self._settings.toc_slots)
         asked = self.expiring.get(queue, expires)
         topic = self._center.declare(queue, expires=asked, kept=kept, **limits)
@@ -144,6 +144,16 @@ class Queues:
             lifetime = min(expires, topic.declaration.expires)
             self._lease_keeper.keep_topic(queue, lifetime, self._holder)
         return topic
+
+    def _resharded(self, topic: Topic, limits: Mapping[str, Any]) -> Iterator[str]:
+        """The slot count that was asked for, if another one holds since the topic was resharded.
+        (Of other limits that do not hold the center warns.)"""
+        asked = {**self._settings.toc_topics.get(topic.name, {}), **limits}
+        slots = asked.get("slots")
+        if slots is None and not self._center.registry.needs_one_slot(asked):
+            slots = self._settings.toc_slots
+        if slots is not None and check_slots(topic.name, slots) != topic.slots:
+            yield f"slots={slots!r} (it was resharded to {topic.slots})"
 
     def topic(self, queue: str) -> Topic:
         """The topic of a queue; declared if nobody has done so."""
@@ -248,15 +258,6 @@ def read_expires(queue: str, value: object) -> int:
 def _touch_ms(topic: Topic) -> int:
     """Milliseconds after which it is said again that a queue is used: puts come in thousands."""
     return min(TOUCH_MS, (topic.declaration.expires or 0) // 4)
-
-
-def _resharded(topic: Topic, limits: Mapping[str, Any], settings: Settings) -> Iterator[str]:
-    """The slot count that was asked for, if another one holds since the topic was resharded. (Of
-    other limits that do not hold the center warns.)"""
-    asked = {"slots": settings.toc_slots, **settings.toc_topics.get(topic.name, {}), **limits}
-    slots = asked["slots"]
-    if slots is not None and check_slots(topic.name, slots) != topic.slots:
-        yield f"slots={slots!r} (it was resharded to {topic.slots})"
 
 
 def _unknown(arguments: Mapping[str, Any]) -> Iterator[str]:

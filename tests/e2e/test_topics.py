@@ -89,6 +89,25 @@ def test_what_a_queue_is_declared_with_is_shown_set_and_deleted(run: Run) -> Non
     assert "mail" not in run("topic", "list").out
 
 
+def test_what_limits_starts_and_keys_is_set_shown_and_taken_away(run: Run) -> None:
+    run("topic", "declare", "mail", "--slots", "1")
+    said = run("topic", "set", "mail", "--rate", "600/m", "--rate-burst", "5", "--key-fair", "yes")
+    assert said.out.splitlines() == [
+        "rate of 'mail': 600/m (declared); it was none (default).",
+        "rate burst of 'mail': 5 (declared); it was none (default).",
+        "key fair of 'mail': yes (declared); it was none (default).",
+        "Workers and senders know within five seconds.",
+    ]
+    run("topic", "set", "mail", "--key-weights", "gold=3,silver=1.5")
+    shown = run("topic", "show", "mail").out
+    assert "rate               600/m (declared)" in shown
+    assert "key weights        gold=3, silver=1.5 (declared)" in shown
+    assert "key order" not in shown
+    said = run("topic", "set", "mail", "--rate", "none")
+    assert said.out.splitlines()[0] == "rate of 'mail': none (default); it was 600/m (declared)."
+    assert "rate" not in run("topic", "show", "mail").out
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -100,6 +119,9 @@ def test_what_a_queue_is_declared_with_is_shown_set_and_deleted(run: Run) -> Non
         (("set", "celery", "--dead-expired", "perhaps"), 2, "must be true or false"),
         (("set", "celery", "--priority-steps", "3"), 2, "increasing integers that begin with 0"),
         (("set", "celery", "--slots", "4"), 2, "No such option"),
+        (("set", "celery", "--rate", "fast"), 2, "--rate must be a rate such as 100/s, 10/m"),
+        (("set", "celery", "--retries", "none"), 2, "--retries must be a whole number"),
+        (("set", "celery", "--rate-burst", "3"), 2, "rate_burst says nothing without rate"),
         (("declare", "celery"), 1, "'celery toc topic set celery' changes its limits"),
         (("declare", "mail", "--slots", "3"), 2, "a power of two from 1 to 512"),
         (("delete", "celery"), 2, "pass --yes"),

@@ -157,7 +157,8 @@ def test_what_is_done_to_queues_is_told_as_the_page_has_it(
 
 def test_what_queues_are_declared_with_is_told_as_the_page_has_it(app: Celery, run: Run) -> None:
     [sample] = SAMPLES["topic"]
-    declared = run("topic", "declare", "mail", "--slots", "16", "--retries", "3")
+    terms = ("--rate", "100/s", "--key-concurrency", "1")
+    declared = run("topic", "declare", "mail", "--slots", "16", "--retries", "3", *terms)
     assert_alike(sample, declared)
     assert (declared["slots"], declared["limits"]["retries"]["value"]) == (16, 3)
     assert_alike(sample, run("topic", "show", "mail"))
@@ -167,5 +168,11 @@ def test_what_queues_are_declared_with_is_told_as_the_page_has_it(app: Celery, r
     assert changed["changed"] == ["retries", "visibility"]
     assert_alike(sample["limits"], changed["limits"])
     assert changed["limits"]["visibility"] == {"value": 120.0, "source": "declared"}
+    taken = run(
+        "topic", "set", "mail", "--rate", "none", "--key-fair", "yes", "--key-weights", "a=2"
+    )
+    assert taken["changed"] == ["rate", "key_fair", "key_weights"]
+    assert taken["limits"]["rate"] == {"value": None, "source": "default"}
+    assert taken["limits"]["key_weights"] == {"value": {"a": 2.0}, "source": "declared"}
     run("topic", "delete", "mail", "--yes")
     assert run("topic", "list") == {"topics": []}
