@@ -111,6 +111,14 @@ class SentTasks:
         self._promised.append(request)
         return True
 
+    def executes(self, request: Any) -> bool:
+        """Whether a process still executes a request's task.
+
+        request: None if nobody knows it any more
+        """
+        job = None if request is None else _job(request)
+        return job is not None and not job.ready()
+
 
 def sent_request(pool: Any, message: Any) -> Any:
     """The request of a message whose task was written to a process of the pool that lives, or

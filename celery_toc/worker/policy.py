@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Hashable
 from typing import Any
+from weakref import ref
 
 from celery import Task
 from celery.worker import state
@@ -104,6 +105,18 @@ class PoolPolicy:
 
     def _was_sent(self, message: kombu_toc.Message) -> bool:
         return self._sent is not None and self._sent.keeps(message)
+
+    def execution(self, message: kombu_toc.Message) -> Hashable | None:
+        # Celery has noted by now that the pool has begun its task, or that it has ended.
+        request = self._submitted.executing(message)
+        return None if request is None else ref(request)
+
+    def ended(self, executions: Collection[Hashable]) -> Collection[Hashable]:
+        ended = set(executions) - self._submitted.busy()
+        if not ended or self._sent is None:
+            return ended
+        # What is terminated has ended for Celery before its process has.
+        return [one for one in ended if not self._sent.executes(one())]  # type: ignore[operator]
 
     def take_queued(self, seconds: float) -> list[kombu_toc.Message]:
         return self._submitted.take_queued(time.monotonic() - seconds)

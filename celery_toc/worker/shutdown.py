@@ -4,7 +4,9 @@ take that the worker waits for."""
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from celery import bootsteps, signals
@@ -17,6 +19,9 @@ from .requests import SubmittedRequests
 
 #: Seconds that a signal handler waits for messages to be given back.
 HELP_TIMEOUT = 1.0
+
+#: Seconds between two looks, while the loop stands still, which tasks have ended.
+LOOK_AT_ENDS = 0.02
 
 
 class Shutdown:
@@ -47,6 +52,16 @@ class Shutdown:
         channel.poller.close()
         self._give_back(channel, policy)
         channel.center.metrics.send(channel.center)
+        if channel.lease_keeper.early_acks:
+            # The pool may work on for hours: the place of each task is free when that has ended.
+            watch = partial(self._acknowledge_ended, channel)
+            threading.Thread(target=watch, name="toc-ends", daemon=True).start()
+
+    @staticmethod
+    def _acknowledge_ended(channel: Any) -> None:
+        while channel.lease_keeper.early_acks:
+            channel.poller.outbox.ack_ended()
+            time.sleep(LOOK_AT_ENDS)
 
     def _on_signal(self, **_: Any) -> None:
         # A solo worker executes its tasks within its loop.

@@ -113,6 +113,11 @@ class TimeoutCenterStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celer
             self._shutdown.finish(self._policy)
         self._consumes = False
 
+    def shutdown(self, c: Any) -> None:
+        """The pool has stopped."""
+        if self._channel is not None:
+            self._channel.poller.outbox.ack_ended()
+
     def _consuming(self) -> Any:
         """The channel that the worker consumes with, or None."""
         return self._channel if self._consumes else None

@@ -64,6 +64,8 @@ class Beat:
         """
         holdings = self._holdings
         self._broken = []
+        if holdings.early_acks.process_ends:
+            self._acknowledge_ended(center)
         self._attempt(center, self._run_owed_calls, center)
         self._attempt(center, self._renew_leases, center, began)
         for deletion in holdings.deletions.pending():
@@ -103,6 +105,13 @@ class Beat:
         self._log.log(logging.ERROR, "cannot renew leases: %s", exc, error=None if known else exc)
 
     # -- what is owed
+
+    def _acknowledge_ended(self, center: TimeoutCenter) -> None:
+        """The process ends, and what it executes."""
+        ended = self._holdings.early_acks.take_all()
+        for delivery in ended:
+            self._holdings.leases.drop(delivery)
+        self._holdings.calls.add(center.commands.ack(ended))
 
     def _run_owed_calls(self, center: TimeoutCenter) -> None:
         calls = self._holdings.calls
@@ -171,8 +180,20 @@ class Beat:
                 for delivery in filter(leases.lose, result):
                     (overran if delivery in result.overran else lost).append(delivery)
         leases.renewed(began, failed, {visibility for _, visibility in held})
+        acknowledged = [one for one in lost if self._holdings.early_acks.drop(one)]
+        if acknowledged:
+            lost = [one for one in lost if one not in acknowledged]
+            self._log.log(
+                logging.WARNING,
+                "leases ended before they were renewed, so others start while these tasks run: %s",
+                named(acknowledged),
+            )
         if lost:
-            self._warn_of(lost)
+            self._log.log(
+                logging.WARNING,
+                "leases ended before they were renewed, the messages may be delivered again: %s",
+                named(lost),
+            )
         for delivery in overran:
             center.context.counts(center.topic(delivery.topic)).overran += 1
             self._log.log(
@@ -185,15 +206,6 @@ class Beat:
         refused = [exc for exc in failed.values() if not isinstance(exc, BROKEN)]
         if refused:
             raise refused[0]
-
-    def _warn_of(self, lost: list[Delivery]) -> None:
-        shown = ", ".join(in_words(one) for one in lost[:MAX_NAMED])
-        more = f" and {len(lost) - MAX_NAMED} more" if len(lost) > MAX_NAMED else ""
-        self._log.log(
-            logging.WARNING,
-            "leases ended before they were renewed, the messages may be delivered again: %s%s",
-            *(shown, more),
-        )
 
     def _refresh(self, center: TimeoutCenter) -> None:
         """Keep transient queues and their bindings from going stale."""
@@ -227,3 +239,9 @@ class Beat:
                 presence.failed()
                 raise
         presence.announced(statement)
+
+
+def named(lost: list[Delivery]) -> str:
+    """These, for a warning."""
+    shown = ", ".join(in_words(one) for one in lost[:MAX_NAMED])
+    return shown + (f" and {len(lost) - MAX_NAMED} more" if len(lost) > MAX_NAMED else "")

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from .deletions import OwedDeletions
+from .early_acks import EarlyAcks
 from .expiries import Expiries
 from .flights import Flights
 from .leases import BEATS_PER_LEASE, Leases
@@ -52,6 +53,7 @@ class Holdings:
     ) -> None:
         self.lock = lock
         self.leases = Leases(lock)
+        self.early_acks = EarlyAcks(lock)
         #: transient queues
         self.topics: KeptFresh[str] = KeptFresh(lock, min)
         #: (exchange, binding) of transient queues

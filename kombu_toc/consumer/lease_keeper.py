@@ -27,6 +27,7 @@ from ..scripts.call import ScriptCall
 from .beat import Beat
 from .beat_thread import BeatThread
 from .deferred_log import DeferredLog
+from .early_acks import EarlyAcks
 from .flights import KEPT, Flight, Flights
 from .holdings import AFTER_END, RETRY_INTERVAL, Holdings
 from .leases import BEATS_PER_LEASE
@@ -147,6 +148,11 @@ class LeaseKeeper:
     def in_time(self, topic: str | None = None, slots: Collection[int] | None = None) -> bool:
         """Whether every lease held here still lasts: see :meth:`.leases.Leases.in_time`."""
         return self._leases.in_time(time.monotonic(), topic, slots)
+
+    @property
+    def early_acks(self) -> EarlyAcks:
+        """What was acknowledged while its task runs on."""
+        return self._holdings.early_acks
 
     # -- transient queues, and who consumes what
 
@@ -289,19 +295,21 @@ class LeaseKeeper:
         deadline: monotonic seconds; whatever has not run by then is given up
         """
         calls, presence = self._holdings.calls, self._holdings.presence
-        if not presence.end() and not calls:
+        early_acks = self._holdings.early_acks
+        if not presence.end() and not calls and not early_acks:
             return
+        early_acks.process_ends = True
         self._thread.beat_within(0.0)
         # What a process has announced ends by itself, within a minute.
         patience = min(deadline, time.monotonic() + PRESENCE_CHANGE)
         while presence and time.monotonic() < patience:
             self._thread.pause(0.005)
-        while calls:
+        while calls or early_acks:
             if time.monotonic() >= deadline:
                 logger.warning(
                     "%d calls that settle messages are not said, for the server cannot be reached; "
                     "the messages come back when their leases end",
-                    len(calls),
+                    len(calls) + bool(early_acks),
                 )
                 return
             self._thread.pause(0.005)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
 
 from ..center.burying import bury_call
+from ..center.marking import mark_calls
 from .claims import by_topic
 from .loop import TICK, Alarm, Loop
 from .pipe import BROKEN
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from ..scripts.call import ScriptCall
     from .due_queue import Claim
     from .lease_keeper import LeaseKeeper
+    from .policy import WorkerPolicy
     from .wiring import Connection
 
 logger = logging.getLogger(__name__)
@@ -53,6 +56,37 @@ class Outbox:
         else:
             self._run_or_owe(self._center.commands.ack([delivery]))
             self._loop.nudge()
+
+    def ack_early(self, delivery: Delivery, policy: WorkerPolicy, execution: Hashable) -> None:
+        """It is acknowledged, and its task runs on: it is acknowledged for good when that has
+        ended. Whoever crashes meanwhile does not have it delivered again."""
+        self._leases.early_acks.add(policy, execution, delivery)
+        if self._loop.hub is not None:
+            self.settlements.marks[id(delivery)] = delivery
+            self._leaves_with_next_turn()
+        else:
+            self._run_or_owe(self._mark([delivery]))
+
+    def ack_at_end(self, delivery: Delivery) -> None:
+        """Acknowledge what holds something for which others may wait: as soon as possible."""
+        self.settlements.marks.pop(id(delivery), None)
+        self.ack(delivery)
+        self.settlements.leave_now()
+
+    def ack_ended(self) -> None:
+        """Acknowledge for good what was acknowledged early and has ended since."""
+        for delivery in self._leases.early_acks.take_ended():
+            self.ack_at_end(delivery)
+
+    def _mark(self, deliveries: list[Delivery]) -> list[ScriptCall]:
+        calls = mark_calls(self._center.registry.topic_of, deliveries)
+        return [call._replace(parse=partial(self._marked, call)) for call in calls]
+
+    def _marked(self, call: ScriptCall, raw: Any) -> None:
+        for delivery in call.parse(raw):
+            # Its lease had ended before: as it counts however late, it is acknowledged for good.
+            if self._leases.early_acks.drop(delivery):
+                self.ack(delivery)
 
     def reject(self, delivery: Delivery, requeue: bool, reason: str = "", error: str = "") -> None:
         """Reject, as soon as :meth:`ack` acknowledges."""
@@ -153,7 +187,10 @@ class Outbox:
 
     def _take_settled(self) -> list[ScriptCall]:
         acks, calls = self.settlements.take()
-        return self._center.commands.ack(acks) + calls
+        calls = self._center.commands.ack(acks) + calls
+        if self.settlements.marks:
+            calls += self._mark(self.settlements.take_marks())
+        return calls
 
     def _wait(self, now: float) -> None:
         if self.settlements.leave_at is not None:

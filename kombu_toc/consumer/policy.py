@@ -6,6 +6,7 @@ it; nothing else of a worker is known to them.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Hashable
 from typing import Any, Protocol, TypeAlias
 
 #: A `kombu_toc.Message`. The room of the messages lies above this one, so it cannot be named here.
@@ -15,8 +16,8 @@ Message: TypeAlias = Any
 class WorkerPolicy(Protocol):
     """The owner of a channel, as the transport sees it.
 
-    Every method is called in the event loop's thread, often several times for each message: none
-    may block.
+    Every method is called in the event loop's thread unless it says otherwise, often several times
+    for each message: none may block.
     """
 
     @property
@@ -57,6 +58,16 @@ class WorkerPolicy(Protocol):
     def keeps(self, message: Message) -> bool:
         """Whether an unsettled message stays with this process when the channel closes."""
 
+    def execution(self, message: Message) -> Hashable | None:
+        """What tells the task of a message from others while it is executed; None if it is not.
+
+        Asked when a message is acknowledged that holds something until its task has ended; in any
+        thread.
+        """
+
+    def ended(self, executions: Collection[Hashable]) -> Collection[Hashable]:
+        """Those of what :meth:`execution` gave that have ended, however; in any thread."""
+
     def take_queued(self, seconds: float) -> list[Message]:
         """Take back what the pool was given so many seconds ago and has not begun."""
 
@@ -91,6 +102,12 @@ class DefaultPolicy:
 
     def keeps(self, message: Message) -> bool:
         return False
+
+    def execution(self, message: Message) -> Hashable | None:
+        return None
+
+    def ended(self, executions: Collection[Hashable]) -> Collection[Hashable]:
+        return executions
 
     def take_queued(self, seconds: float) -> list[Message]:
         return []

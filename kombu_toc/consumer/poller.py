@@ -104,6 +104,7 @@ class Poller:
         self.unhurried = self._reader.subscriptions.unhurried
         # Straight to the part that does it: each is called for every message.
         self.ack = self.outbox.ack
+        self.ack_early, self.ack_at_end = self.outbox.ack_early, self.outbox.ack_at_end
         self.reject = self.outbox.reject
         self.bury = self.outbox.bury
         self.release = self.outbox.release
@@ -221,6 +222,8 @@ class Poller:
             self.leases.flush_deferred_logs()
             for connection in (self._listener.connection, self._work, self._reader.connection):
                 connection.check()
+            if self.leases.early_acks:
+                self.outbox.ack_ended()
             self._send_settled()
             now = loop.now()
             self._rereading.read(now)

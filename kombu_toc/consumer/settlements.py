@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 from ..model.results import Delivery
@@ -20,11 +21,13 @@ class Settlements:
     def __init__(self) -> None:
         self.acks: deque[Delivery] = deque()
         self.calls: deque[ScriptCall] = deque()
+        #: what was acknowledged while its task runs on, and is to be marked; each by its identity
+        self.marks: dict[int, Delivery] = {}
         #: monotonic seconds when acknowledgements leave that wait for company
         self.leave_at: float | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.acks or self.calls)
+        return bool(self.acks or self.calls or self.marks)
 
     def may_wait(self, now: float) -> bool:
         """Whether what there is may wait for the next pop to take it along.
@@ -32,7 +35,7 @@ class Settlements:
         Acknowledgements may, for moments from when this is first asked. Rejections do not, for
         another consumer may wait for the message.
         """
-        if self.calls or len(self.acks) >= MAX_ACKS:
+        if self.calls or len(self.acks) + len(self.marks) >= MAX_ACKS:
             return False
         if self.leave_at is None:
             self.leave_at = now + ACKS_WAIT
@@ -46,6 +49,14 @@ class Settlements:
         """What leaves now: deliveries to acknowledge, and calls."""
         self.leave_at = None
         return _drained(self.acks), _drained(self.calls)
+
+    def take_marks(self) -> list[Delivery]:
+        """What leaves now to be marked."""
+        taken = []
+        with suppress(KeyError):  # another thread has taken one out
+            while self.marks:
+                taken.append(self.marks.popitem()[1])
+        return taken
 
 
 def _drained(queue: deque[Any]) -> list[Any]:

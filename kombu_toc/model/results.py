@@ -113,6 +113,11 @@ class Delivery(NamedTuple):
         return None if own is None else own / 1000
 
     @property
+    def has_place(self) -> bool:
+        """Whether it holds a place of a limited topic until it is settled."""
+        return traits.trait(self.birth, "p") is not None
+
+    @property
     def ends_us(self) -> int | None:
         """When this delivery ends although it is renewed, in microseconds since the epoch; None:
         never."""

@@ -5,7 +5,7 @@
 -- ARGV[3...] per message: id, what its lease says beside its end, its token
 -- Returns which of them, by number, have ended: no longer in prepare, or delivered again since, or
 -- another message. The number is negative if the delivery has ended at last: its max lease has passed.
---@ clock admitted lease
+--@ clock admitted token lease
 
 local now_ms, visibility, own = math.floor(clock() / 1000), tonumber(ARGV[1]), ARGV[2] == '1'
 local until_ms = now_ms + visibility
@@ -23,7 +23,8 @@ for number = 1, #ids do
   end
   if last and last <= now_ms then
     lost[#lost + 1] = -number
-  elseif score and tonumber(score) % 1000 == tonumber(ARGV[i + 1]) and tokens[number] == token then
+  elseif score and tonumber(score) % 1000 == tonumber(ARGV[i + 1])
+      and (tokens[number] == token or tokens[number] and unmarked(tokens[number]) == token) then
     redis.call('ZADD', KEYS[1], ends * 1000 + tonumber(score) % 1000, ARGV[i])
   else
     lost[#lost + 1] = number

@@ -10,7 +10,8 @@
 --
 -- The letters: v, visibility in milliseconds; m, milliseconds for which a delivery may be renewed in
 -- all, or 0; e, milliseconds after its due time when the message expires; x, when it expires, in
--- milliseconds since the epoch, known since its first delivery.
+-- milliseconds since the epoch, known since its first delivery; a1, its delivery is acknowledged, and
+-- its task still runs: see mark.lua.
 
 local function birth_of(token) return string.match(token, '^[^;~@!]*') end
 
@@ -27,3 +28,6 @@ end
 local function is_still(token, score)
   return score % 1000 < 32 or string.sub(token, -1) == '@' or string.byte(token) == 59
 end
+
+-- What the token of a delivery was before mark.lua marked it.
+local function unmarked(token) return (string.gsub(token, '[;,]a1', '', 1)) end

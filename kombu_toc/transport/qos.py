@@ -8,6 +8,7 @@ from typing import Any
 
 from kombu.transport import virtual
 
+from ..model.results import Delivery
 from .message import Message
 
 logger = logging.getLogger(__name__)
@@ -47,8 +48,21 @@ class QoS(virtual.QoS):
 
     def ack(self, delivery_tag: int) -> None:
         message = self._delivered.pop(delivery_tag, None)
-        if message is not None and message.delivery is not None:
-            self._poller.ack(message.delivery)
+        if message is None or (delivery := message.delivery) is None:
+            return
+        if ";" in delivery.birth and delivery.has_place:
+            self._end_place(message, delivery)
+        else:
+            self._poller.ack(delivery)
+
+    def _end_place(self, message: Message, delivery: Delivery) -> None:
+        """Acknowledge what has a place; the place is held until the task has ended."""
+        policy = self.channel.policy
+        execution = policy.execution(message)
+        if execution is None:
+            self._poller.ack_at_end(delivery)
+        else:
+            self._poller.ack_early(delivery, policy, execution)
 
     def reject(self, delivery_tag: int, requeue: bool = False) -> None:
         message = self._delivered.pop(delivery_tag, None)

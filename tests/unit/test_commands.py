@@ -22,6 +22,7 @@ from kombu_toc.center.commands import (
     divide_evenly,
 )
 from kombu_toc.center.context import Context
+from kombu_toc.center.marking import mark_calls
 from kombu_toc.center.picking import PickRequest, Wanted, pick_call
 from kombu_toc.center.requests import PopRequest, PutRequest
 from kombu_toc.errors import ActionTimeError
@@ -89,6 +90,7 @@ def every_call(made: Made) -> list[ScriptCall]:
         *commands.extend(held),
         commands.reject(held[0], requeue=True),
         bury_call(made.context, topic, held[1], "failed", ""),
+        *mark_calls(lambda delivery: topic, held),
         admin.get([place]),
         admin.cancel(place, (WAITING,), copies=True, bodies=True),
         admin.reschedule(topic, slot, "a", "", copies=True),
@@ -105,7 +107,7 @@ def every_call(made: Made) -> list[ScriptCall]:
 def test_on_a_cluster_all_keys_of_a_call_share_a_slot() -> None:
     """A4"""
     calls = every_call(Made(clustered=True))
-    assert len({call.script.name for call in calls}) == 22
+    assert len({call.script.name for call in calls}) == 23
     for call in calls:
         assert len(hash_slots(call.keys)) == 1, call.script.name
         assert not any("{toc}" in key for key in call.keys), call.script.name

@@ -50,3 +50,15 @@ def test_a_pop_that_takes_them_along_starts_the_wait_anew() -> None:
     assert settlements.may_wait(10.0 + ACKS_WAIT)
     settlements.leave_now()
     assert not settlements.may_wait(10.0 + ACKS_WAIT)
+
+
+def test_what_is_to_be_marked_leaves_like_an_acknowledgement() -> None:
+    settlements = Settlements()
+    settlements.marks[1] = "a"  # type: ignore[assignment]
+    assert settlements
+    assert settlements.may_wait(10.0)
+    assert not settlements.may_wait(10.0 + ACKS_WAIT)
+    assert settlements.take_marks() == ["a"]
+    assert not settlements
+    settlements.marks.update(dict.fromkeys(range(MAX_ACKS), "m"))  # type: ignore[arg-type]
+    assert not settlements.may_wait(10.0)

@@ -17,6 +17,7 @@ import redis
 from kombu_toc.center.requests import PopRequest
 from kombu_toc.center.upkeep import Kept
 from kombu_toc.center.watch import Watch
+from kombu_toc.consumer.early_acks import EarlyAcks
 from kombu_toc.consumer.flights import Flight, Flights
 from kombu_toc.consumer.loop import Loop
 from kombu_toc.model.results import Delivery
@@ -353,6 +354,7 @@ class Leases:
         self._renewed = process.now()
         self._safe_until = float("inf")
         self.flights = Flights(RLock, process.now)
+        self.early_acks = EarlyAcks(RLock())
 
     def hold(self, delivery: Delivery, visibility: float) -> None:
         self._held[delivery.topic, delivery.slot, delivery.id] = delivery

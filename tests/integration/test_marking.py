@@ -1,0 +1,96 @@
+"""What is acknowledged while its task runs on stays in flight until that has ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kombu_toc import Delivery, TimeoutCenter
+from kombu_toc.center.marking import mark_calls
+from kombu_toc.model.traits import trait
+
+from .inspection import check_slots, residue, slot_keys
+
+
+def delivered(center: TimeoutCenter, id: str, **put: Any) -> Delivery:
+    center.declare("mail", slots=1)
+    center.put("mail", id, id.encode(), **put)
+    [delivery] = center.pop("mail").messages
+    return delivery
+
+
+def mark(center: TimeoutCenter, *deliveries: Delivery) -> list[Delivery]:
+    """Which of them are not marked."""
+    calls = mark_calls(center.registry.topic_of, deliveries)
+    return [one for refused in center.run_all(calls) for one in refused]
+
+
+def token_of(center: TimeoutCenter, delivery: Delivery) -> str:
+    slot = center.topic(delivery.topic).slot(delivery.slot)
+    return (center.client.hget(slot.tokens, delivery.id) or b"").decode()
+
+
+@pytest.mark.parametrize(
+    "traits",
+    [{}, {"visibility": 30}, {"visibility": 30, "max_lease": 600, "expiration": 60}],
+    ids=["none", "visibility", "all"],
+)
+def test_what_is_marked_says_so_in_its_token_and_keeps_all_else(
+    center: TimeoutCenter, traits: dict[str, float]
+) -> None:
+    first = delivered(center, "x", **traits)
+    center.release(first)
+    [delivery] = center.pop("mail").messages  # its token names a second pop
+    assert mark(center, delivery) == []
+    token = token_of(center, delivery)
+    assert trait(token, "a") == 1
+    assert token.replace(";a1", "").replace(",a1", "") == delivery.birth
+    assert mark(center, delivery) == []  # its reply was lost, and it is said again
+    assert token_of(center, delivery) == token
+    check_slots(center, "mail")
+
+
+def test_what_is_marked_is_renewed_and_acknowledged_as_before(center: TimeoutCenter) -> None:
+    delivery = delivered(center, "x")
+    mark(center, delivery)
+    assert center.extend([delivery]) == []
+    [found] = center.get("x")
+    assert found.state == "in flight"
+    settled = center.ack([delivery])
+    assert (settled, settled.stale) == (1, [])
+    assert not residue(center.client)
+
+
+def test_what_another_delivery_has_or_nobody_is_not_marked(center: TimeoutCenter) -> None:
+    before = delivered(center, "x")
+    center.reject(before, requeue=True)
+    assert mark(center, before) == [before]
+    [now] = center.pop("mail").messages
+    gone = delivered(center, "y")
+    center.ack([gone])
+    assert mark(center, before, gone, now) == [before, gone]
+    assert trait(token_of(center, now), "a") == 1
+    assert token_of(center, gone) == ""
+
+
+def test_what_is_marked_may_be_buried(center: TimeoutCenter) -> None:
+    delivery = delivered(center, "x")
+    mark(center, delivery)
+    center.bury(delivery, reason="the task failed")
+    [found] = center.get("x")
+    assert (found.state, found.reason) == ("dead", "the task failed")
+    assert center.ack([delivery]) == 0
+    assert len(center.get("x")) == 1
+
+
+def test_the_calls_keep_to_one_slot_each(center: TimeoutCenter) -> None:
+    center.declare("many", slots=4)
+    for number in range(40):
+        center.put("many", f"id-{number}", b"")
+    held = center.pop("many", 40).messages
+    calls = mark_calls(center.registry.topic_of, held)
+    assert len(calls) == len({one.slot for one in held})
+    assert mark(center, *held) == []
+    assert center.ack(held) == 40
+    assert not [key for key in slot_keys(center.client) if "tokens" in key]
