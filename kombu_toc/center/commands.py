@@ -169,7 +169,7 @@ class Commands:
                 *_backoff_ms(limits),
                 int(limits.dead_age * 1000),
                 -(-limits.dead_limit // topic.slots),
-                int(request.claimed),
+                request.heads or int(request.claimed),
                 scores.LAST_MS * 1000 if until_us is None else until_us,
                 name,
                 request.remember,
@@ -223,6 +223,17 @@ class Commands:
             int(visibility is not None),
         )
         return ScriptCall(load("recall"), keys, args, parse)
+
+    def look(self, topic: Topic, request: PopRequest) -> ScriptCall:
+        """Pop nothing: roll back what has ended, and find out what the next pop would deliver.
+        Result: :class:`Popped`, and step index and score of each of these, up to `heads`."""
+        call = self.pop(topic, request._replace(ready_limit=0))
+
+        def parse(raw: list[Any]) -> tuple[Popped, list[tuple[int, int]]]:
+            flat = raw[1] if isinstance(raw[1], list) else ()
+            return call.parse(raw), list(zip(flat[::2], flat[1::2], strict=True))
+
+        return call._replace(parse=parse)
 
     def find_due(self, topics: Sequence[str], also: Sequence[str] = ()) -> ScriptCall:
         """Find topics that have due messages that nobody has claimed. Result: their indexes.

@@ -12,8 +12,9 @@ from ..model.results import Delivery, Found, Popped, Put, Settled
 from ..model.topic import Topic
 from ..model.traits import traits_of
 from ..scripts.call import as_bytes, microseconds
+from .apart import Apart, joined
 from .burying import bury_call
-from .commands import RECOVER, Commands, batches_by_slot, divide_evenly, slot_numbers
+from .commands import RECOVER, Commands, batches_by_slot, slot_numbers
 from .context import Context
 from .leases import Leases
 from .lookup import Lookup
@@ -55,6 +56,7 @@ class Deliveries:
         self.on_settled: list[Callable[[Sequence[Delivery]], None]] = []
         self.names = PopNames()
         self._picking = Picking(runner, registry, context, lookup, scan, self.names.next)
+        self._apart = Apart(runner, context, commands, leases, self.names)
 
     # -- put
 
@@ -234,6 +236,9 @@ class Deliveries:
         recover: expired leases to roll back first, per slot, and messages that DeadQueue need
             not keep any longer
 
+        Of slots on several nodes of a Cluster, those that cannot be asked for now are left out:
+        :attr:`Popped.errors` says why. If the others have nothing, that error is raised.
+
         Raises PriorityStepsError as :meth:`declare`, ConfigurationError for topics or times that
         make no sense.
         """
@@ -291,7 +296,7 @@ class Deliveries:
 
         def ask(request: PopRequest) -> Popped:
             if len(groups) > 1:
-                return self._pop_apart(declared, numbers, untils, request, flown)
+                return self._apart.pop(declared, numbers, untils, request, flown)
             return self._pop_together(declared, numbers, request._replace(until_us=us))
 
         popped = ask(request)
@@ -301,7 +306,7 @@ class Deliveries:
             popped = ask(request._replace(name=name, recover=0))
             parts.append(popped)
         if len(parts) > 1:
-            popped = _joined(parts, popped.more, popped.messages)
+            popped = joined(parts, popped.more, popped.messages)
         for kept in noted:
             for event in kept.events:
                 popped.rolled_back.extend(event.rolled_back)
@@ -327,54 +332,6 @@ class Deliveries:
         popped: Popped = self._runner.run(self._commands.pop(topic, request))
         self._leases.sample(topic, numbers[0], popped.now_us, sent)
         return popped
-
-    def _pop_apart(
-        self,
-        topic: Topic,
-        numbers: Sequence[int],
-        until: Sequence[int | None],
-        request: PopRequest,
-        flown: Flown | None,
-    ) -> Popped:
-        """Deliver messages of slots that are not on one server: first find out which have any.
-
-        until: of each slot, until when its leases may be rolled back
-        """
-
-        def ask(asked: list[tuple[int, int]], recovers: bool) -> list[Popped]:
-            calls = []
-            for number, share in asked:
-                one = request._replace(
-                    name=self._name(topic, (number,), flown if share else None),
-                    slots=(number,),
-                    ready_limit=share,
-                    recover=request.recover if recovers else 0,
-                    until_us=until_of[number] or 0,
-                    claimed=not share,
-                )
-                calls.append(self._commands.pop(topic, one))
-            return self._runner.run_all(calls)
-
-        until_of = dict(zip(numbers, until, strict=True))
-        sent = time.monotonic()
-        parts = ask([(number, 0) for number in numbers], recovers=True)
-        for number, part in zip(numbers, parts, strict=True):
-            self._leases.sample(topic, number, part.now_us, sent)
-        ready = [n for n, part in zip(numbers, parts, strict=True) if part.more]
-        left = request.ready_limit
-        while ready and left > 0:
-            asked = divide_evenly(left, ready)
-            some = ask(asked, recovers=False)
-            parts += some
-            left -= sum(len(part.messages) for part in some)
-            empty = {n for (n, _), part in zip(asked, some, strict=True) if not part.more}
-            ready = [n for n in ready if n not in empty]
-        messages = [message for part in parts for message in part.messages]
-        messages.sort(key=lambda message: (message.step, message.score))
-        # The parts count as one pop.
-        counts = self._context.counts(topic)
-        counts.empty += (not messages) - sum(not part.messages for part in parts)
-        return _joined(parts, bool(ready), messages)
 
     # -- what ends a delivery, or prolongs it
 
@@ -479,18 +436,3 @@ class Deliveries:
         for one in (one for part in parts for one in part.overran):
             self._context.counts(self._registry.resolved(one.topic)).overran += 1
         return [given.said(lost) for part in parts for lost in part]
-
-
-def _joined(parts: Sequence[Popped], more: bool, messages: list[Delivery]) -> Popped:
-    """Several pops as one."""
-    return Popped(
-        max(part.now_us for part in parts),
-        more,
-        messages,
-        [one for part in parts for one in part.bare],
-        [one for part in parts for one in part.rolled_back],
-        [one for part in parts for one in part.died],
-        [one for part in parts for one in part.dropped],
-        [one for part in parts for one in part.stray],
-        [one for part in parts for one in part.expired],
-    )

@@ -102,7 +102,11 @@ class Leases:
         if len(self._noted) > MAX_KNOWN:
             self._noted.clear()
         self._noted[topic.name] = now
-        return self._runner.run_all(self.note_calls(topic, slots, recover))
+        calls = self.note_calls(topic, slots, recover)
+        if not self._runner.clustered:
+            return self._runner.run_all(calls)
+        # What one node cannot do keeps nobody from the others: a pop of its slots will tell.
+        return [kept for kept in self._runner.run_each(calls) if isinstance(kept, Kept)]
 
     def _watch(self, topic: Topic, slot: int) -> Watch:
         place = self._place_of(topic.slot(slot).announced_times)

@@ -84,6 +84,7 @@ class PopRequest(NamedTuple):
         since the epoch by Redis's clock; by now unless given
     claimed: announce again what is left even if it was announced: who pops may have claimed that.
         It matters on a Cluster
+    heads: of how many messages a pop that may deliver none tells step and score
     remember: seconds for which :meth:`Commands.recall` delivers the messages once more; the
         consumer's next pop that begins with the same slot ends it
     """
@@ -99,3 +100,4 @@ class PopRequest(NamedTuple):
     until_us: int | None = None
     claimed: bool = True
     remember: int = 0
+    heads: int = 0

@@ -83,6 +83,10 @@ class Flown:
         self.away.append((topic, numbers, name))
         return name
 
+    def landed(self, name: str) -> None:
+        """The reply to a call has come, or was an error that says that it has not run."""
+        self.away = [one for one in self.away if one[2] != name]
+
 
 class Waiting:
     """What the waiting pops of one center share."""
@@ -274,19 +278,15 @@ class _Pop:
         if max(slots) >= declared.slot_span:
             # Announced by somebody who knows of a newer declaration, or of an older one.
             declared = self._shared.registry.reach(topic, max(slots)) or declared
-        more = False
-        left = limit
-        clustered = self._shared.runner.clustered
-        for some in [{slot} for slot in slots] if clustered else [slots]:
-            if left > 0:
-                popped = self._ask(topic, left, **{**self._how, "slots": some, "recover": 0})
-                self._learn(topic, some, popped)
-                left -= len(popped.messages)
-                more = more or (popped.more and bool(popped.messages))
-        return more
+        popped = self._ask(topic, limit, **{**self._how, "slots": slots, "recover": 0})
+        self._learn(topic, slots, popped)
+        return popped.more and bool(popped.messages)
 
     def _ask(self, topic: str, limit: int, **how: Any) -> Popped:
         popped = self._pop(topic, limit, **how, flown=self._flown)
+        if popped.errors:  # only the calls of these have not landed
+            with suppress(RedisError, *BROKEN):
+                self._recall()
         self._flown.away.clear()
         return popped
 

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import redis
@@ -324,8 +324,12 @@ class ClusterClient(redis.Redis):
         while left:
             by_place: dict[Place, list[tuple[int, bool]]] = defaultdict(list)
             for number, heard in left.items():
-                place, asking = heard or (self.place_of(commands[number][0]), False)
-                by_place[place].append((number, asking))
+                try:
+                    place, asking = heard or (self.place_of(commands[number][0]), False)
+                except BROKEN as exc:  # the others may have run, or will
+                    replies[number] = waited[number] = exc
+                else:
+                    by_place[place].append((number, asking))
             left = {}
             unsent: dict[int, Place] = {}
             slow = broken = False
@@ -350,11 +354,12 @@ class ClusterClient(redis.Redis):
             if broken:
                 self._refresh_after(ServerError("a node cannot be reached"))
                 # Perhaps another node has taken over.
-                left.update(
-                    (number, None)
-                    for number, place in unsent.items()
-                    if self.place_of(commands[number][0]) != place
-                )
+                with suppress(*BROKEN):
+                    left.update(
+                        (number, None)
+                        for number, place in unsent.items()
+                        if self.place_of(commands[number][0]) != place
+                    )
             if slow:
                 self.sleep(PAUSE)  # the Cluster is about to settle it
             # After a pause, redirections are counted from the start.

@@ -174,6 +174,8 @@ class Popped(NamedTuple):
     #: (key, member) of copies sets whose message is gone; the caller removes them
     stray: list[tuple[str, str]]
     expired: list[str] = []  #: ids that were too old to be delivered: they died, or are deleted
+    #: why slots of other nodes of a Cluster gave nothing, although there are messages of some
+    errors: list[Exception] = []
 
 
 class Settled(int):

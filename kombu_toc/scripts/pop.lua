@@ -14,15 +14,17 @@
 -- ARGV[10] milliseconds that a message waits after its first failure, doubled with each further
 --          one                    ARGV[11] the longest of these waits
 -- ARGV[12] milliseconds that DeadQueue keeps a message   ARGV[13] how many a slot's keeps
--- ARGV[14] 1: what is due and left is announced again, whoever may know of it; it matters where the
---          wake index is elsewhere, for the others do not tell who has claimed what
+-- ARGV[14] 1 or more: what is due and left is announced again, whoever may know of it; it matters
+--          where the wake index is elsewhere, for the others do not tell who has claimed what. A pop
+--          that may take nothing tells so many of what it leaves, in the order of a pop
 -- ARGV[15] microseconds since the epoch until which leases that have ended may be rolled back
 -- ARGV[16] name of this pop, as no other has ever had
 -- ARGV[17] seconds for which what it gives is remembered, or 0: see recall.lua
 -- ARGV[18] bytes that the envelopes may have together; the first may have any
 -- ARGV[19] what else holds for the topic's messages, see deliver.lua; mostly ''
 -- ARGV[20...] the slot numbers
--- Returns {now in microseconds, 1 if something that is due was left,
+-- Returns {now in microseconds, 1 if something that is due was left (of a pop that may take nothing:
+--          {step index, store score, ...} of it),
 --          {slot index, step index, id, store score, envelope, ...},
 --          {slot index, id without a body, ...}, ids rolled back, ids that died,
 --          {slot index, id that DeadQueue dropped, ...}, {slot index, id that has expired, ...},
@@ -107,6 +109,7 @@ end
 
 local most = math.max(soon, late)
 local taken, left = 0, 0
+local tell, told = most == 0 and tonumber(ARGV[14]) or 0, {}
 local budget, full = tonumber(ARGV[18]), false
 local chosen = {} -- per slot: per step: ids
 for slot = 1, slots do chosen[slot] = {} end
@@ -119,7 +122,7 @@ local lists, at, got, heads = {}, {}, {}, {}
 for step = 1, used do
   local horizon = soon > 0 and soon_score or late_score
   -- Twice a slot's fair share at a time: seldom is more of one needed.
-  local chunk = math.floor(2 * (most - taken) / slots) + 1
+  local chunk = math.max(math.floor(2 * (most - taken) / slots) + 1, tell)
 
   local function read(slot, from)
     local some = redis.call('ZRANGE', store(slot, step), from, from + chunk - 1, 'WITHSCORES')
@@ -144,6 +147,12 @@ for step = 1, used do
       full = budget < 0 and taken > 0 -- also for what is smaller and comes later
     end
     if enough or full then
+      for n = 2, tell > 0 and #some or 0, 2 do
+        score = tonumber(some[n])
+        if score > horizon or #told == 2 * tell then break end
+        local at = #told
+        told[at + 1], told[at + 2] = step - 1, score
+      end
       left = 1
       break
     end
@@ -293,6 +302,7 @@ for slot = 1, slots do
     empty[#empty + 1] = slot
   end
 end
+if #told > 0 then left = told end
 local stale = {}
 for i = 1, #empty do stale[i] = key(empty[i], 1) end
 if #stale > 0 and redis.call('EXISTS', unpack(stale)) > 0 then

@@ -82,6 +82,7 @@ def every_call(made: Made) -> list[ScriptCall]:
         commands.put_many(topic, slot, 0, 2, ["a", b"", "", "b", b"", "+5"]),
         commands.pop(topic, PopRequest("me.1", [1], ready_limit=5, recover=7)),
         commands.recall(topic, [1], "me.1"),
+        commands.look(topic, PopRequest("me.1", [1], heads=10)),
         pick_call(made.context, topic, slot, PickRequest("me.2", [Wanted("a")], 1, 100)),
         admin.vacate(topic, slot),
         *commands.reannounce(topic, [(0, 1), (1, 2), (3, 4)]),
@@ -134,7 +135,7 @@ def test_on_one_server_the_wake_index_is_the_last_key() -> None:
 
 def test_on_a_cluster_a_script_replies_what_is_to_be_announced() -> None:
     made = Made(clustered=True)
-    [call] = [call for call in every_call(made) if call.script.name == "pop"]
+    call = made.commands.pop(made.topic, PopRequest("me.1", [1]))
     assert call.wake == (made.keys.wake(NAME), 0)
     announced = call.announcing([0, 0, [], [], [], [], [], [1, 500], []])
     assert announced is not None

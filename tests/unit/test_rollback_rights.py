@@ -29,7 +29,10 @@ class World:
         context = Context(Keys("toc:"), clustered, Limits(), 1000, Counters(active=True).counts)
         place = (lambda key: key) if clustered else (lambda key: None)
         runner: Any = SimpleNamespace(
-            executor=SimpleNamespace(place_of=place), run_all=self.run_all
+            executor=SimpleNamespace(place_of=place),
+            run_all=self.run_all,
+            run_each=self.run_all,
+            clustered=clustered,
         )
         self.leases = Leases(runner, context, grace=grace, clock=lambda: self.now)
 
