@@ -65,6 +65,16 @@ class Delivery(NamedTuple):
     #: names this delivery: tells the message from earlier and later ones with its id, and this
     #: delivery from the message's other deliveries
     birth: str = ""
+    #: of a queue or key with a rate: when it may start, in microseconds since the epoch, if that is
+    #: a moment ahead; 0: at once
+    start_us: int = 0
+
+    @property
+    def has_place(self) -> bool:
+        """Whether it counts among those that run, of a queue or key with a limit of these: until
+        it is acknowledged, rejected or released, or its lease ends."""
+        birth = self.birth
+        return ";" in birth and (",p1" in birth or ";p1" in birth)
 
     @property
     def action_us(self) -> int:
@@ -111,11 +121,6 @@ class Delivery(NamedTuple):
         None: what its topic says, or the connection."""
         own = traits.trait(self.birth, "v")
         return None if own is None else own / 1000
-
-    @property
-    def has_place(self) -> bool:
-        """Whether it holds a place of a limited topic until it is settled."""
-        return traits.trait(self.birth, "p") is not None
 
     @property
     def ends_us(self) -> int | None:
