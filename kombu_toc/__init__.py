@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from .center.consumption import Taken as Taken
     from .center.factory import center_for as center_for
     from .center.memory import estimate_memory as estimate_memory
+    from .center.recurring import SCHEDULE_BASIS as SCHEDULE_BASIS
+    from .center.recurring import ScheduleChange as ScheduleChange
+    from .center.recurring import ScheduleChanged as ScheduleChanged
+    from .center.recurring import Scheduled as Scheduled
+    from .center.recurring import ScheduleFiring as ScheduleFiring
+    from .center.recurring import schedule_position as schedule_position
     from .center.requests import NewMessage as NewMessage
     from .center.reshard import Resharded as Resharded
     from .center.reshard import reshard_topic as reshard_topic
@@ -66,6 +72,8 @@ if TYPE_CHECKING:
     from .migrate.to_redis import migrate_back as migrate_back
     from .model.envelope import COUNTDOWN as COUNTDOWN
     from .model.envelope import ENSURE as ENSURE
+    from .model.envelope import SCHEDULE as SCHEDULE
+    from .model.envelope import pack as pack
     from .model.envelope import unpack as unpack
     from .model.limits import LIMITS as LIMITS
     from .model.limits import TERMS as TERMS
@@ -90,6 +98,7 @@ if TYPE_CHECKING:
     from .model.topic import Topic as Topic
     from .transport.action_time import use_timezone as use_timezone
     from .transport.capacity import Capacity as Capacity
+    from .transport.capturing import CapturingChannel as CapturingChannel
     from .transport.channel import Channel as Channel
     from .transport.message import Message as Message
     from .transport.transport import Transport as Transport
@@ -110,6 +119,12 @@ _PLACES = {
     "Limit": "model.results",
     "Fault": "model.results",
     "NewMessage": "center.requests",
+    "SCHEDULE_BASIS": "center.recurring",
+    "Scheduled": "center.recurring",
+    "ScheduleChange": "center.recurring",
+    "ScheduleChanged": "center.recurring",
+    "ScheduleFiring": "center.recurring",
+    "schedule_position": "center.recurring",
     "Popped": "model.results",
     "Put": "model.results",
     "Cancelled": "model.results",
@@ -141,6 +156,8 @@ _PLACES = {
     "Staying": "migrate.moving",
     "reshard_topic": "center.reshard",
     "Resharded": "center.reshard",
+    "SCHEDULE": "model.envelope",
+    "pack": "model.envelope",
     "unpack": "model.envelope",
     "center_for": "center.factory",
     "check_server": "client.health",
@@ -150,6 +167,7 @@ _PLACES = {
     "server_url": "client.urls",
     "EmbeddedServer": "client.embedded",
     "Capacity": "transport.capacity",
+    "CapturingChannel": "transport.capturing",
     "Channel": "transport.channel",
     "Message": "transport.message",
     "Transport": "transport.transport",

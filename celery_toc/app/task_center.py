@@ -6,7 +6,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import datetime
-from functools import wraps
+from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from celery.utils.time import maybe_make_aware
@@ -18,6 +18,8 @@ from .task import Task
 
 if TYPE_CHECKING:
     from celery import Celery, Signature
+
+    from ..schedules.schedules import Schedules
 
 #: Messages that are read from a topic at a time where not all of them may be needed.
 PAGE = 50
@@ -74,6 +76,13 @@ class TaskCenter:
 
     def __repr__(self) -> str:
         return f"<TaskCenter of {self.app.main!r}: {self.center!r}>"
+
+    @cached_property
+    def schedules(self) -> Schedules:
+        """Tasks that run again and again: see :class:`.Schedules`."""
+        from ..schedules.schedules import Schedules
+
+        return Schedules(self.app, self.center, self.task)
 
     # -- messages as tasks
 

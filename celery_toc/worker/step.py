@@ -25,7 +25,7 @@ from celery.worker.consumer.tasks import Tasks
 import kombu_toc
 
 from .. import compat
-from . import failures, pools, timer
+from . import failures, pools, recurring, timer
 from .pace import Pace
 from .policy import PoolPolicy
 from .requests import SubmittedRequests
@@ -97,6 +97,7 @@ class TimeoutCenterStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celer
             self._policy.paused = self._paused
             self._shutdown.listen()
         channel.policy = self._policy
+        channel.receiver.on_firing = recurring.Firings(channel)
         self._channel, self._consumes = channel, True
         if not self._has_described:  # once, not at every reconnect
             self._has_described = True

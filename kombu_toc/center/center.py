@@ -35,6 +35,7 @@ from .leases import Leases
 from .lookup import Lookup
 from .old_names import OldNames
 from .operations import Operations
+from .recurring import Recurring
 from .registry import Registry
 from .repair import Repair
 from .runner import Runner
@@ -112,6 +113,7 @@ class TimeoutCenter(OldNames):
         self.statistics = Statistics(runner, registry, context, admin)
         self.topic_admin = Topics(registry, context, self.operations, self.statistics)
         self.notes = SharedNotes(runner, keys)
+        self.recurring = Recurring(runner, registry, context)
 
     # -- options
 

@@ -288,6 +288,7 @@ class Operations:
         with self._client.pipeline(transaction=False) as pipe:
             for slot in topic.all_slots():
                 pipe.exists(slot.body)
+            pipe.exists(topic.slot(0).schedules)
             return any(pipe.execute())
 
     def _undeclare(self, declared: Topic) -> None:

@@ -73,6 +73,9 @@ COUNTDOWN = "x-countdown"
 #: A property that a sender may set: add the message only if its queue has none with its id.
 ENSURE = "x-ensure"
 
+#: A header that names the schedule whose firing a message is.
+SCHEDULE = "x-schedule"
+
 #: Properties that mean something only within one process or one delivery.
 _TRANSIENT = frozenset(("body_encoding", "delivery_tag", COUNTDOWN, ENSURE))
 

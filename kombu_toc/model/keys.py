@@ -42,6 +42,7 @@ class Keys:
         "paused",
         "prefix",
         "readers_",
+        "scheduled",
         "scripts",
         "sent_",
         "speaker_",
@@ -71,6 +72,8 @@ class Keys:
         self.scripts = f"{prefix}{{toc}}:scripts"
         #: sorted set: id of a message whose cancelling is to be reported -> when, in ms
         self.cancelled = f"{prefix}{{toc}}:cancelled"
+        #: set: topics that have schedules, or had some
+        self.scheduled = f"{prefix}{{toc}}:scheduled"
         #: string: the process elected for the upkeep of all topics; expires unless it is renewed
         self.upkeep = f"{prefix}{{toc}}:upkeep"
         self.wake_ = f"{prefix}{{toc}}:wake:"
@@ -150,19 +153,19 @@ class Slot:
     __slots__ = (
         "announced_times",
         "body",
-        "busy",
+        "coming",
         "dead",
         "ended",
-        "lane_keys",
+        "firings",
         "number",
-        "pace",
         "prepare",
         "reasons",
+        "schedules",
         "script_keys",
         "stem",
         "stores",
+        "templates",
         "tokens",
-        "waits",
     )
 
     def __init__(self, prefix: str, topic: str, number: int, steps: tuple[int, ...]) -> None:
@@ -186,6 +189,14 @@ class Slot:
         self.announced_times = stem + "armed"
         #: string: when a process that had not watched the server long enough saw expired leases
         self.ended = stem + "ended"
+        #: hash: schedule -> its record
+        self.schedules = stem + "schedules"
+        #: hash: schedule -> the envelope of which each of its firings is made
+        self.templates = stem + "templates"
+        #: hash: schedule -> its latest firings, a line each
+        self.firings = stem + "firings"
+        #: sorted set: schedule -> when it fires next, in microseconds since the epoch
+        self.coming = stem + "coming"
         #: the keys in the order in which most scripts take them
         self.script_keys = (
             self.announced_times,
@@ -195,28 +206,6 @@ class Slot:
             self.reasons,
             self.tokens,
             *self.stores,
-        )
-        #: sorted set: key -> when its rate has been used up to, in us; of slot 0, under the empty
-        #: key, that of the whole topic
-        self.pace = stem + "pace"
-        #: sorted set: key that waits for its rate -> when it may go on, in us
-        self.waits = stem + "waits"
-        #: hash: key -> how many of it run; under the empty key, all of the slot
-        self.busy = stem + "busy"
-        #: the keys of its lanes, in the order in which scripts take them (``scripts/lanes.lua``):
-        #: of a topic that limits what may start
-        self.lane_keys = (
-            #: sorted set without scores: key, priority step, score and id of what waits in a lane
-            stem + "lanes",
-            #: sorted set: key that may start something -> its order
-            stem + "turns",
-            self.waits,
-            self.pace,
-            #: sorted set: key -> where its last turn ended, of keys that take turns
-            stem + "tags",
-            self.busy,
-            #: hash: key -> id that it is held by
-            stem + "holders",
         )
 
     def store(self, step: int) -> str:
@@ -249,5 +238,11 @@ class Slot:
             self.tokens,
             self.announced_times,
             self.ended,
-            *self.lane_keys,
+            *self.of_schedules(),
         ]
+
+    def of_schedules(self) -> list[str]:
+        """The keys of the topic's schedules: its slot 0 has them."""
+        if self.number:
+            return []
+        return [self.schedules, self.templates, self.firings, self.coming]

@@ -57,6 +57,9 @@ class Receiver:
         self._subscriptions = subscriptions
         #: queue -> who consumes it
         self._consumers: dict[str, _Consumer] = {}
+        #: asked before a firing of a schedule is delivered, with what it came as and its name:
+        #: whether it is. If not, it has been settled
+        self.on_firing: Callable[[Delivery, str], bool] | None = None
 
     def add(self, queue: str, callback: Callable[[Any], Any], no_ack: bool) -> None:
         """Deliver what comes to a queue to `callback`; acknowledge it before, if `no_ack`."""
@@ -80,6 +83,12 @@ class Receiver:
         except EnvelopeError as exc:
             self._poller.reject(delivery, requeue=False, reason=str(exc))
             return
+        if (
+            envelope.SCHEDULE in message.headers
+            and self.on_firing is not None
+            and not self.on_firing(delivery, str(message.headers[envelope.SCHEDULE]))
+        ):
+            return
         if consumer.no_ack:
             self._poller.ack(delivery)
         else:
@@ -98,6 +107,8 @@ class Receiver:
             content = envelope.unpack(delivery.body, delivery.id)
             message = Message(self._channel, content, delivery)
         except EnvelopeError:  # told when it is due
+            return None
+        if envelope.SCHEDULE in message.headers and self.on_firing is not None:
             return None
         if not self._channel.policy.wants_early(message):
             return None

@@ -63,6 +63,8 @@ def make_app(broker: str, backend: str, **settings: Any) -> Celery:
     app.task(name="e2e.ignore")(ignore)
     app.task(name="e2e.told", bind=True)(told)
     app.task(name="e2e.stall", acks_late=True)(stall)
+    app.task(name="e2e.tick", bind=True)(tick)
+    app.task(name="e2e.tick_late", bind=True, acks_late=True)(tick)
     return app
 
 
@@ -211,6 +213,13 @@ def stall(name: str, seconds: float, how: str) -> None:
         if how == "sleep":
             ctypes.CDLL(None).usleep(int(rest * 1_000_000))  # a signal would end it early
     write(name=f"{name}-done")
+
+
+def tick(self: Task, seconds: float = 0.0) -> None:
+    """Write down under which id this runs, and when it was to."""
+    write(name=self.request.id, eta=datetime.fromisoformat(self.request.eta).timestamp())
+    time.sleep(seconds)
+    write(name=f"done-{self.request.id}")
 
 
 if "E2E_SKEW" in os.environ:

@@ -24,6 +24,7 @@ from kombu_toc.center.commands import (
 from kombu_toc.center.context import Context
 from kombu_toc.center.marking import mark_calls
 from kombu_toc.center.picking import PickRequest, Wanted, pick_call
+from kombu_toc.center.recurring import RecurringCommands, ScheduleChange
 from kombu_toc.center.requests import PopRequest, PutRequest
 from kombu_toc.errors import ActionTimeError
 from kombu_toc.metrics.counters import Counters
@@ -48,6 +49,7 @@ class Made:
         self.topic = Topic(NAME, Declaration(slots=slots, **declared), "toc:")
         self.commands = Commands(self.context, lambda delivery: self.topic)
         self.admin = AdminCommands(self.context)
+        self.recurring = RecurringCommands(self.context)
         self._numbers = count()
 
     def delivery(self, slot: int = 0, id: str = "", **more: Any) -> Delivery:
@@ -102,13 +104,15 @@ def every_call(made: Made) -> list[ScriptCall]:
         admin.counts(topic, [slot]),
         admin.coming(slot, [0]),
         admin.summary(slot),
+        made.recurring.changing(topic, ScheduleChange("nightly", "", "x", template=b"y")),
+        made.recurring.reading(topic, ["nightly"]),
     ]
 
 
 def test_on_a_cluster_all_keys_of_a_call_share_a_slot() -> None:
     """A4"""
     calls = every_call(Made(clustered=True))
-    assert len({call.script.name for call in calls}) == 23
+    assert len({call.script.name for call in calls}) == 25
     for call in calls:
         assert len(hash_slots(call.keys)) == 1, call.script.name
         assert not any("{toc}" in key for key in call.keys), call.script.name
@@ -374,7 +378,7 @@ def test_a_scan_goes_on_behind_where_it_was(made: Made) -> None:
         budget=9,
     )
     assert call.args == (50, "-inf", "1999", 1, 9, 77, b"x", 0, 0, 1, 1, 1)
-    assert call.keys == (slot.body, slot.reasons, slot.tokens, *slot.stores, slot.dead)
+    assert call.keys == (slot.body, slot.reasons, *slot.stores, slot.dead)
 
 
 @pytest.mark.parametrize("total, among", [(0, [1, 2]), (1, [4, 5, 6]), (7, [1, 2, 3]), (9, [1])])

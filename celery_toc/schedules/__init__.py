@@ -1,0 +1,1 @@
+"""Recurring tasks: schedules that the center keeps, and that any worker carries on."""

@@ -1,0 +1,148 @@
+"""What people give as a schedule, a time zone and a time, and the inverse."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta, timezone, tzinfo
+from typing import TYPE_CHECKING, Any
+
+from celery import schedules
+
+from .errors import ScheduleError
+from .rules import MICROSECOND, Cron, Every, Sun, Timing, to_datetime, to_us, zone_of
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+#: The shortest interval, in microseconds.
+SHORTEST = 1000
+
+
+def read_zone(app: Celery, name: str, schedule: Any, given: Any) -> str:
+    """The name of a schedule's time zone: as given, else the schedule's own, else the app's."""
+    if given is None:
+        given = vars(schedule).get("tz") if hasattr(schedule, "__dict__") else None
+    if given is None:
+        given = app.timezone
+    if isinstance(given, str):
+        zone_of(given)
+        return given
+    for text in (getattr(given, "key", None), getattr(given, "zone", None), str(given)):
+        if isinstance(text, str):
+            try:
+                zone_of(text)
+            except ScheduleError:
+                continue
+            return text
+    if isinstance(given, tzinfo) and given.utcoffset(None) == timedelta(0):
+        return "UTC"
+    raise ScheduleError(
+        f"schedule {name!r}: {given!r} is no time zone with a name; give one such as "
+        "'Europe/Berlin' or zoneinfo.ZoneInfo('Europe/Berlin')"
+    )
+
+
+def read_schedule(name: str, given: Any, zone: str, start: int | None, now: int) -> Timing:
+    """What says when it fires.
+
+    start: when an interval begins; it fires first after one period from now on if there is none
+    now: microseconds since the epoch
+
+    Raises ScheduleError for what is no schedule that can be kept.
+    """
+    if isinstance(given, schedules.crontab):
+        fields = (given.minute, given.hour, given.day_of_month, given.month_of_year)
+        numbers = [tuple(sorted(map(int, one))) for one in (*fields, given.day_of_week)]
+        if not all(numbers):
+            raise ScheduleError(f"schedule {name!r}: {given!r} has an empty field; it never fires")
+        minutes, hours, days, months, weekdays = numbers
+        return Cron(minutes, hours, days, months, weekdays, zone)
+    if isinstance(given, schedules.solar):
+        return Sun(given.event, float(given.lat), float(given.lon))
+    relative = False
+    if isinstance(given, schedules.schedule):
+        relative, given = given.relative, given.run_every
+    if isinstance(given, timedelta):
+        period = given // MICROSECOND
+    elif isinstance(given, (int, float)) and not isinstance(given, bool):
+        period = round(given * 1_000_000)
+    else:
+        raise ScheduleError(
+            f"schedule {name!r}: {given!r} says nothing of when it fires; give a crontab, a "
+            "timedelta, a number of seconds, celery.schedules.schedule or solar"
+        )
+    if period < SHORTEST:
+        raise ScheduleError(
+            f"schedule {name!r}: it cannot fire every {period / 1e6:g} s; the shortest interval is "
+            f"{SHORTEST / 1e6:g} s"
+        )
+    if start is not None:
+        return Every(period, start)
+    return Every(period, (_floor(now, period, zone) if relative else now) + period)
+
+
+def _floor(now: int, period: int, zone: str) -> int:
+    """A time without what is finer than the interval, as Celery rounds with ``relative``."""
+    local = to_datetime(now).astimezone(zone_of(zone)).replace(microsecond=0)
+    if period >= 86_400_000_000:
+        return to_us(local.replace(hour=0, minute=0, second=0))
+    if period >= 3_600_000_000:
+        return to_us(local.replace(minute=0, second=0))
+    return to_us(local.replace(second=0) if period >= 60_000_000 else local)
+
+
+def read_time(name: str, what: str, given: Any, zone: str) -> int | None:
+    """A bound of a schedule in microseconds since the epoch."""
+    if given is None:
+        return None
+    if isinstance(given, datetime):
+        return to_us(given if given.tzinfo else given.replace(tzinfo=zone_of(zone)))
+    if isinstance(given, (int, float)) and not isinstance(given, bool):
+        return round(given * 1_000_000)
+    raise ScheduleError(
+        f"schedule {name!r}: {what}={given!r} is no time; give a datetime, or seconds since the "
+        "epoch"
+    )
+
+
+def read_seconds(name: str, what: str, given: Any) -> int:
+    """A number of seconds, or a timedelta, in microseconds; not negative."""
+    if isinstance(given, timedelta):
+        given = given.total_seconds()
+    if isinstance(given, (int, float)) and not isinstance(given, bool) and 0 <= given < 1e10:
+        return round(given * 1_000_000)
+    raise ScheduleError(
+        f"schedule {name!r}: {what}={given!r} is no duration; give a number of seconds"
+    )
+
+
+def check_name(name: Any) -> str:
+    """A name that can be part of an id."""
+    if not isinstance(name, str) or not name or len(name) > 250:
+        raise ScheduleError(f"{name!r:.80} names no schedule; give a text of 1 to 250 characters")
+    if re.search(r"[\x00-\x1f\x7f]", name):
+        raise ScheduleError(f"schedule {name!r}: its name has a control character; leave it out")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ScheduleError(
+            f"schedule {name!r}: its name has half of a surrogate pair; leave it out"
+        ) from None
+    return name
+
+
+def schedule_of(timing: Timing) -> Any:
+    """The schedule as Celery has it."""
+    if isinstance(timing, Cron):
+        minute, hour, day, month, weekday = timing.text.split(" ")
+        made = schedules.crontab(minute, hour, weekday, day, month)
+        made.tz = zone_of(timing.zone)
+        return made
+    if isinstance(timing, Every):
+        return schedules.schedule(timedelta(microseconds=timing.period_us))
+    assert isinstance(timing, Sun)
+    return schedules.solar(timing.event, timing.latitude, timing.longitude)
+
+
+def utc(us: int | None) -> datetime | None:
+    return None if us is None else to_datetime(us).astimezone(timezone.utc)

@@ -1,0 +1,499 @@
+"""The schedules of an app's broker: put, found, changed, and gone on with."""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from datetime import datetime, timedelta, tzinfo
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote, unquote
+
+from kombu.utils import json as kombu_json
+
+import kombu_toc
+
+from . import state
+from .errors import ScheduleError, UnknownScheduleError
+from .reading import check_name, read_schedule, read_seconds, read_time, read_zone
+from .state import Record, Step, firing_id
+from .templates import Template, capture, firing_of
+from .view import Firing, Listed, Schedule, firing_of_line
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+#: How often a change is tried again because somebody else has changed the schedule meanwhile.
+ATTEMPTS = 100
+
+#: Schedules that are read at a time where all are wanted.
+PAGE = 100
+
+
+class Plan(NamedTuple):
+    """What is to be kept under a name, before the server is asked.
+
+    record: without what follows from the server's clock
+    when: makes what says when it fires of the server's clock in microseconds
+    """
+
+    name: str
+    record: Record
+    template: Template
+    when: Callable[[int], dict[str, Any]]
+
+
+class Schedules:
+    """Tasks that run again and again, kept by the center and carried on by any worker.
+
+    reads: reads a message as a task
+    channel: gives a channel that captures what is published
+    """
+
+    def __init__(
+        self,
+        app: Celery,
+        center: kombu_toc.TimeoutCenter,
+        reads: Callable[[kombu_toc.Delivery], Any],
+        channel: Callable[[], AbstractContextManager[kombu_toc.CapturingChannel]] | None = None,
+    ) -> None:
+        self._app = app
+        self._center = center
+        self._recurring = center.recurring
+        self._reads = reads
+        self._channel = channel or self._own_channel
+
+    @contextmanager
+    def _own_channel(self) -> Iterator[kombu_toc.CapturingChannel]:
+        with self._app.connection_for_write() as connection:
+            yield kombu_toc.CapturingChannel(connection.transport)
+
+    # -- put
+
+    def put(
+        self,
+        name: str,
+        task: Any,
+        schedule: Any,
+        *,
+        args: Any = (),
+        kwargs: Mapping[str, Any] | None = None,
+        queue: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        misfire: str = "once",
+        grace: float | timedelta = 60.0,
+        overlap: str = "allow",
+        jitter: float | timedelta = 0.0,
+        start: datetime | float | None = None,
+        end: datetime | float | None = None,
+        max_runs: int | None = None,
+        timezone: str | tzinfo | None = None,
+        owner: str | None = None,
+    ) -> Schedule:
+        """Have a task run again and again; return the schedule as it is then.
+
+        name: of the schedule; a second put of a name changes what is there
+        task: a task, the name of one, or its signature
+        schedule: a ``crontab``, a ``timedelta`` or number of seconds, ``celery.schedules.schedule``
+            or ``solar``
+        args, kwargs, options: as of ``apply_async``, but for what says when it runs. ``expires`` in
+            seconds counts from the planned time of a firing
+        queue: where it goes, unless its routes say it
+        misfire: what is done with a firing that is late by more than `grace` seconds, because
+            nothing ran: ``once`` runs it for all that were missed, ``skip`` runs none of them,
+            ``all`` runs each
+        overlap: what is done with a firing whose predecessor is still running: ``allow`` runs it
+            beside, ``skip`` leaves it out, ``wait`` runs it afterwards
+        jitter: each firing is due up to so many seconds after its planned time, always the same
+        start, end: the first and the last moment at which it may fire: a datetime, in the time zone
+            of the schedule unless it has one, or seconds since the epoch
+        max_runs: it ends after so many runs
+        timezone: in which a crontab is read; the app's unless given
+        owner: kept with it, to be told from others
+
+        If it is there already with the same definition, nothing is changed. Otherwise the firing
+        that waits is replaced; what has run is counted on, and a pause stays.
+
+        Raises ScheduleError if it makes no sense, and what ``apply_async`` raises for the task.
+        """
+        plan = self.plan(
+            name,
+            task,
+            schedule,
+            args=args,
+            kwargs=kwargs,
+            queue=queue,
+            options=options,
+            misfire=misfire,
+            grace=grace,
+            overlap=overlap,
+            jitter=jitter,
+            start=start,
+            end=end,
+            max_runs=max_runs,
+            timezone=timezone,
+            owner=owner,
+        )
+        return self.keep(plan)
+
+    def plan(
+        self,
+        name: str,
+        task: Any,
+        schedule: Any,
+        *,
+        args: Any = (),
+        kwargs: Mapping[str, Any] | None = None,
+        queue: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        misfire: str = "once",
+        grace: float | timedelta = 60.0,
+        overlap: str = "allow",
+        jitter: float | timedelta = 0.0,
+        start: datetime | float | None = None,
+        end: datetime | float | None = None,
+        max_runs: int | None = None,
+        timezone: str | tzinfo | None = None,
+        owner: str | None = None,
+    ) -> Plan:
+        """The first half of :meth:`put`: has Celery make the message, and declares its queue."""
+        check_name(name)
+        app = self._app
+        zone = read_zone(app, name, schedule, timezone)
+        start_us = read_time(name, "start", start, zone)
+        end_us = read_time(name, "end", end, zone)
+        if start_us is not None and end_us is not None and end_us < start_us:
+            raise ScheduleError(f"schedule {name!r}: it ends before it starts")
+        _check_one_of(name, "misfire", misfire, state.MISFIRES)
+        _check_one_of(name, "overlap", overlap, state.OVERLAPS)
+        if max_runs is not None and (not isinstance(max_runs, int) or max_runs < 1):
+            raise ScheduleError(f"schedule {name!r}: max_runs={max_runs!r} is not 1 or more")
+        given = {**(options or {}), **({} if queue is None else {"queue": queue})}
+        expires = given.get("expires")
+        if expires is None:
+            expires = getattr(_registered(app, task), "expires", None)
+        lasts = None
+        if isinstance(expires, (int, float, timedelta)):
+            lasts = read_seconds(name, "expires", expires)
+        template = capture(
+            *(app, name, task, args, kwargs, given),
+            *(None if lasts is None else lasts / 1e6, self._channel),
+        )
+        headers = kombu_toc.unpack(template.packed)["headers"]
+        some = read_schedule(name, schedule, zone, start_us, 0).to_json()
+        record = Record(
+            task=headers["task"],
+            when=some,
+            zone=zone,
+            misfire=misfire,
+            grace_us=read_seconds(name, "grace", grace),
+            overlap=overlap,
+            jitter_us=read_seconds(name, "jitter", jitter),
+            start=start_us,
+            end=end_us,
+            max_runs=max_runs,
+            expires_us=lasts,
+            priority=template.priority,
+            owner=owner,
+            options=_shown(given),
+        )
+        definition = {
+            **json.loads(record.to_text(name).partition("\n")[2]),
+            "queue": template.queue,
+        }
+        relative = bool(getattr(schedule, "relative", False))
+        text = json.dumps([definition, relative, template.fingerprint], sort_keys=True)
+        fingerprint = hashlib.sha256(text.encode()).hexdigest()[:32]
+        return Plan(
+            name,
+            replace(record, fingerprint=fingerprint),
+            template,
+            lambda now: read_schedule(name, schedule, zone, start_us, now).to_json(),
+        )
+
+    def keep(self, plan: Plan) -> Schedule:
+        """The second half of :meth:`put`: asks the server only."""
+        name, queue = plan.name, plan.template.queue
+        for _ in range(ATTEMPTS):
+            now, found = self._recurring.find(name)
+            here = next((one for one in found if one.topic == queue), None)
+            elsewhere = [one for one in found if one.topic != queue]
+            old = None if here is None else Record.of_text(here.record)
+            if old is not None and not elsewhere and old.fingerprint == plan.record.fingerprint:
+                return self._required(name)
+            if not now:
+                now = self._now()
+            step = self._put_step(plan, old, elsewhere, now)
+            if step is None:
+                continue
+            if self._run(queue, name, here, step, plan.template.packed):
+                return self._required(name)
+        raise self._contended(name)
+
+    def _put_step(
+        self,
+        plan: Plan,
+        old: Record | None,
+        elsewhere: builtins.list[kombu_toc.Scheduled],
+        now: int,
+    ) -> Step | None:
+        """What a put makes of what is there; None: it is to be read again."""
+        new = replace(plan.record, when=plan.when(now))
+        if elsewhere:
+            # Its task goes to another queue now. Two records are in two places: the old one goes
+            # first, so that nothing fires twice; what it knew goes along.
+            moved = [Record.of_text(one.record) for one in elsewhere]
+            for one, record in zip(elsewhere, moved, strict=True):
+                if not self._run(one.topic, plan.name, one, state.delete(record)):
+                    return None
+            old = old or moved[0]
+        if old is None:
+            return state.begin(new, now)
+        if "every" in new.when and old.when.get("every") == new.when["every"] and not new.start:
+            new = replace(new, when=old.when)  # an interval goes on as it was
+        return state.change(old, new, now)
+
+    # -- look
+
+    def get(self, name: str) -> Schedule | None:
+        """The schedule of that name, or None."""
+        _, found = self._recurring.find(name, template=True)
+        return self._shown(found[0]) if found else None
+
+    def list(
+        self, *, queue: str | None = None, limit: int = 100, after: str | None = None
+    ) -> Listed:
+        """Read schedules, page by page: of one queue after the other, the one that fires next
+        first; those that are paused or have ended come last.
+
+        queue: only those of this one
+        limit: how many at most
+        after: goes on behind a former page, as its `after` says
+        """
+        queues = self._recurring.topics() if queue is None else [queue]
+        begin: tuple[str, str] | None = None
+        if after is not None:
+            topic, begin = _read_after(after)
+            queues = [one for one in queues if one >= topic]
+            if not queues or queues[0] != topic:
+                begin = None
+        shown: builtins.list[Schedule] = []
+        last = None
+        for one in queues:
+            while len(shown) < limit:
+                wanted = min(limit - len(shown), PAGE)
+                _, page = self._recurring.page(one, wanted, begin, template=True)
+                if not page:
+                    break
+                begin = kombu_toc.schedule_position(page[-1])
+                last = (one, begin)
+                shown += map(self._shown, page)
+                if len(page) < wanted:
+                    break
+            begin = None
+            if len(shown) >= limit:
+                return Listed(shown, None if last is None else _write_after(*last))
+        return Listed(shown, None)
+
+    def each(self, *, queue: str | None = None) -> Iterator[Schedule]:
+        """Yield all schedules, as :meth:`list` reads them."""
+        after = None
+        while True:
+            page = self.list(queue=queue, limit=PAGE, after=after)
+            yield from page.schedules
+            after = page.after
+            if after is None:
+                return
+
+    def count(self, *, queue: str | None = None) -> int:
+        """How many schedules there are."""
+        queues = self._recurring.topics() if queue is None else [queue]
+        return sum(map(self._recurring.count, queues))
+
+    def history(self, name: str) -> builtins.list[Firing]:
+        """The latest firings, the latest first: at most 20.
+
+        Raises UnknownScheduleError.
+        """
+        _, found = self._recurring.find(name, fired=True)
+        if not found:
+            raise _unknown(name)
+        return [firing_of_line(self._app, *state.read_line(line)) for line in found[0].fired]
+
+    # -- change
+
+    def pause(self, name: str) -> Schedule:
+        """Have it fire no more until :meth:`resume`; the firing that waits is taken out. Raises
+        UnknownScheduleError, as those below."""
+        return self._change(name, lambda record, now: state.pause(record))
+
+    def resume(self, name: str) -> Schedule:
+        """Have it fire again. What was missed meanwhile is not made up for."""
+        return self._change(name, state.resume)
+
+    def skip_next(self, name: str) -> Schedule:
+        """Leave its next firing out."""
+        return self._change(name, lambda record, now: state.leave_out(name, record, now))
+
+    def run_now(self, name: str) -> str:
+        """Send its task once, now, beside its firings; return the id of the task. It counts among
+        no runs."""
+        for _ in range(ATTEMPTS):
+            now, found = self._recurring.find(name, template=True)
+            if not found:
+                raise _unknown(name)
+            one = found[0]
+            record = Record.of_text(one.record)
+            made = firing_of(
+                name, one.template, now, now, record.priority, record.expires_us, by_hand=True
+            )
+            line = state.line_of(made.id, now, state.BY_HAND, now)
+            change = kombu_toc.ScheduleChange(
+                *(name, one.record, one.record, record.next), put=made, fired=(line,)
+            )
+            if self._recurring.change(one.topic, change).done:
+                return made.id
+        raise self._contended(name)
+
+    def delete(self, name: str) -> bool:
+        """Delete a schedule, with the firing that waits; whether there was one. What has been
+        delivered already, runs."""
+        gone = False
+        for _ in range(ATTEMPTS):
+            _, found = self._recurring.find(name)
+            if not found:
+                return gone
+            for one in found:
+                step = state.delete(Record.of_text(one.record))
+                gone = self._run(one.topic, name, one, step) or gone
+        raise self._contended(name)
+
+    def _change(self, name: str, event: Callable[[Record, int], Step]) -> Schedule:
+        for _ in range(ATTEMPTS):
+            now, found = self._recurring.find(name, template=True)
+            if not found:
+                raise _unknown(name)
+            one = found[0]
+            record = Record.of_text(one.record)
+            step = event(record, now)
+            if step.record == record or self._run(one.topic, name, one, step):
+                return self._shown(one._replace(record=_text(name, step)))
+        raise self._contended(name)
+
+    def _run(
+        self,
+        queue: str,
+        name: str,
+        one: kombu_toc.Scheduled | None,
+        step: Step,
+        template: bytes = b"",
+    ) -> bool:
+        """Run a step; whether the schedule was as it was read."""
+        return run_step(self._recurring, queue, name, one, step, template).done
+
+    def _required(self, name: str) -> Schedule:
+        found = self.get(name)
+        if found is None:  # deleted just now
+            raise _unknown(name)
+        return found
+
+    def _now(self) -> int:
+        seconds, rest = self._center.client.time()
+        return int(seconds) * 1_000_000 + int(rest)
+
+    def _shown(self, one: kombu_toc.Scheduled) -> Schedule:
+        record = Record.of_text(one.record)
+        return Schedule(one.name, one.topic, record, one.template, self._reads)
+
+    @staticmethod
+    def _contended(name: str) -> ScheduleError:
+        return ScheduleError(
+            f"schedule {name!r} is being changed by somebody else all the time; try again"
+        )
+
+
+def run_step(
+    recurring: Any,
+    queue: str,
+    name: str,
+    one: kombu_toc.Scheduled | None,
+    step: Step,
+    template: bytes = b"",
+    *,
+    replaces: bool = False,
+) -> kombu_toc.ScheduleChanged:
+    """Run a step of a schedule.
+
+    one: as it was read; None: there was none
+    template: the new one; empty: the one that was read with it
+    """
+    record, put = step.record, None
+    if record is not None and step.put is not None:
+        made_of = template or (one.template if one is not None else b"")
+        due = record.due(name, step.put)
+        put = firing_of(name, made_of, step.put, due, record.priority, record.expires_us)
+    changed: kombu_toc.ScheduleChanged = recurring.change(
+        queue,
+        kombu_toc.ScheduleChange(
+            name,
+            "" if one is None else one.record,
+            _text(name, step),
+            None if record is None else record.next,
+            template,
+            "" if step.take_out is None else firing_id(name, step.take_out),
+            put,
+            step.lines,
+            replaces,
+        ),
+    )
+    return changed
+
+
+def _text(name: str, step: Step) -> str:
+    return "" if step.record is None else step.record.to_text(name)
+
+
+def _unknown(name: str) -> UnknownScheduleError:
+    return UnknownScheduleError(f"there is no schedule {name!r}")
+
+
+def _check_one_of(name: str, what: str, given: Any, known: tuple[str, ...]) -> None:
+    if given not in known:
+        raise ScheduleError(
+            f"schedule {name!r}: {what}={given!r}; there are {', '.join(map(repr, known))}"
+        )
+
+
+def _registered(app: Celery, task: Any) -> Any:
+    if isinstance(task, str):
+        return app.tasks.get(task)
+    try:
+        return getattr(task, "type", task)
+    except KeyError:  # a signature of a task that is registered elsewhere
+        return None
+
+
+def _shown(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as JSON can have them."""
+    shown: dict[str, Any] = {}
+    for key, value in options.items():
+        try:
+            shown[key] = json.loads(kombu_json.dumps(value))
+        except (TypeError, ValueError):
+            shown[key] = str(value)
+    return shown
+
+
+def _write_after(queue: str, position: tuple[str, str]) -> str:
+    return ":".join(quote(part, safe="") for part in (queue, *position))
+
+
+def _read_after(after: str) -> tuple[str, tuple[str, str]]:
+    parts = [unquote(part) for part in after.split(":")]
+    if len(parts) != 3:
+        raise ScheduleError(f"after={after!r:.80} is not what a page of schedules has given")
+    queue, at, name = parts
+    return queue, (at, name)

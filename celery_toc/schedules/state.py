@@ -1,0 +1,246 @@
+"""What is kept of a schedule, and how it goes on. Pure: what happened and the time are arguments.
+
+Each event makes of a :class:`Record` a :class:`Step`: the record as it is from then on, whether the
+message that waits is taken out, and which firing is put. Whoever runs it does so in one step, and
+only if the record has not changed meanwhile (:class:`kombu_toc.ScheduleChange`). That a firing is
+the next one is said by the record alone. So what is delivered twice puts its successor once, and
+what was lost is followed by whoever notices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from .rules import SECOND_US, Timing, timing_of, to_datetime
+
+MISFIRES = ("once", "skip", "all")
+OVERLAPS = ("allow", "skip", "wait")
+
+#: What became of a firing, as its line says.
+STARTED, SKIPPED, LEFT_OUT, LOST, BY_HAND = "started", "skipped", "left out", "lost", "by hand"
+
+#: What is to be done with a firing that has come.
+RUN, DROP, WAIT = "run", "drop", "wait"
+
+
+@dataclass(frozen=True)
+class Record:
+    """A schedule. Times are microseconds since the epoch."""
+
+    task: str
+    when: dict[str, Any]  #: as `Timing.to_json` gives it
+    zone: str
+    misfire: str = "once"
+    grace_us: int = 60 * SECOND_US
+    overlap: str = "allow"
+    jitter_us: int = 0
+    start: int | None = None
+    end: int | None = None
+    max_runs: int | None = None
+    expires_us: int | None = None  #: after its planned time a firing expires
+    priority: int = 0
+    owner: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)  #: as they were given, to be shown
+    fingerprint: str = ""
+    created: int = 0
+    changed: int = 0
+    next: int | None = None  #: the planned time of the firing that waits
+    last: int | None = None  #: that of the latest firing that was followed
+    runs: int = 0
+    paused: bool = False
+    #: planned time of the next firing, if it has come and waits for the former one to end
+    waits: int | None = None
+    rest: dict[str, Any] = field(default_factory=dict)  #: what only newer releases know
+
+    @property
+    def timing(self) -> Timing:
+        return timing_of(self.when)
+
+    @property
+    def ended(self) -> bool:
+        return self.next is None and not self.paused
+
+    def to_text(self, name: str) -> str:
+        """As the center keeps it."""
+        said = {k: v for k, v in asdict(self).items() if v not in (None, {}) and k != "rest"}
+        next_id = "" if self.next is None else firing_id(name, self.next)
+        return f"{next_id}\n{json.dumps({**self.rest, **said}, separators=(',', ':'))}"
+
+    @classmethod
+    def of_text(cls, text: str) -> Record:
+        said = json.loads(text.partition("\n")[2])
+        known = {one.name for one in fields(cls)} - {"rest"}
+        return cls(
+            **{k: v for k, v in said.items() if k in known},
+            rest={k: v for k, v in said.items() if k not in known},
+        )
+
+    # -- when
+
+    def due(self, name: str, planned: int) -> int:
+        """When a firing is due: its planned time, and its jitter, which is always the same."""
+        if not self.jitter_us:
+            return planned
+        sum = hashlib.sha256(firing_id(name, planned).encode()).digest()
+        return planned + int.from_bytes(sum[:8], "big") % (self.jitter_us + 1)
+
+    def after(self, us: int) -> int | None:
+        """The planned time of the first firing after that, by its rules and its bounds alone."""
+        if self.start is not None and us < self.start:
+            us = self.start - 1
+        found = self.timing.after(us)
+        if found is None or (self.end is not None and found > self.end):
+            return None
+        return found
+
+    def following(self, planned: int, late: int, now: int) -> int | None:
+        """The planned time of the firing that follows one that has come or was lost.
+
+        late: how late it is
+        """
+        if late > self.grace_us and self.misfire != "all":
+            missed = now if self.misfire == "once" else now - self.grace_us
+            return self.after(max(planned, missed))
+        return self.after(planned)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What an event makes of a record.
+
+    record: None: the schedule goes
+    take_out: planned time of a firing whose message goes if it still waits
+    put: planned time of the firing that is put
+    lines: what is noted of firings
+    """
+
+    record: Record | None
+    take_out: int | None = None
+    put: int | None = None
+    lines: tuple[str, ...] = ()
+
+
+def firing_id(name: str, planned: int) -> str:
+    """The id of a firing's message, and of its task."""
+    moment = to_datetime(planned)
+    spec = "microseconds" if planned % 1000 else "milliseconds"
+    text = moment.isoformat(timespec=spec if planned % SECOND_US else "seconds")
+    return f"{name}@{text[:-6]}Z"
+
+
+def line_of(
+    id: str, planned: int, what: str, at: int, reason: str = "", ended: int | None = None
+) -> str:
+    """A line about a firing."""
+    said: list[Any] = [planned, what, at, reason] + ([] if ended is None else [ended])
+    return f"{id}\t{json.dumps(said, separators=(',', ':'))}"
+
+
+def read_line(line: str) -> tuple[str, list[Any]]:
+    """The inverse of :func:`line_of`: the id, and the rest."""
+    id, _, said = line.partition("\t")
+    return id, json.loads(said)
+
+
+# -- events
+
+
+def begin(record: Record, now: int) -> Step:
+    """It is put for the first time."""
+    first = record.after(now)
+    return Step(replace(record, next=first, created=now, changed=now), put=first)
+
+
+def change(old: Record, new: Record, now: int) -> Step:
+    """It is put again, as another one. What has happened stays; whether it is paused, too."""
+    # What has been followed never comes again, whatever the clock says.
+    first = new.after(now if old.last is None else max(now, old.last))
+    kept = replace(
+        new,
+        created=old.created,
+        changed=now,
+        last=old.last,
+        runs=old.runs,
+        paused=old.paused,
+        rest=old.rest,
+    )
+    if kept.paused or _is_over(kept, old.runs):
+        return Step(replace(kept, next=None), take_out=old.next)
+    return Step(replace(kept, next=first), take_out=old.next, put=first)
+
+
+def pause(record: Record) -> Step:
+    return Step(replace(record, paused=True, next=None, waits=None), take_out=record.next)
+
+
+def resume(record: Record, now: int) -> Step:
+    """What was missed meanwhile is not made up for."""
+    if not record.paused:
+        return Step(record)
+    first = record.after(now if record.last is None else max(now, record.last))
+    if _is_over(record, record.runs):
+        first = None
+    return Step(replace(record, paused=False, next=first), put=first)
+
+
+def leave_out(name: str, record: Record, now: int) -> Step:
+    """The next firing is left out."""
+    if record.next is None:
+        return Step(record)
+    following = record.after(record.next)
+    line = line_of(firing_id(name, record.next), record.next, LEFT_OUT, now)
+    after = replace(record, next=following, last=record.next, waits=None)
+    return Step(after, take_out=record.next, put=following, lines=(line,))
+
+
+def delete(record: Record) -> Step:
+    return Step(None, take_out=record.next)
+
+
+def lose(name: str, record: Record, now: int) -> Step:
+    """The message of the next firing is gone, although nobody has followed it."""
+    assert record.next is not None
+    planned = record.next
+    late = now - record.due(name, planned)
+    following = record.following(planned, late, now)
+    line = line_of(firing_id(name, planned), planned, LOST, now, "its message was gone")
+    after = replace(record, next=following, last=planned, waits=None)
+    return Step(after, put=following, lines=(line,))
+
+
+def take(
+    name: str, record: Record, id: str, now: int, running: bool, noted: str | None
+) -> tuple[str, Step | None]:
+    """A firing has come: what is to be done with it, and how the schedule goes on; None: as it is.
+
+    id: of its message
+    running: whether another firing is still running
+    noted: what is noted of this one already
+    """
+    if record.next is None or id != firing_id(name, record.next):
+        # Somebody has followed it already, and it comes again; or the schedule has been changed.
+        return (DROP if noted == SKIPPED else RUN), None
+    planned = record.next
+    late = now - record.due(name, planned)
+    has_waited = record.waits == planned
+    reason = ""
+    if running and record.overlap == "wait":
+        return WAIT, None if has_waited else Step(replace(record, waits=planned))
+    if running and record.overlap == "skip":
+        reason = "the former firing was still running"
+    elif late > record.grace_us and record.misfire == "skip" and not has_waited:
+        reason = f"late by {late / SECOND_US:.3f} s"
+    following = record.following(planned, late, now)
+    runs = record.runs + (not reason)
+    if _is_over(record, runs):
+        following = None
+    line = line_of(id, planned, SKIPPED if reason else STARTED, now, reason)
+    after = replace(record, next=following, last=planned, runs=runs, waits=None)
+    return (DROP if reason else RUN), Step(after, put=following, lines=(line,))
+
+
+def _is_over(record: Record, runs: int) -> bool:
+    return record.max_runs is not None and runs >= record.max_runs

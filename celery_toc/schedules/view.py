@@ -1,0 +1,234 @@
+"""Schedules and their firings as they are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import kombu_toc
+
+from .reading import schedule_of, utc
+from .rules import Timing
+from .state import BY_HAND, LEFT_OUT, LOST, SKIPPED, STARTED, Record, firing_id
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A schedule as it was when it was read. Times are datetimes in UTC.
+
+    queue: where its firings go
+    text: when it fires, for people
+    misfire, overlap: what it does with firings that are late, or meet the former one
+    grace, jitter: seconds
+    next: the planned time of the next firing, None if there is none; due: with its jitter
+    next_id: the id of the next firing's message and task
+    last: the planned time of the latest firing
+    runs: how many of its firings were run
+    options: as they were given
+    fingerprint: what two equal definitions share
+    """
+
+    name: str
+    queue: str
+    record: Record = field(repr=False)
+    template: bytes = field(repr=False)
+    reads: Callable[[kombu_toc.Delivery], Any] = field(repr=False, compare=False)
+
+    @property
+    def task(self) -> str:
+        return self.record.task
+
+    @cached_property
+    def message(self) -> Any:
+        """The message of which each firing is made, as a :class:`celery_toc.Task`."""
+        return self.reads(kombu_toc.Delivery(self.queue, 0, 0, self.name, 0, self.template, 0))
+
+    @property
+    def args(self) -> Any:
+        return self.message.args
+
+    @property
+    def kwargs(self) -> Any:
+        return self.message.kwargs
+
+    @property
+    def timing(self) -> Timing:
+        return self.record.timing
+
+    @property
+    def schedule(self) -> Any:
+        """As Celery has it: a ``crontab``, a ``schedule`` or a ``solar``."""
+        return schedule_of(self.timing)
+
+    @property
+    def text(self) -> str:
+        return self.timing.text
+
+    @property
+    def timezone(self) -> str:
+        return self.record.zone
+
+    @property
+    def misfire(self) -> str:
+        return self.record.misfire
+
+    @property
+    def overlap(self) -> str:
+        return self.record.overlap
+
+    @property
+    def grace(self) -> float:
+        return self.record.grace_us / 1e6
+
+    @property
+    def jitter(self) -> float:
+        return self.record.jitter_us / 1e6
+
+    @property
+    def start(self) -> datetime | None:
+        return utc(self.record.start)
+
+    @property
+    def end(self) -> datetime | None:
+        return utc(self.record.end)
+
+    @property
+    def max_runs(self) -> int | None:
+        return self.record.max_runs
+
+    @property
+    def owner(self) -> str | None:
+        return self.record.owner
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return self.record.options
+
+    @property
+    def next(self) -> datetime | None:
+        return utc(self.record.next)
+
+    @property
+    def next_id(self) -> str | None:
+        return None if self.record.next is None else firing_id(self.name, self.record.next)
+
+    @property
+    def due(self) -> datetime | None:
+        planned = self.record.next
+        return None if planned is None else utc(self.record.due(self.name, planned))
+
+    @property
+    def last(self) -> datetime | None:
+        return utc(self.record.last)
+
+    @property
+    def runs(self) -> int:
+        return self.record.runs
+
+    @property
+    def paused(self) -> bool:
+        return self.record.paused
+
+    @property
+    def ended(self) -> bool:
+        return self.record.ended
+
+    @property
+    def state(self) -> str:
+        """``active``, ``paused`` or ``ended``."""
+        return "paused" if self.paused else "ended" if self.ended else "active"
+
+    @property
+    def created(self) -> datetime | None:
+        return utc(self.record.created)
+
+    @property
+    def changed(self) -> datetime | None:
+        return utc(self.record.changed)
+
+    @property
+    def fingerprint(self) -> str:
+        return self.record.fingerprint
+
+    def upcoming(self, count: int) -> list[datetime]:
+        """The planned times of the next firings, at most so many."""
+        found: list[datetime] = []
+        at = self.record.next
+        left = count
+        if self.record.max_runs is not None:
+            left = min(left, self.record.max_runs - self.record.runs)
+        while at is not None and len(found) < left:
+            moment = utc(at)
+            assert moment is not None
+            found.append(moment)
+            at = self.record.after(at)
+        return found
+
+
+class Listed(NamedTuple):
+    """A page of schedules.
+
+    after: goes on behind it, as an argument of :meth:`.schedules.Schedules.list`; None: it was the
+        last one
+    """
+
+    schedules: list[Schedule]
+    after: str | None
+
+
+class Firing(NamedTuple):
+    """What is remembered of a firing. Times are datetimes in UTC.
+
+    id: of its message and its task
+    planned: when it was to be
+    started: when a worker took it to run it; None if it was not run
+    outcome: ``started``, or what the result backend knows of the task since, in lower case, such as
+        ``success``; ``skipped``, by the misfire or overlap rule; ``left out`` (``skip_next``);
+        ``lost``: its message was cancelled, or whoever took it knew nothing of schedules
+    reason: why it was not run; else empty
+    ended: when its task ended, if the result backend knows
+    by_hand: whether it was sent by ``run_now``
+    """
+
+    id: str
+    planned: datetime
+    started: datetime | None
+    outcome: str
+    reason: str
+    ended: datetime | None
+    by_hand: bool
+
+    @property
+    def late(self) -> float | None:
+        """Seconds from its planned time to its start."""
+        if self.started is None:
+            return None
+        return (self.started - self.planned).total_seconds()
+
+
+def firing_of_line(app: Celery, id: str, said: list[Any]) -> Firing:
+    """What a line says of a firing."""
+    planned_us, what, at_us, reason = said[:4]
+    planned, at = utc(planned_us), utc(at_us)
+    assert planned is not None
+    by_hand = what == BY_HAND
+    ran = what not in (SKIPPED, LEFT_OUT, LOST)
+    outcome, ended = _result(app, id) if ran else (what, None)
+    return Firing(id, planned, at if ran else None, outcome, reason, ended, by_hand)
+
+
+def _result(app: Celery, id: str) -> tuple[str, datetime | None]:
+    try:
+        result = app.AsyncResult(id)
+        state = result.state
+        if state in ("PENDING", "SENT", "RECEIVED"):
+            return STARTED, None
+        return state.lower(), result.date_done
+    except Exception:  # no backend, or one that cannot be reached or asked
+        return STARTED, None

@@ -1,0 +1,336 @@
+"""Schedules: what fires again and again, as far as Redis knows it.
+
+A schedule is a record, which is text that nobody reads here, and one message that waits for the
+next firing. A *change* replaces both together, if nobody has changed the record meanwhile. So
+whoever delivers a firing puts the next one, and if two try, one does. What the next one is, the
+caller decides: this knows neither crontabs nor Celery.
+
+All schedules of a topic are in its slot 0, which it has whatever its slot count is: a reshard moves
+none of them, and on a Cluster a record and its message are on one node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from ..errors import ConfigurationError
+from ..model.topic import Topic
+from ..scripts.call import ScriptCall, text, texts
+from ..scripts.loader import load
+from .context import Context
+from .registry import Registry
+from .runner import Runner
+
+#: The slot basis of a firing: its CRC-32 is a multiple of every slot count, so it picks slot 0.
+SCHEDULE_BASIS = "recurring-2678"
+
+#: Firings that are remembered of a schedule.
+REMEMBERED = 20
+
+#: Names that one call reads.
+NAMES_PER_CALL = 100
+
+#: When a schedule fires next that does not.
+NEVER = "+inf"
+
+#: Where the message of the next firing is, by number in a script's reply.
+_STATES = ("", "waiting", "in flight", "dead")
+
+
+class Scheduled(NamedTuple):
+    """A schedule as it is kept.
+
+    record: begins with a line that is the id of the message of its next firing, or empty
+    next_us: when it fires next, in microseconds since the epoch; None: never
+    template: what its firings are made of; empty if it was not asked for
+    fired: lines of its latest firings, the latest first; empty if they were not asked for
+    state: where the message of the next firing is: a state, or empty if there is none
+    in_flight: ids in flight of those lines
+    """
+
+    topic: str
+    name: str
+    record: str
+    next_us: int | None
+    template: bytes
+    fired: tuple[str, ...]
+    state: str
+    in_flight: tuple[str, ...]
+
+
+class ScheduleFiring(NamedTuple):
+    """A message to be put.
+
+    at_us: its action time, microseconds since the epoch
+    """
+
+    id: str
+    body: bytes
+    at_us: int
+    priority: int = 0
+    traits: str = ""
+
+
+class ScheduleChange(NamedTuple):
+    """A change of a schedule.
+
+    record: as it was read; empty if there was none
+    wanted: the new one; empty: the schedule goes
+    next_us: when it fires next, microseconds since the epoch; None: never
+    template: the new one; empty: the one that it has
+    take_out: id of a message that goes if it still waits
+    put: the message of the next firing; it is not put if there is one with its id
+    fired: lines for its latest firings, each an id, a tab and text. It takes the place of the line
+        of that id
+    replaces: a firing that was delivered is to be followed: a full server accepts it
+    """
+
+    name: str
+    record: str
+    wanted: str
+    next_us: int | None = None
+    template: bytes = b""
+    take_out: str = ""
+    put: ScheduleFiring | None = None
+    fired: Sequence[str] = ()
+    replaces: bool = False
+
+
+class ScheduleChanged(NamedTuple):
+    """What became of a change.
+
+    done: whether the record was the one that was read; if not, nothing is changed
+    record: the one that stands now
+    """
+
+    done: bool
+    record: str
+    now_us: int
+    put: bool
+    taken_out: bool
+
+
+class RecurringCommands:
+    """The calls: arguments in, a :class:`ScriptCall` out. All keys are of a topic's slot 0."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def changing(self, topic: Topic, change: ScheduleChange) -> ScriptCall:
+        """Change a schedule. Result: :class:`ScheduleChanged`."""
+        slot = topic.slot(0)
+        put = change.put or ScheduleFiring("", b"", 0)
+        return self._context.announcing(
+            topic,
+            "recur",
+            (
+                slot.announced_times,
+                slot.body,
+                slot.tokens,
+                slot.reasons,
+                slot.schedules,
+                slot.templates,
+                slot.firings,
+                slot.coming,
+                *slot.stores,
+            ),
+            (
+                len(topic.steps),
+                slot.number,
+                change.name,
+                change.record,
+                change.wanted,
+                change.template,
+                NEVER if change.next_us is None else change.next_us,
+                change.take_out,
+                put.id,
+                put.body,
+                put.at_us,
+                topic.step_index(put.priority),
+                put.traits,
+                "".join(f"{line}\n" for line in change.fired),
+                REMEMBERED,
+                int(change.replaces),
+            ),
+            lambda raw: ScheduleChanged(
+                bool(raw[0]), text(raw[1]), raw[2], bool(raw[3]), bool(raw[4])
+            ),
+        )
+
+    def reading(
+        self,
+        topic: Topic,
+        rest: Iterable[str],
+        *,
+        limit: int = 0,
+        template: bool = False,
+        fired: bool = False,
+    ) -> ScriptCall:
+        """Read schedules. Result: the server's clock in microseconds, and a list of
+        :class:`Scheduled`.
+
+        rest: their names; with a limit, where it begins and how long ago they were to fire
+        limit: how many of a page
+        """
+        slot = topic.slot(0)
+
+        def parse(raw: list[Any]) -> tuple[int, list[Scheduled]]:
+            return raw[0], [_scheduled(topic.name, *one) for one in raw[1:]]
+
+        return ScriptCall(
+            load("recurring"),
+            (
+                slot.schedules,
+                slot.templates,
+                slot.firings,
+                slot.coming,
+                slot.prepare,
+                slot.dead,
+                *slot.stores,
+            ),
+            (len(topic.steps), int(template), int(fired), limit, *rest),
+            parse,
+        )
+
+
+class Recurring:
+    """The schedules of topics. Each method asks the server once; :meth:`find` and :meth:`topics`
+    ask for all topics that have schedules."""
+
+    def __init__(self, runner: Runner, registry: Registry, context: Context) -> None:
+        self._runner = runner
+        self._registry = registry
+        self._keys = context.keys
+        self._commands = RecurringCommands(context)
+
+    def topics(self) -> list[str]:
+        """The topics that have schedules, or had some; by name."""
+        return sorted(texts(self._runner.client.smembers(self._keys.scheduled)))
+
+    def read(
+        self,
+        topic: str,
+        names: Sequence[str],
+        *,
+        template: bool = False,
+        fired: bool = False,
+    ) -> tuple[int, list[Scheduled]]:
+        """Read schedules by name: the server's clock in microseconds, and those that are there."""
+        declared = self._registry.resolved(topic)
+        us, found = 0, []
+        for start in range(0, len(names), NAMES_PER_CALL):
+            some = names[start : start + NAMES_PER_CALL]
+            us, part = self._runner.run(
+                self._commands.reading(declared, some, template=template, fired=fired)
+            )
+            found += [one for one in part if one.record]
+        return us, found
+
+    def find(
+        self, name: str, *, template: bool = False, fired: bool = False
+    ) -> tuple[int, list[Scheduled]]:
+        """Read the schedules of that name, in all topics; as :meth:`read`."""
+        calls = [
+            self._commands.reading(
+                self._registry.resolved(topic), [name], template=template, fired=fired
+            )
+            for topic in self.topics()
+        ]
+        found: list[Scheduled] = []
+        us = 0
+        for now_us, part in self._runner.run_all(calls):
+            us = now_us
+            found += [one for one in part if one.record]
+        return us, found
+
+    def page(
+        self,
+        topic: str,
+        limit: int,
+        after: tuple[str, str] | None = None,
+        behind_us: int | None = None,
+        *,
+        template: bool = False,
+    ) -> tuple[int, list[Scheduled]]:
+        """Read schedules, the one that fires next first, those that do not fire last.
+
+        after: where the one is behind which it goes on, as :func:`schedule_position` gives it
+        behind_us: only those that were to fire so many microseconds ago, or earlier
+        """
+        until = "" if behind_us is None else str(behind_us)
+        declared = self._registry.resolved(topic)
+        call = self._commands.reading(
+            declared, [*(after or ("", "")), until], limit=limit, template=template
+        )
+        us, found = self._runner.run(call)
+        return us, found
+
+    def count(self, topic: str) -> int:
+        """How many schedules a topic has."""
+        slot = self._registry.resolved(topic).slot(0)
+        return int(self._runner.client.hlen(slot.schedules))
+
+    def change(self, topic: str, change: ScheduleChange) -> ScheduleChanged:
+        """Replace a record, and the message that waits, by others.
+
+        Raises ConfigurationError for a topic that goes away by itself.
+        """
+        if not change.record:
+            self._admit(topic)
+        declared = self._registry.resolved(topic)
+        changed: ScheduleChanged
+        [changed] = self._runner.run_puts([self._commands.changing(declared, change)])
+        return changed
+
+    def _admit(self, topic: str) -> None:
+        """A topic gets its first schedule, as far as is known: look-ups by id find firings."""
+        declared = self._registry.agreed(self._registry.topic(topic))
+        if declared.declaration.expires:
+            raise ConfigurationError(
+                f"queue {topic!r} goes away by itself when nobody uses it, and its schedules would "
+                "go with it: choose a queue without x-expires that is not exclusive or auto-delete"
+            )
+        self._registry.admit(declared, None, SCHEDULE_BASIS)
+        self._runner.client.sadd(self._keys.scheduled, topic)
+
+    def overdue(
+        self, topic: str, behind_us: int, limit: int
+    ) -> Iterator[tuple[int, list[Scheduled]]]:
+        """Read, page by page, the schedules whose next firing was to be so many microseconds ago
+        or earlier, and is nowhere: its message was cancelled or lost, or whoever took it knows
+        nothing of schedules. Each page comes with the server's clock."""
+        after = None
+        while True:
+            us, page = self.page(topic, limit, after, behind_us)
+            yield us, [one for one in page if one.state not in ("waiting", "in flight")]
+            if len(page) < limit:
+                return
+            after = schedule_position(page[-1])
+
+
+def schedule_position(one: Scheduled) -> tuple[str, str]:
+    """Where a schedule is in the order of :meth:`Recurring.page`."""
+    return NEVER if one.next_us is None else str(one.next_us), one.name
+
+
+def _scheduled(
+    topic: str,
+    name: bytes,
+    at: bytes,
+    record: bytes,
+    template: bytes,
+    lines: bytes,
+    state: int,
+    in_flight: list[bytes],
+) -> Scheduled:
+    return Scheduled(
+        topic,
+        text(name),
+        text(record),
+        None if at in (b"inf", b"") else int(float(at)),
+        template,
+        tuple(text(lines).split("\n")[:-1]),
+        _STATES[state],
+        tuple(texts(in_flight)),
+    )

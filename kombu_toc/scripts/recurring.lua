@@ -1,0 +1,80 @@
+-- Reads schedules of a slot: by name, or page by page, the one that fires next first.
+--
+-- KEYS[1] schedules   KEYS[2] templates   KEYS[3] firings   KEYS[4] coming   KEYS[5] prepare
+-- KEYS[6] dead   KEYS[7...] store (one per priority step)
+-- ARGV[1] number of priority steps   ARGV[2] 1: their templates too   ARGV[3] 1: what has fired too
+-- ARGV[4] how many at most, page by page, or 0: by name
+-- ARGV[5...] names; or the time and the name behind which it goes on, both '' from the start, and
+-- how many microseconds before now it was to fire at the latest, or '' for any time
+-- Returns {now in microseconds, {name, when it fires next in microseconds, its record or '', its
+--          template or '', lines of what has fired or '', where the message is that the record
+--          begins with: 0 nowhere | 1 waiting | 2 in flight | 3 dead, {ids in flight of those
+--          lines}}, ...}
+--@ clock
+
+local steps = tonumber(ARGV[1])
+local found = {clock()}
+
+local function where(id)
+  for step = 1, steps do
+    if redis.call('ZSCORE', KEYS[6 + step], id) then return 1 end
+  end
+  for state = 2, 3 do
+    if redis.call('ZSCORE', KEYS[3 + state], id) then return state end
+  end
+  return 0
+end
+
+local function read(name, at)
+  local record = redis.call('HGET', KEYS[1], name) or ''
+  local template = ARGV[2] == '1' and redis.call('HGET', KEYS[2], name) or ''
+  local lines, flying = '', {}
+  if ARGV[3] == '1' then
+    lines = redis.call('HGET', KEYS[3], name) or ''
+    for line in string.gmatch(lines, '[^\n]*\n') do
+      local id = string.match(line, '^[^\t\n]*')
+      if redis.call('ZSCORE', KEYS[5], id) then flying[#flying + 1] = id end
+    end
+  end
+  local next = string.match(record, '^[^\n]*')
+  found[#found + 1] = {name, at, record, template, lines, next == '' and 0 or where(next), flying}
+end
+
+-- Whether a text comes before another, byte by byte, as Redis orders members of one score; Lua's
+-- own comparison follows the locale.
+local function before(one, other)
+  for i = 1, math.min(#one, #other) do
+    local a, b = string.byte(one, i), string.byte(other, i)
+    if a ~= b then return a < b end
+  end
+  return #one < #other
+end
+
+local most = tonumber(ARGV[4])
+if most == 0 then
+  for i = 5, #ARGV do read(ARGV[i], redis.call('ZSCORE', KEYS[4], ARGV[i]) or '') end
+  return found
+end
+local first = 0
+if ARGV[5] ~= '' then
+  -- The first behind that name, among those of that time.
+  local last
+  first = redis.call('ZCOUNT', KEYS[4], '-inf', '(' .. ARGV[5])
+  last = redis.call('ZCOUNT', KEYS[4], '-inf', ARGV[5])
+  while first < last do
+    local middle = math.floor((first + last) / 2)
+    if before(ARGV[6], redis.call('ZRANGE', KEYS[4], middle, middle)[1]) then
+      last = middle
+    else
+      first = middle + 1
+    end
+  end
+end
+local page = redis.call('ZRANGE', KEYS[4], first, first + most - 1, 'WITHSCORES')
+local until_us = ARGV[7] == '' and math.huge or found[1] - tonumber(ARGV[7])
+for i = 1, #page, 2 do
+  local at = page[i + 1] == 'inf' and math.huge or tonumber(page[i + 1])
+  if at > until_us then break end
+  read(page[i], page[i + 1])
+end
+return found

@@ -1,0 +1,255 @@
+"""Recurring tasks: what is kept of a schedule, and which message waits for its next firing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery, group
+from celery.schedules import crontab
+
+import kombu_toc
+from celery_toc import TaskCenter, timeout_center
+from celery_toc.schedules.errors import ScheduleError, UnknownScheduleError
+from celery_toc.worker.recurring import take
+from kombu_toc import WAITING
+
+from ..cluster import Cluster
+from ..servers import Server
+
+UTC = timezone.utc
+
+
+def remind(*args: Any, **kwargs: Any) -> None:
+    """What a schedule sends."""
+
+
+@pytest.fixture
+def app(server: Server | Cluster, client: redis.Redis) -> Iterator[Celery]:
+    made = Celery("shop", broker=server.toc_url, set_as_current=False)
+    made.conf.update(timezone="Europe/Berlin", task_default_queue="jobs")
+    made.task(name="shop.remind")(remind)
+    made.task(name="shop.hourly", expires=60)(remind)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def center(app: Celery) -> Iterator[TaskCenter]:
+    made = timeout_center(app)
+    yield made
+    made.client.close()
+
+
+def now_us(center: TaskCenter) -> int:
+    seconds, rest = center.client.time()
+    return int(seconds) * 1_000_000 + int(rest)
+
+
+def waiting(center: TaskCenter, queue: str = "jobs") -> list[str]:
+    return [one.id for one in center.scan(queue, state=WAITING, limit=1000).messages]
+
+
+def pop(center: TaskCenter, queue: str = "jobs") -> list[kombu_toc.Delivery]:
+    return center.pop(queue, 100).messages
+
+
+def fire(center: TaskCenter, name: str, queue: str = "jobs") -> list[str]:
+    """Deliver what is due, and take it as a worker does."""
+    taken = []
+    for delivery in pop(center, queue):
+        verdict, _ = take(center.center.recurring, delivery, name)
+        taken.append(verdict)
+        center.ack([delivery])
+    return taken
+
+
+def bring_forward(center: TaskCenter, name: str) -> None:
+    """Make the next firing due now, however long it had to wait."""
+    found = center.schedules.get(name)
+    assert found is not None and found.next_id is not None
+    center.run_now(found.next_id)
+
+
+def test_the_next_firing_waits_as_a_message_of_its_own(center: TaskCenter) -> None:
+    made = center.schedules.put("nightly", "shop.remind", crontab(hour=3, minute=0), args=(7,))
+    assert made.text == "0 3 * * *"
+    assert made.timezone == "Europe/Berlin"
+    assert made.next is not None and made.next > datetime.now(UTC)
+    assert made.next.astimezone(made.schedule.tz).hour == 3
+    assert made.next_id == f"nightly@{made.next:%Y-%m-%dT%H:%M:%SZ}"
+    [found] = center.get(made.next_id)
+    task = center.task(found)
+    assert (task.name, task.args, task.eta) == ("shop.remind", [7], made.next)
+    assert (made.task, made.args, made.kwargs, made.queue) == ("shop.remind", [7], {}, "jobs")
+    assert waiting(center) == [made.next_id]
+    assert center.schedules.get("nightly") == made
+    assert center.schedules.get("daily") is None
+
+
+def test_who_takes_a_firing_puts_the_next_one_once(center: TaskCenter) -> None:
+    made = center.schedules.put("often", "shop.remind", timedelta(hours=1))
+    first = made.next_id
+    assert first is not None
+    bring_forward(center, "often")
+    [delivery] = pop(center)
+    assert take(center.center.recurring, delivery, "often")[0] == "run"
+    [second] = waiting(center)
+    # Delivered again, because its worker died: nothing more is put.
+    assert take(center.center.recurring, delivery, "often")[0] == "run"
+    assert waiting(center) == [second]
+    found = center.schedules.get("often")
+    assert found is not None
+    assert found.next == made.next + timedelta(hours=1)
+    assert (found.next_id, found.last, found.runs) == (second, made.next, 1)
+
+
+def test_a_put_of_the_same_definition_changes_nothing(center: TaskCenter) -> None:
+    made = center.schedules.put("a", "shop.remind", 60, args=(1,), kwargs={"b": 2})
+    assert (
+        center.schedules.put("a", "shop.remind", timedelta(minutes=1), args=(1,), kwargs={"b": 2})
+        == made
+    )
+    changed = center.schedules.put("a", "shop.remind", 60, args=(2,))
+    assert changed.fingerprint != made.fingerprint
+    assert (changed.next, changed.next_id) == (made.next, made.next_id)
+    assert waiting(center) == [made.next_id]
+    [found] = center.get(made.next_id)
+    assert center.task(found).args == [2]
+
+
+def test_another_time_replaces_the_firing_that_waits(center: TaskCenter) -> None:
+    made = center.schedules.put("a", "shop.remind", crontab(hour=3))
+    changed = center.schedules.put("a", "shop.remind", crontab(hour=4, minute=30))
+    assert changed.next_id != made.next_id
+    assert waiting(center) == [changed.next_id]
+
+
+def test_pause_resume_skip_and_delete(center: TaskCenter) -> None:
+    schedules = center.schedules
+    made = schedules.put("a", "shop.remind", timedelta(hours=1))
+    assert schedules.pause("a").state == "paused"
+    assert waiting(center) == []
+    assert schedules.pause("a").next is None
+    resumed = schedules.resume("a")
+    assert (resumed.state, resumed.next) == ("active", made.next)
+    assert waiting(center) == [made.next_id]
+    skipped = schedules.skip_next("a")
+    assert skipped.next == made.next + timedelta(hours=1)
+    assert waiting(center) == [skipped.next_id]
+    [left_out] = schedules.history("a")
+    assert (left_out.id, left_out.outcome, left_out.started) == (made.next_id, "left out", None)
+    assert schedules.delete("a")
+    assert not schedules.delete("a")
+    assert waiting(center) == []
+    assert schedules.get("a") is None
+    assert schedules.count() == 0
+    for change in (schedules.pause, schedules.resume, schedules.skip_next, schedules.run_now):
+        with pytest.raises(UnknownScheduleError, match="'a'"):
+            change("a")
+
+
+def test_schedules_are_listed_page_by_page(center: TaskCenter) -> None:
+    for number in range(7):
+        center.schedules.put(f"n{number}", "shop.remind", 3600 + number)
+    for number in range(5):
+        center.schedules.put(f"m{number}", "shop.remind", crontab(hour=3), queue="other")
+    center.schedules.pause("n0")
+    names, after = [], None
+    while True:
+        page = center.schedules.list(limit=3, after=after)
+        assert len(page.schedules) <= 3
+        names += [one.name for one in page.schedules]
+        after = page.after
+        if after is None:
+            break
+    assert names == [
+        *(f"n{number}" for number in (1, 2, 3, 4, 5, 6, 0)),
+        *(f"m{n}" for n in range(5)),
+    ]
+    assert [one.name for one in center.schedules.each()] == names
+    assert center.schedules.count() == 12
+    assert center.schedules.count(queue="other") == 5
+    assert [one.name for one in center.schedules.list(queue="other").schedules] == names[7:]
+
+
+def test_run_now_sends_a_task_beside(center: TaskCenter) -> None:
+    made = center.schedules.put("a", "shop.remind", 3600, args=(1,))
+    id = center.schedules.run_now("a")
+    assert id.startswith("a@") and id.endswith("!")
+    assert set(waiting(center)) == {id, made.next_id}
+    assert fire(center, "a") == ["run"]
+    assert waiting(center) == [made.next_id]
+    [fired] = center.schedules.history("a")
+    assert (fired.id, fired.by_hand) == (id, True)
+    assert center.schedules.get("a").runs == 0
+
+
+def test_a_schedule_moves_to_another_queue(center: TaskCenter) -> None:
+    made = center.schedules.put("a", "shop.remind", 3600)
+    moved = center.schedules.put("a", "shop.remind", 3600, queue="other")
+    assert (waiting(center), waiting(center, "other")) == ([], [made.next_id])
+    assert (moved.queue, moved.next, moved.created) == ("other", made.next, made.created)
+    assert center.schedules.count() == 1
+
+
+@pytest.mark.parametrize(
+    "how, said",
+    [
+        ({"schedule": "daily"}, "says nothing of when"),
+        ({"schedule": 0}, "shortest interval"),
+        ({"schedule": None}, "says nothing"),
+        ({"name": ""}, "names no schedule"),
+        ({"name": "a\nb"}, "control character"),
+        ({"name": "x" * 251}, "names no schedule"),
+        ({"misfire": "never"}, "'once', 'skip', 'all'"),
+        ({"overlap": "no"}, "'allow', 'skip', 'wait'"),
+        ({"grace": -1}, "no duration"),
+        ({"jitter": "1"}, "no duration"),
+        ({"max_runs": 0}, "max_runs"),
+        ({"timezone": "Mars/Olympus"}, "no time zone"),
+        ({"start": "tomorrow"}, "no time"),
+        ({"start": 2e9, "end": 1e9}, "ends before"),
+        ({"options": {"eta": 1}}, "eta"),
+        ({"options": {"countdown": 1}}, "countdown"),
+        ({"task": 7}, "neither a task"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_what_makes_no_sense_is_refused_and_nothing_is_kept(
+    center: TaskCenter, how: dict[str, Any], said: str
+) -> None:
+    given = {"name": "a", "task": "shop.remind", "schedule": 60, **how}
+    with pytest.raises(ScheduleError, match=said):
+        center.schedules.put(given.pop("name"), given.pop("task"), given.pop("schedule"), **given)
+    assert center.schedules.count() == 0
+    assert waiting(center) == []
+
+
+def test_what_is_made_of_several_tasks_is_refused(app: Celery, center: TaskCenter) -> None:
+    remind = app.tasks["shop.remind"]
+    with pytest.raises(ScheduleError, match="sends one task"):
+        center.schedules.put("a", group(remind.s(1), remind.s(2)), 60)
+
+
+def test_the_message_is_celerys_own(app: Celery, center: TaskCenter) -> None:
+    options = {"priority": 4, "headers": {"tenant": "x"}, "time_limit": 9, "compression": "gzip"}
+    made = center.schedules.put(
+        "a", app.tasks["shop.remind"], 3600, args=(1,), kwargs={"k": [1, None]}, options=options
+    )
+    [ours] = center.get(made.next_id)
+    center.schedules.delete("a")
+    app.tasks["shop.remind"].apply_async(
+        (1,), {"k": [1, None]}, task_id=made.next_id, eta=made.next, **options
+    )
+    [celerys] = center.get(made.next_id)
+    one, other = (kombu_toc.unpack(found.body, found.id) for found in (ours, celerys))
+    assert one["headers"].pop("x-schedule") == "a"
+    assert one["headers"].pop("x-slot-basis")
+    for message in (one, other):
+        message["properties"].pop("k")  # names the publish
+    assert one == other
+    assert (ours.step, ours.time_us) == (celerys.step, celerys.time_us)

@@ -1,0 +1,269 @@
+"""When a schedule fires: crontabs in time zones, intervals, and the doubled and missing hours."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from zoneinfo import ZoneInfo
+
+import pytest
+from celery.schedules import crontab, schedule
+
+from celery_toc.schedules.errors import ScheduleError
+from celery_toc.schedules.reading import read_schedule
+from celery_toc.schedules.rules import Cron, Every, Timing, timing_of, to_datetime, to_us, zone_of
+
+UTC = timezone.utc
+MINUTE = 60_000_000
+
+#: Clocks that go forward and back at midnight, in the night and by half an hour; that skip a day;
+#: and one that is never changed.
+ZONES = (
+    "Europe/Berlin",
+    "America/New_York",
+    "Australia/Lord_Howe",
+    "Asia/Beirut",
+    "Pacific/Apia",
+    "Atlantic/Azores",
+    "America/Havana",
+    "Asia/Kolkata",
+)
+
+CRONTABS = (
+    "30 2 * * *",
+    "*/30 * * * 0,5",
+    "0,30 0-3 * * *",
+    "0 0 * * 0",
+    "59 23 29 2 *",
+    "15 1-2 1-7 3,4,10,11 0",
+)
+
+
+def crontab_of(text: str) -> crontab:
+    minute, hour, day, month, weekday = text.split(" ")
+    return crontab(minute, hour, weekday, day, month)
+
+
+def cron(text: str, zone: str = "UTC") -> Timing:
+    return read_schedule("a", crontab_of(text), zone, None, 0)
+
+
+def firings(timing: Timing, begin: datetime, end: datetime) -> Iterator[datetime]:
+    us = to_us(begin) - 1
+    while True:
+        found = timing.after(us)
+        if found is None or found > to_us(end):
+            return
+        assert found > us
+        yield to_datetime(found)
+        us = found
+
+
+def at(text: str) -> datetime:
+    return datetime.fromisoformat(text).replace(tzinfo=UTC)
+
+
+# -- a reference that goes minute by minute
+
+
+class Minutes:
+    """Ten years of a zone: each minute of the world, and what the clock on the wall shows then."""
+
+    begin = datetime(2008, 1, 1, tzinfo=UTC)
+    end = datetime(2018, 1, 1, tzinfo=UTC)
+
+    def __init__(self, zone: str) -> None:
+        #: (minute since the epoch, minutes by which the wall clock is ahead), when that changes
+        self.changes: list[tuple[int, int]] = []
+        tz = ZoneInfo(zone)
+        first, last = (int(moment.timestamp()) // 60 for moment in (self.begin, self.end))
+        ahead = None
+        for minute in range(first, last):
+            if minute % 15 and ahead is not None:
+                continue  # no clock has been changed at other minutes in these years
+            moment = datetime.fromtimestamp(60 * minute, tz)
+            offset = moment.utcoffset()
+            assert offset is not None
+            found = int(offset.total_seconds()) // 60
+            if found != ahead:
+                self.changes.append((minute, found))
+                ahead = found
+        self.first, self.last = first, last
+
+
+def expected(minutes: Minutes, text: str) -> list[int]:
+    """The rule, told in another way: walk through all minutes of the world. A minute fires if the
+    wall clock matches, unless it has shown the same before and the crontab names hours. Where the
+    wall clock jumps, the minute after the jump fires if any that was jumped over matches, and the
+    crontab names hours."""
+    spec = crontab_of(text)
+    names_hours = len(spec.hour) < 24
+    days: dict[int, bool] = {}
+
+    def may_match(wall: int, *, of_day: bool = False) -> bool:
+        day = wall // 1440
+        if day not in days:
+            moment = datetime(1970, 1, 1) + timedelta(days=day)
+            days[day] = (
+                moment.day in spec.day_of_month
+                and moment.month in spec.month_of_year
+                and moment.isoweekday() % 7 in spec.day_of_week
+            )
+        return days[day] and (of_day or (wall % 60 in spec.minute and wall // 60 % 24 in spec.hour))
+
+    found = []
+    shown_until = None
+    ends = [minute for minute, _ in minutes.changes[1:]] + [minutes.last]
+    for (begin, ahead), end in zip(minutes.changes, ends, strict=True):
+        wall = begin + ahead
+        if names_hours and shown_until is not None and wall > shown_until:
+            jumped = range(shown_until, wall)
+            if any(map(may_match, jumped)) and not may_match(wall):
+                found.append(begin)
+        for day in range((begin + ahead) // 1440, (end + ahead) // 1440 + 1):
+            if not may_match(1440 * day, of_day=True):
+                continue
+            for wall in range(max(1440 * day, begin + ahead), min(1440 * day + 1440, end + ahead)):
+                if names_hours and shown_until is not None and wall < shown_until:
+                    continue
+                if may_match(wall):
+                    found.append(wall - ahead)
+        shown_until = max(shown_until or 0, end + ahead)
+    return found
+
+
+@pytest.mark.parametrize("zone", ZONES)
+def test_ten_years_of_minutes_are_as_the_reference_has_them(zone: str) -> None:
+    minutes = Minutes(zone)
+    assert len(minutes.changes) >= (1 if zone == "Asia/Kolkata" else 15)
+    for text in CRONTABS:
+        wanted = expected(minutes, text)
+        timing = cron(text, zone)
+        us = 60_000_000 * minutes.first - 1
+        for number, minute in enumerate(wanted):
+            found = timing.after(us)
+            assert found == minute * MINUTE, (
+                text,
+                number,
+                to_datetime(us),
+                to_datetime(found or 0),
+            )
+            us = found
+
+
+# -- the missing and the doubled hour, told one by one
+
+
+def test_what_is_missing_fires_once_right_after_the_gap() -> None:
+    """In Berlin, 2025-03-30 has no 02:00 to 03:00: it is 03:00 at 01:00 UTC."""
+    day = at("2025-03-30"), at("2025-03-30T23:00")
+    assert list(firings(cron("30 2 * * *", "Europe/Berlin"), *day)) == [at("2025-03-30T01:00")]
+    assert list(firings(cron("*/10 2 * * *", "Europe/Berlin"), *day)) == [at("2025-03-30T01:00")]
+    # At the end of the gap there is a firing anyway.
+    assert list(firings(cron("0 2,3 * * *", "Europe/Berlin"), *day)) == [at("2025-03-30T01:00")]
+    # Where every hour counts, real time does.
+    every = list(firings(cron("30 * * * *", "Europe/Berlin"), *day))
+    assert every == [at("2025-03-30T00:30") + timedelta(hours=n) for n in range(23)]
+
+
+def test_what_is_doubled_fires_once_where_hours_are_named() -> None:
+    """In Berlin, 2025-10-26 has 02:00 to 03:00 twice, from 00:00 UTC and from 01:00 UTC."""
+    day = at("2025-10-25T22:00"), at("2025-10-26T22:59")
+    assert list(firings(cron("30 2 * * *", "Europe/Berlin"), *day)) == [at("2025-10-26T00:30")]
+    assert list(firings(cron("0 3 * * *", "Europe/Berlin"), *day)) == [at("2025-10-26T02:00")]
+    every = list(firings(cron("30 * * * *", "Europe/Berlin"), *day))
+    assert len(every) == 25
+    assert every == [at("2025-10-25T22:30") + timedelta(hours=n) for n in range(25)]
+
+
+def test_what_falls_on_a_day_that_is_missing_fires_when_it_is_over() -> None:
+    """Samoa had no 30 December 2011."""
+    days = at("2011-12-29T00:00"), at("2012-01-01T00:00")
+    assert list(firings(cron("0 12 * * *", "Pacific/Apia"), *days)) == [
+        at("2011-12-29T22:00"),
+        at("2011-12-30T10:00"),
+        at("2011-12-30T22:00"),
+        at("2011-12-31T22:00"),
+    ]
+
+
+def test_an_interval_never_drifts() -> None:
+    timing = Every(7_000_001, to_us(at("2025-03-30T00:00")))
+    us = timing.anchor_us - 1
+    for number in range(10_000):
+        found = timing.after(us + (number % 7) * 100)  # asked late, by different amounts
+        assert found == timing.anchor_us + number * timing.period_us
+        us = found
+
+
+def test_an_interval_is_the_same_over_a_change_of_the_clock() -> None:
+    timing = read_schedule(
+        "a", timedelta(minutes=30), "Europe/Berlin", None, to_us(at("2025-03-30"))
+    )
+    found = list(firings(timing, at("2025-03-30"), at("2025-03-30T04:00")))
+    assert {b - a for a, b in itertools.pairwise(found)} == {timedelta(minutes=30)}
+
+
+def test_a_relative_interval_begins_at_a_round_time_as_celerys() -> None:
+    now = to_us(at("2025-06-01T10:20:30.5"))
+    for period, first in ((2, "12:00"), (24, None)):
+        timing = read_schedule(
+            "a", schedule(timedelta(hours=period), relative=True), "UTC", None, now
+        )
+        wanted = at("2025-06-02T00:00") if first is None else at(f"2025-06-01T{first}")
+        assert to_datetime(timing.after(now)) == wanted  # type: ignore[arg-type]
+
+
+def test_an_interval_begins_when_it_is_told_to() -> None:
+    start = to_us(at("2030-01-01"))
+    timing = read_schedule("a", 60, "UTC", start, to_us(at("2025-01-01")))
+    assert timing.after(0) == start
+    assert timing.after(start) == start + MINUTE
+
+
+@pytest.mark.parametrize(
+    "text, written",
+    [
+        ("* * * * *", "* * * * *"),
+        ("*/15 0-6/2 1,2,3 * 1-5", "*/15 0,2,4,6 1-3 * 1-5"),
+        ("0 */4 * jan-mar sun,sat", "0 */4 * 1-3 0,6"),
+        ("7,8 3 * * *", "7,8 3 * * *"),
+    ],
+)
+def test_a_crontab_is_written_in_one_way_and_read_again(text: str, written: str) -> None:
+    timing = cron(text, "Europe/Berlin")
+    assert timing.text == written
+    assert timing_of(timing.to_json()) == timing
+    assert cron(written, "Europe/Berlin") == timing
+
+
+def test_every_crontab_of_a_few_values_is_read_as_it_was_written() -> None:
+    for size in range(1, 4):
+        for numbers in itertools.combinations((0, 1, 2, 5, 10, 58, 59), size):
+            made = read_schedule("a", crontab(minute=list(numbers)), "UTC", None, 0)
+            assert timing_of(made.to_json()) == made
+
+
+@pytest.mark.parametrize(
+    "period, text",
+    [(90, "every 90 s"), (0.25, "every 0.25 s"), (3600, "every 1 h"), (120, "every 2 min"),
+     (172800, "every 2 d")],
+)  # fmt: skip
+def test_an_interval_is_written_for_people(period: float, text: str) -> None:
+    assert read_schedule("a", period, "UTC", None, 0).text == text
+
+
+def test_a_leap_day_is_found_years_ahead_and_what_never_comes_is_not() -> None:
+    assert cron("0 0 29 2 *").after(to_us(at("2096-03-01"))) == to_us(at("2104-02-29"))
+    friday = Cron((0,), (0,), (29,), (2,), (5,), "UTC")
+    assert to_datetime(friday.after(to_us(at("2025-01-01"))) or 0) == at("2036-02-29") - timedelta(
+        0
+    )
+    assert Cron((0,), (0,), (30,), (2,), tuple(range(7)), "UTC").after(0) is None
+    assert Every(10**15, 0).after(to_us(at("2255-06-01"))) is None
+
+
+def test_an_unknown_zone_is_refused_with_its_name() -> None:
+    with pytest.raises(ScheduleError, match="'Mars/Olympus'"):
+        zone_of("Mars/Olympus")
