@@ -71,6 +71,7 @@ def _fields(session: Session, message: dict[str, Any], seconds: float) -> list[t
         ("slot", message["slot"]),
         ("priority", message["priority"]),
         ("retries left", message["retries_left"]),
+        *_own(message),
         ("args", message["argsrepr"]),
         ("kwargs", message["kwargsrepr"]),
         ("reason", message["reason"]),
@@ -84,6 +85,16 @@ def _fields(session: Session, message: dict[str, Any], seconds: float) -> list[t
             if value is not None
         ]
     return [*fields, ("content type", message["content_type"]), ("body", message["body"])]
+
+
+def _own(message: dict[str, Any]) -> list[tuple[str, Any]]:
+    """What holds for it and not for its queue, as far as anything does."""
+    seconds = [
+        (label, f"{message[name]:g} s")
+        for label, name in (("visibility", "visibility"), ("max lease", "max_lease"))
+        if message[name] is not None
+    ]
+    return [*seconds, *([("expires", message["expires"])] if message["expires"] else [])]
 
 
 def _lines(name: str, text: str | None) -> list[tuple[str, Any]]:

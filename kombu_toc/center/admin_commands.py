@@ -103,7 +103,7 @@ class AdminCommands:
         keys: list[str] = []
         args: list[Any] = [len(places)]
         for _, slot, ids in places:
-            keys += (slot.prepare, slot.dead, slot.reasons, slot.body, *slot.stores)
+            keys += (slot.prepare, slot.dead, slot.reasons, slot.body, slot.tokens, *slot.stores)
             keys += map(slot.copies, ids)
             args += (len(slot.stores), len(ids), *ids)
 
@@ -118,8 +118,9 @@ class AdminCommands:
                     raw[i + 4],
                     raw[i + 5],
                     *_reason_and_error(raw[i + 6]),
+                    text(raw[i + 7]),
                 )
-                for i in range(0, len(raw), 7)
+                for i in range(0, len(raw), 8)
             ]
 
         return ScriptCall(load("get"), keys, args, parse)
@@ -373,7 +374,7 @@ class AdminCommands:
 
         def parse(raw: list[Any]) -> SlotPage:
             read = []
-            for i in range(0, len(raw) - len(raw) % 5, 5):
+            for i in range(0, len(raw) - len(raw) % 6, 6):
                 state, _, number = kinds[raw[i]]
                 id, score = raw[i + 1], raw[i + 2]
                 at = number if state == WAITING else scores.read_lease(score).step
@@ -386,9 +387,10 @@ class AdminCommands:
                     score,
                     raw[i + 3],
                     *_reason_and_error(raw[i + 4]),
+                    text(raw[i + 5]),
                 )
                 read.append((found, Position(score, topic.name, id, slot.number, number)))
-            return SlotPage(read, len(raw) % 5 > 0)
+            return SlotPage(read, len(raw) % 6 > 0)
 
         where: tuple[Any, ...] = ("", "")
         if begin is not None:
@@ -397,7 +399,7 @@ class AdminCommands:
             where = (score, id, *later)
         return ScriptCall(
             load("scan"),
-            (slot.body, slot.reasons, *(key for _, key, _ in kinds)),
+            (slot.body, slot.reasons, slot.tokens, *(key for _, key, _ in kinds)),
             (step, low, high, int(bodies), budget, *where),
             parse,
         )

@@ -126,10 +126,11 @@ class Commands:
 
     def pop(self, topic: Topic, request: PopRequest) -> ScriptCall:
         """Deliver messages. Result: :class:`Popped`; the caller removes what is `stray`."""
-        numbers = slot_numbers(topic, request.slots)
+        numbers = self._pop_numbers(topic, request.slots)
         slots = [topic.slot(number) for number in numbers]
+        limited = topic.declaration.lanes
         name, until_us = request.name, request.until_us
-        keys = _script_keys(slots)
+        keys = _limited_keys(slots) if limited else _script_keys(slots)
         keys.append(slots[0].given(name.rpartition(".")[0]))
         limits = topic.declaration.limits(self._context.limits)
         counts = self._counts(topic)
@@ -154,7 +155,7 @@ class Commands:
 
         return self._announcing(
             topic,
-            "pop",
+            "pop_limited" if limited else "pop",
             keys,
             (
                 len(numbers),
@@ -175,11 +176,19 @@ class Commands:
                 request.remember,
                 self._context.pop_bytes,
                 terms_of(limits, own=request.visibility is not None),
+                *((topic.declaration.gates,) if limited else ()),
                 *numbers,
             ),
             parse,
             keys_recur=True,
         )
+
+    def _pop_numbers(self, topic: Topic, slots: Iterable[int] | None) -> Sequence[int]:
+        """The slots that a pop of these slots is for: all, where one slot's messages may have to
+        wait for another's."""
+        if slots is not None and topic.declaration.lanes and not self._context.clustered:
+            slots = None if topic.counts_together else slots
+        return slot_numbers(topic, slots)
 
     def recall(
         self,
@@ -198,7 +207,7 @@ class Commands:
         bodies: whether the messages are to have their bodies
         remember: seconds for which the pop delivers nothing if it has not run yet; 0: it may
         """
-        numbers = slot_numbers(topic, slots)
+        numbers = self._pop_numbers(topic, slots)
         keys: list[str] = []
         for number in numbers:
             slot = topic.slot(number)
@@ -269,7 +278,9 @@ class Commands:
 
     def ack_group(self, delivery: Delivery) -> tuple[str, int]:
         """Grouping key: deliveries that share it can be acknowledged by one call."""
-        return (delivery.topic, delivery.slot if self._context.clustered else 0)
+        slot = delivery.slot if self._context.clustered else 0
+        # Those that have a place go apart from the others: they free it.
+        return (delivery.topic, ~slot if delivery.has_place else slot)
 
     def ack(self, deliveries: Iterable[Delivery]) -> list[ScriptCall]:
         """Acknowledge messages, in as few calls as possible. Result of each: :class:`Settled`,
@@ -289,6 +300,7 @@ class Commands:
         ]
 
     def _ack(self, topic: Topic, batch: list[Delivery]) -> ScriptCall:
+        limited = batch[0].has_place
         by_slot: dict[int, list[Delivery]] = {}
         for delivery in batch:
             by_slot.setdefault(delivery.slot, []).append(delivery)
@@ -300,6 +312,8 @@ class Commands:
         for number in numbers:
             slot = topic.slot(number)
             keys += slot.script_keys
+            if limited:
+                keys += slot.lane_keys
             some = by_slot[number]
             args += (number, len(some), *(d.id for d in some), *(d.birth for d in some))
             for delivery in some:
@@ -307,9 +321,13 @@ class Commands:
                 if copy:
                     sets.append(slot.copies(base))
                     copies += (number, delivery.id)
+        if limited:
+            gate = self._context.gate_of(topic, topic.slot(numbers[0]))
+            keys += (gate.announced_times, gate.pace, gate.busy)
+            args = [topic.declaration.gates, gate.number, *args]
         return self._announcing(
             topic,
-            "ack",
+            "ack_limited" if limited else "ack",
             [*keys, *sets],
             (len(numbers), len(topic.steps), len(sets), *args, *copies),
             partial(read_settled, self._counts(topic), "acked"),
@@ -364,6 +382,7 @@ class Commands:
                 delivery.birth,
             ),
             partial(read_reject, self._counts(topic)),
+            limited=slot if topic.declaration.lanes or delivery.has_place else None,
         )
 
     def release(self, deliveries: Iterable[Delivery]) -> list[ScriptCall]:
@@ -383,6 +402,7 @@ class Commands:
                     (slot.announced_times, slot.prepare, slot.tokens, *slot.stores),
                     (len(topic.steps), slot.number, *args),
                     partial(read_settled, self._counts(topic), "released"),
+                    limited=slot if topic.declaration.lanes or batch[0].has_place else None,
                 )
             )
         return calls
@@ -452,6 +472,14 @@ def _script_keys(slots: Iterable[Slot]) -> list[str]:
     keys: list[str] = []
     for slot in slots:  # four times as fast as a comprehension
         keys += slot.script_keys
+    return keys
+
+
+def _limited_keys(slots: Iterable[Slot]) -> list[str]:
+    keys: list[str] = []
+    for slot in slots:
+        keys += slot.script_keys
+        keys += slot.lane_keys
     return keys
 
 

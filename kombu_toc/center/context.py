@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..metrics.counters import TopicCounts
-from ..model.keys import Keys
+from ..model.keys import Keys, Slot
 from ..model.limits import Limits
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall
@@ -40,6 +40,11 @@ class Context:
         """Slots, or what belongs to one slot each, grouped by what one call may name."""
         return [[item] for item in items] if self.clustered else [list(items)]
 
+    def gate_of(self, topic: Topic, slot: Slot) -> Slot:
+        """Where the limits of the whole topic are kept, for who has to do with this slot. On a
+        Cluster a script can name no other."""
+        return slot if self.clustered else topic.slot(0)
+
     def announcing(
         self,
         topic: Topic,
@@ -49,12 +54,21 @@ class Context:
         parse: Callable[[Any], Any],
         *,
         keys_recur: bool = False,
+        limited: Slot | None = None,
     ) -> ScriptCall:
         """A call of a script that writes into the topic's wake index.
+
+        limited: the slot that it is about, if the topic is limited; then the script is the one
+            that knows lanes
 
         On a Cluster the index is not on the node of its keys: the script replies what is to be
         written there.
         """
+        if limited is not None:
+            gate = self.gate_of(topic, limited)
+            args = (*args, topic.declaration.gates, gate.number, len(keys))
+            keys = (*keys, *limited.lane_keys, gate.announced_times, gate.pace, gate.busy)
+            script = f"{script}_limited"
         wake = self.keys.wake(topic.name)
         if self.clustered:
             elsewhere = (wake, topic.declaration.keys_ms)

@@ -17,8 +17,11 @@ def read_deliveries(
     """The deliveries of a pop of that name."""
     retries = topic.declaration.retries
 
-    def named(id: bytes | list[bytes]) -> tuple[bytes, str]:
-        return (id[0], id[1].decode()) if isinstance(id, list) else (id, name)
+    def named(id: bytes | list[Any]) -> tuple[bytes, str, int]:
+        """id, token, when it may start"""
+        if isinstance(id, list):
+            return id[0], id[1].decode(), id[2] if len(id) > 2 else 0
+        return id, name, 0
 
     return [
         Delivery(
@@ -30,9 +33,10 @@ def read_deliveries(
             flat[i + 4],
             retries,
             birth,
+            start_us,
         )
         for i in range(0, len(flat), 5)
-        for id, birth in [named(flat[i + 2])]
+        for id, birth, start_us in [named(flat[i + 2])]
     ]
 
 

@@ -132,7 +132,7 @@ class Topics:
         for name, needed in NEEDS.items():  # what says nothing any more goes with the other
             if needed in fields and not fields[needed]:
                 fields.setdefault(name, None)
-        changed = replace(topic.declaration, **fields)
+        changed = replace(topic.declaration, **fields).with_lanes()
         if not fields.keys().isdisjoint(TERMS):
             check_gates(topic.name, changed, clustered=self._context.clustered)
         return changed

@@ -46,8 +46,9 @@ REST = 5.0
 #: No bound: more milliseconds, and more messages, than there can be.
 FOR_EVER = 10**15
 
-#: Numbers of events in the script's reply: 1 rolled back, 2 died, 3 dropped, 4 expired.
-_DROPPED, _EXPIRED = 3, 4
+#: Numbers of events in the script's reply: 1 rolled back, 2 died, 3 dropped, 4 expired, 5 ended
+#: because it had been acknowledged while it ran.
+_DROPPED, _EXPIRED, _ENDED = 3, 4, 5
 
 
 class Event(NamedTuple):
@@ -114,6 +115,11 @@ def keep(
                 slot.tokens,
             )
             keys += (slot.ended, *slot.stores)
+            if topic.declaration.lanes:
+                keys += slot.lane_keys
+        gate = context.gate_of(topic, topic.slot(numbers[0]))
+        if topic.declaration.lanes:
+            keys += (gate.announced_times, gate.pace, gate.busy)
         if not context.clustered:
             keys.append(context.keys.wake(topic.name))
         args += (
@@ -127,6 +133,8 @@ def keep(
             # A caller that only notes leaves dead messages to its pop.
             *((int(limits.dead_age * 1000), share) if not grace else (FOR_EVER, FOR_EVER)),
             "" if grace else terms_of(limits),
+            topic.declaration.gates if topic.declaration.lanes else "-",
+            gate.number,
             *numbers,
         )
     topics = [part.topic for part, _ in parts]
@@ -139,8 +147,9 @@ def keep(
         for i in range(0, len(flat), 4):
             at, number, what, id = flat[i], int(flat[i + 1]), flat[i + 2], text(flat[i + 3])
             event = found.setdefault(at, Event(topics[at].name, [], [], [], [], to_dead[at]))
-            (event.rolled_back, event.died, event.dropped, event.expired)[what - 1].append(id)
-            gone = what == _DROPPED or (what == _EXPIRED and not to_dead[at])
+            if what != _ENDED:
+                (event.rolled_back, event.died, event.dropped, event.expired)[what - 1].append(id)
+            gone = what in (_DROPPED, _ENDED) or (what == _EXPIRED and not to_dead[at])
             if gone and "#" in id:
                 slot = topics[at].slot(number)
                 stray.append((slot.copies(id.rpartition("#")[0]), id))

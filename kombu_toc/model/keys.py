@@ -153,11 +153,14 @@ class Slot:
     __slots__ = (
         "announced_times",
         "body",
+        "busy",
         "coming",
         "dead",
         "ended",
         "firings",
+        "lane_keys",
         "number",
+        "pace",
         "prepare",
         "reasons",
         "schedules",
@@ -166,6 +169,7 @@ class Slot:
         "stores",
         "templates",
         "tokens",
+        "waits",
     )
 
     def __init__(self, prefix: str, topic: str, number: int, steps: tuple[int, ...]) -> None:
@@ -207,6 +211,28 @@ class Slot:
             self.tokens,
             *self.stores,
         )
+        #: sorted set: key -> when its rate has been used up to, in us; of slot 0, under the empty
+        #: key, that of the whole topic
+        self.pace = stem + "pace"
+        #: sorted set: key that waits for its rate -> when it may go on, in us
+        self.waits = stem + "waits"
+        #: hash: key -> how many of it run; under the empty key, all of the slot
+        self.busy = stem + "busy"
+        #: the keys of its lanes, in the order in which scripts take them (``scripts/lanes.lua``):
+        #: of a topic that limits what may start
+        self.lane_keys = (
+            #: sorted set without scores: key, priority step, score and id of what waits in a lane
+            stem + "lanes",
+            #: sorted set: key that may start something -> its order
+            stem + "turns",
+            self.waits,
+            self.pace,
+            #: sorted set: key -> where its last turn ended, of keys that take turns
+            stem + "tags",
+            self.busy,
+            #: hash: key -> id that it is held by
+            stem + "holders",
+        )
 
     def store(self, step: int) -> str:
         """Sorted set: the waiting messages of a priority step, which need not be one of the
@@ -238,6 +264,7 @@ class Slot:
             self.tokens,
             self.announced_times,
             self.ended,
+            *self.lane_keys,
             *self.of_schedules(),
         ]
 

@@ -65,6 +65,16 @@ class Delivery(NamedTuple):
     #: names this delivery: tells the message from earlier and later ones with its id, and this
     #: delivery from the message's other deliveries
     birth: str = ""
+    #: of a queue or key with a rate: when it may start, in microseconds since the epoch, if that is
+    #: a moment ahead; 0: at once
+    start_us: int = 0
+
+    @property
+    def has_place(self) -> bool:
+        """Whether it counts among those that run, of a queue or key with a limit of these: until
+        it is acknowledged, rejected or released, or its lease ends."""
+        birth = self.birth
+        return ";" in birth and (",p1" in birth or ";p1" in birth)
 
     @property
     def action_us(self) -> int:
@@ -118,11 +128,6 @@ class Delivery(NamedTuple):
         None: what its topic says, or the connection."""
         own = traits.trait(self.birth, "v")
         return None if own is None else own / 1000
-
-    @property
-    def has_place(self) -> bool:
-        """Whether it holds a place of a limited topic until it is settled."""
-        return traits.trait(self.birth, "p") is not None
 
     @property
     def ends_us(self) -> int | None:
@@ -224,9 +229,48 @@ class Found(NamedTuple):
     body: bytes
     reason: str  #: why it is dead
     error: str = ""  #: the last error that a consumer reported for it
+    #: what is kept of its latest delivery, and its traits: see :mod:`.traits`
+    token: str = ""
 
     def __repr__(self) -> str:
         return _brief_repr(self)
+
+    def _trait(self, letter: str) -> int | None:
+        token = self.token
+        if self.state == WAITING and not traits.is_still(token, self.score):
+            return None  # another message has left it
+        return traits.trait(token, letter)
+
+    @property
+    def visibility(self) -> float | None:
+        """Seconds that a lease of it lasts unless it is renewed, if it has a visibility of its
+        own; None: what its topic says, or the connection."""
+        ms = self._trait("v")
+        return None if ms is None else ms / 1000
+
+    @property
+    def max_lease(self) -> float | None:
+        """Seconds for which one delivery of it may be renewed in all, if it has a max lease of its
+        own; 0: for ever; None: what its topic says, or the connection."""
+        ms = self._trait("m")
+        return None if ms is None else ms / 1000
+
+    @property
+    def expiration(self) -> float | None:
+        """Seconds after its due time when it expires, if it has an expiration of its own."""
+        ms = self._trait("e")
+        return None if ms is None else ms / 1000
+
+    @property
+    def expires_us(self) -> int | None:
+        """When it expires, in microseconds since the epoch; None: never, or only its topic says
+        so and it was not delivered yet."""
+        ms, lives = self._trait("x"), self._trait("e")
+        if ms is not None:
+            return ms * 1000
+        if lives is None or self.state != WAITING or not self.time_us:
+            return None
+        return self.time_us + lives * 1000
 
     @property
     def time_us(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -47,7 +47,7 @@ def check_slots(topic: str, slots: object) -> int:
 #: Fields that are not declared: they record what has happened to the topic.
 _NOT_SAID = (
     *("draining_counts", "previous_counts", "bases", "named", "closed_steps", "altered"),
-    "kept",
+    *("kept", "lanes"),
 )
 
 #: Fields whose names in Redis are older than those here.
@@ -76,6 +76,7 @@ class Declaration:
         has declared it
     altered: whether the steps were changed after it was declared; a connection with others is not
         refused then
+    lanes: whether its starts are limited, or have been: then something may wait in lanes
 
     Those from `rate` to `key_header` limit starts, keys and puts (docs/limits.md); None: they do
     not. The others are those of :class:`Limits`, or None for the limits of the consumer's
@@ -117,6 +118,7 @@ class Declaration:
     put_rate: str | None = None
     key_put_rate: str | None = None
     key_header: str | None = None
+    lanes: bool | None = None
 
     @cached_property
     def gates(self) -> str:
@@ -148,7 +150,12 @@ class Declaration:
             )
         steps = given.pop("steps", None)
         checked = check_limits(f"queue {topic!r}", given.items())
-        return cls(**checked, steps=None if steps is None else check_steps(steps))
+        made = cls(**checked, steps=None if steps is None else check_steps(steps))
+        return made.with_lanes()
+
+    def with_lanes(self) -> Declaration:
+        """The same; if it limits starts, it says that something may wait in lanes."""
+        return replace(self, lanes=True) if self.gates and not self.lanes else self
 
     @lru_cache(maxsize=1024)  # noqa: B019 - declarations are few, and small
     def limits(self, otherwise: Limits) -> Limits:
@@ -205,6 +212,13 @@ class Topic:
 
     #: its name in earlier releases
     span = slot_span
+
+    @property
+    def counts_together(self) -> bool:
+        """Whether what may start in one of its slots depends on the others: on what runs in the
+        whole topic, on whose turn it is, or on what a reshard has not moved yet."""
+        said = self.declaration
+        return bool(said.rate or said.concurrency or said.key_fair or said.draining_counts)
 
     def slot(self, number: int) -> Slot:
         return _slot(self.prefix, self.name, number, self.steps)

@@ -75,6 +75,12 @@ def trait(token: str, letter: str) -> int | None:
     return next((int(value) for key, value in _TRAIT.findall(said) if key == letter), None)
 
 
+def is_still(token: str, score: int) -> bool:
+    """Whether a token is of the message that waits with this score, and was not left by another
+    one of its id; as in ``scripts/token.lua``."""
+    return score % 1000 < 32 or token.endswith("@") or token.startswith(";")
+
+
 def last_end(token: str) -> int | None:
     """When the delivery with this token ends although it is renewed, in milliseconds since the
     epoch; None: never."""

@@ -3,7 +3,8 @@
 --
 -- `terms` are those of the topic, or of who asks: visibility, in milliseconds; own, whether that
 -- goes before the message's; longest, milliseconds for which a delivery may be renewed in all, or
--- nil; ttl, milliseconds after its due time when a message expires, or nil.
+-- nil; ttl, milliseconds after its due time when a message expires, or nil; place, whether the
+-- delivery has a place (lanes.lua).
 
 -- A text of a topic's terms: of 'own', 'drop', 'mN' and 'tN', those that hold, a comma behind each.
 local function read_terms(visibility, text)
@@ -33,11 +34,16 @@ end
 -- already, or nil.
 local function deliver(known, score, name, now_ms, terms)
   local heritage = known and heritage_of(known) or ''
+  local place = string.find(heritage, '[;,]p1') -- of an earlier delivery, see lanes.lua
+  if place then heritage = string.sub(heritage, 1, place - 1) end
   local birth = birth_of(heritage)
   local expires = expires_at(heritage, score, terms.ttl, now_ms)
   if expires and expires < now_ms then return nil end
   if expires and not trait(heritage, 'x') then
     heritage = heritage .. (heritage == birth and ';' or ',') .. string.format('x%.0f', expires)
+  end
+  if terms.place then
+    heritage = heritage .. (heritage == birth and ';' or ',') .. 'p1'
   end
   local token = birth == '' and name .. heritage or heritage .. '~' .. name
   local longest = trait(heritage, 'm') or terms.longest

@@ -1,5 +1,5 @@
 -- Fragment: what becomes of a message that has expired. Needs clock.lua, failure.lua, token.lua,
--- lease.lua and deliver.lua.
+-- lease.lua, deliver.lua and sorted.lua.
 
 -- A message that is in no queue any more goes to DeadQueue, or away.
 local function expire(body, dead, reasons, tokens, id, score, drop)
@@ -16,6 +16,7 @@ end
 -- once, and at so many of what was due by `due_ms`. Adds the ids to `expired`.
 local function expire_waiting(store, step, body, dead, reasons, tokens, most, due_ms, now_ms, terms,
                               untried, expired)
+  -- Of a topic that is limited, what has a lane has a score below 0.
   local function look(from, to)
     local some = redis.call('ZRANGEBYSCORE', store, from, to, 'WITHSCORES', 'LIMIT', 0, most)
     if #some == 0 then return end
@@ -23,7 +24,7 @@ local function expire_waiting(store, step, body, dead, reasons, tokens, most, du
     for i = 1, #some, 2 do ids[#ids + 1] = some[i] end
     local known = redis.call('HMGET', tokens, unpack(ids))
     for i = 1, #ids do
-      local score, token = tonumber(some[2 * i]), known[i]
+      local score, token = plain_score(tonumber(some[2 * i])), known[i]
       local traits = token and is_still(token, score) and heritage_of(token) or ''
       local at = expires_at(traits, score, terms.ttl, now_ms)
       if at and at < now_ms then
@@ -37,4 +38,8 @@ local function expire_waiting(store, step, body, dead, reasons, tokens, most, du
   end
   look(0, 31)
   look(1000, string.format('%.0f', due_ms * 1000 + 999))
+  if terms.limited then
+    look(-32, -1)
+    look(string.format('%.0f', -due_ms * 1000 - 999), -1000)
+  end
 end

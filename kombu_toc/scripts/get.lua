@@ -1,11 +1,11 @@
 -- Looks messages up by id, and the copies that share the id, in several slots of several topics.
 --
--- KEYS, of each place: prepare, dead, reasons, body, store (one per priority step)
+-- KEYS, of each place: prepare, dead, reasons, body, tokens, store (one per priority step)
 --      then, per id: the copies set of that id
 -- ARGV[1] number of places
 -- ARGV, of each place: number of priority steps, number of ids, ids
 -- Returns {index of the place, id, state: 1 waiting | 2 in flight | 3 dead, step index, score,
---          envelope, reason and last error, ...}
+--          envelope, reason and last error, token, ...}
 
 local found = {}
 local key, arg = 0, 1
@@ -21,17 +21,18 @@ for place = 1, tonumber(ARGV[1]) do
     found[at + 5] = score
     found[at + 6] = redis.call('HGET', KEYS[key + 4], id) or ''
     found[at + 7] = redis.call('HGET', KEYS[key + 3], id) or ''
+    found[at + 8] = redis.call('HGET', KEYS[key + 5], id) or ''
   end
 
   for number = 1, count do
-    local ids = redis.call('SMEMBERS', KEYS[key + 4 + steps + number])
+    local ids = redis.call('SMEMBERS', KEYS[key + 5 + steps + number])
     table.insert(ids, 1, ARGV[arg + 2 + number])
     for i = 1, #ids do
       local id = ids[i]
       if not seen[id] then
         seen[id] = true
         for step = 1, steps do
-          local score = redis.call('ZSCORE', KEYS[key + 4 + step], id)
+          local score = redis.call('ZSCORE', KEYS[key + 5 + step], id)
           if score then add(id, 1, step - 1, tonumber(score)) end
         end
         for state = 2, 3 do
@@ -41,6 +42,6 @@ for place = 1, tonumber(ARGV[1]) do
       end
     end
   end
-  key, arg = key + 4 + steps + count, arg + 2 + count
+  key, arg = key + 5 + steps + count, arg + 2 + count
 end
 return found

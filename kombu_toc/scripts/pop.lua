@@ -26,7 +26,7 @@
 -- Returns {now in microseconds, 1 if something that is due was left (of a pop that may take nothing:
 --          {step index, store score, ...} of it),
 --          {slot index, step index, id, store score, envelope, ...},
---          {slot index, id without a body, ...}, ids rolled back, ids that died,
+--          {slot index, id without a body, or of what was acknowledged while it ran, ...}, ids rolled back, ids that died,
 --          {slot index, id that DeadQueue dropped, ...}, {slot index, id that has expired, ...},
 --          announcements, settled}
 -- In place of the id of a message that was delivered before, or has traits: {id, token}. Of the
@@ -36,7 +36,7 @@
 -- has passed is settled in the wake index, and each slot's next time is announced. (Of a slot with
 -- more that is due, an announcement that nobody has claimed yet serves as that.) A slot that holds
 -- nothing more has nothing announced.
---@ clock admitted wake failure recover token lease deliver expire
+--@ clock admitted wake failure recover token lease deliver sorted expire
 
 local slots, steps = tonumber(ARGV[1]), tonumber(ARGV[2])
 local soon, late = tonumber(ARGV[3]), tonumber(ARGV[5])
@@ -67,8 +67,13 @@ if recover > 0 then
   for slot = 1, slots do
     local stores = {}
     for step = 1, steps do stores[step] = store(slot, step) end
-    roll_back(key(slot, 2), key(slot, 4), key(slot, 5), stores, recover, until_score, now_ms,
-      tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[8]), rolled, died)
+    local over = {}
+    roll_back(key(slot, 2), key(slot, 3), key(slot, 4), key(slot, 5), stores, recover, until_score,
+      now_ms, tonumber(ARGV[10]), tonumber(ARGV[11]), untried, key(slot, 6), rolled, died, over)
+    for i = 1, #over do
+      bare[#bare + 1] = slot - 1
+      bare[#bare + 1] = over[i]
+    end
     local gone = drop_dead(key(slot, 3), key(slot, 4), key(slot, 5), key(slot, 6), recover, now_ms,
       tonumber(ARGV[12]), tonumber(ARGV[13]))
     for i = 1, #gone do

@@ -1,9 +1,10 @@
 -- Fragment: what keeps a slot in order. Needs failure.lua.
 
 -- Rolls back leases that ended by `until_score`, at most so many; adds the ids to `rolled`, or to
--- `died` if they had no retries left.
-local function roll_back(prepare, dead, reasons, stores, most, until_score, now_ms,
-                         first_wait, most_wait, max_retries, rolled, died)
+-- `died` if they had no retries left. What was acknowledged while it ran is deleted: to `over`. Of a
+-- topic that is limited, `left` is told of each afterwards: its id, its token, whether it has ended.
+local function roll_back(prepare, body, dead, reasons, stores, most, until_score, now_ms,
+                         first_wait, most_wait, max_retries, tokens, rolled, died, over, left)
   local ended = redis.call('ZRANGEBYSCORE', prepare, '-inf', string.format('%.0f', until_score),
     'WITHSCORES', 'LIMIT', 0, most)
   for i = 1, #ended, 2 do
@@ -11,7 +12,14 @@ local function roll_back(prepare, dead, reasons, stores, most, until_score, now_
     local retries = low % 32
     local step = math.min(math.floor(low / 32) + 1, #stores)
     redis.call('ZREM', prepare, id)
-    if retries > 0 then
+    local token = redis.call('HGET', tokens, id) or ''
+    local acknowledged = string.find(token, '[;,]a1')
+    if acknowledged then
+      redis.call('HDEL', body, id)
+      redis.call('HDEL', reasons, id)
+      redis.call('HDEL', tokens, id)
+      over[#over + 1] = id
+    elseif retries > 0 then
       local wait = back_off(first_wait, most_wait, max_retries - retries + 1)
       local due_ms = wait > 0 and now_ms + wait or 0
       redis.call('ZADD', stores[step], due_ms * 1000 + retries - 1, id)
@@ -20,6 +28,7 @@ local function roll_back(prepare, dead, reasons, stores, most, until_score, now_
       bury(dead, reasons, id, now_ms * 1000 + low, 'no retries left: its lease ended unacknowledged', '')
       died[#died + 1] = id
     end
+    if left then left(id, token, acknowledged or retries == 0) end
   end
 end
 

@@ -15,15 +15,18 @@
 --
 -- A message whose lease has ended in the meantime, and perhaps is another's by now, stays where
 -- it is, unless it is not to be tried again: that counts as an acknowledgement would.
---@ clock admitted wake failure token
+--@ clock admitted wake failure token sorted unlimited
 
 local steps = tonumber(ARGV[1])
-local wake = KEYS[6 + steps]
+local wake = KEYS[6 + steps + (limited and limited.keys or 0)]
 local slot, id, again = ARGV[2], ARGV[3], ARGV[4] == '1'
 local now = clock()
 local now_ms = math.floor(now / 1000)
 local low
 
+local stores = {}
+for step = 1, steps do stores[step] = KEYS[5 + step] end
+if limited then limited.open(KEYS[1], KEYS[2], stores, slot) end
 local token = redis.call('HGET', KEYS[5], id)
 local lease = redis.call('ZSCORE', KEYS[2], id)
 if again and (token ~= ARGV[11] or lease and tonumber(lease) % 1000 ~= tonumber(ARGV[10]))
@@ -40,23 +43,29 @@ if lease then
     local due_ms = wait > 0 and now_ms + wait or 0
     redis.call('ZADD', KEYS[5 + step], due_ms * 1000 + retries - 1, id)
     if ARGV[8] ~= '' then redis.call('HSET', KEYS[4], id, '\n' .. ARGV[8]) end
+    if limited then
+      limited.leave(id, token, false, now)
+      limited.announce(wake, now)
+    end
     announce_if_first(wake, KEYS[1], slot, wait > 0 and due_ms * 1000 or now, now)
     return {1, said, unsaid}
   end
 else
   if again then return {0, said, unsaid} end
   for step = 1, steps do
-    local score = redis.call('ZSCORE', KEYS[5 + step], id)
-    if score and is_still(token, tonumber(score)) then
-      local left = tonumber(score) % 1000
+    local score = tonumber(redis.call('ZSCORE', KEYS[5 + step], id) or '')
+    if score and is_still(token, plain_score(score)) then
+      local left = plain_score(score) % 1000
       low = 32 * (step - 1) + (left < 32 and left or tonumber(ARGV[9]))
       redis.call('ZREM', KEYS[5 + step], id)
     end
   end
   if not low then return {0, said, unsaid} end
-  local stores = {}
-  for step = 1, steps do stores[step] = KEYS[5 + step] end
   settle_if_empty(wake, KEYS[1], slot, stores)
 end
 bury(KEYS[3], KEYS[4], id, now_ms * 1000 + low, ARGV[7], ARGV[8])
+if limited then
+  limited.leave(id, token, true, now, not lease)
+  limited.announce(wake, now)
+end
 return {2, said, unsaid}

@@ -8,13 +8,18 @@
 -- its token
 -- Returns {how many were in prepare, which were not (by number, from 1), announcements, settled}. An
 -- id that is not, or whose lease is another's by now, is left alone.
---@ clock admitted wake token
+--@ clock admitted wake token unlimited
 
 local steps = tonumber(ARGV[1])
-local wake = KEYS[4 + steps]
+local wake = KEYS[4 + steps + (limited and limited.keys or 0)]
 local now = clock()
 local count, stale = 0, {}
-for i = 3, #ARGV, 5 do
+if limited then
+  local stores = {}
+  for step = 1, steps do stores[step] = KEYS[3 + step] end
+  limited.open(KEYS[1], KEYS[2], stores, ARGV[2])
+end
+for i = 3, #ARGV - (limited and limited.args or 0), 5 do
   local id, score = ARGV[i], tonumber(ARGV[i + 1])
   local lease = redis.call('ZSCORE', KEYS[2], id)
   if lease and tonumber(lease) % 1000 == tonumber(ARGV[i + 3])
@@ -26,8 +31,10 @@ for i = 3, #ARGV, 5 do
     local us = action_time(score)
     if us == 0 then us = now end
     announce_if_first(wake, KEYS[1], ARGV[2], us, now)
+    if limited then limited.leave(id, ARGV[i + 4], false, now) end
   else
     stale[#stale + 1] = (i + 2) / 5
   end
 end
+if limited then limited.announce(wake, now) end
 return {count, stale, said, unsaid}

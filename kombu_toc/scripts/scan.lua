@@ -1,13 +1,13 @@
 -- Reads messages of a slot in the order of score, id and key, a bounded number at a time.
 --
--- KEYS[1] body   KEYS[2] reasons   KEYS[3...] the sorted sets to read
+-- KEYS[1] body   KEYS[2] reasons   KEYS[3] tokens   KEYS[4...] the sorted sets to read
 -- ARGV[1] how many at most   ARGV[2] lowest score   ARGV[3] highest score
--- ARGV[4] 1: with their envelopes
+-- ARGV[4] 1: with their envelopes, reasons and tokens
 -- ARGV[5] bytes that the envelopes may have together; the first may have any
 -- ARGV[6] '' to begin, or the score and ARGV[7] the id of what was read last
 -- ARGV[8...] then, per sorted set: 1 if in that order it comes after the one it was read from
--- Returns {index of the sorted set, id, score, envelope, reason and last error, ...}; then 1 if there
--- is more that has not been read for its bytes
+-- Returns {index of the sorted set, id, score, envelope, reason and last error, token, ...}; then 1
+-- if there is more that has not been read for its bytes
 --
 -- O(log n) for each that is returned, however many wait and however many share a score.
 
@@ -40,8 +40,8 @@ local function first_rank(key, comes_after)
 end
 
 local pages, at = {}, {}
-for number = 1, #KEYS - 2 do
-  local key = KEYS[2 + number]
+for number = 1, #KEYS - 3 do
+  local key = KEYS[3 + number]
   local rank = first_rank(key, ARGV[7 + number] == '1')
   pages[number] = redis.call('ZRANGE', key, rank, rank + count - 1, 'WITHSCORES')
   at[number] = 1
@@ -74,5 +74,14 @@ for _ = 1, count do
   found[n + 3] = best_score
   found[n + 4] = ARGV[4] == '1' and redis.call('HGET', KEYS[1], id) or ''
   found[n + 5] = ARGV[4] == '1' and redis.call('HGET', KEYS[2], id) or ''
+  found[n + 6] = ''
+end
+if ARGV[4] == '1' then
+  for from = 1, #found - 5, 6000 do
+    local ids, to = {}, math.min(from + 5999, #found - 5)
+    for i = from, to, 6 do ids[#ids + 1] = found[i + 1] end
+    local tokens = redis.call('HMGET', KEYS[3], unpack(ids))
+    for n = 1, #ids do found[from + 6 * n - 1] = tokens[n] or '' end
+  end
 end
 return found

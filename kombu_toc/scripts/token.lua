@@ -11,7 +11,8 @@
 -- The letters: v, visibility in milliseconds; m, milliseconds for which a delivery may be renewed in
 -- all, or 0; e, milliseconds after its due time when the message expires; x, when it expires, in
 -- milliseconds since the epoch, known since its first delivery; a1, its delivery is acknowledged, and
--- its task still runs: see mark.lua.
+-- its task still runs: see mark.lua; k, its key, percent-encoded; p1, its delivery has a place, see
+-- lanes.lua. The traits p1 and a1 stand behind all others, in this order.
 
 local function birth_of(token) return string.match(token, '^[^;~@!]*') end
 

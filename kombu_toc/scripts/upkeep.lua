@@ -2,7 +2,9 @@
 -- drops what DeadQueue keeps no longer, and announces what is due next. It delivers nothing.
 --
 -- KEYS, per topic: per slot: armed, prepare, body, dead, reasons, tokens, ended, store (one per
--- priority step); then its wake index, if that is on this node
+-- priority step), of a topic that is limited also lanes, turns, waits, pace, tags, busy, holders; of
+-- such a topic, armed, pace and busy of the slot where the whole queue's limits are kept; then its wake
+-- index, if that is on this node
 -- ARGV[1] number of topics
 -- ARGV[2] how many leases and dead messages may be dealt with in all   ARGV[3] and how many a slot
 -- ARGV[4] 1: wake indexes are on this node
@@ -13,14 +15,16 @@
 --   retries of a message that has not been tried,
 --   milliseconds that DeadQueue keeps a message, how many a slot's keeps,
 --   what else holds for its messages (deliver.lua), mostly '',
---   the slot numbers
+--   what limits its starts (lanes.lua), '-' if it is not limited,
+--   the number of the slot where the whole queue's limits are kept, the slot numbers
 -- Returns {now in microseconds, 1 if more is to be done at once, {topic index of each that holds
 --          anything, ...}, {topic index, slot number, what: 1 rolled back | 2 died | 3 dropped |
---          4 expired, id, ...}, announcements, settled}
+--          4 expired | 5 ended, for it had been acknowledged while it ran, id, ...},
+--          announcements, settled}
 --
 -- With a grace, what has ended is only noted at first, in `ended`: when somebody saw it. Whoever
 -- comes a grace later rolls back what had ended by then and was not renewed since.
---@ clock admitted wake failure recover token lease deliver expire
+--@ clock admitted wake failure recover token lease deliver sorted expire lanes openings
 
 local wake_is_here = ARGV[4] == '1'
 local left, each = tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -63,6 +67,14 @@ local function note(topic, number, what, ids)
   left = left - #ids
 end
 
+local function say_overdue(wake, armed, number, us, now)
+  local first = redis.call('ZRANGE', armed, 0, 0)[1]
+  -- What is overdue and announced, nobody has been free to claim.
+  local waits = wake and first and tonumber(first) <= us and
+    redis.call('ZSCORE', wake, number .. ':' .. first)
+  if not waits then announce_if_first(wake, armed, number, us, now) end
+end
+
 local at, arg = 0, 5
 for topic = 1, tonumber(ARGV[1]) do
   local slots, steps = tonumber(ARGV[arg]), tonumber(ARGV[arg + 1])
@@ -71,8 +83,14 @@ for topic = 1, tonumber(ARGV[1]) do
   local retries = tonumber(ARGV[arg + 6])
   local age, limit = tonumber(ARGV[arg + 7]), tonumber(ARGV[arg + 8])
   local terms = ARGV[arg + 9] ~= '' and read_terms(0, ARGV[arg + 9]) or {}
-  local width = 7 + steps
-  local wake = wake_is_here and KEYS[at + slots * width + 1] or nil
+  terms.limited = ARGV[arg + 10] ~= '-'
+  local gates = ARGV[arg + 10] ~= '-' and read_gates(ARGV[arg + 10])
+  local width = 7 + steps + (gates and LANE_KEYS or 0)
+  local behind = at + slots * width
+  local gate = gates and {armed = KEYS[behind + 1], pace = KEYS[behind + 2], busy = KEYS[behind + 3]}
+  if gates then behind = behind + 3 end
+  local whole, running, earliest = gates and (gates.most or gates.rate), 0, nil
+  local wake = wake_is_here and KEYS[behind + 1] or nil
   local found = false
   -- Lua unpacks some thousands of values and then fails.
   for from = at + 1, at + slots * width, 1000 do
@@ -82,12 +100,21 @@ for topic = 1, tonumber(ARGV[1]) do
   if found then holding[#holding + 1] = topic - 1 end
   for slot = 1, found and slots or 0 do
     local base = at + (slot - 1) * width
-    local number = ARGV[arg + 9 + slot]
+    local number = ARGV[arg + 11 + slot]
     local armed, prepare, body = KEYS[base + 1], KEYS[base + 2], KEYS[base + 3]
     local dead, reasons = KEYS[base + 4], KEYS[base + 5]
     local tokens, ended = KEYS[base + 6], KEYS[base + 7]
     local stores = {}
     for step = 1, steps do stores[step] = KEYS[base + 7 + step] end
+    local laned, leave
+    if gates then
+      laned = lanes_at(base + 7 + steps)
+      laned.prepare, laned.body, laned.dead, laned.reasons = prepare, body, dead, reasons
+      laned.tokens, laned.stores = tokens, stores
+      leave = function(id, token, ended)
+        free_place(laned, id, token, ended, gates, now, gate)
+      end
+    end
 
     local most = math.max(math.min(each, left), 0)
     if grace > 0 then
@@ -96,14 +123,15 @@ for topic = 1, tonumber(ARGV[1]) do
       redis.call('DEL', ended) -- of one who needed a grace, and may never come again
     end
     if bound > 0 then
-      local rolled, died = {}, {}
+      local rolled, died, over = {}, {}, {}
       if most > 0 then
-        roll_back(prepare, dead, reasons, stores, most, ended_by(math.min(now, bound)), now_ms,
-          first_wait, most_wait, retries, rolled, died)
+        roll_back(prepare, body, dead, reasons, stores, most, ended_by(math.min(now, bound)), now_ms,
+          first_wait, most_wait, retries, tokens, rolled, died, over, leave)
         note(topic, number, 1, rolled)
         note(topic, number, 2, died)
+        note(topic, number, 5, over)
       end
-      if #rolled + #died == most then more = 1 end
+      if #rolled + #died + #over == most then more = 1 end
     end
     most = math.max(math.min(each, left), 0)
     if most > 0 then
@@ -124,25 +152,38 @@ for topic = 1, tonumber(ARGV[1]) do
     end
 
     local first
-    for step = 1, steps do
+    if laned then
+      if sort_due(laned, due_score(now), each, gates, now) then more = 1 end
+      running = running + tonumber(redis.call('HGET', laned.busy, '') or 0)
+      local us = keep_lanes(laned, each, gates, now)
+      if us and (not earliest or us < earliest) then earliest = us end
+      first = us
+    end
+    for step = 1, laned and 0 or steps do
       local head = redis.call('ZRANGE', stores[step], 0, 0, 'WITHSCORES')[2]
       if head and (not first or tonumber(head) < first) then first = tonumber(head) end
     end
-    if not first then
+    if whole then
+      -- Below, for all slots.
+    elseif not first then
       settle(wake, armed, number, '+inf')
       -- Of messages that an older release has acknowledged.
       if redis.call('EXISTS', body) == 0 then redis.call('DEL', tokens) end
     else
-      local us = action_time(first)
+      local us = laned and first or action_time(first)
       if us == 0 then us = now end
-      local said_first = redis.call('ZRANGE', armed, 0, 0)[1]
-      -- What is overdue and announced, nobody has been free to claim.
-      local waits = wake and said_first and tonumber(said_first) <= us and
-        redis.call('ZSCORE', wake, number .. ':' .. said_first)
-      if not waits then announce_if_first(wake, armed, number, us, now) end
+      say_overdue(wake, armed, number, us, now)
     end
   end
-  at = at + slots * width + (wake_is_here and 1 or 0)
-  arg = arg + 10 + slots
+  if whole and earliest then
+    local opens = gates.rate and tonumber(redis.call('ZSCORE', gate.pace, '') or 0) - gates.slack or 0
+    if not gates.most or running < gates.most then
+      say_overdue(wake, gate.armed, ARGV[arg + 11], math.max(earliest, opens), now)
+    elseif earliest <= now then
+      redis.call('HSET', gate.busy, '!', 1)
+    end
+  end
+  at = behind + (wake_is_here and 1 or 0)
+  arg = arg + 12 + slots
 end
 return {now, more, holding, events, said, unsaid}

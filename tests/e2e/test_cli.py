@@ -186,6 +186,10 @@ def test_list_tells_task_arguments_state_and_time(app: Celery, run: Run) -> None
         "priority": 9,
         "state": "scheduled",
         "retries_left": 16,
+        "visibility": None,
+        "max_lease": None,
+        "expiration": None,
+        "expires": None,
         "args": ["x"],
         "kwargs": {"seconds": 2},
         "argsrepr": "('x',)",
@@ -231,7 +235,13 @@ def test_list_chooses_by_topic_state_time_and_task(
 def test_show_tells_all_of_a_message_decoded(app: Celery, run: Run) -> None:
     id = (
         app.tasks["e2e.nap"]
-        .apply_async(("x",), {"seconds": 2}, countdown=HOUR, headers={"tenant": "acme"})
+        .apply_async(
+            ("x",),
+            {"seconds": 2},
+            countdown=HOUR,
+            headers={"tenant": "acme", "x-visibility": 600},
+            expiration=900,
+        )
         .id
     )
     [message] = run("show", id, "--json").json["messages"]
@@ -239,10 +249,20 @@ def test_show_tells_all_of_a_message_decoded(app: Celery, run: Run) -> None:
     assert message["kwargs"] == {"seconds": 2}
     assert message["headers"]["tenant"] == "acme"
     assert message["headers"]["eta"]
+    assert (message["visibility"], message["max_lease"], message["expiration"]) == (600, None, 900)
+    assert datetime.fromisoformat(message["expires"].replace("Z", "+00:00")) == (
+        datetime.fromisoformat(message["time"].replace("Z", "+00:00")) + timedelta(seconds=900)
+    )
     assert message["properties"]["correlation_id"] == id
     assert json.loads(message["body"])[0] == ["x"]
     text = run("show", id).out
-    for line in ("task +e2e.nap", "state +scheduled", "headers.tenant +acme", "retries left +16"):
+    for line in (
+        "task +e2e.nap",
+        "state +scheduled",
+        "headers.tenant +acme",
+        "retries left +16",
+        "visibility +600 s",
+    ):
         assert re.search(f"^{line}$", text, re.M), text
     assert re.search(r"^due .*\(in (59m|1h)", text, re.M), text
 

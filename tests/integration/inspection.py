@@ -82,6 +82,10 @@ def time_passes(center: TimeoutCenter, topic: str, seconds: float) -> None:
             for id, score in client.zrange(key, 0, -1, withscores=True):
                 if score >= 1000:  # what is due at once remains so
                     client.zadd(key, {id: score - ms * 1000})
+        # What waits in a lane keeps its place there; rates open, and have been used, earlier.
+        for key in (slot.pace, slot.waits):
+            for name, us in client.zrange(key, 0, -1, withscores=True):
+                client.zadd(key, {name: us - ms * 1000})
         for id, token in client.hgetall(slot.tokens).items():
             client.hset(slot.tokens, id, older(token.decode(), seconds))
         times = [

@@ -493,3 +493,51 @@ def test_a_queue_of_celerys_that_only_reads_broadcasts_is_no_topic_for_its_ttl(
     assert center.topics() == []
     publish(connection, queue)
     assert center.topic("events").declaration.message_ttl == 5000
+
+
+# -- what get and scan show of them
+
+
+def shown(center: TimeoutCenter, id: str) -> list[tuple[Any, ...]]:
+    """What get and scan say of a message; both say the same."""
+    found = center.get(id, topic="mail")
+    scanned = center.scan("mail", where=lambda one: one.id.split("#")[0] == id).messages
+    assert sorted(one.token for one in found) == sorted(one.token for one in scanned)
+    return [(one.visibility, one.max_lease, one.expiration) for one in found]
+
+
+def test_a_message_is_found_with_what_holds_for_it_only_in_any_state(
+    center: TimeoutCenter,
+) -> None:
+    center.declare("mail", retries=0)
+    center.put("mail", "x", b"", visibility=200, max_lease=500.5, expiration=900)
+    center.put("mail", "y", b"", delay=HOUR, max_lease=0)
+    center.put("mail", "y", b"another", visibility=30)
+    center.put_many("mail", [NewMessage("z", b"", delay=HOUR, expiration=1.5), ("plain", b"", 0)])
+    assert shown(center, "x") == [(200, 500.5, 900)]
+    assert sorted(shown(center, "y"), key=str) == [(30, None, None), (None, 0, None)]
+    assert shown(center, "z") == [(None, None, 1.5)]
+    [z] = center.get("z")
+    assert z.expires_us == z.time_us + 1_500_000
+    [plain] = center.get("plain")
+    assert (shown(center, "plain"), plain.expires_us) == ([(None, None, None)], None)
+    [delivery] = center.pop("mail", ids=["x"]).messages
+    [flying] = center.get("x")
+    assert flying.state == IN_FLIGHT
+    assert flying.expires_us == delivery.expires_us
+    assert shown(center, "x") == [(200, 500.5, 900)]
+    center.release([delivery])
+    assert shown(center, "x") == [(200, 500.5, 900)]
+    [delivery] = center.pop("mail", ids=["x"]).messages
+    center.reject(delivery, requeue=True)
+    assert center.get("x")[0].state == DEAD
+    assert shown(center, "x") == [(200, 500.5, 900)]
+
+
+def test_what_another_message_of_the_same_id_has_left_is_not_shown(center: TimeoutCenter) -> None:
+    """An older release has left the token of a message that it acknowledged."""
+    topic = center.declare("mail")
+    center.put("mail", "x", b"")
+    center.client.hset(topic.slot_for("x").tokens, "x", "older.1;v5000~older.2")
+    assert shown(center, "x") == [(None, None, None)]
+    assert pop_one(center).visibility is None

@@ -378,7 +378,7 @@ def test_a_scan_goes_on_behind_where_it_was(made: Made) -> None:
         budget=9,
     )
     assert call.args == (50, "-inf", "1999", 1, 9, 77, b"x", 0, 0, 1, 1, 1)
-    assert call.keys == (slot.body, slot.reasons, *slot.stores, slot.dead)
+    assert call.keys == (slot.body, slot.reasons, slot.tokens, *slot.stores, slot.dead)
 
 
 @pytest.mark.parametrize("total, among", [(0, [1, 2]), (1, [4, 5, 6]), (7, [1, 2, 3]), (9, [1])])

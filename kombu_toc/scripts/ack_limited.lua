@@ -1,0 +1,73 @@
+-- Acknowledges messages that have a place (lanes.lua), as ack.lua does, and frees their places.
+--
+-- KEYS, per slot: armed, prepare, body, dead, reasons, tokens, store (one per priority step), lanes,
+--      turns, waits, pace, tags, busy, holders
+-- then armed, pace and busy of the slot where the whole queue's limits are kept
+-- then, for every id that has one: the copies set it is recorded in
+-- then the wake index, if it is on this node
+-- ARGV[1] number of slots   ARGV[2] number of priority steps   ARGV[3] number of copies sets
+-- ARGV[4] the limits, see lanes.lua
+-- ARGV[5] number of the slot where the whole queue's limits are kept
+-- then, per slot: its number, how many messages, their ids, their tokens
+-- then, per copies set: the number of its slot, the id that is recorded there
+-- Returns {how many there were, which of them were not (by number, from 1, in the order of ARGV),
+--          announcements, settled}
+--@ clock admitted wake token sorted lanes openings
+
+local slots, steps, sets = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local gates = read_gates(ARGV[4])
+local width = 6 + steps + LANE_KEYS
+local gate = {armed = KEYS[slots * width + 1], pace = KEYS[slots * width + 2],
+  busy = KEYS[slots * width + 3]}
+local wake = KEYS[slots * width + 3 + sets + 1]
+local now = clock()
+local count, gone, stale, seen = 0, {}, {}, 0
+
+local at = 6
+for number = 0, slots - 1 do
+  local before, many = number * width, tonumber(ARGV[at + 1])
+  local slot = lanes_at(before + 6 + steps)
+  slot.number, slot.stores = ARGV[at], {}
+  slot.armed, slot.prepare, slot.body = KEYS[before + 1], KEYS[before + 2], KEYS[before + 3]
+  slot.dead, slot.reasons, slot.tokens = KEYS[before + 4], KEYS[before + 5], KEYS[before + 6]
+  for step = 1, steps do slot.stores[step] = KEYS[before + 6 + step] end
+  local opens
+  for i = at + 2, at + 1 + many do
+    local id, there = ARGV[i], 0
+    local token = redis.call('HGET', slot.tokens, id)
+    if is_of(token, ARGV[i + many]) then
+      local was = redis.call('ZREM', slot.prepare, id) == 1
+      local other = false -- whether it is another message that waits under the id
+      for step = 1, was and 0 or steps do
+        local score = redis.call('ZSCORE', slot.stores[step], id)
+        if score and is_still(token, plain_score(tonumber(score))) then
+          redis.call('ZREM', slot.stores[step], id)
+        elseif score then
+          redis.call('HDEL', slot.tokens, id)
+          other = true
+        end
+      end
+      if not other then
+        if not was then redis.call('ZREM', slot.dead, id) end
+        there = redis.call('HDEL', slot.body, id)
+        redis.call('HDEL', slot.tokens, id)
+        redis.call('HDEL', slot.reasons, id)
+        local us = was and free_place(slot, id, token, true, gates, now, gate)
+          or not was and let_go(slot, id, key_of(token), gates, now)
+        if us and (not opens or us < opens) then opens = us end
+        gone[slot.number .. ':' .. id] = true
+      end
+    end
+    count = count + there
+    if there == 0 then stale[#stale + 1] = seen + i - at - 1 end
+  end
+  if opens then announce_opening(slot, gates, gate, ARGV[5], wake, opens, now) end
+  settle_if_empty(wake, slot.armed, slot.number, slot.stores)
+  seen = seen + many
+  at = at + 2 + 2 * many
+end
+for set = 1, sets do
+  local number, id = ARGV[at + 2 * set - 2], ARGV[at + 2 * set - 1]
+  if gone[number .. ':' .. id] then redis.call('SREM', KEYS[slots * width + 3 + set], id) end
+end
+return {count, stale, said, unsaid}

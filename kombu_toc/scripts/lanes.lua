@@ -1,0 +1,229 @@
+-- Fragment: what may start of a topic that is limited. Needs clock.lua, sorted.lua and token.lua.
+--
+-- A message has a key, or ''. When it is due it is sorted: it stays in StoreQueue, with a score
+-- below 0 (sorted.lua), and is entered in `lanes`: its key, a zero byte, its priority step (two
+-- digits), its score (sixteen), a zero byte, its id. So each key has a lane of its own, in order. An
+-- entry whose message is not there any more, or has another score, is dropped when it comes up.
+--
+-- A key with an entry is in `turns` if one of its messages may start, by its order; in `waits` if its
+-- rate has to open first, by when it does; in neither if one that runs has to end first.
+--
+-- A message that was delivered under a limit of what runs has a place: the trait p of its token. It
+-- counts in `busy`, under its key and, as all of the slot, under '', until it leaves PrepareQueue.
+-- The trait a says that it was acknowledged while it ran: it does not come back.
+--
+-- `gates` are the limits: rate and slack of the queue, in microseconds; most that may run of it; the
+-- same of each key: key_rate, key_slack, key_most; serial, later, fair.
+
+local LANE_KEYS = 7
+
+-- What is from here on in `turns` is an order of time. Where keys take turns it was left over.
+local NO_TURN = 1e12
+
+-- A text of limits, each with a comma behind it: r and R, microseconds between two starts of the
+-- queue and of a key, a ':' and how many may start at once; c and C, how many of them run at once; S,
+-- a key's go in their order; L, but for what comes back; F, keys take turns; w, key, '=' and weight.
+local function read_gates(text)
+  local gates = {text = ',' .. text}
+  local function rate(letter)
+    local us, burst = string.match(gates.text, ',' .. letter .. '([%d.]+):(%d+)')
+    if us then return tonumber(us), (tonumber(burst) - 1) * tonumber(us) end
+  end
+  local function has(term) return string.find(gates.text, term, 1, true) ~= nil end
+  gates.rate, gates.slack = rate('r')
+  gates.key_rate, gates.key_slack = rate('R')
+  gates.most = tonumber(string.match(gates.text, ',c(%d+)') or '')
+  gates.key_most = tonumber(string.match(gates.text, ',C(%d+)') or '')
+  gates.serial, gates.later, gates.fair = has(',S,'), has(',L,'), has(',F,')
+  if gates.serial then gates.key_most = 1 end
+  gates.places = gates.most or gates.key_most
+  return gates
+end
+
+local function weight_of(gates, key)
+  local _, at = string.find(gates.text, ',w' .. key .. '=', 1, true)
+  return at and tonumber(string.match(gates.text, '^[^,]+', at + 1)) or 1
+end
+
+local function key_of(token) return token and string.match(token, '[;,]k([^,~@!]*)') or '' end
+local function has_place(token) return string.find(token, '[;,]p1') ~= nil end
+
+-- The slot whose lanes begin behind KEYS[before]. Who calls adds prepare, body, dead, tokens, stores.
+local function lanes_at(before)
+  return {
+    lanes = KEYS[before + 1], turns = KEYS[before + 2], waits = KEYS[before + 3],
+    pace = KEYS[before + 4], tags = KEYS[before + 5], busy = KEYS[before + 6],
+    holders = KEYS[before + 7],
+  }
+end
+
+local function entry_of(key, step, score, id)
+  return key .. '\0' .. string.format('%02d%016.0f', step, score) .. '\0' .. id
+end
+
+local function read_entry(entry) -- step, score, id
+  local at = string.find(entry, '\0', 1, true)
+  return tonumber(string.sub(entry, at + 1, at + 2)), tonumber(string.sub(entry, at + 3, at + 18)),
+    string.sub(entry, at + 20)
+end
+
+local function head_of(slot, key)
+  return redis.call('ZRANGE', slot.lanes, '[' .. key .. '\0', '(' .. key .. '\1', 'BYLEX',
+    'LIMIT', 0, 1)[1]
+end
+
+-- The entry of the message that holds a key: nil if none does, false if it is not due again yet.
+local function held_by(slot, key)
+  local id = redis.call('HGET', slot.holders, key)
+  if not id then return nil end
+  for step = 1, #slot.stores do
+    local score = tonumber(redis.call('ZSCORE', slot.stores[step], id) or '')
+    if score then return score < 0 and entry_of(key, step, plain_score(score), id) end
+  end
+  if redis.call('ZSCORE', slot.prepare, id) then return false end
+  redis.call('HDEL', slot.holders, key) -- it has gone: cancelled, dead, expired
+end
+
+local function is_full(slot, key, gates)
+  return key ~= '' and gates.key_most
+    and tonumber(redis.call('HGET', slot.busy, key) or 0) >= gates.key_most
+end
+
+-- When a key's rate lets it start something, in microseconds; 0: any time.
+local function opens_at(slot, key, gates)
+  if key == '' or not gates.key_rate then return 0 end
+  return tonumber(redis.call('ZSCORE', slot.pace, key) or 0) - gates.key_slack
+end
+
+-- The order of a key whose next message this is. Of keys that take turns, it is where their last
+-- turn ended, but not before the present one.
+local function order_of(slot, key, step, score, gates)
+  if not gates.fair then return (step - 1) * 4e15 + score end
+  local stands = tonumber(redis.call('ZSCORE', slot.turns, key) or '')
+  if stands and stands < NO_TURN then return stands end
+  return math.max(tonumber(redis.call('ZSCORE', slot.tags, key) or 0),
+    tonumber(redis.call('ZSCORE', slot.tags, '!') or 0))
+end
+
+-- Puts a key where it belongs after a change: in `turns`, in `waits` if its rate opens later than
+-- `by`, or in neither. Returns when something of it may start: 0, at once; nil, who knows.
+local function place_key(slot, key, gates, by)
+  local entry
+  if not is_full(slot, key, gates) then
+    if gates.serial and key ~= '' then entry = held_by(slot, key) end
+    if entry == nil then entry = head_of(slot, key) end
+  end
+  if not entry then
+    redis.call('ZREM', slot.turns, key)
+    redis.call('ZREM', slot.waits, key)
+    return nil
+  end
+  local opens = opens_at(slot, key, gates)
+  if opens > by then
+    redis.call('ZREM', slot.turns, key)
+    redis.call('ZADD', slot.waits, string.format('%.0f', math.ceil(opens)), key)
+    return math.ceil(opens)
+  end
+  local step, score = read_entry(entry)
+  redis.call('ZREM', slot.waits, key)
+  redis.call('ZADD', slot.turns, string.format('%.17g', order_of(slot, key, step, score, gates)), key)
+  return 0
+end
+
+-- Enters what is due by `due` (a score) in lanes, at most `most` of each step. Returns whether there
+-- may be more.
+local function sort_due(slot, due, most, gates, by)
+  local keys, more = {}, false
+  for step = 1, #slot.stores do
+    local some = redis.call('ZRANGEBYSCORE', slot.stores[step], 0, string.format('%.0f', due),
+      'WITHSCORES', 'LIMIT', 0, most)
+    if #some > 0 then
+      more = more or #some == 2 * most
+      local ids, scores, entries = {}, {}, {}
+      for i = 1, #some, 2 do ids[#ids + 1] = some[i] end
+      local tokens = redis.call('HMGET', slot.tokens, unpack(ids))
+      for i = 1, #ids do
+        local score = tonumber(some[2 * i])
+        local key = tokens[i] and is_still(tokens[i], score) and key_of(tokens[i]) or ''
+        keys[key] = true
+        scores[2 * i - 1] = string.format('%.0f', sorted_score(score))
+        scores[2 * i] = ids[i]
+        entries[2 * i - 1] = 0
+        entries[2 * i] = entry_of(key, step, score, ids[i])
+      end
+      redis.call('ZADD', slot.stores[step], 'XX', unpack(scores))
+      redis.call('ZADD', slot.lanes, unpack(entries))
+    end
+  end
+  for key in pairs(keys) do place_key(slot, key, gates, by) end
+  return more
+end
+
+-- A message with this token has left PrepareQueue, and is not to come back if it has `ended`: its
+-- place is free. Returns when something may start instead, as place_key does. `gate` has `busy` and
+-- `pace` of the slot where the whole queue's limits are kept: there '!' says that somebody waits for
+-- a place, and '' when the rate has been used up to.
+local function free_place(slot, id, token, ended, gates, now, gate)
+  local key = key_of(token)
+  if has_place(token) then
+    if redis.call('HINCRBY', slot.busy, '', -1) <= 0 then redis.call('HDEL', slot.busy, '') end
+    if key ~= '' and redis.call('HINCRBY', slot.busy, key, -1) <= 0 then
+      redis.call('HDEL', slot.busy, key)
+    end
+  end
+  if key ~= '' and (ended or gates.later) and redis.call('HGET', slot.holders, key) == id then
+    redis.call('HDEL', slot.holders, key)
+  end
+  local opens = place_key(slot, key, gates, now)
+  -- Somebody may wait for a place of the queue, in whichever slot.
+  if redis.call('HDEL', gate.busy, '!') == 1 then opens = 0 end
+  if opens and gates.rate then
+    opens = math.max(opens, tonumber(redis.call('ZSCORE', gate.pace, '') or 0) - gates.slack)
+  end
+  return opens
+end
+
+-- Forgets what says no more than if it were not there, at most so many of each.
+local function sweep_lanes(slot, most, now)
+  local function sweep(key, until_score)
+    local old = redis.call('ZRANGEBYSCORE', key, '-inf', until_score, 'LIMIT', 0, most)
+    if #old > 0 then redis.call('ZREM', key, unpack(old)) end
+  end
+  sweep(slot.pace, string.format('%.0f', now))
+  local virtual = redis.call('ZSCORE', slot.tags, '!')
+  if virtual then sweep(slot.tags, '(' .. virtual) end
+end
+
+-- When something of a slot may start next as far as its keys are concerned, in microseconds; nil:
+-- when a place is free, or when something is put.
+local function next_start(slot, now)
+  if redis.call('EXISTS', slot.turns) == 1 then return now end
+  local first = tonumber(redis.call('ZRANGE', slot.waits, 0, 0, 'WITHSCORES')[2] or '')
+  for step = 1, #slot.stores do
+    local head = redis.call('ZRANGEBYSCORE', slot.stores[step], 0, '+inf', 'WITHSCORES',
+      'LIMIT', 0, 1)[2]
+    local us = head and math.max(action_time(tonumber(head)), 1)
+    if us and (not first or us < first) then first = us end
+  end
+  return first and math.max(first, 1)
+end
+
+-- A message is gone that was not in PrepareQueue: its key is free if it was held by it. Returns what
+-- place_key does.
+local function let_go(slot, id, key, gates, now)
+  if key == '' or redis.call('HGET', slot.holders, key) ~= id then return nil end
+  redis.call('HDEL', slot.holders, key)
+  return place_key(slot, key, gates, now)
+end
+
+-- What upkeep does to lanes: what is left of them when nothing waits goes, a part at a time, and so
+-- does what says nothing any more. Returns when something may start next, as next_start does.
+local function keep_lanes(slot, most, gates, now)
+  for _, key in ipairs({slot.turns, slot.waits}) do
+    -- The first may have come up to be dropped.
+    local first = redis.call('ZRANGE', key, 0, 0)[1]
+    if first then place_key(slot, first, gates, now) end
+  end
+  sweep_lanes(slot, most, now)
+  return next_start(slot, now)
+end

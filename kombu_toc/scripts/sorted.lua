@@ -1,0 +1,10 @@
+-- Fragment: the score of a message that waits in a lane (lanes.lua). In StoreQueue it is below 0, out
+-- of the way of who looks for what is due next.
+
+local function sorted_score(score) return score > 31 and -score or -score - 1 end
+
+-- The score as it was.
+local function plain_score(score)
+  if score >= 0 then return score end
+  return score < -32 and -score or -score - 1
+end

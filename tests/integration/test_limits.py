@@ -1,0 +1,187 @@
+"""What may start of a topic that is limited: by rate, by how many run, and key by key."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from kombu_toc import Delivery, Popped, TimeoutCenter
+from kombu_toc.center.requests import PopRequest, PutRequest
+from kombu_toc.model.message_key import encode_key
+
+from .inspection import time_passes
+
+
+def put(center: TimeoutCenter, id: str, key: str = "", topic: str = "mail", **more: Any) -> None:
+    declared = center.topic(topic)
+    traits = f";k{encode_key(key)}" if key else ""
+    request = PutRequest(id, b"body of " + id.encode(), basis=key or None, traits=traits, **more)
+    center.run(center.commands.put(declared, request))
+
+
+def pop(center: TimeoutCenter, limit: int = 100, topic: str = "mail") -> list[Delivery]:
+    return center.pop(topic, limit).messages
+
+
+def ids(messages: list[Delivery]) -> list[str]:
+    return [message.id for message in messages]
+
+
+def ahead(center: TimeoutCenter, limit: int = 100, us: int = 20_000) -> Popped:
+    """A pop that looks ahead, as a consumer does."""
+    request = PopRequest(center.deliveries.names.next(), ready_limit=limit, lookahead_us=us)
+    popped: Popped = center.run(center.commands.pop(center.topic("mail"), request))
+    return popped
+
+
+@pytest.fixture
+def slots() -> int:
+    return 1
+
+
+@pytest.fixture
+def declare(center: TimeoutCenter, slots: int) -> Any:
+    def declared(**limits: Any) -> TimeoutCenter:
+        center.declare("mail", slots=slots, **limits)
+        return center
+
+    return declared
+
+
+# -- how many run
+
+
+def test_of_a_key_no_more_run_at_once_than_it_may(declare: Any) -> None:
+    center = declare(key_concurrency=2)
+    for number in range(5):
+        put(center, f"a{number}", "a")
+    put(center, "b0", "b")
+    first = pop(center)
+    assert ids(first) == ["a0", "a1", "b0"]
+    assert all(message.has_place for message in first)
+    assert pop(center) == []
+    assert center.ack(first[:1]) == 1
+    assert ids(pop(center)) == ["a2"]
+
+
+def test_of_a_queue_no_more_run_at_once_than_it_may(declare: Any) -> None:
+    center = declare(concurrency=3)
+    for number in range(6):
+        put(center, f"m{number}", "k" if number % 2 else "")
+    first = pop(center)
+    assert ids(first) == ["m0", "m1", "m2"]
+    assert pop(center) == []
+    center.ack(first)
+    assert ids(pop(center)) == ["m3", "m4", "m5"]
+
+
+@pytest.mark.parametrize("how", ["reject", "dead", "release", "lease"])
+def test_a_place_comes_free_however_its_delivery_ends(declare: Any, client: Any, how: str) -> None:
+    center = declare(key_concurrency=1)
+    put(center, "a0", "a")
+    put(center, "a1", "a")
+    [first] = pop(center)
+    assert pop(center) == []
+    if how == "lease":
+        time_passes(center, "mail", 200)
+    elif how == "release":
+        center.release([first])
+    else:
+        center.reject(first, requeue=how == "reject")
+    again = pop(center)
+    assert ids(again) == ["a1" if how == "dead" else "a0"]
+    assert center.ack(again) == 1
+    assert len(pop(center)) == (0 if how == "dead" else 1)
+
+
+def test_who_frees_a_place_announces_what_may_start_instead(declare: Any, client: Any) -> None:
+    center = declare(key_concurrency=1)
+    for number in range(2):
+        put(center, f"a{number}", "a")
+    [first] = pop(center)
+    assert pop(center) == []
+    wake = center.keys.wake("mail")
+    assert client.zcard(wake) == 0
+    center.ack([first])
+    assert client.zcard(wake) == 1
+
+
+# -- rates
+
+
+def test_starts_of_a_queue_are_spaced_by_its_rate(declare: Any, client: Any) -> None:
+    center = declare(rate="200/s")
+    for number in range(10):
+        put(center, f"m{number}", "k" if number % 2 else "")
+    popped = ahead(center)
+    starts = [message.start_us or popped.now_us for message in popped.messages]
+    assert len(starts) == 5
+    assert [b - a for a, b in itertools.pairwise(starts)] == [5000] * 4
+    assert not popped.more
+    [(_, at)] = client.zrange(center.keys.wake("mail"), 0, -1, withscores=True)
+    assert at == starts[-1] + 5000
+
+
+def test_starts_of_a_key_are_spaced_by_its_rate(declare: Any) -> None:
+    center = declare(key_rate="100/s", key_burst=2)
+    for number in range(6):
+        put(center, f"a{number}", "a")
+    put(center, "b", "b")
+    popped = ahead(center)
+    starts = {message.id: message.start_us for message in popped.messages}
+    assert list(starts) == ["a0", "a1", "a2", "a3", "b"]
+    assert starts["a0"] == starts["a1"] == starts["b"] == 0
+    assert starts["a3"] - starts["a2"] == 10_000
+
+
+# -- order
+
+
+def test_a_key_that_is_served_in_order_is_held_by_what_comes_back(declare: Any) -> None:
+    center = declare(key_order="serial", retry_backoff=100)
+    for number in range(3):
+        put(center, f"a{number}", "a")
+    put(center, "b0", "b")
+    first = pop(center)
+    assert ids(first) == ["a0", "b0"]
+    center.reject(first[0], requeue=True)
+    assert pop(center) == []
+    time_passes(center, "mail", 200)
+    again = pop(center)
+    assert ids(again) == ["a0"]  # the lease of b0 has just ended: it waits, too
+    center.reject(again[0], requeue=False)
+    assert ids(pop(center)) == ["a1"]
+
+
+def test_what_comes_back_later_lets_the_others_pass_if_it_is_said_so(declare: Any) -> None:
+    center = declare(key_order="serial", key_retry="later", retry_backoff=100)
+    for number in range(3):
+        put(center, f"a{number}", "a")
+    [first] = pop(center)
+    center.reject(first, requeue=True)
+    assert ids(pop(center)) == ["a1"]
+
+
+# -- turns
+
+
+def test_keys_take_turns(declare: Any) -> None:
+    center = declare(key_fair=True)
+    for number in range(50):
+        put(center, f"a{number}", "a")
+    put(center, "b0", "b")
+    put(center, "c0", "c")
+    assert ids(pop(center, 6)) == ["a0", "b0", "c0", "a1", "a2", "a3"]
+    put(center, "d0", "d")
+    assert "d0" in ids(pop(center, 2))
+
+
+def test_a_key_with_a_weight_has_more_turns(declare: Any) -> None:
+    center = declare(key_fair=True, key_weights={"a": 3})
+    for number in range(30):
+        put(center, f"a{number}", "a")
+        put(center, f"b{number}", "b")
+    got = ids(pop(center, 24))
+    assert sum(id[0] == "a" for id in got) == 18
