@@ -60,7 +60,7 @@ class Rate:
         if found is not None:
             count, unit = float(found[1]), found[2] or "s"
             if count and UNITS[unit] / MAX_INTERVAL <= count <= MAX_RATE * UNITS[unit]:
-                return f"{count:.15g}/{unit}"
+                return f"{f'{count:.6f}'.rstrip('0').rstrip('.')}/{unit}"
         raise self.error(f"{what} must be {self.must}, not {value!r}")
 
     read = check
