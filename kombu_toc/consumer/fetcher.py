@@ -196,14 +196,22 @@ class Fetcher:
         kept_up: bool,
         lookahead_us: int,
     ) -> None:
-        slots = state.pending.take(name)
+        slots = state.pending.slots[name]
+        # A slot may be announced by somebody who knows of more: of an older declaration or a
+        # newer one. It is served in any case.
+        topic = self._topic_of(name, max(slots) if slots else 0)
+        if topic.declaration.lanes:
+            # Nothing is fetched ahead of a limit: what waits here would keep others from starting.
+            if limits[1] and not limits[0]:
+                return
+            limits = (limits[0], limits[0])
+            if topic.counts_together and not self._clustered:
+                slots = None
+        state.pending.take(name)
         again = state.recovered.get(name, 0.0) + self._interval
         recover = slots is None and now >= again and not kept_up
         if recover:
             state.recovered[name] = now
-        # A slot may be announced by somebody who knows of more: of an older declaration or a
-        # newer one. It is served in any case.
-        topic = self._topic_of(name, max(slots) if slots else 0)
         own = self.preferred.own(topic) if self.preferred is not None else None
         parts: Collection[Part] = [(slots, *limits)]
         if self._clustered:
@@ -372,7 +380,7 @@ def due_entries(
     """The entries of what a pop has delivered, in the order of their numbers.
 
     What was due when it was asked for keeps the order in which it came: by priority, and its
-    topics take turns.
+    topics take turns. What a rate lets start in a moment only is due then.
 
     sent_us: the server's time when it was asked for; 0 if that is not known
     batch, number: what the pops have that left together, and the number of this one
@@ -381,7 +389,7 @@ def due_entries(
     sent_us = min(sent_us, result.now_us)
     entries = []
     for place, delivery in enumerate(result.messages):
-        due = delivery.action_us
+        due = delivery.start_us or delivery.action_us
         if sent_us:
             due = max(due, sent_us)
         elif due <= result.now_us:

@@ -72,6 +72,7 @@ class Outbox:
         self.settlements.marks.pop(id(delivery), None)
         self.ack(delivery)
         self.settlements.leave_now()
+        self.settlements.freed.append(delivery)
 
     def ack_ended(self) -> None:
         """Acknowledge for good what was acknowledged early and has ended since."""

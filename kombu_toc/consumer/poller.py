@@ -225,6 +225,8 @@ class Poller:
             if self.leases.early_acks:
                 self.outbox.ack_ended()
             self._send_settled()
+            if self.outbox.settlements.freed:
+                self._ask_where_freed()
             now = loop.now()
             self._rereading.read(now)
             for state in list(self.states.values()):
@@ -429,6 +431,14 @@ class Poller:
     def _on_known(self, state: ConsumerState) -> None:
         if state.sink in self.states:
             self._maybe_fetch(state, self.loop.now())
+
+    def _ask_where_freed(self) -> None:
+        """What has ended here has left a place, and nobody is nearer to it."""
+        for delivery in self.outbox.settlements.take_freed():
+            slot = delivery.slot if self.center.clustered else None
+            for state in self.states.values():
+                if delivery.topic in state.pending.topics:
+                    state.pending.ask(delivery.topic, slot)
 
     def _release_overdue(self, state: ConsumerState, now: float) -> None:
         """Let others have what has waited here too long for a free process. It is asked for again

@@ -40,6 +40,8 @@ class Rereading:
         self._on_resumed = on_resumed
         self._paused: set[str] = set()
         self._at = 0.0
+        #: the limits of topics as they were last read
+        self._gates: dict[str, str] = {}
 
     def begin(self, state: ConsumerState, now: float) -> None:
         """A topic is consumed from now on. Waits for the server, if it was not asked lately."""
@@ -70,7 +72,9 @@ class Rereading:
         registry = self._center.registry
         for name, raw in zip(names, raws, strict=True):
             if raw is not None:
-                registry.learn(name, raw)
+                topic = registry.learn(name, raw)
+                if topic is not None:
+                    self._compare(name, topic.declaration.gates)
             elif any(name in state.pending.topics for state in self._states.values()):
                 # Deleted, or lost with the server's memory. What is put by who still remembers it
                 # is found by id only if it is declared.
@@ -78,3 +82,11 @@ class Rereading:
                 call = None if known is None else registry.declare_again_call(known)
                 if call is not None:
                     self._work.send([(call, None)])
+
+    def _compare(self, name: str, gates: str) -> None:
+        """Look into a topic whose limits are others now: they may let something start."""
+        before, self._gates[name] = self._gates.get(name, gates), gates
+        if before != gates:
+            for state in self._states.values():
+                if name in state.pending.topics:
+                    state.pending.look(name)

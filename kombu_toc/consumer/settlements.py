@@ -23,6 +23,8 @@ class Settlements:
         self.calls: deque[ScriptCall] = deque()
         #: what was acknowledged while its task runs on, and is to be marked; each by its identity
         self.marks: dict[int, Delivery] = {}
+        #: what has left something for which others may wait
+        self.freed: deque[Delivery] = deque()
         #: monotonic seconds when acknowledgements leave that wait for company
         self.leave_at: float | None = None
 
@@ -49,6 +51,10 @@ class Settlements:
         """What leaves now: deliveries to acknowledge, and calls."""
         self.leave_at = None
         return _drained(self.acks), _drained(self.calls)
+
+    def take_freed(self) -> list[Delivery]:
+        """What has left something since this was last asked."""
+        return _drained(self.freed)
 
     def take_marks(self) -> list[Delivery]:
         """What leaves now to be marked."""

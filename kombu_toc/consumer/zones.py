@@ -44,7 +44,10 @@ class PreferredSlots:
         return cls(preference) if preference else None
 
     def own(self, topic: Topic) -> frozenset[int]:
-        """The slots of a topic that are taken first; none if all are alike."""
+        """The slots of a topic that are taken first; none if all are alike. They are where what may
+        start of one depends on the others."""
+        if topic.declaration.lanes and topic.counts_together:
+            return frozenset()
         place = topic.name, topic.slot_span
         known = self._own.get(place)
         if known is None:

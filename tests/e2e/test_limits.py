@@ -20,17 +20,23 @@ from .nodes import Worker
 StartWorkers = Callable[..., list[Worker]]
 
 
-def give_places(toc: kombu_toc.TimeoutCenter) -> None:
-    topic = toc.topic("celery")
-    for n in range(topic.slots):
-        slot = topic.slot(n)
-        for store in slot.stores:
-            for id in toc.client.zrange(store, 0, -1):
-                toc.client.hset(slot.tokens, id, ";p1")
+def taken(toc: kombu_toc.TimeoutCenter, queue: str = "celery") -> int:
+    """How many places are taken."""
+    topic = toc.topic(queue)
+    return sum(int(toc.client.hget(topic.slot(n).busy, "") or 0) for n in range(topic.slots))
 
 
-def in_flight(toc: kombu_toc.TimeoutCenter) -> int:
-    return toc.counts("celery").in_flight
+def nothing_is_left(toc: kombu_toc.TimeoutCenter) -> bool:
+    return toc.counts("celery")[:3] == (0, 0, 0) and not taken(toc) and not marked(toc)
+
+
+def most_at_once(entries: list[dict[str, Any]]) -> int:
+    """How many of the tasks ran at once, by what e2e.told and e2e.late_ack write down."""
+    run = most = 0
+    for entry in sorted(entries, key=lambda entry: entry["by_redis"]):
+        run += -1 if entry["name"].endswith("-done") else 1
+        most = max(most, run)
+    return most
 
 
 def marked(toc: kombu_toc.TimeoutCenter) -> list[str]:
@@ -51,10 +57,9 @@ def test_a_place_is_held_until_the_task_has_ended_however(
     pool: str,
 ) -> None:
     def send(name: str, *args: Any, **options: Any) -> Any:
-        sent = app.tasks[f"e2e.{name}"].apply_async(args, countdown=0.7, **options)
-        give_places(toc)
-        return sent
+        return app.tasks[f"e2e.{name}"].apply_async(args, **options)
 
+    toc.declare("celery", concurrency=10)
     [worker] = start_workers(1, *POOLS[pool])
     send("nap", "early", 1.5)
     send("late_ack", "late", 1.5)
@@ -62,7 +67,7 @@ def test_a_place_is_held_until_the_task_has_ended_however(
     if pool != "solo":
         wait_until(lambda: len(marked(toc)) == 1, 1.4, what=worker.logs)
     journal.wait_for("late-done", 1)
-    wait_until(lambda: in_flight(toc) == 0, what=worker.logs)
+    wait_until(lambda: taken(toc) == 0, what=worker.logs)
     for name, args in (
         ("fail", ()),
         ("fail_late", ()),
@@ -77,8 +82,7 @@ def test_a_place_is_held_until_the_task_has_ended_however(
     ):
         send(name, *args)
     journal.wait_for("again", 6)
-    wait_until(lambda: toc.counts("celery")[:3] == (0, 0, 0), what=worker.logs)
-    assert marked(toc) == []
+    wait_until(lambda: nothing_is_left(toc), what=worker.logs)
 
 
 @pytest.mark.parametrize("how", ["soft", "hard", "killed", "terminated"])
@@ -90,20 +94,19 @@ def test_a_place_is_free_when_its_process_is_ended(
     how: str,
 ) -> None:
     limit = {"soft": {"soft_time_limit": 1}, "hard": {"time_limit": 1}}.get(how, {})
+    toc.declare("celery", concurrency=10)
     [worker] = start_workers(1, *POOLS["prefork"])
     sent = [
-        app.tasks[f"e2e.{name}"].apply_async((name, 60), countdown=0.7, **limit)
-        for name in ("nap", "late_ack")
+        app.tasks[f"e2e.{name}"].apply_async((name, 60), **limit) for name in ("nap", "late_ack")
     ]
-    give_places(toc)
     pids = [journal.wait_for(name, 1)[0]["pid"] for name in ("nap", "late_ack")]
-    assert in_flight(toc) == 2
+    assert taken(toc) == 2
     for one, pid in zip(sent, pids, strict=True):
         if how == "killed":
             os.kill(pid, signal.SIGKILL)
         elif how == "terminated":
             one.revoke(terminate=True)
-    wait_until(lambda: in_flight(toc) == 0, what=worker.logs)
+    wait_until(lambda: taken(toc) == 0, what=worker.logs)
     assert marked(toc) == []
 
 
@@ -115,18 +118,18 @@ def test_while_a_worker_waits_for_its_tasks_to_end_each_leaves_its_place(
     toc: kombu_toc.TimeoutCenter,
     pool: str,
 ) -> None:
+    toc.declare("celery", concurrency=10)
     [worker] = start_workers(1, *POOLS[pool])
-    app.tasks["e2e.nap"].apply_async(("short", 2), countdown=0.7)
-    app.tasks["e2e.nap"].apply_async(("long", 6), countdown=0.7)
-    give_places(toc)
+    app.tasks["e2e.nap"].apply_async(("short", 2))
+    app.tasks["e2e.nap"].apply_async(("long", 6))
     journal.wait_for("short", 1)
     journal.wait_for("long", 1)
     wait_until(lambda: len(marked(toc)) == 2, 1)
     os.kill(worker.container.pid, signal.SIGTERM)
-    wait_until(lambda: in_flight(toc) == 1, 5, what=worker.logs)
+    wait_until(lambda: taken(toc) == 1, 5, what=worker.logs)
     assert worker.container.status == "running"
     worker.teardown()
-    assert in_flight(toc) == 0
+    assert taken(toc) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGTERM], ids=["cold", "warm"])
@@ -139,13 +142,13 @@ def test_a_worker_that_ends_leaves_no_place_behind(
     pool: str,
     number: int,
 ) -> None:
+    toc.declare("celery", concurrency=10)
     [worker] = start_workers(1, *POOLS[pool])
-    app.tasks["e2e.nap"].apply_async(("short", 2), countdown=0.7)
-    give_places(toc)
+    app.tasks["e2e.nap"].apply_async(("short", 2))
     journal.wait_for("short", 1)
     wait_until(lambda: len(marked(toc)) == 1, 1)
     worker.container.kill(number)
-    assert (in_flight(toc), marked(toc)) == (0, []), worker.logs()
+    assert (taken(toc), marked(toc)) == (0, []), worker.logs()
 
 
 def test_places_are_freed_although_the_connection_was_cut_meanwhile(
@@ -155,10 +158,62 @@ def test_places_are_freed_although_the_connection_was_cut_meanwhile(
     toc: kombu_toc.TimeoutCenter,
     client: redis.Redis,
 ) -> None:
+    toc.declare("celery", concurrency=10)
     [worker] = start_workers(1, *POOLS["prefork"])
-    app.tasks["e2e.nap"].apply_async(("short", 2), countdown=0.7)
-    give_places(toc)
+    app.tasks["e2e.nap"].apply_async(("short", 2))
     journal.wait_for("short", 1)
     client.client_kill_filter(_type="normal", skipme=True)
-    wait_until(lambda: in_flight(toc) == 0, 5, what=worker.logs)
+    wait_until(lambda: taken(toc) == 0, 5, what=worker.logs)
     assert marked(toc) == []
+
+
+def test_no_more_run_at_once_than_the_queue_allows_over_all_workers(
+    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
+) -> None:
+    """Acknowledged before they run, or after"""
+    toc.declare("celery", concurrency=3)
+    for i in range(24):
+        app.tasks["e2e.told" if i % 2 else "e2e.late_ack"].delay(f"run-{i}", 0.1)
+    start_workers(2, *POOLS["prefork"])
+    entries = journal.wait_for("run-", 48)
+    assert most_at_once(entries) == 3
+    wait_until(lambda: nothing_is_left(toc))
+
+
+def test_a_worker_takes_no_more_of_a_limited_queue_than_it_can_start(
+    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
+) -> None:
+    toc.declare("celery", concurrency=10)
+    for i in range(8):
+        app.tasks["e2e.late_ack"].delay(f"run-{i}", 0.3)
+    start_workers(1, "-P", "prefork", "-c", "2")
+    seen = set()
+    while len(journal.entries("run-")) < 16:
+        seen.add(toc.counts("celery").in_flight)
+    assert max(seen) == 2
+
+
+def test_what_a_killed_worker_ran_leaves_its_place_when_its_lease_ends(
+    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
+) -> None:
+    """Acknowledged before: it does not run again. Acknowledged after: it does, in its place."""
+    toc.declare("celery", concurrency=1, visibility=2)
+    [first] = start_workers(1, *POOLS["prefork"])
+    for name in ("nap", "late_ack"):
+        done = f"{name}-done" if name == "late_ack" else "after-nap"
+        app.tasks[f"e2e.{name}"].delay(f"long-{name}", 60)
+        journal.wait_for(f"long-{name}", 1)
+        wait_until(lambda: taken(toc) == 1)
+        others = start_workers(1, *POOLS["prefork"])
+        app.tasks["e2e.note"].delay(done)
+        _, *children = first.container.processes()
+        first.container.kill()
+        for child in children:
+            child.kill()
+        if name == "nap":
+            journal.wait_for(done, 1)
+            assert len(journal.entries("long-nap")) == 1
+            [first] = others
+        else:
+            journal.wait_for("long-late_ack", 2)
+    assert taken(toc) == 1

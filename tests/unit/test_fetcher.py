@@ -21,6 +21,7 @@ from kombu_toc.consumer.fetcher import (
     may_recover,
     split_over_slots,
 )
+from kombu_toc.model.topic import Declaration, Topic
 
 from .consumers import MS, consumer, delivery, popped, topic_of
 
@@ -349,3 +350,62 @@ def test_a_node_that_cannot_be_asked_is_asked_again_after_a_while() -> None:
     state.pending.forget("a")
     fetch.miss(state, pop, 200.0)  # cancelled meanwhile
     assert not state.pending.slots
+
+
+# -- limited queues
+
+
+def limited_topic(name: str, slot: int = 0) -> Topic:
+    said = {"l": {"concurrency": 3}, "k": {"key_rate": "10/s"}}.get(name, {})
+    return Topic(name, Declaration.of(name, slots=8, **said), "toc:")
+
+
+def limiting(clustered: bool = False) -> Fetcher:
+    return Fetcher(Settings(), clustered, limited_topic, jitter=lambda: 0.5)
+
+
+def test_of_a_limited_queue_nothing_is_fetched_ahead() -> None:
+    fetch, state = limiting(), consumer("a", "l", free=2, ahead=6)
+    settled(fetch, state)
+    for topic in ("a", "l"):
+        state.pending.ask_for_backlog(topic)
+    both = {name: limits for name, _, *limits in asked(plan(fetch, state))}
+    assert both["l"] == [1, 1]
+    assert both["a"][0] == 1 < both["a"][1]
+
+
+def test_a_busy_consumer_leaves_a_limited_queue_to_others_until_a_process_is_free() -> None:
+    fetch, state = limiting(), consumer("l", free=2, ahead=6)
+    settled(fetch, state)
+    state.pending.ask_for_backlog("l")
+    sink: Any = state.sink
+    sink.free, state.last_free = 0, -1  # a task has ended, and more may be queued
+    found = plan(fetch, state)
+    assert found is None or asked(found) == []
+    sink.free = 1
+    assert asked(plan(fetch, state)) == [("l", None, 1, 1)]
+
+
+def test_a_queue_that_is_limited_as_a_whole_is_asked_as_a_whole_and_others_by_slot() -> None:
+    fetch, state = limiting(), consumer("l", "k")
+    settled(fetch, state)
+    for topic in ("l", "k"):
+        state.pending.ask(topic, 3)
+    state.due_claims.update(dict.fromkeys([("l", 0, 1), ("l", 3, 2), ("k", 3, 2)]))
+    found = plan(fetch, state)
+    assert asked(found) == [("l", None, 2, 2), ("k", {3}, 2, 2)]
+    assert found is not None
+    assert [sorted(pop.claims) for pop in found.pops] == [
+        [("l", 0, 1), ("l", 3, 2)],
+        [("k", 3, 2)],
+    ]
+    assert not state.due_claims
+
+
+def test_what_a_rate_lets_start_in_a_moment_is_due_then() -> None:
+    now = 1_700_000_000_000_000
+    late = delivery(due_ms=now // 1000 - 50)
+    result = popped(now, late, late._replace(start_us=now + 7_000))
+    for sent_us in (0, now - 300):
+        dues = [entry[0] for entry in due_entries(consumer("a"), result, sent_us, 1, 1)]
+        assert dues == [sent_us, now + 7_000]

@@ -44,6 +44,15 @@ def test_of_a_topic_that_has_none_or_all_of_them_all_slots_are_alike(
     assert not preferred.is_foreign(topic(slots=1), 0)
 
 
+def test_of_a_topic_that_is_limited_as_a_whole_all_slots_are_alike() -> None:
+    """What may start of one depends on the others. Of one whose keys are limited it does not."""
+    preferred = PreferredSlots((0, 1))
+    whole, keys = ({"rate": "9/s"}, {"key_rate": "9/s"})
+    said = [Declaration.of("mail", slots=8, **limits) for limits in (whole, keys)]
+    topics = [Topic("mail", declaration, "toc:") for declaration in said]
+    assert [preferred.own(one) for one in topics] == [frozenset(), {0, 1}]
+
+
 def test_a_preference_may_be_for_some_topics_only(caplog: pytest.LogCaptureFixture) -> None:
     preferred = PreferredSlots({"mail": (6, 7, 8)})
     with caplog.at_level(logging.WARNING):
