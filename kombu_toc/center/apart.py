@@ -12,12 +12,13 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError
 
 from ..model.results import Delivery, Popped
 from ..model.topic import Topic
+from ..scripts.call import ScriptCall
 from .commands import Commands, divide_evenly
 from .context import Context
 from .leases import Leases
@@ -162,7 +163,8 @@ class _Pop:
         # More than its share, so that it is seldom asked again.
         most = max(min(left, 4 * left // len(numbers) + 4, MOST_HEADS), 1)
         calls = [
-            self._commands.look(
+            look_call(
+                self._commands,
                 self._topic,
                 self._request._replace(
                     name=self._names.next(),
@@ -213,6 +215,18 @@ class _Pop:
             found[number] = part
             self._parts.append(part)
         return found
+
+
+def look_call(commands: Commands, topic: Topic, request: PopRequest) -> ScriptCall:
+    """Pop nothing: roll back what has ended, and find out what the next pop would deliver. Result:
+    :class:`Popped`, and step index and score of each of these, up to `heads`."""
+    call = commands.pop(topic, request._replace(ready_limit=0))
+
+    def parse(raw: list[Any]) -> tuple[Popped, list[tuple[int, int]]]:
+        flat = raw[1] if isinstance(raw[1], list) else ()
+        return call.parse(raw), list(zip(flat[::2], flat[1::2], strict=True))
+
+    return call._replace(parse=parse)
 
 
 def divided(heads: Mapping[int, Heads], left: int) -> tuple[dict[int, int], int | None]:

@@ -21,7 +21,7 @@ from ..model.topic import Topic
 from ..scripts.call import ScriptCall, texts, when_of
 from ..scripts.loader import load
 from .context import Context
-from .replies import read_deliveries, read_put, read_put_many, read_reject, read_settled
+from .replies import read_deliveries, read_put, read_reject, read_settled
 from .requests import REMEMBER, PopRequest, PutRequest
 
 #: Expired leases that one pop rolls back per slot, at most.
@@ -102,25 +102,6 @@ class Commands:
         if traits or expires:
             keys, args = (*keys, slot.tokens), (*args, traits)  # type: ignore[assignment]
         return self._announcing(topic, "put", keys, args, partial(read_put, self._counts(topic)))
-
-    def put_many(
-        self, topic: Topic, slot: Slot, step: int, number: int, flat: Sequence[Any], width: int = 3
-    ) -> ScriptCall:
-        """Add messages of one slot and one priority step, in their order. No two have one id.
-        Result: :class:`PutTogether`.
-
-        step: index of the priority step
-        number: how many
-        flat: of each its id, its body, and its time as :func:`.scripts.call.when_of` gives it;
-            and its traits, if `width` is 4
-        """
-        return self._announcing(
-            topic,
-            "put_many",
-            (slot.stores[step], slot.body, slot.announced_times, slot.sent(""), slot.tokens),
-            (slot.number, topic.declaration.keys_ms, width, *flat),
-            partial(read_put_many, self._counts(topic), number),
-        )
 
     # -- consumers
 
@@ -232,17 +213,6 @@ class Commands:
             int(visibility is not None),
         )
         return ScriptCall(load("recall"), keys, args, parse)
-
-    def look(self, topic: Topic, request: PopRequest) -> ScriptCall:
-        """Pop nothing: roll back what has ended, and find out what the next pop would deliver.
-        Result: :class:`Popped`, and step index and score of each of these, up to `heads`."""
-        call = self.pop(topic, request._replace(ready_limit=0))
-
-        def parse(raw: list[Any]) -> tuple[Popped, list[tuple[int, int]]]:
-            flat = raw[1] if isinstance(raw[1], list) else ()
-            return call.parse(raw), list(zip(flat[::2], flat[1::2], strict=True))
-
-        return call._replace(parse=parse)
 
     def find_due(self, topics: Sequence[str], also: Sequence[str] = ()) -> ScriptCall:
         """Find topics that have due messages that nobody has claimed. Result: their indexes.

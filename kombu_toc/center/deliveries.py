@@ -19,7 +19,7 @@ from .context import Context
 from .leases import Leases
 from .lookup import Lookup
 from .picking import LOOK, Choice, Picking
-from .put_many import PutMany
+from .put_many import PutMany, PutNames
 from .receipts import SLOT, Given, Receipts, delivery_of, message_of
 from .registry import Registry
 from .requests import REMEMBER, NewMessage, PopRequest, PutRequest
@@ -55,6 +55,7 @@ class Deliveries:
         #: told the messages that are acknowledged, rejected or released, before they are
         self.on_settled: list[Callable[[Sequence[Delivery]], None]] = []
         self.names = PopNames()
+        self._put_names = PutNames(PopNames().next)
         self._picking = Picking(runner, registry, context, lookup, scan, self.names.next)
         self._apart = Apart(runner, context, commands, leases, self.names)
 
@@ -145,6 +146,8 @@ class Deliveries:
         Messages with one action time and priority keep the order of the list, but for those whose
         id another live message has: they are put after the others. A message that is there
         already, with the same bytes, is not added again: so a list may be repeated after an error.
+        If the same center repeats it within a minute, what was consumed meanwhile is not added
+        again either.
 
         Raises MessageError, ActionTimeError or TraitError if a message cannot be put, and says
         which one: then none is. Raises PutManyError if some were not put, or perhaps not; its
@@ -152,7 +155,7 @@ class Deliveries:
         PriorityStepsError as :meth:`declare`.
         """
         declared = self._registry.agreed(self._registry.topic(topic))
-        many = PutMany(self._commands, declared, messages)
+        many = PutMany(self._context, self._commands, declared, messages, self._put_names)
         for id, basis in many.admitted():
             self._registry.admit(declared, id, basis)
         while calls := many.next_calls():

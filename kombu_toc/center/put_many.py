@@ -5,16 +5,22 @@ Nothing here asks a server: whoever sends the calls gives back the results.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, cast
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 from ..errors import ActionTimeError, MessageError, PutManyError, ReplicationError, ServerError
+from ..model.keys import Slot
 from ..model.results import Put, PutTogether
 from ..model.topic import Topic, slot_of
 from ..model.traits import traits_of
 from ..scripts.call import ScriptCall, microseconds, when_of
 from .commands import Commands
-from .requests import NewMessage, PutRequest
+from .context import Context
+from .replies import read_put_many
+from .requests import REMEMBER, NewMessage, PutRequest
 
 #: Messages, and bytes of their bodies, that one call adds: no call may keep the server busy for
 #: long. A longer body goes alone.
@@ -26,6 +32,9 @@ MESSAGES_TOGETHER = 20_000
 BYTES_TOGETHER = 8_000_000
 
 _FIELDS = frozenset(NewMessage._fields)
+
+#: Where a message goes that is put alone, as its call's digest has it.
+APART = ("apart",)
 
 #: The last fields of a message without traits.
 _NONE = [None, None, None]
@@ -52,6 +61,107 @@ class _Batch:
         self.traits: dict[int, str] = {}
 
 
+#: What a call is remembered by at the server: a producer, and the call's name.
+Publish = tuple[str, str]
+
+
+def put_many_call(
+    context: Context,
+    topic: Topic,
+    slot: Slot,
+    step: int,
+    flat: Sequence[Any],
+    width: int = 3,
+    publish: Publish = ("", ""),
+) -> ScriptCall:
+    """Add messages of one slot and one priority step, in their order. No two have one id.
+    Result: :class:`PutTogether`.
+
+    step: index of the priority step
+    flat: of each its id, its body, and its time as :func:`.scripts.call.when_of` gives it; and its
+        traits, if `width` is 4
+    publish: (producer, name of this call): a repeated call adds nothing
+    """
+    producer, name = publish
+    expires = topic.declaration.keys_ms
+    if expires:  # what goes away by itself leaves nothing behind
+        name = ""
+    return context.announcing(
+        topic,
+        "put_many",
+        (
+            slot.stores[step],
+            slot.body,
+            slot.announced_times,
+            slot.sent(f"many:{producer}"),
+            slot.tokens,
+        ),
+        (slot.number, expires, width, name, REMEMBER, *flat),
+        partial(read_put_many, context.counts(topic), len(flat) // width),
+    )
+
+
+#: Calls without a reply that are kept in mind, at most.
+MOST_LOST = 1000
+
+
+class PutNames:
+    """Names of the calls of one center's lists. A call whose reply was lost keeps its name for a
+    minute: if the same messages are put again, the server knows what it has added already.
+
+    next: makes a name that no other has: a producer, a dot and a number
+    clock: monotonic seconds
+    """
+
+    def __init__(
+        self, next: Callable[[], str], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._next = next
+        self._clock = clock
+        #: what a call has -> its name, and until when it is kept
+        self._lost: dict[bytes, tuple[Publish, float]] = {}
+
+    def name(self, make: Callable[[], bytes], place: int | None = None) -> Publish:
+        """The name of a call.
+
+        make: makes the digest of what it has; called only if replies were lost
+        place: its number among calls that each have a memory of their own
+        """
+        if self._lost:
+            kept = self._lost.pop(make(), None)
+            if kept is not None and kept[1] >= self._clock():
+                return kept[0]
+        producer, _, number = self._next().rpartition(".")
+        return (producer if place is None else f"{producer}+{place}"), number
+
+    def __bool__(self) -> bool:
+        """Whether any replies were lost."""
+        return bool(self._lost)
+
+    def __contains__(self, digest: bytes) -> bool:
+        """Whether the reply to such a call was lost."""
+        return digest in self._lost
+
+    def lose(self, digest: bytes, name: Publish) -> None:
+        """A call with that name may have run or not."""
+        while len(self._lost) >= MOST_LOST:
+            self._lost.pop(next(iter(self._lost)))
+        self._lost[digest] = name, self._clock() + REMEMBER
+
+
+class _Sent(NamedTuple):
+    """A call that is on its way.
+
+    numbers: the places of its messages in the list
+    name: what it is remembered by
+    digest: makes the digest of what it has
+    """
+
+    numbers: list[int]
+    name: Publish
+    digest: Callable[[], bytes]
+
+
 class PutMany:
     """A put of many messages: send what :meth:`next_calls` returns and give the results to
     :meth:`take`, until there are no more calls; then :meth:`finish` has what became of each.
@@ -61,10 +171,14 @@ class PutMany:
 
     def __init__(
         self,
+        context: Context,
         commands: Commands,
         topic: Topic,
         messages: Iterable[NewMessage | Mapping[str, Any] | tuple[Any, ...]],
+        names: PutNames,
     ) -> None:
+        self._names = names
+        self._context = context
         self._commands = commands
         self._topic = topic
         self._messages = _read(messages)
@@ -75,8 +189,7 @@ class PutMany:
         self._with_basis: NewMessage | None = None
         self._batches: Iterator[_Batch] = iter(self._divided())
         self._ahead: _Batch | None = None
-        #: what is on its way: the places of the messages of each call
-        self._sent: list[list[int]] = []
+        self._sent: list[_Sent] = []  #: what is on its way
         self._error: Exception | None = None
         self._shortage: Exception | None = None
 
@@ -102,16 +215,33 @@ class PutMany:
         return calls or self._next_apart()
 
     def _call(self, batch: _Batch) -> ScriptCall:
-        self._sent.append(batch.numbers)
         topic = self._topic
         numbers, flat, width = batch.numbers, batch.flat, 3
+        sent = self._leaves(numbers, partial(self._digest, (batch.slot, batch.step), numbers))
         if batch.traits:
             traits = (batch.traits.get(number, "") for number in numbers)
             rows = zip(flat[::3], flat[1::3], flat[2::3], traits, strict=True)
             flat, width = [value for row in rows for value in row], 4
-        return self._commands.put_many(
-            topic, topic.slot(batch.slot), batch.step, len(numbers), flat, width
-        )
+        slot = topic.slot(batch.slot)
+        return put_many_call(self._context, topic, slot, batch.step, flat, width, sent.name)
+
+    def _leaves(
+        self, numbers: list[int], digest: Callable[[], bytes], place: int | None = None
+    ) -> _Sent:
+        """A call with these messages is on its way."""
+        sent = _Sent(numbers, self._names.name(digest, place), digest)
+        self._sent.append(sent)
+        return sent
+
+    def _digest(self, where: Sequence[object], numbers: Iterable[int]) -> bytes:
+        """Tells a call from those with other messages."""
+        topic = self._topic
+        made = hashlib.sha256(repr((topic.name, topic.declaration.slots, *where)).encode())
+        for number in numbers:
+            message = self._messages[number]
+            made.update(repr((message.id, len(message.body), *message[2:])).encode())
+            made.update(message.body)
+        return made.digest()
 
     def _next_apart(self) -> list[ScriptCall]:
         calls: list[ScriptCall] = []
@@ -125,11 +255,14 @@ class PutMany:
             if calls and bytes > BYTES_TOGETHER:
                 break
             at_us, delay_us = microseconds(at), microseconds(delay)
-            request = PutRequest(id, body, at_us, delay_us, basis, priority, token)
+            digest = partial(self._digest, APART, (number,))
+            producer, name = self._leaves([number], digest, len(calls)).name
+            publish = f"many:{producer}", name
+            request = PutRequest(id, body, at_us, delay_us, basis, priority, token, publish=publish)
             if own != _NONE:
                 request = request._replace(traits=_traits(number, message))
             calls.append(self._commands.put(self._topic, request))
-            self._sent.append([self._apart.pop()])
+            self._apart.pop()
         return calls
 
     def take(self, results: Iterable[Any], shortage: Exception | None = None) -> None:
@@ -139,7 +272,8 @@ class PutMany:
         """
         self._shortage = self._shortage or shortage
         put, messages = self._results, self._messages
-        for numbers, result in zip(self._sent, results, strict=True):
+        for sent, result in zip(self._sent, results, strict=True):
+            numbers = sent.numbers
             if isinstance(result, PutTogether):
                 now = result.now_us
                 for number in numbers:
@@ -154,6 +288,7 @@ class PutMany:
                     put[number] = result
                 if isinstance(result, Exception):
                     self._error = self._error or result
+                    self._names.lose(sent.digest(), sent.name)
         self._sent = []
 
     def fail(self, error: Exception) -> None:
@@ -194,13 +329,15 @@ class PutMany:
         made: list[_Batch] = []
         begun: dict[tuple[int, int], _Batch] = {}
         ids: set[str] = set()
+        lost = self._names if self._names else None  # mostly none are
         for number, message in enumerate(self._messages):
             id, body, at, delay, basis, priority, _, *own = message
             if basis is not None and basis != id and self._with_basis is None:
                 self._with_basis = message
             traits = "" if own == _NONE else _traits(number, message)
             when = _when(number, id, at, delay)
-            if id in ids:
+            # One that was put alone is repeated alone.
+            if id in ids or (lost is not None and self._digest(APART, (number,)) in lost):
                 apart.append(number)
                 continue
             ids.add(id)

@@ -1,37 +1,44 @@
 -- Adds messages of one slot and one priority step, each as put.lua does, in their order.
 --
--- KEYS[1] store   KEYS[2] body   KEYS[3] armed   KEYS[4] a key that nobody uses
+-- KEYS[1] store   KEYS[2] body   KEYS[3] armed   KEYS[4] the producer's latest calls
 -- KEYS[5] tokens   KEYS[6] wake index, if it is on this node
 -- ARGV[1] slot number   ARGV[2] milliseconds after which the slot goes away unless something is put
 --         again, or 0   ARGV[3] how many values a message has: 3, or 4
--- ARGV[4...] per message: its id, its envelope, its action time in microseconds, '+N' for N
+-- ARGV[4] name of this call, or '' if it is not remembered   ARGV[5] seconds it is
+-- ARGV[6...] per message: its id, its envelope, its action time in microseconds, '+N' for N
 --         microseconds from now, or '' for now; and its traits as token.lua has them, or ''
 -- Returns {now in microseconds, which were there already, which were not added because another
 --          message has their id, announcements, settled}; which: their numbers, from 0
 --
 -- A copy is recorded in a key of its id, which this script does not have: the caller adds it with
 -- put.lua. No two messages of a call have one id. A server that is full refuses the whole call.
+-- A call that is repeated because its reply was lost adds nothing, whatever has become of its
+-- messages; it is remembered only if it added all that was not there.
 --@ clock admitted wake spread
 
-local store, body, armed, nothing, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[6]
+local store, body, armed, sent, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[6]
 local tokens, ttl, width = KEYS[5], tonumber(ARGV[2]), tonumber(ARGV[3])
+local name, known = ARGV[4], ARGV[4] ~= '' and redis.call('GET', KEYS[4]) or ';'
+local repeated = name ~= '' and string.find(known, ';' .. name .. ';', 1, true)
 local now = clock()
 
 -- First what writes nothing: a user who may not run one of these commands leaves nothing half done.
 local there, taken, new = {}, {}, {}
-for i = 4, #ARGV, width do
+for i = 6, #ARGV, width do
   local id, envelope = ARGV[i], ARGV[i + 1]
   local which = new
-  if redis.call('HEXISTS', body, id) == 1 then
+  if repeated then
+    which = there
+  elseif redis.call('HEXISTS', body, id) == 1 then
     local same = redis.call('HSTRLEN', body, id) == #envelope and redis.call('HGET', body, id) == envelope
     which = same and there or taken
   end
-  which[#which + 1] = (i - 4) / width
+  which[#which + 1] = (i - 6) / width
 end
 
 local latest, score, earliest -- of the message before: its action time and its score
 for n = 1, #new do
-  local i = width * new[n] + 4
+  local i = width * new[n] + 6
   local id, when, us = ARGV[i], ARGV[i + 2], now
   if when ~= '' then
     us = tonumber(when)
@@ -56,7 +63,10 @@ for n = 1, #new do
   if not earliest or us < earliest then earliest = us end
 end
 
+-- As many as leave together, and more; the oldest are cut.
+local names = string.sub(#taken == 0 and not repeated and ';' .. name .. known or known, 1, 2000)
 if earliest then
+  if name ~= '' then redis.call('SET', sent, names, 'EX', ARGV[5]) end
   announce_if_first(wake, armed, ARGV[1], earliest, now)
   if ttl > 0 then
     for i = 1, 3 do
@@ -67,8 +77,8 @@ if earliest then
 else
   -- Something is written, so that WAIT waits for what was added before; first what takes no memory,
   -- because Redis refuses what does when it is full, but not after a script's first write.
-  redis.call('PERSIST', nothing)
-  redis.call('SET', nothing, '')
-  redis.call('DEL', nothing)
+  redis.call('PERSIST', sent)
+  redis.call('SET', sent, names, 'EX', math.max(1, tonumber(ARGV[5])))
+  if name == '' then redis.call('DEL', sent) end
 end
 return {now, there, taken, said, unsaid}

@@ -17,11 +17,11 @@ def now_us(client: redis.Redis) -> int:
 
 
 def residue(client: redis.Redis) -> list[str]:
-    """Every key but the table of topics, what was counted, and what a pop that has waited was
-    given, which goes by itself within a minute: what a drained server may not have."""
+    """Every key but the table of topics, what was counted, and the memory of pops that have waited
+    and of lists, which goes by itself within a minute: what a drained server may not have."""
     left = []
     for key in client.scan_iter():
-        if b"}:sent:to:" in key:
+        if b"}:sent:to:" in key or b"}:sent:many:" in key:
             assert client.ttl(key) in (-2, *range(61))  # or gone by now
         elif not key.endswith(b"}:topics") and not _counts(client, key):
             left.append(key.decode())

@@ -9,6 +9,7 @@ import pytest
 from redis.crc import key_slot
 
 from kombu_toc.center.admin_commands import PURGE_STEP, AdminCommands, Place
+from kombu_toc.center.apart import look_call
 from kombu_toc.center.burying import bury_call
 from kombu_toc.center.commands import (
     ACKS_PER_CALL,
@@ -24,6 +25,7 @@ from kombu_toc.center.commands import (
 from kombu_toc.center.context import Context
 from kombu_toc.center.marking import mark_calls
 from kombu_toc.center.picking import PickRequest, Wanted, pick_call
+from kombu_toc.center.put_many import put_many_call
 from kombu_toc.center.recurring import RecurringCommands, ScheduleChange
 from kombu_toc.center.requests import PopRequest, PutRequest
 from kombu_toc.errors import ActionTimeError
@@ -81,10 +83,10 @@ def every_call(made: Made) -> list[ScriptCall]:
     held = [made.delivery(slot % 4, f"m{slot}#{slot}") for slot in range(8)]
     return [
         commands.put(topic, PutRequest("a", b"body", basis="other", publish=("me", "1"))),
-        commands.put_many(topic, slot, 0, 2, ["a", b"", "", "b", b"", "+5"]),
+        put_many_call(made.context, topic, slot, 0, ["a", b"", "", "b", b"", "+5"]),
         commands.pop(topic, PopRequest("me.1", [1], ready_limit=5, recover=7)),
         commands.recall(topic, [1], "me.1"),
-        commands.look(topic, PopRequest("me.1", [1], heads=10)),
+        look_call(commands, topic, PopRequest("me.1", [1], heads=10)),
         pick_call(made.context, topic, slot, PickRequest("me.2", [Wanted("a")], 1, 100)),
         admin.vacate(topic, slot),
         *commands.reannounce(topic, [(0, 1), (1, 2), (3, 4)]),
@@ -198,7 +200,7 @@ def test_only_an_added_message_counts(made: Made) -> None:
 
 
 def test_what_is_put_together_is_counted_but_for_what_was_not_added(made: Made) -> None:
-    call = made.commands.put_many(made.topic, made.topic.slot(2), 1, 5, ["a", b"", ""] * 5)
+    call = put_many_call(made.context, made.topic, made.topic.slot(2), 1, ["a", b"", ""] * 5)
     assert call.keys[0] == made.topic.slot(2).stores[1]
     assert call.parse([77, [1], [0, 4], [], []]) == PutTogether(77, [1], [0, 4])
     assert made.counted.put == 2
