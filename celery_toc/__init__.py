@@ -13,11 +13,26 @@ if TYPE_CHECKING:
 
     from .app.task import Task as Task
     from .app.task_center import TaskCenter as TaskCenter
+    from .schedules.errors import ScheduleError as ScheduleError
+    from .schedules.errors import UnknownScheduleError as UnknownScheduleError
+    from .schedules.schedules import Schedules as Schedules
+    from .schedules.view import Firing as Firing
+    from .schedules.view import Listed as Listed
+    from .schedules.view import Schedule as Schedule
 
 #: Public names that are loaded when they are first used, and the module each lives in.
-_PLACES = {"Task": "app.task", "TaskCenter": "app.task_center"}
+_PLACES = {
+    "Task": "app.task",
+    "TaskCenter": "app.task_center",
+    "Firing": "schedules.view",
+    "Listed": "schedules.view",
+    "Schedule": "schedules.view",
+    "ScheduleError": "schedules.errors",
+    "Schedules": "schedules.schedules",
+    "UnknownScheduleError": "schedules.errors",
+}
 
-__all__ = ("__version__", "timeout_center", "Task", "TaskCenter")
+__all__ = ("__version__", "timeout_center", *_PLACES)
 
 
 def timeout_center(app: Celery, **options: Any) -> TaskCenter:

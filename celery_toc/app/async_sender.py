@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,9 @@ from .task_center import TaskCenter
 
 if TYPE_CHECKING:
     from celery import Celery
+
+    from ..schedules.schedules import Schedules
+    from ..schedules.view import Schedule
 
 #: Tasks of an event loop that are being sent at a time. The others wait for their turn, so that a
 #: loop in which thousands are sent still turns.
@@ -45,12 +48,47 @@ class AsyncTaskCenter:
     def __repr__(self) -> str:
         return f"<AsyncTaskCenter over {self.tasks!r}>"
 
+    @property
+    def schedules(self) -> AsyncSchedules:
+        """Tasks that run again and again: the methods of :class:`celery_toc.Schedules`, awaited."""
+        return AsyncSchedules(self.tasks.schedules, self._center)
+
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *dir(self.tasks)})
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.tasks, name)
         if name.startswith("_") or not callable(found):
+            return found
+        return partial(self._center.call, _without_center, found)
+
+
+class AsyncSchedules:
+    """The methods of :class:`celery_toc.Schedules`, awaited."""
+
+    def __init__(self, schedules: Schedules, center: kombu_toc.AsyncTimeoutCenter) -> None:
+        self._schedules = schedules
+        self._center = center
+
+    async def put(self, name: str, task: Any, schedule: Any, **options: Any) -> Schedule:
+        """As :meth:`celery_toc.Schedules.put`. Celery makes the message in a thread."""
+        plan = await asyncio.to_thread(self._schedules.plan, name, task, schedule, **options)
+        return await self._center.call(_without_center, self._schedules.keep, plan)
+
+    async def each(self, *, queue: str | None = None) -> AsyncIterator[Schedule]:
+        """Yield all schedules, as :meth:`celery_toc.Schedules.each`."""
+        after = None
+        while True:
+            page = await self.list(queue=queue, after=after)
+            for one in page.schedules:
+                yield one
+            after = page.after
+            if after is None:
+                return
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._schedules, name)
+        if name.startswith("_"):
             return found
         return partial(self._center.call, _without_center, found)
 

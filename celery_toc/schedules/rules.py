@@ -17,6 +17,8 @@ from functools import lru_cache
 from typing import Any, Protocol
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from celery.schedules import solar
+
 from .errors import ScheduleError
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -263,8 +265,6 @@ class Sun:
 
 
 def _solar(event: str, latitude: float, longitude: float, now: datetime) -> Any:
-    from celery.schedules import solar
-
     return solar(event, latitude, longitude, nowfun=lambda: now)
 
 

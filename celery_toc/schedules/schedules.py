@@ -352,7 +352,7 @@ class Schedules:
             )
             line = state.line_of(made.id, now, state.BY_HAND, now)
             change = kombu_toc.ScheduleChange(
-                *(name, one.record, one.record, record.next), put=made, fired=(line,)
+                *(name, one.record, one.record, one.next_us), put=made, fired=(line,)
             )
             if self._recurring.change(one.topic, change).done:
                 return made.id
@@ -441,7 +441,7 @@ def run_step(
             name,
             "" if one is None else one.record,
             _text(name, step),
-            None if record is None else record.next,
+            None if record is None or record.next is None else record.due(name, record.next),
             template,
             "" if step.take_out is None else firing_id(name, step.take_out),
             put,

@@ -9,6 +9,9 @@ is put.
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Callable
 from typing import Any
 
 from celery.utils.log import get_logger
@@ -23,6 +26,15 @@ logger = get_logger(__name__)
 
 #: How often it is tried again because somebody else has changed the schedule meanwhile.
 ATTEMPTS = 20
+
+#: Seconds between two looks for firings that are gone.
+LOOK_INTERVAL = 2.0
+
+#: Microseconds after its time at which it is looked where a firing is.
+GONE_US = 2_000_000
+
+#: Schedules of a page, and pages of a queue that one look reads.
+PAGE, PAGES = 100, 10
 
 #: Microseconds after which a firing that waits for its predecessor looks again.
 LOOK_AGAIN_US = 1_000_000
@@ -47,6 +59,69 @@ def take(recurring: Any, delivery: kombu_toc.Delivery, name: str) -> tuple[str, 
         if step is None or run_step(recurring, delivery.topic, name, one, step, replaces=True).done:
             return verdict, now
     return RUN, now
+
+
+class Followers:
+    """Puts what follows a firing that is gone, although nobody has followed it: its message was
+    cancelled or lost, or whoever was delivered it knows nothing of schedules.
+
+    One process of the fleet looks, the one that keeps all queues up. It reads what is overdue and
+    nothing else, however many schedules there are, and of that so much at a time.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._next = 0.0
+        #: queue -> behind which schedule the last look has ended
+        self._behind: dict[str, tuple[str, str] | None] = {}
+
+    def __call__(
+        self,
+        center: kombu_toc.TimeoutCenter,
+        log: Callable[..., None],
+        goes_on: Callable[[], bool],
+    ) -> None:
+        if self._clock() < self._next:
+            return
+        for queue in center.recurring.topics():
+            if not goes_on():
+                return
+            self._look(center.recurring, queue, log)
+        self._next = self._clock() + LOOK_INTERVAL
+
+    def _look(self, recurring: Any, queue: str, log: Callable[..., None]) -> None:
+        for _ in range(PAGES):
+            behind = self._behind.get(queue)
+            now, page = recurring.page(queue, PAGE, behind, GONE_US)
+            for one in page:
+                if one.state not in (kombu_toc.WAITING, kombu_toc.IN_FLIGHT):
+                    self._follow(recurring, one, now, log)
+            more = len(page) == PAGE
+            self._behind[queue] = kombu_toc.schedule_position(page[-1]) if more else None
+            if not more:
+                return
+
+    def _follow(
+        self, recurring: Any, one: kombu_toc.Scheduled, now: int, log: Callable[..., None]
+    ) -> None:
+        try:
+            record = Record.of_text(one.record)
+            if record.next is None:
+                return
+            _, found = recurring.read(one.topic, [one.name], template=True)
+            step = state.lose(one.name, record, now)
+            if [again.record for again in found] == [one.record] and run_step(
+                recurring, one.topic, one.name, found[0], step, replaces=True
+            ).done:
+                log(
+                    logging.WARNING,
+                    "schedule %s: the message of its firing %s was gone; the next one is put",
+                    *(one.name, state.firing_id(one.name, record.next)),
+                )
+        except kombu_toc.Transport.connection_errors:
+            raise
+        except Exception as exc:
+            log(logging.ERROR, "schedule %s: its next firing cannot be put: %r", one.name, exc)
 
 
 class Firings:

@@ -56,6 +56,7 @@ class TimeoutCenterStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celer
         self._submitted = SubmittedRequests(self._nudge)
         self._shutdown = Shutdown(c, self._submitted, self._consuming)
         self._accepts_early = False
+        self._followers = recurring.Followers()
         if self.enabled:
             with compat.refusing():
                 self._install(c)
@@ -98,6 +99,7 @@ class TimeoutCenterStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celer
             self._shutdown.listen()
         channel.policy = self._policy
         channel.receiver.on_firing = recurring.Firings(channel)
+        channel.lease_keeper.keep_up_also(recurring.Followers, self._followers)
         self._channel, self._consumes = channel, True
         if not self._has_described:  # once, not at every reconnect
             self._has_described = True

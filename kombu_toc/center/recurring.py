@@ -11,7 +11,7 @@ none of them, and on a Cluster a record and its message are on one node.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import ConfigurationError
@@ -293,20 +293,6 @@ class Recurring:
             )
         self._registry.admit(declared, None, SCHEDULE_BASIS)
         self._runner.client.sadd(self._keys.scheduled, topic)
-
-    def overdue(
-        self, topic: str, behind_us: int, limit: int
-    ) -> Iterator[tuple[int, list[Scheduled]]]:
-        """Read, page by page, the schedules whose next firing was to be so many microseconds ago
-        or earlier, and is nowhere: its message was cancelled or lost, or whoever took it knows
-        nothing of schedules. Each page comes with the server's clock."""
-        after = None
-        while True:
-            us, page = self.page(topic, limit, after, behind_us)
-            yield us, [one for one in page if one.state not in ("waiting", "in flight")]
-            if len(page) < limit:
-                return
-            after = schedule_position(page[-1])
 
 
 def schedule_position(one: Scheduled) -> tuple[str, str]:

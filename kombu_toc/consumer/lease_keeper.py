@@ -34,7 +34,7 @@ from .leases import BEATS_PER_LEASE
 from .native_threads import unpatched_threading
 from .pipe import BROKEN
 from .presence import PRESENCE_CHANGE
-from .upkeeper import Upkeeper
+from .upkeeper import Look, Upkeeper
 
 logger = logging.getLogger(__name__)
 
@@ -236,6 +236,10 @@ class LeaseKeeper:
         with self._holdings.lock:
             self._upkeeper.want(who, interval)
         self._thread.beat_within(RETRY_INTERVAL)
+
+    def keep_up_also(self, what: Hashable, look: Look) -> None:
+        """Whenever this process is the one that keeps all topics up, look after this, too."""
+        self._upkeeper.looks[what] = look
 
     def leave_up(self, who: Hashable) -> None:
         """They consume no more."""

@@ -38,6 +38,10 @@ COMPLAIN_AGAIN = 300.0
 _host = socket.gethostname()
 
 
+#: Called with a center, what logs (as `DeferredLog.log`), and what tells whether to go on.
+Look = Callable[[TimeoutCenter, Callable[..., None], Callable[[], bool]], None]
+
+
 class Upkeeper:
     """Takes part in the election, and does the work when elected.
 
@@ -73,6 +77,8 @@ class Upkeeper:
         self._home = Watch()
         #: complaint -> monotonic seconds after which it is made again
         self._complaints: dict[str, float] = {}
+        #: what else the elected process looks after: called after each pass, in this thread
+        self.looks: dict[Hashable, Look] = {}
 
     def want(self, who: Hashable, interval: float) -> None:
         """Somebody consumes here: see to it that the topics are kept up, here or elsewhere, with a
@@ -196,6 +202,8 @@ class Upkeeper:
                     self._complain(topic, "cannot keep queue %s up: %s", topic, error)
                 if upkeep.expires:
                     sweep(center, self._log.log)
+                for look in tuple(self.looks.values()):
+                    look(center, self._log.log, goes_on)
                 self._bell.wait(max(began + election.interval - time.monotonic(), 0.001))
         finally:
             election.resign()

@@ -217,7 +217,9 @@ def stall(name: str, seconds: float, how: str) -> None:
 
 def tick(self: Task, seconds: float = 0.0) -> None:
     """Write down under which id this runs, and when it was to."""
-    write(name=self.request.id, eta=datetime.fromisoformat(self.request.eta).timestamp())
+    info = self.request.delivery_info or {}
+    eta = datetime.fromisoformat(self.request.eta).timestamp()
+    write(name=self.request.id, eta=eta, redelivered=bool(info.get("redelivered")))
     time.sleep(seconds)
     write(name=f"done-{self.request.id}")
 
@@ -227,6 +229,11 @@ if "E2E_SKEW" in os.environ:
     import time_machine
 
     time_machine.travel(time.time() + float(os.environ["E2E_SKEW"]), tick=True).start()
+
+if "E2E_MORTAL" in os.environ:
+    from . import mortal
+
+    mortal.install(float(os.environ["E2E_MORTAL"]))
 
 if "E2E_BROKER" in os.environ:
     app = make_app(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import random
+import time
+from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
@@ -39,3 +43,73 @@ def test_any_worker_carries_a_schedule_on(
     assert all(entry["by_redis"] >= entry["eta"] for entry in ran)
     if pool in ("prefork", "threads"):
         assert len({entry["pid"] for entry in ran}) > 1
+
+
+def test_a_firing_that_is_cancelled_does_not_end_its_schedule(
+    start_workers: StartWorkers, app: Celery, journal: Journal
+) -> None:
+    [worker] = start_workers(1, *POOLS["solo"])
+    center = timeout_center(app)
+    made = center.schedules.put("often", "e2e.tick", timedelta(seconds=2))
+    [cancelled] = center.cancel(made.next_id)
+    assert cancelled.deleted
+    [entry, *_] = journal.wait_for("often@", 1)
+    assert planned(entry["name"]) > made.next
+    history = center.schedules.history("often")
+    assert [one.outcome for one in history if one.id == made.next_id] == ["lost"]
+    assert f"the message of its firing {made.next_id} was gone" in worker.logs()
+
+
+@pytest.mark.parametrize("how", ["by itself, at any command", "by others, at any time"])
+def test_workers_that_are_killed_neither_double_a_firing_nor_miss_one(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+) -> None:
+    """TOC_FIRINGS_SECONDS says for how long workers are killed."""
+    seconds = float(os.environ.get("TOC_FIRINGS_SECONDS", "8"))
+    if how.startswith("by itself"):
+        monkeypatch.setenv("E2E_MORTAL", "0.005")
+    options = (*POOLS["threads"], "--without-gossip", "--without-heartbeat")
+    brief = {"broker_transport_options": {"visibility_timeout": 2}}
+    workers = start_workers(2, *options, **brief)
+    center = timeout_center(app)
+    period = timedelta(seconds=0.02)
+    names = [f"s{number}" for number in range(4)]
+    firsts = {}
+    for name in names:
+        made = center.schedules.put(name, "e2e.tick_late", period, misfire="all")
+        firsts[name] = made.next
+    chance = random.Random(1)
+    kills, end = 0, time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(0.3)  # between two kills
+        if how.startswith("by others") and chance.random() < 0.3:
+            chance.choice(workers).kill()
+        for worker in [one for one in workers if one.container.status != "running"]:
+            kills += 1
+            workers.remove(worker)
+            workers += start_workers(1, *options, **brief)
+    monkeypatch.delenv("E2E_MORTAL", raising=False)
+    for name in names:
+        center.schedules.pause(name)
+    workers += start_workers(1, *options, **brief)
+    wait_until(lambda: center.count("celery") == 0, 60, lambda: center.counts("celery"))
+    ran = Counter(entry["name"] for entry in journal.entries("s"))
+    fresh = Counter(entry["name"] for entry in journal.entries("s") if not entry["redelivered"])
+    assert [id for id, number in fresh.items() if number > 1] == []
+    wanted = 0
+    for name in names:
+        last = center.schedules.get(name).last
+        times = {planned(id) for id in ran if id.startswith(f"{name}@")}
+        planned_times = [
+            firsts[name] + number * period for number in range((last - firsts[name]) // period + 1)
+        ]
+        wanted += len(planned_times)
+        # One that was delivered already when it was paused has run, too.
+        beyond = planned_times[-1] + period
+        assert sorted(times - {beyond}) == planned_times
+    assert kills > 0
+    print(f"{kills} kills, {wanted} firings, {sum(ran.values()) - wanted} run again")

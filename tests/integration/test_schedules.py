@@ -12,12 +12,14 @@ from celery import Celery, group
 from celery.schedules import crontab
 
 import kombu_toc
-from celery_toc import TaskCenter, timeout_center
+from celery_toc import TaskCenter, aio, timeout_center
 from celery_toc.schedules.errors import ScheduleError, UnknownScheduleError
 from celery_toc.worker.recurring import take
 from kombu_toc import WAITING
 
+from ..chaos.firings import chaos
 from ..cluster import Cluster
+from ..loops import in_loop
 from ..servers import Server
 
 UTC = timezone.utc
@@ -253,3 +255,62 @@ def test_the_message_is_celerys_own(app: Celery, center: TaskCenter) -> None:
         message["properties"].pop("k")  # names the publish
     assert one == other
     assert (ours.step, ours.time_us) == (celerys.step, celerys.time_us)
+
+
+def test_two_that_take_a_firing_at_the_same_time_put_one(center: TaskCenter) -> None:
+    """Each has read the schedule before the other changes it."""
+    made = center.schedules.put("a", "shop.remind", 3600)
+    bring_forward(center, "a")
+    [delivery] = pop(center)
+    recurring = center.center.recurring
+    verdicts = []
+
+    class Late:
+        """Reads, and then is slower than the other."""
+
+        def read(self, *args: Any, **options: Any) -> Any:
+            found = recurring.read(*args, **options)
+            if not verdicts:
+                verdicts.append(take(recurring, delivery, "a"))
+            return found
+
+        change = recurring.change
+
+    verdicts.append(take(Late(), delivery, "a"))
+    assert [verdict for verdict, _ in verdicts] == ["run", "run"]
+    found = center.schedules.get("a")
+    assert found is not None
+    assert waiting(center) == [found.next_id]
+    assert (found.runs, found.last) == (1, made.next)
+
+
+def test_a_firing_is_one_message_whoever_dies_when(
+    server: Server | Cluster, client: redis.Redis
+) -> None:
+    found = chaos(server.toc_url, 1500, seed=2, seconds=60)
+    assert found.firings >= 1400
+    assert (found.duplicates, found.missed, found.never_run) == ([], [], [])
+    assert len(found.deaths) == 8
+
+
+def test_schedules_are_put_and_changed_from_an_event_loop(
+    app: Celery, server: Server | Cluster, client: redis.Redis
+) -> None:
+    async def run() -> None:
+        schedules = aio.timeout_center(app).schedules
+        made = await schedules.put("a", app.tasks["shop.remind"], 3600, args=(1,))
+        assert made == await schedules.get("a")
+        assert (await schedules.list()).schedules == [made]
+        assert [one async for one in schedules.each()] == [made]
+        assert (await schedules.pause("a")).paused
+        assert (await schedules.resume("a")).next == made.next
+        assert (await schedules.skip_next("a")).next == made.next + timedelta(hours=1)
+        assert (await schedules.run_now("a")).endswith("!")
+        assert [one.outcome for one in await schedules.history("a")] == ["started", "left out"]
+        with pytest.raises(UnknownScheduleError):
+            await schedules.pause("b")
+        assert await schedules.delete("a")
+        assert await schedules.count() == 0
+        await aio.aclose(app)
+
+    in_loop(run())

@@ -1,0 +1,58 @@
+"""A worker that kills itself now and then while it takes a firing of a schedule: before or after
+any command that it sends for that, before the task begins, and after."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+from celery_toc.worker import recurring
+
+_take = recurring.take
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Mortal:
+    """An executor in whose place a worker's is put."""
+
+    def __init__(self, executor: Any, left: int, sends_last: bool) -> None:
+        self._executor, self._left, self._sends_last = executor, left, sends_last
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+    def replies(self, calls: Sequence[Any]) -> Any:
+        if not self._left and not self._sends_last:
+            die()
+        found = self._executor.replies(calls)
+        if not self._left:
+            die()
+        self._left -= 1
+        return found
+
+
+def install(share: float) -> None:
+    """Have this process die at that share of the firings that it is delivered."""
+
+    def take(center: Any, *args: Any) -> Any:
+        if random.random() >= share:
+            return _take(center, *args)
+        runner = center._runner
+        executor = runner.executor
+        # The third command is not sent: it lives until its task is about to begin.
+        runner.executor = Mortal(executor, random.randrange(3), random.random() < 0.5)
+        try:
+            found = _take(center, *args)
+        finally:
+            runner.executor = executor
+        if random.random() < 0.5:
+            die()
+        return found
+
+    recurring.take = take
