@@ -177,6 +177,7 @@ class AdminCommands:
                 *ids,
             ),
             parse,
+            limited=slot if topic.declaration.lanes else None,
         )
 
     def reschedule(
@@ -242,6 +243,7 @@ class AdminCommands:
             (slot.announced_times, slot.body, slot.reasons, slot.tokens, *slot.stores),
             (len(slot.stores), slot.number, PURGE_STEP),
             lambda raw: (counted(raw), texts(raw[1])),
+            limited=slot if topic.declaration.lanes else None,
         )
 
     def check(

@@ -48,6 +48,7 @@ def bury_call(
             f"{copy}-{birth}",
         ),
         partial(_read, context.counts(topic)),
+        limited=slot if topic.declaration.lanes or delivery.has_place else None,
     )
 
 

@@ -111,7 +111,8 @@ class Commands:
         slots = [topic.slot(number) for number in numbers]
         limited = topic.declaration.lanes
         name, until_us = request.name, request.until_us
-        keys = _limited_keys(slots) if limited else _script_keys(slots)
+        gate = self._context.gate_of(topic, slots[0])
+        keys = _limited_keys(slots, gate) if limited else _script_keys(slots)
         keys.append(slots[0].given(name.rpartition(".")[0]))
         limits = topic.declaration.limits(self._context.limits)
         counts = self._counts(topic)
@@ -157,7 +158,7 @@ class Commands:
                 request.remember,
                 self._context.pop_bytes,
                 terms_of(limits, own=request.visibility is not None),
-                *((topic.declaration.gates,) if limited else ()),
+                *((topic.declaration.gates, gate.number) if limited else ()),
                 *numbers,
             ),
             parse,
@@ -248,9 +249,7 @@ class Commands:
 
     def ack_group(self, delivery: Delivery) -> tuple[str, int]:
         """Grouping key: deliveries that share it can be acknowledged by one call."""
-        slot = delivery.slot if self._context.clustered else 0
-        # Those that have a place go apart from the others: they free it.
-        return (delivery.topic, ~slot if delivery.has_place else slot)
+        return (delivery.topic, delivery.slot if self._context.clustered else 0)
 
     def ack(self, deliveries: Iterable[Delivery]) -> list[ScriptCall]:
         """Acknowledge messages, in as few calls as possible. Result of each: :class:`Settled`,
@@ -270,7 +269,8 @@ class Commands:
         ]
 
     def _ack(self, topic: Topic, batch: list[Delivery]) -> ScriptCall:
-        limited = batch[0].has_place
+        # Of one that was not, a message may have come to a place since.
+        limited = topic.declaration.lanes or any(delivery.has_place for delivery in batch)
         by_slot: dict[int, list[Delivery]] = {}
         for delivery in batch:
             by_slot.setdefault(delivery.slot, []).append(delivery)
@@ -445,11 +445,12 @@ def _script_keys(slots: Iterable[Slot]) -> list[str]:
     return keys
 
 
-def _limited_keys(slots: Iterable[Slot]) -> list[str]:
+def _limited_keys(slots: Iterable[Slot], gate: Slot) -> list[str]:
     keys: list[str] = []
     for slot in slots:
         keys += slot.script_keys
         keys += slot.lane_keys
+    keys += (gate.announced_times, gate.pace, gate.busy)
     return keys
 
 

@@ -12,7 +12,7 @@
 --
 -- By the message, whichever connection it was delivered on, and however late. What has been put
 -- since under the same id has another birth, or none yet, and is left alone.
---@ admitted wake token
+--@ admitted wake token sorted
 
 local slots, steps, sets = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local width = 6 + steps
@@ -25,10 +25,19 @@ local function settle_rest(before, number, ids, births, tokens)
   for step = 1, steps do stores[step] = KEYS[before + 6 + step] end
   for i = 1, #ids do
     local id, is_it = ids[i], is_of(tokens[i], births[i])
-    if is_it and redis.call('ZREM', KEYS[before + 2], id) == 0 then
+    local lease = is_it and string.find(tokens[i], '[;,]p1') and redis.call('ZSCORE', KEYS[before + 2], id)
+    if lease then
+      -- By now it is delivered again, and has a place, which whoever ends its lease makes free.
+      if not string.find(tokens[i], '[;,]a1') then
+        redis.call('HSET', KEYS[before + 6], id, (string.gsub(tokens[i], '([;,]p1)', '%1,a1', 1)))
+      end
+      redis.call('ZADD', KEYS[before + 2], tonumber(lease) % 1000, id)
+      count = count + 1
+      is_it = false
+    elseif is_it and redis.call('ZREM', KEYS[before + 2], id) == 0 then
       for step = 1, steps do
         local score = redis.call('ZSCORE', stores[step], id)
-        if score and is_still(tokens[i], tonumber(score)) then
+        if score and is_still(tokens[i], plain_score(tonumber(score))) then
           redis.call('ZREM', stores[step], id)
         elseif score then
           redis.call('HDEL', KEYS[before + 6], id)
@@ -45,7 +54,7 @@ local function settle_rest(before, number, ids, births, tokens)
       redis.call('HDEL', KEYS[before + 5], id)
       gone[number .. ':' .. id] = true
     end
-    if there == 0 then stale[#stale + 1] = seen + i end
+    if there == 0 and not lease then stale[#stale + 1] = seen + i end
   end
   settle_if_empty(wake, KEYS[before + 1], number, stores)
 end

@@ -17,8 +17,7 @@
 local slots, steps, sets = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local gates = read_gates(ARGV[4])
 local width = 6 + steps + LANE_KEYS
-local gate = {armed = KEYS[slots * width + 1], pace = KEYS[slots * width + 2],
-  busy = KEYS[slots * width + 3]}
+local gate = gate_at(slots * width, ARGV[5])
 local wake = KEYS[slots * width + 3 + sets + 1]
 local now = clock()
 local count, gone, stale, seen = 0, {}, {}, 0
@@ -61,8 +60,9 @@ for number = 0, slots - 1 do
     count = count + there
     if there == 0 then stale[#stale + 1] = seen + i - at - 1 end
   end
-  if opens then announce_opening(slot, gates, gate, ARGV[5], wake, opens, now) end
+  if opens then announce_opening(slot, gates, gate, wake, opens, now) end
   settle_if_empty(wake, slot.armed, slot.number, slot.stores)
+  clear_lanes(slot)
   seen = seen + many
   at = at + 2 + 2 * many
 end

@@ -8,7 +8,7 @@ local creates = {hincrby = {'x', '1'}, hset = {'x', 'x'}, sadd = {'x'}}
 local harmless = {
     del = {}, exists = {}, expire = {'1'}, get = {}, hdel = {'x'}, hexists = {'x'}, hget = {'x'},
     hmget = {'x'}, hstrlen = {'x'}, persist = {}, pexpire = {'1'}, pttl = {}, set = {'x', 'XX'},
-    sismember = {'x'}, smembers = {}, srem = {'x'}, xadd = {'NOMKSTREAM', '*', 'x', 'x'},
+    sismember = {'x'}, smembers = {}, srem = {'x'}, unlink = {}, xadd = {'NOMKSTREAM', '*', 'x', 'x'},
     zadd = {'XX', '1', 'x'}, zcard = {}, zcount = {'1', '1'}, zrange = {'0', '0'},
     zrangebyscore = {'1', '1'}, zrem = {'x'}, zremrangebyscore = {'1', '1'},
     zrevrangebyscore = {'1', '1'}, zscore = {'x'},

@@ -13,11 +13,12 @@
 -- If it is still there, in flight or rolled back, it is taken from there: it counts as an
 -- acknowledgement would, and one that comes later finds nothing. If it was acknowledged and the same
 -- bytes are there under its id, this call is repeated or the message was put again: nothing is done.
---@ clock admitted wake failure token
+--@ clock admitted wake failure token sorted unlimited
 
 local steps, slot, envelope, token = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
 local prepare, body, dead, tokens = KEYS[2], KEYS[3], KEYS[4], KEYS[6]
-local copies, wake = KEYS[7 + steps], KEYS[8 + steps]
+local copies, wake = KEYS[7 + steps], KEYS[8 + steps + (limited and limited.keys or 0)]
+local now, last = clock(), #ARGV - (limited and limited.args or 0)
 local ttl, id = tonumber(ARGV[8]), ARGV[9]
 local stores = {}
 for step = 1, steps do stores[step] = KEYS[6 + step] end
@@ -25,15 +26,15 @@ for step = 1, steps do stores[step] = KEYS[6 + step] end
 -- It takes the place of one that was delivered, so a server that is full takes it.
 write_nothing(prepare)
 local known = redis.call('HGET', tokens, id)
-local was_there = false
+local was_there, waited = false, false
 if is_of(known, token) then
   if redis.call('ZSCORE', dead, id) then return {id, 0, said, unsaid} end
   was_there = redis.call('ZREM', prepare, id) == 1
   for step = 1, steps do
     local score = redis.call('ZSCORE', stores[step], id)
-    if score and is_still(known, tonumber(score)) then
+    if score and is_still(known, plain_score(tonumber(score))) then
       redis.call('ZREM', stores[step], id)
-      was_there = true
+      was_there, waited = true, true
     end
   end
 end
@@ -41,7 +42,7 @@ if was_there then
   settle_if_empty(wake, KEYS[1], slot, stores)
 else
   id = nil
-  for i = 9, #ARGV do
+  for i = 9, last do
     if redis.call('HEXISTS', body, ARGV[i]) == 0 then
       id = ARGV[i]
       break
@@ -54,13 +55,18 @@ else
 end
 
 -- What it has of its own stays with it, as before its first delivery.
-local own = string.sub(heritage_of(token), #birth_of(token) + 1)
+local own = string.gsub(string.sub(heritage_of(token), #birth_of(token) + 1), '[;,][pa]1.*$', '')
 if own == '' then
   redis.call('HDEL', tokens, id)
 else
   redis.call('HSET', tokens, id, own)
 end
-bury(dead, KEYS[5], id, math.floor(clock() / 1000) * 1000 + tonumber(ARGV[5]), ARGV[6], ARGV[7])
+bury(dead, KEYS[5], id, math.floor(now / 1000) * 1000 + tonumber(ARGV[5]), ARGV[6], ARGV[7])
+if limited and was_there then
+  limited.open(KEYS[1], prepare, stores, slot)
+  limited.leave(id, known, true, now, waited)
+  limited.announce(wake, now)
+end
 if ttl > 0 then
   for i = 3, 6 do
     if redis.call('PTTL', KEYS[i]) < ttl then redis.call('PEXPIRE', KEYS[i], ttl) end

@@ -12,25 +12,31 @@
 -- Returns {{id, what it was: 1 waiting | 2 in flight | 3 dead, 1 deleted | 0 left,
 --           1 if it was delivered before, envelope of what is deleted, ...},
 --          how many of the ids were looked at, announcements, settled}
---@ clock admitted wake
+--@ clock admitted wake token sorted unlimited
 
 local steps = tonumber(ARGV[1])
-local wake = KEYS[7 + steps + 2 * (#ARGV - 7)]
+local last = #ARGV - (limited and limited.args or 0)
+local wake = KEYS[7 + steps + 2 * (last - 7) + (limited and limited.keys or 0)]
+local now = clock()
 local wanted = {ARGV[3] == '1', ARGV[4] == '1', ARGV[5] == '1'}
 local found, removed = {}, false
 local budget, bytes, looked = tonumber(ARGV[7]), 0, 0
 
+local stores = {}
+for step = 1, steps do stores[step] = KEYS[6 + step] end
+if limited then limited.open(KEYS[1], KEYS[2], stores, ARGV[2]) end
+
 local function place(id) -- (key, state, 1 if it was delivered before)
   for step = 1, steps do
     local score = redis.call('ZSCORE', KEYS[6 + step], id)
-    if score then return KEYS[6 + step], 1, tonumber(score) % 1000 < 32 and 1 or 0 end
+    if score then return KEYS[6 + step], 1, plain_score(tonumber(score)) % 1000 < 32 and 1 or 0 end
   end
   for state = 2, 3 do
     if redis.call('ZSCORE', KEYS[state], id) then return KEYS[state], state, 1 end
   end
 end
 
-for number = 8, #ARGV do
+for number = 8, last do
   if budget > 0 and bytes > budget then break end
   looked = looked + 1
   local copies = 2 * (number - 8) + 7 + steps
@@ -53,16 +59,17 @@ for number = 8, #ARGV do
         redis.call('ZREM', key, id)
         redis.call('HDEL', KEYS[5], id)
         redis.call('HDEL', KEYS[4], id)
+        local token = limited and state < 3 and redis.call('HGET', KEYS[6], id)
         redis.call('HDEL', KEYS[6], id)
+        if token then limited.leave(id, token, true, now, state == 1) end
         redis.call('SREM', KEYS[copies + (i == 1 and 1 or 0)], id)
         removed = removed or state == 1
       end
     end
   end
 end
+if limited then limited.announce(wake, now) end
 if removed then
-  local stores = {}
-  for step = 1, steps do stores[step] = KEYS[6 + step] end
   settle_if_empty(wake, KEYS[1], ARGV[2], stores)
 end
 return {found, looked, said, unsaid}

@@ -13,7 +13,8 @@ local function expire(body, dead, reasons, tokens, id, score, drop)
 end
 
 -- Takes out of a StoreQueue what has expired; looks at `most` of what was rolled back and is due at
--- once, and at so many of what was due by `due_ms`. Adds the ids to `expired`.
+-- once, and at so many of what was due by `due_ms`. Adds the ids to `expired`; of a topic that is
+-- limited, terms.left is told of each: its id and its token.
 local function expire_waiting(store, step, body, dead, reasons, tokens, most, due_ms, now_ms, terms,
                               untried, expired)
   -- Of a topic that is limited, what has a lane has a score below 0.
@@ -33,6 +34,7 @@ local function expire_waiting(store, step, body, dead, reasons, tokens, most, du
         expire(body, dead, reasons, tokens, ids[i],
           now_ms * 1000 + 32 * (step - 1) + (low < 32 and low or untried), terms.drop)
         expired[#expired + 1] = ids[i]
+        if terms.left then terms.left(ids[i], token or '') end
       end
     end
   end

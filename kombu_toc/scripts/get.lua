@@ -6,6 +6,7 @@
 -- ARGV, of each place: number of priority steps, number of ids, ids
 -- Returns {index of the place, id, state: 1 waiting | 2 in flight | 3 dead, step index, score,
 --          envelope, reason and last error, token, ...}
+--@ sorted
 
 local found = {}
 local key, arg = 0, 1
@@ -33,7 +34,7 @@ for place = 1, tonumber(ARGV[1]) do
         seen[id] = true
         for step = 1, steps do
           local score = redis.call('ZSCORE', KEYS[key + 5 + step], id)
-          if score then add(id, 1, step - 1, tonumber(score)) end
+          if score then add(id, 1, step - 1, plain_score(tonumber(score))) end
         end
         for state = 2, 3 do
           local score = redis.call('ZSCORE', KEYS[key + state - 1], id)

@@ -9,7 +9,8 @@
 -- rate has to open first, by when it does; in neither if one that runs has to end first.
 --
 -- A message that was delivered under a limit of what runs has a place: the trait p of its token. It
--- counts in `busy`, under its key and, as all of the slot, under '', until it leaves PrepareQueue.
+-- counts in `busy` until it leaves PrepareQueue: under its key, and in the gate under ''. The gate is
+-- the slot where the limits of the whole queue are kept.
 -- The trait a says that it was acknowledged while it ran: it does not come back.
 --
 -- `gates` are the limits: rate and slack of the queue, in microseconds; most that may run of it; the
@@ -55,6 +56,11 @@ local function lanes_at(before)
     pace = KEYS[before + 4], tags = KEYS[before + 5], busy = KEYS[before + 6],
     holders = KEYS[before + 7],
   }
+end
+
+-- The gate, whose keys come behind KEYS[before].
+local function gate_at(before, number)
+  return {armed = KEYS[before + 1], pace = KEYS[before + 2], busy = KEYS[before + 3], number = number}
 end
 
 local function entry_of(key, step, score, id)
@@ -159,14 +165,29 @@ local function sort_due(slot, due, most, gates, by)
   return more
 end
 
+-- Counts a start that is allowed at `at`, of a message with this key.
+local function count_start(slot, id, key, gates, gate, at)
+  if gates.places then
+    redis.call('HINCRBY', gate.busy, '', 1)
+    if key ~= '' then redis.call('HINCRBY', slot.busy, key, 1) end
+  end
+  local function use(pace, member, rate)
+    local used = tonumber(redis.call('ZSCORE', pace, member) or 0)
+    redis.call('ZADD', pace, string.format('%.17g', math.max(used, at) + rate), member)
+  end
+  if gates.rate then use(gate.pace, '', gates.rate) end
+  if key == '' then return end
+  if gates.serial and not gates.later then redis.call('HSET', slot.holders, key, id) end
+  if gates.key_rate then use(slot.pace, key, gates.key_rate) end
+end
+
 -- A message with this token has left PrepareQueue, and is not to come back if it has `ended`: its
--- place is free. Returns when something may start instead, as place_key does. `gate` has `busy` and
--- `pace` of the slot where the whole queue's limits are kept: there '!' says that somebody waits for
--- a place, and '' when the rate has been used up to.
+-- place is free. Returns when something may start instead, as place_key does. In `gate`, '!' in busy
+-- says that somebody waits for a place of the queue, and '' in pace when its rate has been used up to.
 local function free_place(slot, id, token, ended, gates, now, gate)
   local key = key_of(token)
   if has_place(token) then
-    if redis.call('HINCRBY', slot.busy, '', -1) <= 0 then redis.call('HDEL', slot.busy, '') end
+    if redis.call('HINCRBY', gate.busy, '', -1) <= 0 then redis.call('HDEL', gate.busy, '') end
     if key ~= '' and redis.call('HINCRBY', slot.busy, key, -1) <= 0 then
       redis.call('HDEL', slot.busy, key)
     end
@@ -216,14 +237,50 @@ local function let_go(slot, id, key, gates, now)
   return place_key(slot, key, gates, now)
 end
 
--- What upkeep does to lanes: what is left of them when nothing waits goes, a part at a time, and so
--- does what says nothing any more. Returns when something may start next, as next_start does.
+-- Forgets what is left of the lanes of a slot without messages.
+local function clear_lanes(slot)
+  if redis.call('EXISTS', slot.body) == 1 then return end
+  redis.call('UNLINK', slot.lanes, slot.turns, slot.waits, slot.tags, slot.holders)
+  redis.call('HDEL', slot.busy, '!gates', '!from')
+end
+
+-- When the limits have changed, a key may start that could not: places the keys of a slot anew, at most
+-- so many. Returns whether there are more. In busy, '!gates' are the limits that were followed last, and
+-- '!from' is where to go on, until all have been placed.
+local function follow_gates(slot, most, gates, by)
+  local state = redis.call('HMGET', slot.busy, '!gates', '!from')
+  local from = state[2]
+  if state[1] ~= gates.text then from = '-' end
+  if not from then return false end
+  for _ = 1, most do
+    local entry = redis.call('ZRANGE', slot.lanes, from, '+', 'BYLEX', 'LIMIT', 0, 1)[1]
+    if not entry then
+      if from == '-' then -- nothing waits: nothing is to be remembered
+        redis.call('HDEL', slot.busy, '!gates', '!from')
+      else
+        redis.call('HSET', slot.busy, '!gates', gates.text)
+        redis.call('HDEL', slot.busy, '!from')
+      end
+      return false
+    end
+    local key = string.sub(entry, 1, string.find(entry, '\0', 1, true) - 1)
+    place_key(slot, key, gates, by)
+    from = '(' .. key .. '\1'
+  end
+  redis.call('HSET', slot.busy, '!gates', gates.text, '!from', from)
+  return true
+end
+
+-- What upkeep does to lanes: what has come up to be dropped goes, and so does what says nothing any
+-- more. Returns when something may start next, as next_start does, and whether there is more to do.
 local function keep_lanes(slot, most, gates, now)
+  local more = sort_due(slot, due_score(now), most, gates, now)
+  more = follow_gates(slot, most, gates, now) or more
   for _, key in ipairs({slot.turns, slot.waits}) do
-    -- The first may have come up to be dropped.
     local first = redis.call('ZRANGE', key, 0, 0)[1]
     if first then place_key(slot, first, gates, now) end
   end
   sweep_lanes(slot, most, now)
-  return next_start(slot, now)
+  clear_lanes(slot)
+  return next_start(slot, now), more
 end

@@ -8,8 +8,7 @@ local limited = {keys = LANE_KEYS + 3, args = 3}
 do
   local before = tonumber(ARGV[#ARGV])
   local slot, gates = lanes_at(before), read_gates(ARGV[#ARGV - 2])
-  local gate = {armed = KEYS[before + LANE_KEYS + 1], pace = KEYS[before + LANE_KEYS + 2],
-    busy = KEYS[before + LANE_KEYS + 3]}
+  local gate = gate_at(before + LANE_KEYS, ARGV[#ARGV - 1])
   local opens
 
   -- The rest of the slot.
@@ -31,6 +30,28 @@ do
 
   -- Announces what all this has led to.
   function limited.announce(wake, now)
-    if opens then announce_opening(slot, gates, gate, ARGV[#ARGV - 1], wake, opens, now) end
+    if opens then announce_opening(slot, gates, gate, wake, opens, now) end
+  end
+
+  -- Messages of a StoreQueue are about to go: out of their lanes.
+  function limited.forget(store, step, ids, tokens)
+    local known, keys = redis.call('HMGET', tokens, unpack(ids)), {}
+    for i = 1, #ids do
+      local score = tonumber(redis.call('ZSCORE', store, ids[i]))
+      local key = key_of(known[i])
+      if score < 0 then
+        redis.call('ZREM', slot.lanes, entry_of(key, step, plain_score(score), ids[i]))
+      end
+      if key ~= '' and redis.call('HGET', slot.holders, key) == ids[i] then
+        redis.call('HDEL', slot.holders, key)
+      end
+      keys[key] = true
+    end
+    for key in pairs(keys) do
+      if not head_of(slot, key) then
+        redis.call('ZREM', slot.turns, key)
+        redis.call('ZREM', slot.waits, key)
+      end
+    end
   end
 end

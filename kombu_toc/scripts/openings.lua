@@ -36,10 +36,10 @@ local function announce_openings(all, gates, gate, wake, known, passed, now, ope
 end
 
 -- Announces that something may start at `opens`, which a place that came free has led to.
-local function announce_opening(slot, gates, gate, number, wake, opens, now)
+local function announce_opening(slot, gates, gate, wake, opens, now)
   local us = math.max(opens, now)
   if gates.most or gates.rate then
-    announce_if_first(wake, gate.armed, number, us, now)
+    announce_if_first(wake, gate.armed, gate.number, us, now)
   else
     announce_if_first(wake, slot.armed, slot.number, us, now)
   end

@@ -2,12 +2,13 @@
 --
 -- KEYS, per slot: armed, prepare, body, dead, reasons, tokens, store (one per priority step), lanes,
 --      turns, waits, pace, tags, busy, holders
+-- then armed, pace and busy of the slot where the whole queue's limits are kept
 -- then what was given to the consumer last
 -- then the wake index, if it is on this node
 -- ARGV[1...19] as those of pop.lua, but that ARGV[5], messages that have been due for a while,
 --         counts only if ARGV[3] is 0: nothing is fetched ahead of its start
 -- ARGV[20] the limits, see lanes.lua
--- ARGV[21...] the slot numbers; the limits of the whole queue are kept in the first slot
+-- ARGV[21] number of the slot where the whole queue's limits are kept   ARGV[22...] the slot numbers
 -- Returns what pop.lua does; in place of an id {id, token, when it may start, in microseconds since
 --          the epoch, or 0: at once}
 --
@@ -19,7 +20,7 @@ local slots, steps = tonumber(ARGV[1]), tonumber(ARGV[2])
 local soon, late = tonumber(ARGV[3]), tonumber(ARGV[5])
 local recover = tonumber(ARGV[9])
 local width = 6 + steps + LANE_KEYS
-local given, wake = KEYS[slots * width + 1], KEYS[slots * width + 2]
+local given, wake = KEYS[slots * width + 4], KEYS[slots * width + 5]
 local now = clock()
 local now_ms = math.floor(now / 1000)
 local most = soon > 0 and soon or late
@@ -38,14 +39,14 @@ local all = {}
 for number = 1, slots do
   local before = (number - 1) * width
   local slot = lanes_at(before + 6 + steps)
-  slot.number, slot.stores = ARGV[20 + number], {}
+  slot.number, slot.stores = ARGV[21 + number], {}
   slot.armed, slot.prepare, slot.body = KEYS[before + 1], KEYS[before + 2], KEYS[before + 3]
   slot.dead, slot.reasons, slot.tokens = KEYS[before + 4], KEYS[before + 5], KEYS[before + 6]
   for step = 1, steps do slot.stores[step] = KEYS[before + 6 + step] end
   all[number] = slot
 end
-local gate = all[1]
-write_nothing(gate.prepare) -- what is refused when the server is full is not refused behind this
+local gate = gate_at(slots * width, ARGV[21])
+write_nothing(all[1].prepare) -- what is refused when the server is full is not refused behind this
 
 local name = ARGV[16]
 local known = ARGV[17] ~= '0' and redis.call('GET', given)
@@ -74,6 +75,7 @@ for number, slot in ipairs(all) do
   end
   if terms.ttl then
     local gone = {}
+    terms.left = function(id, token) let_go(slot, id, key_of(token), gates, by) end
     for step = 1, steps do
       expire_waiting(slot.stores[step], step, slot.body, slot.dead, slot.reasons, slot.tokens,
         SORTED, now_ms - terms.ttl, now_ms, terms, untried, gone)
@@ -97,9 +99,7 @@ for _, slot in ipairs(all) do
 end
 
 local running, opens = 0, 0
-if gates.most then
-  for _, slot in ipairs(all) do running = running + tonumber(redis.call('HGET', slot.busy, '') or 0) end
-end
+if gates.most then running = tonumber(redis.call('HGET', gate.busy, '') or 0) end
 local function queue_opens() -- when the whole queue may start something; nil: when a place is free
   if gates.most and running >= gates.most then return nil end
   return opens
@@ -150,17 +150,7 @@ local function start(number, key, step, score, id, token, envelope, at)
   end
   redis.call('ZADD', slot.prepare, ends * 1000 + low, id)
   redis.call('HSET', slot.tokens, id, birth)
-  if gates.places then
-    redis.call('HINCRBY', slot.busy, '', 1)
-    if key ~= '' then redis.call('HINCRBY', slot.busy, key, 1) end
-  end
-  if key ~= '' then
-    if gates.serial and not gates.later then redis.call('HSET', slot.holders, key, id) end
-    if gates.key_rate then
-      local pace = tonumber(redis.call('ZSCORE', slot.pace, key) or 0)
-      redis.call('ZADD', slot.pace, string.format('%.17g', math.max(pace, at) + gates.key_rate), key)
-    end
-  end
+  count_start(slot, id, key, gates, gate, at)
   local n = #messages
   messages[n + 1], messages[n + 2] = number - 1, step - 1
   messages[n + 3] = {id, birth, at > math.max(now, action_time(score)) and math.ceil(at) or 0}
@@ -205,10 +195,7 @@ while true do
       redis.call('ZREM', slot.lanes, entry)
       if start(number, key, step, score, id, token or nil, envelope, at) then
         taken, running, budget = taken + 1, running + 1, budget - #envelope
-        if gates.rate then
-          opens = math.max(opens + gates.slack, at) + gates.rate - gates.slack
-          redis.call('ZADD', gate.pace, string.format('%.17g', opens + gates.slack), '')
-        end
+        if gates.rate then opens = math.max(opens + gates.slack, at) + gates.rate - gates.slack end
         if gates.fair then
           virtual = math.max(virtual, turn)
           redis.call('ZREM', slot.turns, key)
@@ -228,6 +215,12 @@ if ARGV[17] ~= '0' and taken > 0 then
 end
 
 local allowed = queue_opens()
-if unsorted and allowed and allowed <= by then left = 1 end
+if allowed and allowed <= by and left == 0 then
+  for _, slot in ipairs(all) do
+    if follow_gates(slot, SORTED, gates, by) then unsorted = true end
+    if not unsorted and redis.call('EXISTS', slot.turns) == 1 then unsorted = true end
+  end
+  if unsorted then left = 1 end
+end
 announce_openings(all, gates, gate, wake, ARGV[14] == '0', by, now, allowed)
 return {now, left, messages, bare, rolled, died, dropped, expired, said, unsaid}

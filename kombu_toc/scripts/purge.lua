@@ -4,10 +4,10 @@
 -- then the wake index, if it is on this node
 -- ARGV[1] number of priority steps   ARGV[2] slot number   ARGV[3] how many at most
 -- Returns {how many were deleted, their ids that are copies of another, announcements, settled}
---@ clock admitted wake
+--@ clock admitted wake token sorted unlimited
 
 local steps, most = tonumber(ARGV[1]), tonumber(ARGV[3])
-local wake = KEYS[5 + steps]
+local wake = KEYS[5 + steps + (limited and limited.keys or 0)]
 local count, copies, stores = 0, {}, {}
 for step = 1, steps do
   local store = KEYS[4 + step]
@@ -15,6 +15,7 @@ for step = 1, steps do
   if count < most then
     local ids = redis.call('ZRANGE', store, 0, most - count - 1)
     if #ids > 0 then
+      if limited then limited.forget(store, step, ids, KEYS[4]) end
       redis.call('ZREM', store, unpack(ids))
       redis.call('HDEL', KEYS[2], unpack(ids))
       redis.call('HDEL', KEYS[3], unpack(ids))

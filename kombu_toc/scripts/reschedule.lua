@@ -10,7 +10,7 @@
 -- ARGV[5] 1: the copies too
 -- Returns {{id, state: 1 waiting and moved | 2 in flight | 3 dead, score, ...}, announcements,
 --          settled}
---@ clock admitted wake anew
+--@ clock admitted wake anew sorted
 
 local steps = tonumber(ARGV[1])
 local wake = KEYS[6 + steps]
@@ -34,7 +34,7 @@ local function move(id) -- whether it was waiting
     local store = KEYS[5 + step]
     local score = redis.call('ZSCORE', store, id)
     if score then
-      local low = tonumber(score) % 1000
+      local low = plain_score(tonumber(score)) % 1000
       if low < 32 then
         score = (at_once and math.floor(us / 1000) or math.ceil(us / 1000)) * 1000 + low
       else

@@ -87,9 +87,9 @@ for topic = 1, tonumber(ARGV[1]) do
   local gates = ARGV[arg + 10] ~= '-' and read_gates(ARGV[arg + 10])
   local width = 7 + steps + (gates and LANE_KEYS or 0)
   local behind = at + slots * width
-  local gate = gates and {armed = KEYS[behind + 1], pace = KEYS[behind + 2], busy = KEYS[behind + 3]}
+  local gate = gates and gate_at(behind, ARGV[arg + 11])
   if gates then behind = behind + 3 end
-  local whole, running, earliest = gates and (gates.most or gates.rate), 0, nil
+  local whole, earliest = gates and (gates.most or gates.rate), nil
   local wake = wake_is_here and KEYS[behind + 1] or nil
   local found = false
   -- Lua unpacks some thousands of values and then fails.
@@ -143,6 +143,7 @@ for topic = 1, tonumber(ARGV[1]) do
     most = math.max(math.min(each, left), 0)
     if terms.ttl and most > 0 then
       local gone = {}
+      terms.left = laned and function(id, token) let_go(laned, id, key_of(token), gates, now) end
       for step = 1, steps do
         expire_waiting(stores[step], step, body, dead, reasons, tokens, most, now_ms - terms.ttl,
           now_ms, terms, retries, gone)
@@ -153,9 +154,8 @@ for topic = 1, tonumber(ARGV[1]) do
 
     local first
     if laned then
-      if sort_due(laned, due_score(now), each, gates, now) then more = 1 end
-      running = running + tonumber(redis.call('HGET', laned.busy, '') or 0)
-      local us = keep_lanes(laned, each, gates, now)
+      local us, left = keep_lanes(laned, each, gates, now)
+      if left then more = 1 end
       if us and (not earliest or us < earliest) then earliest = us end
       first = us
     end
@@ -177,8 +177,9 @@ for topic = 1, tonumber(ARGV[1]) do
   end
   if whole and earliest then
     local opens = gates.rate and tonumber(redis.call('ZSCORE', gate.pace, '') or 0) - gates.slack or 0
-    if not gates.most or running < gates.most then
-      say_overdue(wake, gate.armed, ARGV[arg + 11], math.max(earliest, opens), now)
+    local running = gates.most and tonumber(redis.call('HGET', gate.busy, '') or 0)
+    if not running or running < gates.most then
+      say_overdue(wake, gate.armed, gate.number, math.max(earliest, opens), now)
     elseif earliest <= now then
       redis.call('HSET', gate.busy, '!', 1)
     end

@@ -16,6 +16,7 @@ from .inspection import time_passes
 
 def put(center: TimeoutCenter, id: str, key: str = "", topic: str = "mail", **more: Any) -> None:
     declared = center.topic(topic)
+    center.admit(declared, id, key or None)
     traits = f";k{encode_key(key)}" if key else ""
     request = PutRequest(id, b"body of " + id.encode(), basis=key or None, traits=traits, **more)
     center.run(center.commands.put(declared, request))
