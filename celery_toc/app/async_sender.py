@@ -213,6 +213,7 @@ class AsyncSender:
             priority=shape.priority,
             eta=values.eta,
             counts=values.counts,
+            key=values.key,
             run_again=self._again,
         )
         result = task.AsyncResult(id)

@@ -66,13 +66,13 @@ _HEADERS = frozenset(
     (
         *("lang", "task", "id", "shadow", "eta", "expires", "group", "group_index", "retries"),
         *("timelimit", "root_id", "parent_id", "argsrepr", "kwargsrepr", "origin"),
-        *("ignore_result", "replaced_task_nesting", "stamped_headers", "stamps"),
+        *("ignore_result", "replaced_task_nesting", "stamped_headers", "stamps", "x-key"),
     )
 )
 _PROPERTIES = frozenset(
     (
         *("correlation_id", "reply_to", "delivery_mode", "delivery_info", "priority"),
-        *("delivery_tag", "k", "body_encoding", kombu_toc.COUNTDOWN),
+        *("delivery_tag", "k", "body_encoding", "MessageGroupId", kombu_toc.COUNTDOWN),
     )
 )
 
@@ -101,14 +101,17 @@ def _is_celerys(function: Any, file: str) -> bool:
 class Values:
     """What one message has of its own."""
 
-    __slots__ = ("args", "counts", "eta", "id", "kwargs")
+    __slots__ = ("args", "counts", "eta", "id", "key", "kwargs")
 
-    def __init__(self, id: str, args: Any, kwargs: Any, eta: str, counts: bool) -> None:
+    def __init__(
+        self, id: str, args: Any, kwargs: Any, eta: str, counts: bool, key: str = ""
+    ) -> None:
         self.id = id
         self.args = args
         self.kwargs = kwargs
         self.eta = eta
         self.counts = counts  #: whether the eta is a countdown
+        self.key = key  #: its header x-key, or nothing
 
 
 class Shape:
@@ -127,6 +130,10 @@ class Shape:
         if eta:
             headers["eta"] = "\1eta"
         properties["k"] = "\1token"
+        if "x-key" in headers:
+            headers["x-key"] = "\1key"
+        if "MessageGroupId" in properties:
+            properties["MessageGroupId"] = "\1key"
         line = channel.line_of({**message, "headers": headers, "properties": properties})
         self._line = _MARK.sub(r"%(\1)s", line.replace("%", "%%"))
         self.queue: str = properties["delivery_info"]["routing_key"]
@@ -145,6 +152,7 @@ class Shape:
             "kwargs": quoted(self._repr_of(kwargs, amqp.kwargsrepr_maxsize)) if kwargs else '"{}"',
             "eta": quoted(values.eta),
             "token": quoted(token),
+            "key": quoted(values.key),
         }
         body = _encode((args, kwargs, _NOTHING))
         return f"{line}\n{body}".encode("utf-8", "surrogatepass")
@@ -205,6 +213,8 @@ class QuickMessages:
                 key.append(name)
             elif type(value) is _CONSTANT.get(name):
                 key += (name, value)
+            elif _names_key(name, value):
+                key.append(name)
             else:
                 return None
         if task.apply_async.__func__ is not Task.apply_async or task.shadow_name.__func__ is not (
@@ -259,7 +269,12 @@ class QuickMessages:
             text = eta.isoformat()
         if task.typing and hasattr(task, "__header__"):
             task.__header__(*args, **kwargs)
-        return Values(id, args, kwargs, text, countdown is not None)
+        group = options.get("MessageGroupId")
+        headers = options.get("headers")
+        if headers is not None and group is not None:
+            return None
+        key = headers["x-key"] if headers is not None else group or ""
+        return Values(id, args, kwargs, text, countdown is not None, key)
 
     def find(self, key: Any) -> Shape | None:
         """The shape to use; None if Celery is to make this message."""
@@ -292,6 +307,17 @@ class QuickMessages:
         shape.attempts = attempts + 1
 
 
+def _names_key(option: str, value: Any) -> bool:
+    """Whether an option says no more than what the key of the message is."""
+    if option == "headers":
+        return type(value) is dict and list(value) == ["x-key"] and _is_key(value["x-key"])
+    return option == "MessageGroupId" and _is_key(value)
+
+
+def _is_key(value: Any) -> bool:
+    return type(value) is str and value != ""
+
+
 def _is_simple(message: dict[str, Any], values: Values) -> bool:
     """Whether a message differs from others of its shape in its values alone."""
     headers, properties = message["headers"], message["properties"]
@@ -300,6 +326,8 @@ def _is_simple(message: dict[str, Any], values: Values) -> bool:
         and properties.keys() <= _PROPERTIES
         and headers.get("id") == headers.get("root_id") == properties.get("correlation_id")
         and headers["id"] == values.id
+        and (headers.get("x-key") or "") == values.key
+        and (properties.get("MessageGroupId") or values.key) == values.key
         and not headers.get("retries")
         and all(
             headers.get(name) is None

@@ -39,6 +39,7 @@ class AsyncChannel(Channel):
         priority: int,
         eta: str,
         counts: bool,
+        key: str,
         run_again: Callable[[Callable[..., Any]], Callable[..., Any]],
     ) -> None:
         """Publish the message of a task that somebody else has made.
@@ -47,6 +48,7 @@ class AsyncChannel(Channel):
         id: of the task
         eta: as in its header, or nothing
         counts: whether that is a countdown
+        key: its header `x-key`, or nothing
         run_again: makes a function repeat what fails because of a connection
         """
         publisher = self.publisher
@@ -56,7 +58,9 @@ class AsyncChannel(Channel):
 
         name = publisher.next_name()
         token = token_of(name)
-        call = publisher.putting_plain(queue, id, name, token, make(token), priority, eta, counts)
+        call = publisher.putting_plain(
+            queue, id, name, token, make(token), priority, eta, counts, key
+        )
         try:
             publish()
         except self.connection.connection_errors:

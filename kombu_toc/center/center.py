@@ -35,6 +35,7 @@ from .leases import Leases
 from .lookup import Lookup
 from .old_names import OldNames
 from .operations import Operations
+from .puts import Puts
 from .recurring import Recurring
 from .registry import Registry
 from .repair import Repair
@@ -104,6 +105,7 @@ class TimeoutCenter(OldNames):
         self.leases = Leases(runner, context, grace=grace)
         self.lookup = Lookup(runner, registry, admin)
         self.scans = Scan(runner, registry, context, admin)
+        self.puts = Puts(runner, registry, context, self.commands, self.lookup)
         self.deliveries = Deliveries(
             runner, registry, context, self.commands, self.leases, self.lookup, self.scans
         )
@@ -153,9 +155,9 @@ class TimeoutCenter(OldNames):
 
     # -- put, pop, and what ends a delivery
 
-    put = Delegate("deliveries", Deliveries.put)
-    put_many = Delegate("deliveries", Deliveries.put_many)
-    ensure = Delegate("deliveries", Deliveries.ensure)
+    put = Delegate("puts", Puts.put)
+    put_many = Delegate("puts", Puts.put_many)
+    ensure = Delegate("puts", Puts.ensure)
     pop = Delegate("deliveries", Deliveries.pop)
     consume = Delegate("loops", Loops.consume)
     ack = Delegate("deliveries", Deliveries.ack)

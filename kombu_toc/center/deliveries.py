@@ -1,17 +1,16 @@
-"""Puts messages, delivers them, and ends their deliveries."""
+"""Delivers messages, and ends their deliveries."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..errors import ReceiptError
 from ..model.receipts import shown
-from ..model.results import Delivery, Found, Popped, Put, Settled
+from ..model.results import Delivery, Found, Popped, Settled
 from ..model.topic import Topic
-from ..model.traits import traits_of
-from ..scripts.call import as_bytes, microseconds
+from ..scripts.call import as_bytes
 from .apart import Apart, joined
 from .burying import bury_call
 from .commands import RECOVER, Commands, batches_by_slot, slot_numbers
@@ -19,18 +18,17 @@ from .context import Context
 from .leases import Leases
 from .lookup import Lookup
 from .picking import LOOK, Choice, Picking
-from .put_many import PutMany, PutNames
 from .receipts import SLOT, Given, Receipts, delivery_of, message_of
 from .registry import Registry
-from .requests import REMEMBER, NewMessage, PopRequest, PutRequest
-from .runner import BROKEN, Runner
+from .requests import REMEMBER, PopRequest
+from .runner import Runner
 from .scan import Scan
 from .waiting import Flown, PopNames, Waiting
 from .wake import sleep_of
 
 
 class Deliveries:
-    """Puts and delivers messages, one round trip or a few each."""
+    """Delivers messages, one round trip or a few each."""
 
     def __init__(
         self,
@@ -55,152 +53,8 @@ class Deliveries:
         #: told the messages that are acknowledged, rejected or released, before they are
         self.on_settled: list[Callable[[Sequence[Delivery]], None]] = []
         self.names = PopNames()
-        self._put_names = PutNames(PopNames().next)
         self._picking = Picking(runner, registry, context, lookup, scan, self.names.next)
         self._apart = Apart(runner, context, commands, leases, self.names)
-
-    # -- put
-
-    def put(
-        self,
-        topic: str,
-        id: str,
-        body: bytes,
-        *,
-        at: float | None = None,
-        delay: float | None = None,
-        basis: str | None = None,
-        priority: int = 0,
-        token: str | None = None,
-        ensure: bool = False,
-        publish: tuple[str, str] | None = None,
-        visibility: float | None = None,
-        max_lease: float | None = None,
-        expiration: float | None = None,
-    ) -> str | None:
-        """Add a message and return the id it is kept under.
-
-        at: action time, seconds since the epoch; a past one means now
-        delay: instead of `at`, seconds from now by Redis's clock
-        basis: slot basis; the id unless given
-        priority: 0 goes first
-        token: tells this message from another live one with the same id, which may then have
-            two; without it, the CRC-32 of the body does
-        ensure: return None, and add nothing, if a live message has this id
-        publish: (producer, name of this publish): to repeat a producer's latest publish within
-            a minute, because its reply was lost, adds nothing, whatever has become of the message
-        visibility: seconds that a delivery of this message lasts unless it is renewed; as its
-            topic says unless given
-        max_lease: seconds for which one delivery of it may be renewed in all; 0: for ever; as its
-            topic says unless given
-        expiration: seconds after its due time when it expires: it is not delivered then. Where its
-            topic has a ``message_ttl`` that is shorter, that holds
-
-        Raises ActionTimeError beyond the year 2255, TraitError if one of the last three makes no
-        sense, ReplicationError as :meth:`run_puts`, PriorityStepsError as :meth:`declare`.
-        """
-        traits = ""
-        if visibility is not None or max_lease is not None or expiration is not None:
-            traits = traits_of(
-                f"message {id!r}",
-                visibility=visibility,
-                max_lease=max_lease,
-                expiration=expiration,
-            )
-        declared = self._registry.agreed(self._registry.topic(topic))
-        self._registry.admit(declared, id, basis)
-        # While the topic is resharded, the message may lie in another slot.
-        moves = ensure and declared.declaration.draining_counts
-        if moves and self._lookup.get(id, topic=topic, basis=basis or id):
-            return None
-        request = PutRequest(
-            id,
-            body,
-            microseconds(at),
-            microseconds(delay),
-            basis,
-            priority,
-            token,
-            ensure,
-            publish,
-            traits=traits,
-        )
-        calls = [self._commands.put(declared, request)]
-        if (reread := self._registry.rereading(topic)) is not None:
-            calls.append(reread)
-        made, *read = self._runner.run_puts(calls)
-        if read == [None]:
-            self._registry.mend(topic)
-        put: Put = made
-        return put.id if put.added or not ensure else None
-
-    def put_many(
-        self, topic: str, messages: Iterable[NewMessage | Mapping[str, Any] | tuple[Any, ...]]
-    ) -> list[Put]:
-        """Add messages, thousands in a round trip; return what became of each, in their order.
-
-        messages: each is a :class:`NewMessage`, a mapping with the arguments of :meth:`put`, such
-            as ``{"id": "order-7", "body": b"...", "delay": 3600}``, or a tuple in their order,
-            such as ``("order-7", b"...")``
-
-        Messages with one action time and priority keep the order of the list, but for those whose
-        id another live message has: they are put after the others. A message that is there
-        already, with the same bytes, is not added again: so a list may be repeated after an error.
-        If the same center repeats it within a minute, what was consumed meanwhile is not added
-        again either.
-
-        Raises MessageError, ActionTimeError or TraitError if a message cannot be put, and says
-        which one: then none is. Raises PutManyError if some were not put, or perhaps not; its
-        `results` say which. Raises ReplicationError as :meth:`put`, with `results` as well, and
-        PriorityStepsError as :meth:`declare`.
-        """
-        declared = self._registry.agreed(self._registry.topic(topic))
-        many = PutMany(self._context, self._commands, declared, messages, self._put_names)
-        for id, basis in many.admitted():
-            self._registry.admit(declared, id, basis)
-        while calls := many.next_calls():
-            try:
-                many.take(*self._runner.run_each_put(calls))
-            except BROKEN as exc:
-                many.fail(exc)
-        self._runner.send_counters()
-        return many.finish()
-
-    def ensure(
-        self,
-        topic: str,
-        id: str,
-        body: bytes,
-        *,
-        at: float | None = None,
-        delay: float | None = None,
-        basis: str | None = None,
-        priority: int = 0,
-        visibility: float | None = None,
-        max_lease: float | None = None,
-        expiration: float | None = None,
-    ) -> bool:
-        """Add a message as :meth:`put` does, unless the topic has one of this id, in any state.
-
-        Returns whether it was added. Of several that try at the same time with the same slot
-        basis, or with none, one adds it.
-        """
-        if self._lookup.get(id, topic=topic):
-            return False  # perhaps in another slot, because of another basis
-        made = self.put(
-            topic,
-            id,
-            body,
-            at=at,
-            delay=delay,
-            basis=basis,
-            priority=priority,
-            ensure=True,
-            visibility=visibility,
-            max_lease=max_lease,
-            expiration=expiration,
-        )
-        return made is not None
 
     # -- pop
 

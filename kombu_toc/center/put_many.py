@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 
 from ..errors import ActionTimeError, MessageError, PutManyError, ReplicationError, ServerError
 from ..model.keys import Slot
+from ..model.message_key import key_of
 from ..model.results import Put, PutTogether
 from ..model.topic import Topic, slot_of
 from ..model.traits import traits_of
@@ -37,7 +38,7 @@ _FIELDS = frozenset(NewMessage._fields)
 APART = ("apart",)
 
 #: The last fields of a message without traits.
-_NONE = [None, None, None]
+_NONE = [None, None, None, None]
 
 
 class _Batch:
@@ -373,6 +374,7 @@ def _traits(number: int, message: NewMessage) -> str:
         visibility=message.visibility,
         max_lease=message.max_lease,
         expiration=message.expiration,
+        key=str(message.key or ""),
     )
 
 
@@ -394,6 +396,9 @@ def _read(messages: Iterable[NewMessage | Mapping[str, Any] | tuple[Any, ...]]) 
             and (token is None or isinstance(token, str))
         ):
             raise MessageError(f"message {number}{_named(id)}: {_wrong(message)}; nothing was put")
+        if message.key is not None:
+            key = key_of(f"message {number} ({id!r})", message.key) or None
+            message = message._replace(key=key, basis=basis or key)
         read.append(message)
     return read
 

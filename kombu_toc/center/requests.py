@@ -48,13 +48,14 @@ class NewMessage(NamedTuple):
 
     at: action time, seconds since the epoch; a past one means now
     delay: instead of `at`, seconds from now by Redis's clock
-    basis: slot basis; the id unless given
+    basis: slot basis; the key unless given, or the id
     priority: 0 goes first
     token: tells this message from another live one with the same id; the CRC-32 of the body unless
         given
     visibility: seconds that a delivery of it lasts unless it is renewed
     max_lease: seconds for which one delivery of it may be renewed in all; 0: for ever
     expiration: seconds after its due time when it expires
+    key: what it is about; its topic may limit what starts of each key
     """
 
     id: str
@@ -67,6 +68,7 @@ class NewMessage(NamedTuple):
     visibility: float | None = None
     max_lease: float | None = None
     expiration: float | None = None
+    key: str | int | None = None
 
 
 class PopRequest(NamedTuple):

@@ -57,6 +57,7 @@ from ..model import envelope
 from ..model.gates import check_one_slot
 from ..model.keys import Slot
 from ..model.limits import MAX_SLOTS
+from ..model.message_key import key_of
 from ..model.topic import Topic, base_of, check_slots, slot_of
 from ..scripts.call import PageSize, ScriptCall
 from ..scripts.loader import load
@@ -270,7 +271,7 @@ def _look(center: TimeoutCenter, topic: Topic) -> Iterator[tuple[Slot, dict[int,
             unknown = 0
             for raw, body in page.items():
                 id = raw.decode("utf-8", "surrogatepass")
-                basis = _basis(id, body)
+                basis = _basis(id, body, topic.declaration.key_header)
                 counts = (topic.slots, *fewer)
                 if basis is None or number not in {slot_of(basis, count) for count in counts}:
                     unknown += 1
@@ -281,15 +282,20 @@ def _look(center: TimeoutCenter, topic: Topic) -> Iterator[tuple[Slot, dict[int,
                 break
 
 
-def _basis(id: str, body: bytes) -> str | None:
-    """The slot basis of a message; None if its body is no envelope."""
+def _basis(id: str, body: bytes, key_header: str | None) -> str | None:
+    """The slot basis of a message; None if its body is no envelope.
+
+    key_header: the header that names the keys of the topic's messages
+    """
     try:
         headers = envelope.unpack(body, id)["headers"]
     except EnvelopeError:
         return None
-    basis = headers.get("x-slot-basis")
-    if basis is not None and str(basis):
+    if (basis := headers.get("x-slot-basis")) is not None and str(basis):
         return str(basis)
+    for name in ("x-key", key_header):
+        if key := key_of(id, headers.get(name)):
+            return key
     named = headers.get("id")
     return named if isinstance(named, str) and named else id
 

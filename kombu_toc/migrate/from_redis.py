@@ -26,10 +26,11 @@ from kombu import Connection
 from ..center.commands import SENT
 from ..center.context import POP_BYTES
 from ..errors import ActionTimeError, MigrationError, TraitError
+from ..model.message_key import key_of
 from ..scripts.call import PageSize, ScriptCall, when_of
 from ..transport.action_time import action_time
 from ..transport.channel import Channel
-from ..transport.publishing import message_traits
+from ..transport.publishing import GROUP, message_traits
 from .broker import Broker, connected, literally, refuse_if_any
 from .messages import Unreadable, delivered, eta_or_none, from_kombu, parse, tag_of
 from .moving import BATCH, REMEMBER, Account, Migrated, Move, Progress, carry_out
@@ -375,6 +376,7 @@ class _FromRedis(Move):
         headers, properties = row.message["headers"], row.message["properties"]
         at_us, delay_us = action_time(headers, row.tag)
         when_of(at_us, delay_us)
+        key_of(f"message {row.tag}", headers.get("x-key", properties.get(GROUP)))
         message_traits(headers, properties, row.tag)
 
     def _putting(self, queue: str, row: _Row) -> ScriptCall:

@@ -143,6 +143,12 @@ class Delivery(NamedTuple):
         ms = traits.trait(self.birth, "x")
         return None if ms is None else ms * 1000
 
+    @property
+    def key(self) -> str | None:
+        """The message's key; None if it has none. Of one that is longer than 200 characters when
+        it is percent-encoded, ``h.`` and its SHA-256."""
+        return traits.key_in(self.birth)
+
 
 class Consumer(NamedTuple):
     """A process that consumes a topic."""

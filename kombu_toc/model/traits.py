@@ -13,6 +13,7 @@ letter     what it says
 ``m``      max lease: milliseconds for which one delivery may be renewed in all; 0: for ever
 ``e``      expiration: milliseconds after its due time when it expires
 ``x``      when it expires, in milliseconds since the epoch; known since its first delivery
+``k``      its key, encoded (:mod:`.message_key`)
 =========  ==============================================================================
 
 Behind a ``!``, at its end, the token of a delivery with a max lease says when that has passed, in
@@ -26,8 +27,10 @@ from functools import lru_cache
 
 from ..errors import TraitError
 from .limits import LIMITS, Kind, Number
+from .message_key import decode_key, encode_key
 
 _TRAIT = re.compile(r"[;,]([a-z])(\d+)")
+_KEY = re.compile(r"[;,]k([\w.%-]+)", re.ASCII)
 _END = re.compile(r"!(\d+)$")
 
 #: Seconds within which a message expires at most.
@@ -44,10 +47,11 @@ _TRAITS: dict[str, tuple[str, Kind, int]] = {
 }
 
 
-def traits_of(what: str, **given: object) -> str:
+def traits_of(what: str, *, key: str = "", **given: object) -> str:
     """The entry of a message before its first delivery; empty if it has no traits.
 
     what: which message it is, for an error
+    key: its key, as :func:`.message_key.key_of` gives it
     given: of ``visibility``, ``max_lease`` and ``expiration`` (seconds), or under the names that
         senders know: ``x-visibility`` and ``x-max-lease`` (seconds), ``expiration_ms``
         (milliseconds). What is None is not said.
@@ -63,6 +67,8 @@ def traits_of(what: str, **given: object) -> str:
             except ValueError as exc:
                 raise TraitError(str(exc)) from None
             said.append(f"{letter}{int(number * unit_ms)}")
+    if key:
+        said.append(f"k{encode_key(key)}")
     return f";{','.join(said)}" if said else ""
 
 
@@ -79,6 +85,13 @@ def is_still(token: str, score: int) -> bool:
     """Whether a token is of the message that waits with this score, and was not left by another
     one of its id; as in ``scripts/token.lua``."""
     return score % 1000 < 32 or token.endswith("@") or token.startswith(";")
+
+
+def key_in(token: str) -> str | None:
+    """The key that a token has; None if it has none. Of a key that was too long, what stands for
+    it."""
+    found = _KEY.search(token) if ";" in token else None
+    return decode_key(found[1]) if found else None
 
 
 def last_end(token: str) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 import zlib
@@ -21,6 +22,7 @@ from ..client.options import Settings
 from ..consumer.pipe import BROKEN
 from ..errors import AlreadyThereError
 from ..model import envelope
+from ..model.message_key import key_of
 from ..model.results import Put
 from ..model.topic import Topic
 from ..model.traits import traits_of
@@ -31,6 +33,9 @@ from .publish_batch import PublishBatch
 #: Seconds that a publish takes before it fails for a node of a Cluster that cannot be reached: as
 #: Celery pauses before it connects again.
 ATTEMPT_PAUSE = 0.2
+
+#: The property, or header, that names a message's key as in SQS.
+GROUP = "MessageGroupId"
 
 
 class PublishName(str):
@@ -184,6 +189,16 @@ class Publisher:
         waits = at_us is not None or delay_us is not None
         basis = headers.get("x-slot-basis")
         basis = None if basis is None else str(basis)
+        key = headers.get("x-key")
+        if key is None:
+            key = properties.get(GROUP, headers.get(GROUP))
+            if key is not None:  # Celery sends headers along with a retry, and no properties
+                message["headers"] = headers = {**headers, "x-key": key}
+            elif topic.declaration.key_header is not None:
+                key = headers.get(topic.declaration.key_header)
+        if key is not None:
+            key = key_of(f"message {id}", key)
+            basis = basis or key or None
         self._center.registry.admit(topic, named, basis)
         properties["k"] = token = token_of(tag)
         packed = envelope.pack(message, deflate=waits and self._settings.toc_deflate, id=id)
@@ -202,7 +217,7 @@ class Publisher:
             # A retry is sent before its task ends, or after it was acknowledged: to refuse it, as a
             # server does that is full, would be to lose it.
             replaces=bool(headers.get("retries")),
-            traits=message_traits(headers, properties, id),
+            traits=message_traits(headers, properties, id, key or ""),
         )
         call = self._center.commands.put(topic, request)
         return call._replace(parse=_only_if_added(call.parse)) if ensure else call
@@ -217,6 +232,7 @@ class Publisher:
         priority: int,
         eta: str,
         counts: bool,
+        key: str = "",
     ) -> ScriptCall:
         """As :meth:`putting`, for a message that somebody else has made, of a task that is sent for
         the first time.
@@ -226,8 +242,12 @@ class Publisher:
         plain: what :func:`kombu_toc.model.envelope.pack_plain` would make of the message
         eta: its header, or nothing
         counts: whether that is a countdown
+        key: its header `x-key`, or nothing
         """
         topic = self._topic_of(queue)
+        if not key and topic.declaration.key_header is not None:
+            headers = json.loads(plain.partition(b"\n")[0])["h"]
+            key = key_of(f"message {id}", headers.get(topic.declaration.key_header))
         at_us: int | Countdown | None = None
         packed = plain
         if eta:
@@ -236,12 +256,12 @@ class Publisher:
                 at_us = _countdown_to(at_us, self._clock, time.monotonic(), time.time_ns() // 1000)
             if at_us is not None and self._settings.toc_deflate:
                 packed = envelope.compress(plain, id)
-        self._center.registry.admit(topic, id, None)
+        self._center.registry.admit(topic, id, key or None)
         publish = None if topic.declaration.expires else (name.rpartition(".")[0], name)
-        return self._center.commands.put(
-            topic,
-            PutRequest(id, packed, at_us, priority=priority, token=token, publish=publish),
-        )
+        request = PutRequest(id, packed, at_us, priority=priority, token=token, publish=publish)
+        if key:
+            request = request._replace(basis=key, traits=traits_of("", key=key))
+        return self._center.commands.put(topic, request)
 
 
 def token_of(name: str) -> str:
@@ -262,8 +282,10 @@ def _countdown_to(at_us: int, clock: SendersClock, now: float, wall_us: int) -> 
     return Countdown(None if now_us is None else now_us + left_us, now + left_us / 1_000_000)
 
 
-def message_traits(headers: Mapping[str, Any], properties: Mapping[str, Any], id: str) -> str:
-    """What holds for this message and not for its queue."""
+def message_traits(
+    headers: Mapping[str, Any], properties: Mapping[str, Any], id: str, key: str = ""
+) -> str:
+    """What holds for this message and not for its queue; `key` as :func:`key_of` gives it."""
     visibility, max_lease = headers.get("x-visibility"), headers.get("x-max-lease")
     expiration = properties.get("expiration")
     # With a task's `expires`, Celery also sets the property. Such a task goes to a worker however
@@ -271,9 +293,9 @@ def message_traits(headers: Mapping[str, Any], properties: Mapping[str, Any], id
     if expiration is not None and headers.get("expires") is not None:
         expiration = None
     if visibility is None and max_lease is None and expiration is None:
-        return ""
+        return traits_of("", key=key) if key else ""
     named = {"x-visibility": visibility, "x-max-lease": max_lease, "expiration_ms": expiration}
-    return traits_of(f"message {id}", **named)
+    return traits_of(f"message {id}", key=key, **named)
 
 
 def _publish_of(name: str, batch: PublishBatch | None = None) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -49,18 +50,23 @@ def test_a_task_that_hangs_gives_its_message_back_when_its_max_lease_has_passed(
     wait_until(lambda: kombu_toc.read_metrics(toc)["celery"].totals["overran"] == 1)
 
 
-def test_a_retry_keeps_the_visibility_and_the_max_lease_of_its_task(
-    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
+@pytest.mark.parametrize("key", [{"headers": {"x-key": "c 1"}}, {"MessageGroupId": "c 1"}], ids=str)
+def test_a_retry_keeps_the_visibility_the_max_lease_and_the_key_of_its_task(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    toc: kombu_toc.TimeoutCenter,
+    key: dict[str, Any],
 ) -> None:
     start_workers(1, "-P", "solo")
-    headers = {"x-visibility": 200, "x-max-lease": 300}
-    sent = app.tasks["e2e.again"].apply_async((1, 3600), headers=headers)
+    headers = {"x-visibility": 200, "x-max-lease": 300, **key.get("headers", {})}
+    sent = app.tasks["e2e.again"].apply_async((1, 3600), **{**key, "headers": headers})
     wait_until(lambda: len(journal.entries(f"again-{sent.id}")) == 1)
     wait_until(lambda: [found.state for found in toc.get(sent.id)] == ["waiting"])
     slots = toc.topic("celery").all_slots()
     [retry] = toc.get(sent.id)
     tokens = [toc.client.hget(slot.tokens, retry.id) for slot in slots]
-    assert [token for token in tokens if token] == [b";v200000,m300000"]
+    assert [token for token in tokens if token] == [b";v200000,m300000,kc%201"]
     toc.reschedule(sent.id)
     assert sent.get(timeout=10) == 1
 

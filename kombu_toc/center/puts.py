@@ -1,0 +1,184 @@
+"""Puts messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..model.message_key import key_of
+from ..model.results import Put
+from ..model.traits import traits_of
+from ..scripts.call import microseconds
+from .commands import Commands
+from .context import Context
+from .lookup import Lookup
+from .put_many import PutMany, PutNames
+from .registry import Registry
+from .requests import NewMessage, PutRequest
+from .runner import BROKEN, Runner
+from .waiting import PopNames
+
+
+class Puts:
+    """Puts messages, one round trip or a few each."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        registry: Registry,
+        context: Context,
+        commands: Commands,
+        lookup: Lookup,
+    ) -> None:
+        self._runner = runner
+        self._context = context
+        self._registry = registry
+        self._commands = commands
+        self._lookup = lookup
+        self._put_names = PutNames(PopNames().next)
+
+    def put(
+        self,
+        topic: str,
+        id: str,
+        body: bytes,
+        *,
+        at: float | None = None,
+        delay: float | None = None,
+        basis: str | None = None,
+        priority: int = 0,
+        token: str | None = None,
+        ensure: bool = False,
+        publish: tuple[str, str] | None = None,
+        visibility: float | None = None,
+        max_lease: float | None = None,
+        expiration: float | None = None,
+        key: object = None,
+    ) -> str | None:
+        """Add a message and return the id it is kept under.
+
+        at: action time, seconds since the epoch; a past one means now
+        delay: instead of `at`, seconds from now by Redis's clock
+        basis: slot basis; the key unless given, or the id
+        priority: 0 goes first
+        token: tells this message from another live one with the same id, which may then have
+            two; without it, the CRC-32 of the body does
+        ensure: return None, and add nothing, if a live message has this id
+        publish: (producer, name of this publish): to repeat a producer's latest publish within
+            a minute, because its reply was lost, adds nothing, whatever has become of the message
+        visibility: seconds that a delivery of this message lasts unless it is renewed; as its
+            topic says unless given
+        max_lease: seconds for which one delivery of it may be renewed in all; 0: for ever; as its
+            topic says unless given
+        expiration: seconds after its due time when it expires: it is not delivered then. Where its
+            topic has a ``message_ttl`` that is shorter, that holds
+        key: what it is about, such as a customer, as text, a whole number or a UUID: its topic may
+            limit what starts of each key
+
+        Raises ActionTimeError beyond the year 2255, TraitError if one of the last four makes no
+        sense, ReplicationError as :meth:`run_puts`, PriorityStepsError as :meth:`declare`.
+        """
+        traits = ""
+        if not (visibility is max_lease is expiration is key is None):
+            what = f"message {id!r}"
+            key = key_of(what, key)
+            basis = basis or key or None
+            traits = traits_of(
+                what, visibility=visibility, max_lease=max_lease, expiration=expiration, key=key
+            )
+        declared = self._registry.agreed(self._registry.topic(topic))
+        self._registry.admit(declared, id, basis)
+        # While the topic is resharded, the message may lie in another slot.
+        moves = ensure and declared.declaration.draining_counts
+        if moves and self._lookup.get(id, topic=topic, basis=basis or id):
+            return None
+        request = PutRequest(
+            id,
+            body,
+            microseconds(at),
+            microseconds(delay),
+            basis,
+            priority,
+            token,
+            ensure,
+            publish,
+            traits=traits,
+        )
+        calls = [self._commands.put(declared, request)]
+        if (reread := self._registry.rereading(topic)) is not None:
+            calls.append(reread)
+        made, *read = self._runner.run_puts(calls)
+        if read == [None]:
+            self._registry.mend(topic)
+        put: Put = made
+        return put.id if put.added or not ensure else None
+
+    def put_many(
+        self, topic: str, messages: Iterable[NewMessage | Mapping[str, Any] | tuple[Any, ...]]
+    ) -> list[Put]:
+        """Add messages, thousands in a round trip; return what became of each, in their order.
+
+        messages: each is a :class:`NewMessage`, a mapping with the arguments of :meth:`put`, such
+            as ``{"id": "order-7", "body": b"...", "delay": 3600}``, or a tuple in their order,
+            such as ``("order-7", b"...")``
+
+        Messages with one action time and priority keep the order of the list, but for those whose
+        id another live message has: they are put after the others. A message that is there
+        already, with the same bytes, is not added again: so a list may be repeated after an error.
+        If the same center repeats it within a minute, what was consumed meanwhile is not added
+        again either.
+
+        Raises MessageError, ActionTimeError or TraitError if a message cannot be put, and says
+        which one: then none is. Raises PutManyError if some were not put, or perhaps not; its
+        `results` say which. Raises ReplicationError as :meth:`put`, with `results` as well, and
+        PriorityStepsError as :meth:`declare`.
+        """
+        declared = self._registry.agreed(self._registry.topic(topic))
+        many = PutMany(self._context, self._commands, declared, messages, self._put_names)
+        for id, basis in many.admitted():
+            self._registry.admit(declared, id, basis)
+        while calls := many.next_calls():
+            try:
+                many.take(*self._runner.run_each_put(calls))
+            except BROKEN as exc:
+                many.fail(exc)
+        self._runner.send_counters()
+        return many.finish()
+
+    def ensure(
+        self,
+        topic: str,
+        id: str,
+        body: bytes,
+        *,
+        at: float | None = None,
+        delay: float | None = None,
+        basis: str | None = None,
+        priority: int = 0,
+        visibility: float | None = None,
+        max_lease: float | None = None,
+        expiration: float | None = None,
+        key: object = None,
+    ) -> bool:
+        """Add a message as :meth:`put` does, unless the topic has one of this id, in any state.
+
+        Returns whether it was added. Of several that try at the same time with the same slot
+        basis, or with none, one adds it.
+        """
+        if self._lookup.get(id, topic=topic):
+            return False  # perhaps in another slot, because of another basis
+        made = self.put(
+            topic,
+            id,
+            body,
+            at=at,
+            delay=delay,
+            basis=basis,
+            priority=priority,
+            ensure=True,
+            visibility=visibility,
+            max_lease=max_lease,
+            expiration=expiration,
+            key=key,
+        )
+        return made is not None
