@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from .errors import NotPermittedError as NotPermittedError
     from .errors import PriorityStepsError as PriorityStepsError
     from .errors import PutManyError as PutManyError
+    from .errors import RateLimitedError as RateLimitedError
     from .errors import ReceiptError as ReceiptError
     from .errors import ReplicationError as ReplicationError
     from .errors import ReshardError as ReshardError
@@ -185,6 +186,7 @@ _PLACES = {
     "MigrationError": "errors",
     "NotPermittedError": "errors",
     "PriorityStepsError": "errors",
+    "RateLimitedError": "errors",
     "ReceiptError": "errors",
     "PutManyError": "errors",
     "ReplicationError": "errors",

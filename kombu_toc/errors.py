@@ -19,6 +19,7 @@ __all__ = (
     "PriorityStepsError",
     "ReceiptError",
     "PutManyError",
+    "RateLimitedError",
     "ReplicationError",
     "ReshardError",
     "ServerError",
@@ -75,6 +76,28 @@ class MessageError(TocError, ValueError):
 
 class AlreadyThereError(TocError):
     """A message should be added only if the queue has none with its id, and it has one."""
+
+
+class RateLimitedError(TocError):
+    """More messages were put than the topic's ``put_rate`` or ``key_put_rate`` allows; what this is
+    raised for was not kept. It is no error of a connection: nobody puts it again by itself.
+
+    limit: ``put_rate`` or ``key_put_rate``
+    retry_after: seconds until one more may be put, if nobody else does before
+    results: of a put of many, one for each message, in order: a :class:`Put`, or the error that
+        took its place
+    """
+
+    def __init__(
+        self, text: str, limit: str = "", retry_after: float = 0.0, results: Sequence[Any] = ()
+    ) -> None:
+        super().__init__(text, limit, retry_after, results)
+        self.limit = limit
+        self.retry_after = retry_after
+        self.results = results
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class MigrationError(TocError):

@@ -21,6 +21,7 @@ from ..model.topic import Topic
 from ..scripts.call import ScriptCall, texts, when_of
 from ..scripts.loader import load
 from .context import Context
+from .put_rates import pace_key, read_limited_put
 from .replies import read_deliveries, read_put, read_reject, read_settled
 from .requests import REMEMBER, PopRequest, PutRequest
 
@@ -74,6 +75,7 @@ class Commands:
             remember,
             replaces,
             traits,
+            counted,
         ) = request
         slot = topic.slot_for(basis or id)
         if token is None:
@@ -99,6 +101,12 @@ class Commands:
             remember,
             1 if replaces else 0,
         )
+        limits = topic.declaration.put_gates
+        if limits and counted and not replaces:
+            pace = pace_key(topic, slot, clustered=self._context.clustered)
+            keys, args = (*keys, slot.tokens, pace), (*args, traits, limits)  # type: ignore[assignment]
+            parse = partial(read_limited_put, topic, self._counts(topic))
+            return self._announcing(topic, "put", keys, args, parse)
         if traits or expires:
             keys, args = (*keys, slot.tokens), (*args, traits)  # type: ignore[assignment]
         return self._announcing(topic, "put", keys, args, partial(read_put, self._counts(topic)))

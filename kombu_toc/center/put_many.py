@@ -11,7 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
-from ..errors import ActionTimeError, MessageError, PutManyError, ReplicationError, ServerError
+from ..errors import (
+    ActionTimeError,
+    MessageError,
+    PutManyError,
+    RateLimitedError,
+    ReplicationError,
+    ServerError,
+)
 from ..model.keys import Slot
 from ..model.message_key import key_of
 from ..model.results import Put, PutTogether
@@ -20,6 +27,7 @@ from ..model.traits import traits_of
 from ..scripts.call import ScriptCall, microseconds, when_of
 from .commands import Commands
 from .context import Context
+from .put_rates import pace_key, read_limited_put_many
 from .replies import read_put_many
 from .requests import REMEMBER, NewMessage, PutRequest
 
@@ -80,26 +88,22 @@ def put_many_call(
 
     step: index of the priority step
     flat: of each its id, its body, and its time as :func:`.scripts.call.when_of` gives it; and its
-        traits, if `width` is 4
+        traits, if `width` is 4, as it is where puts are limited
     publish: (producer, name of this call): a repeated call adds nothing
     """
     producer, name = publish
     expires = topic.declaration.keys_ms
     if expires:  # what goes away by itself leaves nothing behind
         name = ""
-    return context.announcing(
-        topic,
-        "put_many",
-        (
-            slot.stores[step],
-            slot.body,
-            slot.announced_times,
-            slot.sent(f"many:{producer}"),
-            slot.tokens,
-        ),
-        (slot.number, expires, width, name, REMEMBER, *flat),
-        partial(read_put_many, context.counts(topic), len(flat) // width),
-    )
+    sent = slot.sent(f"many:{producer}")
+    keys = [slot.stores[step], slot.body, slot.announced_times, sent, slot.tokens]
+    limits, number = topic.declaration.put_gates, len(flat) // width
+    parse: Callable[[Any], PutTogether] = partial(read_put_many, context.counts(topic), number)
+    if limits:
+        keys.append(pace_key(topic, slot, clustered=context.clustered))
+        parse = partial(read_limited_put_many, topic, context.counts(topic), number)
+    args = (slot.number, expires, f"{width}{limits}", name, REMEMBER, *flat)
+    return context.announcing(topic, "put_many", keys, args, parse)
 
 
 #: Calls without a reply that are kept in mind, at most.
@@ -193,6 +197,7 @@ class PutMany:
         self._sent: list[_Sent] = []  #: what is on its way
         self._error: Exception | None = None
         self._shortage: Exception | None = None
+        self._refused: list[RateLimitedError] = []
 
     def admitted(self) -> list[tuple[str, str | None]]:
         """An id and a slot basis of each kind of messages, for :meth:`.registry.Registry.admit`."""
@@ -219,7 +224,7 @@ class PutMany:
         topic = self._topic
         numbers, flat, width = batch.numbers, batch.flat, 3
         sent = self._leaves(numbers, partial(self._digest, (batch.slot, batch.step), numbers))
-        if batch.traits:
+        if batch.traits or topic.declaration.put_gates:
             traits = (batch.traits.get(number, "") for number in numbers)
             rows = zip(flat[::3], flat[1::3], flat[2::3], traits, strict=True)
             flat, width = [value for row in rows for value in row], 4
@@ -281,9 +286,13 @@ class PutMany:
                     put[number] = Put(messages[number].id, True, now)
                 for place in result.there:
                     put[numbers[place]] = Put(messages[numbers[place]].id, False, None)
+                for place, refused in result.refused.items():
+                    self._refuse(numbers[place], refused)
                 for place in result.taken:
                     put[numbers[place]] = None
                     self._apart.append(numbers[place])
+            elif isinstance(result, RateLimitedError):
+                self._refuse(numbers[0], result)
             else:
                 for number in numbers:
                     put[number] = result
@@ -292,16 +301,23 @@ class PutMany:
                     self._names.lose(sent.digest(), sent.name)
         self._sent = []
 
+    def _refuse(self, number: int, error: Exception) -> None:
+        """A message was not put because of a rate; others may be, of other keys."""
+        self._results[number] = error
+        self._refused.append(cast(RateLimitedError, error))
+
     def fail(self, error: Exception) -> None:
         """The calls that were sent last have no results: they may have run or not."""
         self.take([error] * len(self._sent))
 
     def finish(self) -> list[Put]:
-        """What became of each message. Raises PutManyError or ReplicationError if not all are put
-        for sure, or not on enough replicas."""
+        """What became of each message. Raises PutManyError, RateLimitedError or ReplicationError if
+        not all are put for sure, or not on enough replicas."""
         found = self._results
         if self._error is not None:
             raise self._not_all()
+        if self._refused:
+            raise self._too_many()
         if self._shortage is not None:
             if isinstance(self._shortage, ReplicationError):
                 self._shortage.results = found
@@ -321,6 +337,17 @@ class PutMany:
         )
         made.__cause__ = error
         return made
+
+    def _too_many(self) -> RateLimitedError:
+        found, refused = self._results, self._refused
+        soonest = min(refused, key=lambda error: error.retry_after)
+        return RateLimitedError(
+            f"{len(refused)} of {len(found)} messages were not put: {soonest}. The error's results "
+            "say which; to put the list again adds none twice that is still there",
+            soonest.limit,
+            soonest.retry_after,
+            found,
+        )
 
     def _divided(self) -> list[_Batch]:
         """The messages in batches, each in the order of the list; but for those that share an

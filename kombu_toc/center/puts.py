@@ -76,7 +76,8 @@ class Puts:
             limit what starts of each key
 
         Raises ActionTimeError beyond the year 2255, TraitError if one of the last four makes no
-        sense, ReplicationError as :meth:`run_puts`, PriorityStepsError as :meth:`declare`.
+        sense, RateLimitedError if its topic limits how many are put, ReplicationError as
+        :meth:`run_puts`, PriorityStepsError as :meth:`declare`.
         """
         traits = ""
         if not (visibility is max_lease is expiration is key is None):
@@ -130,8 +131,9 @@ class Puts:
 
         Raises MessageError, ActionTimeError or TraitError if a message cannot be put, and says
         which one: then none is. Raises PutManyError if some were not put, or perhaps not; its
-        `results` say which. Raises ReplicationError as :meth:`put`, with `results` as well, and
-        PriorityStepsError as :meth:`declare`.
+        `results` say which. Raises RateLimitedError with such `results` if some are more than the
+        topic takes; the others are put. Raises ReplicationError as :meth:`put`, with `results` as
+        well, and PriorityStepsError as :meth:`declare`.
         """
         declared = self._registry.agreed(self._registry.topic(topic))
         many = PutMany(self._context, self._commands, declared, messages, self._put_names)

@@ -26,6 +26,8 @@ class PutRequest(NamedTuple):
     remember: seconds for which a repeated `publish` is recognised
     replaces: it takes the place of a message that was delivered; a server that is full accepts it
     traits: what holds for it and not for its topic, as :func:`.model.traits.traits_of` makes it
+    counted: whether it counts among what may be put into its topic; what `replaces` another does
+        not
     """
 
     id: str
@@ -40,6 +42,7 @@ class PutRequest(NamedTuple):
     remember: int = REMEMBER
     replaces: bool = False
     traits: str = ""
+    counted: bool = True
 
 
 class NewMessage(NamedTuple):

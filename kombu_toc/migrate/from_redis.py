@@ -390,4 +390,5 @@ class _FromRedis(Move):
             {**row.message, "properties": properties},
             publish=(f"moved:{row.tag}", row.tag),
             remember=REMEMBER,
+            counted=False,
         )

@@ -162,6 +162,7 @@ class Slot:
         "number",
         "pace",
         "prepare",
+        "put_pace",
         "reasons",
         "schedules",
         "script_keys",
@@ -201,6 +202,9 @@ class Slot:
         self.firings = stem + "firings"
         #: sorted set: schedule -> when it fires next, in microseconds since the epoch
         self.coming = stem + "coming"
+        #: sorted set: key -> when what may be put of it has been used up to, in us; ':' for all.
+        #: It expires. Where all slots are on one server, slot 0 has those of all
+        self.put_pace = stem + "put-pace"
         #: the keys in the order in which most scripts take them
         self.script_keys = (
             self.announced_times,
@@ -266,6 +270,7 @@ class Slot:
             self.ended,
             *self.lane_keys,
             *self.of_schedules(),
+            self.put_pace,
         ]
 
     def of_schedules(self) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from . import scores, traits
@@ -175,6 +175,8 @@ class PutTogether(NamedTuple):
     now_us: int  #: Redis's clock
     there: list[int]  #: which messages were there already, by their places in the call
     taken: list[int]  #: which were not added because another message has their id
+    #: which were not added because of a rate, and the error of each
+    refused: Mapping[int, Exception] = {}
 
 
 class Popped(NamedTuple):

@@ -2,7 +2,8 @@
 --
 -- KEYS[1] store (of its priority step)   KEYS[2] body   KEYS[3] armed   KEYS[4] copies of the id
 -- KEYS[5] the producer's latest publish
--- then tokens, if ARGV[11] is given; then the wake index, if it is on this node
+-- then tokens, if ARGV[11] is given, and the topic's put-pace, if ARGV[12] is; then the wake index, if
+-- it is on this node
 -- ARGV[1] id        ARGV[2] envelope
 -- ARGV[3] action time in microseconds, '+N' for N microseconds from now, or '' for now; 'T+N' for T,
 --         if the sender is right in that there are N microseconds until then, else for '+N'
@@ -14,24 +15,27 @@
 -- ARGV[10] 1: add it although the server is full, for it takes the place of one that was delivered
 -- ARGV[11] its traits as token.lua has them, or '' if it has none; left out as a rule. Where slots
 --          go away by themselves it is given: a token may outlive its body there
--- Returns {id it is kept under, 1 added | 0 it was there already, now in microseconds if it was
+-- ARGV[12] how many may be put, as toll.lua has it; left out as a rule
+-- Returns {id, -1, 0, microseconds until one more may be put, 'p' for the whole topic or 'P' for its key,
+--          announcements, settled} if it may not be put now; else {id it is kept under, 1 added | 0 it was there already, now in microseconds if it was
 --          added just now, else 0, announcements, settled}; of a publish that is to be added only
 --          if it is new, 1 also if it is the one that added it, repeated
 --
 -- What the producer published last is not added again, even if it has been acknowledged by now:
 -- it is the same publish, repeated because its reply was lost. So are the same bytes under the
 -- same id, while there is such a message. A time that is earlier than everything the slot has announced
--- is announced. Messages with one action time keep the order in which they were put, however many
+-- is announced. What may not be put changes nothing, and what was there already does not count.
+-- Messages with one action time keep the order in which they were put, however many
 -- there are: a millisecond holds 968 of them, the rest spills into the next ones, and each is less than
 -- 1.4 ms late per 968 that have its time or one within those milliseconds.
 --
 -- A time that has passed is now: nobody could have delivered the message before it was put. So it
 -- is late from now on, and it does not go before what has been due for longer.
---@ clock admitted wake spread
+--@ clock admitted wake spread toll
 
 local store, body, armed, copies, sent = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local traits = ARGV[11]
-local wake = KEYS[traits and 7 or 6]
+local traits, limits = ARGV[11], ARGV[12]
+local wake = KEYS[limits and 8 or traits and 7 or 6]
 local id, envelope, ttl = ARGV[1], ARGV[2], tonumber(ARGV[6])
 
 local function keep(key) -- for as long as the slot, unless it is kept for longer already
@@ -58,15 +62,23 @@ if ARGV[7] == '1' then
     redis.call('SREM', copies, copy) -- of a message that is gone
   end
 end
-if redis.call('HEXISTS', body, id) == 1 then
+local is_copy = redis.call('HEXISTS', body, id) == 1
+if is_copy then
   if ARGV[7] == '1' or redis.call('HGET', body, id) == envelope then return there() end
   id = id .. '#' .. ARGV[5]
   if redis.call('HEXISTS', body, id) == 1 then return there() end
-  redis.call('SADD', copies, id)
-  if ttl > 0 then keep(copies) end
 end
 
 local now = clock()
+local paid = {}
+if limits then
+  local wait, which = toll(limits, KEYS[7], key_in(traits), now, paid)
+  if wait > 0 then return {ARGV[1], -1, 0, wait, which, said, unsaid} end
+end
+if is_copy then
+  redis.call('SADD', copies, id)
+  if ttl > 0 then keep(copies) end
+end
 local us, score = now, due_score(now)
 if ARGV[3] ~= '' then
   local moment, left = string.match(ARGV[3], '^(%d*)%+?(%d*)$')
@@ -80,6 +92,7 @@ end
 score = free_score(store, score)
 
 redis.call('HSET', body, id, envelope)
+if limits then pay(limits, KEYS[7], now, paid) end
 if traits == '' then
   redis.call('HDEL', KEYS[6], id)
 elseif traits then

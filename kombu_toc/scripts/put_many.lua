@@ -1,29 +1,37 @@
 -- Adds messages of one slot and one priority step, each as put.lua does, in their order.
 --
 -- KEYS[1] store   KEYS[2] body   KEYS[3] armed   KEYS[4] the producer's latest calls
--- KEYS[5] tokens   KEYS[6] wake index, if it is on this node
+-- KEYS[5] tokens; then the topic's put-pace, if puts are limited; then the wake index, if it is on this
+-- node
 -- ARGV[1] slot number   ARGV[2] milliseconds after which the slot goes away unless something is put
---         again, or 0   ARGV[3] how many values a message has: 3, or 4
+--         again, or 0
+-- ARGV[3] how many values a message has: 3, or 4; behind the 4, if puts are limited, how many may be
+--         put, as toll.lua has it
 -- ARGV[4] name of this call, or '' if it is not remembered   ARGV[5] seconds it is
 -- ARGV[6...] per message: its id, its envelope, its action time in microseconds, '+N' for N
 --         microseconds from now, or '' for now; and its traits as token.lua has them, or ''
 -- Returns {now in microseconds, which were there already, which were not added because another
---          message has their id, announcements, settled}; which: their numbers, from 0
+--          message has their id, announcements, settled}; which: their numbers, from 0. If puts are
+--          limited, before the last two: {number, microseconds until it may be put, 'p' for the whole
+--          topic or 'P' for its key, ...} of those that were not added for that
 --
 -- A copy is recorded in a key of its id, which this script does not have: the caller adds it with
 -- put.lua. No two messages of a call have one id. A server that is full refuses the whole call.
 -- A call that is repeated because its reply was lost adds nothing, whatever has become of its
 -- messages; it is remembered only if it added all that was not there.
---@ clock admitted wake spread
+--@ clock admitted wake spread toll
 
-local store, body, armed, sent, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[6]
-local tokens, ttl, width = KEYS[5], tonumber(ARGV[2]), tonumber(ARGV[3])
+local store, body, armed, sent = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local tokens, ttl, width = KEYS[5], tonumber(ARGV[2]), tonumber(string.sub(ARGV[3], 1, 1))
+local limits = string.sub(ARGV[3], 2)
+local limited = limits ~= ''
+local pace, wake = KEYS[6], KEYS[limited and 7 or 6]
 local name, known = ARGV[4], ARGV[4] ~= '' and redis.call('GET', KEYS[4]) or ';'
 local repeated = name ~= '' and string.find(known, ';' .. name .. ';', 1, true)
 local now = clock()
 
 -- First what writes nothing: a user who may not run one of these commands leaves nothing half done.
-local there, taken, new = {}, {}, {}
+local there, taken, new, refused, paid = {}, {}, {}, {}, {}
 for i = 6, #ARGV, width do
   local id, envelope = ARGV[i], ARGV[i + 1]
   local which = new
@@ -33,7 +41,14 @@ for i = 6, #ARGV, width do
     local same = redis.call('HSTRLEN', body, id) == #envelope and redis.call('HGET', body, id) == envelope
     which = same and there or taken
   end
-  which[#which + 1] = (i - 6) / width
+  local wait, limit = 0, ''
+  if limited and which == new then wait, limit = toll(limits, pace, key_in(ARGV[i + 3]), now, paid) end
+  if wait == 0 then
+    which[#which + 1] = (i - 6) / width
+  else
+    local n = #refused
+    refused[n + 1], refused[n + 2], refused[n + 3] = (i - 6) / width, wait, limit
+  end
 end
 
 local latest, score, earliest -- of the message before: its action time and its score
@@ -64,8 +79,10 @@ for n = 1, #new do
 end
 
 -- As many as leave together, and more; the oldest are cut.
-local names = string.sub(#taken == 0 and not repeated and ';' .. name .. known or known, 1, 2000)
+local whole = #taken == 0 and #refused == 0 and not repeated
+local names = string.sub(whole and ';' .. name .. known or known, 1, 2000)
 if earliest then
+  if limited then pay(limits, pace, now, paid) end
   if name ~= '' then redis.call('SET', sent, names, 'EX', ARGV[5]) end
   announce_if_first(wake, armed, ARGV[1], earliest, now)
   if ttl > 0 then
@@ -81,4 +98,5 @@ else
   redis.call('SET', sent, names, 'EX', math.max(1, tonumber(ARGV[5])))
   if name == '' then redis.call('DEL', sent) end
 end
+if limited then return {now, there, taken, refused, said, unsaid} end
 return {now, there, taken, said, unsaid}

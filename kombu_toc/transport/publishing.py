@@ -167,11 +167,14 @@ class Publisher:
         message: dict[str, Any],
         publish: tuple[str, str] | None = None,
         remember: int = REMEMBER,
+        *,
+        counted: bool = True,
     ) -> ScriptCall:
         """The call that puts a message, and returns a Put.
 
         publish: (producer, name of the publish), by which a repeated one is recognised
         remember: seconds for which it is
+        counted: whether it counts among what may be put into its topic
 
         Raises ActionTimeError if its time cannot be read or lies beyond what can be kept, and
         TraitError if a trait makes no sense.
@@ -218,6 +221,7 @@ class Publisher:
             # server does that is full, would be to lose it.
             replaces=bool(headers.get("retries")),
             traits=message_traits(headers, properties, id, key or ""),
+            counted=counted,
         )
         call = self._center.commands.put(topic, request)
         return call._replace(parse=_only_if_added(call.parse)) if ensure else call
@@ -307,7 +311,7 @@ def _publish_of(name: str, batch: PublishBatch | None = None) -> tuple[str, str]
 def _only_if_added(parse: Callable[[Any], Put]) -> Callable[[Any], Put]:
     def added(raw: Any) -> Put:
         put = parse(raw)
-        if not put.added:
+        if isinstance(put, Put) and not put.added:
             raise AlreadyThereError(f"there is a message {put.id!r} already")
         return put
 
