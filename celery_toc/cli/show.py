@@ -94,7 +94,8 @@ def _own(message: dict[str, Any]) -> list[tuple[str, Any]]:
         for label, name in (("visibility", "visibility"), ("max lease", "max_lease"))
         if message[name] is not None
     ]
-    return [*seconds, *([("expires", message["expires"])] if message["expires"] else [])]
+    texts = [(name, message[name]) for name in ("expires", "key") if message[name]]
+    return [*seconds, *texts]
 
 
 def _lines(name: str, text: str | None) -> list[tuple[str, Any]]:

@@ -22,6 +22,7 @@ def read_limited_put(topic: Topic, counts: TopicCounts, raw: list[Any]) -> Put |
     """The result of a put into a topic whose puts are limited; an error that runners raise."""
     if raw[1] >= 0:
         return read_put(counts, raw)
+    counts.refused += 1
     return _refused(topic, raw[3], raw[4])
 
 
@@ -31,6 +32,7 @@ def read_limited_put_many(
     """The result of a call that puts so many messages into such a topic."""
     now, there, taken, flat, *_ = raw
     refused = {flat[i]: _refused(topic, flat[i + 1], flat[i + 2]) for i in range(0, len(flat), 3)}
+    counts.refused += len(refused)
     put = read_put_many(counts, number - len(refused), [now, there, taken])
     return put._replace(refused=refused)
 

@@ -27,6 +27,7 @@ COUNTERS = (
     "purged",  #: deleted with all others of the topic, or from DeadQueue
     "expired",  #: not delivered: older than they may be
     "overran",  #: deliveries that ended although their consumers renewed them: max lease
+    "refused",  #: not put: more than may be
     "empty",  #: pops that found nothing due
 )
 
@@ -98,6 +99,7 @@ class TopicCounts:
     purged: int
     expired: int
     overran: int
+    refused: int
     empty: int
 
     def __init__(self) -> None:

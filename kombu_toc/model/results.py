@@ -244,10 +244,17 @@ class Found(NamedTuple):
         return _brief_repr(self)
 
     def _trait(self, letter: str) -> int | None:
-        token = self.token
-        if self.state == WAITING and not traits.is_still(token, self.score):
-            return None  # another message has left it
-        return traits.trait(token, letter)
+        return traits.trait(self._own_token(), letter)
+
+    def _own_token(self) -> str:
+        if self.state == WAITING and not traits.is_still(self.token, self.score):
+            return ""  # another message has left it
+        return self.token
+
+    @property
+    def key(self) -> str | None:
+        """Its key, as :attr:`Delivery.key`; None if it has none."""
+        return traits.key_in(self._own_token())
 
     @property
     def visibility(self) -> float | None:

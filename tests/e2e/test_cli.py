@@ -186,6 +186,7 @@ def test_list_tells_task_arguments_state_and_time(app: Celery, run: Run) -> None
         "priority": 9,
         "state": "scheduled",
         "retries_left": 16,
+        "key": None,
         "visibility": None,
         "max_lease": None,
         "expiration": None,
@@ -239,7 +240,7 @@ def test_show_tells_all_of_a_message_decoded(app: Celery, run: Run) -> None:
             ("x",),
             {"seconds": 2},
             countdown=HOUR,
-            headers={"tenant": "acme", "x-visibility": 600},
+            headers={"tenant": "acme", "x-visibility": 600, "x-key": "c-42"},
             expiration=900,
         )
         .id
@@ -250,6 +251,7 @@ def test_show_tells_all_of_a_message_decoded(app: Celery, run: Run) -> None:
     assert message["headers"]["tenant"] == "acme"
     assert message["headers"]["eta"]
     assert (message["visibility"], message["max_lease"], message["expiration"]) == (600, None, 900)
+    assert message["key"] == "c-42"
     assert datetime.fromisoformat(message["expires"].replace("Z", "+00:00")) == (
         datetime.fromisoformat(message["time"].replace("Z", "+00:00")) + timedelta(seconds=900)
     )
@@ -258,6 +260,7 @@ def test_show_tells_all_of_a_message_decoded(app: Celery, run: Run) -> None:
     text = run("show", id).out
     for line in (
         "task +e2e.nap",
+        "key +c-42",
         "state +scheduled",
         "headers.tenant +acme",
         "retries left +16",

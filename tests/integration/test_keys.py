@@ -66,7 +66,8 @@ def test_a_message_keeps_the_key_that_it_is_put_with(center: TimeoutCenter, way:
     slots = center.describe("mail").slots
     for id, key in expected.items():
         [found] = center.get(id)
-        assert found.slot == slot_of(key or id, slots)
+        assert (found.slot, found.key) == (slot_of(key or id, slots), key)
+    assert {found.id: found.key for found in center.scan("mail").messages} == expected
     taken = pop_all(center)
     assert {id: one.key for id, one in taken.items()} == expected
     check_slots(center, "mail")
