@@ -97,6 +97,8 @@ if TYPE_CHECKING:
     from .model.results import Settled as Settled
     from .model.results import Summary as Summary
     from .model.topic import Topic as Topic
+    from .model.usage import Usage as Usage
+    from .model.usage import Used as Used
     from .transport.action_time import use_timezone as use_timezone
     from .transport.capacity import Capacity as Capacity
     from .transport.capturing import CapturingChannel as CapturingChannel
@@ -148,6 +150,8 @@ _PLACES = {
     "Limits": "model.limits",
     "TERMS": "model.limits",
     "Topic": "model.topic",
+    "Usage": "model.usage",
+    "Used": "model.usage",
     "COUNTDOWN": "model.envelope",
     "ENSURE": "model.envelope",
     "estimate_memory": "center.memory",

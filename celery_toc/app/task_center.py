@@ -279,6 +279,7 @@ class TaskCenter:
     counts_by_slot = _delegate(TimeoutCenter.counts_by_slot)
     coming = _delegate(TimeoutCenter.coming)
     summary = _delegate(TimeoutCenter.summary)
+    usage = _delegate(TimeoutCenter.usage)
     consumers = _delegate(TimeoutCenter.consumers)
 
     topic = _delegate(TimeoutCenter.topic)

@@ -32,6 +32,7 @@ COMMANDS = {
     "purge": "celery_toc.cli.queue:purge",
     "delete": "celery_toc.cli.queue:delete",
     "topic": "celery_toc.cli.topic:topic",
+    "limits": "celery_toc.cli.limits:limits",
     "check": "celery_toc.cli.check:check",
     "repair": "celery_toc.cli.check:repair",
     "top": "celery_toc.cli.top:top",

@@ -314,7 +314,7 @@ def _line(found: kombu_toc.Description) -> list[Any]:
     expires = found.expires_ms
 
     def cell(name: str) -> str:
-        text = _text(name, limits[name].value)
+        text = text_of(name, limits[name].value)
         return f"({text})" if limits[name].source == DEFAULT else text
 
     return [
@@ -327,10 +327,10 @@ def _line(found: kombu_toc.Description) -> list[Any]:
 
 
 def _shown(name: str, limit: kombu_toc.Limit) -> str:
-    return f"{_text(name, limit.value)} ({limit.source})"
+    return f"{text_of(name, limit.value)} ({limit.source})"
 
 
-def _text(name: str, value: Any) -> str:
+def text_of(name: str, value: Any) -> str:
     """A limit's value, with its unit."""
     if value is None:
         return "none"

@@ -53,7 +53,13 @@ class TimeoutCenterCollector(Collector):
     def collect(self) -> Iterator[Any]:
         """Read the center. If it cannot be read, only ``celery_toc_up`` is there, and 0."""
         try:
-            families = [*self._queues(), *self._counted(), *self._scripts(), *self._memory()]
+            families = [
+                *self._queues(),
+                *self._limits(),
+                *self._counted(),
+                *self._scripts(),
+                *self._memory(),
+            ]
         except (RedisError, kombu_toc.TocError, OSError):
             families = []
         yield GaugeMetricFamily(
@@ -83,6 +89,41 @@ class TimeoutCenterCollector(Collector):
             overdue.add_metric((found.topic,), found.oldest_us / 1_000_000)
             slots.add_metric((found.topic,), found.slots)
         return [messages, overdue, slots]
+
+    def _limits(self) -> list[Any]:
+        used = GaugeMetricFamily(
+            "celery_toc_limit_used",
+            "What is used of a limit: of a rate or a concurrency as much as there is at once, of a "
+            "limit of each key for how many keys it matters now.",
+            labels=("topic", "limit"),
+        )
+        most = GaugeMetricFamily(
+            "celery_toc_limit_max",
+            "How much there is of a limit that counts the whole topic.",
+            labels=("topic", "limit"),
+        )
+        keys = GaugeMetricFamily(
+            "celery_toc_keys_waiting",
+            "Keys that have something due and may not start it now.",
+            labels=("topic",),
+        )
+        oldest = GaugeMetricFamily(
+            "celery_toc_limited_oldest_seconds",
+            "For how long the oldest due message of a limited topic has waited.",
+            labels=("topic",),
+        )
+        for name in self._center.topics():
+            topic = self._center.known(name)
+            if topic is None or not (topic.declaration.gates or topic.declaration.put_gates):
+                continue
+            found = self._center.usage(name)
+            for one in found.limits:
+                used.add_metric((name, one.name), one.used)
+                if one.of is not None:
+                    most.add_metric((name, one.name), one.of)
+            keys.add_metric((name,), found.keys_waiting)
+            oldest.add_metric((name,), found.oldest_us / 1_000_000)
+        return [used, most, keys, oldest]
 
     def _counted(self) -> list[Any]:
         events = CounterMetricFamily(

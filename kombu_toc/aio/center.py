@@ -237,6 +237,7 @@ class AsyncTimeoutCenter:
     counts_by_slot = Awaited(TimeoutCenter.counts_by_slot)
     coming = Awaited(TimeoutCenter.coming)
     summary = Awaited(TimeoutCenter.summary)
+    usage = Awaited(TimeoutCenter.usage)
     consumers = Awaited(TimeoutCenter.consumers)
 
     # -- what processes tell each other

@@ -27,6 +27,7 @@ from ..model.results import (
     Rescheduled,
 )
 from ..model.topic import Topic, base_of
+from ..model.usage import SlotUsage
 from ..scripts.call import Countdown, ScriptCall, text, texts
 from ..scripts.loader import load
 from .context import Context
@@ -342,6 +343,16 @@ class AdminCommands:
             (slot.prepare, slot.dead, *slot.stores),
             (),
             lambda raw: (Counts(*raw[:4]), raw[4]),
+        )
+
+    def usage(self, slot: Slot) -> ScriptCall:
+        """Tell what is used of a topic's limits in a slot. Result: :class:`SlotUsage`."""
+        _, turns, waits, pace, _, busy, _ = slot.lane_keys
+        return ScriptCall(
+            load("usage"),
+            (turns, waits, pace, busy, slot.put_pace, *slot.stores),
+            (),
+            lambda raw: SlotUsage(*raw),
         )
 
     def scan(

@@ -194,6 +194,7 @@ class TimeoutCenter(OldNames):
     counts_by_slot = Delegate("statistics", Statistics.counts_by_slot)
     coming = Delegate("statistics", Statistics.coming)
     summary = Delegate("statistics", Statistics.summary)
+    usage = Delegate("statistics", Statistics.usage)
     consumers = Delegate("statistics", Statistics.consumers)
 
     # -- what processes tell each other

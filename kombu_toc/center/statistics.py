@@ -6,8 +6,10 @@ import itertools
 import json
 from collections.abc import Iterable, Sequence
 
+from ..errors import UnknownTopicError
 from ..model.keys import Keys
 from ..model.results import Consumer, Counts, Summary
+from ..model.usage import Usage, usage_of
 from ..scripts.call import microseconds
 from .admin_commands import AdminCommands
 from .context import Context
@@ -81,6 +83,18 @@ class Statistics:
                 )
             )
         return made
+
+    def usage(self, topic: str) -> Usage:
+        """What is used of a topic's limits of starts, keys and puts, and what waits because of
+        them. O(log n), however many keys there are.
+
+        Raises UnknownTopicError if nobody has declared the topic.
+        """
+        found = self._registry.declared(topic)
+        if found is None:
+            raise UnknownTopicError(f"there is no queue {topic!r}")
+        calls = [self._commands.usage(slot) for slot in found.all_slots()]
+        return usage_of(topic, found.declaration, self._runner.run_all(calls))
 
     def consumers(self) -> dict[str, list[Consumer]]:
         """The processes that consume each topic through the transport.

@@ -218,7 +218,8 @@ class Slot:
         #: sorted set: key -> when its rate has been used up to, in us; of slot 0, under the empty
         #: key, that of the whole topic
         self.pace = stem + "pace"
-        #: sorted set: key that waits for its rate -> when it may go on, in us
+        #: sorted set: key that waits for its rate -> when it may go on, in us; for one that runs:
+        #: infinity
         self.waits = stem + "waits"
         #: hash: key -> how many of it run; under the empty key, all of the slot
         self.busy = stem + "busy"

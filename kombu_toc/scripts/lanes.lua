@@ -6,7 +6,7 @@
 -- entry whose message is not there any more, or has another score, is dropped when it comes up.
 --
 -- A key with an entry is in `turns` if one of its messages may start, by its order; in `waits` if its
--- rate has to open first, by when it does; in neither if one that runs has to end first.
+-- rate has to open first, by when it does, and behind these if one that runs has to end first.
 --
 -- A message that was delivered under a limit of what runs has a place: the trait p of its token. It
 -- counts in `busy` until it leaves PrepareQueue: under its key, and in the gate under ''. The gate is
@@ -112,16 +112,20 @@ local function order_of(slot, key, step, score, gates)
 end
 
 -- Puts a key where it belongs after a change: in `turns`, in `waits` if its rate opens later than
--- `by`, or in neither. Returns when something of it may start: 0, at once; nil, who knows.
+-- `by` or one that runs has to end first, or in neither. Returns when something of it may start: 0, at once; nil, who knows.
 local function place_key(slot, key, gates, by)
-  local entry
-  if not is_full(slot, key, gates) then
+  local full, entry = is_full(slot, key, gates), nil
+  if not full then
     if gates.serial and key ~= '' then entry = held_by(slot, key) end
     if entry == nil then entry = head_of(slot, key) end
   end
   if not entry then
     redis.call('ZREM', slot.turns, key)
-    redis.call('ZREM', slot.waits, key)
+    if (full or entry == false) and head_of(slot, key) then
+      redis.call('ZADD', slot.waits, '+inf', key)
+    else
+      redis.call('ZREM', slot.waits, key)
+    end
     return nil
   end
   local opens = opens_at(slot, key, gates)
@@ -220,6 +224,7 @@ end
 local function next_start(slot, now)
   if redis.call('EXISTS', slot.turns) == 1 then return now end
   local first = tonumber(redis.call('ZRANGE', slot.waits, 0, 0, 'WITHSCORES')[2] or '')
+  if first == math.huge then first = nil end
   for step = 1, #slot.stores do
     local head = redis.call('ZRANGEBYSCORE', slot.stores[step], 0, '+inf', 'WITHSCORES',
       'LIMIT', 0, 1)[2]

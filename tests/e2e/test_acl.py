@@ -176,6 +176,7 @@ def test_an_operator_needs_its_rules_and_no_more(
             ("dead", "requeue", "--yes", center.scan("celery", state="dead").messages[0].id),
             ("dead", "purge", "--yes", "--all"),
             ("topic", "list"),
+            ("limits", "celery"),
             ("topic", "show", "celery"),
             ("topic", "set", "celery", "--retries", "3"),
             ("topic", "declare", "old-mail"),

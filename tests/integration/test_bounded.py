@@ -119,6 +119,7 @@ OPERATIONS: dict[str, Callable[[TimeoutCenter], object]] = {
     ],
     "counts": lambda center: center.counts("mail"),
     "summary": lambda center: center.summary("mail"),
+    "usage": lambda center: center.usage("mail"),
     "coming": lambda center: center.coming("mail", [60, 3600]),
     "a page": lambda center: center.scan("mail", limit=10),
     "alter": lambda center: center.alter("mail", retries=9),

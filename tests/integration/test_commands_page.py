@@ -155,6 +155,23 @@ def test_what_is_done_to_queues_is_told_as_the_page_has_it(
     assert_alike(deleted, run("delete", "mail", "--yes"))
 
 
+def test_what_is_used_of_limits_is_told_as_the_page_has_it(
+    app: Celery, run: Run, center: TimeoutCenter
+) -> None:
+    assert run("limits") == {"limits": []}
+    limits = {"rate": "100/s", "concurrency": 3, "key_concurrency": 1}
+    center.declare("mail", **limits)
+    for number in range(3):
+        center.put("mail", f"m-{number}", b"", key="k")
+    center.pop("mail", 10)
+    told = run("limits")
+    assert_alike(*SAMPLES["limits"], told)
+    assert {one["limit"]: one["value"] for one in told["limits"][0]["limits"]} == limits
+    assert told["limits"][0]["limits"][1]["used"] == told["limits"][0]["running"] == 1
+    center.declare("plain")
+    assert run("limits", "plain")["limits"][0]["limits"] == []
+
+
 def test_what_queues_are_declared_with_is_told_as_the_page_has_it(app: Celery, run: Run) -> None:
     [sample] = SAMPLES["topic"]
     terms = ("--rate", "100/s", "--key-concurrency", "1")

@@ -106,6 +106,7 @@ def every_call(made: Made) -> list[ScriptCall]:
         admin.counts(topic, [slot]),
         admin.coming(slot, [0]),
         admin.summary(slot),
+        admin.usage(slot),
         made.recurring.changing(topic, ScheduleChange("nightly", "", "x", template=b"y")),
         made.recurring.reading(topic, ["nightly"]),
     ]
@@ -114,7 +115,7 @@ def every_call(made: Made) -> list[ScriptCall]:
 def test_on_a_cluster_all_keys_of_a_call_share_a_slot() -> None:
     """A4"""
     calls = every_call(Made(clustered=True))
-    assert len({call.script.name for call in calls}) == 25
+    assert len({call.script.name for call in calls}) == 26
     for call in calls:
         assert len(hash_slots(call.keys)) == 1, call.script.name
         assert not any("{toc}" in key for key in call.keys), call.script.name
