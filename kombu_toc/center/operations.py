@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from ..model.keys import Keys
@@ -13,9 +15,13 @@ from ..model.topic import Topic, base_of
 from ..scripts.call import ScriptCall, as_bytes, microseconds, texts, when_of
 from .admin_commands import PURGE_STEP, AdminCommands, CancelReply, Place
 from .lookup import CALLS_TOGETHER, IDS_PER_CALL, Lookup
-from .registry import Registry
+from .registry import RELOAD, Registry
 from .runner import Runner
 from .scan import Scan
+from .wake import sleep_of
+
+#: Seconds between two looks whether something was put into a topic that was deleted.
+LOOK_AGAIN = 0.25
 
 
 class Operations:
@@ -38,6 +44,7 @@ class Operations:
         self._commands = commands
         self._lookup = lookup
         self._scan = scan
+        self._sleep = sleep_of(runner.client)
 
     # -- by id
 
@@ -242,17 +249,20 @@ class Operations:
                     break
         return total
 
-    def delete(self, topic: str, *, if_empty: bool = False) -> bool:
+    def delete(self, topic: str, *, if_empty: bool = False, settle: float = RELOAD) -> bool:
         """Delete a topic with everything in it: waiting, in flight and dead.
 
         if_empty: only if it holds no message in any state. One that is put meanwhile stays, and
             so does the topic
+        settle: with `if_empty`, seconds for which this waits for such a message. For five seconds
+            a producer may put messages by what it has read before; who says less may leave one
+            in a topic that nobody has declared
 
         Returns whether it is deleted. Who uses it later declares it anew.
         """
         declared = self._registry.standing(topic)
         if if_empty:
-            return self._delete_empty(declared)
+            return self._delete_empty(declared, settle)
         self._purge(declared)
         copies = [
             slot.copies(id.rpartition("#")[0])
@@ -269,19 +279,31 @@ class Operations:
         self._undeclare(declared)
         return True
 
-    def _delete_empty(self, topic: Topic) -> bool:
+    def _delete_empty(self, topic: Topic, settle: float) -> bool:
         if self._holds_any(topic):
             return False
+        until = time.monotonic() + settle
         paused = topic.name in self.paused()
         self._undeclare(topic)
         # Who puts a message from now on declares the topic; who has read the declaration before
         # may have put one just now.
         calls = [self._commands.vacate(topic, slot) for slot in topic.all_slots()]
-        if all(self._runner.run_all(calls)):
+        stays = not all(self._runner.run_all(calls))
+        while not stays and (left := until - time.monotonic()) > 0:
+            self._sleep(min(left, LOOK_AGAIN))
+            stays = self._holds_any(topic)
+        if not stays:
             return True
-        self._registry.declare_again(topic)
-        if paused:
-            self.pause(topic.name)
+        standing = self._registry.declared(topic.name)
+        if standing is None:
+            self._registry.declare_again(topic)
+            if paused:
+                self.pause(topic.name)
+        elif standing.slots != topic.slots:
+            # Somebody has declared it anew meanwhile, with another slot count.
+            counts = {*standing.declaration.draining_counts, topic.slots}
+            drains = replace(standing.declaration, draining_counts=tuple(sorted(counts)))
+            self._registry.redeclare(standing, drains)
         return False
 
     def _holds_any(self, topic: Topic) -> bool:

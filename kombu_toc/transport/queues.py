@@ -131,8 +131,13 @@ class Queues:
                 sweep(self._center)
         if expires:
             self._lease_keeper.withdraw_deletion(queue, self._center.client.sleep)
-            if not kept or self._center.declared(queue) is None:
+            standing = self._center.declared(queue)
+            if standing is None:
                 limits.setdefault("slots", 1)
+            elif not standing.declaration.expires:
+                # It was declared to stay, and has messages of others: it is as it was declared.
+                self._stays(queue)
+                expires = kept = None
         elif self._settings.toc_slots and not self._center.registry.needs_one_slot(limits):
             limits.setdefault("slots", self._settings.toc_slots)
         asked = self.expiring.get(queue, expires)
@@ -144,6 +149,13 @@ class Queues:
             lifetime = min(expires, topic.declaration.expires)
             self._lease_keeper.keep_topic(queue, lifetime, self._holder)
         return topic
+
+    def _stays(self, queue: str) -> None:
+        """It does not go away by itself, whatever was asked for here."""
+        for some in (self.transient, self.expiring):
+            some.pop(queue, None)
+        for names in (self.auto_delete, self.exclusive):
+            names.discard(queue)
 
     def _resharded(self, topic: Topic, limits: Mapping[str, Any]) -> Iterator[str]:
         """The slot count that was asked for, if another one holds since the topic was resharded.

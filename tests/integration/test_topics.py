@@ -4,9 +4,13 @@ declared again by whoever uses them."""
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -26,6 +30,8 @@ from kombu_toc.center import contradictions
 from kombu_toc.center.registry import AGING, RELOAD
 from kombu_toc.consumer.rereading import REREAD
 
+from ..cluster import Cluster
+from ..servers import Server
 from .conftest import drain
 from .inspection import check_slots, residue
 
@@ -213,7 +219,7 @@ def test_a_topic_that_holds_a_message_is_not_deleted_if_it_is_to_be_empty(
     assert center.delete("mail", if_empty=True) is False
     assert center.topics() == ["mail"]
     center.cancel("x", in_flight=True)
-    assert center.delete("mail", if_empty=True) is True
+    assert center.delete("mail", if_empty=True, settle=0) is True
     assert residue(client) == []
 
 
@@ -235,6 +241,72 @@ def test_a_message_that_is_put_while_its_topic_is_deleted_stays(
     assert [found.id for found in center.get("x")] == ["x"]
     assert (stored(client)["retries"], center.paused()) == (3, {"mail"})
     check_slots(center, "mail")
+
+
+PUTS = """
+import sys
+from kombu_toc import center_for
+center = center_for(sys.argv[1])
+center.topic("mail")
+print("has read it", flush=True)
+for line in sys.stdin:
+    center.put("mail", line.strip(), b"", delay=0.1)
+    print("has put it", flush=True)
+"""
+
+
+@contextmanager
+def a_producer(url: str) -> Iterator[Callable[[str], None]]:
+    """A process that has read how a topic is declared, and puts messages into it when told."""
+    command = [sys.executable, "-c", PUTS, url]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as process:
+        try:
+            assert process.stdout.readline() == "has read it\n"
+
+            def put(id: str) -> None:
+                process.stdin.write(f"{id}\n")
+                assert process.stdout.readline() == "has put it\n"
+
+            yield put
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("anew", [None, 2, 16])
+def test_what_another_process_puts_by_what_it_has_read_before_stays(
+    server: Server | Cluster, center: TimeoutCenter, client: redis.Redis, anew: int | None
+) -> None:
+    """Although it puts nothing later, and whoever declares the topic anew."""
+    center.declare("mail", slots=4, retries=3)
+    center.put("mail", "first", b"")
+    with ThreadPoolExecutor() as pool, a_producer(server.toc_url) as put:
+        center.ack(center.pop("mail").messages)
+        deleted = pool.submit(TimeoutCenter(client).delete, "mail", if_empty=True)
+        while TimeoutCenter(client).declared("mail") is not None:
+            assert not deleted.done()
+        if anew:
+            TimeoutCenter(client).declare("mail", slots=anew)
+        put("x")
+        assert deleted.result(timeout=10) is False
+    looking = TimeoutCenter(client, grace=0)
+    assert looking.declared("mail").slots == (anew or 4)
+    assert looking.declared("mail").declaration.retries == (16 if anew else 3)
+    assert [found.id for found in looking.get("x")] == ["x"]
+    [message] = looking.pop(["mail"], wait=10).messages
+    assert message.id == "x"
+    assert looking.ack([message]) == 1
+
+
+def test_an_empty_topic_is_deleted_when_nobody_can_have_it_read_any_more(
+    center: TimeoutCenter, client: redis.Redis
+) -> None:
+    center.declare("mail")
+    began = time.monotonic()
+    assert center.delete("mail", if_empty=True) is True
+    assert time.monotonic() - began >= 5
+    assert (center.topics(), residue(client)) == ([], [])
 
 
 # -- who uses a topic that is gone

@@ -539,6 +539,33 @@ def test_an_auto_delete_queue_goes_after_its_last_consumer(
     assert keys_left(client) == []
 
 
+@pytest.mark.parametrize("how", ["auto_delete", "exclusive"])
+def test_a_queue_that_was_declared_to_stay_stays_whoever_declares_it_otherwise(
+    connect: Connect, client: redis.Redis, how: str
+) -> None:
+    first = connect()
+    first.default_channel.queue_declare("mail", arguments={"x-slots": 8})
+    for number in range(3):
+        publish(first, f"m{number}", "mail")
+    second = connect(toc_stale_after=1)
+    queue = Queue("mail", Exchange("work", "direct"), "key", **{how: True})
+    inbox = Inbox()
+    with Consumer(second, [queue], callbacks=[inbox], prefetch_count=1) as consumer:
+        while not inbox.bodies:
+            second.drain_events(timeout=5)
+        consumer.channel.close()
+    second.release()
+    center = first.transport.center
+    time.sleep(1.2)  # the server's own clock decides what is stale
+    sweep(center)
+    assert center.declared("mail").slots == 8
+    assert center.counts("mail").waiting == 3 - len(inbox.bodies)
+    with pytest.raises(kombu_toc.SlotCountError, match="8 slots, not 2"):
+        arguments = {"x-slots": 2}
+        channel = connect().default_channel
+        channel.queue_declare("mail", arguments=arguments, **{how: True})
+
+
 def test_publishing_to_an_auto_delete_queue_does_not_delete_it(connect: Connect) -> None:
     queue = Queue("brief", auto_delete=True)
     with connect() as connection:
