@@ -61,7 +61,7 @@ for number = 0, slots - 1 do
     if there == 0 then stale[#stale + 1] = seen + i - at - 1 end
   end
   if opens then announce_opening(slot, gates, gate, wake, opens, now) end
-  settle_if_empty(wake, slot.armed, slot.number, slot.stores)
+  settle_unless_whole(gates, gate, wake, slot.armed, slot.number, slot.stores)
   clear_lanes(slot)
   seen = seen + many
   at = at + 2 + 2 * many

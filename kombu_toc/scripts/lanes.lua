@@ -95,10 +95,27 @@ local function is_full(slot, key, gates)
     and tonumber(redis.call('HGET', slot.busy, key) or 0) >= gates.key_most
 end
 
+-- When a rate has been used up to. What a slower one has left behind, which held before it was
+-- changed, counts no longer than this one lets wait. (Pops look a part of a second ahead.)
+local function used_up(pace, member, rate, slack, by)
+  local used = tonumber(redis.call('ZSCORE', pace, member) or 0)
+  if used > by + slack + rate + 1000000 then
+    used = by + slack + rate
+    redis.call('ZADD', pace, string.format('%.17g', used), member)
+  end
+  return used
+end
+
 -- When a key's rate lets it start something, in microseconds; 0: any time.
-local function opens_at(slot, key, gates)
+local function opens_at(slot, key, gates, by)
   if key == '' or not gates.key_rate then return 0 end
-  return tonumber(redis.call('ZSCORE', slot.pace, key) or 0) - gates.key_slack
+  return used_up(slot.pace, key, gates.key_rate, gates.key_slack, by) - gates.key_slack
+end
+
+-- When the rate of the whole queue lets something start; 0: any time.
+local function whole_opens_at(gate, gates, by)
+  if not gates.rate then return 0 end
+  return used_up(gate.pace, '', gates.rate, gates.slack, by) - gates.slack
 end
 
 -- The order of a key whose next message this is. Of keys that take turns, it is where their last
@@ -128,7 +145,7 @@ local function place_key(slot, key, gates, by)
     end
     return nil
   end
-  local opens = opens_at(slot, key, gates)
+  local opens = opens_at(slot, key, gates, by)
   if opens > by then
     redis.call('ZREM', slot.turns, key)
     redis.call('ZADD', slot.waits, string.format('%.0f', math.ceil(opens)), key)
@@ -202,10 +219,7 @@ local function free_place(slot, id, token, ended, gates, now, gate)
   local opens = place_key(slot, key, gates, now)
   -- Somebody may wait for a place of the queue, in whichever slot.
   if redis.call('HDEL', gate.busy, '!') == 1 then opens = 0 end
-  if opens and gates.rate then
-    opens = math.max(opens, tonumber(redis.call('ZSCORE', gate.pace, '') or 0) - gates.slack)
-  end
-  return opens
+  return opens and math.max(opens, whole_opens_at(gate, gates, now))
 end
 
 -- Forgets what says no more than if it were not there, at most so many of each.

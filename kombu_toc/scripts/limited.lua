@@ -54,4 +54,7 @@ do
       end
     end
   end
+
+  function limited.settle_if_empty(...) settle_unless_whole(gates, gate, ...) end
 end
+local settle_if_empty = limited.settle_if_empty

@@ -35,6 +35,13 @@ local function announce_openings(all, gates, gate, wake, known, passed, now, ope
   end
 end
 
+-- Forgets the announcements of a slot that holds nothing more; unless they are of the whole queue,
+-- where they are not of this slot alone.
+local function settle_unless_whole(gates, gate, wake, armed, number, stores)
+  if (gates.most or gates.rate) and tostring(number) == tostring(gate.number) then return end
+  settle_if_empty(wake, armed, number, stores)
+end
+
 -- Announces that something may start at `opens`, which a place that came free has led to.
 local function announce_opening(slot, gates, gate, wake, opens, now)
   local us = math.max(opens, now)

@@ -98,13 +98,12 @@ for _, slot in ipairs(all) do
   end
 end
 
-local running, opens = 0, 0
+local running, opens = 0, whole_opens_at(gate, gates, by)
 if gates.most then running = tonumber(redis.call('HGET', gate.busy, '') or 0) end
 local function queue_opens() -- when the whole queue may start something; nil: when a place is free
   if gates.most and running >= gates.most then return nil end
   return opens
 end
-if gates.rate then opens = tonumber(redis.call('ZSCORE', gate.pace, '') or 0) - gates.slack end
 
 -- Of each slot, the key whose turn is next, and its order.
 local heads, orders = {}, {}
@@ -174,7 +173,7 @@ while true do
   local entry = nil
   if gates.serial and key ~= '' then entry = held_by(slot, key) end
   if entry == nil then entry = head_of(slot, key) end
-  local at = math.max(opens_at(slot, key, gates), allowed, now)
+  local at = math.max(opens_at(slot, key, gates, by), allowed, now)
   if not entry or at > by or is_full(slot, key, gates) then
     looks = looks - 1
   else

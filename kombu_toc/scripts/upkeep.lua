@@ -176,7 +176,7 @@ for topic = 1, tonumber(ARGV[1]) do
     end
   end
   if whole and earliest then
-    local opens = gates.rate and tonumber(redis.call('ZSCORE', gate.pace, '') or 0) - gates.slack or 0
+    local opens = whole_opens_at(gate, gates, now)
     local running = gates.most and tonumber(redis.call('HGET', gate.busy, '') or 0)
     if not running or running < gates.most then
       say_overdue(wake, gate.armed, gate.number, math.max(earliest, opens), now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,8 @@ from celery import Celery
 import kombu_toc
 from kombu_toc.model.traits import trait
 
-from .conftest import POOLS, Journal, wait_until
+from ..integration.inspection import now_us
+from .conftest import LOOPS, POOLS, Journal, wait_until
 from .nodes import Worker
 
 StartWorkers = Callable[..., list[Worker]]
@@ -193,27 +195,95 @@ def test_a_worker_takes_no_more_of_a_limited_queue_than_it_can_start(
     assert max(seen) == 2
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["acknowledged", "not-acknowledged"])
 def test_what_a_killed_worker_ran_leaves_its_place_when_its_lease_ends(
-    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    toc: kombu_toc.TimeoutCenter,
+    late: bool,
 ) -> None:
-    """Acknowledged before: it does not run again. Acknowledged after: it does, in its place."""
+    """What was acknowledged before it ran does not run again."""
     toc.declare("celery", concurrency=1, visibility=2)
     [first] = start_workers(1, *POOLS["prefork"])
-    for name in ("nap", "late_ack"):
-        done = f"{name}-done" if name == "late_ack" else "after-nap"
-        app.tasks[f"e2e.{name}"].delay(f"long-{name}", 60)
-        journal.wait_for(f"long-{name}", 1)
-        wait_until(lambda: taken(toc) == 1)
-        others = start_workers(1, *POOLS["prefork"])
-        app.tasks["e2e.note"].delay(done)
-        _, *children = first.container.processes()
-        first.container.kill()
-        for child in children:
-            child.kill()
-        if name == "nap":
-            journal.wait_for(done, 1)
-            assert len(journal.entries("long-nap")) == 1
-            [first] = others
-        else:
-            journal.wait_for("long-late_ack", 2)
-    assert taken(toc) == 1
+    app.tasks["e2e.hang" if late else "e2e.nap"].delay("long", 60)
+    journal.wait_for("long", 1)
+    if not late:
+        wait_until(lambda: len(marked(toc)) == 1)
+    start_workers(1, *POOLS["prefork"])
+    app.tasks["e2e.note"].delay("next")
+    _, *children = first.container.processes()
+    first.container.kill()
+    for child in children:
+        child.kill()
+    journal.wait_for("next", 1)
+    wait_until(lambda: nothing_is_left(toc))
+    assert len(journal.entries("long")) == 1 + late
+
+
+@pytest.mark.parametrize("pool", LOOPS)
+def test_no_more_start_than_the_rate_and_its_burst_allow(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    toc: kombu_toc.TimeoutCenter,
+    pool: str,
+) -> None:
+    number, interval, burst = 150, 0.02, 5
+    toc.declare("celery", rate=f"{1 / interval:g}/s", rate_burst=burst)
+    start_workers(2, *POOLS[pool])
+    begins = now_us(toc.client) / 1e6
+    for i in range(number):
+        app.tasks["e2e.note"].delay(f"start-{i}")
+    starts = sorted(entry["by_redis"] for entry in journal.wait_for("start-", number))
+    allowed = [begins + max(i - burst + 1, 0) * interval for i in range(number)]
+    early = [allowed[i] - at for i, at in enumerate(starts) if at < allowed[i]]
+    assert early == []
+    wait_until(lambda: nothing_is_left(toc))
+
+
+def test_limits_are_taken_away_and_set_while_a_worker_runs(
+    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
+) -> None:
+    toc.declare("celery", rate="1/h")
+    start_workers(1, *POOLS["prefork"])
+    note = app.tasks["e2e.note"]
+    for i in range(3):
+        note.delay(f"before-{i}")
+    journal.wait_for("before-", 1)
+    toc.alter("celery", rate=None)
+    journal.wait_for("before-", 3)
+    toc.alter("celery", concurrency=1)
+    time.sleep(5)  # by then every worker has read it
+    long = app.tasks["e2e.nap"].delay("long", 60)
+    journal.wait_for("long", 1)
+    note.delay("beside")
+    time.sleep(0.5)  # in which an idle process would have started it
+    raised = now_us(toc.client) / 1e6
+    toc.alter("celery", concurrency=2)
+    [beside] = journal.wait_for("beside", 1)
+    assert beside["by_redis"] >= raised
+    long.revoke(terminate=True)
+    wait_until(lambda: nothing_is_left(toc))
+
+
+def test_a_worker_that_stood_still_loses_its_places_and_leaves_none(
+    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
+) -> None:
+    toc.declare("celery", concurrency=1, visibility=2)
+    [first] = start_workers(1, *POOLS["prefork"])
+    app.tasks["e2e.told"].delay("stopped", 1)
+    journal.wait_for("stopped", 1)
+    wait_until(lambda: len(marked(toc)) == 1)
+    start_workers(1, *POOLS["prefork"])
+    app.tasks["e2e.told"].delay("next", 1)
+    processes = first.container.processes()
+    for process in processes:
+        process.suspend()
+    journal.wait_for("next", 1)
+    for process in processes:
+        process.resume()
+    journal.wait_for("stopped-done", 1)
+    journal.wait_for("next-done", 1)
+    wait_until(lambda: nothing_is_left(toc))
+    assert len(journal.entries("stopped")) == 2

@@ -8,9 +8,10 @@ import pytest
 
 from kombu_toc import Delivery, TimeoutCenter
 from kombu_toc.center.marking import mark_calls
+from kombu_toc.center.requests import PutRequest
 from kombu_toc.model.traits import trait
 
-from .inspection import check_slots, residue, slot_keys
+from .inspection import announced, check_slots, residue, slot_keys
 
 
 def delivered(center: TimeoutCenter, id: str, **put: Any) -> Delivery:
@@ -94,3 +95,51 @@ def test_the_calls_keep_to_one_slot_each(center: TimeoutCenter) -> None:
     assert mark(center, *held) == []
     assert center.ack(held) == 40
     assert not [key for key in slot_keys(center.client) if "tokens" in key]
+
+
+# -- of a limited topic
+
+
+@pytest.mark.parametrize("how", ["ack", "bury", "reject", "marked"])
+@pytest.mark.one_server("on a cluster such a topic has one slot")
+def test_the_last_message_of_its_slot_leaves_its_place_to_those_of_others(
+    center: TimeoutCenter, how: str
+) -> None:
+    """Where the places of the whole topic are announced, nothing else may wait."""
+    center.declare("mail", slots=2, concurrency=1)
+    topic = center.topic("mail")
+    names = [f"m{number}" for number in range(40)]
+    first = next(name for name in names if topic.slot_for(name).number == 0)
+    others = [name for name in names if topic.slot_for(name).number == 1]
+    for name in (first, *others):
+        center.put("mail", name, b"")
+    [delivery] = center.pop("mail", 5).messages
+    assert (delivery.id, center.pop("mail", 5).messages) == (first, [])
+    assert announced(center, "mail") == set()
+    if how == "marked":
+        mark(center, delivery)
+    if how == "bury":
+        center.bury(delivery, reason="failed")
+    elif how == "reject":
+        center.reject(delivery, requeue=False)
+    else:
+        center.ack([delivery])
+    assert len(announced(center, "mail")) == 1
+    assert len(center.pop("mail", 5).messages) == 1
+
+
+@pytest.mark.parametrize("limit", ["rate", "key_rate"])
+def test_a_rate_that_is_raised_does_not_wait_for_what_the_former_one_has_used(
+    center: TimeoutCenter, limit: str
+) -> None:
+    center.declare("mail", slots=1, **{limit: "1/h"})
+    for number in range(3):
+        request = PutRequest(f"m{number}", b"", basis="cust", traits=";kcust")
+        center.run(center.commands.put(center.topic("mail"), request))
+    assert len(center.pop("mail", 5).messages) == 1
+    assert center.pop("mail", 5).messages == []
+    center.alter("mail", **{limit: "1000/s"})
+    found = [one.id for one in center.pop(["mail"], 5, wait=10).messages]
+    while len(found) < 2:
+        found += [one.id for one in center.pop(["mail"], 5, wait=10).messages]
+    assert found == ["m1", "m2"]
