@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from .app.task import Task as Task
     from .app.task_center import TaskCenter as TaskCenter
+    from .app.uniqueness import Unique as Unique
+    from .app.uniqueness import unique as unique
     from .schedules.errors import ScheduleError as ScheduleError
     from .schedules.errors import UnknownScheduleError as UnknownScheduleError
     from .schedules.schedules import Schedules as Schedules
@@ -29,7 +31,9 @@ _PLACES = {
     "Schedule": "schedules.view",
     "ScheduleError": "schedules.errors",
     "Schedules": "schedules.schedules",
+    "Unique": "app.uniqueness",
     "UnknownScheduleError": "schedules.errors",
+    "unique": "app.uniqueness",
 }
 
 __all__ = ("__version__", "timeout_center", *_PLACES)

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from .errors import ConsumersError as ConsumersError
     from .errors import EmbeddedServerError as EmbeddedServerError
     from .errors import EnvelopeError as EnvelopeError
+    from .errors import KeptError as KeptError
     from .errors import MessageError as MessageError
     from .errors import MigrationError as MigrationError
     from .errors import NotPermittedError as NotPermittedError
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from .errors import SlotCountError as SlotCountError
     from .errors import TocError as TocError
     from .errors import TraitError as TraitError
+    from .errors import UniqueError as UniqueError
     from .errors import UnknownTopicError as UnknownTopicError
     from .metrics.counters import Lateness as Lateness
     from .metrics.reading import Measured as Measured
@@ -97,6 +99,7 @@ if TYPE_CHECKING:
     from .model.results import Settled as Settled
     from .model.results import Summary as Summary
     from .model.topic import Topic as Topic
+    from .model.uniqueness import Unique as Unique
     from .model.usage import Usage as Usage
     from .model.usage import Used as Used
     from .transport.action_time import use_timezone as use_timezone
@@ -105,6 +108,7 @@ if TYPE_CHECKING:
     from .transport.channel import Channel as Channel
     from .transport.message import Message as Message
     from .transport.transport import Transport as Transport
+    from .transport.uniqueness import unique_answer as unique_answer
 
 #: The public names, and the module each lives in: the same as above, for a type checker.
 _PLACES = {
@@ -176,6 +180,7 @@ _PLACES = {
     "Channel": "transport.channel",
     "Message": "transport.message",
     "Transport": "transport.transport",
+    "unique_answer": "transport.uniqueness",
     "use_timezone": "transport.action_time",
     "WorkerPolicy": "consumer.policy",
     "CompatPart": "compat.registry",
@@ -186,6 +191,7 @@ _PLACES = {
     "ConsumersError": "errors",
     "EmbeddedServerError": "errors",
     "EnvelopeError": "errors",
+    "KeptError": "errors",
     "MessageError": "errors",
     "MigrationError": "errors",
     "NotPermittedError": "errors",
@@ -199,6 +205,8 @@ _PLACES = {
     "SlotCountError": "errors",
     "TocError": "errors",
     "TraitError": "errors",
+    "Unique": "model.uniqueness",
+    "UniqueError": "errors",
     "UnknownTopicError": "errors",
 }
 

@@ -26,6 +26,7 @@ __all__ = (
     "SlotCountError",
     "TocError",
     "TraitError",
+    "UniqueError",
     "UnknownTopicError",
 )
 
@@ -98,6 +99,31 @@ class RateLimitedError(TocError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class UniqueError(TocError):
+    """A message was not added: another one has its unique key.
+
+    id: of the other one; key: the unique key; topic: the queue
+    has_started: whether the other one was delivered: then it can be neither replaced nor pushed
+        back
+    """
+
+    def __init__(self, topic: str, key: str, id: str, *, has_started: bool) -> None:
+        super().__init__(
+            f"queue {topic!r} has a message {id!r} with the unique key {key!r}, which "
+            + ("has started" if has_started else "waits")
+        )
+        self.topic, self.key, self.id, self.has_started = topic, key, id, has_started
+
+
+class KeptError(TocError):
+    """A message was not sent because another one has its unique key, and is kept. Only a sender
+    that wants to know its id is told: `id`."""
+
+    def __init__(self, id: str) -> None:
+        super().__init__(f"not sent: message {id!r} has its unique key, and is kept")
+        self.id = id
 
 
 class MigrationError(TocError):

@@ -28,11 +28,12 @@ from . import (
     scale,
     spread,
     storm,
+    unique,
 )
 
 MODULES = (
     *(lateness, now, drain, storm, spread, behind),
-    *(publish, put_many, event_loop, memory, scale, fleet, by_id, gossip, idle, floor),
+    *(publish, put_many, unique, event_loop, memory, scale, fleet, by_id, gossip, idle, floor),
 )
 
 #: case -> its module

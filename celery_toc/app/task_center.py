@@ -136,10 +136,10 @@ class TaskCenter:
         if self.get(task_id):
             return False
         try:
-            task.apply_async(task_id=task_id, **{kombu_toc.ENSURE: True}, **options)
+            sent = task.apply_async(task_id=task_id, **{kombu_toc.ENSURE: True}, **options)
         except kombu_toc.AlreadyThereError:
             return False
-        return True
+        return bool(sent.id == task_id)  # else another one has its unique key
 
     def reschedule(
         self,

@@ -34,6 +34,7 @@ from . import (
     quick_times,
     revoking,
     soft_shutdown,
+    uniqueness,
     weak_sets,
     worker_state,
 )
@@ -57,6 +58,7 @@ __all__ = (
     "refusing",
     "revoking",
     "soft_shutdown",
+    "uniqueness",
     "weak_sets",
     "worker_state",
 )

@@ -36,6 +36,8 @@ from kombu.utils import json
 import kombu_toc
 from kombu_toc import CompatPart
 
+from . import uniqueness
+
 PART = CompatPart(
     "quick-messages",
     touches="Celery's Task.__header__, Task.apply_async, Celery.send_task and their like",
@@ -223,7 +225,7 @@ class QuickMessages:
             return None
         if getattr(task, "_dump_pydantic_arguments", None) is not None:
             return None
-        if self._app.current_worker_task:
+        if self._app.current_worker_task or getattr(task, "toc_unique", None) is not None:
             return None
         found = tuple(key)
         return None if self._shapes.get(found) == ATTEMPTS else found
@@ -244,7 +246,7 @@ class QuickMessages:
             and all(isinstance(route, MapRoute) for route in app.amqp.router.routes or ())
             and _is_celerys(Task.apply_async, "celery/app/task.py")
             and _is_celerys(Task.shadow_name, "celery/app/task.py")
-            and _is_celerys(type(app).send_task, "celery/app/base.py")
+            and _is_celerys(uniqueness.original(type(app)), "celery/app/base.py")
             and "send_task" not in vars(app)
             and _is_celerys(app.amqp.send_task_message, "celery/app/amqp.py")
         )

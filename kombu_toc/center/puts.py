@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from ..model.message_key import key_of
 from ..model.results import Put
 from ..model.traits import traits_of
-from ..scripts.call import microseconds
+from ..model.uniqueness import Unique, claim_of
+from ..scripts.call import ScriptCall, microseconds
+from .claims import home_of
 from .commands import Commands
 from .context import Context
 from .lookup import Lookup
@@ -16,6 +19,7 @@ from .put_many import PutMany, PutNames
 from .registry import Registry
 from .requests import NewMessage, PutRequest
 from .runner import BROKEN, Runner
+from .unique_put import put_unique, unique_call
 from .waiting import PopNames
 
 
@@ -54,6 +58,7 @@ class Puts:
         max_lease: float | None = None,
         expiration: float | None = None,
         key: object = None,
+        unique: Unique | str | None = None,
     ) -> str | None:
         """Add a message and return the id it is kept under.
 
@@ -74,10 +79,13 @@ class Puts:
             topic has a ``message_ttl`` that is shorter, that holds
         key: what it is about, such as a customer, as text, a whole number or a UUID: its topic may
             limit what starts of each key
+        unique: a :class:`Unique`, or its key alone: the topic has one message of that key at a
+            time. If another one has it and is kept, its id is returned. The unique key is the slot
+            basis if there is neither a basis nor a key
 
-        Raises ActionTimeError beyond the year 2255, TraitError if one of the last four makes no
-        sense, RateLimitedError if its topic limits how many are put, ReplicationError as
-        :meth:`run_puts`, PriorityStepsError as :meth:`declare`.
+        Raises ActionTimeError beyond the year 2255, TraitError if one of the last five makes no
+        sense, UniqueError as `unique` says, RateLimitedError if its topic limits how many are put,
+        ReplicationError as :meth:`run_puts`, PriorityStepsError as :meth:`declare`.
         """
         traits = ""
         if not (visibility is max_lease is expiration is key is None):
@@ -87,8 +95,12 @@ class Puts:
             traits = traits_of(
                 what, visibility=visibility, max_lease=max_lease, expiration=expiration, key=key
             )
+        claim = None
+        if unique is not None:
+            claim = claim_of(f"message {id!r}", unique, basis)
+            basis = basis or claim.shown
         declared = self._registry.agreed(self._registry.topic(topic))
-        self._registry.admit(declared, id, basis)
+        self._registry.admit(declared, id, basis, unique=claim is not None)
         # While the topic is resharded, the message may lie in another slot.
         moves = ensure and declared.declaration.draining_counts
         if moves and self._lookup.get(id, topic=topic, basis=basis or id):
@@ -105,6 +117,11 @@ class Puts:
             publish,
             traits=traits,
         )
+        if claim is not None:
+            declared = home_of(self._runner, declared, claim, basis or id)
+            make = partial(unique_call, self._commands, declared, request, claim)
+            found, _ = put_unique(topic, make, partial(self._run, topic))
+            return found.id if found.added or not ensure else None
         calls = [self._commands.put(declared, request)]
         if (reread := self._registry.rereading(topic)) is not None:
             calls.append(reread)
@@ -113,6 +130,14 @@ class Puts:
             self._registry.mend(topic)
         put: Put = made
         return put.id if put.added or not ensure else None
+
+    def _run(self, topic: str, call: ScriptCall) -> Any:
+        """Run a call that puts a message, as :meth:`put` does."""
+        reread = self._registry.rereading(topic)
+        made, *read = self._runner.run_puts([call] if reread is None else [call, reread])
+        if read == [None]:
+            self._registry.mend(topic)
+        return made
 
     def put_many(
         self, topic: str, messages: Iterable[NewMessage | Mapping[str, Any] | tuple[Any, ...]]

@@ -269,7 +269,7 @@ class Recurring:
     def count(self, topic: str) -> int:
         """How many schedules a topic has."""
         slot = self._registry.resolved(topic).slot(0)
-        return int(self._runner.client.zcard(slot.coming))
+        return int(self._runner.client.hlen(slot.schedules))
 
     def change(self, topic: str, change: ScheduleChange) -> ScheduleChanged:
         """Replace a record, and the message that waits, by others.

@@ -318,11 +318,14 @@ class Registry:
         replaced: bool = self._runner.run(call)
         return replaced
 
-    def admit(self, topic: Topic, id: str | None, basis: str | None) -> None:
+    def admit(
+        self, topic: Topic, id: str | None, basis: str | None, *, unique: bool = False
+    ) -> None:
         """To be called before a message is put: look-ups by id that begin after that find it.
 
         id: None if nobody looks for it by that
         basis: slot basis, if there is one
+        unique: whether it has a unique key
 
         Does nothing but for the first message of its kind, as far as this center knows.
         """
@@ -332,6 +335,8 @@ class Registry:
             news.append("bases")
         if declaration.named is False and id is not None:
             news.append("named")
+        if unique and not declaration.unique:
+            news.append("unique")
         if news:
             call = ScriptCall(
                 load("admit"), (self._keys.topics,), (topic.name, *news), lambda raw: raw

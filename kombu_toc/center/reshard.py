@@ -62,6 +62,7 @@ from ..model.topic import Topic, base_of, check_slots, slot_of
 from ..scripts.call import PageSize, ScriptCall
 from ..scripts.loader import load
 from .center import TimeoutCenter
+from .claims import move_claims
 
 #: Seconds after which no producer uses a count that was changed: one of an older release reads a
 #: declaration again after 30.
@@ -126,6 +127,8 @@ def reshard_topic(
                 tell(state._replace(moved=moved, left=left))
             left = _beyond(center, found) or _misplaced(center, found)
             state = Resharded(topic, slots, moved, left, False)
+            if not left and found.declaration.unique:
+                move_claims(center.client, found)
             if not left and center.redeclare(found, replace(found.declaration, draining_counts=())):
                 break
             pause = max(PAUSE, 5 * (time.monotonic() - start))  # all of it has been looked at
@@ -293,7 +296,7 @@ def _basis(id: str, body: bytes, key_header: str | None) -> str | None:
         return None
     if (basis := headers.get("x-slot-basis")) is not None and str(basis):
         return str(basis)
-    for name in ("x-key", key_header):
+    for name in ("x-key", key_header, "x-unique"):
         if key := key_of(id, headers.get(name)):
             return key
     named = headers.get("id")
@@ -313,7 +316,8 @@ def _moving(
         base = base_of(id)
         keys += (source.copies(base), target.copies(base), target.copies(id))
         args += (id, base)
-    return ScriptCall(load("move"), (*keys, center.keys.wake(topic.name)), args, tuple)
+    keys += (source.claims, target.claims, center.keys.wake(topic.name))
+    return ScriptCall(load("move"), keys, args, tuple)
 
 
 def _texts(raw: list[bytes]) -> list[str]:

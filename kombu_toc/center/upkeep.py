@@ -16,6 +16,7 @@ from redis.exceptions import RedisError, ResponseError
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall, as_bytes, text
 from ..scripts.loader import load
+from .claims import ClaimSweep
 from .commands import terms_of
 from .context import Context
 from .registry import Registry
@@ -219,6 +220,7 @@ class Upkeep:
         self._resting: dict[Hashable, float] = {}
         #: whether a topic goes to the second: then somebody sweeps after each pass
         self.expires = False
+        self._claims = ClaimSweep(runner)
         #: topic -> what the latest pass was refused there
         self.refused: dict[str, RedisError] = {}
 
@@ -239,6 +241,7 @@ class Upkeep:
             for _ in range(MAX_REPEATS):
                 if not self._keep(parts):
                     break
+        self._claims.run((parts[0].topic for _, parts in self._topics.values()), now)
 
     def _read_topics(self, now: float) -> None:
         raws = self._runner.client.hgetall(self._context.keys.topics)

@@ -154,6 +154,7 @@ class Slot:
         "announced_times",
         "body",
         "busy",
+        "claims",
         "coming",
         "dead",
         "ended",
@@ -205,6 +206,8 @@ class Slot:
         #: sorted set: key -> when what may be put of it has been used up to, in us; ':' for all.
         #: It expires. Where all slots are on one server, slot 0 has those of all
         self.put_pace = stem + "put-pace"
+        #: hash: unique key -> which message has it, since when, and until when
+        self.claims = stem + "claims"
         #: the keys in the order in which most scripts take them
         self.script_keys = (
             self.announced_times,
@@ -272,6 +275,7 @@ class Slot:
             *self.lane_keys,
             *self.of_schedules(),
             self.put_pace,
+            self.claims,
         ]
 
     def of_schedules(self) -> list[str]:

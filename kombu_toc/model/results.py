@@ -130,6 +130,12 @@ class Delivery(NamedTuple):
         return None if own is None else own / 1000
 
     @property
+    def outlives_ack(self) -> bool:
+        """Whether it holds something until its task has ended, although it was acknowledged: a
+        place, or a unique key."""
+        return self.has_place or traits.trait(self.birth, "u") == 1
+
+    @property
     def ends_us(self) -> int | None:
         """When this delivery ends although it is renewed, in microseconds since the epoch; None:
         never."""

@@ -47,7 +47,7 @@ def check_slots(topic: str, slots: object) -> int:
 #: Fields that are not declared: they record what has happened to the topic.
 _NOT_SAID = (
     *("draining_counts", "previous_counts", "bases", "named", "closed_steps", "altered"),
-    *("kept", "lanes"),
+    *("kept", "lanes", "unique"),
 )
 
 #: Fields whose names in Redis are older than those here.
@@ -69,6 +69,7 @@ class Declaration:
     bases: whether a message may be in another slot than the one that its id selects
     named: of a topic that expires, whether it may have messages that somebody looks for by id;
         replies have no such id. `bases` and `named` are None in declarations of older releases.
+    unique: whether a message with a unique key was put
     closed_steps: those of `steps` under which nothing is put any more; messages may still be there,
         and consumers read them
     kept: of a topic that is kept by its consumers, and goes `expires` after the last one has left:
@@ -119,6 +120,7 @@ class Declaration:
     key_put_rate: str | None = None
     key_header: str | None = None
     lanes: bool | None = None
+    unique: bool | None = None
 
     @cached_property
     def gates(self) -> str:

@@ -14,6 +14,7 @@ letter     what it says
 ``e``      expiration: milliseconds after its due time when it expires
 ``x``      when it expires, in milliseconds since the epoch; known since its first delivery
 ``k``      its key, encoded (:mod:`.message_key`)
+``u``      its unique key (:mod:`.uniqueness`): a number, a dot, and the key encoded
 =========  ==============================================================================
 
 Behind a ``!``, at its end, the token of a delivery with a max lease says when that has passed, in

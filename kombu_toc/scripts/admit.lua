@@ -9,7 +9,11 @@ if not standing then return false end
 local wanted = standing
 for i = 2, #ARGV do
   -- Nothing else in a declaration could read like this: its texts have no quotation marks.
-  wanted = string.gsub(wanted, '"' .. ARGV[i] .. '": ?false', '"' .. ARGV[i] .. '":true', 1)
+  local name, found = '"' .. ARGV[i] .. '":'
+  wanted, found = string.gsub(wanted, name .. ' ?false', name .. 'true', 1)
+  if found == 0 and not string.find(wanted, name, 1, true) then -- of an older release
+    wanted = string.gsub(wanted, '}%s*$', ',' .. name .. 'true}')
+  end
 end
 if wanted ~= standing then
   -- Redis refuses what takes memory when it is full, but not after a script's first write: this

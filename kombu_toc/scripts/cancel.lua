@@ -2,7 +2,7 @@
 --
 -- KEYS[1] armed   KEYS[2] prepare   KEYS[3] dead   KEYS[4] reasons   KEYS[5] body
 -- KEYS[6] tokens   KEYS[7...] store (one per priority step)
--- then, per id: the copies set of that id, and the one that the id itself is recorded in
+-- then claims; then, per id: the copies set of that id, and the one that the id itself is recorded in
 -- then the wake index, if it is on this node
 -- ARGV[1] number of priority steps   ARGV[2] slot number
 -- ARGV[3] 1: those that are waiting   ARGV[4] 1: those in flight; their consumers are not told
@@ -12,11 +12,13 @@
 -- Returns {{id, what it was: 1 waiting | 2 in flight | 3 dead, 1 deleted | 0 left,
 --           1 if it was delivered before, envelope of what is deleted, ...},
 --          how many of the ids were looked at, announcements, settled}
---@ clock admitted wake token sorted unlimited
+--@ clock admitted wake token sorted unlimited claim
 
 local steps = tonumber(ARGV[1])
 local last = #ARGV - (limited and limited.args or 0)
-local wake = KEYS[7 + steps + 2 * (last - 7) + (limited and limited.keys or 0)]
+local claims = KEYS[7 + steps]
+local wake = KEYS[8 + steps + 2 * (last - 7) + (limited and limited.keys or 0)]
+local with_claims = redis.call('EXISTS', claims) == 1
 local now = clock()
 local wanted = {ARGV[3] == '1', ARGV[4] == '1', ARGV[5] == '1'}
 local found, removed = {}, false
@@ -39,7 +41,7 @@ end
 for number = 8, last do
   if budget > 0 and bytes > budget then break end
   looked = looked + 1
-  local copies = 2 * (number - 8) + 7 + steps
+  local copies = 2 * (number - 8) + 8 + steps
   local ids = ARGV[6] == '1' and redis.call('SMEMBERS', KEYS[copies]) or {}
   table.insert(ids, 1, ARGV[number])
   for i = 1, #ids do
@@ -57,6 +59,7 @@ for number = 8, last do
         found[at + 5] = budget > 0 and redis.call('HGET', KEYS[5], id) or ''
         bytes = bytes + #found[at + 5]
         redis.call('ZREM', key, id)
+        if with_claims then give_up_claim(claims, id, redis.call('HGET', KEYS[6], id)) end
         redis.call('HDEL', KEYS[5], id)
         redis.call('HDEL', KEYS[4], id)
         local token = limited and state < 3 and redis.call('HGET', KEYS[6], id)

@@ -1,7 +1,8 @@
 """The Lua scripts, one file per operation, and their loader.
 
 A script's first comment is its documentation. The line ``--@ clock wake`` names the fragments
-that go before it.
+that go before it. The line ``--< put`` stands for the text of that script, which runs there, with
+the fragments that it needs.
 """
 
 from __future__ import annotations
@@ -26,13 +27,22 @@ def _read(name: str) -> str:
     return files(__package__).joinpath(f"{name}.lua").read_text(encoding="ascii")
 
 
+def _named(text: str, mark: str) -> list[str]:
+    """What the lines that begin with this mark name."""
+    lines = (line for line in text.splitlines() if line.startswith(mark))
+    return [name for line in lines for name in line[len(mark) :].split()]
+
+
 @cache
 def load(name: str) -> Script:
     """The script of that name, its fragments included, without comments."""
-    parts = [_read(name)]
-    for line in parts[0].splitlines():
-        if line.startswith("--@"):
-            parts = [_read(fragment) for fragment in line[3:].split()] + parts
+    own = _read(name)
+    fragments = _named(own, "--@")
+    for within in _named(own, "--<"):
+        text = _read(within)
+        own = own.replace(f"--< {within}\n", text)
+        fragments = [*_named(text, "--@"), *fragments]
+    parts = [*map(_read, dict.fromkeys(fragments)), own]
     lines = (line.split("--")[0].rstrip() for part in parts for line in part.splitlines())
     text = "\n".join(line for line in lines if line)
     return Script(name, text, hashlib.sha1(text.encode()).hexdigest())

@@ -7,7 +7,7 @@
 -- then the same of the slot they go to
 -- then, per message: the copies sets that it may be recorded in, here and there, and the one that
 -- it is recorded in if its id is taken there
--- then the wake index
+-- then claims, here and there; then the wake index
 -- ARGV[1] number of priority steps   ARGV[2] number of the slot they are in
 -- ARGV[3] number of the slot they go to   ARGV[4] bytes after which no further one is moved
 -- then, per message: id, what its id begins with if it is a copy (the part before the last '#')
@@ -17,11 +17,14 @@
 -- if it had been put there second. If the other one is the same, byte for byte, one of them stays.
 -- Its token stays behind, but for its traits: acknowledgements go to the slot of their delivery, and
 -- one pop may have delivered a message of the same id here and there.
---@ clock admitted wake token
+--@ clock admitted wake token sorted claim
 
 local steps = tonumber(ARGV[1])
 local width = 6 + steps
 local wake = KEYS[#KEYS]
+local claims, claims_there = KEYS[#KEYS - 2], KEYS[#KEYS - 1]
+local stores_there = {}
+for part = 7, width do stores_there[part - 6] = KEYS[width + part] end
 local now = clock()
 local function here(part) return KEYS[part] end
 local function there(part) return KEYS[width + part] end
@@ -33,6 +36,21 @@ local function place(key, id) -- the key that has it, dead or waiting, and its s
   end
   local score = redis.call('ZSCORE', key(4), id)
   if score then return 4, tonumber(score) end
+end
+
+-- The claim of a message goes with it, unless another message there has its key.
+local function move_claim(id, name, traits)
+  local key = string.match(traits, '[;,]u%d%.([^,~@!]*)')
+  local known = key and redis.call('HGET', claims, key)
+  local claim = known and read_claim(known)
+  if not claim or claim.kept ~= id then return end
+  local other = redis.call('HGET', claims_there, key)
+  if not other
+      or not held(key, read_claim(other), now, there(3), there(4), there(6), stores_there) then
+    claim.kept = name
+    redis.call('HSET', claims_there, key, claim_text(claim))
+  end
+  redis.call('HDEL', claims, key)
 end
 
 local moved, looked, bytes = 0, 0, 0
@@ -72,7 +90,10 @@ for i = 5, #ARGV, 2 do
       local token = redis.call('HGET', here(6), id)
       local traits = token and (part == 4 or is_still(token, score))
         and string.match(heritage_of(token), ';.*')
-      if traits then redis.call('HSET', there(6), name, traits) end
+      if traits then
+        redis.call('HSET', there(6), name, traits)
+        move_claim(id, name, traits)
+      end
       if part > 6 then
         local us = action_time(score)
         announce_if_first(wake, there(1), ARGV[3], us == 0 and now or us, now)

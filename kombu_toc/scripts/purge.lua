@@ -1,13 +1,14 @@
 -- Deletes waiting messages of a slot, due or not, a bounded number at a time.
 --
 -- KEYS[1] armed   KEYS[2] body   KEYS[3] reasons   KEYS[4] tokens   KEYS[5...] store (one per priority step)
--- then the wake index, if it is on this node
+-- then claims; then the wake index, if it is on this node
 -- ARGV[1] number of priority steps   ARGV[2] slot number   ARGV[3] how many at most
 -- Returns {how many were deleted, their ids that are copies of another, announcements, settled}
---@ clock admitted wake token sorted unlimited
+--@ clock admitted wake token sorted unlimited claim
 
 local steps, most = tonumber(ARGV[1]), tonumber(ARGV[3])
-local wake = KEYS[5 + steps + (limited and limited.keys or 0)]
+local claims, wake = KEYS[5 + steps], KEYS[6 + steps + (limited and limited.keys or 0)]
+local with_claims = redis.call('EXISTS', claims) == 1
 local count, copies, stores = 0, {}, {}
 for step = 1, steps do
   local store = KEYS[4 + step]
@@ -17,6 +18,8 @@ for step = 1, steps do
     if #ids > 0 then
       if limited then limited.forget(store, step, ids, KEYS[4]) end
       redis.call('ZREM', store, unpack(ids))
+      local known = with_claims and redis.call('HMGET', KEYS[4], unpack(ids)) or {}
+      for i = 1, #known do give_up_claim(claims, ids[i], known[i]) end
       redis.call('HDEL', KEYS[2], unpack(ids))
       redis.call('HDEL', KEYS[3], unpack(ids))
       redis.call('HDEL', KEYS[4], unpack(ids))

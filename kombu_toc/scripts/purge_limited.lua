@@ -4,4 +4,4 @@
 -- KEYS as those of purge.lua; before the wake index those of limited.lua
 -- ARGV as those of purge.lua, then those of limited.lua
 -- Returns what purge.lua does
---@ clock admitted wake token sorted lanes openings limited purge
+--@ clock admitted wake token sorted lanes openings limited claim purge

@@ -8,6 +8,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from secrets import token_urlsafe
 from typing import Any
@@ -15,9 +16,11 @@ from typing import Any
 from ..center.bindings import Bindings
 from ..center.broadcasts import broadcast_call, keepers
 from ..center.center import TimeoutCenter
+from ..center.claims import home_of
 from ..center.clock import SendersClock
 from ..center.commands import SENT
 from ..center.requests import REMEMBER, PutRequest
+from ..center.unique_put import Conflict, put_unique, unique_call
 from ..client.options import Settings
 from ..consumer.pipe import BROKEN
 from ..errors import AlreadyThereError
@@ -29,6 +32,7 @@ from ..model.traits import traits_of
 from ..scripts.call import Countdown, ScriptCall
 from .action_time import action_time
 from .publish_batch import PublishBatch
+from .uniqueness import is_unique, say_kept, say_replaced, take_claim, under
 
 #: Seconds that a publish takes before it fails for a node of a Cluster that cannot be reached: as
 #: Celery pauses before it connects again.
@@ -106,14 +110,35 @@ class Publisher:
         publish = None
         if not topic.declaration.expires:  # what goes away by itself is no harm twice: a reply
             publish = _publish_of(message["properties"]["delivery_tag"], batch)
+        if is_unique(message.get("headers") or {}, message["properties"]):
+            self._put_unique(topic, message, publish)  # not in a batch: who sends it is answered
+            return
         call = self.putting(topic, message, publish)
         if batch is not None:
             batch.add(call, call.keys[SENT])
             return
         self.run(queue, call, wait=not topic.declaration.expires)
 
-    def run(self, queue: str, call: ScriptCall, *, wait: bool = True) -> None:
-        """Run a call that puts a message into a queue.
+    def _put_unique(
+        self, topic: Topic, message: dict[str, Any], publish: tuple[str, str] | None
+    ) -> None:
+        """Put an addressed message with a unique key. Raises UniqueError; and KeptError, if who
+        sends it wants to know."""
+        id = (message.get("headers") or {}).get("id")
+
+        def make(takes: Conflict | None) -> ScriptCall:
+            made = message if takes is None or id is None else under(message, takes.base)
+            return self.putting(topic, made, publish, takes=takes)
+
+        run = partial(self.run, topic.name, wait=not topic.declaration.expires)
+        found, taken = put_unique(topic.name, make, run)
+        if id is not None and isinstance(found, Conflict):
+            say_kept(id, found.base)
+        elif id is not None and taken is not None:
+            say_replaced(id, taken.base)
+
+    def run(self, queue: str, call: ScriptCall, *, wait: bool = True) -> Any:
+        """Run a call that puts a message into a queue. Returns its result.
 
         wait: for the replicas, if that is set
         """
@@ -134,6 +159,7 @@ class Publisher:
             self._clock.sample(put.now_us, began)
         if read == [None]:
             registry.mend(queue)
+        return put
 
     def broadcast(
         self,
@@ -169,12 +195,16 @@ class Publisher:
         remember: int = REMEMBER,
         *,
         counted: bool = True,
+        takes: Conflict | None = None,
     ) -> ScriptCall:
-        """The call that puts a message, and returns a Put.
+        """The call that puts a message, and returns a Put; of one with a unique key, perhaps a
+        Conflict.
 
         publish: (producer, name of the publish), by which a repeated one is recognised
         remember: seconds for which it is
-        counted: whether it counts among what may be put into its topic
+        counted: whether it counts among what may be put into its topic; if not, it is added also
+            if another one has its unique key
+        takes: the message whose place it takes
 
         Raises ActionTimeError if its time cannot be read or lies beyond what can be kept, and
         TraitError if a trait makes no sense.
@@ -202,7 +232,13 @@ class Publisher:
         if key is not None:
             key = key_of(f"message {id}", key)
             basis = basis or key or None
-        self._center.registry.admit(topic, named, basis)
+        claim = None
+        if is_unique(headers, properties):
+            claim = take_claim(message, id, basis)
+            headers, properties = message["headers"], message["properties"]
+            basis = basis or claim.shown
+            topic = home_of(self._center.runner, topic, claim, basis)
+        self._center.registry.admit(topic, named, basis, unique=claim is not None)
         properties["k"] = token = token_of(tag)
         packed = envelope.pack(message, deflate=waits and self._settings.toc_deflate, id=id)
         ensure = bool(properties.get(envelope.ENSURE))
@@ -223,7 +259,19 @@ class Publisher:
             traits=message_traits(headers, properties, id, key or ""),
             counted=counted,
         )
-        call = self._center.commands.put(topic, request)
+        if claim is not None:
+            # A retry has the claim of the task, and is sent in any case.
+            call = unique_call(
+                self._center.commands,
+                topic,
+                request,
+                claim,
+                takes,
+                goes_on=request.replaces or bool(headers.get("replaced_task_nesting")),
+                adds=request.replaces or not counted,
+            )
+        else:
+            call = self._center.commands.put(topic, request)
         return call._replace(parse=_only_if_added(call.parse)) if ensure else call
 
     def putting_plain(

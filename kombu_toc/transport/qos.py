@@ -50,13 +50,13 @@ class QoS(virtual.QoS):
         message = self._delivered.pop(delivery_tag, None)
         if message is None or (delivery := message.delivery) is None:
             return
-        if ";" in delivery.birth and delivery.has_place:
+        if ";" in delivery.birth and delivery.outlives_ack:
             self._end_place(message, delivery)
         else:
             self._poller.ack(delivery)
 
     def _end_place(self, message: Message, delivery: Delivery) -> None:
-        """Acknowledge what has a place; the place is held until the task has ended."""
+        """Acknowledge what has a place, or a unique key; that is held until the task has ended."""
         policy = self.channel.policy
         execution = policy.execution(message)
         if execution is None:

@@ -11,6 +11,7 @@ from redis.crc import key_slot
 from kombu_toc.center.admin_commands import PURGE_STEP, AdminCommands, Place
 from kombu_toc.center.apart import look_call
 from kombu_toc.center.burying import bury_call
+from kombu_toc.center.claims import sweep_call
 from kombu_toc.center.commands import (
     ACKS_PER_CALL,
     ERROR_LENGTH,
@@ -28,6 +29,7 @@ from kombu_toc.center.picking import PickRequest, Wanted, pick_call
 from kombu_toc.center.put_many import put_many_call
 from kombu_toc.center.recurring import RecurringCommands, ScheduleChange
 from kombu_toc.center.requests import PopRequest, PutRequest
+from kombu_toc.center.unique_put import unique_call
 from kombu_toc.errors import ActionTimeError
 from kombu_toc.metrics.counters import Counters
 from kombu_toc.model import scores
@@ -35,6 +37,7 @@ from kombu_toc.model.keys import Keys
 from kombu_toc.model.limits import Limits
 from kombu_toc.model.results import DEAD, WAITING, Delivery, Put, PutTogether
 from kombu_toc.model.topic import Declaration, Topic
+from kombu_toc.model.uniqueness import Unique, claim_of
 from kombu_toc.scripts.call import ScriptCall
 
 #: A name whose braces would cut a hash tag short.
@@ -83,6 +86,10 @@ def every_call(made: Made) -> list[ScriptCall]:
     held = [made.delivery(slot % 4, f"m{slot}#{slot}") for slot in range(8)]
     return [
         commands.put(topic, PutRequest("a", b"body", basis="other", publish=("me", "1"))),
+        unique_call(
+            commands, topic, PutRequest("a", b"", basis="k"), claim_of("a", Unique("k"), None)
+        ),
+        sweep_call(slot),
         put_many_call(made.context, topic, slot, 0, ["a", b"", "", "b", b"", "+5"]),
         commands.pop(topic, PopRequest("me.1", [1], ready_limit=5, recover=7)),
         commands.recall(topic, [1], "me.1"),
@@ -115,7 +122,7 @@ def every_call(made: Made) -> list[ScriptCall]:
 def test_on_a_cluster_all_keys_of_a_call_share_a_slot() -> None:
     """A4"""
     calls = every_call(Made(clustered=True))
-    assert len({call.script.name for call in calls}) == 26
+    assert len({call.script.name for call in calls}) == 28
     for call in calls:
         assert len(hash_slots(call.keys)) == 1, call.script.name
         assert not any("{toc}" in key for key in call.keys), call.script.name

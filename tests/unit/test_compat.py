@@ -118,6 +118,7 @@ class Bare:
 
 def subjects() -> dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]]:
     """By a part's name, what its check gets: as it is in what is installed, and bare."""
+    from celery import Celery
     from celery.app.amqp import AMQP
     from celery.backends.redis import RedisBackend
     from celery.bin import control as bin_control
@@ -158,6 +159,7 @@ def subjects() -> dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]]:
         "send-now": ((behind,), bare),
         "solo-hooks": ((TaskPool(1),), bare),
         "time-limits": ((behind,), bare),
+        "uniqueness": ((Celery,), (Bare,)),
         "weak-sets": ((state.reserved_requests,), bare),
         "worker-state": ((state,), bare),
     }

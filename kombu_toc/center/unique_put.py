@@ -1,0 +1,117 @@
+"""Puts messages of which a queue has one at a time, by a unique key.
+
+The server refuses a message whose key another one has, and says which one that is. If the message
+is to take its place, the sender makes it once more, under the id of the other, and asks again: it
+is replaced if all is as it was. So nobody waits for anybody, and a message that nobody competes
+with is put by one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from ..errors import UniqueError
+from ..model.results import Put
+from ..model.topic import Topic
+from ..model.uniqueness import KEEP, TAKES, Claim
+from ..scripts.call import ScriptCall, text
+from ..scripts.loader import load
+from .commands import Commands
+from .requests import PutRequest
+
+#: How often a message is made anew because the one that it was to replace was replaced or delivered
+#: meanwhile. Each time, somebody else's has been put.
+ATTEMPTS = 100
+
+#: What the script replies in place of how many were added.
+CONFLICT = 2
+
+
+class Conflict(NamedTuple):
+    """A message was not added: another one has its key."""
+
+    id: str  #: the id that the other one is kept under; empty if there is none any more
+    base: str  #: its own id
+    waits: bool  #: whether it waits; else it was delivered
+    claim: Claim  #: that of the message that was not added
+    added: bool = False
+    now_us: None = None
+
+
+def put_unique(
+    topic: str,
+    make: Callable[[Conflict | None], ScriptCall],
+    ask: Callable[[ScriptCall], Any],
+) -> tuple[Put | Conflict, Conflict | None]:
+    """Put a message, or find the one that is there and is kept: a :class:`Conflict`. Returns this,
+    and the message whose place it has taken, if any.
+
+    make: the call of :func:`unique_call` that puts the message; of one whose place it takes
+    ask: runs a call, and returns its result
+
+    Raises UniqueError.
+    """
+    takes: Conflict | None = None
+    for _ in range(ATTEMPTS):
+        found: Put | Conflict = ask(make(takes))
+        if not isinstance(found, Conflict):
+            return found, takes
+        claim, other = found.claim, found if found.id else None
+        if other is not None and claim.conflict == KEEP:
+            return other, None
+        if other is not None and not (claim.conflict in TAKES and other.waits):
+            raise UniqueError(topic, claim.shown, other.base, has_started=not other.waits)
+        takes = other
+    raise UniqueError(topic, claim.shown, "" if takes is None else takes.base, has_started=False)
+
+
+def unique_call(
+    commands: Commands,
+    topic: Topic,
+    request: PutRequest,
+    claim: Claim,
+    takes: Conflict | None = None,
+    *,
+    goes_on: bool = False,
+    adds: bool = False,
+) -> ScriptCall:
+    """The call that adds a message if it may have its key. Result: :class:`Put`, or
+    :class:`Conflict`.
+
+    request: the message; of one that takes the place of another, under that one's id
+    takes: the message whose place it takes
+    goes_on: it goes on for the message of its own id, as a retry does, and so has its key
+    adds: it is added in any case
+    """
+    if takes is not None:  # it is no addition: neither a full server nor a rate refuses it
+        request = request._replace(id=takes.id, replaces=True)
+    request = request._replace(traits=claim.among(request.traits))
+    call = commands.put(topic, request)
+    slot = topic.slot_for(request.basis or request.id)
+    at_most = "" if claim.at_most_us is None else claim.at_most_us
+    return call._replace(
+        script=load("put_unique"),
+        keys=(slot.claims, slot.dead, slot.reasons, slot.tokens, *slot.stores, *call.keys),
+        args=(
+            len(slot.stores),
+            claim.name,
+            claim.mode,
+            claim.lasts_us,
+            claim.checksum,
+            "add" if adds else claim.conflict,
+            at_most,
+            "" if takes is None else takes.id,
+            int(goes_on),
+            *call.args,
+        ),
+        parse=partial(_read, claim, call.parse),
+    )
+
+
+def _read(claim: Claim, parse: Callable[[Any], Put], raw: list[Any]) -> Put | Conflict:
+    if raw[1] != CONFLICT:
+        return parse(raw)
+    id, _, waits, base, *_ = raw
+    return Conflict(text(id), text(base), bool(waits), claim)

@@ -1,0 +1,113 @@
+-- Adds a message as put.lua does, unless another one has its unique key.
+--
+-- KEYS[1] claims   KEYS[2] dead   KEYS[3] reasons   KEYS[4] tokens
+-- KEYS[5...] store (one per priority step)
+-- then those of put.lua
+-- ARGV[1] number of priority steps   ARGV[2] the unique key, encoded
+-- ARGV[3] how long its claim holds: 0 until it starts, 1 until it is done, 2 for a time
+-- ARGV[4] that time, in microseconds, or 0   ARGV[5] CRC-32 of the slot basis
+-- ARGV[6] what is done if another message has the key: 'keep' or 'raise', nothing; 'replace', this
+--         one takes its place; 'push_back', the same, and it gets no earlier; 'add', this one is added
+--         in any case, and has the key if no other message has it
+-- ARGV[7] microseconds after the first message of the claim until which it may be pushed back, or ''
+-- ARGV[8] the id that the other one is kept under, if this one was made to take its place; else ''
+-- ARGV[9] 1: it goes on for the message of its own id, as a retry does, and so has the key of that
+-- then those of put.lua; the id is the other one's then
+-- Returns what put.lua does. If nothing was added because of another message: {the id that it is
+-- kept under, 2, 1 if it waits, else 0, its own id, announcements, settled}; the ids are empty if one
+-- was to be replaced, and no message has the key any more
+--
+-- A repeated publish is recognised first, as by put.lua. What that refuses has claimed nothing.
+--@ clock admitted wake token sorted claim
+
+local steps = tonumber(ARGV[1])
+local claims, dead, reasons, tokens, stores = KEYS[1], KEYS[2], KEYS[3], KEYS[4], {}
+local name, mode, lasts, crc, conflict = ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5], ARGV[6]
+local at_most, expected, goes_on = tonumber(ARGV[7]), ARGV[8], ARGV[9] == '1'
+for step = 1, steps do stores[step] = KEYS[4 + step] end
+for i = 1, #KEYS do KEYS[i] = KEYS[i + 4 + steps] end
+for i = 1, #ARGV do ARGV[i] = ARGV[i + 9] end
+local body, sent, ttl = KEYS[2], KEYS[5], tonumber(ARGV[6])
+
+local function put()
+--< put
+end
+
+if ARGV[8] ~= '' and redis.call('GET', sent) == ARGV[8] then return put() end
+
+local function keep_claim(claim)
+  redis.call('HSET', claims, name, claim_text(claim))
+  if ttl > 0 and redis.call('PTTL', claims) < ttl then redis.call('PEXPIRE', claims, ttl) end
+end
+
+local function refuse(claim, waits)
+  -- Something is written, so that WAIT waits for the other one; a full server refuses no second write.
+  write_nothing(stores[1])
+  keep_claim(claim)
+  return {claim.kept, 2, waits and 1 or 0, claim.base, said, unsaid}
+end
+
+-- When a message is due that is put now.
+local function due_at(now, text)
+  if text == '' then return now end
+  local moment, left = string.match(text, '^(%d*)%+?(%d*)$')
+  local at = tonumber(moment)
+  if left ~= '' and not (at and math.abs(now + left - at) <= 1000) then at = now + left end
+  return math.max(at, now)
+end
+
+local now = clock()
+local known = redis.call('HGET', claims, name)
+local other, state, step, score
+if known then
+  other = read_claim(known)
+  state, step, score = held(name, other, now, body, dead, tokens, stores)
+end
+local claim = {mode = mode, first = now, ends = lasts > 0 and now + lasts or 0, crc = crc, base = ARGV[1]}
+if state and goes_on and other.base == ARGV[1] then
+  claim.first, claim.ends = other.first, mode == other.mode and other.ends or claim.ends
+elseif state and conflict == 'add' then
+  return put()
+elseif state then
+  if expected == '' and other.kept == ARGV[1] and redis.call('HGET', body, ARGV[1]) == ARGV[2] then
+    return put() -- the same message once more
+  end
+  local takes = conflict == 'replace' or conflict == 'push_back'
+  if not takes or other.kept ~= expected or state ~= 1 then return refuse(other, state == 1) end
+  if conflict == 'push_back' then
+    local due, at = action_time(score), due_at(now, ARGV[3])
+    if due > at then at = due end
+    local last = at_most and other.first + at_most
+    -- Never earlier than it was; but a score is as exact as a few microseconds, which would add up.
+    if last and at > last then at = due > last + 2000 and due or last end
+    ARGV[3] = string.format('%.0f', at)
+  end
+  redis.call('ZREM', stores[step], expected)
+  redis.call('HDEL', body, expected)
+  redis.call('HDEL', reasons, expected)
+  redis.call('HDEL', tokens, expected)
+  claim.first, claim.ends = other.first, mode == other.mode and other.ends or claim.ends
+  claim.base = other.base
+  ARGV[1] = expected
+elseif expected ~= '' then
+  return {'', 2, 0, '', said, unsaid}
+end
+
+local reply = put()
+if reply[3] == 0 then return reply end -- it was there already, or it was refused
+claim.kept = reply[1]
+keep_claim(claim)
+
+-- Now and then others that hold no longer, as long as such ones are found: so there are not many more
+-- of them than of those that hold.
+if not state and now % 3 == 0 and redis.call('HLEN', claims) > 8 then
+  for _ = 1, 12 do
+    local some = redis.call('HRANDFIELD', claims, 1, 'WITHVALUES')
+    if some[1] == name
+        or held(some[1], read_claim(some[2]), now, body, dead, tokens, stores) then
+      break
+    end
+    redis.call('HDEL', claims, some[1])
+  end
+end
+return reply

@@ -1,0 +1,126 @@
+"""Unique tasks and a worker: until when a key is held, whatever becomes of the task."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery
+
+import kombu_toc
+from celery_toc import unique
+from kombu_toc.model.traits import trait
+
+from .conftest import LOOPS, POOLS, Journal, wait_until
+from .nodes import Worker
+
+StartWorkers = Callable[..., list[Worker]]
+
+
+def holder(app: Celery, key: str = "k") -> str:
+    """The id of the task that has the key; of the one that is sent here, if there is none."""
+    sent = app.tasks["e2e.note"].apply_async(("asked",), countdown=3600, **unique(key))
+    found: str = sent.id
+    return found
+
+
+def is_held(app: Celery, toc: kombu_toc.TimeoutCenter, id: str) -> bool:
+    """Whether a task has the key; who asks leaves nothing behind."""
+    found = holder(app)
+    if found != id:
+        toc.cancel(found)
+    return found == id
+
+
+def is_marked(toc: kombu_toc.TimeoutCenter, id: str) -> bool:
+    """Whether a task is acknowledged and runs on."""
+    [found] = toc.get(id)
+    return trait(found.token, "a") == 1
+
+
+@pytest.mark.parametrize("pool", LOOPS)
+@pytest.mark.parametrize("name", ["nap", "late_ack"], ids=["early", "late"])
+def test_a_key_is_held_until_the_task_is_done_or_until_it_starts(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    toc: kombu_toc.TimeoutCenter,
+    pool: str,
+    name: str,
+) -> None:
+    start_workers(1, *POOLS[pool])
+    task = app.tasks[f"e2e.{name}"]
+    done = task.apply_async(("done", 2), **unique("k"))
+    start = task.apply_async(("start", 2), **unique("s", until="start"))
+    journal.wait_for("done", 1)
+    journal.wait_for("start", 1)
+    assert is_held(app, toc, done.id)
+    assert holder(app, "s") != start.id
+    wait_until(lambda: not is_held(app, toc, done.id))
+    toc.purge("celery")
+    wait_until(lambda: toc.counts("celery")[:3] == (0, 0, 0))
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+def test_a_key_is_held_over_retries_until_the_last_is_done(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    toc: kombu_toc.TimeoutCenter,
+    late: bool,
+) -> None:
+    [worker] = start_workers(1, *POOLS["prefork"], task_acks_late=late)
+    sent = app.tasks["e2e.again"].apply_async((3, 0.3), **unique("k"))
+    for number in (1, 2, 3, 4):
+        journal.wait_for(f"again-{sent.id}", number)
+        assert number == 4 or is_held(app, toc, sent.id), worker.logs()
+    wait_until(lambda: not is_held(app, toc, sent.id), what=worker.logs)
+    assert sent.get(timeout=10) == 3
+    assert len(journal.entries("again-")) == 4
+
+
+@pytest.mark.parametrize("name", ["fail", "fail_late", "fail_kept"])
+def test_a_task_that_has_failed_does_not_hold_its_key(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    toc: kombu_toc.TimeoutCenter,
+    name: str,
+) -> None:
+    [worker] = start_workers(1, *POOLS["prefork"])
+    sent = app.tasks[f"e2e.{name}"].apply_async(countdown=0.3, **unique("k"))
+    assert is_held(app, toc, sent.id)
+    wait_until(lambda: not is_held(app, toc, sent.id), what=worker.logs)
+    if name == "fail_kept":
+        wait_until(lambda: toc.counts("celery").dead == 1, what=worker.logs)
+        assert not is_held(app, toc, sent.id)
+
+
+@pytest.mark.parametrize("name", ["nap", "late_ack"], ids=["early", "late"])
+def test_a_killed_worker_holds_no_key_but_its_task_does_if_it_comes_back(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    brisk: kombu_toc.TimeoutCenter,
+    name: str,
+) -> None:
+    options: dict[str, Any] = {"broker_transport_options": {"visibility_timeout": 1}}
+    [worker] = start_workers(1, *POOLS["prefork"], **options)
+    sent = app.tasks[f"e2e.{name}"].apply_async(("slow", 60), **unique("k"))
+    [first] = journal.wait_for("slow", 1)
+    if name == "nap":
+        wait_until(lambda: is_marked(brisk, sent.id), what=worker.logs)
+    assert is_held(app, brisk, sent.id)
+    for pid in (worker.container.pid, first["pid"]):
+        os.kill(pid, signal.SIGKILL)
+    [other] = start_workers(1, *POOLS["prefork"], **options)
+    if name == "nap":  # it was acknowledged: nothing comes back
+        wait_until(lambda: not is_held(app, brisk, sent.id), 20, what=other.logs)
+        assert len(journal.entries("slow")) == 1
+    else:
+        [_, again] = journal.wait_for("slow", 2)
+        assert is_held(app, brisk, sent.id)
+        os.kill(again["pid"], signal.SIGKILL)
