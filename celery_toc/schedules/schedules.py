@@ -222,45 +222,51 @@ class Schedules:
             here = next((one for one in found if one.topic == queue), None)
             elsewhere = [one for one in found if one.topic != queue]
             old = None if here is None else Record.of_text(here.record)
-            if old is not None and not elsewhere and old.fingerprint == plan.record.fingerprint:
+            same = old is not None and old.fingerprint == plan.record.fingerprint
+            if same and not elsewhere and old is not None and not old.moving:
                 return self._required(name)
             if not now:
                 now = self._now()
-            step = self._put_step(plan, old, elsewhere, now)
-            if step is None:
+            if elsewhere:
+                self._move(plan, here, elsewhere[0], now)
                 continue
+            step = self._put_step(plan, old, now)
             if self._run(queue, name, here, step, plan.template.packed):
                 return self._required(name)
         raise self._contended(name)
 
-    def _put_step(
-        self,
-        plan: Plan,
-        old: Record | None,
-        elsewhere: builtins.list[kombu_toc.Scheduled],
-        now: int,
-    ) -> Step | None:
-        """What a put makes of what is there; None: it is to be read again."""
+    def _put_step(self, plan: Plan, old: Record | None, now: int) -> Step:
+        """What a put makes of what is there."""
         new = replace(plan.record, when=plan.when(now))
-        if elsewhere:
-            # Its task goes to another queue now. Two records are in two places: the old one goes
-            # first, so that nothing fires twice; what it knew goes along.
-            moved = [Record.of_text(one.record) for one in elsewhere]
-            for one, record in zip(elsewhere, moved, strict=True):
-                if not self._run(one.topic, plan.name, one, state.delete(record)):
-                    return None
-            old = old or moved[0]
         if old is None:
             return state.begin(new, now)
         if "every" in new.when and old.when.get("every") == new.when["every"] and not new.start:
             new = replace(new, when=old.when)  # an interval goes on as it was
         return state.change(old, new, now)
 
+    def _move(
+        self, plan: Plan, here: kombu_toc.Scheduled | None, there: kombu_toc.Scheduled, now: int
+    ) -> None:
+        """One step of a move from another queue, where it fires until the last one. Two queues are
+        in two places: whoever dies in between leaves a schedule that fires in one of them, or that
+        the process that keeps the queues up sets going."""
+        old = Record.of_text(there.record)
+        new = replace(plan.record, when=plan.when(now))
+        if "every" in new.when and old.when.get("every") == new.when["every"] and not new.start:
+            new = replace(new, when=old.when)
+        arriving = state.arrive(old, new, now)
+        standing = None if here is None else Record.of_text(here.record)
+        if standing is not None and replace(standing, when=new.when, changed=now) == arriving:
+            self._run(there.topic, plan.name, there, state.delete(old))
+        else:
+            step = Step(arriving, take_out=None if standing is None else standing.next)
+            self._run(plan.template.queue, plan.name, here, step, plan.template.packed)
+
     # -- look
 
     def get(self, name: str) -> Schedule | None:
         """The schedule of that name, or None."""
-        _, found = self._recurring.find(name, template=True)
+        _, found = self._find(name, template=True)
         return self._shown(found[0]) if found else None
 
     def list(
@@ -318,7 +324,7 @@ class Schedules:
 
         Raises UnknownScheduleError.
         """
-        _, found = self._recurring.find(name, fired=True)
+        _, found = self._find(name, fired=True)
         if not found:
             raise _unknown(name)
         return [firing_of_line(self._app, *state.read_line(line)) for line in found[0].fired]
@@ -342,13 +348,15 @@ class Schedules:
         """Send its task once, now, beside its firings; return the id of the task. It counts among
         no runs."""
         for _ in range(ATTEMPTS):
-            now, found = self._recurring.find(name, template=True)
+            now, found = self._find(name, template=True)
             if not found:
                 raise _unknown(name)
             one = found[0]
             record = Record.of_text(one.record)
             made = firing_of(
-                name, one.template, now, now, record.priority, record.expires_us, by_hand=True
+                *(name, one.template, now, now, record.priority, record.expires_us),
+                by_hand=True,
+                traits=record.traits,
             )
             line = state.line_of(made.id, now, state.BY_HAND, now)
             change = kombu_toc.ScheduleChange(
@@ -373,11 +381,14 @@ class Schedules:
 
     def _change(self, name: str, event: Callable[[Record, int], Step]) -> Schedule:
         for _ in range(ATTEMPTS):
-            now, found = self._recurring.find(name, template=True)
+            now, found = self._find(name, template=True)
             if not found:
                 raise _unknown(name)
             one = found[0]
             record = Record.of_text(one.record)
+            if record.moving:  # whoever has moved it died before it was there
+                self._run(one.topic, name, one, state.settle(record, now))
+                continue
             step = event(record, now)
             if step.record == record or self._run(one.topic, name, one, step):
                 return self._shown(one._replace(record=_text(name, step)))
@@ -393,6 +404,14 @@ class Schedules:
     ) -> bool:
         """Run a step; whether the schedule was as it was read."""
         return run_step(self._recurring, queue, name, one, step, template).done
+
+    def _find(self, name: str, **what: bool) -> tuple[int, builtins.list[kombu_toc.Scheduled]]:
+        """The schedules of that name: first the one that fires, if there are two because one is
+        being moved."""
+        now, found = self._recurring.find(name, **what)
+        if len(found) > 1:
+            found.sort(key=lambda one: Record.of_text(one.record).moving)
+        return now, found
 
     def _required(self, name: str) -> Schedule:
         found = self.get(name)
@@ -434,14 +453,17 @@ def run_step(
     if record is not None and step.put is not None:
         made_of = template or (one.template if one is not None else b"")
         due = record.due(name, step.put)
-        put = firing_of(name, made_of, step.put, due, record.priority, record.expires_us)
+        put = firing_of(
+            *(name, made_of, step.put, due, record.priority, record.expires_us),
+            traits=record.traits,
+        )
     changed: kombu_toc.ScheduleChanged = recurring.change(
         queue,
         kombu_toc.ScheduleChange(
             name,
             "" if one is None else one.record,
             _text(name, step),
-            None if record is None or record.next is None else record.due(name, record.next),
+            None if record is None else record.looked_at(name),
             template,
             "" if step.take_out is None else firing_id(name, step.take_out),
             put,

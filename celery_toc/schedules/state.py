@@ -53,6 +53,8 @@ class Record:
     paused: bool = False
     #: planned time of the next firing, if it has come and waits for the former one to end
     waits: int | None = None
+    #: it is on its way here from another queue, where it still fires
+    moving: bool = False
     rest: dict[str, Any] = field(default_factory=dict)  #: what only newer releases know
 
     @property
@@ -61,11 +63,18 @@ class Record:
 
     @property
     def ended(self) -> bool:
-        return self.next is None and not self.paused
+        return self.next is None and not self.paused and not self.moving
+
+    @property
+    def traits(self) -> str:
+        """What its messages have of their own: if no two may run at once, one holds the others off
+        until its task has ended, also when Celery acknowledges it early."""
+        return "" if self.overlap == "allow" else ";s1"
 
     def to_text(self, name: str) -> str:
         """As the center keeps it."""
-        said = {k: v for k, v in asdict(self).items() if v not in (None, {}) and k != "rest"}
+        said = {k: v for k, v in asdict(self).items() if v not in (None, {}) and v is not False}
+        said.pop("rest", None)
         next_id = "" if self.next is None else firing_id(name, self.next)
         return f"{next_id}\n{json.dumps({**self.rest, **said}, separators=(',', ':'))}"
 
@@ -86,6 +95,12 @@ class Record:
             return planned
         sum = hashlib.sha256(firing_id(name, planned).encode()).digest()
         return planned + int.from_bytes(sum[:8], "big") % (self.jitter_us + 1)
+
+    def looked_at(self, name: str) -> int | None:
+        """From when on it is looked whether it still goes on: when its next firing is due."""
+        if self.moving:
+            return self.changed
+        return None if self.next is None else self.due(name, self.next)
 
     def after(self, us: int) -> int | None:
         """The planned time of the first firing after that, by its rules and its bounds alone."""
@@ -170,6 +185,18 @@ def change(old: Record, new: Record, now: int) -> Step:
     if kept.paused or _is_over(kept, old.runs):
         return Step(replace(kept, next=None), take_out=old.next)
     return Step(replace(kept, next=first), take_out=old.next, put=first)
+
+
+def arrive(old: Record, new: Record, now: int) -> Record:
+    """It is put into another queue: what has happened is copied there. It fires there when it has
+    gone from the former one."""
+    copied = {name: getattr(old, name) for name in ("created", "last", "runs", "paused", "rest")}
+    return replace(new, moving=True, next=None, changed=now, **copied)
+
+
+def settle(record: Record, now: int) -> Step:
+    """It has arrived: the one in the former queue is gone."""
+    return change(record, replace(record, moving=False), now)
 
 
 def pause(record: Record) -> Step:

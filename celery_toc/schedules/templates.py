@@ -152,10 +152,12 @@ def firing_of(
     expires_us: int | None,
     *,
     by_hand: bool = False,
+    traits: str = "",
 ) -> kombu_toc.ScheduleFiring:
     """The message of a firing.
 
     planned, due: when it was to be, and with its jitter
+    traits: what holds for it alone
     by_hand: it is none, but is sent beside them
     """
     id = firing_id(name, planned) + ("!" if by_hand else "")
@@ -169,5 +171,5 @@ def firing_of(
         properties["expiration"] = str(expires_us // 1000)
     deflate = template[:1] != b"{"
     return kombu_toc.ScheduleFiring(
-        id, kombu_toc.pack(message, deflate=deflate, id=id), due, priority
+        id, kombu_toc.pack(message, deflate=deflate, id=id), due, priority, traits
     )

@@ -106,6 +106,8 @@ class Followers:
     ) -> None:
         try:
             record = Record.of_text(one.record)
+            if record.moving:
+                self._settle(recurring, one, record, now)
             if record.next is None:
                 return
             _, found = recurring.read(one.topic, [one.name], template=True)
@@ -122,6 +124,13 @@ class Followers:
             raise
         except Exception as exc:
             log(logging.ERROR, "schedule %s: its next firing cannot be put: %r", one.name, exc)
+
+    @staticmethod
+    def _settle(recurring: Any, one: kombu_toc.Scheduled, record: Record, now: int) -> None:
+        """Whoever has moved it from another queue may have died before it fired here."""
+        _, found = recurring.find(one.name, template=True)
+        if [again.record for again in found] == [one.record]:
+            run_step(recurring, one.topic, one.name, found[0], state.settle(record, now))
 
 
 class Firings:

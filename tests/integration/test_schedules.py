@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -14,6 +16,7 @@ from celery.schedules import crontab
 import kombu_toc
 from celery_toc import TaskCenter, aio, timeout_center
 from celery_toc.schedules.errors import ScheduleError, UnknownScheduleError
+from celery_toc.worker import recurring as worker
 from celery_toc.worker.recurring import take
 from kombu_toc import WAITING
 
@@ -196,6 +199,126 @@ def test_a_schedule_moves_to_another_queue(center: TaskCenter) -> None:
     assert (waiting(center), waiting(center, "other")) == ([], [made.next_id])
     assert (moved.queue, moved.next, moved.created) == ("other", made.next, made.created)
     assert center.schedules.count() == 1
+
+
+@pytest.mark.parametrize("dies_after", range(5))
+def test_who_moves_a_schedule_and_dies_leaves_it_in_one_queue(
+    center: TaskCenter, monkeypatch: pytest.MonkeyPatch, dies_after: int
+) -> None:
+    """It fires in the former queue or in the new one, and a repeated put ends the move."""
+    made = center.schedules.put("a", "shop.remind", 3600)
+    recurring = center.center.recurring
+    calls = []
+
+    def change(*args: Any) -> Any:
+        if len(calls) == dies_after:
+            raise ConnectionError
+        calls.append(args)
+        return type(recurring).change(recurring, *args)
+
+    monkeypatch.setattr(recurring, "change", change)
+    with contextlib.suppress(ConnectionError):
+        center.schedules.put("a", "shop.remind", 3600, queue="other")
+    monkeypatch.undo()
+    monkeypatch.setattr(worker, "GONE_US", 0)
+    worker.Followers()(center.center, lambda *_: None, lambda: True)
+    assert waiting(center) + waiting(center, "other") == [made.next_id]
+    found = center.schedules.get("a")
+    assert found is not None and found.next == made.next
+    moved = center.schedules.put("a", "shop.remind", 3600, queue="other")
+    assert (moved.queue, moved.next, moved.state) == ("other", made.next, "active")
+    assert (waiting(center), waiting(center, "other")) == ([], [made.next_id])
+    assert center.schedules.count() == 1
+
+
+def fire_all(center: TaskCenter, name: str) -> list[str]:
+    """Take firings until none is due."""
+    verdicts = []
+    while found := fire(center, name):
+        verdicts += found
+    return verdicts
+
+
+@pytest.mark.parametrize("misfire", ["once", "skip", "all"])
+def test_what_was_missed_while_nothing_ran(center: TaskCenter, misfire: str) -> None:
+    made = center.schedules.put("a", "shop.remind", 0.2, misfire=misfire, grace=0.3)
+    time.sleep(1.5)  # the server's clock must go on
+    verdicts = fire_all(center, "a")
+    found = center.schedules.get("a")
+    assert found is not None and found.last is not None
+    planned = (found.last - made.next) // timedelta(seconds=0.2) + 1
+    if misfire == "all":
+        assert planned >= 7
+        assert verdicts == ["run"] * planned
+    elif misfire == "once":
+        assert verdicts[0] == "run"
+        assert len(verdicts) <= 3
+    else:
+        assert verdicts[0] == "drop"
+        assert 1 <= verdicts.count("run") <= 3
+        [*_, first] = center.schedules.history("a")
+        assert (first.outcome, first.started, first.late) == ("skipped", None, None)
+        assert first.reason.startswith("late by 1.")
+
+
+@pytest.mark.parametrize("overlap", ["allow", "skip", "wait"])
+def test_a_firing_that_meets_the_former_one(center: TaskCenter, overlap: str) -> None:
+    center.schedules.put("a", "shop.remind", 3600, overlap=overlap)
+    recurring = center.center.recurring
+    bring_forward(center, "a")
+    [former] = pop(center)
+    assert take(recurring, former, "a")[0] == "run"
+    bring_forward(center, "a")
+    [second] = pop(center)
+    verdict, now = take(recurring, second, "a")
+    assert verdict == {"allow": "run", "skip": "drop", "wait": "wait"}[overlap]
+    if overlap != "wait":
+        assert center.schedules.get("a").runs == {"allow": 2, "skip": 1}[overlap]
+        return
+    # It is given back for a while, and none is put behind it.
+    assert center.release([second.due_at(now + 50_000)]) == 1
+    [found] = center.get(second.id)
+    assert (found.state, found.retries_left) == (WAITING, None)  # it counts as untried
+    assert waiting(center) == [second.id]
+    center.ack([former])
+    [again] = center.pop("jobs", wait=5).messages
+    assert again.id == second.id
+    assert take(recurring, again, "a")[0] == "run"
+    assert center.schedules.get("a").runs == 2
+
+
+def test_a_reshard_leaves_schedules_where_they_are(
+    center: TaskCenter, server: Server | Cluster
+) -> None:
+    center.declare("jobs", slots=8)
+    made = [center.schedules.put(f"s{n}", "shop.remind", 3600) for n in range(9)]
+    for slots in (16, 2):
+        kombu_toc.reshard_topic(center.center, "jobs", slots, settle=0)
+        assert center.topic("jobs").slots == slots
+        assert {one.slot for one in center.get([one.next_id for one in made])} == {0}
+        for one in made:
+            bring_forward(center, one.name)
+            assert fire(center, one.name) == ["run"]
+        made = list(center.schedules.each())
+        assert sorted(waiting(center)) == sorted(one.next_id for one in made)
+
+
+def test_looking_for_firings_that_are_gone_costs_the_same_whatever_waits(
+    center: TaskCenter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Any] = []
+    runner = center.center.runner
+    run = runner.run
+    monkeypatch.setattr(runner, "run", lambda call: sent.append(run(call)) or sent[-1])
+    costs = []
+    for number in (3, 300):
+        for n in range(number):
+            center.schedules.put(f"s{n}", "shop.remind", 3600)
+        sent.clear()
+        worker.Followers()(center.center, lambda *_: None, lambda: True)
+        costs.append(len(sent))
+        assert [found for _, found in sent] == [[]]
+    assert costs == [1, 1]
 
 
 @pytest.mark.parametrize(
