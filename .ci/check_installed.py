@@ -9,18 +9,19 @@ from kombu_toc import scripts
 from kombu_toc.errors import ConfigurationError
 from kombu_toc.scripts import loader
 
-#: Modules and packages that need an extra, and the module that the extra brings.
+#: Modules and packages that need an extra, and the modules that the extra brings.
 EXTRAS = {
-    "celery_toc.metrics": "prometheus_client",
-    "celery_toc.integrations.prometheus": "prometheus_client",
-    "kombu_toc.aio": "greenlet",
-    "celery_toc.aio": "greenlet",
+    "celery_toc.metrics": ("prometheus_client",),
+    "celery_toc.integrations.prometheus": ("prometheus_client",),
+    "kombu_toc.aio": ("greenlet",),
+    "kombu_toc.library": ("sqlalchemy", "alembic"),
+    "celery_toc.aio": ("greenlet",),
 }
 
 
-def needed_by(module: str) -> str | None:
-    """The module that an extra brings for it."""
-    return next((e for name, e in EXTRAS.items() if f"{module}.".startswith(f"{name}.")), None)
+def needed_by(module: str) -> tuple[str, ...]:
+    """The modules that an extra brings for it."""
+    return next((e for name, e in EXTRAS.items() if f"{module}.".startswith(f"{name}.")), ())
 
 
 modules = 0
@@ -33,7 +34,7 @@ for name in ("kombu_toc", "celery_toc"):
             importlib.import_module(module.name)
         except (ModuleNotFoundError, ConfigurationError) as exc:
             missing = exc if isinstance(exc, ModuleNotFoundError) else exc.__cause__
-            if getattr(missing, "name", None) != needed_by(module.name):
+            if getattr(missing, "name", None) not in needed_by(module.name):
                 raise
         modules += 1
 

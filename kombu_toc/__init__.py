@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from .center.center import TimeoutCenter as TimeoutCenter
     from .center.consumption import Consumption as Consumption
     from .center.consumption import Taken as Taken
-    from .center.factory import center_for as center_for
     from .center.memory import estimate_memory as estimate_memory
     from .center.recurring import SCHEDULE_BASIS as SCHEDULE_BASIS
     from .center.recurring import ScheduleChange as ScheduleChange
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from .errors import EmbeddedServerError as EmbeddedServerError
     from .errors import EnvelopeError as EnvelopeError
     from .errors import KeptError as KeptError
+    from .errors import LibraryError as LibraryError
     from .errors import MessageError as MessageError
     from .errors import MigrationError as MigrationError
     from .errors import NotPermittedError as NotPermittedError
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from .errors import TraitError as TraitError
     from .errors import UniqueError as UniqueError
     from .errors import UnknownTopicError as UnknownTopicError
+    from .library.opening import center_for as center_for
     from .metrics.counters import Lateness as Lateness
     from .metrics.reading import Measured as Measured
     from .metrics.reading import ScriptTimes as ScriptTimes
@@ -81,6 +82,10 @@ if TYPE_CHECKING:
     from .model.limits import LIMITS as LIMITS
     from .model.limits import TERMS as TERMS
     from .model.limits import Limits as Limits
+    from .model.records import LibraryStatus as LibraryStatus
+    from .model.records import Rebuilt as Rebuilt
+    from .model.records import Record as Record
+    from .model.records import RecordPage as RecordPage
     from .model.results import DEAD as DEAD
     from .model.results import IN_FLIGHT as IN_FLIGHT
     from .model.results import WAITING as WAITING
@@ -122,6 +127,10 @@ _PLACES = {
     "AsyncTransport": "aio.transport",
     "Consumer": "model.results",
     "Delivery": "model.results",
+    "LibraryStatus": "model.records",
+    "Rebuilt": "model.records",
+    "Record": "model.records",
+    "RecordPage": "model.records",
     "Description": "model.results",
     "Limit": "model.results",
     "Fault": "model.results",
@@ -168,7 +177,7 @@ _PLACES = {
     "SCHEDULE": "model.envelope",
     "pack": "model.envelope",
     "unpack": "model.envelope",
-    "center_for": "center.factory",
+    "center_for": "library.opening",
     "check_server": "client.health",
     "durability_warnings": "client.health",
     "read_memory": "client.health",
@@ -192,6 +201,7 @@ _PLACES = {
     "EmbeddedServerError": "errors",
     "EnvelopeError": "errors",
     "KeptError": "errors",
+    "LibraryError": "errors",
     "MessageError": "errors",
     "MigrationError": "errors",
     "NotPermittedError": "errors",

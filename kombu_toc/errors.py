@@ -13,6 +13,7 @@ __all__ = (
     "ConsumersError",
     "EmbeddedServerError",
     "EnvelopeError",
+    "LibraryError",
     "MessageError",
     "MigrationError",
     "NotPermittedError",
@@ -69,6 +70,11 @@ class EnvelopeError(TocError, ValueError):
 class ReceiptError(TocError, ValueError):
     """A receipt cannot be used: it was cut or changed, is of another version, or its topic does not
     exist here. Nothing has been done."""
+
+
+class LibraryError(TocError):
+    """A database of the task library cannot be used: it does not answer in time, refuses a
+    statement, or its schema is of another release."""
 
 
 class MessageError(TocError, ValueError):

@@ -327,6 +327,7 @@ class TaskCenter:
     metrics = _Attribute[kombu_toc.Metrics]()
     pop_bytes = _Attribute[int]()
     grace = _Attribute[float | None]()
+    library = _Attribute[Any]()
 
     # The methods that build a script call without running it, for code that batches calls.
     declaring = _Attribute[Callable[..., Any]]()

@@ -40,6 +40,12 @@ celery -A shop toc cancel --queue mail --task shop.mail.remind --until 2h
     is_flag=True,
     help="With ids: also what a worker has. Its message is deleted, but the task is not stopped.",
 )
+@click.option(
+    "--biz-id",
+    metavar="ID",
+    help="Instead of ids and filters: what is pending of this business id in the task library.",
+)
+@click.option("--biz-type", metavar="NAME", help="With --biz-id: only of this business type.")
 @click.option("--keep-results", is_flag=True, help="Do not mark the results as REVOKED.")
 @yes_option
 @with_session
@@ -47,6 +53,8 @@ def cancel(
     session: Session,
     ids: tuple[str, ...],
     in_flight: bool,
+    biz_id: str | None,
+    biz_type: str | None,
     keep_results: bool,
     yes: bool,
     **filters: Any,
@@ -57,6 +65,13 @@ def cancel(
     match. A message that a worker has already is left to it, which is reported (exit code 4).
     """
     given = Filters(**filters)
+    if biz_id is not None or biz_type is not None:
+        if biz_id is None or ids or in_flight or given.any:
+            raise click.UsageError("--biz-id, with or without --biz-type, goes without the others")
+        results = _Results(session, keep_results)
+        _by_business(session, biz_id, biz_type, yes, results)
+        results.finish()
+        return
     named = check_usage(ids, given)
     if in_flight and not named:
         raise click.UsageError("--in-flight goes with ids; filters select waiting messages only")
@@ -116,6 +131,39 @@ def _by_id(
         session.complain(f"too late: {id!r} is gone", TOO_LATE)
     if session.as_json:
         session.screen.json({"results": shown})
+
+
+def _by_business(
+    session: Session, biz_id: str, biz_type: str | None, yes: bool, results: _Results
+) -> None:
+    library = session.center.library
+    if not yes:
+        page = library.find(biz_id=biz_id, biz_type=biz_type, status="pending", limit=1000)
+        number = len(page.records)
+        if number:
+            session.confirm(f"Cancel {counted(number, 'message')} of {biz_id!r}?", yes)
+    done = library.cancel(biz_id=biz_id, biz_type=biz_type)
+    shown = []
+    for each in done:
+        revoked = each.deleted and results.mark(each)
+        shown.append(
+            {
+                "id": each.id,
+                "queue": each.topic,
+                "topic": each.topic,
+                "state": each.state.replace(" ", "-"),
+                "cancelled": each.deleted,
+                "revoked": revoked,
+            }
+        )
+        if not each.deleted:
+            session.complain(f"too late: {each.id!r} is {each.state}", TOO_LATE)
+        elif not session.as_json:
+            session.screen.say(f"Cancelled {each.id} in {each.topic!r}.")
+    if session.as_json:
+        session.screen.json({"results": shown})
+    if not done:
+        session.complain(f"nothing is pending of business id {biz_id!r}", NOT_FOUND)
 
 
 def _by_filters(session: Session, given: Filters, yes: bool, results: _Results) -> None:

@@ -56,6 +56,8 @@ def _failure(error: Exception, ctx: click.Context) -> Failure | None:
     told = (kombu_toc.ConfigurationError, kombu_toc.ActionTimeError, kombu_toc.TraitError)
     if isinstance(error, told):
         return Failure(error, USAGE)
+    if isinstance(error, kombu_toc.LibraryError):
+        return Failure(error)
     if isinstance(error, BrokenPipeError):  # nobody reads the output any more; Click ends quietly
         return None
     if isinstance(error, (redis.RedisError, kombu_toc.TocError, OSError)):

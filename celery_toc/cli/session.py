@@ -35,6 +35,13 @@ class Session:
     @cached_property
     def center(self) -> celery_toc.TaskCenter:
         """The center of the app's broker. Fails, in one line, if there is none."""
+        center = self._center
+        self.server = kombu_toc.check_server(center.client)
+        return center
+
+    @cached_property
+    def _center(self) -> celery_toc.TaskCenter:
+        """The same, before it has connected."""
         try:
             self.ctx.meta["celery_toc.broker"] = self.broker
             center = celery_toc.timeout_center(self.app)
@@ -49,8 +56,16 @@ class Session:
             # Raised by Kombu: a transport whose library is not installed, or that does not exist.
             what = exc.args[0] if exc.args else exc
             raise Failure(f"the broker {self.broker} cannot be used: {what}", USAGE) from exc
-        self.server = kombu_toc.check_server(center.client)
         return center
+
+    @property
+    def library(self) -> Any:
+        """The task library of the app. It works without Redis. Fails, in one line, if there is
+        none."""
+        try:
+            return self._center.library
+        except kombu_toc.ConfigurationError as exc:
+            raise Failure(exc, USAGE) from exc
 
     @property
     def _is_default_app(self) -> bool:

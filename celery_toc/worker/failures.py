@@ -107,6 +107,8 @@ def _telling(base: type) -> type:
                 self.message.error = "" if exc.reason is None else str(exc.reason)
             else:
                 _note(self.message, "the task failed", exc)
+                if self.message.acknowledged and isinstance(self.message, kombu_toc.Message):
+                    self.message.note_failure()
             try:
                 return super().on_failure(exc_info, *args, **kwargs)
             except MemoryError:

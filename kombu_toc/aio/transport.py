@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ..errors import ConfigurationError
 from ..model import envelope
 from ..transport.channel import Channel
 from ..transport.publishing import token_of
@@ -87,6 +88,12 @@ class AsyncTransport(Transport):
 
     Channel = AsyncChannel
     client_classes = (AsyncClient, AsyncClusterClient)
+
+    def _record(self, client: Any) -> None:
+        raise ConfigurationError(
+            "toc_library works with connections that wait: send with apply_async, in a thread "
+            "where an event loop must not wait (asyncio.to_thread)"
+        )
 
     @property
     def async_center(self) -> AsyncTimeoutCenter:

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from ..errors import ConfigurationError
 from ..metrics.sender import Metrics
 from ..model.keys import Keys
 from ..model.limits import DEFAULT_SLOTS, Limits
@@ -36,6 +37,7 @@ from .lookup import Lookup
 from .old_names import OldNames
 from .operations import Operations
 from .puts import Puts
+from .recording import Recorder, TaskLibrary
 from .recurring import Recurring
 from .registry import Registry
 from .repair import Repair
@@ -127,6 +129,27 @@ class TimeoutCenter(OldNames):
     wait_timeout: Option[float] = Option("runner", "wait_timeout")
     pop_bytes: Option[int] = Option("context", "pop_bytes")
     grace: Option[float | None] = Option("leases", "grace")
+
+    # -- the task library
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """Who keeps a record of what is done here, if anybody does."""
+        return self.operations.recorder
+
+    @recorder.setter
+    def recorder(self, recorder: Recorder | None) -> None:
+        self.operations.recorder = recorder
+
+    @property
+    def library(self) -> TaskLibrary:
+        """The task library behind this center. Raises ConfigurationError if there is none."""
+        if self.recorder is None:
+            raise ConfigurationError(
+                "this center has no task library: set toc_library in its URL or options, as in "
+                "center_for('toc+redis://localhost', toc_library='sqlite:////path/library.db')"
+            )
+        return self.recorder.library
 
     # -- running script calls
 

@@ -1,4 +1,4 @@
-"""Makes the timeout center behind a broker URL."""
+"""Makes a timeout center with the settings of a connection."""
 
 from __future__ import annotations
 
@@ -6,25 +6,9 @@ from typing import Any
 
 import redis
 
-from ..client.connect import connect
-from ..client.options import Settings, read
-from ..client.urls import read_url
+from ..client.options import Settings
 from ..metrics.sender import Metrics
 from .center import TimeoutCenter
-
-
-def center_for(url: str, *, ssl: Any = None, **options: Any) -> TimeoutCenter:
-    """The timeout center behind a broker URL.
-
-    ssl: as in Celery's ``broker_use_ssl``
-    options: as in ``broker_transport_options``
-
-    Raises ConfigurationError for a URL or an option that makes no sense. It connects when it is
-    first used.
-    """
-    address = read_url(url)
-    settings = read(address.query, options)
-    return make_center(connect(address, settings, ssl=ssl), settings)
 
 
 def make_center(client: redis.Redis, settings: Settings) -> TimeoutCenter:

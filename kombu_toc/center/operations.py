@@ -15,6 +15,7 @@ from ..model.topic import Topic, base_of
 from ..scripts.call import ScriptCall, as_bytes, microseconds, texts, when_of
 from .admin_commands import PURGE_STEP, AdminCommands, CancelReply, Place
 from .lookup import CALLS_TOGETHER, IDS_PER_CALL, Lookup
+from .recording import Recorder
 from .registry import RELOAD, Registry
 from .runner import Runner
 from .scan import Scan
@@ -45,6 +46,8 @@ class Operations:
         self._lookup = lookup
         self._scan = scan
         self._sleep = sleep_of(runner.client)
+        #: who keeps a record of what is done here, if anybody does
+        self.recorder: Recorder | None = None
 
     # -- by id
 
@@ -71,8 +74,13 @@ class Operations:
         def command(place: Place) -> ScriptCall:
             return self._commands.cancel(place, states, copies=True, bodies=True)
 
-        replies = self._lookup.run_at(self._lookup.places(id, topic, basis), command)
-        return self._all_cancelled(replies, command)
+        ids = id if isinstance(id, str) else list(id)
+        replies = self._lookup.run_at(self._lookup.places(ids, topic, basis), command)
+        found = self._all_cancelled(replies, command)
+        if self.recorder is not None:
+            named = [ids] if isinstance(ids, str) else ids
+            found += self.recorder.cancelled(named, found, topic)
+        return found
 
     def cancel_found(
         self, found: Iterable[Found], *, in_flight: bool = False, dead: bool = True
@@ -86,7 +94,10 @@ class Operations:
         def command(place: Place) -> ScriptCall:
             return self._commands.cancel(place, states, copies=False, bodies=True)
 
-        return self._all_cancelled(self._run_for(found, command), command)
+        cancelled = self._all_cancelled(self._run_for(found, command), command)
+        if self.recorder is not None:
+            self.recorder.deleted(cancelled)
+        return cancelled
 
     def _all_cancelled(
         self, replies: Iterable[tuple[Place, CancelReply]], command: Callable[[Place], ScriptCall]
@@ -131,7 +142,10 @@ class Operations:
             return self._commands.reschedule(place.topic, place.slot, one, when, copies=True)
 
         replies = self._lookup.run_at(self._lookup.places(id, topic, basis), command)
-        return [one for _, part in replies for one in part]
+        moved = [one for _, part in replies for one in part]
+        if self.recorder is not None:
+            self.recorder.rescheduled(moved)
+        return moved
 
     def reschedule_found(
         self, found: Iterable[Found], *, at: float | None = None, delay: float | None = None
@@ -149,6 +163,8 @@ class Operations:
             for part in self._runner.run_all(calls[start : start + CALLS_TOGETHER]):
                 moved += part
         self._runner.send_counters()
+        if self.recorder is not None:
+            self.recorder.rescheduled(moved)
         return moved
 
     def run_now(
@@ -233,7 +249,10 @@ class Operations:
         Messages in flight and dead messages stay. In bounded steps, so that a large topic does not
         block the server; what is put meanwhile may survive.
         """
-        return self._purge(self._registry.standing(topic))
+        purged = self._purge(self._registry.standing(topic))
+        if self.recorder is not None:
+            self.recorder.purged(topic)
+        return purged
 
     def _purge(self, topic: Topic) -> int:
         total = 0
@@ -277,6 +296,8 @@ class Operations:
                 pipe.unlink(as_bytes(key))
             pipe.execute()
         self._undeclare(declared)
+        if self.recorder is not None:
+            self.recorder.purged(topic)
         return True
 
     def _delete_empty(self, topic: Topic, settle: float) -> bool:

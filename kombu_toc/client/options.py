@@ -17,6 +17,7 @@ from ..errors import ConfigurationError
 from ..model.limits import DEFAULT_SLOTS, LIMITS, MAX_SLOTS, Limits, Number, check_steps
 from ..model.scores import MAX_RETRIES
 from ..model.topic import Declaration
+from .databases import DatabaseURL, read_databases, read_from_url
 from .tls import read_requirement
 
 #: Which of a consumer's queues is served next: each in turn, the first that was consumed, or the
@@ -176,6 +177,14 @@ class Settings:
     toc_stale_after: float = 60.0
     #: whether operations and lateness are counted
     toc_metrics: bool = True
+    #: databases of the task library; empty: there is none
+    toc_library: tuple[DatabaseURL, ...] = ()
+    #: tables of each kind that each of these databases has
+    toc_library_tables: int = 1
+    #: whether a publish fails if its row cannot be written; else the row is written later
+    toc_library_required: bool = True
+    #: how long a statement to a database may take
+    toc_library_timeout: float = 5.0
     #: the name by which the sentinels know the server
     master_name: str = ""
     #: how many other sentinels a sentinel must know for its answer to count
@@ -230,6 +239,8 @@ class Option(NamedTuple):
     in_options: bool = True
     #: whether None there means that it is not set, as with Kombu's options for Sentinel
     may_be_none: bool = False
+    #: how it is read in a URL, if otherwise
+    read_in_url: Callable[[str, str], Any] | None = None
 
 
 _SECONDS = Number(float, 0, unit="seconds").read
@@ -264,6 +275,10 @@ _OPTIONS: dict[str, Option] = {
     "toc_fanout_length": Option(_NATURAL),
     "toc_stale_after": Option(_POSITIVE_SECONDS),
     "toc_metrics": Option(_flag),
+    "toc_library": Option(read_databases, may_be_none=True, read_in_url=read_from_url),
+    "toc_library_tables": Option(Number(int, 1, most=256).read),
+    "toc_library_required": Option(_flag),
+    "toc_library_timeout": Option(_POSITIVE_SECONDS),
     "master_name": Option(_text, may_be_none=True),
     "min_other_sentinels": Option(_NATURAL, may_be_none=True),
     "sentinel_kwargs": Option(_sentinel_kwargs, in_url=False, may_be_none=True),
@@ -373,7 +388,7 @@ def read(query: Mapping[str, str], options: Mapping[str, Any]) -> Settings:
     for name, text in query.items():
         option = _OPTIONS.get(name)
         if option is not None and option.in_url:
-            setattr(settings, name, option.read(name, text))
+            setattr(settings, name, (option.read_in_url or option.read)(name, text))
         elif option is not None:
             raise ConfigurationError(
                 f"{name} has no form that fits the URL: put it in broker_transport_options"

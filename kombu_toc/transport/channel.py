@@ -54,6 +54,9 @@ class Channel(virtual.Channel):
     #: What the channel's owner can take and what it keeps; a worker sets its own.
     policy: WorkerPolicy = DefaultPolicy()
 
+    #: What records the messages, where there is a task library.
+    recorder: Any = None
+
     #: What the poller calls for each message: the receiver's own, without a layer between.
     receive: Callable[[Delivery], None]
     take_early: Callable[[Delivery], DeliveredMessage | None]
@@ -87,7 +90,7 @@ class Channel(virtual.Channel):
             self.state,
             self.channel_key,
         )
-        self.publisher = Publisher(
+        self.publisher = self._make_publisher(
             center, self.settings, self.queues.topic, self._get_message_priority, connection.miss
         )
         self.receiver = receiver = Receiver(
@@ -99,6 +102,9 @@ class Channel(virtual.Channel):
         self.wants, self.receive_broadcast = receiver.wants, receiver.receive_broadcast
 
     # -- publishing
+
+    def _make_publisher(self, *args: Any) -> Publisher:
+        return Publisher(*args)
 
     def basic_publish(
         self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any

@@ -89,6 +89,13 @@ class Message(kombu_message.Message):
         broadcast has none."""
         if self.delivery is not None:
             self.channel.poller.bury(self.delivery, reason, error)
+            if self.channel.recorder is not None:
+                self.channel.note_dead(self, error)
+
+    def note_failure(self) -> None:
+        """What it was for has failed, and that stays so, for it was acknowledged before."""
+        if self.channel.recorder is not None:
+            self.channel.note_failure(self)
 
     def return_broadcast(self) -> None:
         """A broadcast is to be delivered again."""

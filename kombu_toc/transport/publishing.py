@@ -109,7 +109,7 @@ class Publisher:
             topic = replace(topic, declaration=replace(topic.declaration, slots=slots))
         publish = None
         if not topic.declaration.expires:  # what goes away by itself is no harm twice: a reply
-            publish = _publish_of(message["properties"]["delivery_tag"], batch)
+            publish = publish_of(message["properties"]["delivery_tag"], batch)
         if is_unique(message.get("headers") or {}, message["properties"]):
             self._put_unique(topic, message, publish)  # not in a batch: who sends it is answered
             return
@@ -175,7 +175,7 @@ class Publisher:
             routing_key,
             envelope.pack(message, deflate=False),
             self._settings.toc_fanout_length,
-            _publish_of(message["properties"]["delivery_tag"], batch),
+            publish_of(message["properties"]["delivery_tag"], batch),
         )
         if batch is not None:
             batch.add(call, call.keys[2])
@@ -196,6 +196,7 @@ class Publisher:
         *,
         counted: bool = True,
         takes: Conflict | None = None,
+        admit: bool = True,
     ) -> ScriptCall:
         """The call that puts a message, and returns a Put; of one with a unique key, perhaps a
         Conflict.
@@ -205,6 +206,7 @@ class Publisher:
         counted: whether it counts among what may be put into its topic; if not, it is added also
             if another one has its unique key
         takes: the message whose place it takes
+        admit: see to it that the message is found by its id, which may take a call
 
         Raises ActionTimeError if its time cannot be read or lies beyond what can be kept, and
         TraitError if a trait makes no sense.
@@ -238,7 +240,8 @@ class Publisher:
             headers, properties = message["headers"], message["properties"]
             basis = basis or claim.shown
             topic = home_of(self._center.runner, topic, claim, basis)
-        self._center.registry.admit(topic, named, basis, unique=claim is not None)
+        if admit:
+            self._center.registry.admit(topic, named, basis, unique=claim is not None)
         properties["k"] = token = token_of(tag)
         packed = envelope.pack(message, deflate=waits and self._settings.toc_deflate, id=id)
         ensure = bool(properties.get(envelope.ENSURE))
@@ -271,8 +274,12 @@ class Publisher:
                 adds=request.replaces or not counted,
             )
         else:
-            call = self._center.commands.put(topic, request)
+            call = self.call_of(topic, request)
         return call._replace(parse=_only_if_added(call.parse)) if ensure else call
+
+    def call_of(self, topic: Topic, request: PutRequest) -> ScriptCall:
+        """The call that puts a message in which nothing is wrong."""
+        return self._center.commands.put(topic, request)
 
     def putting_plain(
         self,
@@ -350,7 +357,7 @@ def message_traits(
     return traits_of(f"message {id}", key=key, **named)
 
 
-def _publish_of(name: str, batch: PublishBatch | None = None) -> tuple[str, str]:
+def publish_of(name: str, batch: PublishBatch | None = None) -> tuple[str, str]:
     """(producer, name of the publish): of a producer, its latest publish is remembered. In a batch
     each message is as one of a producer of its own, for all of them may be repeated."""
     return name if batch is not None else name.rpartition(".")[0], name

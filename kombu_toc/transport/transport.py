@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Hashable
@@ -24,6 +25,7 @@ from ..center.factory import make_center
 from ..client.cluster import ClusterClient
 from ..client.connect import CONNECT_TIMEOUT, connect
 from ..client.connection import Client
+from ..client.databases import hide
 from ..client.health import check_server
 from ..client.options import Settings, read
 from ..client.urls import Address, mask_password, read_url, sentinel_url
@@ -31,7 +33,8 @@ from ..compat.redis_connections import SOCKET
 from ..consumer.lease_keeper import LeaseKeeper
 from ..consumer.pipe import BROKEN
 from ..consumer.poller import Poller
-from ..errors import ConfigurationError, FailoverError, ServerError
+from ..errors import ConfigurationError, FailoverError, NotPermittedError, ServerError
+from ..library.opening import attach
 from .channel import Channel
 
 logger = logging.getLogger(__name__)
@@ -44,8 +47,8 @@ BEAT_TIMEOUT = 2.0
 
 _extended: set[str] = set()
 
-#: The servers at which this process has consumed: see :attr:`Transport.identity`.
-_consumers: set[Hashable] = set()
+#: The servers at which a process has consumed: see :attr:`Transport.identity`; and which process.
+_consumers: dict[Hashable, int] = {}
 
 
 def _load_extensions() -> None:
@@ -108,6 +111,8 @@ class Transport(virtual.Transport):
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)  # type: ignore[no-untyped-call]  # Kombu's
         self.address, self.settings = self._read(client)
+        if self.settings.toc_library:
+            self._record(client)
         if self.address.kind == "cluster":
             # Kombu tries once more after it has connected again, and as often as it was told to if
             # there is this: that it could connect says nothing of the node that it needs.
@@ -145,6 +150,15 @@ class Transport(virtual.Transport):
             address.password = address.password()
         return address, read(address.query, client.transport_options or {})
 
+    def _record(self, client: Any) -> None:
+        """Have a library. Raises ConfigurationError where there cannot be one."""
+        from .recorded import RecordedChannel  # it needs an extra
+
+        # Kombu shows the options to whoever asks a worker.
+        client.transport_options = dict(client.transport_options or {})
+        hide(client.transport_options, "toc_library")
+        self.Channel = RecordedChannel
+
     # -- what it is made of, made when first used
 
     def _connect(self) -> redis.Redis:
@@ -174,7 +188,20 @@ class Transport(virtual.Transport):
         if self._center is None:
             self._client = self._connect()
             self._center = make_center(self._client, self.settings)
+            if self.settings.toc_library:
+                attach(self._center, self.settings, self.address, self._another_center)
         return self._center
+
+    def _another_center(self) -> TimeoutCenter:
+        """A center with connections of its own."""
+        return make_center(self._connect(), self.settings)
+
+    @property
+    def may_be_away(self) -> bool:
+        """Whether a connection is of use while the server is away: what is sent is in the library,
+        and follows. Who consumes waits for the server."""
+        consumes = self._may_consume or _consumers.get(self.identity) == os.getpid()
+        return bool(self.settings.toc_library) and not consumes
 
     @property
     def routes(self) -> Routes:
@@ -221,7 +248,7 @@ class Transport(virtual.Transport):
     def check_consumer(self) -> None:
         """Make sure that this user may consume. Raises NotPermittedError."""
         if not self._may_consume:
-            _consumers.add(self.identity)
+            _consumers[self.identity] = os.getpid()
             SOCKET.usable()
             permissions.check(self.center, permissions.CONSUMERS)
             self._may_consume = True
@@ -268,12 +295,23 @@ class Transport(virtual.Transport):
             permissions.check(self.center, permissions.PRODUCERS)
             if self.identity in _consumers:  # it would be refused only a moment later
                 self.check_consumer()
-            channel = self.create_channel(self)  # type: ignore[no-untyped-call]  # Kombu's
-            self._avail_channels.append(channel)
+            self._open_channel()
+        except NotPermittedError:
+            self._drop_client()
+            raise
+        except BROKEN:
+            if not self.may_be_away:
+                self._drop_client()
+                raise
+            self._open_channel()
         except BaseException:
             self._drop_client()
             raise
         return self
+
+    def _open_channel(self) -> None:
+        channel = self.create_channel(self)  # type: ignore[no-untyped-call]  # Kombu's
+        self._avail_channels.append(channel)
 
     def _reach(self) -> None:
         """Make sure that a usable server answers.

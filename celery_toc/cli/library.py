@@ -1,0 +1,174 @@
+"""``celery toc library``: the task library's tables, and what is put back from it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+import kombu_toc
+
+from .exits import FAILED, Command, Failure, Group
+from .screen import Column
+from .session import Session, with_session
+from .wording import counted
+
+COMMANDS = {
+    "create": f"{__name__}:create",
+    "upgrade": f"{__name__}:upgrade",
+    "status": f"{__name__}:status",
+    "prune": f"{__name__}:prune",
+    "rebuild": f"{__name__}:rebuild",
+}
+
+COLUMNS = (Column("database", fold=True), Column("version"), Column("problem", fold=True))
+
+
+@click.group(cls=Group, commands_at=COMMANDS)
+@click.pass_context
+def library(ctx: click.Context) -> None:
+    """The record in SQL behind Redis: its tables, its state, and what is put back from it."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def _changed(session: Session, what: str, otherwise: str, databases: list[str]) -> None:
+    if session.as_json:
+        session.screen.json({"databases": databases})
+        return
+    for url in databases:
+        session.screen.say(f"{what} {url}.")
+    if not databases:
+        session.screen.say(otherwise)
+
+
+@click.command(cls=Command, example="celery -A shop toc library create")
+@with_session
+def create(session: Session) -> None:
+    """Make the tables in databases that have none. (SQLite's are made when it is first used.)"""
+    _changed(session, "Made the tables in", "All tables are there.", session.library.create())
+
+
+@click.command(cls=Command, example="celery -A shop toc library upgrade")
+@with_session
+def upgrade(session: Session) -> None:
+    """Bring the tables of an older release up to date."""
+    changed = session.library.upgrade()
+    _changed(session, "Brought up to date:", "All tables are up to date.", changed)
+
+
+@click.command(
+    cls=Command,
+    example="""
+celery -A shop toc library status
+celery -A shop toc library status --json
+""",
+)
+@with_session
+def status(session: Session) -> None:
+    """Show each database, and how many tasks are recorded in which status.
+
+    Exit code 1 if a database cannot be used.
+    """
+    databases = session.library.status()
+    usable = not any(one.problem for one in databases)
+    counts = session.library.counts() if usable else {}
+    if session.as_json:
+        session.screen.json(
+            {
+                "databases": [
+                    {"url": one.url, "version": one.version, "problem": one.problem or None}
+                    for one in databases
+                ],
+                "counts": {name.replace(" ", "_"): number for name, number in counts.items()},
+            }
+        )
+    else:
+        rows = [[one.url, one.version, one.problem or None] for one in databases]
+        session.screen.table(COLUMNS, rows)
+        session.screen.fields((name, number) for name, number in counts.items())
+    if not usable:
+        session.exit_code = FAILED
+
+
+@click.command(
+    cls=Command,
+    example="""
+celery -A shop toc library prune
+celery -A shop toc library prune --days 7
+""",
+)
+@click.option(
+    "--days",
+    type=click.FloatRange(1),
+    default=30.0,
+    show_default=True,
+    help="Keep the history of so many days.",
+)
+@with_session
+def prune(session: Session, days: float) -> None:
+    """Drop the history of earlier days, by whole days. What is pending stays."""
+    dropped = session.library.prune(days)
+    if session.as_json:
+        session.screen.json({"dropped": dropped})
+    else:
+        session.screen.say(f"Dropped {counted(dropped, 'day')} of history.")
+
+
+@click.command(
+    cls=Command,
+    example="""
+celery -A shop toc library rebuild
+celery -A shop toc library rebuild --json
+""",
+)
+@with_session
+def rebuild(session: Session) -> None:
+    """Put back into Redis what is pending and is not there, the soonest first.
+
+    After Redis was lost, flushed, or replaced by an empty one. Workers may run and others send
+    meanwhile. The command can be stopped and repeated: what is there is not put twice.
+    """
+    center = session.center
+    shown = _Progress(session)
+    try:
+        done = center.library.rebuild(shown)
+    except kombu_toc.LibraryError as exc:
+        raise Failure(exc, FAILED) from exc
+    finally:
+        shown.end()
+    if session.as_json:
+        session.screen.json(
+            {"rows": done.rows, "put": done.put, "taken": done.taken, "ended": done.ended}
+        )
+        return
+    session.screen.say(f"Put {counted(done.put, 'message')} back, of {counted(done.rows, 'row')}.")
+    if done.taken:
+        session.screen.say(
+            f"{counted(done.taken, 'message')} had been taken by workers a moment ago: what these "
+            "do not finish comes back by itself."
+        )
+
+
+class _Progress:
+    """A progress bar with an estimate on standard error, if that is a terminal."""
+
+    def __init__(self, session: Session) -> None:
+        self._shows = sys.stderr.isatty() and not session.as_json
+        self._bar: Any = None
+
+    def __call__(self, done: kombu_toc.Rebuilt) -> None:
+        if not self._shows:
+            return
+        if self._bar is None:
+            self._bar = click.progressbar(
+                length=done.of_rows, label="Rebuilding", file=sys.stderr, show_eta=True
+            )
+            self._bar.__enter__()
+        self._bar.length = done.of_rows
+        self._bar.update(done.rows - self._bar.pos)
+
+    def end(self) -> None:
+        if self._bar is not None:
+            self._bar.__exit__(None, None, None)

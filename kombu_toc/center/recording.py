@@ -1,0 +1,114 @@
+"""What a center tells whoever keeps a record of its messages elsewhere: the task library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
+
+from ..model.records import LibraryStatus, Rebuilt, Record, RecordPage
+from ..model.results import Cancelled, Rescheduled
+
+
+class TaskLibrary(Protocol):
+    """What can be asked of the record, and done to what is found there."""
+
+    def find(
+        self,
+        *,
+        biz_type: str | None = None,
+        biz_id: str | None = None,
+        status: str | Collection[str] | None = None,
+        task: str | None = None,
+        between: tuple[float | None, float | None] | None = None,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> RecordPage:
+        """Records, in the order of their action times.
+
+        biz_type, biz_id: as they were sent: :func:`celery_toc.biz`
+        status: one of ``pending``, ``taken``, ``done``, ``cancelled``, ``dead`` and ``expired``, or
+            several; all unless given
+        task: the name of a task
+        between: the first and the last action time, seconds since the epoch; None: without a bound
+        limit: how many at most
+        after: where the page before has ended: its `after`
+
+        Raises LibraryError.
+        """
+
+    def rebuild(self, on_progress: Callable[[Rebuilt], None] | None = None) -> Rebuilt:
+        """Put back into Redis what is pending and is not there, the soonest first.
+
+        Workers may run meanwhile, and others send. It may be killed and repeated at any time: what
+        is there is not put twice.
+
+        on_progress: called after each some thousand rows
+
+        Raises LibraryError.
+        """
+
+    def create(self) -> list[str]:
+        """Make the tables of databases that have none; return the URLs of these, without their
+        passwords. Raises LibraryError."""
+
+    def upgrade(self) -> list[str]:
+        """Bring older tables up to date; return the URLs of these databases. Raises
+        LibraryError."""
+
+    def prune(self, days: float) -> int:
+        """Drop what history has of earlier days than so many; return how many days were dropped,
+        of each table. Raises LibraryError."""
+
+    def status(self) -> list[LibraryStatus]:
+        """The state of each database. It raises nothing."""
+
+    def counts(self) -> dict[str, int]:
+        """How many rows have each status; of these, ``not put`` are not in Redis as far as is
+        known. Raises LibraryError."""
+
+    def history(self, id: str) -> list[Record]:
+        """Everything that is known of a task, the oldest first: one record for each message, such
+        as those of its retries. Raises LibraryError."""
+
+    def cancel(self, *, biz_id: str, biz_type: str | None = None) -> list[Cancelled]:
+        """Cancel what is pending of a business id, as :meth:`TimeoutCenter.cancel` does; return
+        what there was. Raises LibraryError."""
+
+    def reschedule(
+        self,
+        *,
+        biz_id: str,
+        biz_type: str | None = None,
+        at: float | None = None,
+        delay: float | None = None,
+    ) -> list[Rescheduled]:
+        """Give what is pending of a business id another action time, as
+        :meth:`TimeoutCenter.reschedule` does; return what there was. Raises LibraryError."""
+
+
+class Recorder(Protocol):
+    """Keeps a record. It is told what was done, after Redis has done it."""
+
+    @property
+    def library(self) -> TaskLibrary:
+        """What can be asked of it."""
+
+    def cancelled(
+        self, ids: Sequence[str], found: Sequence[Cancelled], topic: str | None
+    ) -> list[Cancelled]:
+        """Messages were cancelled by their ids.
+
+        found: what there was in Redis
+        topic: where they were looked for; None: everywhere
+
+        Returns what there was in the record only, and is cancelled now.
+        """
+
+    def deleted(self, found: Sequence[Cancelled]) -> None:
+        """Just these messages were cancelled."""
+
+    def rescheduled(self, moved: Sequence[Rescheduled]) -> None:
+        """Messages have another time."""
+
+    def purged(self, topic: str) -> None:
+        """What waited in a topic was deleted."""

@@ -1,0 +1,245 @@
+"""What differs between SQLite, PostgreSQL, and MySQL or MariaDB.
+
+Statements are plain SQL for one shard, in one transaction or none: no RETURNING, no sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Table, create_engine, event, text
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+
+from ..client.databases import DatabaseURL
+from ..errors import ConfigurationError, LibraryError
+
+#: Connections that a process keeps open to a database, and how many more it opens if need be.
+POOL, OVERFLOW = 5, 10
+
+#: Errors that repeating may mend: PostgreSQL's SQLSTATE, MySQL's numbers.
+_AGAIN_STATES = frozenset(("40001", "40P01", "55P03"))
+_AGAIN_NUMBERS = frozenset((1205, 1213))
+
+
+class Dialect:
+    """SQLite, and what holds for all."""
+
+    name = "sqlite"
+    partitions = False
+    #: of transactions; None: the default
+    isolation: str | None = None
+
+    def arguments(self, timeout: float) -> dict[str, Any]:
+        return {"connect_args": {"timeout": timeout, "check_same_thread": False}}
+
+    def prepare(self, engine: Engine, timeout: float) -> None:
+        """What each new connection is told."""
+
+        def connected(connection: Any, _: Any) -> None:
+            cursor = connection.cursor()
+            # Readers do not wait for the writer. Of a machine that loses power, the latest
+            # transactions may be missing; not of a process that is killed.
+            cursor.execute("PRAGMA journal_mode=WAL")
+            cursor.execute("PRAGMA synchronous=NORMAL")
+            cursor.close()
+
+        event.listen(engine, "connect", connected)
+
+    def insert_missing(self, table: Table) -> Any:
+        """INSERT that leaves a row alone that is there already."""
+        return sqlite.insert(table).on_conflict_do_nothing()
+
+    def upsert(self, table: Table, keys: Sequence[str], values: Sequence[str]) -> Any:
+        """INSERT that replaces these values of a row that is there already."""
+        made = sqlite.insert(table)
+        changes = {name: made.excluded[name] for name in values}
+        return made.on_conflict_do_update(index_elements=list(keys), set_=changes)
+
+    def is_temporary(self, error: DBAPIError) -> bool:
+        """Whether the same statement may succeed if it is repeated."""
+        said = str(error.orig)
+        return "database is locked" in said or "database table is locked" in said
+
+    # -- history, by days
+
+    def add_day(self, history: Table, day: int, connection: Connection) -> None:
+        """Make room for a day, where each has a partition of its own."""
+
+    def drop_before(self, history: Table, day: int, connection: Connection) -> int:
+        """Drop the days before this one; return how many. Without partitions, one day's rows
+        are deleted."""
+        found = connection.execute(
+            text(f"SELECT MIN(day) FROM {history.name} WHERE day < :day"), {"day": day}
+        ).scalar()
+        if found is None:
+            return 0
+        connection.execute(text(f"DELETE FROM {history.name} WHERE day = :day"), {"day": found})
+        return 1
+
+
+class PostgreSQL(Dialect):
+    name = "postgresql"
+    partitions = True
+
+    def arguments(self, timeout: float) -> dict[str, Any]:
+        ms = int(timeout * 1000)
+        return {
+            "pool_size": POOL,
+            "max_overflow": OVERFLOW,
+            "pool_timeout": timeout,
+            "connect_args": {
+                "connect_timeout": max(int(timeout), 2),
+                "options": f"-c statement_timeout={ms} -c lock_timeout={ms}",
+                "tcp_user_timeout": ms,
+                "keepalives_idle": 30,
+                "application_name": "celery-toc",
+                # A pooler between may give each transaction another connection.
+                "prepare_threshold": None,
+            },
+        }
+
+    def prepare(self, engine: Engine, timeout: float) -> None:
+        pass
+
+    def insert_missing(self, table: Table) -> Any:
+        return postgresql.insert(table).on_conflict_do_nothing()
+
+    def upsert(self, table: Table, keys: Sequence[str], values: Sequence[str]) -> Any:
+        made = postgresql.insert(table)
+        changes = {name: made.excluded[name] for name in values}
+        return made.on_conflict_do_update(index_elements=list(keys), set_=changes)
+
+    def is_temporary(self, error: DBAPIError) -> bool:
+        return getattr(error.orig, "sqlstate", None) in _AGAIN_STATES
+
+    def add_day(self, history: Table, day: int, connection: Connection) -> None:
+        connection.execute(
+            text(
+                f"CREATE TABLE IF NOT EXISTS {history.name}_{day} PARTITION OF {history.name} "
+                f"FOR VALUES FROM ({day}) TO ({day + 1})"
+            )
+        )
+
+    def drop_before(self, history: Table, day: int, connection: Connection) -> int:
+        rows = connection.execute(
+            text(
+                "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = :of ::regclass"
+            ),
+            {"of": history.name},
+        )
+        days = sorted(int(name.strip('"').rpartition("_")[2]) for (name,) in rows)
+        old = [one for one in days if one < day]
+        for one in old:
+            connection.execute(text(f"DROP TABLE IF EXISTS {history.name}_{one}"))
+        return len(old)
+
+
+class MySQL(Dialect):
+    name = "mysql"
+    partitions = True
+    isolation = "READ COMMITTED"
+
+    def arguments(self, timeout: float) -> dict[str, Any]:
+        return {
+            "pool_size": POOL,
+            "max_overflow": OVERFLOW,
+            "pool_timeout": timeout,
+            "pool_recycle": 3600,
+            "connect_args": {
+                "connect_timeout": timeout,
+                "read_timeout": timeout,
+                "write_timeout": timeout,
+                "charset": "utf8mb4",
+            },
+        }
+
+    def prepare(self, engine: Engine, timeout: float) -> None:
+        pass
+
+    def insert_missing(self, table: Table) -> Any:
+        made = mysql.insert(table)
+        return made.on_duplicate_key_update(id=table.c.id)
+
+    def upsert(self, table: Table, keys: Sequence[str], values: Sequence[str]) -> Any:
+        made = mysql.insert(table)
+        return made.on_duplicate_key_update({name: made.inserted[name] for name in values})
+
+    def is_temporary(self, error: DBAPIError) -> bool:
+        arguments: tuple[Any, ...] = getattr(error.orig, "args", ())
+        return bool(arguments) and arguments[0] in _AGAIN_NUMBERS
+
+    def _days(self, connection: Connection, history: Table) -> list[int]:
+        """The days that have partitions."""
+        rows = connection.execute(
+            text(
+                "SELECT partition_name FROM information_schema.partitions "
+                "WHERE table_schema = DATABASE() AND table_name = :name "
+                "AND partition_name IS NOT NULL"
+            ),
+            {"name": history.name},
+        )
+        return sorted(int(name[1:]) for (name,) in rows)
+
+    def add_day(self, history: Table, day: int, connection: Connection) -> None:
+        # Each partition ends where the next begins: one for a later day has room for this one.
+        if max(self._days(connection, history), default=-1) >= day:
+            return
+        connection.execute(
+            text(
+                f"ALTER TABLE {history.name} ADD PARTITION IF NOT EXISTS "
+                f"(PARTITION d{day} VALUES LESS THAN ({day + 1}))"
+            )
+        )
+
+    def drop_before(self, history: Table, day: int, connection: Connection) -> int:
+        days = self._days(connection, history)
+        # A table keeps one partition at least.
+        old = [one for one in days if one < day and one != max(days)]
+        for one in old:
+            connection.execute(text(f"ALTER TABLE {history.name} DROP PARTITION d{one}"))
+        return len(old)
+
+
+_DIALECTS: Mapping[str, Callable[[], Dialect]] = {
+    "sqlite": Dialect,
+    "postgresql": PostgreSQL,
+    "mysql": MySQL,
+    "mariadb": MySQL,
+}
+
+#: The package that brings each driver, for the error where it is not installed.
+_PACKAGES = {"psycopg": "psycopg[binary]", "pymysql": "PyMySQL"}
+
+
+def open_engines(url: DatabaseURL, timeout: float) -> tuple[Engine, Engine, Dialect]:
+    """An engine for transactions, one for single statements, and what is particular to both;
+    nothing is sent yet. (To switch a connection to and fro would take a round trip.)
+
+    Raises ConfigurationError for a URL that SQLAlchemy does not understand, or whose driver is not
+    installed.
+    """
+    revealed = url.reveal()
+    dialect = _DIALECTS[revealed.partition(":")[0].partition("+")[0].lower()]()
+    try:
+        how = {"hide_parameters": True, **dialect.arguments(timeout)}
+        level = {"isolation_level": dialect.isolation} if dialect.isolation else {}
+        engine = create_engine(revealed, **how, **level)
+        single = create_engine(revealed, **how, isolation_level="AUTOCOMMIT")
+    except ModuleNotFoundError as exc:
+        package = _PACKAGES.get(str(exc.name), str(exc.name))
+        raise ConfigurationError(f"the library {url} needs {package}: pip install it") from exc
+    except (ArgumentError, NoSuchModuleError, TypeError, ValueError):
+        # What SQLAlchemy says of it may show the password.
+        raise ConfigurationError(f"the library's URL {url} cannot be read") from None
+    for one in (engine, single):
+        dialect.prepare(one, timeout)
+    return engine, single, dialect
+
+
+def library_error(url: DatabaseURL, error: BaseException) -> LibraryError:
+    """What a caller is told of a database's error."""
+    cause = getattr(error, "orig", None) or error
+    said = " ".join(str(cause).split())[:300]
+    return LibraryError(f"the library {url} cannot be used: {type(cause).__name__}: {said}")

@@ -1,0 +1,136 @@
+"""The library as a program uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from ..center.center import TimeoutCenter
+from ..errors import LibraryError
+from ..model.records import LibraryStatus, Rebuilt, Record, RecordPage
+from ..model.results import Cancelled, Rescheduled
+from . import migrate, statuses
+from .rebuild import Rebuild
+from .records import now_us
+from .store import DAY_US, Store
+
+#: Records that are read at a time where all are meant.
+PAGE = 500
+
+
+class Library:
+    """What can be asked of the record, and done to what is found: see
+    :class:`kombu_toc.center.recording.TaskLibrary`."""
+
+    def __init__(self, store: Store, center: TimeoutCenter, ready: Callable[[], None]) -> None:
+        self.store = store
+        self._center = center
+        self._ready = ready
+
+    def find(
+        self,
+        *,
+        biz_type: str | None = None,
+        biz_id: str | None = None,
+        status: str | Collection[str] | None = None,
+        task: str | None = None,
+        between: tuple[float | None, float | None] | None = None,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> RecordPage:
+        self._ready()
+        where: dict[str, Any] = {"biz_type": biz_type, "biz_id": biz_id, "task": task}
+        where = {name: str(value) for name, value in where.items() if value is not None}
+        if status is not None:
+            where["status"] = _numbers([status] if isinstance(status, str) else status)
+        if limit < 1:
+            raise LibraryError(f"limit must be 1 or more, not {limit!r}")
+        since, until = between or (None, None)
+        bounds = tuple(None if one is None else round(one * 1_000_000) for one in (since, until))
+        return self.store.find(where, (bounds[0], bounds[1]), limit, after)
+
+    def rebuild(self, on_progress: Callable[[Rebuilt], None] | None = None) -> Rebuilt:
+        self._ready()
+        return Rebuild(self.store, self._center).run(on_progress)
+
+    def create(self) -> list[str]:
+        return [str(database.url) for database in migrate.create(self.store.shards)]
+
+    def upgrade(self) -> list[str]:
+        return [str(database.url) for database in migrate.upgrade(self.store.shards)]
+
+    def prune(self, days: float) -> int:
+        self._ready()
+        if days < 1:
+            raise LibraryError(f"days must be 1 or more, not {days!r}")
+        before = (now_us() - int(days * DAY_US)) // DAY_US
+        return sum(self.store.prune(before).values())
+
+    def status(self) -> list[LibraryStatus]:
+        found = []
+        for database in self.store.shards.databases:
+            version, problem = None, ""
+            try:
+                version = migrate.version_of(database)
+                migrate.check(self.store.shards, database)
+            except LibraryError as exc:
+                problem = str(exc)
+            found.append(LibraryStatus(str(database.url), version, problem))
+        return found
+
+    def counts(self) -> dict[str, int]:
+        self._ready()
+        return self.store.count()
+
+    def history(self, id: str) -> list[Record]:
+        self._ready()
+        return self.store.history(id)
+
+    def cancel(self, *, biz_id: str, biz_type: str | None = None) -> list[Cancelled]:
+        found: list[Cancelled] = []
+        for topic, ids in self._pending(biz_id, biz_type).items():
+            found += self._center.cancel(ids, topic=topic)
+        return found
+
+    def reschedule(
+        self,
+        *,
+        biz_id: str,
+        biz_type: str | None = None,
+        at: float | None = None,
+        delay: float | None = None,
+    ) -> list[Rescheduled]:
+        found: list[Rescheduled] = []
+        for topic, ids in self._pending(biz_id, biz_type).items():
+            for id in ids:
+                found += self._center.reschedule(id, topic=topic, at=at, delay=delay)
+        return found
+
+    def _pending(self, biz_id: str, biz_type: str | None) -> dict[str, list[str]]:
+        """The ids of what is pending, by queue."""
+        found: dict[str, list[str]] = {}
+        after = None
+        while True:
+            page = self.find(
+                biz_id=biz_id,
+                biz_type=biz_type,
+                status=[statuses.NAMES[number] for number in statuses.LIVE],
+                limit=PAGE,
+                after=after,
+            )
+            for record in page.records:
+                ids = found.setdefault(record.topic, [])
+                if record.id not in ids:
+                    ids.append(record.id)
+            after = page.after
+            if after is None:
+                return found
+
+
+def _numbers(names: Collection[str]) -> list[int]:
+    unknown = sorted(set(names) - set(statuses.NUMBERS))
+    if unknown:
+        raise LibraryError(
+            f"there is no status {unknown[0]!r}; there are {', '.join(statuses.NUMBERS)}"
+        )
+    return [statuses.NUMBERS[name] for name in names]

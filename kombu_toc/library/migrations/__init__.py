@@ -1,0 +1,1 @@
+"""Alembic's scripts, which make the tables and bring them up to date."""

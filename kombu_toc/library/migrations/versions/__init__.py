@@ -1,0 +1,1 @@
+"""The versions of the schema, each a module that Alembic runs."""

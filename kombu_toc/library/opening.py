@@ -1,0 +1,145 @@
+"""Opens the library that a connection's options name. Imports nothing of SQLAlchemy's before."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..center.center import TimeoutCenter
+from ..center.factory import make_center
+from ..client.connect import connect
+from ..client.databases import DatabaseURL
+from ..client.options import Settings, read
+from ..client.urls import Address, read_url
+from ..errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from .library import Library
+    from .recorder import Recorder
+    from .shards import Shards
+
+#: The file beside the data of the embedded server.
+FILE = "library.db"
+
+_lock = threading.Lock()
+
+
+class OpenLibrary:
+    """The recorder of a process, and what can be asked of the record through one center."""
+
+    def __init__(self, recorder: Recorder, library: Library) -> None:
+        self.recorder = recorder
+        self.library = library
+        self.cancelled = recorder.cancelled
+        self.deleted = recorder.deleted
+        self.rescheduled = recorder.rescheduled
+        self.purged = recorder.purged
+
+
+def databases(settings: Settings, address: Address) -> tuple[DatabaseURL, ...]:
+    """The databases of a connection's library. Raises ConfigurationError."""
+    found = settings.toc_library
+    if any(one.is_beside for one in found):
+        if address.kind != "embedded" or not address.path:
+            raise ConfigurationError(
+                "toc_library=on keeps the library beside the embedded server's data, as in "
+                "toc+embedded:///path/to/dir?toc_library=on; elsewhere name a database"
+            )
+        os.makedirs(address.path, exist_ok=True)
+        return (DatabaseURL(f"sqlite:///{os.path.join(address.path, FILE)}"),)
+    return found
+
+
+def open_shards(settings: Settings, address: Address) -> Shards:
+    """The shards of a connection's library. Raises ConfigurationError."""
+    try:
+        from .shards import Shards
+    except ModuleNotFoundError as exc:
+        raise ConfigurationError(
+            "toc_library needs SQLAlchemy and Alembic: pip install 'celery-toc[library]'"
+        ) from exc
+    urls = databases(settings, address)
+    return Shards(urls, settings.toc_library_tables, settings.toc_library_timeout)
+
+
+#: What this process has opened: its id, the databases and the server -> the recorder
+_opened: dict[Any, tuple[Recorder, _Ready]] = {}
+
+
+def attach(
+    center: TimeoutCenter,
+    settings: Settings,
+    address: Address,
+    another: Callable[[], TimeoutCenter],
+) -> OpenLibrary | None:
+    """Open the library that the settings name, if they do, and have the center use it.
+
+    another: makes a center with connections of its own
+    """
+    if not settings.toc_library:
+        return None
+    from . import recorder as recording
+    from .library import Library
+    from .store import Store
+
+    urls = databases(settings, address)
+    server = (address.kind, address.host, address.port, address.path, address.db, address.hosts)
+    how = (settings.toc_library_tables, settings.toc_library_required, settings.prefix)
+    key = (os.getpid(), urls, *how, *server)
+    with _lock:
+        if key not in _opened:
+            for other in [one for one in _opened if one[0] != os.getpid()]:
+                # Inherited: its connections are the parent's.
+                _opened.pop(other)[0].store.shards.close(inherited=True)
+            shards = open_shards(settings, address)
+            ready = _Ready(shards)
+            made = recording.Recorder(
+                Store(shards), another, ready, required=settings.toc_library_required
+            )
+            _opened[key] = made, ready
+        made, ready = _opened[key]
+    opened = OpenLibrary(made, Library(made.store, center, ready))
+    center.recorder = opened
+    return opened
+
+
+class _Ready:
+    """Makes sure, once, that the tables are those of this release; makes those of SQLite."""
+
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
+        self._is = False
+
+    def __call__(self) -> None:
+        if self._is:
+            return
+        from . import migrate
+
+        with _lock:
+            if all(database.url.is_sqlite for database in self._shards.databases):
+                migrate.create(self._shards)
+            for database in self._shards.databases:
+                migrate.check(self._shards, database)
+            self._is = True
+
+
+def center_for(url: str, *, ssl: Any = None, **options: Any) -> TimeoutCenter:
+    """The timeout center behind a broker URL.
+
+    ssl: as in Celery's ``broker_use_ssl``
+    options: as in ``broker_transport_options``
+
+    Raises ConfigurationError for a URL or an option that makes no sense. It connects when it is
+    first used.
+    """
+    address = read_url(url)
+    settings = read(address.query, options)
+
+    def make() -> TimeoutCenter:
+        return make_center(connect(address, settings, ssl=ssl), settings)
+
+    center = make()
+    attach(center, settings, address, make)
+    return center

@@ -1,0 +1,98 @@
+"""Puts back into Redis what is pending: after it was lost, flushed, or replaced by an empty one."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+
+from ..center.center import TimeoutCenter
+from ..model.limits import Limits
+from ..model.records import Rebuilt
+from ..model.traits import trait
+from . import statuses
+from .putting import Putter
+from .records import Row, now_us
+from .shards import Shard
+from .store import Store
+
+#: Rows that a statement reads, and that are put together.
+PAGE = 2000
+TOGETHER = 4000
+
+
+def rows_by_time(store: Store, shard: Shard, place: int) -> Iterator[Row]:
+    """The rows of a shard, the soonest first, a page at a time."""
+    after = None
+    while True:
+        page = store.page(shard, place, after, PAGE)
+        yield from page
+        if len(page) < PAGE:
+            return
+        last = page[-1]
+        after = (last.action_us, *last.key)
+
+
+def expires_us(row: Row) -> int | None:
+    """When a message has expired, if it ever does and nothing else is said by its queue."""
+    ms = trait(row.traits, "e")
+    return None if ms is None else row.action_us + ms * 1000
+
+
+class Rebuild:
+    """One rebuild. What is done already is found out as it goes: it can be repeated."""
+
+    def __init__(self, store: Store, center: TimeoutCenter) -> None:
+        self._store = store
+        self._center = center
+        self._putter = Putter(center, store.topics)
+
+    def run(self, on_progress: Callable[[Rebuilt], None] | None = None) -> Rebuilt:
+        store = self._store
+        done = Rebuilt(0, store.count_pending(), 0, 0, 0)
+        places = (statuses.IN_REDIS, statuses.NOT_PUT)
+        sources = [
+            rows_by_time(store, shard, place) for shard in store.shards.all for place in places
+        ]
+        soonest = heapq.merge(*sources, key=attrgetter("action_us"))
+        while batch := list(itertools.islice(soonest, TOGETHER)):
+            wanted, taken, ended = self._wanted(batch)
+            put = self._putter.put(wanted)
+            unplaced = [row.key for row in wanted if row.place == statuses.NOT_PUT]
+            if unplaced:
+                store.place(unplaced, statuses.IN_REDIS)
+            done = Rebuilt(
+                done.rows + len(batch),
+                max(done.of_rows, done.rows + len(batch)),
+                done.put + put,
+                done.taken + taken,
+                done.ended + ended,
+            )
+            if on_progress is not None:
+                on_progress(done)
+        return done
+
+    def _wanted(self, batch: list[Row]) -> tuple[list[Row], int, int]:
+        """Of some rows, those that are to be in Redis; how many are left to the workers that have
+        taken them, and how many have ended."""
+        over = self._store.ended_of([row.key for row in batch])
+        now, limits = now_us(), self._center.limits
+        wanted: list[Row] = []
+        taken = ended = 0
+        for row in batch:
+            expires = expires_us(row)
+            if row.key in over or (expires is not None and expires <= now):
+                ended += 1
+            elif row.status == statuses.TAKEN and now < row.modified_us + lease_us(row, limits):
+                taken += 1
+            else:
+                wanted.append(row)
+        return wanted, taken, ended
+
+
+def lease_us(row: Row, limits: Limits) -> int:
+    """For how long a worker that has taken a message may be about to finish it: it says so again
+    well before."""
+    ms = trait(row.traits, "v")
+    return int(max(limits.visibility, 0 if ms is None else ms / 1000) * 1_000_000)

@@ -1,0 +1,359 @@
+"""Writes what is sent, and what becomes of it.
+
+A row is written by whoever sends, before its message is put. What becomes of messages is gathered,
+and written by a thread: no consumer waits for a database.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..center.center import TimeoutCenter
+from ..center.runner import BROKEN
+from ..errors import ConfigurationError, EnvelopeError, LibraryError
+from ..model import envelope
+from ..model.results import WAITING, Cancelled, Rescheduled
+from ..model.topic import Topic, base_of
+from . import statuses
+from .keeper import Keeper
+from .records import Event, Key, Row, now_us
+from .schema import MAX_ERROR
+from .store import Store
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that an event waits for others at most, and how many do not wait.
+FLUSH_INTERVAL = 0.5
+FLUSH_AT = 1000
+
+#: Seconds until the next attempt where the database does not answer, at most.
+LONGEST_PAUSE = 5.0
+
+#: Seconds after which it is said again that a message is taken.
+TOUCH_INTERVAL = 15.0
+
+#: Events, and rows, that a process keeps while the database is away.
+MAX_EVENTS = 100_000
+MAX_ROWS = 10_000
+
+#: Seconds for which a server that did not answer is not asked by those who send.
+AWAY = 1.0
+
+_host = socket.gethostname()
+
+
+class Recorder:
+    """Keeps the record of what one process sends and consumes. Any thread may call it.
+
+    store: where it is kept
+    make_center: makes a center for the thread, over connections of its own
+    required: whether a message is refused whose row cannot be written
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        make_center: Callable[[], TimeoutCenter],
+        ready: Callable[[], None],
+        *,
+        required: bool,
+    ) -> None:
+        self.store = store
+        self._make_center = make_center
+        self._ready = ready
+        self._required = required
+        self.worker = f"{_host}:{os.getpid()}"
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._bell = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        #: what is to be written: of each message the latest, and the rows that came too early
+        self._events: dict[Key, Event] = {}
+        self._rows: list[Row] = []
+        self._lost = 0
+        #: what this process has: since when it was last said
+        self._taken: dict[Key, float] = {}
+        #: held by who writes
+        self._writing = threading.Lock()
+        #: monotonic seconds until which Redis is not asked by those who send
+        self.away_until = 0.0
+        self._keeper: Keeper | None = None
+        self._consumes = False
+        self._not_put = False
+
+    # -- what is sent
+
+    @property
+    def is_away(self) -> bool:
+        """Whether Redis did not answer a moment ago."""
+        return time.monotonic() < self.away_until
+
+    def write(self, rows: Sequence[Row], topic: Topic | None = None) -> None:
+        """Write the rows of messages that are about to be put. Raises LibraryError."""
+        try:
+            self._ready()
+            if topic is not None:
+                self.store.note_topic(topic.name, topic.declaration)
+            self.store.insert(rows)
+        except LibraryError as exc:
+            if self._required:
+                raise
+            with self._lock:
+                room = max(MAX_ROWS - len(self._rows), 0)
+                self._rows.extend(rows[:room])
+                self._lost += len(rows) - min(room, len(rows))
+            logger.warning("messages are sent without a record, which is written later: %s", exc)
+            self._start()
+
+    def withdraw(self, row: Row) -> None:
+        """A message was refused: nobody takes it for sent."""
+        try:
+            self.store.withdraw(row)
+        except LibraryError as exc:
+            logger.error(
+                "message %s was refused, and its row cannot be deleted; it will be put: %s",
+                *(row.id, exc),
+            )
+
+    def not_put(self, keys: Sequence[Key], *, noted: bool) -> None:
+        """Redis does not answer: the messages of these rows follow when it does.
+
+        noted: whether their rows say so already
+        """
+        self.away_until = time.monotonic() + AWAY
+        if not noted:
+            try:
+                self.store.place(keys, statuses.NOT_PUT)
+            except LibraryError as exc:
+                logger.warning(
+                    "%d messages are put into Redis when it is rebuilt; their rows cannot say that "
+                    "they are not there: %s",
+                    *(len(keys), exc),
+                )
+        self._not_put = True
+        self._start()
+
+    # -- what becomes of it
+
+    def consumes(self) -> None:
+        """This process consumes: it looks after what is in the library, if no other does."""
+        if not self._consumes:
+            self._consumes = True
+            self._start()
+
+    def note(
+        self,
+        key: Key,
+        status: int,
+        *,
+        attempts: int = 0,
+        error: str = "",
+        message: tuple[Mapping[str, Any], int] = ({}, 0),
+    ) -> None:
+        """Something has happened to a message; it is written soon.
+
+        message: its headers and its action time, for one that has no row
+        """
+        event = Event(key, status, now_us(), attempts, self.worker, error[:MAX_ERROR], message)
+        with self._lock:
+            if status == statuses.TAKEN:
+                self._taken[key] = time.monotonic()
+            else:
+                self._taken.pop(key, None)
+            before = self._events.pop(key, None)
+            if before is not None and before.has_ended and not event.has_ended:
+                event = before  # what has ended does not begin again
+            self._events[key] = event
+            number = len(self._events)
+            if number > MAX_EVENTS:
+                self._events.pop(next(iter(self._events)))
+                self._lost += 1
+        if number >= FLUSH_AT:
+            self._bell.set()
+        self._start()
+
+    def flush(self) -> None:
+        """Write everything now. Raises LibraryError, and keeps what is not written."""
+        with self._writing:
+            with self._lock:
+                events, self._events = self._events, {}
+                rows, self._rows = self._rows, []
+            try:
+                if events or rows:
+                    self._ready()
+                if rows:
+                    self.store.insert(rows)
+                    rows = []
+                if events:
+                    self.store.record(list(events.values()))
+            except LibraryError:
+                with self._lock:
+                    self._rows = rows + self._rows
+                    self._events = {**events, **self._events}
+                raise
+
+    @property
+    def backlog(self) -> int:
+        """Events and rows that are not written yet."""
+        return len(self._events) + len(self._rows)
+
+    # -- what a center does
+
+    def cancelled(
+        self, ids: Sequence[str], found: Sequence[Cancelled], topic: str | None
+    ) -> list[Cancelled]:
+        self.deleted(found)
+        there = {(one.topic, base_of(one.id)) for one in found}
+        there |= {(one.topic, one.id) for one in found}
+        only: list[Row] = []
+        for row in self.store.of_ids(ids):
+            known = (row.topic, row.id) in there
+            if not known and row.status == statuses.PENDING and topic in (None, row.topic):
+                only.append(row)
+        self._end([row.key for row in only], statuses.CANCELLED)
+        return [Cancelled(row.topic, row.id, WAITING, True, False, row.body) for row in only]
+
+    def deleted(self, found: Sequence[Cancelled]) -> None:
+        keys = [_key_of(one.topic, one.id, one.body) for one in found if one.deleted]
+        self._end(keys, statuses.CANCELLED)
+
+    def rescheduled(self, moved: Sequence[Rescheduled]) -> None:
+        for one in moved:
+            if one.moved:
+                # Copies are known by the id of the message, a mark, and their token.
+                base = base_of(one.id)
+                token = one.id[len(base) + 1 :] if base != one.id else None
+                self.store.set_time([(base, one.topic, token)], one.time_us)
+
+    def purged(self, topic: str) -> None:
+        for rows in self.store.of_topic(topic, now_us()):
+            self._end([row.key for row in rows], statuses.CANCELLED)
+
+    def _end(self, keys: Sequence[Key], status: int) -> None:
+        """Note at once that these have ended: people and tools wait for it."""
+        if not keys:
+            return
+        now = now_us()
+        with self._lock:
+            for key in keys:
+                self._events.pop(key, None)
+        self.store.record([Event(key, status, now, 0, "", "", ({}, 0)) for key in keys])
+
+    # -- the thread
+
+    def _start(self) -> None:
+        if self._pid != os.getpid():
+            self._after_fork()
+        if self._thread is None:
+            with self._lock:
+                if self._thread is None:
+                    self._thread = threading.Thread(
+                        target=self._run, name="toc-library", daemon=True
+                    )
+                    self._thread.start()
+                    atexit.register(self.close)
+
+    def _after_fork(self) -> None:
+        """What the parent gathered is the parent's."""
+        self._pid = os.getpid()
+        self.worker = f"{_host}:{self._pid}"
+        self._lock, self._writing = threading.Lock(), threading.Lock()
+        self._bell = threading.Event()
+        self._thread, self._events, self._rows, self._taken = None, {}, [], {}
+        self._consumes = self._not_put = False
+
+    def close(self) -> None:
+        """Write what there is, and end the thread."""
+        if self._pid != os.getpid():
+            return
+        self._stopping = True
+        self._bell.set()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(10)
+        self._stopping = False
+        self._thread = None
+        atexit.unregister(self.close)
+
+    def _run(self) -> None:
+        pause, complained = FLUSH_INTERVAL, False
+        while True:
+            stopping = self._stopping
+            if not stopping:
+                self._bell.wait(pause)
+            self._bell.clear()
+            try:
+                self.flush()
+                self._touch()
+                self._keep()
+                if complained:
+                    logger.info("the library answers again")
+                pause, complained = FLUSH_INTERVAL, False
+            except LibraryError as exc:
+                if not complained:
+                    complained = True
+                    logger.warning("what becomes of tasks is recorded later: %s", exc)
+                pause = min(2 * pause, LONGEST_PAUSE)
+            except ConfigurationError as exc:
+                logger.error("what becomes of tasks is not recorded: %s", exc)
+                pause = LONGEST_PAUSE
+            except Exception:  # a defect: the next attempt may do better
+                logger.exception("what becomes of tasks is recorded later")
+                pause = min(2 * pause, LONGEST_PAUSE)
+            lost, self._lost = self._lost, 0
+            if lost:
+                logger.error(
+                    "%d messages or their ends are not recorded: the library was away for too long",
+                    lost,
+                )
+            if stopping:
+                break
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.close()
+
+    def _touch(self) -> None:
+        """Say again of what takes long that this process has it."""
+        now = time.monotonic()
+        with self._lock:
+            long = [key for key, since in self._taken.items() if now - since >= TOUCH_INTERVAL]
+            self._taken.update(dict.fromkeys(long, now))
+        if long:
+            self.store.touch(long)
+
+    def _keep(self) -> None:
+        """Put what is not in Redis, and look after the rest, if this process is to do that."""
+        if not (self._consumes or self._not_put):
+            return
+        if self._stopping:
+            return
+        try:
+            if self._keeper is None:
+                self._ready()
+                self._keeper = Keeper(self.store, self._make_center(), self.worker)
+            if self._not_put:
+                self._keeper.put_missing()
+                self._not_put = False
+                self.away_until = 0.0
+            if self._consumes:
+                self._keeper.turn()
+        except BROKEN:
+            pass  # Redis is away; the next turn tries again
+
+
+def _key_of(topic: str, id: str, body: bytes) -> Key:
+    """The row of a message that is kept under this id."""
+    try:
+        content = envelope.unpack(body, id)
+    except EnvelopeError:
+        return id, "", topic
+    named, token = content["headers"].get("id"), content["properties"].get("k")
+    return named if isinstance(named, str) and named else id, str(token or ""), topic

@@ -1,0 +1,187 @@
+"""What the library knows of a message: as it is written, and as it is read. Asks nobody."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ..center.requests import PutRequest
+from ..errors import LibraryError
+from ..scripts.call import Countdown
+from . import statuses
+
+#: Headers with the business id and type of a task.
+BIZ_ID, BIZ_TYPE = "x-biz-id", "x-biz-type"
+
+#: Characters that the library keeps of what a sender names.
+_LENGTHS = {"id": 255, "topic": 255, "basis": 255, BIZ_ID: 255, BIZ_TYPE: 64, "task": 255}
+
+#: id, token and topic: what tells one message from every other.
+Key = tuple[str, str, str]
+
+
+class Row(NamedTuple):
+    """A message as its row is written: the columns of the table of what is pending."""
+
+    id: str
+    token: str
+    topic: str
+    status: int
+    action_us: int
+    task: str | None
+    biz_type: str | None
+    biz_id: str | None
+    attempts: int
+    worker: str | None
+    error: str | None
+    created_us: int
+    modified_us: int
+    place: int
+    priority: int
+    basis: str | None
+    traits: str
+    body: bytes
+
+    @property
+    def key(self) -> Key:
+        return self.id, self.token, self.topic
+
+
+class Event(NamedTuple):
+    """What has happened to a message.
+
+    status: the number of its status from now on
+    at_us: when
+    worker: which process says so; empty if it is none that has consumed it
+    message: its headers and its action time, if it has no row
+    """
+
+    key: Key
+    status: int
+    at_us: int
+    attempts: int
+    worker: str
+    error: str
+    message: tuple[Mapping[str, Any], int]
+
+    @property
+    def has_ended(self) -> bool:
+        return self.status not in statuses.LIVE
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """The columns of its row as far as the message says them."""
+        headers, action_us = self.message
+        kind, biz = biz_of(headers)
+        task = headers.get("task")
+        return {
+            "action_us": action_us,
+            "task": task[: _LENGTHS["task"]] if isinstance(task, str) else None,
+            "biz_type": kind and kind[: _LENGTHS[BIZ_TYPE]],
+            "biz_id": biz and biz[: _LENGTHS[BIZ_ID]],
+            "attempts": 0,
+            "worker": None,
+            "error": None,
+            "created_us": self.at_us,
+        }
+
+
+def now_us() -> int:
+    """This machine's clock, in microseconds since the epoch."""
+    return time.time_ns() // 1000
+
+
+def row_of(
+    topic: str, request: PutRequest, headers: Mapping[str, Any], place: int = statuses.IN_REDIS
+) -> Row:
+    """The row of a message that is about to be put. Raises LibraryError if it has what no row can
+    have."""
+    now = now_us()
+    id = request.id
+    business = _business(id, headers)
+    task = headers.get("task")
+    _check(id, "id", id)
+    _check(id, "topic", topic)
+    if request.basis is not None:
+        _check(id, "basis", request.basis)
+    return Row(
+        id=id,
+        token=request.token or "",
+        topic=topic,
+        status=statuses.PENDING,
+        action_us=_action_us(request, now),
+        task=task[: _LENGTHS["task"]] if isinstance(task, str) else None,
+        biz_type=business[0],
+        biz_id=business[1],
+        attempts=0,
+        worker=None,
+        error=None,
+        created_us=now,
+        modified_us=now,
+        place=place,
+        priority=request.priority,
+        basis=request.basis,
+        traits=request.traits,
+        body=request.body,
+    )
+
+
+def request_of(row: Row) -> PutRequest:
+    """What puts the message of a row back into Redis: just as it was put, and not twice."""
+    return PutRequest(
+        *(row.id, row.body, row.action_us),
+        basis=row.basis,
+        priority=row.priority,
+        token=row.token or None,
+        replaces=True,
+        traits=row.traits,
+        counted=False,
+    )
+
+
+def biz_of(headers: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """Business type and business id of a message, as they are kept."""
+    kind, id = headers.get(BIZ_TYPE), headers.get(BIZ_ID)
+    return None if kind is None else str(kind), None if id is None else str(id)
+
+
+def _business(id: str, headers: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    kind, biz = biz_of(headers)
+    for name, value in ((BIZ_TYPE, kind), (BIZ_ID, biz)):
+        if value is not None:
+            _check(id, name, value)
+    return kind, biz
+
+
+def _check(id: str, name: str, value: str) -> None:
+    if len(value) > _LENGTHS[name]:
+        raise LibraryError(
+            f"message {id:.80}: its {name} has {len(value)} characters, and the library keeps "
+            f"{_LENGTHS[name]}; nothing was sent"
+        )
+    # PostgreSQL keeps no NUL, and none keeps half a character.
+    if "\0" in value or not (value.isprintable() or _is_text(value)):
+        raise LibraryError(
+            f"message {id!r:.80}: its {name} has characters that a database cannot keep; nothing "
+            "was sent"
+        )
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _action_us(request: PutRequest, now: int) -> int:
+    at = request.at_us
+    if isinstance(at, Countdown):
+        if at.at_us is not None:
+            return at.at_us
+        return now + int((at.ends - time.monotonic()) * 1_000_000)
+    if at is not None:
+        return int(at)
+    return now + (request.delay_us or 0)

@@ -1,0 +1,153 @@
+"""The tables of the library.
+
+A shard has two tables: what has not ended, and history. A row is one message in one queue: a task
+that is sent again under its id, as by a retry, is another message with another token, and another
+row.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Index,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+)
+from sqlalchemy.dialects import mysql
+from sqlalchemy.types import TypeDecorator
+
+#: The version that these tables are of: the latest of ``migrations/versions``.
+REVISION = "0001"
+
+#: Alembic's own record of it, beside that of the application whose database this may be.
+VERSION_TABLE = "toc_library_version"
+
+#: Characters of an id, and of a business id.
+MAX_ID = 255
+
+#: Characters of an error that are kept.
+MAX_ERROR = 4000
+
+
+class Name(TypeDecorator[str]):
+    """A text that tells one row from another. MySQL compares texts without regard to case and to
+    spaces at their ends; so it is given bytes."""
+
+    impl = String
+    cache_ok = True
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.length = length
+
+    def load_dialect_impl(self, dialect: Any) -> Any:
+        if dialect.name in ("mysql", "mariadb"):
+            return dialect.type_descriptor(mysql.VARBINARY(4 * self.length))
+        if dialect.name == "postgresql":
+            return dialect.type_descriptor(String(self.length, collation="C"))
+        return dialect.type_descriptor(String(self.length))
+
+    def process_bind_param(self, value: str | None, dialect: Any) -> Any:
+        if value is not None and dialect.name in ("mysql", "mariadb"):
+            return value.encode()
+        return value
+
+    def process_result_value(self, value: Any, dialect: Any) -> str | None:
+        return value.decode() if isinstance(value, bytes) else value
+
+
+_BODY = LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
+
+
+class ShardTables(NamedTuple):
+    """The tables of one shard."""
+
+    pending: Table
+    history: Table
+
+
+#: What both tables have, in their order.
+COMMON = (
+    *("id", "token", "topic", "status", "action_us", "task", "biz_type", "biz_id"),
+    *("attempts", "worker", "error", "created_us", "modified_us"),
+)
+
+
+def _columns() -> list[Column[Any]]:
+    return [
+        Column("id", Name(MAX_ID), nullable=False),
+        Column("token", Name(16), nullable=False),
+        Column("topic", Name(255), nullable=False),
+        Column("status", SmallInteger, nullable=False),
+        Column("action_us", BigInteger, nullable=False),
+        Column("task", Name(255)),
+        Column("biz_type", Name(64)),
+        Column("biz_id", Name(MAX_ID)),
+        Column("attempts", SmallInteger, nullable=False),
+        Column("worker", Name(255)),
+        Column("error", Text),
+        Column("created_us", BigInteger, nullable=False),
+        Column("modified_us", BigInteger, nullable=False),
+    ]
+
+
+@lru_cache(maxsize=256)
+def tables(number: int) -> ShardTables:
+    """The tables with this number in a database."""
+    metadata = MetaData()
+    pending = Table(
+        f"toc_pending_{number}",
+        metadata,
+        *_columns(),
+        Column("place", SmallInteger, nullable=False),
+        Column("priority", SmallInteger, nullable=False),
+        Column("basis", Name(MAX_ID)),
+        Column("traits", String(1000), nullable=False),
+        Column("body", _BODY, nullable=False),
+        PrimaryKeyConstraint("id", "token", "topic"),
+        # By action time; what is not in Redis apart.
+        Index(f"toc_pending_{number}_time", "place", "action_us", "id"),
+        Index(f"toc_pending_{number}_biz", "biz_id", "biz_type"),
+    )
+    history = Table(
+        f"toc_history_{number}",
+        metadata,
+        # Days since the epoch: history is kept, and dropped, by days.
+        Column("day", BigInteger, nullable=False, autoincrement=False),
+        *_columns(),
+        PrimaryKeyConstraint("id", "token", "topic", "day"),
+        Index(f"toc_history_{number}_biz", "biz_id", "biz_type"),
+        postgresql_partition_by="RANGE (day)",
+    )
+    return ShardTables(pending, history)
+
+
+_METADATA = MetaData()
+
+#: One row: which of how many databases this is, and how many tables of each kind it has.
+LAYOUT = Table(
+    "toc_library_layout",
+    _METADATA,
+    Column("id", SmallInteger, primary_key=True, autoincrement=False),
+    Column("number", SmallInteger, nullable=False),
+    Column("of_databases", SmallInteger, nullable=False),
+    Column("of_tables", SmallInteger, nullable=False),
+)
+
+#: What queues were declared with: whoever puts tasks back into an empty Redis declares them so.
+TOPICS = Table(
+    "toc_library_topics",
+    _METADATA,
+    Column("name", Name(255), primary_key=True),
+    Column("declaration", Text, nullable=False),
+    Column("modified_us", BigInteger, nullable=False),
+)

@@ -1,0 +1,430 @@
+"""The statements of the library. Each meets one shard."""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+from sqlalchemy import Connection, RowMapping, Table, and_, delete, func, select, tuple_, update
+
+from ..client.databases import DatabaseURL
+from ..errors import LibraryError
+from ..model.records import Record, RecordPage
+from ..model.topic import Declaration
+from . import statuses
+from .records import Event, Key, Row, now_us
+from .schema import COMMON, LAYOUT, TOPICS
+from .shards import Database, Shard, Shards
+
+#: Rows that one statement names.
+CHUNK = 500
+
+#: Microseconds of a day: history is kept by days.
+DAY_US = 86_400_000_000
+
+#: What of a record is written again if a message ends once more on the same day.
+_ENDED = ("status", "action_us", "attempts", "worker", "error", "modified_us")
+
+_ORDER = ("action_us", "id", "token", "topic")
+
+
+def _chunks(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    for start in range(0, len(items), CHUNK):
+        yield items[start : start + CHUNK]
+
+
+def _columns(table: Table) -> list[Any]:
+    """The columns of a row."""
+    return [table.c[name] for name in Row._fields]
+
+
+def _are(table: Table, keys: Iterable[Key]) -> Any:
+    """That a row is one of these."""
+    # The id as well, for whichever optimizer does not take the whole for a key.
+    keys = list(keys)
+    columns = table.c
+    whole = tuple_(columns.id, columns.token, columns.topic).in_(keys)
+    return and_(columns.id.in_([id for id, _, _ in keys]), whole)
+
+
+class Store:
+    """Reads and writes the rows of a library. Raises LibraryError."""
+
+    def __init__(self, shards: Shards) -> None:
+        self.shards = shards
+        #: by the number of the database: days for which there is room in history
+        self._days: dict[int, set[int]] = defaultdict(set)
+        #: topic -> its declaration as it was written last
+        self._declared: dict[str, str] = {}
+        self._inserts: dict[int, Any] = {}
+
+    # -- what is sent
+
+    def insert(self, rows: Sequence[Row]) -> None:
+        """Write rows; one that is there already is left alone."""
+        if len(rows) == 1:
+            [row] = rows
+            shard = self.shards.of(row.id)
+            statement, values = self._insert(shard), row._asdict()
+            shard.database.execute(statement, values)
+            return
+        by_database: dict[Database, list[tuple[Any, list[dict[str, Any]]]]] = defaultdict(list)
+        for shard, some in self.shards.divided(rows, attrgetter("id")).items():
+            # In one order, whoever else writes some of them.
+            values_of = [row._asdict() for row in sorted(some)]
+            by_database[shard.database].append((self._insert(shard), values_of))
+        for database, statements in by_database.items():
+
+            def work(connection: Connection, all: Any = statements) -> None:
+                for statement, values in all:
+                    connection.execute(statement, values)
+
+            database.run(work)
+
+    def _insert(self, shard: Shard) -> Any:
+        found = self._inserts.get(shard.number)
+        if found is None:
+            found = shard.database.dialect.insert_missing(shard.tables.pending)
+            self._inserts[shard.number] = found
+        return found
+
+    def withdraw(self, row: Row) -> None:
+        """Delete a row whose message was refused: it was never sent."""
+        shard = self.shards.of(row.id)
+        statement = delete(shard.tables.pending).where(_are(shard.tables.pending, [row.key]))
+        shard.database.execute(statement)
+
+    def place(self, keys: Sequence[Key], place: int) -> None:
+        """Note whether the messages of these rows are in Redis."""
+        for shard, some in self.shards.divided(keys, lambda key: key[0]).items():
+            table = shard.tables.pending
+            for chunk in _chunks(some):
+                statement = update(table).where(_are(table, chunk)).values(place=place)
+                shard.database.execute(statement)
+
+    def claim(self, shard: Shard, keys: Sequence[Key], by: str) -> list[Row]:
+        """Of rows that are not in Redis, those that nobody else puts: from now on they count as
+        put.
+
+        by: a name that no other claim has
+        """
+        table = shard.tables.pending
+
+        def work(connection: Connection) -> list[Row]:
+            claimed = (table.c.place == statuses.NOT_PUT) & (table.c.status == statuses.PENDING)
+            change = update(table).where(_are(table, keys), claimed)
+            connection.execute(change.values(place=statuses.IN_REDIS, worker=by))
+            mine = select(*_columns(table)).where(_are(table, keys), table.c.worker == by)
+            return [Row(*row) for row in connection.execute(mine).all()]
+
+        return shard.database.run(work)
+
+    def note_topic(self, name: str, declaration: Declaration) -> None:
+        """Keep what a queue was declared with, if that is new to this process."""
+        text = declaration.to_json()
+        if self._declared.get(name) == text:
+            return
+        values = {"name": name, "declaration": text, "modified_us": now_us()}
+        for database in self.shards.databases:
+            changed = ("declaration", "modified_us")
+            statement = database.dialect.upsert(TOPICS, ("name",), changed)
+            database.execute(statement, values)
+        self._declared[name] = text
+
+    def topics(self) -> dict[str, Declaration]:
+        """What queues were declared with when something was last sent to them."""
+        found: dict[str, tuple[int, str]] = {}
+        for database in self.shards.databases:
+            for row in database.read(select(TOPICS)):
+                there = found.get(row["name"])
+                if there is None or there[0] < row["modified_us"]:
+                    found[row["name"]] = (row["modified_us"], row["declaration"])
+        return {name: Declaration.from_json(text) for name, (_, text) in found.items()}
+
+    # -- what becomes of it
+
+    def record(self, events: Sequence[Event]) -> None:
+        """Write what has happened to messages: for each of them the latest event only."""
+        for shard, some in self.shards.divided(events, lambda event: event.key[0]).items():
+            ended = [event for event in some if event.has_ended]
+            if ended:
+                self._make_room(shard, {event.at_us // DAY_US for event in ended})
+            # In one order, so that two processes do not wait for each other.
+            some.sort(key=lambda event: event.key)
+            for chunk in _chunks(some):
+                shard.database.run(partial(self._record, shard, chunk))
+
+    def _record(self, shard: Shard, events: Sequence[Event], connection: Connection) -> None:
+        pending, history = shard.tables
+        moved: dict[tuple[int, int, str], list[Event]] = defaultdict(list)
+        ended: dict[Key, Event] = {}
+        for event in events:
+            if event.has_ended:
+                ended[event.key] = event
+            else:
+                moved[event.status, event.attempts, event.worker].append(event)
+        for (status, attempts, worker), some in moved.items():
+            changes: dict[str, Any] = {
+                "status": status,
+                "worker": worker or None,
+                "modified_us": max(event.at_us for event in some),
+            }
+            if attempts:
+                changes["attempts"] = attempts
+            mine = _are(pending, [event.key for event in some])
+            connection.execute(update(pending).where(mine).values(**changes))
+        if not ended:
+            return
+        columns = [pending.c[name] for name in COMMON]
+        there = {
+            (row["id"], row["token"], row["topic"]): row
+            for row in connection.execute(
+                select(*columns).where(_are(pending, ended)).with_for_update()
+                if shard.database.dialect.partitions
+                else select(*columns).where(_are(pending, ended))
+            ).mappings()
+        }
+        written = [_ended(event, there.get(key)) for key, event in ended.items()]
+        keys = ("id", "token", "topic", "day")
+        statement = shard.database.dialect.upsert(history, keys, _ENDED)
+        connection.execute(statement, written)
+        connection.execute(delete(pending).where(_are(pending, ended)))
+
+    def _make_room(self, shard: Shard, days: set[int]) -> None:
+        """See to it that history has a partition for these days."""
+        database = shard.database
+        known = self._days[shard.number]
+        for day in sorted(days - known):
+            for one in (day, day + 1):
+                add = partial(database.dialect.add_day, shard.tables.history, one)
+                database.run_single(add)
+            known.add(day)
+
+    def set_time(self, keys: Sequence[tuple[str, str, str | None]], action_us: int) -> None:
+        """Give what is pending another action time.
+
+        keys: id, queue and token; without a token, every message of that id in that queue
+        """
+        for id, topic, token in keys:
+            shard = self.shards.of(id)
+            table = shard.tables.pending
+            which = (table.c.id == id) & (table.c.topic == topic)
+            if token is not None:
+                which &= table.c.token == token
+            values = {"action_us": action_us, "modified_us": now_us()}
+            statement = update(table).where(which).values(**values)
+            shard.database.execute(statement)
+
+    def of_topic(self, topic: str, until_us: int) -> Iterator[list[Row]]:
+        """What is pending in a queue and was sent until then, page by page. Whoever reads it ends
+        each page before the next."""
+        for shard in self.shards.all:
+            table = shard.tables.pending
+            which = (table.c.topic == topic) & (table.c.created_us <= until_us)
+            which &= table.c.status == statuses.PENDING
+            after: Key | None = None
+            while True:
+                page = (
+                    select(*_columns(table))
+                    .where(which)
+                    .order_by(table.c.id, table.c.token)
+                    .limit(CHUNK)
+                )
+                if after is not None:
+                    page = page.where(tuple_(table.c.id, table.c.token) > after[:2])
+                rows = _rows(shard.database, page)
+                if not rows:
+                    break
+                after = rows[-1].key
+                yield rows
+
+    # -- what is there
+
+    def of_ids(self, ids: Sequence[str]) -> list[Row]:
+        """What has not ended of these ids."""
+        found: list[Row] = []
+        for shard, some in self.shards.divided(ids, str).items():
+            table = shard.tables.pending
+            for chunk in _chunks(some):
+                statement = select(*_columns(table)).where(table.c.id.in_(list(chunk)))
+                found += _rows(shard.database, statement)
+        return found
+
+    def ended_of(self, keys: Sequence[Key]) -> set[Key]:
+        """Which of these messages have ended, as far as history is kept."""
+        found: set[Key] = set()
+        for shard, some in self.shards.divided(keys, lambda key: key[0]).items():
+            history = shard.tables.history
+            columns = (history.c.id, history.c.token, history.c.topic)
+            for chunk in _chunks(some):
+                statement = select(*columns).where(_are(history, chunk))
+                rows = shard.database.read(statement)
+                found.update((row["id"], row["token"], row["topic"]) for row in rows)
+        return found
+
+    def page(
+        self,
+        shard: Shard,
+        place: int,
+        after: tuple[int, str, str, str] | None,
+        limit: int,
+        until_us: int | None = None,
+    ) -> list[Row]:
+        """Rows of what has not ended, the soonest first.
+
+        place: whether they are in Redis, as far as is known
+        after: action time and key of the row before the first
+        until_us: those that are due until then
+        """
+        table = shard.tables.pending
+        order = [table.c[name] for name in _ORDER]
+        statement = select(*_columns(table)).where(table.c.place == place)
+        if until_us is not None:
+            statement = statement.where(table.c.action_us <= until_us)
+        if after is not None:
+            # The first condition is what an index serves.
+            statement = statement.where(table.c.action_us >= after[0], tuple_(*order) > after)
+        statement = statement.order_by(*order).limit(limit)
+        return _rows(shard.database, statement)
+
+    def count_pending(self) -> int:
+        """How many rows have not ended."""
+        many = func.count().label("many")
+        return sum(
+            int(shard.database.read(select(many).select_from(shard.tables.pending))[0]["many"])
+            for shard in self.shards.all
+        )
+
+    def touch(self, keys: Sequence[Key]) -> None:
+        """Note that whoever has taken these still has them."""
+        for shard, some in self.shards.divided(keys, lambda key: key[0]).items():
+            table = shard.tables.pending
+            for chunk in _chunks(some):
+                which = _are(table, chunk) & (table.c.status == statuses.TAKEN)
+                shard.database.execute(update(table).where(which).values(modified_us=now_us()))
+
+    def count(self) -> dict[str, int]:
+        """How many rows have each status; ``not put``: how many of them are not in Redis, as far
+        as is known."""
+        found: dict[str, int] = defaultdict(int)
+        for shard in self.shards.all:
+            pending, history = shard.tables
+            for table in (pending, history):
+                many = func.count().label("many")
+                for row in shard.database.read(
+                    select(table.c.status, many).group_by(table.c.status)
+                ):
+                    found[statuses.NAMES[row["status"]]] += row["many"]
+            unplaced = select(many).where(pending.c.place == statuses.NOT_PUT)
+            found["not put"] += shard.database.read(unplaced)[0]["many"]
+        return dict(found)
+
+    def find(
+        self,
+        where: Mapping[str, Any],
+        between: tuple[int | None, int | None],
+        limit: int,
+        after: str | None,
+    ) -> RecordPage:
+        """Records by the values of columns, in the order of their action times.
+
+        between: microseconds, both inclusive; None: without a bound
+        """
+        order = ("action_us", "id", "token", "topic", "created_us")
+        start = None if after is None else _read_after(after)
+        numbers = where.get("status")
+        live = numbers is None or any(number in statuses.LIVE for number in numbers)
+        past = numbers is None or any(number not in statuses.LIVE for number in numbers)
+        parts: list[list[Record]] = []
+        for shard in self.shards.all:
+            for table in (*[shard.tables.pending] * live, *[shard.tables.history] * past):
+                columns = [table.c[name] for name in order]
+                statement = select(*(table.c[name] for name in COMMON))
+                for name, value in where.items():
+                    column = table.c[name]
+                    several = name == "status"
+                    statement = statement.where(column.in_(value) if several else column == value)
+                since, until = between
+                if since is not None:
+                    statement = statement.where(table.c.action_us >= since)
+                if until is not None:
+                    statement = statement.where(table.c.action_us <= until)
+                if start is not None:
+                    first = table.c.action_us >= start[0]
+                    statement = statement.where(first, tuple_(*columns) > start)
+                statement = statement.order_by(*columns).limit(limit + 1)
+                parts.append(_records(shard.database, statement))
+        ordered = list(heapq.merge(*parts, key=attrgetter(*order)))
+        if len(ordered) <= limit:
+            return RecordPage(ordered, None)
+        last = ordered[limit - 1]
+        return RecordPage(ordered[:limit], json.dumps([getattr(last, name) for name in order]))
+
+    def history(self, id: str) -> list[Record]:
+        """Everything that is known of an id, the oldest first."""
+        shard = self.shards.of(id)
+        found: list[Record] = []
+        for table in (shard.tables.history, shard.tables.pending):
+            statement = select(*(table.c[name] for name in COMMON)).where(table.c.id == id)
+            found += _records(shard.database, statement)
+        return sorted(found, key=lambda record: (record.created_us, record.modified_us))
+
+    def prune(self, before_day: int) -> dict[DatabaseURL, int]:
+        """Drop the days of history before this one; return how many, by database."""
+        dropped: dict[DatabaseURL, int] = defaultdict(int)
+        for shard in self.shards.all:
+            database, history = shard.database, shard.tables.history
+            drop = partial(database.dialect.drop_before, history, before_day)
+            while days := database.run(drop):
+                dropped[database.url] += days
+                if database.dialect.partitions:
+                    break
+        return dict(dropped)
+
+    def layout(self) -> list[RowMapping]:
+        """What each database was created as."""
+        return [database.read(select(LAYOUT))[0] for database in self.shards.databases]
+
+
+def _rows(database: Database, statement: Any) -> list[Row]:
+    return [Row(*row.values()) for row in database.read(statement)]
+
+
+def _records(database: Database, statement: Any) -> list[Record]:
+    return [
+        Record(**{**row, "status": statuses.NAMES.get(row["status"], str(row["status"]))})
+        for row in database.read(statement)
+    ]
+
+
+def _ended(event: Event, row: RowMapping | None) -> dict[str, Any]:
+    """A row of history."""
+    id, token, topic = event.key
+    known = event.known if row is None else dict(row)
+    return {
+        **known,
+        "id": id,
+        "token": token,
+        "topic": topic,
+        "day": event.at_us // DAY_US,
+        "status": event.status,
+        "attempts": event.attempts or known.get("attempts", 0),
+        "worker": event.worker or known.get("worker"),
+        "error": event.error or known.get("error"),
+        "modified_us": event.at_us,
+    }
+
+
+def _read_after(text: str) -> tuple[Any, ...]:
+    try:
+        action_us, id, token, topic, created_us = json.loads(text)
+        return int(action_us), str(id), str(token), str(topic), int(created_us)
+    except (ValueError, TypeError):
+        raise LibraryError(
+            f"after={text[:80]!r} is not where a page ends: give what the page before has in after"
+        ) from None

