@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from .model.limits import LIMITS as LIMITS
     from .model.limits import TERMS as TERMS
     from .model.limits import Limits as Limits
+    from .model.records import Disagreement as Disagreement
     from .model.records import LibraryStatus as LibraryStatus
     from .model.records import Rebuilt as Rebuilt
     from .model.records import Record as Record
@@ -127,6 +128,7 @@ _PLACES = {
     "AsyncTransport": "aio.transport",
     "Consumer": "model.results",
     "Delivery": "model.results",
+    "Disagreement": "model.records",
     "LibraryStatus": "model.records",
     "Rebuilt": "model.records",
     "Record": "model.records",

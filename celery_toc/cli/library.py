@@ -9,7 +9,7 @@ import click
 
 import kombu_toc
 
-from .exits import FAILED, Command, Failure, Group
+from .exits import FAILED, FAULTS, Command, Failure, Group
 from .screen import Column
 from .session import Session, with_session
 from .wording import counted
@@ -18,9 +18,12 @@ COMMANDS = {
     "create": f"{__name__}:create",
     "upgrade": f"{__name__}:upgrade",
     "status": f"{__name__}:status",
+    "check": f"{__name__}:check",
     "prune": f"{__name__}:prune",
     "rebuild": f"{__name__}:rebuild",
 }
+
+DIFFERENCES = (Column("kind"), Column("id", fold=True), Column("queue", fold=True))
 
 COLUMNS = (Column("database", fold=True), Column("version"), Column("problem", fold=True))
 
@@ -90,6 +93,42 @@ def status(session: Session) -> None:
         session.screen.fields((name, number) for name, number in counts.items())
     if not usable:
         session.exit_code = FAILED
+
+
+@click.command(
+    cls=Command,
+    example="""
+celery -A shop toc library check
+celery -A shop toc library check --fix --json
+""",
+)
+@click.option("--fix", is_flag=True, help="Mend what is found.")
+@with_session
+def check(session: Session, fix: bool) -> None:
+    """Compare the library with Redis: what is pending, and what waits.
+
+    The queues may be in use meanwhile: what is found is looked at again after some seconds. Exit
+    code 5 if something is found, also if it is mended.
+    """
+    found = session.center.library.check(fix=fix)
+    if session.as_json:
+        session.screen.json(
+            {
+                "fixed": fix,
+                "disagreements": [
+                    {"kind": one.kind, "id": one.id, "queue": one.topic, "topic": one.topic}
+                    for one in found
+                ],
+            }
+        )
+    elif found:
+        session.screen.table(DIFFERENCES, [[one.kind, one.id, one.topic] for one in found])
+        if fix:
+            session.screen.say(f"Mended {counted(len(found), 'disagreement')}.")
+    else:
+        session.screen.say("The library and Redis agree.")
+    if found:
+        session.exit_code = FAULTS
 
 
 @click.command(

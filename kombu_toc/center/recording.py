@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
-from ..model.records import LibraryStatus, Rebuilt, Record, RecordPage
+from ..model.records import Disagreement, LibraryStatus, Rebuilt, Record, RecordPage
 from ..model.results import Cancelled, Rescheduled
 
 
@@ -45,6 +45,15 @@ class TaskLibrary(Protocol):
         on_progress: called after each some thousand rows
 
         Raises LibraryError.
+        """
+
+    def check(self, *, fix: bool = False) -> list[Disagreement]:
+        """Compare all that is pending with what is in Redis; return what does not agree.
+
+        fix: mend it: a message that is missing is put, one without a row gets one, and one that
+            waits although it has ended is deleted
+
+        The queues may be in use meanwhile. Raises LibraryError.
         """
 
     def create(self) -> list[str]:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 from ..center.center import TimeoutCenter
 from . import statuses
 from .putting import Putter
+from .reconcile import LOOK_INTERVAL, Reconciler
 from .store import CHUNK, Store
 
-#: Seconds between two looks for what is not put, and for which a process is elected to do so.
+logger = logging.getLogger(__name__)
+
+#: Seconds between two looks for what is not put; between attempts to be elected; and for which a
+#: process is, unless it is again.
 INTERVAL = 1.0
-ELECTED = 5.0
+ATTEMPT_INTERVAL = 4.0
+ELECTED = 12.0
 
 #: The name under which processes agree which of them does it: no queue has it.
 SPEAKER = " library"
@@ -28,17 +34,30 @@ class Keeper:
         self._center = center
         self._name = name
         self._putter = Putter(center, store.topics)
-        self._next = 0.0
+        self._reconciler = Reconciler(store, center, self._putter)
+        #: monotonic seconds of the next attempt to be elected, turn and look
+        self._next_attempt = self._next_turn = self._next_look = 0.0
+        self._elected = False
         self._claims = 0
 
     def turn(self) -> None:
         """Do what is due, if no other process does."""
         now = time.monotonic()
-        if now < self._next:
+        if now >= self._next_attempt:
+            self._next_attempt = now + ATTEMPT_INTERVAL
+            self._elected = bool(self._center.speaks_for([SPEAKER], self._name, ELECTED))
+        if not self._elected or now < self._next_turn:
             return
-        self._next = now + INTERVAL
-        if self._center.speaks_for([SPEAKER], self._name, ELECTED):
-            self.put_missing()
+        self._next_turn = now + INTERVAL
+        self.put_missing()
+        if now >= self._next_look:
+            self._next_look = now + LOOK_INTERVAL
+            put = self._reconciler.look()
+            if put:
+                logger.warning(
+                    "%d messages were overdue and not in Redis: put there again from the library",
+                    put,
+                )
 
     def put_missing(self) -> int:
         """Put the messages of rows that say they are not in Redis; return how many."""

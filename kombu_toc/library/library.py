@@ -7,10 +7,11 @@ from typing import Any
 
 from ..center.center import TimeoutCenter
 from ..errors import LibraryError
-from ..model.records import LibraryStatus, Rebuilt, Record, RecordPage
+from ..model.records import Disagreement, LibraryStatus, Rebuilt, Record, RecordPage
 from ..model.results import Cancelled, Rescheduled
 from . import migrate, statuses
 from .rebuild import Rebuild
+from .reconcile import Comparison
 from .records import now_us
 from .store import DAY_US, Store
 
@@ -22,8 +23,15 @@ class Library:
     """What can be asked of the record, and done to what is found: see
     :class:`kombu_toc.center.recording.TaskLibrary`."""
 
-    def __init__(self, store: Store, center: TimeoutCenter, ready: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        center: TimeoutCenter,
+        another: Callable[[], TimeoutCenter],
+        ready: Callable[[], None],
+    ) -> None:
         self.store = store
+        self._another = another
         self._center = center
         self._ready = ready
 
@@ -52,6 +60,14 @@ class Library:
     def rebuild(self, on_progress: Callable[[Rebuilt], None] | None = None) -> Rebuilt:
         self._ready()
         return Rebuild(self.store, self._center).run(on_progress)
+
+    def check(self, *, fix: bool = False) -> list[Disagreement]:
+        self._ready()
+        center = self._another()  # one that records nothing
+        try:
+            return list(Comparison(self.store, center).run(fix=fix))
+        finally:
+            center.client.close()
 
     def create(self) -> list[str]:
         return [str(database.url) for database in migrate.create(self.store.shards)]

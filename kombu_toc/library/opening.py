@@ -100,7 +100,7 @@ def attach(
             )
             _opened[key] = made, ready
         made, ready = _opened[key]
-    opened = OpenLibrary(made, Library(made.store, center, ready))
+    opened = OpenLibrary(made, Library(made.store, center, another, ready))
     center.recorder = opened
     return opened
 

@@ -8,12 +8,10 @@ from collections.abc import Callable, Iterator
 from operator import attrgetter
 
 from ..center.center import TimeoutCenter
-from ..model.limits import Limits
 from ..model.records import Rebuilt
-from ..model.traits import trait
 from . import statuses
 from .putting import Putter
-from .records import Row, now_us
+from .records import Row, expires_us, lease_us, now_us
 from .shards import Shard
 from .store import Store
 
@@ -32,12 +30,6 @@ def rows_by_time(store: Store, shard: Shard, place: int) -> Iterator[Row]:
             return
         last = page[-1]
         after = (last.action_us, *last.key)
-
-
-def expires_us(row: Row) -> int | None:
-    """When a message has expired, if it ever does and nothing else is said by its queue."""
-    ms = trait(row.traits, "e")
-    return None if ms is None else row.action_us + ms * 1000
 
 
 class Rebuild:
@@ -89,10 +81,3 @@ class Rebuild:
             else:
                 wanted.append(row)
         return wanted, taken, ended
-
-
-def lease_us(row: Row, limits: Limits) -> int:
-    """For how long a worker that has taken a message may be about to finish it: it says so again
-    well before."""
-    ms = trait(row.traits, "v")
-    return int(max(limits.visibility, 0 if ms is None else ms / 1000) * 1_000_000)

@@ -8,6 +8,10 @@ from typing import Any, NamedTuple
 
 from ..center.requests import PutRequest
 from ..errors import LibraryError
+from ..model import envelope
+from ..model.limits import Limits
+from ..model.results import WAITING, Found
+from ..model.traits import trait
 from ..scripts.call import Countdown
 from . import statuses
 
@@ -138,6 +142,33 @@ def request_of(row: Row) -> PutRequest:
         traits=row.traits,
         counted=False,
     )
+
+
+def expires_us(row: Row) -> int | None:
+    """When a message has expired, if it ever does and nothing else is said by its queue."""
+    ms = trait(row.traits, "e")
+    return None if ms is None else row.action_us + ms * 1000
+
+
+def lease_us(row: Row, limits: Limits) -> int:
+    """For how long a worker that has taken a message may be about to finish it: it says so again
+    well before."""
+    ms = trait(row.traits, "v")
+    return int(max(limits.visibility, 0 if ms is None else ms / 1000) * 1_000_000)
+
+
+def row_of_message(found: Found, key: Key) -> Row:
+    """The row of a message that was put without one."""
+    content = envelope.unpack(found.body, found.id)
+    headers, properties = content["headers"], content["properties"]
+    basis = headers.get("x-slot-basis")
+    request = PutRequest(
+        *(key[0], found.body, found.time_us if found.state == WAITING else now_us()),
+        basis=None if basis is None else str(basis),
+        priority=int(properties.get("priority") or 0),
+        token=key[1],
+    )
+    return row_of(found.topic, request, headers)
 
 
 def biz_of(headers: Mapping[str, Any]) -> tuple[str | None, str | None]:

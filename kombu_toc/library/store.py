@@ -99,6 +99,13 @@ class Store:
         statement = delete(shard.tables.pending).where(_are(shard.tables.pending, [row.key]))
         shard.database.execute(statement)
 
+    def forget(self, keys: Sequence[Key]) -> None:
+        """Delete rows of messages that have ended."""
+        for shard, some in self.shards.divided(keys, lambda key: key[0]).items():
+            table = shard.tables.pending
+            for chunk in _chunks(some):
+                shard.database.execute(delete(table).where(_are(table, chunk)))
+
     def place(self, keys: Sequence[Key], place: int) -> None:
         """Note whether the messages of these rows are in Redis."""
         for shard, some in self.shards.divided(keys, lambda key: key[0]).items():

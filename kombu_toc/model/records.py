@@ -69,3 +69,21 @@ class LibraryStatus(NamedTuple):
     url: str
     version: str | None
     problem: str
+
+
+#: What may disagree: a row whose message is not in Redis; a row whose message is dead there; a
+#: message without a row; a message that waits although it has ended.
+DISAGREEMENTS = ("not in Redis", "dead in Redis", "no row", "has ended")
+
+
+class Disagreement(NamedTuple):
+    """Something in which the library and Redis do not agree.
+
+    kind: one of ``not in Redis``, ``dead in Redis``, ``no row`` and ``has ended``
+    action_us: when it is due, in microseconds since the epoch
+    """
+
+    kind: str
+    id: str
+    topic: str
+    action_us: int

@@ -83,3 +83,24 @@ def test_what_waits_when_redis_is_lost_runs_on_time_and_once(
     entries = journal.wait_for("lost-", 100)
     assert len({entry["name"] for entry in entries}) == len(entries) == 100
     wait_until(lambda: library.counts() == {"done": 100, "not put": 0}, what=library.counts)
+
+
+def test_a_task_that_is_lost_in_redis_alone_starts_within_two_periods(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    toc: kombu_toc.TimeoutCenter,
+    options: dict[str, Any],
+) -> None:
+    app.conf.update(options)
+    start_workers(1, "-c", "2", **options)
+    sent = app.tasks["e2e.note"].apply_async(("lost",), countdown=2)
+    [found] = toc.get(sent.id)
+    slot = toc.topic(found.topic).slot(found.slot)
+    toc.client.hdel(slot.body, sent.id)
+    toc.client.zrem(slot.stores[found.step], sent.id)
+    assert not toc.get(sent.id)
+    journal.wait_for("lost", 1, timeout=62)
+    library = celery_toc.timeout_center(app).library
+    wait_until(lambda: statuses(library, sent.id) == ["done"])
+    assert len(journal.entries("lost")) == 1

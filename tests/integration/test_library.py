@@ -14,6 +14,8 @@ from sqlalchemy import text
 
 from kombu_toc import ConfigurationError, LibraryError, LibraryStatus, Rebuilt, center_for
 from kombu_toc.library import statuses
+from kombu_toc.library.putting import Putter
+from kombu_toc.library.reconcile import Reconciler
 from kombu_toc.library.records import Event, now_us
 
 from ..library import broker, consume, engine, new_url, options, publish, status_of, store
@@ -314,3 +316,113 @@ def test_what_no_row_can_have_is_refused_and_nothing_is_sent(broker, store, cent
 def test_without_a_library_there_is_none_to_ask(center):
     with pytest.raises(ConfigurationError, match="toc_library"):
         center.library  # noqa: B018 - raises
+
+
+# -- reconciling
+
+
+@pytest.fixture
+def at_once(monkeypatch) -> None:
+    """Nothing is on its way, and what is missing once is missing."""
+    monkeypatch.setattr("kombu_toc.library.reconcile.UNDER_WAY_US", 0)
+    monkeypatch.setattr("kombu_toc.library.reconcile.CONFIRM", 0.0)
+
+
+def lose(client: Any, center: Any, id: str) -> None:
+    """Delete a message by hand."""
+    [found] = center.get(id)
+    slot = center.topic(found.topic).slot(found.slot)
+    client.hdel(slot.body, id)
+    client.zrem(slot.stores[found.step], id)
+
+
+def test_check_finds_and_mends_every_disagreement(
+    server, client, broker, store, options, center, at_once
+):
+    for number in range(4):
+        publish(broker, f"order-{number}", **{"x-delay": 60_000})
+    lose(client, center, "order-0")
+    [found] = center.get("order-1")
+    body = found.body
+    rows = {row.id: row for row in store.of_ids([f"order-{n}" for n in range(4)])}
+    store.forget([rows["order-2"].key])  # a message without a row
+    done = Event(rows["order-3"].key, statuses.DONE, now_us(), 1, "", "", ({}, 0))
+    store.record([done])  # and one that has ended
+    library = center_for(server.toc_url, **options).library
+    expected = {
+        ("not in Redis", "order-0"),
+        ("no row", "order-2"),
+        ("has ended", "order-3"),
+    }
+    assert {(one.kind, one.id) for one in library.check()} == expected
+    assert {(one.kind, one.id) for one in library.check(fix=True)} == expected
+    assert library.check() == []
+    assert center.get("order-0")[0].body == rows["order-0"].body
+    assert center.get("order-1")[0].body == body
+    assert not center.get("order-3")
+    assert status_of(store, "order-2") == ["pending"]
+    assert status_of(store, "order-3") == ["done"]
+
+
+def test_check_moves_what_is_dead_in_redis_to_history(
+    server, client, broker, store, options, center, at_once
+):
+    publish(broker, "order-1")
+    [message] = center.pop("mail").messages
+    center.reject(message, requeue=False, reason="no")
+    library = center_for(server.toc_url, **options).library
+    assert [one.kind for one in library.check(fix=True)] == ["dead in Redis"]
+    assert status_of(store, "order-1") == ["dead"]
+    assert library.check() == []
+
+
+def test_what_is_overdue_and_lost_is_put_again_by_the_upkeep(
+    client, broker, store, center, at_once
+):
+    for number in range(30):
+        publish(broker, f"order-{number}")
+    publish(broker, "later", **{"x-delay": 60_000})
+    lose(client, center, "order-7")
+    lose(client, center, "later")
+    reconciler = Reconciler(store, center, Putter(center, store.topics))
+    assert reconciler.look() == 0  # it is looked at twice
+    assert reconciler.look() == 1
+    assert center.get("order-7")
+    assert not center.get("later")  # when it is overdue
+    assert reconciler.look() == 0
+    # It has ended after all, in a worker that could not say so before.
+    [row] = store.of_ids(["order-7"])
+    store.record([Event(row.key, statuses.DONE, now_us(), 1, "", "", ({}, 0))])
+    reconciler.look()
+    assert not center.get("order-7")
+
+
+def test_what_a_worker_has_taken_is_put_again_when_it_says_so_no_more(
+    client, broker, store, center, at_once
+):
+    publish(broker, "order-1")
+    [row] = store.of_ids(["order-1"])
+    center.pop("mail")
+    store.record([Event(row.key, statuses.TAKEN, now_us(), 1, "gone:1", "", ({}, 0))])
+    client.flushall()
+    center.forget("mail")
+    reconciler = Reconciler(store, center, Putter(center, store.topics))
+    assert reconciler.look() == reconciler.look() == 0
+    long_ago = now_us() - 61_000_000
+    store.record([Event(row.key, statuses.TAKEN, long_ago, 1, "gone:1", "", ({}, 0))])
+    reconciler.look()
+    assert reconciler.look() == 1
+    assert status_of(store, "order-1") == ["pending"]
+    assert [one.id for one in center.pop("mail").messages] == ["order-1"]
+
+
+def test_a_look_is_bounded_and_the_next_one_goes_on(broker, store, center, at_once, monkeypatch):
+    monkeypatch.setattr("kombu_toc.library.reconcile.CHUNK", 10)
+    monkeypatch.setattr("kombu_toc.library.reconcile.ROWS_PER_LOOK", 40)
+    for number in range(100):
+        publish(broker, f"order-{number}")
+    center.purge("mail")  # this center has no library
+    reconciler = Reconciler(store, center, Putter(center, store.topics))
+    seen = [reconciler.look() for _ in range(8)]
+    assert sum(seen) == 100
+    assert max(seen) <= 40

@@ -75,7 +75,7 @@ def test_tasks_are_found_by_their_business_id_and_cancelled(app, run):
 
 
 def test_the_tables_are_made_shown_and_pruned(app, run):
-    created, status, rebuilt, dropped = SAMPLES["library"]
+    created, status, rebuilt, _, dropped = SAMPLES["library"]
     made = json.loads(run("library", "create", "--json")[0])
     assert_alike(created, made)
     assert len(made["databases"]) == 1
@@ -88,6 +88,21 @@ def test_the_tables_are_made_shown_and_pruned(app, run):
     assert "0001" in run("library", "status")[0]
     assert_alike(dropped, json.loads(run("library", "prune", "--json")[0]))
     assert_alike(rebuilt, json.loads(run("library", "rebuild", "--json")[0]))
+
+
+def test_check_says_what_is_missing_and_mends_it(app, run, client, monkeypatch):
+    monkeypatch.setattr("kombu_toc.library.reconcile.UNDER_WAY_US", 0)
+    id = send(app, 1)
+    assert run("library", "check") == ("The library and Redis agree.\n", 0)
+    client.flushall()
+    said, code = run("library", "check")
+    assert code == 5
+    assert "not in Redis" in said and id in said
+    assert "Mended 1 disagreement." in run("library", "check", "--fix")[0]
+    client.flushall()
+    *_, checked, _ = SAMPLES["library"]
+    assert_alike(checked, json.loads(run("library", "check", "--fix", "--json")[0]))
+    assert run("library", "check")[1] == 0
 
 
 def test_a_rebuild_says_what_it_has_put_back(app, run, client):

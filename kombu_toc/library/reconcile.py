@@ -1,0 +1,305 @@
+"""Compares the library with Redis, and brings them to agree."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from ..center.center import TimeoutCenter
+from ..errors import EnvelopeError
+from ..model import envelope
+from ..model.records import DISAGREEMENTS, Disagreement
+from ..model.results import IN_FLIGHT, WAITING, Found
+from . import statuses
+from .putting import Putter
+from .rebuild import rows_by_time
+from .records import Event, Key, Row, expires_us, lease_us, now_us, row_of_message
+from .shards import Shard
+from .store import CHUNK, Store
+
+#: What a row's message is found to be in Redis.
+THERE, DEAD, MISSING = "there", "dead", "missing"
+
+#: Microseconds for which a row or a message may be on its way.
+UNDER_WAY_US = 5_000_000
+
+#: Seconds between two looks at what is overdue, and after which what was missing is still missing.
+LOOK_INTERVAL = 10.0
+CONFIRM = 8.0
+
+#: Rows that one look reads at most; the next one goes on there.
+ROWS_PER_LOOK = 20_000
+
+#: Seconds for which it is watched whether what was put back has ended elsewhere meanwhile.
+WATCH = 600.0
+
+
+def states_in_redis(center: TimeoutCenter, rows: Sequence[Row]) -> list[str]:
+    """Where the message of each row is."""
+    found: list[str] = []
+    for start in range(0, len(rows), CHUNK):
+        some = rows[start : start + CHUNK]
+        asked: list[int] = []
+        with center.client.pipeline(transaction=False) as pipe:
+            for row in some:
+                topic = center.registry.resolved(row.topic)
+                copy = f"{row.id}#{row.token}"
+                slots = topic.slots_for(row.basis or row.id)
+                asked.append(len(slots))
+                for slot in slots:
+                    pipe.hget(slot.body, row.id)
+                    pipe.hexists(slot.body, copy)
+                    pipe.zscore(slot.dead, row.id)
+                    pipe.zscore(slot.dead, copy)
+            answers = iter(pipe.execute())
+        for row, slots_asked in zip(some, asked, strict=True):
+            state = MISSING
+            for _ in range(slots_asked):
+                body, copied, dead, copy_dead = (next(answers) for _ in range(4))
+                if body == row.body:
+                    state = THERE if dead is None else DEAD
+                elif copied:
+                    state = THERE if copy_dead is None else DEAD
+            found.append(state)
+    return found
+
+
+class _Suspect(NamedTuple):
+    since: float
+    modified_us: int
+
+
+class Reconciler:
+    """What the upkeep does about what is overdue. Used by one thread."""
+
+    def __init__(self, store: Store, center: TimeoutCenter, putter: Putter) -> None:
+        self._store = store
+        self._center = center
+        self._putter = putter
+        #: by the number of a shard: where the next look begins
+        self._after: dict[int, tuple[int, str, str, str] | None] = {}
+        self._suspects: dict[Key, _Suspect] = {}
+        #: what was put back, and when that was
+        self._returned: dict[Key, tuple[Row, float]] = {}
+
+    def look(self) -> int:
+        """Put back what is overdue and has been missing for a while; return how many."""
+        left = ROWS_PER_LOOK
+        put = 0
+        for shard in self._store.shards.all:
+            share = max(left // len(self._store.shards.all), CHUNK)
+            while share > 0:
+                rows, ends = self._page(shard)
+                put += self._judge(rows)
+                share -= len(rows)
+                if ends:
+                    break
+        self._withdraw_ended()
+        return put
+
+    def _page(self, shard: Shard) -> tuple[list[Row], bool]:
+        """The next rows that are overdue, and whether there are no more."""
+        until = now_us() - UNDER_WAY_US
+        rows = self._store.page(
+            shard, statuses.IN_REDIS, self._after.get(shard.number), CHUNK, until
+        )
+        ends = len(rows) < CHUNK
+        last = None if ends else rows[-1]
+        self._after[shard.number] = None if last is None else (last.action_us, *last.key)
+        return rows, ends
+
+    def _judge(self, rows: Sequence[Row]) -> int:
+        now, limits = now_us(), self._center.limits
+        rows = [
+            row
+            for row in rows
+            if row.status != statuses.TAKEN or row.modified_us + lease_us(row, limits) < now
+        ]
+        events: list[Event] = []
+        confirmed: list[Row] = []
+        for row, state in zip(rows, states_in_redis(self._center, rows), strict=True):
+            if state == THERE:
+                self._suspects.pop(row.key, None)
+            elif state == DEAD:
+                events.append(ended(row, statuses.DEAD))
+            elif self._is_confirmed(row):
+                expires = expires_us(row)
+                if expires is not None and expires <= now:
+                    events.append(ended(row, statuses.EXPIRED))
+                else:
+                    confirmed.append(row)
+        if events:
+            self._store.record(events)
+        return self._put(confirmed)
+
+    def _is_confirmed(self, row: Row) -> bool:
+        """Whether it was missing before, and nothing has become of it since."""
+        now = time.monotonic()
+        suspect = self._suspects.get(row.key)
+        if suspect is None or suspect.modified_us != row.modified_us:
+            self._suspects[row.key] = _Suspect(now, row.modified_us)
+            return False
+        return now - suspect.since >= CONFIRM
+
+    def _put(self, rows: Sequence[Row]) -> int:
+        if not rows:
+            return 0
+        over = self._store.ended_of([row.key for row in rows])
+        self._store.forget([row.key for row in rows if row.key in over])
+        wanted = [row for row in rows if row.key not in over]
+        self._store.record(
+            [Event(row.key, statuses.PENDING, now_us(), 0, "", "", ({}, 0)) for row in wanted]
+        )
+        put = self._putter.put(wanted)
+        now = time.monotonic()
+        for row in rows:
+            self._suspects.pop(row.key, None)
+        self._returned.update((row.key, (row, now)) for row in wanted)
+        return put
+
+    def _withdraw_ended(self) -> None:
+        """A worker may have ended after all what was put back for it: then it does not run
+        again."""
+        now = time.monotonic()
+        for key in [key for key, (_, at) in self._returned.items() if now - at > WATCH]:
+            self._returned.pop(key)
+        if self._returned:
+            over = self._store.ended_of(list(self._returned))
+            withdraw(self._center, [self._returned.pop(key)[0] for key in over])
+
+
+def ended(row: Row, status: int) -> Event:
+    """That a row has ended."""
+    return Event(row.key, status, now_us(), 0, "", "", ({}, 0))
+
+
+def withdraw(center: TimeoutCenter, rows: Iterable[Row]) -> int:
+    """Delete the messages of rows, where they wait; return how many."""
+    number = 0
+    for row in rows:
+        found = [
+            one
+            for one in center.get(row.id, topic=row.topic, basis=row.basis)
+            if one.body == row.body and one.state == WAITING
+        ]
+        number += sum(one.deleted for one in center.cancel_found(found, dead=False))
+    return number
+
+
+class Comparison:
+    """Everything that disagrees: what is found is looked at once more after a moment, for much is
+    on its way.
+
+    sleep: waits for so many seconds
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        center: TimeoutCenter,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._store = store
+        self._center = center
+        self._sleep = sleep
+
+    def run(self, *, fix: bool = False) -> Iterator[Disagreement]:
+        """Yield what disagrees; with `fix`, mend it."""
+        suspects = [row for rows in self._rows() for row in self._apart(rows)]
+        messages = [one for page in self._messages() for one in self._unknown(page)]
+        if not suspects and not messages:
+            return
+        self._sleep(UNDER_WAY_US / 1e6)
+        again = {row.key: row for row in self._store.of_ids([row.id for row in suspects])}
+        rows = [row for row in suspects if again.get(row.key, row._replace(body=b"")) == row]
+        states = states_in_redis(self._center, rows)
+        missing = [row for row, state in zip(rows, states, strict=True) if state == MISSING]
+        dead = [row for row, state in zip(rows, states, strict=True) if state == DEAD]
+        there = self._center.get([one.id for one, _ in messages]) if messages else []
+        still = {(one.topic, one.id, one.body) for one in there}
+        messages = [
+            pair
+            for pair in self._unknown([one for one, _ in messages])
+            if (pair[0].topic, pair[0].id, pair[0].body) in still
+        ]
+        over = self._store.ended_of([key for _, key in messages])
+        if fix:
+            self._mend(missing, dead, messages, over)
+        for row in missing:
+            yield Disagreement(DISAGREEMENTS[0], row.id, row.topic, row.action_us)
+        for row in dead:
+            yield Disagreement(DISAGREEMENTS[1], row.id, row.topic, row.action_us)
+        for one, key in messages:
+            kind = DISAGREEMENTS[3] if key in over else DISAGREEMENTS[2]
+            yield Disagreement(kind, one.id, one.topic, one.time_us)
+
+    def _mend(
+        self,
+        missing: Sequence[Row],
+        dead: Sequence[Row],
+        messages: Sequence[tuple[Found, Key]],
+        over: set[Key],
+    ) -> None:
+        Putter(self._center, self._store.topics).put(missing)
+        self._store.record([ended(row, statuses.DEAD) for row in dead])
+        new = [row_of_message(one, key) for one, key in messages if key not in over]
+        if new:
+            self._store.insert(new)
+        self._center.cancel_found(
+            [one for one, key in messages if key in over and one.state == WAITING], dead=False
+        )
+
+    def _rows(self) -> Iterator[list[Row]]:
+        """Rows whose messages are to be in Redis, and not just now."""
+        for shard in self._store.shards.all:
+            page: list[Row] = []
+            for row in rows_by_time(self._store, shard, statuses.IN_REDIS):
+                if row.modified_us < now_us() - UNDER_WAY_US:
+                    page.append(row)
+                if len(page) >= CHUNK:
+                    yield page
+                    page = []
+            yield page
+
+    def _apart(self, rows: Sequence[Row]) -> list[Row]:
+        now, limits = now_us(), self._center.limits
+        return [
+            row
+            for row, state in zip(rows, states_in_redis(self._center, rows), strict=True)
+            if state != THERE
+            and (row.status != statuses.TAKEN or row.modified_us + lease_us(row, limits) < now)
+        ]
+
+    def _messages(self) -> Iterator[list[Found]]:
+        """What is in Redis and was recorded."""
+        for topic in self._center.registry.select(None):
+            if topic.declaration.expires:
+                continue
+            after = None
+            while True:
+                page = self._center.scan(
+                    topic.name, state=(WAITING, IN_FLIGHT), limit=CHUNK, after=after
+                )
+                yield page.messages
+                after = page.after
+                if after is None:
+                    break
+
+    def _unknown(self, messages: Sequence[Found]) -> list[tuple[Found, Key]]:
+        """Messages without a row, and the keys that their rows would have."""
+        keyed = [(one, key) for one in messages if (key := _key(one)) is not None]
+        known = {row.key for row in self._store.of_ids([key[0] for _, key in keyed])}
+        return [(one, key) for one, key in keyed if key not in known]
+
+
+def _key(found: Found) -> Key | None:
+    """The key of a message's row; None if it was not published through a channel."""
+    try:
+        content: dict[str, Any] = envelope.unpack(found.body, found.id)
+    except EnvelopeError:
+        return None
+    token, named = content["properties"].get("k"), content["headers"].get("id")
+    if not token:
+        return None
+    return (named if isinstance(named, str) and named else found.id), str(token), found.topic
