@@ -409,6 +409,19 @@ def test_a_queue_that_is_not_there_is_told(old: Connect, move: Move, client: red
     assert move(queues=["celery"]).unknown == []
 
 
+def test_what_is_moved_has_its_key_and_is_not_counted_among_what_may_be_put(
+    old: Connect, move: Move, client: redis.Redis
+) -> None:
+    center = TimeoutCenter(client)
+    center.declare("celery", put_rate="1/h", key_put_rate="1/h")
+    connection = old()
+    for number in range(3):
+        send(connection, f"t-{number}", headers={"id": f"t-{number}", "x-key": "c"})
+    assert move().moved == 3
+    assert {found.key for found in center.scan("celery").messages} == {"c"}
+    center.put("celery", "one", b"", key="c")
+
+
 def test_a_dry_run_tells_what_the_center_would_not_take(old: Connect, move: Move) -> None:
     send(old(), "far", headers={"eta": "9999-01-01T00:00:00+00:00"})
     send(old(), "odd", headers={"eta": "tomorrow"})

@@ -28,6 +28,7 @@ from ..loops import in_loop
 from ..proxy import Proxy
 from ..servers import Server
 from .inspection import check_slots, residue
+from .test_center_put_many import replies_lost
 
 Connect = Callable[..., Connection]
 
@@ -263,6 +264,23 @@ def test_of_many_with_ids_that_are_taken_none_is_put_beyond_the_rate(center: Tim
     assert refused == [4]
     assert center.counts("mail").ready == 4
     assert center.check("mail") == []
+
+
+def test_a_list_whose_reply_was_lost_is_put_again_and_what_was_refused_is_not_taken_for_there(
+    center: TimeoutCenter,
+) -> None:
+    center.declare("mail", put_rate="3/h", slots=1)
+    messages = [(f"m-{number}", b"x") for number in range(5)]
+    with replies_lost(center), pytest.raises(PutManyError):
+        center.put_many("mail", messages)
+    with pytest.raises(RateLimitedError, match="2 of 5") as raised:
+        center.put_many("mail", messages)
+    assert [isinstance(one, RateLimitedError) for one in raised.value.results] == [
+        *(False, False, False),
+        *(True, True),
+    ]
+    center.alter("mail", put_rate=None)
+    assert [one.added for one in center.put_many("mail", messages)] == [False] * 3 + [True] * 2
 
 
 def test_a_server_that_is_away_is_said_before_a_rate(
