@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from .gates import spacing_us
 from .terms import count_of, interval_us
 from .topic import Declaration
 
@@ -64,12 +65,15 @@ def usage_of(topic: str, said: Declaration, slots: Iterable[SlotUsage]) -> Usage
 
     now = every[0].now_us
     opens = min((slot.opens_us for slot in every if slot.opens_us), default=0)
-    whole = _rate_used(said.rate, said.rate_burst or 1, max(s.used_until_us for s in every) - now)
-    puts = _rate_used(
-        said.put_rate,
-        count_of(said.put_rate) if said.put_rate else 1,
-        max(s.put_until_us for s in every) - now,
+    ahead, put_ahead = (
+        max(getattr(slot, name) for slot in every) - now
+        for name in ("used_until_us", "put_until_us")
     )
+    whole = puts = _NO_RATE
+    if said.rate:
+        whole = _rate_used(spacing_us(said.rate), said.rate_burst or 1, ahead)
+    if said.put_rate:
+        puts = _rate_used(interval_us(said.put_rate), count_of(said.put_rate), put_ahead)
     running, keys_running = total("running"), total("keys_running")
     found = {
         "rate": whole,
@@ -98,13 +102,14 @@ def usage_of(topic: str, said: Declaration, slots: Iterable[SlotUsage]) -> Usage
     )
 
 
-def _rate_used(rate: str | None, burst: int, ahead_us: int) -> tuple[int, int | None, int]:
+#: What is used where there is no rate.
+_NO_RATE: tuple[int, int | None, int] = (0, None, 0)
+
+
+def _rate_used(interval_us: float, burst: int, ahead_us: int) -> tuple[int, int | None, int]:
     """How many of a burst are used, of how many, and microseconds until one more may come.
 
     ahead_us: how far the rate has been used up beyond now
     """
-    if rate is None:
-        return 0, None, 0
-    interval = interval_us(rate)
-    used = min(max(math.ceil(ahead_us / interval), 0), burst)
-    return used, burst, max(math.ceil(ahead_us - (burst - 1) * interval), 0)
+    used = min(max(math.ceil(ahead_us / interval_us), 0), burst)
+    return used, burst, max(math.ceil(ahead_us - (burst - 1) * interval_us), 0)

@@ -115,7 +115,7 @@ def test_consumers_and_senders_know_within_five_seconds(
     with connection.Consumer(Queue("mail"), callbacks=[lambda body, message: None]):
         TimeoutCenter(client).alter("mail", key_rate="5/s")
         known = connection.transport.center.known
-        while known("mail").declaration.gates != "R200000.000:1,":
+        while known("mail").declaration.gates != "R201000.000:1,":
             drain(connection, timeout=0.1)
 
 

@@ -204,10 +204,10 @@ def test_what_means_the_same_is_no_contradiction(
 @pytest.mark.parametrize(
     ("limits", "gates"),
     [
-        ({"rate": "100/s"}, "r10000.000:1,"),
-        ({"rate": "7/m", "rate_burst": 9}, "r8571428.571:9,"),
+        ({"rate": "100/s"}, "r10050.000:1,"),
+        ({"rate": "7/m", "rate_burst": 9}, "r8614285.714:9,"),
         ({"concurrency": 3}, "c3,"),
-        ({"key_rate": "10/m", "key_burst": 2}, "R6000000.000:2,"),
+        ({"key_rate": "10/m", "key_burst": 2}, "R6030000.000:2,"),
         ({"key_concurrency": 4}, "C4,"),
         ({"key_order": "serial"}, "S,"),
         ({"key_order": "serial", "key_retry": "hold"}, "S,"),
@@ -216,7 +216,7 @@ def test_what_means_the_same_is_no_contradiction(
         ({"key_fair": False}, ""),
         ({"key_fair": True, "key_weights": {"a b": 0.5, "gold": 3}}, "F,wa%20b=0.5,wgold=3,"),
         ({"key_header": "tenant", "put_rate": 1, "key_put_rate": 2}, ""),
-        ({"rate": 1, "concurrency": 2, "key_concurrency": 3}, "r1000000.000:1,c2,C3,"),
+        ({"rate": 1, "concurrency": 2, "key_concurrency": 3}, "r1005000.000:1,c2,C3,"),
     ],
 )
 def test_what_limits_starts_is_a_text_for_scripts(limits: dict[str, Any], gates: str) -> None:
