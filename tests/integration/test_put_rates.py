@@ -20,6 +20,7 @@ from kombu_toc import (
     RateLimitedError,
     ServerError,
     TimeoutCenter,
+    read_metrics,
     reshard_topic,
 )
 
@@ -68,6 +69,16 @@ def test_so_many_are_put_as_the_rate_says_and_the_next_is_told_when(center: Time
     assert ids(center) == ["m-0", "m-1", "m-2"]
     assert center.counts("mail").ready == 3
     check_slots(center, "mail")
+
+
+def test_what_is_refused_is_counted(center: TimeoutCenter) -> None:
+    center.declare("mail", put_rate="2/h")
+    accepted(put_to(center), 5)
+    with pytest.raises(RateLimitedError):
+        center.put_many("mail", [("x", b""), ("y", b"")])
+    center.metrics.send(center.runner)
+    totals = read_metrics(center)["mail"].totals
+    assert (totals["put"], totals["refused"]) == (2, 5)
 
 
 def test_what_is_taken_makes_no_room(center: TimeoutCenter) -> None:

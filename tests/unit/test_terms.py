@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import uuid
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kombu_toc import LIMITS, TERMS, ConfigurationError, TraitError
+from kombu_toc import LIMITS, TERMS, ConfigurationError, Put, RateLimitedError, TraitError
 from kombu_toc.center.contradictions import shown
 from kombu_toc.model.gates import check_gates
 from kombu_toc.model.limits import same
@@ -226,6 +227,17 @@ def test_what_limits_starts_is_a_text_for_scripts(limits: dict[str, Any], gates:
 def test_so_many_may_be_put_at_once_as_the_rate_says() -> None:
     said = declared(put_rate="100/s", key_put_rate="0.5/m", rate=1)
     assert said.put_gates == "p10000.000:100,P120000000.000:1,"
+
+
+def test_the_error_of_a_put_survives_the_way_back_from_a_pool_process() -> None:
+    """A task that sends may raise it."""
+    results = [Put("a", True, 1), RateLimitedError("one", "put_rate", 1.5)]
+    error = RateLimitedError("some were not put", "key_put_rate", 0.25, results)
+    back = pickle.loads(pickle.dumps(error))
+    assert (str(back), back.limit, back.retry_after) == (str(error), "key_put_rate", 0.25)
+    assert back.results[0] == results[0]
+    assert back.results[1].retry_after == 1.5
+    assert str(RateLimitedError("alone")) == "alone"
 
 
 # -- keys
