@@ -3,6 +3,7 @@ counted."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -401,3 +402,37 @@ def test_a_batch_that_is_refused_names_it_and_may_be_published_again(
     time.sleep(1.01)  # the server's own clock must advance: one a second
     publish()
     assert ids(center) == ["m-0", "m-1", "m-2", "m-3"]
+
+
+def test_of_puts_that_leave_together_each_is_told_by_itself(
+    client: redis.Redis, server: Server | Cluster, center: TimeoutCenter
+) -> None:
+    center.declare("mail", put_rate="5/h")
+
+    async def put() -> list[Any]:
+        async with AsyncTimeoutCenter.from_url(server.toc_url) as behind:
+            await behind.declare("mail")
+            puts = (behind.put("mail", f"m-{number}", b"") for number in range(12))
+            return await asyncio.gather(*puts, return_exceptions=True)
+
+    told = in_loop(put())
+    kept = {one for one in told if isinstance(one, str)}
+    assert len(kept) == 5
+    assert [type(one) for one in told if not isinstance(one, str)] == [RateLimitedError] * 7
+    assert set(ids(center)) == kept
+
+
+@pytest.mark.one_server("its memory is set on one server")
+def test_a_server_without_memory_refuses_a_put_whole(
+    client: redis.Redis, center: TimeoutCenter
+) -> None:
+    """And nothing is counted."""
+    center.declare("mail", put_rate="2/h", key_put_rate="2/h", slots=1)
+    client.config_set("maxmemory", "1")
+    try:
+        for put in (center.put, lambda *args, **how: center.put_many("mail", [("x", b"")])):
+            with pytest.raises((redis.exceptions.ResponseError, PutManyError)):
+                put("mail", "a", b"", key="k")
+    finally:
+        client.config_set("maxmemory", "0")
+    assert accepted(put_to(center, key="k"), 4) == [0, 1]
