@@ -21,6 +21,7 @@ from kombu_toc import (
     RateLimitedError,
     ServerError,
     TimeoutCenter,
+    Unique,
     read_metrics,
     reshard_topic,
 )
@@ -209,6 +210,38 @@ def test_a_tasks_retry_is_neither_counted_nor_refused(
     with pytest.raises(RateLimitedError):
         producer.publish("x", routing_key="mail", headers={"id": "d", "retries": 0})
     assert ids(center) == ["a", "b", "c"]
+
+
+def test_a_unique_message_that_is_refused_claims_nothing_and_one_that_is_there_is_not_counted(
+    center: TimeoutCenter,
+) -> None:
+    center.declare("mail", put_rate="3/h")
+    for _ in range(5):
+        assert center.put("mail", "a", b"", unique="weekly") == "a"
+        assert center.put("mail", "b", b"", unique="weekly") == "a"
+    assert accepted(put_to(center), 5) == [0, 1]
+    with pytest.raises(RateLimitedError):
+        center.put("mail", "c", b"", unique="daily")
+    with pytest.raises(RateLimitedError):
+        center.put("mail", "c", b"", unique="weekly-2", key="k")
+    center.alter("mail", put_rate=None)
+    assert center.put("mail", "d", b"", unique="daily") == "d"
+    assert center.check("mail") == []
+
+
+@pytest.mark.parametrize("conflict", ["replace", "push_back"])
+def test_what_takes_the_place_of_another_is_not_counted(
+    center: TimeoutCenter, conflict: str
+) -> None:
+    center.declare("mail", put_rate="1/h", key_put_rate="1/h")
+    unique = Unique("weekly", conflict=conflict)
+    for number in range(3):
+        assert center.put("mail", f"m-{number}", b"%d" % number, key="k", unique=unique) == "m-0"
+    [found] = center.get("m-0")
+    assert found.body == b"2"
+    with pytest.raises(RateLimitedError):
+        center.put("mail", "other", b"", key="k")
+    assert center.check("mail") == []
 
 
 # -- while it is in use
