@@ -49,6 +49,16 @@ def test_how_many_run_is_told_of_all_and_of_how_many_keys(center: TimeoutCenter)
     assert center.usage("mail").running == 0
 
 
+def test_what_waits_for_a_limit_is_overdue_in_a_summary_too(center: TimeoutCenter) -> None:
+    center.declare("mail", concurrency=1)
+    for number in range(3):
+        center.put("mail", f"m-{number}", b"")
+    assert len(center.pop("mail", 10).messages) == 1
+    [found] = center.summary("mail")
+    assert (found.counts.ready, found.counts.in_flight) == (2, 1)
+    assert 0 < found.oldest_us <= center.usage("mail").oldest_us < 60e6
+
+
 def test_how_many_keys_wait_for_one_that_runs(center: TimeoutCenter) -> None:
     center.declare("mail", key_order="serial")
     for number in range(9):
