@@ -39,7 +39,8 @@ CONSUMER = {
     "release",
 }
 CONSUMER |= {"bury", "recall", "sweep"}
-WORKER = PRODUCER | CONSUMER | {"elect", "speak", "upkeep"}
+LIMITED = {f"{name}_limited" for name in ("ack", "bury", "pop", "purge", "reject", "release")}
+WORKER = PRODUCER | CONSUMER | LIMITED | {"elect", "mark", "speak", "upkeep"}
 SCRIPTS = {
     "producer": PRODUCER,
     "worker": WORKER,
