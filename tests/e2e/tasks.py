@@ -63,6 +63,8 @@ def make_app(broker: str, backend: str, **settings: Any) -> Celery:
     app.task(name="e2e.ignore")(ignore)
     app.task(name="e2e.told", bind=True)(told)
     app.task(name="e2e.stall", acks_late=True)(stall)
+    app.task(name="e2e.step", bind=True)(step)
+    app.task(name="e2e.late_step", bind=True, acks_late=True)(step)
     app.task(name="e2e.tick", bind=True)(tick)
     app.task(name="e2e.tick_late", bind=True, acks_late=True)(tick)
     return app
@@ -199,6 +201,17 @@ def told(self: Task, name: str, seconds: float = 0.0) -> None:
         worker=self.request.hostname,
     )
     time.sleep(seconds)
+    write(name=f"{name}-done")
+
+
+def step(self: Task, name: str, how: str = "") -> None:
+    """As late_ack. The first time, it is rejected or retried instead if `how` says so."""
+    write(name=name)
+    if how == "reject" and not self.request.delivery_info.get("redelivered"):
+        raise Reject("on purpose", requeue=True)
+    if how == "retry" and not self.request.retries:
+        raise self.retry(countdown=0.2)
+    time.sleep(0.05)
     write(name=f"{name}-done")
 
 

@@ -287,3 +287,84 @@ def test_a_worker_that_stood_still_loses_its_places_and_leaves_none(
     journal.wait_for("next-done", 1)
     wait_until(lambda: nothing_is_left(toc))
     assert len(journal.entries("stopped")) == 2
+
+
+# -- keys
+
+
+def of_key(journal: Journal, key: str) -> list[str]:
+    """What the tasks of a key have written down, in the order of time."""
+    entries = sorted(journal.entries(f"{key}-"), key=lambda entry: entry["by_redis"])
+    return [entry["name"].partition("-")[2] for entry in entries]
+
+
+def send(app: Celery, name: str, key: str, number: int, *args: Any) -> None:
+    app.tasks[f"e2e.{name}"].apply_async((f"{key}-{number}", *args), headers={"x-key": key})
+
+
+def test_of_a_key_no_more_run_at_once_than_it_may_and_no_key_waits_for_another(
+    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
+) -> None:
+    toc.declare("celery", key_concurrency=1)
+    for number in range(6):
+        for key in "ab":
+            send(app, "told" if number % 2 else "late_ack", key, number, 0.1)
+    start_workers(2, *POOLS["prefork"])
+    for key in "ab":
+        assert most_at_once(journal.wait_for(f"{key}-", 12)) == 1
+    assert most_at_once(journal.entries()) == 2
+    wait_until(lambda: nothing_is_left(toc))
+
+
+@pytest.mark.parametrize("pool", LOOPS)
+def test_what_is_rejected_keeps_its_place_in_a_serial_key(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    toc: kombu_toc.TimeoutCenter,
+    pool: str,
+) -> None:
+    toc.declare("celery", key_order="serial", retry_backoff=0.2)
+    again = (1, 3, 4)
+    for number in range(6):
+        for key in "abc":
+            send(app, "late_step", key, number, "reject" if number in again else "")
+    start_workers(2, *POOLS[pool])
+    expected: list[str] = []
+    for number in range(6):
+        expected += [*[f"{number}"] * (2 if number in again else 1), f"{number}-done"]
+    for key in "abc":
+        journal.wait_for(f"{key}-", len(expected))
+        assert of_key(journal, key) == expected
+    wait_until(lambda: nothing_is_left(toc))
+
+
+@pytest.mark.parametrize("task", ["step", "late_step"])
+def test_a_serial_key_keeps_its_order_although_workers_are_killed(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    toc: kombu_toc.TimeoutCenter,
+    task: str,
+) -> None:
+    """What was acknowledged before is not run again; what was not, is, and before the others."""
+    toc.declare("celery", key_order="serial", visibility=2)
+    keys, number = "abcdef", 12
+    for i in range(number):
+        for key in keys:
+            send(app, task, key, i)
+    workers = start_workers(2, *POOLS["prefork"])
+    journal.wait_for("", 30)
+    _, *children = workers[0].container.processes()
+    workers[0].container.kill()
+    for child in children:
+        child.kill()
+    for key in keys:
+        wait_until(lambda key=key: f"{number - 1}-done" in of_key(journal, key), 30)
+        seen = of_key(journal, key)
+        ran = [int(name.removesuffix("-done")) for name in seen]
+        assert ran == sorted(ran)
+        assert set(ran) == set(range(number))
+        ended = [name for name in seen if name.endswith("-done")]
+        assert len(ended) >= (number if task == "late_step" else number - 1)
+    wait_until(lambda: nothing_is_left(toc))
