@@ -81,7 +81,7 @@ def document(found: kombu_toc.Usage) -> dict[str, Any]:
 
 
 def _rows(found: kombu_toc.Usage) -> list[list[Any]]:
-    """The rows of a queue: what is of all of it is said once."""
+    """The rows of a queue; what waits in it is said once."""
     rows = []
     for number, one in enumerate(found.limits):
         is_full = one.of is not None and one.used >= one.of
@@ -92,7 +92,7 @@ def _rows(found: kombu_toc.Usage) -> list[list[Any]]:
             rest = [found.waiting, found.keys_waiting, times.span(oldest) if oldest else None]
         rows.append(
             [
-                None if number else found.topic,
+                found.topic,
                 one.name.replace("_", " "),
                 text_of(one.name, one.value),
                 Cell(used, "yellow" if is_full and found.waiting else ""),

@@ -6,8 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
+from celery_toc.cli import toc
 from celery_toc.integrations.prometheus import metrics_text
 from kombu_toc import RateLimitedError, TimeoutCenter, UnknownTopicError, Usage
 
@@ -148,3 +152,35 @@ def test_the_metrics_have_each_limit_and_no_key(
         ("celery_toc_limit_max", "mail", "put_rate"): 100,
         ("celery_toc_keys_waiting", "mail"): 3,
     }
+
+
+# -- the command
+
+
+def test_the_command_has_a_line_for_each_limit(
+    center: TimeoutCenter, server: Server | Cluster
+) -> None:
+    with Celery("shop", broker=server.toc_url, set_as_current=False) as app:
+
+        def run(*words: str) -> list[list[str]]:
+            context = CLIContext(app, no_color=True, workdir=None)
+            said = CliRunner().invoke(toc, ["limits", *words], obj=context)
+            assert said.exit_code == 0, said.output
+            return [line.split() for line in said.output.splitlines()]
+
+        center.declare("plain")
+        assert "No queue limits anything" in " ".join(run()[0])
+        limits = {"concurrency": 2, "key_rate": "1/h", "key_fair": True, "key_weights": "gold=3"}
+        center.declare("mail", **limits)
+        for number in range(6):
+            center.put("mail", f"m-{number}", b"", key=f"k-{number % 3}")
+        center.pop("mail", 10)
+        heads, *rows = run()
+        assert heads[:4] == ["QUEUE", "LIMIT", "VALUE", "USED"]
+        assert [row[:4] for row in rows] == [
+            ["mail", "concurrency", "2", "2/2"],
+            ["mail", "key", "rate", "1/h"],
+            ["mail", "key", "fair", "yes"],
+        ]
+        assert rows[0][5:7] == ["4", "3"]
+        assert [row[:4] for row in run("mail")] == [heads[:4], *(row[:4] for row in rows)]
