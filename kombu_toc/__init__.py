@@ -95,6 +95,7 @@ if TYPE_CHECKING:
     from .model.results import Counts as Counts
     from .model.results import Delivery as Delivery
     from .model.results import Description as Description
+    from .model.results import Edition as Edition
     from .model.results import Fault as Fault
     from .model.results import Found as Found
     from .model.results import Limit as Limit
@@ -148,6 +149,7 @@ _PLACES = {
     "Cancelled": "model.results",
     "Counts": "model.results",
     "DEAD": "model.results",
+    "Edition": "model.results",
     "Found": "model.results",
     "IN_FLIGHT": "model.results",
     "Page": "model.results",

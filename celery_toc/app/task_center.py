@@ -274,6 +274,7 @@ class TaskCenter:
     remember_cancelled = _delegate(TimeoutCenter.remember_cancelled)
     cancelled_lately = _delegate(TimeoutCenter.cancelled_lately)
     speaks_for = _delegate(TimeoutCenter.speaks_for)
+    edition = _delegate(TimeoutCenter.edition)
 
     counts = _delegate(TimeoutCenter.counts)
     counts_by_slot = _delegate(TimeoutCenter.counts_by_slot)

@@ -245,6 +245,7 @@ class AsyncTimeoutCenter:
     remember_cancelled = Awaited(TimeoutCenter.remember_cancelled)
     cancelled_lately = Awaited(TimeoutCenter.cancelled_lately)
     speaks_for = Awaited(TimeoutCenter.speaks_for)
+    edition = Awaited(TimeoutCenter.edition)
 
 
 def _client_like(client: Any) -> AsyncClient:

@@ -31,6 +31,7 @@ from .consumption import Loops
 from .context import POP_BYTES, Context
 from .delegate import Delegate, Option
 from .deliveries import Deliveries
+from .editions import Editions
 from .expiring import Expiring
 from .leases import Leases
 from .lookup import Lookup
@@ -118,6 +119,7 @@ class TimeoutCenter(OldNames):
         self.topic_admin = Topics(registry, context, self.operations, self.statistics)
         self.notes = SharedNotes(runner, keys)
         self.recurring = Recurring(runner, registry, context)
+        self.editions = Editions(runner, keys)
 
     # -- options
 
@@ -225,3 +227,4 @@ class TimeoutCenter(OldNames):
     remember_cancelled = Delegate("notes", SharedNotes.remember_cancelled)
     cancelled_lately = Delegate("notes", SharedNotes.cancelled_lately)
     speaks_for = Delegate("notes", SharedNotes.speaks_for)
+    edition = Delegate("editions", Editions.edition)

@@ -111,6 +111,22 @@ class ScheduleChanged(NamedTuple):
     taken_out: bool
 
 
+class ScheduleOutlook(NamedTuple):
+    """How the schedules of a topic stand.
+
+    schedules, active: how many there are, and how many of them fire again; the others are paused or
+        have ended
+    late: how many of them should have fired already
+    next: seconds until the next one fires, negative if it is late; None if none does
+    """
+
+    topic: str
+    schedules: int
+    active: int
+    late: int
+    next: float | None
+
+
 class RecurringCommands:
     """The calls: arguments in, a :class:`ScriptCall` out. All keys are of a topic's slot 0."""
 
@@ -193,6 +209,16 @@ class RecurringCommands:
             parse,
         )
 
+    def outlook(self, topic: Topic, late_us: int) -> ScriptCall:
+        """Tell how they stand. Result: :class:`ScheduleOutlook`."""
+
+        def parse(raw: list[Any]) -> ScheduleOutlook:
+            now, schedules, active, late, first = raw
+            left = None if first == b"" else (float(first) - now) / 1_000_000
+            return ScheduleOutlook(topic.name, schedules, active, late, left)
+
+        return ScriptCall(load("outlook"), (topic.slot(0).coming,), (late_us,), parse)
+
 
 class Recurring:
     """The schedules of topics. Each method asks the server once; :meth:`find` and :meth:`topics`
@@ -270,6 +296,16 @@ class Recurring:
         """How many schedules a topic has."""
         slot = self._registry.resolved(topic).slot(0)
         return int(self._runner.client.hlen(slot.schedules))
+
+    def outlook(self, late: float = 5.0) -> list[ScheduleOutlook]:
+        """How the schedules of each topic stand, with one short call for each topic.
+
+        late: seconds by which a firing may be late
+        """
+        topics = [self._registry.resolved(topic) for topic in self.topics()]
+        calls = [self._commands.outlook(topic, int(late * 1_000_000)) for topic in topics]
+        found: list[ScheduleOutlook] = self._runner.run_all(calls)
+        return found
 
     def change(self, topic: str, change: ScheduleChange) -> ScheduleChanged:
         """Replace a record, and the message that waits, by others.

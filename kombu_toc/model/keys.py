@@ -34,6 +34,8 @@ class Keys:
         "cancelled",
         "consumers",
         "counted_",
+        "edition_",
+        "editions_",
         "expiring",
         "fanout_",
         "minute_",
@@ -79,6 +81,8 @@ class Keys:
         self.wake_ = f"{prefix}{{toc}}:wake:"
         self.bindings_ = f"{prefix}{{toc}}:bindings:"
         self.bound_ = f"{prefix}{{toc}}:bound:"
+        self.edition_ = f"{prefix}{{toc}}:edition:"
+        self.editions_ = f"{prefix}{{toc}}:editions:"
         self.fanout_ = f"{prefix}{{toc}}:fanout:"
         self.part_ = f"{prefix}{{toc}}:part:"
         self.parts_ = f"{prefix}{{toc}}:parts:"
@@ -131,6 +135,14 @@ class Keys:
     def speaker(self, topic: str) -> str:
         """String: the process elected to report what is in the topic."""
         return self.speaker_ + topic
+
+    def edition(self, source: str) -> str:
+        """Hash: which edition of a source's schedules is in force, and who puts it."""
+        return self.edition_ + source
+
+    def editions(self, source: str) -> str:
+        """Sorted set: former editions of a source's schedules -> when they were replaced, in ms."""
+        return self.editions_ + source
 
     def users(self, topic: str) -> str:
         """Sorted set, of a topic that its consumers keep: process -> until when it counts as one,

@@ -400,3 +400,25 @@ class Fault(NamedTuple):
     kind: str
     id: str  #: empty if the fault is about the slot
     places: tuple[str, ...]  #: the keys that have the id
+
+
+class Edition(NamedTuple):
+    """What the center says of an edition.
+
+    verdict: ``put``: the caller is to put it, or to go on; ``in force``: it is, and all of it is
+        put; ``busy``: another process is putting one, ask again; ``former``: another is in force
+    generation: how many editions there have been
+    in_force: the edition that is; empty if none is
+    release: its release; empty if it names none
+    process: who put it
+    unused: seconds since a process that has it said so
+    busy: seconds for which another process may still put
+    """
+
+    verdict: str
+    generation: int
+    in_force: str
+    release: str
+    process: str
+    unused: float
+    busy: float
