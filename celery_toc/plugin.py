@@ -16,6 +16,7 @@ from celery import signals
 import kombu_toc
 
 from . import compat
+from .beat import warning
 
 
 def install() -> None:
@@ -31,6 +32,7 @@ def install() -> None:
         # With gevent and eventlet, a worker asks for its transport after that signal.
         _add_step()
     compat.countdowns.install()
+    warning.watch()
     from .app import revoke  # it loads parts of Celery
 
     revoke.install()

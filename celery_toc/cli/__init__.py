@@ -11,12 +11,14 @@ from typing import Any
 import click
 
 from celery_toc import __version__
+from celery_toc.beat import warning
 from celery_toc.compat import command_line
 from celery_toc.worker import remote_control as remote_control
 
 from .exits import Group
 
 command_line.add_commands()
+warning.watch()
 
 #: The commands, and where each is. To add one, write a module and add a line here.
 COMMANDS = {
@@ -36,6 +38,7 @@ COMMANDS = {
     "find": "celery_toc.cli.find:find",
     "history": "celery_toc.cli.find:history",
     "library": "celery_toc.cli.library:library",
+    "schedule": "celery_toc.cli.schedule:schedule",
     "check": "celery_toc.cli.check:check",
     "repair": "celery_toc.cli.check:repair",
     "top": "celery_toc.cli.top:top",

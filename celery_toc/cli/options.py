@@ -83,6 +83,12 @@ def complete_dead_id(ctx: click.Context, incomplete: str) -> Iterable[str]:
     return [found.id for found in page.messages]
 
 
+@_silently
+def complete_schedule(ctx: click.Context, incomplete: str) -> Iterable[str]:
+    """The names of the schedules that fire next."""
+    return [one.name for one in _completing(ctx).schedules.list(limit=MAX_COMPLETED).schedules]
+
+
 class RenamedOption(click.Option):
     """An option that also goes by older names, which its help does not show.
 

@@ -56,6 +56,7 @@ class TimeoutCenterCollector(Collector):
             families = [
                 *self._queues(),
                 *self._limits(),
+                *self._schedules(),
                 *self._counted(),
                 *self._scripts(),
                 *self._memory(),
@@ -124,6 +125,30 @@ class TimeoutCenterCollector(Collector):
             keys.add_metric((name,), found.keys_waiting)
             oldest.add_metric((name,), found.oldest_us / 1_000_000)
         return [used, most, keys, oldest]
+
+    def _schedules(self) -> list[Any]:
+        schedules = GaugeMetricFamily(
+            "celery_toc_schedules",
+            "Recurring tasks: active fire again, idle are paused or have ended.",
+            labels=("topic", "state"),
+        )
+        late = GaugeMetricFamily(
+            "celery_toc_schedules_late",
+            "Schedules whose next firing should have begun more than five seconds ago.",
+            labels=("topic",),
+        )
+        following = GaugeMetricFamily(
+            "celery_toc_schedule_next_seconds",
+            "Seconds until the next firing of a topic's schedules; negative if it is late.",
+            labels=("topic",),
+        )
+        for found in self._center.recurring.outlook():
+            schedules.add_metric((found.topic, "active"), found.active)
+            schedules.add_metric((found.topic, "idle"), found.schedules - found.active)
+            late.add_metric((found.topic,), found.late)
+            if found.next is not None:
+                following.add_metric((found.topic,), found.next)
+        return [schedules, late, following]
 
     def _counted(self) -> list[Any]:
         events = CounterMetricFamily(

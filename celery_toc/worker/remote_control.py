@@ -19,6 +19,7 @@ from kombu.utils.encoding import safe_repr
 from ..app.task import Task
 from ..app.task_center import TaskCenter
 from ..compat import inspecting
+from ..schedules.view import Schedule
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -57,6 +58,37 @@ def toc(state: Any, **kwargs: Any) -> Any:
     """What the worker holds: leases, messages fetched ahead, times it serves; its lateness."""
     step = _step(state)
     return nok(_NONE) if step is None else step.report()
+
+
+@_inspect(args=[("limit", int)], signature="[N=1000]")
+def toc_schedules(state: Any, limit: int | None = None, **kwargs: Any) -> Any:
+    """The recurring tasks of the worker's queues; of several workers, one lists a queue."""
+    step = _step(state)
+    if step is None:
+        return nok(_NONE)
+    center = TaskCenter(state.app, step.center)
+    most = SCHEDULED if limit is None else limit
+    found: list[dict[str, Any]] = []
+    for queue in _spoken_for(center, state):
+        if len(found) < most:
+            page = center.schedules.list(queue=queue, limit=most - len(found))
+            found += map(_schedule_told, page.schedules)
+    return found
+
+
+def _schedule_told(schedule: Schedule) -> dict[str, Any]:
+    return {
+        "name": schedule.name,
+        "task": schedule.task,
+        "schedule": schedule.text,
+        "timezone": schedule.timezone,
+        "queue": schedule.queue,
+        "state": schedule.state,
+        "next": None if schedule.next is None else schedule.next.isoformat(),
+        "last": None if schedule.last is None else schedule.last.isoformat(),
+        "runs": schedule.runs,
+        "owner": schedule.owner,
+    }
 
 
 @_control()

@@ -26,6 +26,7 @@ import kombu_toc
 
 from .. import compat
 from . import failures, pools, recurring, timer
+from .beat import BeatSchedule
 from .pace import Pace
 from .policy import PoolPolicy
 from .requests import SubmittedRequests
@@ -57,6 +58,7 @@ class TimeoutCenterStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celer
         self._shutdown = Shutdown(c, self._submitted, self._consuming)
         self._accepts_early = False
         self._followers = recurring.Followers()
+        self._beat_schedule = BeatSchedule(c.app, c.hostname)
         if self.enabled:
             with compat.refusing():
                 self._install(c)
@@ -100,6 +102,7 @@ class TimeoutCenterStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celer
         channel.policy = self._policy
         channel.receiver.on_firing = recurring.Firings(channel)
         channel.lease_keeper.keep_up_also(recurring.Followers, self._followers)
+        self._beat_schedule.start()
         self._channel, self._consumes = channel, True
         if not self._has_described:  # once, not at every reconnect
             self._has_described = True
@@ -112,6 +115,8 @@ class TimeoutCenterStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celer
             pools.watch(c.pool, self._submitted)
 
     def stop(self, c: Any) -> None:
+        if is_stopping(c):
+            self._beat_schedule.stop()
         if self._consumes and self._policy is not None and is_stopping(c):
             self._shutdown.finish(self._policy)
         self._consumes = False

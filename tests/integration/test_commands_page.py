@@ -41,9 +41,16 @@ def samples() -> dict[str, list[Any]]:
         for block in re.findall(r"^```json\n(.*?)^```$", part, re.DOTALL | re.MULTILINE):
             text = re.sub(r", \.\.\.(?=[],}])", "", block).replace("[ ... ]", "[]")
             text = text.replace(", ..., ", ", ")
-            documents = [text] if text.startswith("{\n") else text.splitlines()
-            found[part.splitlines()[0].replace("`", "")] += map(json.loads, documents)
+            found[part.splitlines()[0].replace("`", "")] += _documents(text)
     return found
+
+
+def _documents(text: str) -> Iterator[Any]:
+    decode, text = json.JSONDecoder().raw_decode, text.strip()
+    while text:
+        document, end = decode(text)
+        yield document
+        text = text[end:].strip()
 
 
 SAMPLES = samples()
@@ -193,3 +200,36 @@ def test_what_queues_are_declared_with_is_told_as_the_page_has_it(app: Celery, r
     assert taken["limits"]["key_weights"] == {"value": {"a": 2.0}, "source": "declared"}
     run("topic", "delete", "mail", "--yes")
     assert run("topic", "list") == {"topics": []}
+
+
+def test_schedules_are_told_as_the_page_has_them(app: Celery, run: Run) -> None:
+    shown, sent, deleted, synced, imported = SAMPLES["schedule"]
+    beside = {"upcoming", "history"}
+    one = {name: value for name, value in shown.items() if name not in beside}
+    words = ("--cron", "0 3 * * *", "--args", "[1007]", "--options", '{"priority": 3}')
+    put = run("schedule", "put", "nightly", "shop.mail.remind", *words)
+    assert_alike({**one, "is_new": True, "has_changed": True}, put)
+    assert_alike({"schedules": [one], "after": None}, run("schedule", "list"))
+    for command in ("pause", "resume", "skip"):
+        assert_alike({"schedules": [one]}, run("schedule", command, "nightly"))
+    assert_alike(sent, run("schedule", "run", "nightly"))
+    assert_alike(shown, run("schedule", "show", "nightly"))
+    assert_alike(deleted, run("schedule", "delete", "nightly", "--yes"))
+    app.conf.beat_schedule = {
+        "nightly": {"task": "shop.mail.remind", "schedule": 60},
+        "hourly": {"task": "shop.mail.remind", "schedule": "hourly"},
+    }
+    assert_alike(synced, run("schedule", "sync"))
+    with redis.Redis.from_url(app.conf.result_backend) as client:
+        definitions = {
+            "nightly": {"task": "t", "schedule": {"__type__": "interval", "every": 60}},
+            "rule": {"task": "t", "schedule": {"__type__": "rrule"}},
+        }
+        for name, definition in definitions.items():
+            client.hset(f"other:{name}", "definition", json.dumps(definition))
+            client.zadd("other::schedule", {f"other:{name}": 1})
+    app.conf.beat_schedule = {}
+    run("schedule", "delete", "nightly", "--yes")
+    url = app.conf.result_backend
+    done = run("schedule", "import", "redbeat", url, "--key-prefix", "other:")
+    assert_alike(imported, done)

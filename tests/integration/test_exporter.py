@@ -15,14 +15,17 @@ import promql_parser
 import pytest
 import yaml
 from celery import Celery
+from kombu import pools
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 import kombu_toc
+from celery_toc import timeout_center
 from celery_toc.integrations.prometheus import TimeoutCenterCollector, metrics_text, serve
 from kombu_toc import TimeoutCenter
 from kombu_toc.metrics.counters import COUNTERS
 
+from ..cluster import Cluster
 from ..servers import Server
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "monitoring"
@@ -247,3 +250,28 @@ def test_the_panels_of_the_dashboard_do_not_overlap() -> None:
         }
         assert not cells & taken, panel["title"]
         taken |= cells
+
+
+def test_the_exporter_tells_how_schedules_stand(
+    server: Server | Cluster, center: TimeoutCenter
+) -> None:
+    with Celery("shop", broker=server.toc_url, set_as_current=False) as app:
+
+        @app.task(name="shop.tidy", shared=False)
+        def tidy() -> None: ...
+
+        schedules = timeout_center(app).schedules
+        for name, every in (("a", 600), ("b", 1200), ("c", 1200)):
+            schedules.put(name, "shop.tidy", every)
+        schedules.pause("c")
+        found = samples(metrics_text(center))
+        assert found["celery_toc_schedules", "active", "celery"] == 2
+        assert found["celery_toc_schedules", "idle", "celery"] == 1
+        assert found["celery_toc_schedules_late", "celery"] == 0
+        assert 500 < found["celery_toc_schedule_next_seconds", "celery"] <= 600
+        [late] = center.recurring.outlook(late=-900)
+        assert (late.schedules, late.active, late.late) == (3, 2, 1)
+        schedules.pause("a")
+        schedules.pause("b")
+        assert ("celery_toc_schedule_next_seconds", "celery") not in samples(metrics_text(center))
+    pools.reset()

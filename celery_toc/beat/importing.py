@@ -1,0 +1,91 @@
+"""Puts what was read from another beat's tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from kombu.exceptions import KombuError
+
+import kombu_toc
+
+from . import configured
+from .entry import Read, Refused
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from ..app.task_center import TaskCenter
+
+#: What imported schedules have before the name of their source, as their owner.
+OWNER = "import:"
+
+
+class Imported(NamedTuple):
+    """What an import has done, or would do.
+
+    put: names of schedules that are new, or have changed
+    paused: those of them that are put paused, as they were
+    unchanged: how many were there as they are
+    refused: entries that are not taken, and why
+    """
+
+    put: list[str]
+    paused: list[str]
+    unchanged: int
+    refused: list[Refused]
+
+
+def import_entries(
+    app: Celery,
+    center: TaskCenter,
+    read: Read,
+    owner: str,
+    *,
+    dry_run: bool = False,
+    force: bool = False,
+) -> Imported:
+    """Put entries as schedules; what is there as it is stays untouched.
+
+    owner: whose schedules they become
+    dry_run: change nothing
+    force: also replace schedules that others have put under the same names
+    """
+    schedules = center.schedules
+    mine = {one.name for some in configured.read(app) for one in some}
+    put: list[str] = []
+    paused: list[str] = []
+    unchanged = 0
+    refused = list(read.refused)
+    for entry in read.entries:
+        if entry.name in mine:
+            refused.append(
+                Refused(
+                    entry.name,
+                    "it is in the app's beat_schedule: 'celery toc schedule sync' puts it, or "
+                    "workers with toc_beat",
+                )
+            )
+            continue
+        try:
+            what = (entry.name, entry.task, entry.schedule)
+            plan = schedules.plan(*what, **entry.arguments(), owner=owner)
+        except (kombu_toc.TocError, KombuError, ValueError, TypeError) as exc:
+            refused.append(Refused(entry.name, str(exc)))
+            continue
+        there = schedules.get(entry.name)
+        if there is not None and there.owner != owner and not force:
+            by = f"by {there.owner!r}" if there.owner else "by hand"
+            why = f"a schedule of that name was put {by}: --force replaces it"
+            refused.append(Refused(entry.name, why))
+            continue
+        if there is not None and there.fingerprint == plan.record.fingerprint:
+            unchanged += 1
+            continue
+        if not dry_run:
+            schedules.keep(plan)
+            if entry.paused and there is None:
+                schedules.pause(entry.name)
+        put.append(entry.name)
+        if entry.paused and there is None:
+            paused.append(entry.name)
+    return Imported(put, paused, unchanged, refused)
