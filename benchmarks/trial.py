@@ -102,6 +102,26 @@ class Trial:
             self.wait(before + 25, START_TIMEOUT)
             time.sleep(0.5)  # acknowledgements and heartbeats of the start are out of the way
 
+    def beat(self, scheduler: str | None = None) -> None:
+        """Start Celery's beat, with the scheduler of that class if it is another one."""
+        settings = dict(self.peer.settings)
+        if scheduler is not None:
+            settings["beat_scheduler"] = scheduler
+            settings["redbeat_redis_url"] = f"redis://{self.broker.server.address}/0"
+        command = [str(self.peer.python), "-m", "celery", "-A", "app", "beat", "-l", "WARNING"]
+        command += ["--pidfile=", "-s", str(self.directory / "beat-schedule")]
+        with open(self.directory / "workers.log", "ab") as log:
+            process = subprocess.Popen(
+                command,
+                cwd=self.directory,
+                env={**self._environment, "BENCH_SETTINGS": json.dumps(settings)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.workers.append(process)
+
     def wait_ready(self, number: int) -> None:
         """Return when so many of Celery's workers are ready."""
         self._wait(
@@ -119,7 +139,7 @@ class Trial:
                 self._producer.kill()
                 self._producer.wait()
         for worker in self.workers:
-            _kill(worker)
+            kill(worker)
 
     def processes(self) -> list[psutil.Process]:
         """The workers, and the processes of their pools."""
@@ -181,8 +201,8 @@ class Trial:
             time.sleep(0.02)  # the tasks run in other processes
 
 
-def _kill(worker: subprocess.Popen[bytes]) -> None:
-    # What it holds does not matter any more: its broker goes as well.
+def kill(worker: subprocess.Popen[bytes]) -> None:
+    """Kill a worker and the processes of its pool, at once."""
     try:
         main = psutil.Process(worker.pid)
         family = [main, *main.children(recursive=True)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ _broker = os.environ["BENCH_BROKER"]
 
 if _broker.startswith("valkey"):
     import celery_redis_plus  # noqa: F401 - it registers its URL scheme
+
+#: By what the number of a schedule is multiplied, in the number of a firing.
+SCHEDULE = 10**14
 
 app = Celery("bench", broker=_broker)
 app.conf.update(
@@ -27,6 +31,13 @@ app.conf.update(
 @app.task
 def tick(number: int) -> None:
     note(number)
+
+
+@app.task(bind=True)
+def fire(self: Any, schedule: int) -> None:
+    """A firing: notes its schedule, and for which millisecond it was planned."""
+    planned = datetime.fromisoformat(self.request.id.rpartition("@")[2].replace("Z", "+00:00"))
+    note(schedule * SCHEDULE + round(planned.timestamp() * 1000))
 
 
 @app.task

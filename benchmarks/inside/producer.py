@@ -8,7 +8,8 @@ from datetime import datetime, timezone
 from typing import Any
 
 import commands
-from app import app, nap, tick
+from app import app, fire, nap, tick
+from celery.schedules import crontab
 from kombu.messaging import Producer
 
 #: What a worker's heartbeat tells beside its name.
@@ -110,6 +111,39 @@ def revoke(ids: list[str]) -> float:
     return time.perf_counter() - began
 
 
+def recur(every: float, number: int) -> None:
+    """Have so many schedules fire every so many seconds, from the next second on."""
+    schedules, first = _schedules(), float(int(time.time()) + 1)
+    for one in range(number):
+        schedules.put(f"fire-{one}", fire, every, args=[one], start=first)
+
+
+def stop_recurring() -> dict[str, tuple[int, int, int]]:
+    """End them: name -> (number, its first planned time, its last), in milliseconds."""
+    schedules, found = _schedules(), {}
+    for one in list(schedules.each()):
+        last = schedules.pause(one.name).last
+        first = round(one.start.timestamp() * 1000)
+        found[one.name] = (int(one.name.partition("-")[2]), first, round(last.timestamp() * 1000))
+    return found
+
+
+def fill_schedules(first: int, number: int) -> float:
+    """Put schedules that fire in half a day; return how many seconds that took."""
+    schedules = _schedules()
+    hour = (time.gmtime().tm_hour + 12) % 24
+    began = time.perf_counter()
+    for one in range(first, first + number):
+        schedules.put(f"nightly-{one}", tick, crontab(minute=str(one % 60), hour=hour), args=[one])
+    return time.perf_counter() - began
+
+
+def _schedules() -> Any:
+    from celery_toc import timeout_center
+
+    return timeout_center(app).schedules
+
+
 def events(workers: int, events: int, seconds: float) -> tuple[int, int, float]:
     """Send what the workers of a fleet send: (heartbeats, events of tasks, seconds it took)."""
     beats = others = 0
@@ -143,6 +177,9 @@ if __name__ == "__main__":
         schedule_over=schedule_over,
         revoke=revoke,
         events=events,
+        recur=recur,
+        stop_recurring=stop_recurring,
+        fill_schedules=fill_schedules,
         sparse=lambda **options: commands.sparse(
             lambda number, wait: tick.apply_async((number,), countdown=wait), **options
         ),

@@ -25,6 +25,7 @@ from . import (
     now,
     publish,
     put_many,
+    recurring,
     scale,
     spread,
     storm,
@@ -33,7 +34,20 @@ from . import (
 
 MODULES = (
     *(lateness, now, drain, storm, spread, behind),
-    *(publish, put_many, unique, event_loop, memory, scale, fleet, by_id, gossip, idle, floor),
+    *(
+        publish,
+        put_many,
+        unique,
+        recurring,
+        event_loop,
+        memory,
+        scale,
+        fleet,
+        by_id,
+        gossip,
+        idle,
+        floor,
+    ),
 )
 
 #: case -> its module

@@ -68,7 +68,7 @@ class Schedules:
 
     @contextmanager
     def _own_channel(self) -> Iterator[kombu_toc.CapturingChannel]:
-        with self._app.connection_for_write() as connection:
+        with self._app.pool.acquire(block=True) as connection:
             yield kombu_toc.CapturingChannel(connection.transport)
 
     # -- put

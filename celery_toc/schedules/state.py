@@ -22,6 +22,9 @@ OVERLAPS = ("allow", "skip", "wait")
 #: What became of a firing, as its line says.
 STARTED, SKIPPED, LEFT_OUT, LOST, BY_HAND = "started", "skipped", "left out", "lost", "by hand"
 
+#: Firings that are counted as missed at once, at most.
+MAX_COUNTED = 1000
+
 #: What is to be done with a firing that has come.
 RUN, DROP, WAIT = "run", "drop", "wait"
 
@@ -221,6 +224,17 @@ def leave_out(name: str, record: Record, now: int) -> Step:
     line = line_of(firing_id(name, record.next), record.next, LEFT_OUT, now)
     after = replace(record, next=following, last=record.next, waits=None)
     return Step(after, take_out=record.next, put=following, lines=(line,))
+
+
+def passed_over(before: Record, after: Record | None) -> int:
+    """How many firings were left out between the one that came and the one that follows; at most
+    `MAX_COUNTED`."""
+    if before.next is None or after is None or after.next is None:
+        return 0
+    number, planned = 0, before.after(before.next)
+    while planned is not None and planned < after.next and number < MAX_COUNTED:
+        number, planned = number + 1, before.after(planned)
+    return number
 
 
 def delete(record: Record) -> Step:

@@ -53,10 +53,14 @@ def take(recurring: Any, delivery: kombu_toc.Delivery, name: str) -> tuple[str, 
             line_id: said[1] for line_id, said in map(state.read_line, one.fired) if line_id == id
         }
         running = any(other != id for other in one.in_flight)
-        verdict, step = state.take(
-            name, Record.of_text(one.record), id, now, running, noted.get(id)
-        )
-        if step is None or run_step(recurring, delivery.topic, name, one, step, replaces=True).done:
+        record = Record.of_text(one.record)
+        verdict, step = state.take(name, record, id, now, running, noted.get(id))
+        if step is None:
+            return verdict, now
+        if run_step(recurring, delivery.topic, name, one, step, replaces=True).done:
+            if verdict != WAIT:
+                missed = int(verdict == DROP) + state.passed_over(record, step.record)
+                recurring.count_firings(delivery.topic, int(verdict == RUN), missed)
             return verdict, now
     return RUN, now
 
@@ -115,6 +119,8 @@ class Followers:
             if [again.record for again in found] == [one.record] and run_step(
                 recurring, one.topic, one.name, found[0], step, replaces=True
             ).done:
+                missed = 1 + state.passed_over(record, step.record)
+                recurring.count_firings(one.topic, 0, missed)
                 log(
                     logging.WARNING,
                     "schedule %s: the message of its firing %s was gone; the next one is put",

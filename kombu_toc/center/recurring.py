@@ -229,6 +229,13 @@ class Recurring:
         self._registry = registry
         self._keys = context.keys
         self._commands = RecurringCommands(context)
+        self._counts = context.counts
+
+    def count_firings(self, topic: str, fired: int, missed: int) -> None:
+        """Count firings that were run, and such that were not."""
+        counts = self._counts(self._registry.resolved(topic))
+        counts.fired += fired
+        counts.missed += missed
 
     def topics(self) -> list[str]:
         """The topics that have schedules, or had some; by name."""

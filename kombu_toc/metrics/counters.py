@@ -28,6 +28,8 @@ COUNTERS = (
     "expired",  #: not delivered: older than they may be
     "overran",  #: deliveries that ended although their consumers renewed them: max lease
     "refused",  #: not put: more than may be
+    "fired",  #: firings of schedules that were run
+    "missed",  #: firings that were not: too late, overlapping, or lost
     "empty",  #: pops that found nothing due
 )
 
@@ -99,6 +101,8 @@ class TopicCounts:
     purged: int
     expired: int
     overran: int
+    fired: int
+    missed: int
     refused: int
     empty: int
 

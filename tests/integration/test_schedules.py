@@ -72,6 +72,12 @@ def fire(center: TaskCenter, name: str, queue: str = "jobs") -> list[str]:
     return taken
 
 
+def counted(center: TaskCenter) -> tuple[int, int]:
+    """How many firings this process has counted as run, and as missed."""
+    counts = center.metrics.counts(center.topic("jobs"))
+    return counts.fired, counts.missed
+
+
 def bring_forward(center: TaskCenter, name: str) -> None:
     """Make the next firing due now, however long it had to wait."""
     found = center.schedules.get(name)
@@ -242,11 +248,15 @@ def fire_all(center: TaskCenter, name: str) -> list[str]:
 @pytest.mark.parametrize("misfire", ["once", "skip", "all"])
 def test_what_was_missed_while_nothing_ran(center: TaskCenter, misfire: str) -> None:
     made = center.schedules.put("a", "shop.remind", 0.2, misfire=misfire, grace=0.3)
+    before = counted(center)
     time.sleep(1.5)  # the server's clock must go on
     verdicts = fire_all(center, "a")
     found = center.schedules.get("a")
     assert found is not None and found.last is not None
     planned = (found.last - made.next) // timedelta(seconds=0.2) + 1
+    fired, missed = (now - then for now, then in zip(counted(center), before, strict=True))
+    assert fired == verdicts.count("run")
+    assert fired + missed == round((found.next - made.next) / timedelta(seconds=0.2))
     if misfire == "all":
         assert planned >= 7
         assert verdicts == ["run"] * planned
@@ -265,6 +275,7 @@ def test_what_was_missed_while_nothing_ran(center: TaskCenter, misfire: str) -> 
 def test_a_firing_that_meets_the_former_one(center: TaskCenter, overlap: str) -> None:
     center.schedules.put("a", "shop.remind", 3600, overlap=overlap)
     recurring = center.center.recurring
+    before = counted(center)
     bring_forward(center, "a")
     [former] = pop(center)
     assert take(recurring, former, "a")[0] == "run"
@@ -274,6 +285,8 @@ def test_a_firing_that_meets_the_former_one(center: TaskCenter, overlap: str) ->
     assert verdict == {"allow": "run", "skip": "drop", "wait": "wait"}[overlap]
     if overlap != "wait":
         assert center.schedules.get("a").runs == {"allow": 2, "skip": 1}[overlap]
+        fired, missed = (now - then for now, then in zip(counted(center), before, strict=True))
+        assert (fired, missed) == {"allow": (2, 0), "skip": (1, 1)}[overlap]
         return
     # It is given back for a while, and none is put behind it.
     assert center.release([second.due_at(now + 50_000)]) == 1
