@@ -132,8 +132,12 @@ class Delivery(NamedTuple):
     @property
     def outlives_ack(self) -> bool:
         """Whether it holds something until its task has ended, although it was acknowledged: a
-        place, or a unique key."""
-        return self.has_place or traits.trait(self.birth, "u") == 1
+        place, a unique key, or off the next firing of its schedule."""
+        return (
+            self.has_place
+            or traits.trait(self.birth, "u") == 1
+            or traits.trait(self.birth, "s") is not None
+        )
 
     @property
     def ends_us(self) -> int | None:

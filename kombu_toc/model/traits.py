@@ -15,6 +15,8 @@ letter     what it says
 ``x``      when it expires, in milliseconds since the epoch; known since its first delivery
 ``k``      its key, encoded (:mod:`.message_key`)
 ``u``      its unique key (:mod:`.uniqueness`): a number, a dot, and the key encoded
+``s``      1: a firing of a schedule of which no two may run at once: it is in flight until its
+           task has ended
 =========  ==============================================================================
 
 Behind a ``!``, at its end, the token of a delivery with a max lease says when that has passed, in

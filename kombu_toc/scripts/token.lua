@@ -8,7 +8,7 @@
 -- renewed for ever says when it ends at last, in milliseconds since the epoch. The token stays until
 -- the body goes. A message with traits has them there, behind a ';', before it is delivered.
 --
--- The letters: v, visibility in milliseconds; m, milliseconds for which a delivery may be renewed in
+-- The letters: s, no two firings of its schedule may run at once; v, visibility in milliseconds; m, milliseconds for which a delivery may be renewed in
 -- all, or 0; e, milliseconds after its due time when the message expires; x, when it expires, in
 -- milliseconds since the epoch, known since its first delivery; a1, its delivery is acknowledged, and
 -- its task still runs: see mark.lua; k, its key, percent-encoded; p1, its delivery has a place, see

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import time
@@ -43,6 +44,30 @@ def test_any_worker_carries_a_schedule_on(
     assert all(entry["by_redis"] >= entry["eta"] for entry in ran)
     if pool in ("prefork", "threads"):
         assert len({entry["pid"] for entry in ran}) > 1
+
+
+@pytest.mark.parametrize("task", ["e2e.tick", "e2e.tick_late"])
+@pytest.mark.parametrize("overlap", ["skip", "wait"])
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_no_two_firings_run_at_once_where_that_is_asked_for(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    pool: str,
+    overlap: str,
+    task: str,
+) -> None:
+    """Also where Celery acknowledges a task before it begins."""
+    start_workers(2, *POOLS[pool])
+    center = timeout_center(app)
+    center.schedules.put("slow", task, 0.3, args=(0.8,), overlap=overlap)
+    journal.wait_for("done-slow@", 4)
+    center.schedules.delete("slow")
+    ends = {entry["name"]: entry["by_redis"] for entry in journal.entries("done-slow@")}
+    began = [entry for entry in journal.entries("slow@") if f"done-{entry['name']}" in ends]
+    for former, following in itertools.pairwise(sorted(began, key=lambda one: one["by_redis"])):
+        assert following["by_redis"] >= ends[f"done-{former['name']}"]
+    assert len({entry["name"] for entry in began}) == len(began)
 
 
 def test_a_firing_that_is_cancelled_does_not_end_its_schedule(
