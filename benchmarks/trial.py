@@ -31,8 +31,10 @@ TELL_TIMEOUT = 900.0
 class Trial:
     """Use it in a with block; what it has started ends with that."""
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: Peer, settings: dict[str, Any] | None = None) -> None:
+        """settings: of the Celery app, beside the peer's own"""
         self.peer = peer
+        self._settings = {**peer.settings, **(settings or {})}
         self.broker: Broker
         self.workers: list[subprocess.Popen[bytes]] = []
         self._stack = ExitStack()
@@ -49,7 +51,7 @@ class Trial:
                 "PYTHONPATH": self.peer.path,
                 "PYTHONWARNINGS": "ignore",
                 "BENCH_BROKER": self.broker.url,
-                "BENCH_SETTINGS": json.dumps(self.peer.settings),
+                "BENCH_SETTINGS": json.dumps(self._settings),
                 "BENCH_NOTES": directory,
                 "C_FORCE_ROOT": "1",
             }

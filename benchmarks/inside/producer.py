@@ -86,6 +86,38 @@ def stream(tasks: int, gap: float, first: int) -> list[tuple[int, float]]:
     return found
 
 
+def keyed(
+    tasks: int,
+    queue: str | None = None,
+    key: str | None = None,
+    keys: int = 0,
+    first: int = 0,
+    gap: float = 0.0,
+    seconds: float = 0.0,
+) -> list[tuple[int, float]]:
+    """Send immediate tasks; (number, time) of each.
+
+    queue: where they go, if not where all do
+    key, keys: their key, or how many keys they have in turn
+    gap: seconds between two
+    seconds: how long each takes
+    """
+    found = []
+    options: dict[str, Any] = {"queue": queue} if queue else {}
+    with app.producer_or_acquire() as producer:
+        for number in range(first, first + tasks):
+            if key or keys:
+                options["headers"] = {"x-key": key or f"key-{number % keys}"}
+            found.append((number, time.time()))
+            if seconds:
+                nap.apply_async((number, seconds), producer=producer, **options)
+            else:
+                tick.apply_async((number,), producer=producer, **options)
+            if gap:
+                time.sleep(gap)  # what comes in is a stream
+    return found
+
+
 def one_nap(number: int, seconds: float) -> None:
     """Send a task that takes that long."""
     nap.delay(number, seconds)
@@ -173,6 +205,7 @@ if __name__ == "__main__":
         publish=publish,
         together=together,
         stream=stream,
+        keyed=keyed,
         nap=one_nap,
         schedule_over=schedule_over,
         revoke=revoke,

@@ -16,17 +16,20 @@ from . import (
     by_id,
     drain,
     event_loop,
+    fair,
     fleet,
     floor,
     gossip,
     idle,
     lateness,
+    limits,
     memory,
     now,
     publish,
     put_many,
     recurring,
     scale,
+    serial,
     spread,
     storm,
     unique,
@@ -34,20 +37,8 @@ from . import (
 
 MODULES = (
     *(lateness, now, drain, storm, spread, behind),
-    *(
-        publish,
-        put_many,
-        unique,
-        recurring,
-        event_loop,
-        memory,
-        scale,
-        fleet,
-        by_id,
-        gossip,
-        idle,
-        floor,
-    ),
+    *(publish, put_many, event_loop, memory, scale, fleet, by_id, gossip, idle, floor),
+    *(limits, fair, serial, unique, recurring),
 )
 
 #: case -> its module
