@@ -7,12 +7,13 @@
     python -m tests.chaos --transport redis --faults kill,cut --json report.json
 
 Two producers send tasks to three queues for so many seconds, about half of them with an ETA 0.1 to
-10 seconds ahead. Three workers run them: two of processes (``-c 2``), one of threads (``-c 4``),
-with ``acks_late`` and ``reject_on_worker_lost``. One task in seven is acknowledged before it
-begins, and sends itself again under its id, once or twice, 0.1 to 3 seconds later. All reach the
-broker through a proxy (`tests.proxy`); the broker is a real server that syncs each write to its
-disk. Faults come one after the other, at least two seconds apart, as a schedule says that depends
-on the seed alone:
+10 seconds ahead. Of the product there are two queues more: of ``keyed``, the tasks of a key run one
+by one in order; of ``few``, three tasks run at once. Three workers run them: two of processes
+(``-c 2``), one of threads (``-c 4``), with ``acks_late`` and ``reject_on_worker_lost``. One task in
+seven is acknowledged before it begins, and sends itself again under its id, once or twice, 0.1 to 3
+seconds later. All reach the broker through a proxy (`tests.proxy`); the broker is a real server
+that syncs each write to its disk. Faults come one after the other, at least two seconds apart, as a
+schedule says that depends on the seed alone:
 
 =========  =======================================================================================
 kill       SIGKILL of a worker with its pool; of one process of a pool
@@ -79,6 +80,12 @@ duplicated   ran again. *Explained* is that only if the earlier run's worker (or
              restarts and shutdowns explain nothing. Each run explains one other run at most.
              This holds for tasks whose ``apply_async`` raised as well: they may run once or not
              at all
+crowded      began while as many were running as may run at once: one of each key of the queue
+             ``keyed``, three of the queue ``few``. A run goes on until it has finished, or until a
+             fault that explains that it runs again
+disordered   of the queue ``keyed``: began before a task of its key that was due earlier, and that
+             was there. A task that sends itself again holds its key until it has run for the last
+             time
 stuck        still in the broker when nothing happened any more
 keys left    of slots, in a broker that should hold no message
 

@@ -14,7 +14,7 @@ from celery.exceptions import Reject, Retry
 from kombu import Queue
 
 from . import ledger
-from .app_queues import QUEUES
+from .app_queues import LIMITED, QUEUES
 
 #: As Celery's own, but patient enough for a server that restarts.
 RETRY_POLICY = {"max_retries": 40, "interval_start": 0, "interval_step": 0.2, "interval_max": 0.2}
@@ -25,11 +25,16 @@ VISIBILITY_TIMEOUT = float(os.environ["CHAOS_VISIBILITY_TIMEOUT"])
 if BROKER.startswith("valkey"):
     import celery_redis_plus  # noqa: F401 - registers the URL's scheme
 
+OPTIONS: dict[str, Any] = {"visibility_timeout": VISIBILITY_TIMEOUT}
+if BROKER.startswith("toc"):
+    OPTIONS["toc_topics"] = LIMITED
+    QUEUES = (*QUEUES, *LIMITED)
+
 app = Celery("chaos", broker=BROKER)
 app.conf.update(
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
-    broker_transport_options={"visibility_timeout": VISIBILITY_TIMEOUT},
+    broker_transport_options=OPTIONS,
     task_ignore_result=True,
     task_queues=[Queue(name) for name in QUEUES],
     task_default_queue=QUEUES[0],

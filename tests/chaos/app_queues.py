@@ -2,3 +2,11 @@
 
 #: What the workers consume. Producers send to all of them; a flood goes to one.
 QUEUES = ("celery", "second", "third")
+
+#: Queues of the product that limit what starts, and how. Producers send to these too, and each
+#: task for them has one of so many keys.
+LIMITED: dict[str, dict[str, object]] = {
+    "keyed": {"key_order": "serial"},
+    "few": {"concurrency": 3},
+}
+KEYS = 6

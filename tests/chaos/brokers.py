@@ -19,7 +19,7 @@ from ..cluster import NODE_TIMEOUT, Cluster, Node
 from ..proxy import Proxy
 from ..sentinels import NAME, Deployment
 from ..servers import Server, SteppedServer
-from .app_queues import QUEUES
+from .app_queues import LIMITED, QUEUES
 from .verdict import SLOTS, Event
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ Later = Callable[[float, Callable[[], None]], None]
 #: Hash slots by queue and the number of its slot.
 HASH_SLOTS = {
     (queue, number): key_slot(f"{queue}:{number}".encode())
-    for queue in QUEUES
+    for queue in (*QUEUES, *LIMITED)
     for number in range(SLOTS)
 }
 

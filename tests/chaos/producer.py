@@ -7,12 +7,13 @@ from __future__ import annotations
 import random
 import sys
 import time
+import zlib
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from . import ledger
-from .app import RETRY_POLICY, again, work
-from .app_queues import QUEUES
+from .app import QUEUES, RETRY_POLICY, again, work
+from .app_queues import KEYS, LIMITED
 
 
 def main(number: int, seed: int, seconds: float, rate: float) -> None:
@@ -35,9 +36,13 @@ def main(number: int, seed: int, seconds: float, rate: float) -> None:
 
 def send(task: Any, args: Any, id: str, queue: str, eta: datetime | None, times: int = 0) -> None:
     """Send a task that sends itself again so many times, and write down how that ended."""
-    ledger.write("sending", id, eta=eta and eta.timestamp(), queue=queue, times=times)
+    key = f"key-{zlib.crc32(id.encode()) % KEYS}" if queue in LIMITED else ""
+    headers = {"headers": {"x-key": key}} if key else {}
+    ledger.write("sending", id, eta=eta and eta.timestamp(), queue=queue, times=times, key=key)
     try:
-        task.apply_async(args, task_id=id, queue=queue, eta=eta, retry_policy=RETRY_POLICY)
+        task.apply_async(
+            args, task_id=id, queue=queue, eta=eta, retry_policy=RETRY_POLICY, **headers
+        )
     except Exception as exc:
         ledger.write("failed", id, error=f"{type(exc).__name__}: {exc}")
     else:

@@ -7,6 +7,9 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from .app_queues import LIMITED
+from .limits import judge_limits
+
 #: Faults that end or silence connections: a publish may be repeated because of them.
 NETWORK = ("cut", "freeze", "restart", "frozen")
 
@@ -57,8 +60,11 @@ class Event:
     def forgot(self, queue: str, id: str, earlier: dict[str, Any], run: dict[str, Any]) -> bool:
         """Whether a replica that took over may not have heard that the earlier run's message was
         delivered, or acknowledged; or whether it could not be told while there was none."""
+        slot = zlib.crc32(id.encode()) % SLOTS
+        # In these, not the id says which slot.
+        slots = range(SLOTS) if queue in LIMITED else (slot,)
         return (
-            (queue, zlib.crc32(id.encode()) % SLOTS) in self.forgets
+            any((queue, number) in self.forgets for number in slots)
             and self.at <= run["at"]
             and any(self.at - BEHIND <= at <= self.until for at in (earlier["at"], earlier["end"]))
         )
@@ -98,6 +104,9 @@ class Report:
     early: list[str] = field(default_factory=list)
     #: tasks of a queue of which none was started for long, while others' were
     starved: list[str] = field(default_factory=list)
+    #: tasks that ran while as many as may run were running, or before one that goes first
+    crowded: list[str] = field(default_factory=list)
+    disordered: list[str] = field(default_factory=list)
     #: tasks that were acknowledged before they began, and whose worker was killed then
     gone: list[str] = field(default_factory=list)
     #: fault that explains it -> number of runs
@@ -120,6 +129,8 @@ class Report:
             self.lost
             or self.early
             or self.starved
+            or self.crowded
+            or self.disordered
             or self.unexplained
             or self.stuck
             or self.keys_left
@@ -142,6 +153,8 @@ class Report:
             ("  acknowledged, then killed", len(self.gone)),
             ("early", len(self.early)),
             ("starved", len(self.starved)),
+            ("more at once than may run", len(self.crowded)),
+            ("out of order", len(self.disordered)),
             ("duplicated", sum(self.explained.values()) + len(self.unexplained)),
             *((f"  by {name}", number) for name, number in sorted(self.explained.items())),
             ("  unexplained", len(self.unexplained)),
@@ -155,7 +168,7 @@ class Report:
         lines = [f"{name:<28} {value:>10}" for name, value in rows]
         for name in ("stuck", "keys_left", "broken"):
             lines += [f"{name}: {item}" for item in getattr(self, name)]
-        for name in ("lost", "early", "starved", "unexplained"):
+        for name in ("lost", "early", "starved", "crowded", "disordered", "unexplained"):
             for id in getattr(self, name):
                 twice = " (published twice?)" if id in self.republished else ""
                 lines += ["", f"{name}: {id}{twice}", *self.histories[id]]
@@ -188,7 +201,8 @@ def judge(report: Report, entries: list[dict[str, Any]], events: list[Event]) ->
         eta = sending["eta"]
         if runs:
             due = max(eta or 0.0, (by_what["sent"] or [sending])[0]["at"])
-            waits.append(Wait(sending["queue"], due, runs[0]["at"], id))
+            if not sending.get("key"):  # of others, some wait for what holds their key
+                waits.append(Wait(sending["queue"], due, runs[0]["at"], id))
         if eta and runs:
             lateness.append(runs[0]["at"] - eta)
         if _is_early(eta, by_what, events):
@@ -196,7 +210,9 @@ def judge(report: Report, entries: list[dict[str, Any]], events: list[Event]) ->
         for retries in sorted({run["retries"] for run in runs}):
             _judge_runs(report, id, by_what, events, retries)
     report.starved = _starved(waits)
-    for id in {*report.lost, *report.early, *report.starved, *report.unexplained}:
+    report.crowded, report.disordered = judge_limits(steps, events)
+    shown = (report.lost, report.early, report.starved, report.unexplained)
+    for id in {*report.crowded, *report.disordered, *(id for some in shown for id in some)}:
         report.histories[id] = _history(steps[id], events)
     lateness.sort()
     if lateness:

@@ -91,3 +91,39 @@ def test_a_queue_of_which_nothing_starts_while_others_tasks_do_is_starved() -> N
     own = task("own", *run(7), queue="second", at=5.0)
     assert not verdict(*others, own, task("late", *run(15), queue="second")).starved
     assert not verdict(*others[:20], task("late", *run(15), queue="second")).starved
+
+
+def of_key(id: str, key: str, *steps: Any, queue: str = "keyed", **sending: Any) -> Any:
+    return task(id, *steps, queue=queue, key=key, **sending)
+
+
+def test_two_tasks_of_a_key_that_run_at_once_are_a_fault_unless_one_was_killed() -> None:
+    first = of_key("a", "k", (1.0, "started", {}), (2.0, "finished", {}))
+    second = of_key("b", "k", (1.5, "started", {}), (2.5, "finished", {}), at=0.5)
+    assert verdict(first, second).crowded == ["b"]
+    assert verdict(first, of_key("b", "other", *run(1.5), at=0.5)).faultless
+    killed = Event(1.2, "kill worker", "kill", "w", explains=True)
+    assert verdict(first, second, events=[killed]).crowded == []
+
+
+def test_a_task_that_sends_itself_again_holds_its_key_meanwhile() -> None:
+    again = (1.05, "retrying", {"again": 1, "countdown": 1.0})
+    first = of_key("a", "k", *run(1), again, *run(2.2, retries=1), times=1)
+    assert verdict(first, of_key("b", "k", *run(1.6), at=0.5)).crowded == ["b"]
+    assert verdict(first, of_key("b", "k", *run(2.4), at=0.5)).faultless
+
+
+def test_three_tasks_of_the_queue_for_few_may_run_at_once_whatever_their_keys() -> None:
+    some = [
+        of_key(str(n), f"k{n}", (1 + n / 10, "started", {}), (2.0, "finished", {}), queue="few")
+        for n in range(4)
+    ]
+    assert verdict(*some[:3]).faultless
+    assert verdict(*some).crowded == ["3"]
+
+
+def test_what_begins_before_an_earlier_one_of_its_key_is_out_of_order() -> None:
+    first, second = of_key("a", "k", *run(2.0)), of_key("b", "k", *run(1.0), at=0.5)
+    assert verdict(first, second).disordered == ["b"]
+    assert verdict(of_key("a", "k", *run(2.0), eta=1.5), second).faultless
+    assert verdict(of_key("a", "k", *run(2.0)), of_key("b", "o", *run(1.0), at=0.5)).faultless
