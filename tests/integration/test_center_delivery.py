@@ -589,7 +589,8 @@ def test_a_message_held_ahead_and_released_is_not_due_earlier_than_it_was(one, c
     [found] = one.get("x", topic="one")
     [message] = pop_now(one, soon=1, lookahead_us=60_000_000).messages
     assert one.release([message]) == 1
-    assert one.get("x", topic="one") == [found]
+    [again] = one.get("x", topic="one")
+    assert again._replace(token=found.token) == found
     assert pop_ids(one) == []
     check_slots(one, "one")
 

@@ -72,7 +72,7 @@ def test_the_example_of_taking_tasks_runs(
             remind.apply_async((order,), countdown=3600 + order)
         center = timeout_center(app)
         names: dict[str, Any] = {"center": center}
-        exec(named("docs/python.md", "taken = center.pop("), names)
+        exec(named("docs/python.md", "taken = center.pop(\n"), names)
         assert capsys.readouterr().out.splitlines() == ["shop.remind [7]", "shop.remind [8]"]
         assert repr(names["task"]).endswith(" in flight in celery>")
         [left] = center.scan("celery").messages
