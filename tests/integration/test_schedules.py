@@ -36,8 +36,8 @@ def remind(*args: Any, **kwargs: Any) -> None:
 def app(server: Server | Cluster, client: redis.Redis) -> Iterator[Celery]:
     made = Celery("shop", broker=server.toc_url, set_as_current=False)
     made.conf.update(timezone="Europe/Berlin", task_default_queue="jobs")
-    made.task(name="shop.remind")(remind)
-    made.task(name="shop.hourly", expires=60)(remind)
+    made.task(name="shop.remind", shared=False)(remind)
+    made.task(name="shop.hourly", expires=60, shared=False)(remind)
     yield made
     made.close()
 

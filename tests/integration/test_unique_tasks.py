@@ -23,13 +23,18 @@ HOUR = 3600
 @pytest.fixture
 def app(server: Any, client: Any) -> Iterator[Celery]:
     made = Celery("shop", broker=server.toc_url, backend="cache+memory://", set_as_current=False)
-    made.task(add, name="add")
-    made.task(remind, name="remind", toc_unique=Unique(lambda order, text="": order))
+    made.task(add, name="add", shared=False)
+    made.task(remind, name="remind", shared=False, toc_unique=Unique(lambda order, text="": order))
     made.task(
-        remind, name="newest", toc_unique=Unique(lambda order, text="": order, "start", "replace")
+        remind,
+        name="newest",
+        shared=False,
+        toc_unique=Unique(lambda order, text="": order, "start", "replace"),
     )
-    made.task(remind, name="same", toc_unique=Unique())
-    made.task(remind, name="some", toc_unique=Unique(lambda order, text="": text or None))
+    made.task(remind, name="same", shared=False, toc_unique=Unique())
+    made.task(
+        remind, name="some", shared=False, toc_unique=Unique(lambda order, text="": text or None)
+    )
     yield made
     made.close()
 
@@ -227,7 +232,7 @@ def test_a_message_of_a_batch_may_be_unique(server, tasks):
 
 
 def test_the_examples_of_the_page_run(app, tasks, capsys):
-    task = app.task(number, name="number")
+    task = app.task(number, name="number", shared=False)
     names: dict[str, Any] = {"app": app, "invoice": task, "index": task}
     exec(named("docs/unique.md", "print(again.id"), names)
     assert capsys.readouterr().out == "True\n"
