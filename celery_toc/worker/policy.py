@@ -84,7 +84,9 @@ class PoolPolicy:
     def _limit(self) -> int:
         # An autoscaler's pool grows for what comes, up to its present maximum.
         most = getattr(self._scaler, "max_concurrency", None)
-        limit: int = most or self._consumer.pool.num_processes or 1
+        pool = self._consumer.pool
+        # Before Celery 5.7, a gevent pool's num_processes is how many tasks run just now.
+        limit: int = most or (pool.limit if pool.is_green else pool.num_processes) or 1
         return limit - self._missing()
 
     def wants_early(self, message: kombu_toc.Message) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from ..center.clock import STEP
 from ..model.results import Delivery
 from .due_queue import DueQueue
 from .loop import TICK, Alarm, Loop
@@ -144,6 +145,26 @@ class Dispatcher:
                 message = state.early.pop(number, None)
                 if message is None or sink.take_back(message):
                     taken.append(delivery)
+        return taken
+
+    def take_far(self, lookahead_us: int) -> list[Delivery]:
+        """Take back what is held and far from due, as it can be only after Redis's clock went back.
+
+        lookahead_us: how long before it is due a message is fetched
+        """
+        horizon = self._clock.at(self._loop.now()) + lookahead_us + int(STEP * 1_000_000)
+        taken: list[Delivery] = []
+        for _, number, state, delivery in self.due.take(
+            lambda entry: (
+                entry[0] > horizon
+                and isinstance(entry[3], Delivery)
+                and entry[2].sink in self._states
+            )
+        ):
+            state.buffered -= 1
+            message = state.early.pop(number, None)
+            if message is None or state.sink.take_back(message):
+                taken.append(delivery)
         return taken
 
     def _watch_queued(self) -> None:

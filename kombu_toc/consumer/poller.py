@@ -96,6 +96,7 @@ class Poller:
             on_popped=self._on_popped,
             on_noted=self.log_pop,
             on_known=self._on_known,
+            on_back=self._release_far,
         )
         self._passing = self._popper.passing(self.dispatcher.due, self.outbox)
         passed_on = self._popper.passed_on if self._passing else None
@@ -451,6 +452,10 @@ class Poller:
                 slot = delivery.slot if self.center.clustered else None
                 state.pending.ask_for_backlog(delivery.topic, slot)
         self.outbox.release_later(taken)
+
+    def _release_far(self) -> None:
+        # A step of the clock has moved them: they would keep processes from what is due.
+        self.outbox.release_later(self.dispatcher.take_far(self._lookahead_us))
 
     # -- claims
 

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from ..center.clock import ServerClock, Steps
+from ..center.clock import STEP, ServerClock, Steps
 from ..center.requests import REMEMBER, PopRequest
 from ..model.results import Popped
 from .fetcher import Fetcher, Plan, Pop, may_recover
@@ -45,6 +45,7 @@ class Popper:
     identity: tells one server from another
     on_popped: told what a pop did
     on_noted: told, with the topic, what was found to have happened beside pops
+    on_back: called when what is known of the clock has gone back
     on_known: told a consumer that it is known now in which topics something is due
     """
 
@@ -60,6 +61,7 @@ class Popper:
         on_popped: OnPopped,
         on_noted: Callable[[str, Popped], None],
         on_known: Callable[[ConsumerState], None],
+        on_back: Callable[[], None],
     ) -> None:
         self.fetcher = Fetcher(settings, center.clustered, self.topic_of)
         self._center = center
@@ -70,6 +72,7 @@ class Popper:
         self._on_popped = on_popped
         self._on_noted = on_noted
         self._on_known = on_known
+        self._on_back = on_back
         self._numbers = count()
 
     def next_number(self) -> int:
@@ -200,9 +203,11 @@ class Popper:
     def _hear_clock(self, now_us: int, left: float, where: Any = None) -> None:
         """Learn what a server's clock has shown in a reply to what left at that moment."""
         now = self._loop.now()
+        clock = self._clock
+        before = clock.at(now) if clock.known else 0
         steps = _steps.setdefault((self._identity, where), Steps())
         if back := steps.back(now_us, left, now):
-            self._clock.forget(where)
+            clock.forget(where)
             logger.warning(
                 "the clock of Redis%s went back by %.1f seconds: it was set, or a server with a "
                 "clock behind has taken over; what was to start later starts when the clock shows "
@@ -212,7 +217,9 @@ class Popper:
                 back,
                 back,
             )
-        self._clock.sample(now_us, now, where)
+        clock.sample(now_us, now, where)
+        if clock.at(now) < before - STEP * 1_000_000:
+            self._on_back()
 
     def _recovering(
         self, items: list[Item], topic: Topic, slots: set[int] | None
@@ -247,13 +254,18 @@ class Popper:
         for flight in self._leases.flights.take(state.pending.topics):
             number = self.next_number()
             state.pops_in_flight.add(number)
-            given = partial(self._recalled, state, flight, number)
+            call = flight.recalling(self._center)
+            given = partial(self._recalled, state, flight, number, call.keys[0])
             lost = partial(self._recall_failed, state, flight, number)
-            items.append((flight.recalling(self._center), given, lost))
+            items.append((call, given, lost))
         return items
 
-    def _recalled(self, state: ConsumerState, flight: Flight, number: int, result: Popped) -> None:
+    def _recalled(
+        self, state: ConsumerState, flight: Flight, number: int, key: str, result: Popped
+    ) -> None:
         state.pops_in_flight.discard(number)
+        where = self._center.client.place_of(key) if self._center.clustered else None
+        self._hear_clock(result.now_us, flight.left, where)
         if result.messages:
             logger.info(
                 "%d messages of %s had been delivered when the connection was cut",
@@ -261,6 +273,7 @@ class Popper:
             )
         turn = (number, 0, number)
         self._on_popped(state, flight.topic.name, result, flight.visibility, turn)
+        self._on_back()  # since they were given, the clock may have been set
 
     def _recall_failed(self, state: ConsumerState, flight: Flight, number: int) -> None:
         if self._center.clustered:

@@ -290,6 +290,51 @@ def test_a_message_of_after_a_step_of_the_clock_does_not_wait_for_a_time_of_befo
     assert task.done
 
 
+@pytest.mark.parametrize("steps", [(-60.0,), (-60.0, -60.0), (60.0, -60.0)])
+@pytest.mark.parametrize("prefer", [(), (0, 1)])
+def test_what_is_held_for_a_time_that_is_far_again_keeps_no_process(
+    prefer: tuple[int, ...], steps: tuple[float, ...]
+) -> None:
+    """The clock is set back while a message is held that is nearly due: it is given back."""
+    fleet = Fleet(["a"], faultless=False)
+    for step in steps[:-1]:
+        fleet.step_clock(step)
+    worker = fleet.add(2, prefer=prefer)
+    fleet.run(0.05)
+    held = fleet.put("a", 0.02)
+    fleet.run(0.002)
+    assert worker.poller is not None
+    [state] = worker.poller.states.values()
+    assert state.buffered == 1
+    fleet.step_clock(steps[-1])
+    fleet.put("a", 0.0, 0.001)  # its delivery tells of the clock
+    fleet.run(0.05)
+    assert state.buffered == 0
+    assert worker.poller.dispatcher.due.first is None or not held.starts
+    long, short = fleet.put("a", 0.0, 20.0), fleet.put("a", 0.0, 0.001)
+    fleet.run(15.0)
+    assert (long.starts != [], short.done, held.starts) == (True, True, [])
+    fleet.finish()
+    assert len(held.starts) == 1
+
+
+def test_what_a_cut_connection_had_delivered_is_given_back_if_it_is_far_from_due_again() -> None:
+    fleet = Fleet(["a"], faultless=False)
+    worker = fleet.add(1)
+    fleet.run(1.0)
+    held = fleet.put("a", 0.5)
+    fleet.run(0.45)
+    fleet.cut(worker, after_next=True)
+    fleet.run(0.04)
+    fleet.step_clock(-60.0)
+    fleet.run(2.0)
+    task = fleet.put("a", 0.0)
+    fleet.run(10.0)
+    assert (task.done, held.starts) == (True, [])
+    fleet.finish()
+    assert len(held.starts) == 1
+
+
 def test_hours_pass_and_each_task_starts_within_milliseconds_of_its_time() -> None:
     fleet = Fleet(QUEUES)
     for _ in range(3):

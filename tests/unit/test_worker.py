@@ -15,7 +15,8 @@ from kombu.asynchronous.timer import Timer
 from kombu.common import QoS
 
 from celery_toc.compat import quick_times
-from celery_toc.worker.policy import is_timed
+from celery_toc.worker.pace import Pace
+from celery_toc.worker.policy import PoolPolicy, is_timed
 from celery_toc.worker.timer import PastTimers, begin_when_due
 from kombu_toc import Delivery, Message
 
@@ -35,6 +36,20 @@ def request(delivery: Delivery | None, headers: dict[str, Any] = ETA) -> Any:
         "body": b"",
     }
     return SimpleNamespace(message=Message(None, content, delivery))
+
+
+def test_a_pool_of_greenlets_starts_as_many_tasks_as_it_may_have() -> None:
+    """Before Celery 5.7, it says instead how many run just now."""
+    running = {object(), object()}
+    pool = SimpleNamespace(is_green=True, limit=20, num_processes=len(running))
+    consumer = SimpleNamespace(
+        pool=pool,
+        app=Celery("a", set_as_current=False),
+        controller=SimpleNamespace(autoscaler=None, max_concurrency=None),
+    )
+    submitted = SimpleNamespace(busy=lambda: running)
+    how = {"accepts_early": False, "is_stopping": lambda: False}
+    assert PoolPolicy(consumer, submitted, Pace(), **how).idle_slots() == 18
 
 
 @pytest.mark.parametrize("ahead", [-MINUTES, 0.0, MINUTES])
