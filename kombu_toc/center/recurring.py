@@ -314,6 +314,10 @@ class Recurring:
         found: list[ScheduleOutlook] = self._runner.run_all(calls)
         return found
 
+    def changing(self, topic: Topic, change: ScheduleChange) -> ScriptCall:
+        """The call of :meth:`change` to a schedule of a topic that has some, without running it."""
+        return self._commands.changing(topic, change)
+
     def change(self, topic: str, change: ScheduleChange) -> ScheduleChanged:
         """Replace a record, and the message that waits, by others.
 

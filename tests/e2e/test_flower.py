@@ -6,6 +6,7 @@ skipped with a line that says so, unless TOC_TEST_FLOWER=required: then they fai
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -23,6 +24,7 @@ import pytest
 from celery import Celery
 from pytest_celery import CeleryBackendCluster, CeleryBrokerCluster
 
+from celery_toc import timeout_center
 from kombu_toc import TimeoutCenter, center_for
 
 from ..ports import free_port
@@ -274,17 +276,32 @@ def test_a_waiting_task_is_listed_on_the_page_of_a_worker_of_its_queue(
     pages: Pages, worker: Worker, waiting: dict[str, str]
 ) -> None:
     """Among the scheduled ones, as one that a worker holds is with other brokers."""
-
-    def listed() -> list[str]:
-        # A newer Flower shows what it was told when it was last asked, and then asks the worker.
-        pages.open(f"/worker/{quote(worker.hostname())}")
-        return pages.run(
-            "const tables = Array.from(document.querySelectorAll('#tab-tasks table'));"
-            "const held = tables.find(t => t.caption.textContent.trim() == 'Scheduled tasks');"
-            "return Array.from(held.tBodies[0].rows).map(row => row.textContent)"
-        )
-
+    listed = functools.partial(_scheduled_at, pages, worker)
     wait_until(lambda: waiting["id"] in "".join(listed()), START_TIMEOUT, listed)
+
+
+def test_a_recurring_task_is_listed_with_its_next_firing_and_those_that_have_run(
+    pages: Pages, worker: Worker, app: Celery
+) -> None:
+    schedules = timeout_center(app).schedules
+    nightly = schedules.put("nightly", "e2e.add", 3600, args=[1, 1])
+    often = schedules.put("often", "e2e.add", 0.5, args=[2, 2], max_runs=2)
+    pages.row("/tasks", f"/task/{quote(often.next_id, safe='')}", "SUCCESS")
+    schedules.delete("often")
+    listed = functools.partial(_scheduled_at, pages, worker)
+    wait_until(lambda: nightly.next_id in "".join(listed()), START_TIMEOUT, listed)
+    schedules.delete("nightly")
+
+
+def _scheduled_at(pages: Pages, worker: Worker) -> list[str]:
+    """The rows of a worker's page that list scheduled tasks."""
+    # A newer Flower shows what it was told when it was last asked, and then asks the worker.
+    pages.open(f"/worker/{quote(worker.hostname())}")
+    return pages.run(
+        "const tables = Array.from(document.querySelectorAll('#tab-tasks table'));"
+        "const held = tables.find(t => t.caption.textContent.trim() == 'Scheduled tasks');"
+        "return Array.from(held.tBodies[0].rows).map(row => row.textContent)"
+    )
 
 
 def test_a_finished_task_is_shown_with_its_eta_and_result(pages: Pages, app: Celery) -> None:

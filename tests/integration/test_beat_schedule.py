@@ -263,3 +263,12 @@ def test_an_import_names_what_cannot_be_put(make_app):
     assert done.put == ["c"]
     assert [one.name for one in done.refused] == ["a", "b"]
     assert all(isinstance(one, Refused) for one in done.refused)
+
+
+def test_what_the_server_has_lost_is_put_back(make_app, client):
+    app = make_app(a={}, b={})
+    worker = Worker(app, "one")
+    worker.look()
+    client.flushall()
+    assert worker.look().put == ["a", "b"]
+    assert sorted(kept(app)) == ["a", "b"]

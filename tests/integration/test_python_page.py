@@ -80,6 +80,22 @@ def test_the_example_of_taking_tasks_runs(
     pools.reset()  # Kombu keeps connections by URL, and what they know of queues is flushed now
 
 
+def test_the_example_of_recurring_tasks_runs(
+    server: Server | Cluster, client: redis.Redis, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Celery("shop", broker=server.toc_url, set_as_current=False) as app:
+
+        @app.task(name="shop.remind", shared=False)
+        def remind(order: int) -> None: ...
+
+        exec(
+            named("docs/python.md", "schedules = center.schedules"), {"center": timeout_center(app)}
+        )
+        assert capsys.readouterr().out == "0 3 * * * 1\n"
+        assert timeout_center(app).schedules.count() == 0
+    pools.reset()
+
+
 def test_the_example_of_topics_at_run_time_runs(
     center: TimeoutCenter, capsys: pytest.CaptureFixture[str]
 ) -> None:
