@@ -12,9 +12,10 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import datetime, timezone
 from typing import Any
 
-from .rules import SECOND_US, Timing, timing_of, to_datetime
+from .rules import SECOND_US, Timing, timing_of, to_datetime, to_us
 
 MISFIRES = ("once", "skip", "all")
 OVERLAPS = ("allow", "skip", "wait")
@@ -149,6 +150,17 @@ def firing_id(name: str, planned: int) -> str:
     return f"{name}@{text[:-6]}Z"
 
 
+def planned_of(name: str, id: str) -> int | None:
+    """The inverse of :func:`firing_id`; None for an id that is no firing's."""
+    text = id[len(name) + 1 : -1]
+    if not id.startswith(f"{name}@") or not id.endswith("Z"):
+        return None
+    try:
+        return to_us(datetime.fromisoformat(text).replace(tzinfo=timezone.utc))
+    except ValueError:
+        return None
+
+
 def line_of(
     id: str, planned: int, what: str, at: int, reason: str = "", ended: int | None = None
 ) -> str:
@@ -262,8 +274,7 @@ def take(
     noted: what is noted of this one already
     """
     if record.next is None or id != firing_id(name, record.next):
-        # Somebody has followed it already, and it comes again; or the schedule has been changed.
-        return (DROP if noted == SKIPPED else RUN), None
+        return _take_another(name, record, id, now, noted)
     planned = record.next
     late = now - record.due(name, planned)
     has_waited = record.waits == planned
@@ -281,6 +292,20 @@ def take(
     line = line_of(id, planned, SKIPPED if reason else STARTED, now, reason)
     after = replace(record, next=following, last=planned, runs=runs, waits=None)
     return (DROP if reason else RUN), Step(after, put=following, lines=(line,))
+
+
+def _take_another(
+    name: str, record: Record, id: str, now: int, noted: str | None
+) -> tuple[str, Step | None]:
+    """A firing has come that is not the next one: somebody has followed it, and it comes again; or
+    the schedule was paused or changed while it was on its way, and it is noted here that it has
+    come, lest it comes again when the clock is set back."""
+    planned = planned_of(name, id)
+    if planned is None or noted is not None or planned <= (record.last or 0):
+        return (DROP if noted == SKIPPED else RUN), None
+    line = line_of(id, planned, STARTED, now)
+    after = replace(record, last=planned, runs=record.runs + 1)
+    return RUN, Step(after, lines=(line,))
 
 
 def _is_over(record: Record, runs: int) -> bool:

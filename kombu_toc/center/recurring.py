@@ -302,7 +302,7 @@ class Recurring:
     def count(self, topic: str) -> int:
         """How many schedules a topic has."""
         slot = self._registry.resolved(topic).slot(0)
-        return int(self._runner.client.hlen(slot.schedules))
+        return int(self._runner.client.zcard(slot.coming))
 
     def outlook(self, late: float = 5.0) -> list[ScheduleOutlook]:
         """How the schedules of each topic stand, with one short call for each topic.

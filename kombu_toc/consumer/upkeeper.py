@@ -202,8 +202,13 @@ class Upkeeper:
                     self._complain(topic, "cannot keep queue %s up: %s", topic, error)
                 if upkeep.expires:
                     sweep(center, self._log.log)
-                for look in tuple(self.looks.values()):
-                    look(center, self._log.log, goes_on)
+                for what, look in tuple(self.looks.items()):
+                    try:
+                        look(center, self._log.log, goes_on)
+                    except BROKEN:
+                        raise
+                    except Exception as exc:  # the queues are kept up all the same
+                        self._complain(str(what), "cannot look after what recurs: %r", exc)
                 self._bell.wait(max(began + election.interval - time.monotonic(), 0.001))
         finally:
             election.resign()

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 import pytest
 import redis
 
-from kombu_toc import TimeoutCenter
+from kombu_toc import ScheduleChange, ScheduleFiring, TimeoutCenter
+from kombu_toc.center.recurring import RecurringCommands
 from kombu_toc.metrics.sender import Metrics
 
 from ..servers import Server
@@ -84,6 +85,12 @@ def fill(center: TimeoutCenter, others: int) -> None:
         center.run_all([center.rejecting(one, requeue=False, reason="test") for one in half])
         center.run_all([center.putting(topic, f"due-{n}", b"") for n in numbers])
         # What is in flight was put before what is due, and that stays.
+    commands = RecurringCommands(center.context)
+    changes = [
+        ScheduleChange(f"s{n}", "", f"s{n}@1", 10**15 + 10 * (n // 9), fired=[f"s{n}@{n}\tx"])
+        for n in range(others)
+    ]
+    center.run_all([commands.changing(topic, one) for one in changes])
     for id in ("cancelled", "moved", "seen"):
         center.put("mail", id, b"", delay=HOUR)
 
@@ -123,6 +130,20 @@ OPERATIONS: dict[str, Callable[[TimeoutCenter], object]] = {
     "coming": lambda center: center.coming("mail", [60, 3600]),
     "a page": lambda center: center.scan("mail", limit=10),
     "alter": lambda center: center.alter("mail", retries=9),
+    "read a schedule": lambda center: center.recurring.read("mail", ["s1"], fired=True),
+    "a page of schedules": lambda center: center.recurring.page("mail", 10, (str(10**15), "s5")),
+    "change a schedule": lambda center: center.recurring.change(
+        "mail",
+        ScheduleChange(
+            "s1",
+            "s1@1",
+            "s1@1",
+            2 * 10**15,
+            take_out="s1@1",
+            put=ScheduleFiring("s1@1", b"", 2 * 10**15),
+            fired=[f"s1@{n}\tx" for n in range(30)],
+        ),
+    ),
     "delete if empty": lambda center: center.delete("mail", if_empty=True),
 }
 

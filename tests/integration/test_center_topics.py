@@ -8,7 +8,13 @@ import time
 
 import pytest
 
-from kombu_toc import ConfigurationError, SlotCountError, TimeoutCenter
+from kombu_toc import (
+    ConfigurationError,
+    ScheduleChange,
+    ScheduleFiring,
+    SlotCountError,
+    TimeoutCenter,
+)
 from kombu_toc.model.results import Counts
 
 from ..ports import free_port
@@ -557,6 +563,10 @@ def test_every_operation_keeps_to_one_cluster_node(node, name):
             picked = center.pop(name, early=True, slots=[slot], **chosen).messages
             assert picked
             assert center.release([one.receipt for one in picked]) == len(picked)
+    change = ScheduleChange("s", "", "s@1", 4 * 10**15, put=ScheduleFiring("s@1", b"", 4 * 10**15))
+    assert center.recurring.change(name, change).put
+    assert [one.state for one in center.recurring.read(name, ["s"])[1]] == ["waiting"]
+    assert center.recurring.change(name, ScheduleChange("s", "s@1", "", take_out="s@1")).taken_out
     assert center.purge(name) > 0
     for batch in by_slot:
         center.cancel(batch[3].id, topic=name)

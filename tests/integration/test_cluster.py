@@ -18,7 +18,7 @@ import redis
 from kombu import Connection, Consumer, Exchange, Message, Producer, Queue
 
 import kombu_toc
-from kombu_toc import TimeoutCenter, center_for
+from kombu_toc import ScheduleChange, ScheduleFiring, TimeoutCenter, center_for
 from kombu_toc.migrate.from_redis import migrate_broker
 
 from ..cluster import Cluster
@@ -108,6 +108,14 @@ def test_every_operation_works_whatever_the_slots(
     released = center.release([*(message.receipt for message in picked), picked[0]])
     assert (released, released.stale) == (4, [])
     check_slots(center, "mail")
+    firing = ScheduleFiring("s@1", b"", 4 * 10**15)
+    change = ScheduleChange("s", "", "s@1", 4 * 10**15, b"template", put=firing)
+    assert center.recurring.change("mail", change).put
+    assert [one.state for one in center.recurring.find("s")[1]] == ["waiting"]
+    assert len(center.recurring.page("mail", 5)[1]) == center.recurring.count("mail") == 1
+    gone = ScheduleChange("s", "s@1", "", take_out="s@1")
+    assert center.recurring.change("mail", gone).taken_out
+    center.client.delete(center.keys.scheduled)
     assert center.purge("mail") == 17
     with cluster.client() as client:
         assert keys_left(client) == ["toc:{toc}:topics"]

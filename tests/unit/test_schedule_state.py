@@ -1,0 +1,348 @@
+"""How a schedule goes on, whatever happens: a model of the center, and random histories."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from celery_toc.schedules import state
+from celery_toc.schedules.rules import SECOND_US, Every
+from celery_toc.schedules.state import (
+    DROP,
+    RUN,
+    WAIT,
+    Record,
+    Step,
+    firing_id,
+    planned_of,
+    read_line,
+)
+
+PERIOD = 10 * SECOND_US
+START = 1_700_000_000 * SECOND_US
+
+
+def record(**fields: object) -> Record:
+    return Record("jobs.tick", Every(PERIOD, START).to_json(), "UTC", **fields)  # type: ignore[arg-type]
+
+
+class Store:
+    """What the center keeps of one schedule, as its script changes it."""
+
+    name = "tick"
+
+    def __init__(self) -> None:
+        self.text = ""
+        #: id -> planned time, of what waits, and of what is in flight
+        self.waiting: dict[str, int] = {}
+        self.in_flight: dict[str, int] = {}
+        self.lines: dict[str, str] = {}
+        self.puts: Counter[str] = Counter()
+
+    @property
+    def record(self) -> Record | None:
+        return Record.of_text(self.text) if self.text else None
+
+    def run(self, read: str, step: Step | None) -> bool:
+        """Whether the record was the one that was read."""
+        if step is None:
+            return True
+        if self.text != read:
+            return False
+        self.text = "" if step.record is None else step.record.to_text(self.name)
+        if step.take_out is not None:
+            id = firing_id(self.name, step.take_out)
+            if self.waiting.pop(id, None) is not None:
+                self.puts[id] -= 1  # it was not run, and may be put again
+        if step.put is not None:
+            id = firing_id(self.name, step.put)
+            if id not in self.waiting and id not in self.in_flight:
+                self.waiting[id] = step.put
+                self.puts[id] += 1
+        for line in step.lines:
+            self.lines[read_line(line)[0]] = line
+        return True
+
+    def noted(self, id: str) -> str | None:
+        return read_line(self.lines[id])[1][1] if id in self.lines else None
+
+
+class Hand:
+    """A worker that has read the schedule, and has not changed it yet."""
+
+    def __init__(self, store: Store, id: str, now: int) -> None:
+        self.store, self.id = store, id
+        self.read()
+        self.now = now
+
+    def read(self) -> None:
+        self.text = self.store.text
+        self.running = any(other != self.id for other in self.store.in_flight)
+        self.noted = self.store.noted(self.id)
+
+    def change(self) -> str | None:
+        """What is to be done with the firing; None: it has to be read again."""
+        if not self.text:
+            return RUN
+        found = Record.of_text(self.text)
+        verdict, step = state.take(
+            self.store.name, found, self.id, self.now, self.running, self.noted
+        )
+        return verdict if self.store.run(self.text, step) else None
+
+
+class History:
+    """A random history of a schedule, of workers that die, and of a clock that is set."""
+
+    def __init__(self, seed: int, **fields: object) -> None:
+        self.chance = random.Random(seed)
+        self.fields = fields
+        self.now = START
+        self.store = Store()
+        self.store.run("", state.begin(record(**fields), self.now))
+        self.hands: list[Hand] = []
+        self.ran: Counter[str] = Counter()
+        self.dropped: set[str] = set()
+        self.popped: set[str] = set()
+        #: messages that were taken out of the store by somebody else
+        self.cancelled: set[str] = set()
+
+    # -- what may happen
+
+    def pass_time(self) -> None:
+        self.now += self.chance.choice((1, 2, 5, 20)) * SECOND_US
+
+    def set_clock(self) -> None:
+        self.now += self.chance.choice((-3600, -30, 30, 600)) * SECOND_US
+
+    def pop(self) -> None:
+        due = [id for id, at in self.store.waiting.items() if at <= self.now]
+        if due:
+            id = self.chance.choice(due)
+            self.popped.add(id)
+            self.store.in_flight[id] = self.store.waiting.pop(id)
+            self.hands.append(Hand(self.store, id, self.now))
+
+    def change(self) -> None:
+        """A worker does the step, and its task."""
+        if not self.hands:
+            return
+        hand = self.hands.pop(self.chance.randrange(len(self.hands)))
+        hand.now = self.now if self.chance.random() < 0.5 else hand.now
+        verdict = hand.change()
+        if verdict is None:
+            hand.read()
+            self.hands.append(hand)
+        elif verdict == WAIT or self.chance.random() < 0.2:
+            self.back(hand.id)
+        else:
+            if verdict == RUN:
+                self.ran[hand.id] += 1
+            else:
+                assert verdict == DROP
+                self.dropped.add(hand.id)
+            self.store.in_flight.pop(hand.id, None)
+
+    def die(self) -> None:
+        """A worker dies before the step; another may have the same firing again."""
+        if self.hands:
+            hand = self.hands.pop(self.chance.randrange(len(self.hands)))
+            self.back(hand.id)
+
+    def slow(self) -> None:
+        """A lease ends although its worker lives, and another is given the firing."""
+        if self.hands:
+            hand = self.chance.choice(self.hands)
+            self.hands.append(Hand(self.store, hand.id, self.now))
+
+    def cancel(self) -> None:
+        if self.store.waiting and self.chance.random() < 0.3:
+            id = self.chance.choice(list(self.store.waiting))
+            del self.store.waiting[id]
+            self.cancelled.add(id)
+            self.store.puts[id] -= 1  # it was not run, and may be put again
+
+    def follow(self) -> None:
+        """The process that keeps the queues up looks."""
+        found = self.store.record
+        if found is None or found.next is None:
+            return
+        id = firing_id(self.store.name, found.next)
+        is_gone = id not in self.store.waiting and id not in self.store.in_flight
+        if is_gone and found.next <= self.now:
+            assert self.store.run(self.store.text, state.lose(self.store.name, found, self.now))
+
+    def pause(self) -> None:
+        self._event(lambda one: state.pause(one))
+
+    def resume(self) -> None:
+        self._event(lambda one: state.resume(one, self.now))
+
+    def skip(self) -> None:
+        self._event(lambda one: state.leave_out(self.store.name, one, self.now))
+
+    def put_again(self) -> None:
+        self._event(lambda one: state.change(one, record(**self.fields), self.now))
+
+    def _event(self, event: Callable[[Record], Step]) -> None:
+        found = self.store.record
+        assert found is not None
+        step = event(found)
+        if step.record != found:
+            assert self.store.run(self.store.text, step)
+
+    def back(self, id: str) -> None:
+        """A message comes back."""
+        planned = self.store.in_flight.pop(id, None)
+        if planned is not None:
+            self.store.waiting[id] = planned
+
+    # -- a run
+
+    def run(self, events: tuple[str, ...], steps: int = 300) -> None:
+        for _ in range(steps):
+            getattr(self, self.chance.choice(events))()
+            self.check()
+        # In the end somebody takes what is there, and nothing has stopped.
+        self._event(lambda one: state.resume(one, self.now))
+        last = self.store.record
+        assert last is not None
+        self.now = max(self.now, last.next or 0)
+        for _ in range(200):
+            for event in ("pop", "change", "change", "follow"):
+                getattr(self, event)()
+            self.check()
+        assert self.store.record is not None
+        assert self.store.record.ended or (self.store.record.next or 0) > (last.next or 0)
+
+    def check(self) -> None:
+        store, found = self.store, self.store.record
+        assert found is not None
+        assert max(store.puts.values()) <= 1, "a firing had two messages"
+        fresh = {at for id, at in store.waiting.items() if id not in self.popped}
+        assert fresh <= {found.next}, "more than the next one waits"
+
+
+TAKES = ("pass_time", "pop", "change", "change", "die", "slow")
+PEOPLE = ("pause", "resume", "skip", "put_again")
+
+
+@pytest.mark.parametrize("misfire", state.MISFIRES)
+@pytest.mark.parametrize("overlap", state.OVERLAPS)
+def test_whatever_happens_a_firing_is_one_message_and_the_schedule_goes_on(
+    misfire: str, overlap: str
+) -> None:
+    for seed in range(40):
+        history = History(seed, misfire=misfire, overlap=overlap)
+        history.run((*TAKES, *PEOPLE, "cancel", "follow", "follow", "set_clock"))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_with_all_each_planned_time_is_run_whoever_dies_and_whatever_the_clock(seed: int) -> None:
+    history = History(seed, misfire="all")
+    history.run((*TAKES, "set_clock"))
+    found = history.store.record
+    assert found is not None and found.last is not None
+    for planned in range(START + PERIOD, found.last + 1, PERIOD):
+        id = firing_id("tick", planned)
+        assert history.ran[id] or id in {*history.store.in_flight, *history.store.waiting}
+
+
+def test_what_was_left_out_by_a_rule_is_not_run_when_it_comes_again() -> None:
+    for seed in range(40):
+        history = History(seed, misfire="skip", grace_us=SECOND_US)
+        history.run((*TAKES, "pass_time"))
+        assert history.dropped
+        for id in history.dropped:
+            assert not history.ran[id]
+
+
+# -- the rules, one by one
+
+
+def taken(late: float, **fields: object) -> tuple[str, Record]:
+    """What is done with a firing that comes so many seconds late."""
+    first = state.begin(record(**fields), START).record
+    assert first is not None and first.next is not None
+    now = first.next + round(late * SECOND_US)
+    verdict, step = state.take("tick", first, firing_id("tick", first.next), now, False, None)
+    assert step is not None and step.record is not None
+    return verdict, step.record
+
+
+@pytest.mark.parametrize(
+    "misfire, late, verdict, following",
+    [
+        ("once", 0, RUN, 2),
+        ("once", 60, RUN, 2),  # within the grace, each is run
+        ("once", 61, RUN, 8),  # one for all, and the next one after now
+        ("skip", 60, RUN, 2),
+        ("skip", 61, DROP, 2),  # the next one is within the grace
+        ("skip", 95, DROP, 5),
+        ("all", 61, RUN, 2),
+        ("all", 10**6, RUN, 2),
+    ],
+)
+def test_a_firing_that_is_late(misfire: str, late: float, verdict: str, following: int) -> None:
+    """It was planned as number 1."""
+    found, after = taken(late, misfire=misfire)
+    assert found == verdict
+    assert after.next == START + following * PERIOD
+    assert after.runs == (verdict == RUN)
+
+
+def test_jitter_is_the_same_for_a_firing_wherever_it_is_computed() -> None:
+    made = record(jitter_us=5 * SECOND_US)
+    dues = [made.due("tick", START + number * PERIOD) for number in range(100)]
+    offsets = {due - START - number * PERIOD for number, due in enumerate(dues)}
+    assert len(offsets) > 90
+    assert all(0 <= offset <= 5 * SECOND_US for offset in offsets)
+    again = Record.of_text(made.to_text("tick"))
+    assert [again.due("tick", START + number * PERIOD) for number in range(100)] == dues
+
+
+def test_a_schedule_ends_by_its_bounds() -> None:
+    bounded = record(start=START + 25 * SECOND_US, end=START + 55 * SECOND_US)
+    first = state.begin(bounded, START).record
+    assert first is not None
+    planned = []
+    while first.next is not None:
+        planned.append((first.next - START) // SECOND_US)
+        id = firing_id("tick", first.next)
+        _, step = state.take("tick", first, id, first.next, False, None)
+        assert step is not None and step.record is not None
+        first = step.record
+    assert planned == [30, 40, 50]
+    assert first.ended
+    once = taken(0, max_runs=1)[1]
+    assert (once.next, once.ended, once.runs) == (None, True, 1)
+    assert state.resume(replace(once, paused=True), START).record == once
+
+
+def test_a_record_keeps_what_only_newer_releases_know() -> None:
+    made = record(rest={"colour": "red"})
+    text = made.to_text("tick")
+    assert '"colour":"red"' in text
+    assert Record.of_text(text) == made
+
+
+@pytest.mark.parametrize(
+    "us, id",
+    [
+        (START, "a b@2023-11-14T22:13:20Z"),
+        (START + 1500, "a b@2023-11-14T22:13:20.001500Z"),
+        (START + 2000, "a b@2023-11-14T22:13:20.002Z"),
+    ],
+)
+def test_the_id_of_a_firing_says_when_it_was_planned(us: int, id: str) -> None:
+    assert firing_id("a b", us) == id
+    assert planned_of("a b", id) == us
+
+
+@pytest.mark.parametrize("id", ["a@now", "b@2023-11-14T22:13:20Z", "a@2023-11-14T22:13:20Z!", "aZ"])
+def test_another_id_is_no_firings(id: str) -> None:
+    assert planned_of("a", id) is None
