@@ -111,6 +111,7 @@ if TYPE_CHECKING:
     from .model.usage import Used as Used
     from .transport.action_time import use_timezone as use_timezone
     from .transport.capacity import Capacity as Capacity
+    from .transport.capturing import Captured as Captured
     from .transport.capturing import CapturingChannel as CapturingChannel
     from .transport.channel import Channel as Channel
     from .transport.message import Message as Message
@@ -189,6 +190,7 @@ _PLACES = {
     "server_url": "client.urls",
     "EmbeddedServer": "client.embedded",
     "Capacity": "transport.capacity",
+    "Captured": "transport.capturing",
     "CapturingChannel": "transport.capturing",
     "Channel": "transport.channel",
     "Message": "transport.message",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from ..app.task_center import TaskCenter
-    from ..schedules.schedules import Plan
+    from ..schedules.planning import Plan
 
 #: What the schedules that were put here have before the app's name, as their owner.
 OWNER = "beat:"

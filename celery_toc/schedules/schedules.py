@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import builtins
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta, tzinfo
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
-
-from kombu.utils import json as kombu_json
 
 import kombu_toc
 
 from . import state
 from .errors import ScheduleError, UnknownScheduleError
-from .reading import check_name, read_schedule, read_seconds, read_time, read_zone
+from .planning import Plan, Wanted, plan_of
 from .state import Record, Step, firing_id
-from .templates import Template, capture, firing_of
+from .templates import firing_of
 from .view import Firing, Listed, Schedule, firing_of_line
 
 if TYPE_CHECKING:
@@ -31,19 +27,6 @@ ATTEMPTS = 100
 
 #: Schedules that are read at a time where all are wanted.
 PAGE = 100
-
-
-class Plan(NamedTuple):
-    """What is to be kept under a name, before the server is asked.
-
-    record: without what follows from the server's clock
-    when: makes what says when it fires of the server's clock in microseconds
-    """
-
-    name: str
-    record: Record
-    template: Template
-    when: Callable[[int], dict[str, Any]]
 
 
 class Schedules:
@@ -139,80 +122,9 @@ class Schedules:
         )
         return self.keep(plan)
 
-    def plan(
-        self,
-        name: str,
-        task: Any,
-        schedule: Any,
-        *,
-        args: Any = (),
-        kwargs: Mapping[str, Any] | None = None,
-        queue: str | None = None,
-        options: Mapping[str, Any] | None = None,
-        misfire: str = "once",
-        grace: float | timedelta = 60.0,
-        overlap: str = "allow",
-        jitter: float | timedelta = 0.0,
-        start: datetime | float | None = None,
-        end: datetime | float | None = None,
-        max_runs: int | None = None,
-        timezone: str | tzinfo | None = None,
-        owner: str | None = None,
-    ) -> Plan:
+    def plan(self, name: str, task: Any, schedule: Any, **options: Any) -> Plan:
         """The first half of :meth:`put`: has Celery make the message, and declares its queue."""
-        check_name(name)
-        app = self._app
-        zone = read_zone(app, name, schedule, timezone)
-        start_us = read_time(name, "start", start, zone)
-        end_us = read_time(name, "end", end, zone)
-        if start_us is not None and end_us is not None and end_us < start_us:
-            raise ScheduleError(f"schedule {name!r}: it ends before it starts")
-        _check_one_of(name, "misfire", misfire, state.MISFIRES)
-        _check_one_of(name, "overlap", overlap, state.OVERLAPS)
-        if max_runs is not None and (not isinstance(max_runs, int) or max_runs < 1):
-            raise ScheduleError(f"schedule {name!r}: max_runs={max_runs!r} is not 1 or more")
-        given = {**(options or {}), **({} if queue is None else {"queue": queue})}
-        expires = given.get("expires")
-        if expires is None:
-            expires = getattr(_registered(app, task), "expires", None)
-        lasts = None
-        if isinstance(expires, (int, float, timedelta)):
-            lasts = read_seconds(name, "expires", expires)
-        template = capture(
-            *(app, name, task, args, kwargs, given),
-            *(None if lasts is None else lasts / 1e6, self._channel),
-        )
-        headers = kombu_toc.unpack(template.packed)["headers"]
-        some = read_schedule(name, schedule, zone, start_us, 0).to_json()
-        record = Record(
-            task=headers["task"],
-            when=some,
-            zone=zone,
-            misfire=misfire,
-            grace_us=read_seconds(name, "grace", grace),
-            overlap=overlap,
-            jitter_us=read_seconds(name, "jitter", jitter),
-            start=start_us,
-            end=end_us,
-            max_runs=max_runs,
-            expires_us=lasts,
-            priority=template.priority,
-            owner=owner,
-            options=_shown(given),
-        )
-        definition = {
-            **json.loads(record.to_text(name).partition("\n")[2]),
-            "queue": template.queue,
-        }
-        relative = bool(getattr(schedule, "relative", False))
-        text = json.dumps([definition, relative, template.fingerprint], sort_keys=True)
-        fingerprint = hashlib.sha256(text.encode()).hexdigest()[:32]
-        return Plan(
-            name,
-            replace(record, fingerprint=fingerprint),
-            template,
-            lambda now: read_schedule(name, schedule, zone, start_us, now).to_json(),
-        )
+        return plan_of(self._app, self._channel, name, task, schedule, Wanted(**options))
 
     def keep(self, plan: Plan) -> Schedule:
         """The second half of :meth:`put`: asks the server only."""
@@ -230,19 +142,11 @@ class Schedules:
             if elsewhere:
                 self._move(plan, here, elsewhere[0], now)
                 continue
-            step = self._put_step(plan, old, now)
+            new = plan.made_of(old, now)
+            step = state.begin(new, now) if old is None else state.change(old, new, now)
             if self._run(queue, name, here, step, plan.template.packed):
                 return self._required(name)
-        raise self._contended(name)
-
-    def _put_step(self, plan: Plan, old: Record | None, now: int) -> Step:
-        """What a put makes of what is there."""
-        new = replace(plan.record, when=plan.when(now))
-        if old is None:
-            return state.begin(new, now)
-        if "every" in new.when and old.when.get("every") == new.when["every"] and not new.start:
-            new = replace(new, when=old.when)  # an interval goes on as it was
-        return state.change(old, new, now)
+        raise _contended(name)
 
     def _move(
         self, plan: Plan, here: kombu_toc.Scheduled | None, there: kombu_toc.Scheduled, now: int
@@ -251,9 +155,7 @@ class Schedules:
         in two places: whoever dies in between leaves a schedule that fires in one of them, or that
         the process that keeps the queues up sets going."""
         old = Record.of_text(there.record)
-        new = replace(plan.record, when=plan.when(now))
-        if "every" in new.when and old.when.get("every") == new.when["every"] and not new.start:
-            new = replace(new, when=old.when)
+        new = plan.made_of(old, now)
         arriving = state.arrive(old, new, now)
         standing = None if here is None else Record.of_text(here.record)
         if standing is not None and replace(standing, when=new.when, changed=now) == arriving:
@@ -356,7 +258,7 @@ class Schedules:
             made = firing_of(
                 *(name, one.template, now, now, record.priority, record.expires_us),
                 by_hand=True,
-                traits=record.traits,
+                traits=record.message_traits,
             )
             line = state.line_of(made.id, now, state.BY_HAND, now)
             change = kombu_toc.ScheduleChange(
@@ -364,7 +266,7 @@ class Schedules:
             )
             if self._recurring.change(one.topic, change).done:
                 return made.id
-        raise self._contended(name)
+        raise _contended(name)
 
     def delete(self, name: str) -> bool:
         """Delete a schedule, with the firing that waits; whether there was one. What has been
@@ -377,7 +279,7 @@ class Schedules:
             for one in found:
                 step = state.delete(Record.of_text(one.record))
                 gone = self._run(one.topic, name, one, step) or gone
-        raise self._contended(name)
+        raise _contended(name)
 
     def _change(self, name: str, event: Callable[[Record, int], Step]) -> Schedule:
         for _ in range(ATTEMPTS):
@@ -392,7 +294,7 @@ class Schedules:
             step = event(record, now)
             if step.record == record or self._run(one.topic, name, one, step):
                 return self._shown(one._replace(record=_text(name, step)))
-        raise self._contended(name)
+        raise _contended(name)
 
     def _run(
         self,
@@ -427,12 +329,6 @@ class Schedules:
         record = Record.of_text(one.record)
         return Schedule(one.name, one.topic, record, one.template, self._reads)
 
-    @staticmethod
-    def _contended(name: str) -> ScheduleError:
-        return ScheduleError(
-            f"schedule {name!r} is being changed by somebody else all the time; try again"
-        )
-
 
 def run_step(
     recurring: Any,
@@ -455,7 +351,7 @@ def run_step(
         due = record.due(name, step.put)
         put = firing_of(
             *(name, made_of, step.put, due, record.priority, record.expires_us),
-            traits=record.traits,
+            traits=record.message_traits,
         )
     changed: kombu_toc.ScheduleChanged = recurring.change(
         queue,
@@ -482,31 +378,10 @@ def _unknown(name: str) -> UnknownScheduleError:
     return UnknownScheduleError(f"there is no schedule {name!r}")
 
 
-def _check_one_of(name: str, what: str, given: Any, known: tuple[str, ...]) -> None:
-    if given not in known:
-        raise ScheduleError(
-            f"schedule {name!r}: {what}={given!r}; there are {', '.join(map(repr, known))}"
-        )
-
-
-def _registered(app: Celery, task: Any) -> Any:
-    if isinstance(task, str):
-        return app.tasks.get(task)
-    try:
-        return getattr(task, "type", task)
-    except KeyError:  # a signature of a task that is registered elsewhere
-        return None
-
-
-def _shown(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as JSON can have them."""
-    shown: dict[str, Any] = {}
-    for key, value in options.items():
-        try:
-            shown[key] = json.loads(kombu_json.dumps(value))
-        except (TypeError, ValueError):
-            shown[key] = str(value)
-    return shown
+def _contended(name: str) -> ScheduleError:
+    return ScheduleError(
+        f"schedule {name!r} is being changed by somebody else all the time; try again"
+    )
 
 
 def _write_after(queue: str, position: tuple[str, str]) -> str:

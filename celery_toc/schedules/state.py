@@ -46,6 +46,7 @@ class Record:
     max_runs: int | None = None
     expires_us: int | None = None  #: after its planned time a firing expires
     priority: int = 0
+    traits: str = ""  #: what its messages have of their own, but for what follows from `overlap`
     owner: str | None = None
     options: dict[str, Any] = field(default_factory=dict)  #: as they were given, to be shown
     fingerprint: str = ""
@@ -70,10 +71,12 @@ class Record:
         return self.next is None and not self.paused and not self.moving
 
     @property
-    def traits(self) -> str:
-        """What its messages have of their own: if no two may run at once, one holds the others off
+    def message_traits(self) -> str:
+        """What its messages have of their own. If no two may run at once, one holds the others off
         until its task has ended, also when Celery acknowledges it early."""
-        return "" if self.overlap == "allow" else ";s1"
+        if self.overlap == "allow":
+            return self.traits
+        return f"{self.traits},s1" if self.traits else ";s1"
 
     def to_text(self, name: str) -> str:
         """As the center keeps it."""

@@ -38,13 +38,16 @@ _SOME_TIME = to_datetime(4_000_000_000_000_000)
 class Template:
     """What the firings of a schedule are made of.
 
-    queue: where they go
-    message: as Kombu has prepared one
+    captured: as Kombu has prepared one
     """
 
-    def __init__(self, queue: str, message: dict[str, Any], priority: int, deflate: bool) -> None:
-        self.queue = queue
-        self.priority = priority
+    def __init__(self, name: str, captured: kombu_toc.Captured, deflate: bool) -> None:
+        if captured.queue is None:
+            raise ScheduleError(
+                f"schedule {name!r}: its task would go to no queue, but to whoever listens"
+            )
+        self.queue: str = captured.queue
+        _, message, self.priority, self.traits, _ = captured
         headers, properties = message["headers"], message["properties"]
         headers["root_id"] = headers["id"]
         headers["parent_id"] = None  # also if it is put by a task
@@ -109,16 +112,19 @@ def capture(
         backend = getattr(sent, "backend", None)
         if backend is not None and hasattr(backend, "remove_pending_result"):
             backend.remove_pending_result(sent)  # nothing was sent: no result will come
-        made = [one for one in capturing.captured if one[1]["headers"].get("id") == id]
-        queue, message = made[0] if len(made) == 1 else (None, {})
-        if queue is None:
-            shown = ", ".join(str(queue) for queue, _ in made) or "none"
+        made = [one for one in capturing.captured if one.message["headers"].get("id") == id]
+        if any(one.unique for one in made):
+            raise ScheduleError(
+                f"schedule {name!r}: its task has a unique key; a firing is one message already: "
+                "use overlap='skip' or 'wait', or send it from a task that the schedule starts"
+            )
+        if len(made) != 1:
+            shown = ", ".join(str(one.queue) for one in made) or "none"
             raise ScheduleError(
                 f"schedule {name!r}: its task would go to these queues: {shown}; a schedule has "
                 "one, so route it to one queue, or name it: queue=..."
             )
-        priority = capturing.priority_of(message)
-        return Template(queue, message, priority, capturing.settings.toc_deflate)
+        return Template(name, made[0], capturing.settings.toc_deflate)
 
 
 def _apply(

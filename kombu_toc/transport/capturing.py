@@ -2,9 +2,57 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
+from ..center.requests import PutRequest
+from ..model.topic import Topic
+from ..scripts.call import ScriptCall
+from ..scripts.loader import load
 from .channel import Channel
+from .publish_batch import PublishBatch
+from .publishing import Publisher
+from .uniqueness import is_unique
+
+
+class Captured(NamedTuple):
+    """A message that was not sent.
+
+    queue: where it would have gone; None for a broadcast, and for a message with a unique key
+    message: as Kombu has prepared it
+    traits: what holds for it alone, as :func:`kombu_toc.model.traits.traits_of` makes it
+    """
+
+    queue: str | None
+    message: dict[str, Any]
+    priority: int = 0
+    traits: str = ""
+    unique: bool = False
+
+
+class _CapturingPublisher(Publisher):
+    """Keeps what the center would be asked for."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.captured: list[Captured] = []
+        self._message: dict[str, Any] = {}
+
+    def put(
+        self, queue: str, message: dict[str, Any], batch: PublishBatch | None = None, **kwargs: Any
+    ) -> Any:
+        if is_unique(message.get("headers") or {}, message["properties"]):
+            self.captured.append(Captured(None, message, unique=True))
+            return
+        self._message = message
+        self.putting(self._topic_of(queue), message, admit=False)
+
+    def call_of(self, topic: Topic, request: PutRequest) -> ScriptCall:
+        made = Captured(topic.name, self._message, request.priority, request.traits)
+        self.captured.append(made)
+        return ScriptCall(load("put"), (), (), lambda raw: raw)
+
+    def broadcast(self, exchange: str, message: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        self.captured.append(Captured(None, message))
 
 
 class CapturingChannel(Channel):
@@ -13,29 +61,12 @@ class CapturingChannel(Channel):
     transport: the transport of a connection
     """
 
-    def __init__(self, transport: Any) -> None:
-        super().__init__(transport)
-        #: what was published: each queue that it would have gone to, None for a broadcast, and the
-        #: message as Kombu has prepared it
-        self.captured: list[tuple[str | None, dict[str, Any]]] = []
+    publisher: _CapturingPublisher
 
-    def basic_publish(
-        self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any
-    ) -> Any:
-        self.publisher.address(message, exchange, routing_key)
-        if exchange:
-            return self.typeof(exchange).deliver(message, exchange, routing_key)
-        return self._put(routing_key, message)
+    def _make_publisher(self, *args: Any) -> _CapturingPublisher:
+        return _CapturingPublisher(*args)
 
-    def _put(self, queue: str, message: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        self.captured.append((queue, message))
-
-    def _put_fanout(
-        self, exchange: str, message: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> None:
-        self.captured.append((None, message))
-
-    def priority_of(self, message: dict[str, Any]) -> int:
-        """The priority of a prepared message."""
-        found: int = self._get_message_priority(message)  # type: ignore[no-untyped-call]
-        return found
+    @property
+    def captured(self) -> list[Captured]:
+        """What was published."""
+        return self.publisher.captured

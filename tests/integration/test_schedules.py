@@ -13,6 +13,7 @@ import redis
 from celery import Celery, group
 from celery.schedules import crontab
 
+import celery_toc
 import kombu_toc
 from celery_toc import TaskCenter, aio, timeout_center
 from celery_toc.schedules.errors import ScheduleError, UnknownScheduleError
@@ -371,6 +372,44 @@ def test_what_is_made_of_several_tasks_is_refused(app: Celery, center: TaskCente
     remind = app.tasks["shop.remind"]
     with pytest.raises(ScheduleError, match="sends one task"):
         center.schedules.put("a", group(remind.s(1), remind.s(2)), 60)
+
+
+def test_what_holds_for_a_message_of_its_own_holds_for_each_firing(center: TaskCenter) -> None:
+    """Its key, its visibility and its max lease are those that the headers say."""
+    headers = {"x-key": "customer 42", "x-visibility": 7, "x-max-lease": 9}
+    made = center.schedules.put(
+        "a", "shop.remind", 3600, options={"headers": headers}, overlap="skip"
+    )
+    for _ in range(2):
+        bring_forward(center, "a")
+        [delivery] = pop(center)
+        assert (delivery.key, delivery.visibility, delivery.outlives_ack) == (
+            *("customer 42", 7.0),
+            True,
+        )
+        assert delivery.ends_us is not None
+        assert take(center.center.recurring, delivery, "a")[0] == "run"
+        center.ack([delivery])
+    assert center.schedules.get("a").last == made.next + timedelta(hours=1)
+
+
+def test_a_firing_expires_after_its_planned_time(center: TaskCenter) -> None:
+    """By an option, or by what the task says."""
+    for name, task, options in (("a", "shop.remind", {"expires": 90}), ("b", "shop.hourly", {})):
+        made = center.schedules.put(name, task, 3600, options=options)
+        for _ in range(2):
+            [found] = center.get(made.next_id)
+            expires = datetime.fromisoformat(center.task(found).headers["expires"])
+            assert expires - made.next == timedelta(seconds=90 if name == "a" else 60)
+            made = center.schedules.skip_next(name)
+
+
+def test_a_task_with_a_unique_key_is_refused(center: TaskCenter) -> None:
+    with pytest.raises(ScheduleError, match="unique key"):
+        center.schedules.put(
+            "a", "shop.remind", 60, options=celery_toc.unique(key="x", until="done")
+        )
+    assert center.schedules.count() == 0
 
 
 def test_the_message_is_celerys_own(app: Celery, center: TaskCenter) -> None:
