@@ -111,6 +111,14 @@ class SentTasks:
         self._promised.append(request)
         return True
 
+    def executed(self, message: Any) -> Any:
+        """The request of a message whose task a process executes, or None."""
+        for job in tuple(self._pool._pool._cache.values()):
+            request = getattr(getattr(job, "_callback", None), "__self__", None)
+            if getattr(request, "message", None) is message and job._accepted and not job.ready():
+                return request
+        return None
+
     def executes(self, request: Any) -> bool:
         """Whether a process still executes a request's task.
 

@@ -109,15 +109,17 @@ class PoolPolicy:
         return self._sent is not None and self._sent.keeps(message)
 
     def execution(self, message: kombu_toc.Message) -> Hashable | None:
-        # Celery has noted by now that the pool has begun its task, or that it has ended.
-        request = self._submitted.executing(message)
+        # Celery has noted by now that the pool has begun its task, or that it has ended. What is
+        # terminated has ended for Celery before its process has.
+        request = self._submitted.active(message)
+        if request is None and self._sent is not None:
+            request = self._sent.executed(message)
         return None if request is None else ref(request)
 
     def ended(self, executions: Collection[Hashable]) -> Collection[Hashable]:
         ended = set(executions) - self._submitted.busy()
         if not ended or self._sent is None:
             return ended
-        # What is terminated has ended for Celery before its process has.
         return [one for one in ended if not self._sent.executes(one())]  # type: ignore[operator]
 
     def take_queued(self, seconds: float) -> list[kombu_toc.Message]:

@@ -62,6 +62,11 @@ class SubmittedRequests:
         """The request of a message whose task the pool has, or None."""
         return _request_of(message, state.active_requests, self._since)
 
+    @staticmethod
+    def active(message: kombu_toc.Message) -> Any:
+        """The request of a message whose task has begun and not ended as Celery has it, or None."""
+        return _request_of(message, state.active_requests)
+
     def begun(self, message: kombu_toc.Message) -> bool:
         """Whether a message's task is begun, or begins whatever happens."""
         return _request_of(message, state.active_requests, self._started) is not None

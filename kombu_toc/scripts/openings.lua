@@ -36,9 +36,9 @@ local function announce_openings(all, gates, gate, wake, known, passed, now, ope
 end
 
 -- Forgets the announcements of a slot that holds nothing more; unless they are of the whole queue,
--- where they are not of this slot alone.
+-- where they are not of this slot alone. (On a Cluster such a queue has one slot, and no `wake` here.)
 local function settle_unless_whole(gates, gate, wake, armed, number, stores)
-  if (gates.most or gates.rate) and tostring(number) == tostring(gate.number) then return end
+  if wake and (gates.most or gates.rate) and tostring(number) == tostring(gate.number) then return end
   settle_if_empty(wake, armed, number, stores)
 end
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import redis
 from celery import Celery, Task
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from kombu import Exchange, Queue
 from kombu.common import Broadcast
 
@@ -64,6 +64,8 @@ def make_app(broker: str, backend: str, **settings: Any) -> Celery:
     app.task(name="e2e.told", bind=True)(told)
     app.task(name="e2e.stall", acks_late=True)(stall)
     app.task(name="e2e.step", bind=True)(step)
+    app.task(name="e2e.persist")(persist)
+    app.task(name="e2e.late_persist", acks_late=True)(persist)
     app.task(name="e2e.late_step", bind=True, acks_late=True)(step)
     app.task(name="e2e.tick", bind=True)(tick)
     app.task(name="e2e.tick_late", bind=True, acks_late=True)(tick)
@@ -201,6 +203,18 @@ def told(self: Task, name: str, seconds: float = 0.0) -> None:
         worker=self.request.hostname,
     )
     time.sleep(seconds)
+    write(name=f"{name}-done")
+
+
+def persist(name: str, seconds: float) -> None:
+    """As late_ack, and go on when told to end."""
+    write(name=name)
+    end = time.monotonic() + seconds
+    while (rest := end - time.monotonic()) > 0:
+        try:
+            time.sleep(rest)
+        except SoftTimeLimitExceeded:
+            write(name=f"{name}-told")
     write(name=f"{name}-done")
 
 

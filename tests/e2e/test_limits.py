@@ -112,6 +112,28 @@ def test_a_place_is_free_when_its_process_is_ended(
     assert marked(toc) == []
 
 
+@pytest.mark.parametrize("task", ["persist", "late_persist"])
+def test_a_task_that_goes_on_when_it_is_terminated_keeps_its_place(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    toc: kombu_toc.TimeoutCenter,
+    task: str,
+) -> None:
+    """Celery takes it for ended as soon as it has sent the signal."""
+    toc.declare("celery", concurrency=1)
+    start_workers(1, *POOLS["prefork"])
+    sent = app.tasks[f"e2e.{task}"].delay("stubborn", 3)
+    journal.wait_for("stubborn", 1)
+    app.tasks["e2e.note"].delay("next")
+    sent.revoke(terminate=True, signal="SIGUSR1")
+    journal.wait_for("stubborn-told", 1)
+    [done] = journal.wait_for("stubborn-done", 1)
+    [following] = journal.wait_for("next", 1)
+    assert following["by_redis"] > done["by_redis"]
+    wait_until(lambda: nothing_is_left(toc))
+
+
 @pytest.mark.parametrize("pool", [name for name in POOLS if name != "solo"])
 def test_while_a_worker_waits_for_its_tasks_to_end_each_leaves_its_place(
     start_workers: StartWorkers,
@@ -153,15 +175,17 @@ def test_a_worker_that_ends_leaves_no_place_behind(
     assert (taken(toc), marked(toc)) == (0, []), worker.logs()
 
 
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
 def test_places_are_freed_although_the_connection_was_cut_meanwhile(
     start_workers: StartWorkers,
     app: Celery,
     journal: Journal,
     toc: kombu_toc.TimeoutCenter,
     client: redis.Redis,
+    pool: str,
 ) -> None:
     toc.declare("celery", concurrency=10)
-    [worker] = start_workers(1, *POOLS["prefork"])
+    [worker] = start_workers(1, *POOLS[pool])
     app.tasks["e2e.nap"].apply_async(("short", 2))
     journal.wait_for("short", 1)
     client.client_kill_filter(_type="normal", skipme=True)

@@ -18,8 +18,6 @@ from ..proxy import Proxy
 from ..servers import Server
 from .inspection import check_slots, slot_keys
 
-POP = load("pop").sha.encode()
-
 
 @pytest.fixture
 def topic(center: TimeoutCenter) -> Topic:
@@ -128,9 +126,18 @@ def test_looks_and_pops_without_a_consumer_leave_nothing(
 # -- consumers
 
 
+@pytest.fixture(params=["pop", "pop_limited"])
+def script(request: pytest.FixtureRequest) -> str:
+    """By what a consumer pops."""
+    return request.param
+
+
 @pytest.fixture
-def mail(server: Server, center: TimeoutCenter) -> TimeoutCenter:
+def mail(server: Server, center: TimeoutCenter, script: str) -> TimeoutCenter:
     """A center whose queue 'mail' holds a message."""
+    if script == "pop_limited":
+        center.declare("mail", concurrency=1)
+    center.pop("mail")  # the server knows the script: it is its reply that will be lost
     with Connection(server.toc_url) as connection:
         queue = Queue("mail")(connection.default_channel)
         queue.declare()
@@ -144,7 +151,7 @@ one_server = pytest.mark.one_server("the proxy that loses the reply stands befor
 @one_server
 @pytest.mark.parametrize("again", ["the same connection", "another", "a revived one"])
 def test_a_consumer_that_reconnects_is_given_what_was_on_its_way(
-    server: Server, mail: TimeoutCenter, again: str
+    server: Server, mail: TimeoutCenter, script: str, again: str
 ) -> None:
     """Another connection of the process, or this one."""
     got: list[Any] = []
@@ -157,7 +164,7 @@ def test_a_consumer_that_reconnects_is_given_what_was_on_its_way(
             )
 
         consuming = consumer()
-        lost = proxy.drop_replies(POP)
+        lost = proxy.drop_replies(load(script).sha.encode())
         with pytest.raises(connection.connection_errors):
             consuming.consume()
             while True:
@@ -186,10 +193,12 @@ def test_a_consumer_that_reconnects_is_given_what_was_on_its_way(
 
 
 @one_server
-def test_what_no_consumer_asks_for_is_given_back(server: Server, mail: TimeoutCenter) -> None:
+def test_what_no_consumer_asks_for_is_given_back(
+    server: Server, mail: TimeoutCenter, script: str
+) -> None:
     with Proxy(server.port) as proxy:
         with Connection(proxy.toc_url) as connection:
-            lost = proxy.drop_replies(POP)
+            lost = proxy.drop_replies(load(script).sha.encode())
             consuming = connection.Consumer(Queue("mail"), callbacks=[lambda *_: None])
             with pytest.raises(connection.connection_errors):
                 consuming.consume()
