@@ -341,22 +341,26 @@ def test_of_a_key_no_more_run_at_once_than_it_may_and_no_key_waits_for_another(
 
 
 @pytest.mark.parametrize("pool", LOOPS)
-def test_what_is_rejected_keeps_its_place_in_a_serial_key(
+@pytest.mark.parametrize("task", ["step", "late_step"])
+def test_what_is_rejected_or_retried_keeps_its_place_in_a_serial_key(
     start_workers: StartWorkers,
     app: Celery,
     journal: Journal,
     toc: kombu_toc.TimeoutCenter,
+    task: str,
     pool: str,
 ) -> None:
-    toc.declare("celery", key_order="serial", retry_backoff=0.2)
-    again = (1, 3, 4)
+    """Celery acknowledges the one task before it runs, and has rejected the other when it does."""
+    toc.declare("celery", key_order="serial")
+    again = {1: "retry"} if task == "step" else {1: "retry", 3: "reject", 4: "retry"}
     for number in range(6):
         for key in "abc":
-            send(app, "late_step", key, number, "reject" if number in again else "")
+            send(app, task, key, number, again.get(number, ""))
     start_workers(2, *POOLS[pool])
     expected: list[str] = []
     for number in range(6):
-        expected += [*[f"{number}"] * (2 if number in again else 1), f"{number}-done"]
+        tries = 2 if number in again else 1
+        expected += [*[f"{number}"] * tries, f"{number}-done"]
     for key in "abc":
         journal.wait_for(f"{key}-", len(expected))
         assert of_key(journal, key) == expected
