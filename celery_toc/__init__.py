@@ -11,6 +11,7 @@ from kombu_toc import __version__
 if TYPE_CHECKING:
     from celery import Celery
 
+    from .app.outbox import outbox as outbox
     from .app.task import Task as Task
     from .app.task_center import TaskCenter as TaskCenter
     from .app.uniqueness import Unique as Unique
@@ -33,6 +34,7 @@ _PLACES = {
     "Schedules": "schedules.schedules",
     "Unique": "app.uniqueness",
     "UnknownScheduleError": "schedules.errors",
+    "outbox": "app.outbox",
     "unique": "app.uniqueness",
 }
 

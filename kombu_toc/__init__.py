@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from .errors import UniqueError as UniqueError
     from .errors import UnknownTopicError as UnknownTopicError
     from .library.opening import center_for as center_for
+    from .library.outbox import outbox as outbox
     from .metrics.counters import Lateness as Lateness
     from .metrics.reading import Measured as Measured
     from .metrics.reading import ScriptTimes as ScriptTimes
@@ -183,6 +184,7 @@ _PLACES = {
     "pack": "model.envelope",
     "unpack": "model.envelope",
     "center_for": "library.opening",
+    "outbox": "library.outbox",
     "check_server": "client.health",
     "durability_warnings": "client.health",
     "read_memory": "client.health",

@@ -185,6 +185,8 @@ class Settings:
     toc_library_required: bool = True
     #: how long a statement to a database may take
     toc_library_timeout: float = 5.0
+    #: for how long history is kept
+    toc_library_retention: float = 30 * 86_400.0
     #: the name by which the sentinels know the server
     master_name: str = ""
     #: how many other sentinels a sentinel must know for its answer to count
@@ -279,6 +281,7 @@ _OPTIONS: dict[str, Option] = {
     "toc_library_tables": Option(Number(int, 1, most=256).read),
     "toc_library_required": Option(_flag),
     "toc_library_timeout": Option(_POSITIVE_SECONDS),
+    "toc_library_retention": Option(Number(float, 86_400, unit="seconds").read),
     "master_name": Option(_text, may_be_none=True),
     "min_other_sentinels": Option(_NATURAL, may_be_none=True),
     "sentinel_kwargs": Option(_sentinel_kwargs, in_url=False, may_be_none=True),

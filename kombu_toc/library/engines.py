@@ -57,6 +57,10 @@ class Dialect:
         changes = {name: made.excluded[name] for name in values}
         return made.on_conflict_do_update(index_elements=list(keys), set_=changes)
 
+    def socket_of(self, connection: Connection) -> int | None:
+        """The socket of a connection whose driver waits without an end; None if it does not."""
+        return None
+
     def is_temporary(self, error: DBAPIError) -> bool:
         """Whether the same statement may succeed if it is repeated."""
         said = str(error.orig)
@@ -110,6 +114,10 @@ class PostgreSQL(Dialect):
         made = postgresql.insert(table)
         changes = {name: made.excluded[name] for name in values}
         return made.on_conflict_do_update(index_elements=list(keys), set_=changes)
+
+    def socket_of(self, connection: Connection) -> int | None:
+        raw: Any = connection.connection.dbapi_connection
+        return int(raw.pgconn.socket)
 
     def is_temporary(self, error: DBAPIError) -> bool:
         return getattr(error.orig, "sqlstate", None) in _AGAIN_STATES
@@ -226,7 +234,10 @@ def open_engines(url: DatabaseURL, timeout: float) -> tuple[Engine, Engine, Dial
         how = {"hide_parameters": True, **dialect.arguments(timeout)}
         level = {"isolation_level": dialect.isolation} if dialect.isolation else {}
         engine = create_engine(revealed, **how, **level)
-        single = create_engine(revealed, **how, isolation_level="AUTOCOMMIT")
+        # Nothing is to be rolled back there: that would take one more round trip.
+        single = create_engine(
+            revealed, **how, isolation_level="AUTOCOMMIT", pool_reset_on_return=None
+        )
     except ModuleNotFoundError as exc:
         package = _PACKAGES.get(str(exc.name), str(exc.name))
         raise ConfigurationError(f"the library {url} needs {package}: pip install it") from exc

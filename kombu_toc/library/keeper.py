@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 
 from ..center.center import TimeoutCenter
 from . import statuses
 from .putting import Putter
 from .reconcile import LOOK_INTERVAL, Reconciler
-from .store import CHUNK, Store
+from .records import Key, Row, now_us
+from .store import CHUNK, DAY_US, Store
 
 logger = logging.getLogger(__name__)
 
@@ -19,6 +21,9 @@ INTERVAL = 1.0
 ATTEMPT_INTERVAL = 4.0
 ELECTED = 12.0
 
+#: Seconds after which it is looked again whether a day of history is to be dropped.
+PRUNE_INTERVAL = 3600.0
+
 #: The name under which processes agree which of them does it: no queue has it.
 SPEAKER = " library"
 
@@ -27,9 +32,12 @@ class Keeper:
     """One process's part in it; used by one thread.
 
     name: of the process
+    retention: seconds for which history is kept
     """
 
-    def __init__(self, store: Store, center: TimeoutCenter, name: str) -> None:
+    def __init__(self, store: Store, center: TimeoutCenter, name: str, retention: float) -> None:
+        self._retention_us = int(retention * 1_000_000)
+        self._next_prune = 0.0
         self._store = store
         self._center = center
         self._name = name
@@ -59,6 +67,14 @@ class Keeper:
                     put,
                 )
 
+        if now >= self._next_prune:
+            self._next_prune = now + PRUNE_INTERVAL
+            self.prune()
+
+    def prune(self) -> None:
+        """Drop the days of history that are kept no longer."""
+        self._store.prune((now_us() - self._retention_us) // DAY_US)
+
     def put_missing(self) -> int:
         """Put the messages of rows that say they are not in Redis; return how many."""
         self._center.client.ping()
@@ -69,14 +85,24 @@ class Keeper:
                 by = f"{self._name}/{self._claims}"
                 # Each is put by whoever has claimed it: it may have run before another looks.
                 mine = self._store.claim(shard, [row.key for row in rows], by)
-                try:
-                    put += self._putter.put(mine)
-                except BaseException:
-                    self._store.place([row.key for row in mine], statuses.NOT_PUT)
-                    raise
+                put += self._put_claimed(mine)
                 if len(rows) < CHUNK:
                     break
         return put
+
+    def put_some(self, keys: Sequence[Key]) -> list[Key]:
+        """Put the messages of these rows, as far as these are there; return which."""
+        self._claims += 1
+        mine = self._store.claim_if_there(keys, f"{self._name}/{self._claims}")
+        self._put_claimed(mine)
+        return [row.key for row in mine]
+
+    def _put_claimed(self, rows: Sequence[Row]) -> int:
+        try:
+            return self._putter.put(rows)
+        except BaseException:
+            self._store.place([row.key for row in rows], statuses.NOT_PUT)
+            raise
 
     def close(self) -> None:
         """Close its connections to Redis."""

@@ -96,7 +96,9 @@ def attach(
             shards = open_shards(settings, address)
             ready = _Ready(shards)
             made = recording.Recorder(
-                Store(shards), another, ready, required=settings.toc_library_required
+                *(Store(shards), another, ready),
+                required=settings.toc_library_required,
+                retention=settings.toc_library_retention,
             )
             _opened[key] = made, ready
         made, ready = _opened[key]

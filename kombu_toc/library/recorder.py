@@ -20,8 +20,8 @@ from ..center.runner import BROKEN
 from ..errors import ConfigurationError, EnvelopeError, LibraryError
 from ..model import envelope
 from ..model.results import WAITING, Cancelled, Rescheduled
-from ..model.topic import Topic, base_of
-from . import statuses
+from ..model.topic import Declaration, Topic, base_of
+from . import outbox, statuses
 from .keeper import Keeper
 from .records import Event, Key, Row, now_us
 from .schema import MAX_ERROR
@@ -39,6 +39,11 @@ LONGEST_PAUSE = 5.0
 #: Seconds after which it is said again that a message is taken.
 TOUCH_INTERVAL = 15.0
 
+#: Seconds for which a row is looked for that was written in a caller's transaction, and between two
+#: looks. A worker finds what is committed later.
+EXPECTED = 60.0
+EXPECTED_INTERVAL = 0.05
+
 #: Events, and rows, that a process keeps while the database is away.
 MAX_EVENTS = 100_000
 MAX_ROWS = 10_000
@@ -55,6 +60,7 @@ class Recorder:
     store: where it is kept
     make_center: makes a center for the thread, over connections of its own
     required: whether a message is refused whose row cannot be written
+    retention: seconds for which history is kept
     """
 
     def __init__(
@@ -64,8 +70,10 @@ class Recorder:
         ready: Callable[[], None],
         *,
         required: bool,
+        retention: float,
     ) -> None:
         self.store = store
+        self._retention = retention
         self._make_center = make_center
         self._ready = ready
         self._required = required
@@ -81,6 +89,10 @@ class Recorder:
         self._lost = 0
         #: what this process has: since when it was last said
         self._taken: dict[Key, float] = {}
+        #: rows in transactions of callers: until when they are looked for
+        self._expected: dict[Key, float] = {}
+        #: what the queues of these were declared with
+        self._declared: dict[str, Declaration] = {}
         #: held by who writes
         self._writing = threading.Lock()
         #: monotonic seconds until which Redis is not asked by those who send
@@ -112,6 +124,20 @@ class Recorder:
                 self._lost += len(rows) - min(room, len(rows))
             logger.warning("messages are sent without a record, which is written later: %s", exc)
             self._start()
+
+    def write_with(self, connection: Any, row: Row, topic: Topic | None = None) -> None:
+        """Write a row in a transaction of the caller's; its message is put when that is
+        committed. Raises LibraryError."""
+        self._ready()
+        self.store.insert_with(connection, [row])
+        with self._lock:
+            if topic is not None:
+                self._declared[topic.name] = topic.declaration
+            self._expected[row.key] = time.monotonic() + EXPECTED
+            while len(self._expected) > MAX_ROWS:  # a relay finds the others
+                self._expected.pop(next(iter(self._expected)))
+        outbox.when_committed(connection, self._bell.set)
+        self._start()
 
     def withdraw(self, row: Row) -> None:
         """A message was refused: nobody takes it for sent."""
@@ -269,6 +295,7 @@ class Recorder:
         self._bell = threading.Event()
         self._thread, self._events, self._rows, self._taken = None, {}, [], {}
         self._consumes = self._not_put = False
+        self._expected, self._declared = {}, {}
 
     def close(self) -> None:
         """Write what there is, and end the thread."""
@@ -288,7 +315,7 @@ class Recorder:
         while True:
             stopping = self._stopping
             if not stopping:
-                self._bell.wait(pause)
+                self._bell.wait(min(pause, EXPECTED_INTERVAL) if self._expected else pause)
             self._bell.clear()
             try:
                 self.flush()
@@ -320,6 +347,23 @@ class Recorder:
         if keeper is not None:
             keeper.close()
 
+    def _put_expected(self, keeper: Keeper) -> None:
+        """Put what was written in transactions that are committed by now."""
+        now = time.monotonic()
+        with self._lock:
+            keys = list(self._expected)
+        put = keeper.put_some(keys)
+        for _, _, topic in put:
+            # Not before: SQLite has one writer, which was the caller.
+            declaration = self._declared.pop(topic, None)
+            if declaration is not None:
+                self.store.note_topic(topic, declaration)
+        with self._lock:
+            for key in put:
+                self._expected.pop(key, None)
+            for key in [key for key, until in self._expected.items() if until < now]:
+                self._expected.pop(key)
+
     def _touch(self) -> None:
         """Say again of what takes long that this process has it."""
         now = time.monotonic()
@@ -331,14 +375,16 @@ class Recorder:
 
     def _keep(self) -> None:
         """Put what is not in Redis, and look after the rest, if this process is to do that."""
-        if not (self._consumes or self._not_put):
+        if not (self._consumes or self._not_put or self._expected):
             return
         if self._stopping:
             return
         try:
             if self._keeper is None:
                 self._ready()
-                self._keeper = Keeper(self.store, self._make_center(), self.worker)
+                self._keeper = Keeper(self.store, self._make_center(), self.worker, self._retention)
+            if self._expected:
+                self._put_expected(self._keeper)
             if self._not_put:
                 self._keeper.put_missing()
                 self._not_put = False

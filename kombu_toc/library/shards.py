@@ -6,6 +6,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import Connection, Engine, RowMapping, select
@@ -16,11 +17,15 @@ from ..errors import ConfigurationError, LibraryError
 from ..model.topic import slot_of
 from .engines import Dialect, library_error, open_engines
 from .schema import LAYOUT, ShardTables, tables
+from .watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+#: How many times as long as a statement a transaction may take.
+TRANSACTION = 2
 
 #: How often a transaction is tried that fails for a reason which may pass, and seconds between.
 ATTEMPTS = 5
@@ -36,6 +41,7 @@ class Database:
         self.engine: Engine
         self.dialect: Dialect
         self.engine, self._single, self.dialect = open_engines(url, timeout)
+        self._watchdog = Watchdog(timeout * TRANSACTION)
         #: what a driver raises that SQLAlchemy has not translated
         self._raw: type[Exception] = self.engine.dialect.loaded_dbapi.Error
 
@@ -45,11 +51,11 @@ class Database:
 
         Raises LibraryError.
         """
-        return self._run(self.engine.begin, work)
+        return self._run(self.engine, work)
 
     def run_single(self, work: Callable[[Connection], T]) -> T:
         """Run `work`, which is one statement, without a transaction around it."""
-        return self._run(self._single.connect, work)
+        return self._run(self._single, work)
 
     def execute(self, statement: Any, values: Any = None) -> None:
         """Run one statement that changes something, by itself."""
@@ -67,13 +73,16 @@ class Database:
 
         return self.run_single(work)
 
-    def _run(self, opened: Callable[[], Any], work: Callable[[Connection], T]) -> T:
+    def _run(self, engine: Engine, work: Callable[[Connection], T]) -> T:
         broken = False
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                with opened() as connection:
-                    found: T = work(connection)
-                return found
+                with engine.connect() as connection:
+                    descriptor = self.dialect.socket_of(connection)
+                    with self._watchdog.watching(descriptor) if descriptor else nullcontext():
+                        found = work(connection)
+                        connection.commit()
+                        return found
             except DBAPIError as exc:
                 # Also the others in the pool are closed by then.
                 if exc.connection_invalidated and not broken:

@@ -16,7 +16,7 @@ from ..client.databases import DatabaseURL
 from ..errors import LibraryError
 from ..model.records import Record, RecordPage
 from ..model.topic import Declaration
-from . import statuses
+from . import outbox, statuses
 from .records import Event, Key, Row, now_us
 from .schema import COMMON, LAYOUT, TOPICS
 from .shards import Database, Shard, Shards
@@ -85,6 +85,30 @@ class Store:
                     connection.execute(statement, values)
 
             database.run(work)
+
+    def insert_with(self, connection: Any, rows: Sequence[Row]) -> None:
+        """Write rows over a connection of the caller's, to the only database."""
+        if len(self.shards.databases) > 1:
+            raise LibraryError(
+                "an outbox needs a library of one database, that of the transaction; "
+                f"toc_library names {len(self.shards.databases)}; nothing was sent"
+            )
+        for shard, some in self.shards.divided(rows, attrgetter("id")).items():
+            outbox.write(connection, shard.tables.pending, self._insert(shard), some)
+
+    def claim_if_there(self, keys: Sequence[Key], by: str) -> list[Row]:
+        """As :meth:`claim`, of those of these rows that are there."""
+        found: list[Row] = []
+        for shard, some in self.shards.divided(keys, lambda key: key[0]).items():
+            table = shard.tables.pending
+            for chunk in _chunks(some):
+                # To read waits for nobody, where to write may wait for the caller's transaction.
+                there = shard.database.read(
+                    select(table.c.id).where(_are(table, chunk), table.c.place == statuses.NOT_PUT)
+                )
+                if there:
+                    found += self.claim(shard, chunk, by)
+        return found
 
     def _insert(self, shard: Shard) -> Any:
         found = self._inserts.get(shard.number)

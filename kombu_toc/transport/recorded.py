@@ -16,6 +16,7 @@ from ..center.commands import SENT
 from ..center.requests import PutRequest
 from ..center.runner import BROKEN
 from ..errors import AlreadyThereError, NotPermittedError, ReplicationError
+from ..library import outbox
 from ..library.opening import OpenLibrary
 from ..library.records import row_of
 from ..library.statuses import DEAD, DONE, NOT_PUT, PENDING, TAKEN
@@ -58,6 +59,11 @@ class RecordedPublisher(Publisher):
         # What is wrong with a message is found before its row is written.
         call = self._made_for(topic, message, batch, away=away)
         row = row_of(queue, self._made.request, message.get("headers") or {})
+        connection = outbox.current()
+        if connection is not None:
+            row = row._replace(place=NOT_PUT)
+            recorder.write_with(connection, row, None if away else topic)
+            return
         if away:
             recorder.write([row._replace(place=NOT_PUT)])
             recorder.not_put([row.key], noted=True)

@@ -14,6 +14,7 @@ from sqlalchemy import text
 
 from kombu_toc import ConfigurationError, LibraryError, LibraryStatus, Rebuilt, center_for
 from kombu_toc.library import statuses
+from kombu_toc.library.keeper import Keeper
 from kombu_toc.library.putting import Putter
 from kombu_toc.library.reconcile import Reconciler
 from kombu_toc.library.records import Event, now_us
@@ -242,6 +243,20 @@ def test_history_is_dropped_by_days(server, broker, store, options, monkeypatch)
     monkeypatch.setattr("kombu_toc.library.library.now_us", lambda: today + 40 * day)
     assert library.prune(30) >= 1
     assert [record.id for record in library.find().records] == ["order-38"]
+
+
+def test_the_upkeep_drops_history_by_itself(store, center, broker, monkeypatch):
+    key, day = ("order-1", "t", "mail"), 86_400_000_000
+    store.record([Event(key, statuses.DONE, now_us(), 1, "", "", ({}, 0))])
+    keeper = Keeper(store, center, "test", 30 * 86_400)
+    keeper.turn()
+    assert status_of(store, "order-1") == ["done"]
+    later = ("order-2", "t", "mail")
+    store.record([Event(later, statuses.DONE, now_us() + 31 * day, 1, "", "", ({}, 0))])
+    now = now_us()
+    monkeypatch.setattr("kombu_toc.library.keeper.now_us", lambda: now + 32 * day)
+    keeper.prune()
+    assert store.count() == {"done": 1, "not put": 0}
 
 
 def test_tables_are_created_once_and_told_apart(server, new_url):

@@ -98,6 +98,25 @@ def test_without_a_database_a_publish_fails_and_sends_nothing(
     assert status_of(store, "order-2") == []
 
 
+def test_a_database_that_stands_still_holds_up_nobody_for_long(
+    redis_server, connect, options, store, engine
+):
+    if engine is None:
+        pytest.skip("SQLite is no server")
+    connection = connect(options, toc_library_timeout=1)
+    publish(connection, "order-1")
+    engine.pause()
+    try:
+        began = time.monotonic()
+        with pytest.raises(LibraryError, match="cannot be used"):
+            publish(connection, "order-2")
+        assert time.monotonic() - began < 30
+    finally:
+        engine.resume()
+    publish(connection, "order-3")
+    assert "order-3" in consume(connect(options), 2)
+
+
 def test_where_the_library_is_not_required_rows_are_written_later(
     redis_server, connect, options, store, engine, caplog
 ):

@@ -1,0 +1,94 @@
+"""The outbox: rows are written in the caller's own transaction, and their messages put after it.
+
+So a task and the data that it is about are there together, or neither is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from ..errors import LibraryError
+from .records import Row
+
+_current: ContextVar[Any] = ContextVar("kombu_toc.outbox", default=None)
+
+
+def current() -> Any:
+    """The connection whose transaction rows are written in; None: there is no outbox."""
+    return _current.get()
+
+
+@contextmanager
+def outbox(connection: Any) -> Iterator[None]:
+    """Within this, tasks are sent by rows in the caller's transaction; their messages follow when
+    that is committed, and never if it is rolled back::
+
+        with engine.begin() as connection, celery_toc.outbox(connection):
+            connection.execute(orders.insert().values(id=42))
+            expire.apply_async((42,), countdown=1800)
+
+    connection: a connection or a session of SQLAlchemy's, or a connection of Django's
+        (``django.db.connection``), to the database that is the library of the app; there must be
+        one only
+
+    Raises LibraryError where something is sent without a library, or if it has several databases.
+    """
+    token = _current.set(connection)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def write(connection: Any, table: Any, insert: Any, rows: Sequence[Row]) -> None:
+    """Write rows over a caller's connection. Raises what that does.
+
+    table: of what is pending; insert: the statement, for this kind of database
+    """
+    values = [row._asdict() for row in rows]
+    if hasattr(connection, "cursor") and hasattr(connection, "vendor"):  # Django's
+        _write_with_django(connection, table, insert, values)
+    elif hasattr(connection, "execute"):
+        connection.execute(insert, values)
+    else:
+        raise LibraryError(
+            f"an outbox takes a connection or a session of SQLAlchemy's, or Django's, not a "
+            f"{type(connection).__name__}; nothing was sent"
+        )
+
+
+def _write_with_django(
+    connection: Any, table: Any, insert: Any, values: Sequence[dict[str, Any]]
+) -> None:
+    from sqlalchemy.dialects import mysql, postgresql, sqlite
+
+    kinds: dict[str, Any] = {"postgresql": postgresql, "mysql": mysql, "sqlite": sqlite}
+    dialect = kinds[connection.vendor].dialect(paramstyle="pyformat")
+    statement = str(insert.values(dict.fromkeys(values[0])).compile(dialect=dialect))
+    with connection.cursor() as cursor:
+        for one in values:
+            bound = {}
+            for name, value in one.items():
+                process = table.c[name].type.dialect_impl(dialect).bind_processor(dialect)
+                bound[name] = value if process is None or name == "body" else process(value)
+            cursor.execute(statement, bound)
+
+
+def when_committed(connection: Any, function: Any) -> None:
+    """Call a function soon after the transaction is committed; perhaps also if it is not."""
+    if hasattr(connection, "vendor"):
+        from django.db import transaction
+
+        transaction.on_commit(function, using=connection.alias)
+        return
+    from sqlalchemy import event
+    from sqlalchemy.engine import Connection
+
+    if isinstance(connection, Connection):
+        event.listen(connection, "commit", lambda _: function(), once=True)
+    else:
+        session = connection() if not hasattr(connection, "get_bind") else connection
+        event.listen(session, "after_commit", lambda _: function(), once=True)

@@ -1,0 +1,187 @@
+"""The outbox: a task and the data that it is about are committed together, or not at all (X12)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy
+from kombu import Connection
+from sqlalchemy.orm import Session
+
+from kombu_toc import LibraryError, TimeoutCenter, outbox
+from kombu_toc.client.databases import DatabaseURL, read_databases
+from kombu_toc.library import migrate, statuses
+from kombu_toc.library.shards import Shards
+from kombu_toc.library.store import Store
+
+from ..library import broker, consume, engine, new_url, publish, status_of
+
+__all__ = ("broker", "engine", "new_url")  # fixtures
+
+pytestmark = pytest.mark.usefixtures("client")
+
+
+@pytest.fixture
+def url(new_url: Callable[[], str]) -> str:
+    return new_url()
+
+
+@pytest.fixture
+def options(url: str) -> dict[str, Any]:
+    """A library in the database of the application, which has a table of its own."""
+    shards = Shards(read_databases("toc_library", [url]), 1, 5.0)
+    migrate.create(shards)
+    shards.databases[0].execute(sqlalchemy.text("CREATE TABLE orders (id INTEGER PRIMARY KEY)"))
+    shards.close()
+    return {"toc_library": url}
+
+
+@pytest.fixture
+def store(options: dict[str, Any], url: str) -> Iterator[Store]:
+    shards = Shards(read_databases("toc_library", [url]), 1, 5.0)
+    yield Store(shards)
+    shards.close()
+
+
+@pytest.fixture
+def database(url: str, options: dict[str, Any]) -> Iterator[sqlalchemy.Engine]:
+    """The application's own engine."""
+    made = sqlalchemy.create_engine(DatabaseURL(url).reveal())
+    yield made
+    made.dispose()
+
+
+ORDER = sqlalchemy.text("INSERT INTO orders (id) VALUES (:id)")
+
+
+def wait_for(center: TimeoutCenter, id: str) -> None:
+    deadline = time.monotonic() + 30
+    while not center.get(id):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)  # a thread puts it
+
+
+@pytest.mark.parametrize("how", ["connection", "session"])
+def test_a_task_is_sent_when_the_transaction_is_committed(broker, store, center, database, how):
+    opened: Any = database.connect() if how == "connection" else Session(database)
+    with opened as connection:
+        with outbox(connection):
+            connection.execute(ORDER, {"id": 42})
+            publish(broker, "order-42", **{"x-delay": 60_000})
+        assert status_of(store, "order-42") == []  # for nobody else
+        assert not center.get("order-42")
+        connection.commit()
+    wait_for(center, "order-42")
+    [row] = store.of_ids(["order-42"])
+    assert row.place == statuses.IN_REDIS
+    publish(broker, "order-43")  # the outbox has ended
+    assert center.get("order-43")
+
+
+def test_a_task_is_not_sent_when_the_transaction_is_rolled_back(broker, store, center, database):
+    with database.connect() as connection, outbox(connection):
+        connection.execute(ORDER, {"id": 1})
+        publish(broker, "order-1")
+        connection.rollback()
+    with database.begin() as connection, outbox(connection):
+        publish(broker, "order-2")
+    wait_for(center, "order-2")
+    assert status_of(store, "order-1") == []
+    assert not center.get("order-1")
+
+
+def test_an_outbox_needs_one_database_and_a_connection(server, broker, database, new_url):
+    with outbox("a string"), pytest.raises(LibraryError, match="not a str"):
+        publish(broker, "order-1")
+    options = {"toc_library": [new_url(), new_url()]}
+    shards = Shards(read_databases("toc_library", options["toc_library"]), 1, 5.0)
+    migrate.create(shards)
+    shards.close()
+    with (
+        Connection(server.toc_url, transport_options=options) as other,
+        database.connect() as connection,
+        outbox(connection),
+        pytest.raises(LibraryError, match="one database"),
+    ):
+        publish(other, "order-1")
+
+
+DJANGO = """
+import os, signal, sys
+import django
+from django.conf import settings
+from kombu import Connection, Producer
+from sqlalchemy.engine import make_url
+
+broker, library, end = sys.argv[1:]
+url = make_url(library.replace("mariadb:", "mysql:"))
+kind = {"sqlite": "sqlite3", "postgresql": "postgresql", "mysql": "mysql"}[url.get_backend_name()]
+if kind == "mysql":
+    import pymysql
+    pymysql.version_info = (2, 2, 1, "final", 0)
+    pymysql.install_as_MySQLdb()
+settings.configure(
+    DATABASES={
+        "default": {
+            "ENGINE": f"django.db.backends.{kind}",
+            "NAME": url.database,
+            "USER": url.username or "",
+            "PASSWORD": url.password or "",
+            "HOST": url.host or "",
+            "PORT": url.port or "",
+        }
+    }
+)
+django.setup()
+from django.db import connection, transaction
+import kombu_toc
+
+def publish(id):
+    with Connection(broker, transport_options={"toc_library": library}) as sender:
+        Producer(sender.default_channel).publish(
+            {"n": 1}, routing_key="mail", headers={"id": id, "task": "expire"}
+        )
+
+try:
+    with transaction.atomic(), kombu_toc.outbox(connection):
+        if end == "kill":
+            transaction.on_commit(lambda: os.kill(os.getpid(), signal.SIGKILL))
+        with connection.cursor() as cursor:
+            cursor.execute("INSERT INTO orders (id) VALUES (%s)", [7])
+        publish("order-7")
+        if end == "roll back":
+            raise ValueError
+except ValueError:
+    pass
+"""
+
+
+@pytest.mark.parametrize("end", ["commit", "roll back", "kill"])
+def test_it_works_with_djangos_connection_whatever_happens_after_the_commit(
+    server, broker, store, database, options, url, tmp_path: Path, end: str
+):
+    script = tmp_path / "sends.py"
+    script.write_text(DJANGO)
+    done = subprocess.run(
+        [sys.executable, script, server.toc_url, url, end],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == (-9 if end == "kill" else 0), done.stderr
+    with database.connect() as connection:
+        orders = connection.execute(sqlalchemy.text("SELECT id FROM orders")).all()
+    assert len(orders) == (end != "roll back")
+    if end == "roll back":
+        assert store.count() == {"not put": 0}
+        return
+    # If the process was killed in between, a consumer finds what it has not put.
+    assert consume(broker, 1) == ["order-7"]
+    assert status_of(store, "order-7") == ["done"]
