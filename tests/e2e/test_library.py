@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +15,7 @@ import celery_toc
 import kombu_toc
 
 from .conftest import POOLS, Journal, wait_until
-from .nodes import Worker
+from .nodes import ROOT, Worker
 
 StartWorkers = Callable[..., list[Worker]]
 
@@ -104,3 +107,18 @@ def test_a_task_that_is_lost_in_redis_alone_starts_within_two_periods(
     library = celery_toc.timeout_center(app).library
     wait_until(lambda: statuses(library, sent.id) == ["done"])
     assert len(journal.entries("lost")) == 1
+
+
+def test_the_example_loses_redis_and_no_task() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "library" / "lose_redis.py")],
+        env={**os.environ, "TASKS": "300", "AHEAD": "10", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stderr
+    sent, put, run = done.stdout.splitlines()
+    assert sent == "sent 300 tasks, flushed Redis: it holds 0 messages"
+    assert put == "put 300 messages back"
+    assert run.startswith("run: 300 of 300, twice: 0, early: 0, late by ")

@@ -113,6 +113,16 @@ def test_a_rebuild_says_what_it_has_put_back(app, run, client):
     assert run("status")[1] == 0
 
 
+def test_tasks_are_found_and_tables_shown_without_redis(app, run):
+    id = send(app, 1007)
+    app.conf.broker_url = "toc+redis://127.0.0.1:1/0"
+    said, code = run("find", "--biz-id", "1007")
+    assert code == 0
+    assert id in said
+    assert run("history", id)[1] == run("library", "status")[1] == 0
+    assert run("library", "rebuild")[1] == 1
+
+
 def test_without_a_library_the_commands_say_how_to_have_one(app, run):
     app.conf.broker_transport_options = {}
     for words in (("find",), ("history", "x"), ("library", "status"), ("library", "rebuild")):
