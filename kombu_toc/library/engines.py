@@ -99,8 +99,6 @@ class PostgreSQL(Dialect):
                 "tcp_user_timeout": ms,
                 "keepalives_idle": 30,
                 "application_name": "celery-toc",
-                # A pooler between may give each transaction another connection.
-                "prepare_threshold": None,
             },
         }
 
