@@ -16,7 +16,7 @@ from kombu_toc.library.store import Store
 from .databases import ENGINES, DatabaseServer
 
 
-@pytest.fixture(scope="module", params=list(ENGINES))
+@pytest.fixture(scope="session", params=list(ENGINES))
 def engine(request: pytest.FixtureRequest) -> Iterator[DatabaseServer | None]:
     """A database server; None for SQLite, which needs none."""
     kind = ENGINES[request.param]

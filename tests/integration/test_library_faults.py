@@ -19,6 +19,12 @@ from ..servers import Server
 __all__ = ("engine", "new_url", "options", "store")  # fixtures
 
 
+#: For tests of databases that are servers.
+SERVERS = pytest.mark.parametrize(
+    "engine", ["postgresql", "mariadb"], indirect=True, scope="session"
+)
+
+
 @pytest.fixture
 def redis_server(tmp_path) -> Iterator[Server]:
     """A server that may be stopped."""
@@ -78,11 +84,10 @@ def test_a_producer_that_starts_without_redis_publishes(redis_server, connect, o
     assert consume(connect(options), 1) == ["order-1"]
 
 
+@SERVERS
 def test_without_a_database_a_publish_fails_and_sends_nothing(
     redis_server, connect, options, store, engine
 ):
-    if engine is None:
-        pytest.skip("SQLite is no server")
     connection = connect(options, toc_library_timeout=2)
     publish(connection, "order-1")
     engine.kill()
@@ -98,11 +103,10 @@ def test_without_a_database_a_publish_fails_and_sends_nothing(
     assert status_of(store, "order-2") == []
 
 
+@SERVERS
 def test_a_database_that_stands_still_holds_up_nobody_for_long(
     redis_server, connect, options, store, engine
 ):
-    if engine is None:
-        pytest.skip("SQLite is no server")
     connection = connect(options, toc_library_timeout=1)
     publish(connection, "order-1")
     engine.pause()
@@ -117,11 +121,10 @@ def test_a_database_that_stands_still_holds_up_nobody_for_long(
     assert "order-3" in consume(connect(options), 2)
 
 
+@SERVERS
 def test_where_the_library_is_not_required_rows_are_written_later(
     redis_server, connect, options, store, engine, caplog
 ):
-    if engine is None:
-        pytest.skip("SQLite is no server")
     connection = connect(options, toc_library_timeout=2, toc_library_required=False)
     publish(connection, "order-1")
     engine.kill()
@@ -134,11 +137,10 @@ def test_where_the_library_is_not_required_rows_are_written_later(
     assert status_of(store, "order-2") == ["pending"]
 
 
+@SERVERS
 def test_workers_go_on_without_a_database_and_record_later(
     redis_server, connect, options, store, engine
 ):
-    if engine is None:
-        pytest.skip("SQLite is no server")
     connection = connect(options, toc_library_timeout=2)
     for number in range(20):
         publish(connection, f"order-{number}")
