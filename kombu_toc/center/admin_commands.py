@@ -384,13 +384,20 @@ class AdminCommands:
         bodies: read their bodies, too
         budget: bytes that the bodies may have together
         """
-        low = "-inf" if since_us is None else str(max(since_us, 0) // 1000 * 1000)
+        lanes = topic.declaration.lanes
+        # Below 0 is what waits in lanes: it is read apart, in its order.
+        low = "0" if lanes else "-inf"
+        if since_us is not None:
+            low = str(max(since_us, 0) // 1000 * 1000)
         high = "+inf" if until_us is None else str(max(until_us, 0) // 1000 * 1000 + 999)
+        steps = len(slot.stores)
         kinds = [
             *((WAITING, key, at) for at, key in enumerate(slot.stores)),
-            (IN_FLIGHT, slot.prepare, len(slot.stores)),
-            (DEAD, slot.dead, len(slot.stores) + 1),
+            (IN_FLIGHT, slot.prepare, steps),
+            (DEAD, slot.dead, steps + 1),
         ]
+        if lanes:
+            kinds += [(WAITING, key, steps + 2 + at) for at, key in enumerate(slot.stores)]
         kinds = [kind for kind in kinds if kind[0] in states]
 
         def parse(raw: list[Any]) -> SlotPage:
@@ -398,7 +405,9 @@ class AdminCommands:
             for i in range(0, len(raw) - len(raw) % 6, 6):
                 state, _, number = kinds[raw[i]]
                 id, score = raw[i + 1], raw[i + 2]
-                at = number if state == WAITING else scores.read_lease(score).step
+                at = scores.read_lease(score).step
+                if state == WAITING:
+                    at = number if number < steps else number - steps - 2
                 found = Found(
                     topic.name,
                     slot.number,
@@ -416,12 +425,20 @@ class AdminCommands:
         where: tuple[Any, ...] = ("", "")
         if begin is not None:
             score, id, *here = begin
-            later = (int([slot.number, number] > here) for _, _, number in kinds)
-            where = (score, id, *later)
+            later = [int([slot.number, number] > here) for _, _, number in kinds]
+            where = (score, id)
+        else:
+            later = [0] * len(kinds)
         return ScriptCall(
             load("scan"),
             (slot.body, slot.reasons, slot.tokens, *(key for _, key, _ in kinds)),
-            (step, low, high, int(bodies), budget, *where),
+            (
+                *(step, low, high, int(bodies), budget, *where),
+                *(
+                    flag + 2 * (number >= steps + 2)
+                    for flag, (_, _, number) in zip(later, kinds, strict=True)
+                ),
+            ),
             parse,
         )
 

@@ -135,6 +135,7 @@ def pick_call(context: Context, topic: Topic, slot: Slot, request: PickRequest) 
             *(value for one in wanted for value in one),
         ),
         parse,
+        limited=slot if topic.declaration.lanes else None,
     )
 
 

@@ -99,6 +99,13 @@ def read_lease(score: int) -> Lease:
     return Lease(ms, step, retries)
 
 
+def plain(score: int) -> int:
+    """A StoreQueue score as it was before the message came to a lane (``scripts/sorted.lua``)."""
+    if score >= 0:
+        return score
+    return -score if score < -TRIED - 1 else -score - 1
+
+
 def retries_left(score: int) -> int | None:
     """Retries left by a StoreQueue score, or None if the message has not been tried."""
     low = score % 1000

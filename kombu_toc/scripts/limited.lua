@@ -55,6 +55,38 @@ do
     end
   end
 
+  limited.places = gates.places
+
+  -- Whether a message that waits may start now, by all limits; its turn or order does not matter, but
+  -- for what holds its key.
+  function limited.may_start(id, token, score, now)
+    local key = token and is_still(token, score) and key_of(token) or ''
+    if gates.most and tonumber(redis.call('HGET', gate.busy, '') or 0) >= gates.most
+        or whole_opens_at(gate, gates, now) > now
+        or is_full(slot, key, gates) or opens_at(slot, key, gates, now) > now then
+      return false
+    end
+    return key == '' or not gates.serial
+      or (redis.call('HGET', slot.holders, key) or id) == id or held_by(slot, key) == nil
+  end
+
+  -- A message that waits starts: out of its lane.
+  function limited.start(id, step, score, token, now)
+    local key = token and is_still(token, score) and key_of(token) or ''
+    redis.call('ZREM', slot.lanes, entry_of(key, step, score, id))
+    count_start(slot, id, key, gates, gate, now)
+    place_key(slot, key, gates, now)
+  end
+
+  -- It had started, and was not there to be delivered.
+  function limited.undo(id, token, now)
+    token = token and heritage_of(token) or ''
+    if gates.places then
+      token = token .. (string.find(token, ';', 1, true) and ',' or ';') .. 'p1'
+    end
+    limited.leave(id, token, true, now)
+  end
+
   function limited.settle_if_empty(...) settle_unless_whole(gates, gate, ...) end
 end
 local settle_if_empty = limited.settle_if_empty

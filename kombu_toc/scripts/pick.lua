@@ -23,16 +23,23 @@
 --
 -- What was announced stays so until the slot is empty: whoever wakes for a time that was picked finds
 -- the next one, and announces it.
---@ clock admitted wake failure token lease deliver sorted expire
+--@ clock admitted wake failure token lease deliver sorted expire unlimited
 
-local steps, count = tonumber(ARGV[1]), (#ARGV - 10) / 3
+local steps, count = tonumber(ARGV[1]), (#ARGV - 10 - (limited and limited.args or 0)) / 3
 local limit, budget, early = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5] == '1'
 local terms, untried = read_terms(ARGV[6], ARGV[7]), tonumber(ARGV[8])
 local name, remember = ARGV[9], ARGV[10]
-local given, wake = KEYS[7 + steps + count], KEYS[8 + steps + count]
+local given = KEYS[7 + steps + count]
+local wake = KEYS[8 + steps + count + (limited and limited.keys or 0)]
 local now = clock()
 local now_ms, horizon = math.floor(now / 1000), due_score(now)
 local messages, bare, expired = {}, {}, {}
+local stores = {}
+for step = 1, steps do stores[step] = KEYS[6 + step] end
+if limited then
+  limited.open(KEYS[1], KEYS[2], stores, ARGV[2])
+  terms.place = limited.places
+end
 
 if remember ~= '0' then
   local known = redis.call('GET', given)
@@ -46,7 +53,7 @@ local function place(id) -- step and score of what waits and may be delivered
   for step = 1, steps do
     local score = redis.call('ZSCORE', KEYS[6 + step], id)
     if score then
-      score = tonumber(score)
+      score = plain_score(tonumber(score))
       return (early or score <= horizon) and step, score
     end
   end
@@ -67,6 +74,10 @@ for number = 1, count do
       local body = score == tonumber(as_it_was) and redis.call('HGET', KEYS[3], ids[i])
       if not body or redis.sha1hex(body) ~= ARGV[10 + 3 * number] then step = nil end
     end
+    if step and limited and not seen[ids[i]] and #taken < 4 * limit
+        and not limited.may_start(ids[i], redis.call('HGET', KEYS[6], ids[i]), score, now) then
+      step = nil
+    end
     if step and not seen[ids[i]] then
       if #taken >= 4 * limit then
         left, full = 1, true
@@ -81,6 +92,7 @@ for number = 1, count do
       seen[ids[i]] = true
       local n = #taken
       taken[n + 1], taken[n + 2], taken[n + 3], taken[n + 4] = 1, step, ids[i], score
+      if limited then limited.start(ids[i], step, score, redis.call('HGET', KEYS[6], ids[i]), now) end
     end
   end
   if full then break end
@@ -111,8 +123,10 @@ for i = 1, #taken, 4 do
     else
       expire(KEYS[3], KEYS[4], KEYS[5], KEYS[6], id, now_ms * 1000 + low, terms.drop)
       expired[#expired + 1] = id
+      if limited then limited.undo(id, token, now) end
     end
   else
+    if limited then limited.undo(id, redis.call('HGET', KEYS[6], id), now) end
     redis.call('HDEL', KEYS[5], id)
     redis.call('HDEL', KEYS[6], id)
     bare[#bare + 1] = id
@@ -121,7 +135,6 @@ end
 if remember ~= '0' and #messages > 0 then
   redis.call('SET', given, name .. '\n' .. cmsgpack.pack({taken, again}), 'EX', remember)
 end
-local stores = {}
-for step = 1, steps do stores[step] = KEYS[6 + step] end
+if limited then limited.announce(wake, now) end
 settle_if_empty(wake, KEYS[1], ARGV[2], stores)
 return {now, looked, left, messages, bare, expired, said, unsaid}

@@ -5,11 +5,13 @@
 -- ARGV[4] 1: with their envelopes, reasons and tokens
 -- ARGV[5] bytes that the envelopes may have together; the first may have any
 -- ARGV[6] '' to begin, or the score and ARGV[7] the id of what was read last
--- ARGV[8...] then, per sorted set: 1 if in that order it comes after the one it was read from
+-- ARGV[8...] then, per sorted set: 1 if in that order it comes after the one it was read from; 2 more
+--         if of this StoreQueue what waits in lanes is read (sorted.lua), by the score that it had
 -- Returns {index of the sorted set, id, score, envelope, reason and last error, token, ...}; then 1
 -- if there is more that has not been read for its bytes
 --
 -- O(log n) for each that is returned, however many wait and however many share a score.
+--@ sorted
 
 local count, low, high = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 
@@ -39,11 +41,42 @@ local function first_rank(key, comes_after)
   return math.max(rank, from)
 end
 
+-- The same of what waits in lanes: there a lower score comes later, but of one score a lower id first.
+local function lanes_page(key, comes_after)
+  local page, begin = {}, math.max(tonumber(low == '-inf' and 0 or low), tonumber(ARGV[6]) or 0)
+  local bound = string.format('%.0f', sorted_score(begin))
+  while #page < 2 * count do
+    local score = redis.call('ZREVRANGEBYSCORE', key, bound, '-inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+    if not score then break end
+    local from, to = 0, redis.call('ZCOUNT', key, score, score)
+    local most, plain = to, plain_score(tonumber(score))
+    while plain == tonumber(ARGV[6]) and from < to do
+      local middle = math.floor((from + to) / 2)
+      local id = redis.call('ZRANGEBYSCORE', key, score, score, 'LIMIT', middle, 1)[1]
+      if before(id, ARGV[7]) or id == ARGV[7] and not comes_after then
+        from = middle + 1
+      else
+        to = middle
+      end
+    end
+    if from < most then
+      local ids = redis.call('ZRANGEBYSCORE', key, score, score, 'LIMIT', from, count - #page / 2)
+      for i = 1, #ids do page[#page + 1], page[#page + 2] = ids[i], plain end
+    end
+    bound = '(' .. score
+  end
+  return page
+end
+
 local pages, at = {}, {}
 for number = 1, #KEYS - 3 do
-  local key = KEYS[3 + number]
-  local rank = first_rank(key, ARGV[7 + number] == '1')
-  pages[number] = redis.call('ZRANGE', key, rank, rank + count - 1, 'WITHSCORES')
+  local key, flag = KEYS[3 + number], tonumber(ARGV[7 + number] or 0)
+  if flag < 2 then
+    local rank = first_rank(key, flag == 1)
+    pages[number] = redis.call('ZRANGE', key, rank, rank + count - 1, 'WITHSCORES')
+  else
+    pages[number] = lanes_page(key, flag == 3)
+  end
   at[number] = 1
 end
 

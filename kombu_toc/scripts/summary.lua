@@ -16,11 +16,13 @@ for i = 3, #KEYS do
   if size > 0 then
     all = all + size
     ready = ready + redis.call('ZCOUNT', KEYS[i], '-inf', string.format('%.0f', due))
-    -- What waits in a lane has been due for longer than what does not.
-    local first = redis.call('ZREVRANGEBYSCORE', KEYS[i], -1000, '-inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
-      or redis.call('ZRANGEBYSCORE', KEYS[i], 1000, string.format('%.0f', due),
-        'WITHSCORES', 'LIMIT', 0, 1)[2]
-    if first then oldest = math.max(oldest, now - action_time(plain_score(tonumber(first)))) end
+    local first = redis.call('ZRANGEBYSCORE', KEYS[i], 1000, string.format('%.0f', due),
+      'WITHSCORES', 'LIMIT', 0, 1)[2]
+    -- Of a topic that is limited, the oldest may wait in a lane.
+    local sorted = redis.call('ZREVRANGEBYSCORE', KEYS[i], -1000, '-inf', 'WITHSCORES',
+      'LIMIT', 0, 1)[2]
+    if sorted then oldest = math.max(oldest, now - action_time(-tonumber(sorted))) end
+    if first then oldest = math.max(oldest, now - action_time(tonumber(first))) end
   end
 end
 return {ready, all - ready, redis.call('ZCARD', KEYS[1]), redis.call('ZCARD', KEYS[2]), oldest}

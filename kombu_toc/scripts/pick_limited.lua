@@ -1,0 +1,6 @@
+-- Delivers messages of a topic that is limited by id, as pick.lua does: those that may start now.
+--
+-- KEYS as those of pick.lua; before the wake index those of limited.lua
+-- ARGV as those of pick.lua, then those of limited.lua
+-- Returns what pick.lua does
+--@ clock admitted wake failure token lease deliver sorted expire lanes openings limited pick
