@@ -101,10 +101,15 @@ class Commands:
             remember,
             1 if replaces else 0,
         )
-        limits = topic.declaration.put_gates
-        if limits and counted and not replaces:
+        declared = topic.declaration
+        limits = declared.put_gates if counted and not replaces else ""
+        # Where those of a key start in their order, what is sent again holds its key in its place.
+        ordered = declared.key_order and not declared.key_retry and traits
+        if limits or ordered:
             pace = pace_key(topic, slot, clustered=self._context.clustered)
             keys, args = (*keys, slot.tokens, pace), (*args, traits, limits)  # type: ignore[assignment]
+            if ordered:
+                keys, args = (*keys, slot.holders), (*args, 1)  # type: ignore[assignment]
             parse = partial(read_limited_put, topic, self._counts(topic))
             return self._announcing(topic, "put", keys, args, parse)
         if traits or expires:

@@ -171,6 +171,7 @@ class Slot:
         "dead",
         "ended",
         "firings",
+        "holders",
         "lane_keys",
         "number",
         "pace",
@@ -236,6 +237,8 @@ class Slot:
         #: sorted set: key that waits for its rate -> when it may go on, in us; for one that runs:
         #: infinity
         self.waits = stem + "waits"
+        #: hash: key -> id that it is held by
+        self.holders = stem + "holders"
         #: hash: key -> how many of it run; under the empty key, all of the slot
         self.busy = stem + "busy"
         #: the keys of its lanes, in the order in which scripts take them (``scripts/lanes.lua``):
@@ -250,8 +253,7 @@ class Slot:
             #: sorted set: key -> where its last turn ended, of keys that take turns
             stem + "tags",
             self.busy,
-            #: hash: key -> id that it is held by
-            stem + "holders",
+            self.holders,
         )
 
     def store(self, step: int) -> str:

@@ -2,7 +2,8 @@
 -- wake.lua.
 
 -- `opens`: when the whole queue's limits let something start; nil: when a place is free. `known`: an
--- announcement that has passed is known to somebody who comes, wherever the wake index is.
+-- announcement that has passed is known to somebody who comes, wherever the wake index is. A slot may
+-- have `first`, when something of it may start next, or false, if that is known.
 local function announce_openings(all, gates, gate, wake, known, passed, now, opens)
   local function say(slot, us)
     us = math.max(us, now)
@@ -19,7 +20,8 @@ local function announce_openings(all, gates, gate, wake, known, passed, now, ope
 
   local whole, earliest = gates.most or gates.rate, nil
   for _, slot in ipairs(all) do
-    local us = next_start(slot, now)
+    local us = slot.first
+    if us == nil then us = next_start(slot, now) end
     if us and not whole then
       say(slot, us)
     else

@@ -12,8 +12,11 @@
 -- Returns what pop.lua does; in place of an id {id, token, when it may start, in microseconds since
 --          the epoch, or 0: at once}
 --
--- Something due is left only if it may start now. What waits for a rate is announced for the time
--- when that opens; what waits for a place is not announced: whoever frees one does.
+-- Something due is left only if it may start now, or if there is more to look through. What waits for
+-- a rate is announced for the time when that opens; what waits for a place is not announced: whoever
+-- frees one does.
+--
+-- What may start at once goes to no lane, unless keys take turns.
 --@ clock admitted wake failure recover token lease deliver sorted expire lanes openings
 
 local slots, steps = tonumber(ARGV[1]), tonumber(ARGV[2])
@@ -35,7 +38,7 @@ terms.place, terms.limited = gates.places, true
 -- looks at, beside those of what it delivers; entries that it sweeps out of a set.
 local SORTED, LOOKS, SWEPT = 100, 100, 20
 
-local all = {}
+local all, lanes = {}, {}
 for number = 1, slots do
   local before = (number - 1) * width
   local slot = lanes_at(before + 6 + steps)
@@ -43,7 +46,10 @@ for number = 1, slots do
   slot.armed, slot.prepare, slot.body = KEYS[before + 1], KEYS[before + 2], KEYS[before + 3]
   slot.dead, slot.reasons, slot.tokens = KEYS[before + 4], KEYS[before + 5], KEYS[before + 6]
   for step = 1, steps do slot.stores[step] = KEYS[before + 6 + step] end
+  slot.index = number - 1
+  slot.keys, slot.step, slot.from = {}, 1, 0 -- what is known of keys; what was read of its stores
   all[number] = slot
+  lanes[2 * number - 1], lanes[2 * number] = slot.turns, slot.waits
 end
 local gate = gate_at(slots * width, ARGV[21])
 write_nothing(all[1].prepare) -- what is refused when the server is full is not refused behind this
@@ -59,6 +65,13 @@ local function add(list, number, ids)
   for i = 1, #ids do
     list[#list + 1] = number - 1
     list[#list + 1] = ids[i]
+  end
+end
+
+-- Lua unpacks some thousands of values and then fails, halfway through the script.
+local function in_parts(command, key, values)
+  for from = 1, #values, 1000 do
+    redis.call(command, key, unpack(values, from, math.min(from + 999, #values)))
   end
 end
 
@@ -84,19 +97,22 @@ for number, slot in ipairs(all) do
   end
 end
 
--- What is due takes its place among the others, and keys whose rate has opened may go on.
+-- Keys whose rate has opened may go on; where keys take turns, all that is due is sorted first.
 local unsorted = false
-for _, slot in ipairs(all) do
-  if sort_due(slot, horizon, SORTED + math.ceil(most / slots), gates, by) then unsorted = true end
-  local open = redis.call('ZRANGEBYSCORE', slot.waits, '-inf', string.format('%.0f', by),
-    'LIMIT', 0, SORTED + most)
-  for i = 1, #open do place_key(slot, open[i], gates, by) end
-  if gates.key_rate or gates.fair then sweep_lanes(slot, SWEPT, now) end
-  if gates.fair then
-    local others = redis.call('ZRANGEBYSCORE', slot.turns, NO_TURN, '+inf', 'LIMIT', 0, SORTED)
-    for i = 1, #others do place_key(slot, others[i], gates, by) end
+if gates.fair or redis.call('EXISTS', unpack(lanes)) > 0 then
+  for _, slot in ipairs(all) do
+    if gates.fair then
+      if sort_due(slot, horizon, SORTED + math.ceil(most / slots), gates, by) then unsorted = true end
+      local others = redis.call('ZRANGEBYSCORE', slot.turns, NO_TURN, '+inf', 'LIMIT', 0, SORTED)
+      for i = 1, #others do place_key(slot, others[i], gates, by) end
+    end
+    local open = redis.call('ZRANGEBYSCORE', slot.waits, '-inf', string.format('%.0f', by),
+      'LIMIT', 0, SORTED + most)
+    for i = 1, #open do place_key(slot, open[i], gates, by) end
+    slot.laned = redis.call('EXISTS', slot.turns, slot.waits) > 0
   end
 end
+if gates.key_rate or gates.fair then sweep_lanes(all[now % slots + 1], SWEPT, now) end
 
 local running, opens = 0, whole_opens_at(gate, gates, by)
 if gates.most then running = tonumber(redis.call('HGET', gate.busy, '') or 0) end
@@ -105,24 +121,102 @@ local function queue_opens() -- when the whole queue may start something; nil: w
   return opens
 end
 
--- Of each slot, the key whose turn is next, and its order.
-local heads, orders = {}, {}
-local function look(number)
-  local head = redis.call('ZRANGE', all[number].turns, 0, 0, 'WITHSCORES')
-  heads[number], orders[number] = head[1], tonumber(head[2] or '')
-end
-for number = 1, slots do look(number) end
-
-local function next_slot()
-  local first
-  for number = 1, slots do
-    if heads[number] and (not first or orders[number] < orders[first]) then first = number end
+-- Which steps hold anything: the first nearly always, the others rarely.
+local used = 1
+if steps > 1 then
+  local others = {}
+  for _, slot in ipairs(all) do
+    for step = 2, steps do others[#others + 1] = slot.stores[step] end
   end
-  return first
+  if redis.call('EXISTS', unpack(others)) > 0 then used = steps end
 end
 
-local messages, order, again = {}, {}, {}
-local budget, taken, looks, left = tonumber(ARGV[18]), 0, LOOKS, 0
+-- Learns what is to be known of keys: how many run, when the rate opens, what holds it, and whether
+-- it has a lane, and may start something of that.
+local function learn(slot, names)
+  local ran = gates.key_most and redis.call('HMGET', slot.busy, unpack(names))
+  local holders = gates.serial and redis.call('HMGET', slot.holders, unpack(names))
+  for i = 1, #names do
+    local key = names[i]
+    slot.keys[key] = {
+      ran = key ~= '' and ran and tonumber(ran[i] or 0) or 0,
+      opens = opens_at(slot, key, gates, by),
+      holder = key ~= '' and holders and holders[i] or nil,
+      in_turns = slot.laned and redis.call('ZSCORE', slot.turns, key),
+      waits = slot.laned and redis.call('ZSCORE', slot.waits, key),
+    }
+  end
+end
+
+-- Reads on in what is not sorted: the next that is due, or when the next is due.
+local chunk = math.min(math.floor(2 * most / slots) + 1, 500)
+local function read(slot)
+  slot.ids = nil
+  while slot.step <= used do
+    local some = redis.call('ZRANGEBYSCORE', slot.stores[slot.step], 0, '+inf', 'WITHSCORES',
+      'LIMIT', slot.from, chunk)
+    local first = tonumber(some[2] or '')
+    if first and first <= horizon then
+      local ids, names, new = {}, {}, {}
+      for i = 1, #some, 2 do ids[#ids + 1] = some[i] end
+      local tokens = redis.call('HMGET', slot.tokens, unpack(ids))
+      for i = 1, #ids do
+        local token = tokens[i]
+        if token and not is_still(token, tonumber(some[2 * i])) then tokens[i] = false end
+        names[i] = key_of(tokens[i])
+        if not slot.keys[names[i]] then
+          slot.keys[names[i]] = true
+          new[#new + 1] = names[i]
+        end
+      end
+      if #new > 0 then learn(slot, new) end
+      slot.ids, slot.scores, slot.known, slot.names, slot.at = ids, some, tokens, names, 1
+      slot.from = slot.from + #ids
+      return
+    end
+    if first then
+      local us = action_time(first)
+      if not slot.future or us < slot.future then slot.future = us end
+    end
+    slot.step, slot.from = slot.step + 1, 0
+  end
+end
+
+-- The order of what comes next of a slot: of what is not sorted, and of keys with a lane.
+local function look_at_turns(slot)
+  if not slot.laned then return end
+  local head = redis.call('ZRANGE', slot.turns, 0, 0, 'WITHSCORES')
+  slot.turn, slot.order = head[1], tonumber(head[2] or '')
+end
+local function next_unsorted(slot)
+  if not slot.ids then return nil end
+  local score = tonumber(slot.scores[2 * slot.at])
+  if score > horizon then
+    local us = action_time(score)
+    if not slot.future or us < slot.future then slot.future = us end
+    slot.ids, slot.step, slot.from = nil, slot.step + 1, 0
+    read(slot)
+    return next_unsorted(slot)
+  end
+  return (slot.step - 1) * 4e15 + score
+end
+local function pass(slot)
+  slot.at = slot.at + 1
+  if slot.at > #slot.ids then
+    if #slot.ids < chunk then slot.step, slot.from = slot.step + 1, 0 end
+    read(slot)
+  end
+  slot.next = next_unsorted(slot)
+end
+
+for _, slot in ipairs(all) do
+  look_at_turns(slot)
+  if not gates.fair or not unsorted then
+    read(slot)
+    slot.next = next_unsorted(slot)
+  end
+end
+
 local virtual = 0
 if gates.fair then
   for _, slot in ipairs(all) do
@@ -130,96 +224,243 @@ if gates.fair then
   end
 end
 
--- Starts the message; whether it is there to be started, and has not expired.
-local function start(number, key, step, score, id, token, envelope, at)
-  local slot = all[number]
-  local low = 32 * (step - 1) + (score % 1000 < 32 and score % 1000 or untried)
-  redis.call('ZREM', slot.stores[step], id)
-  if not envelope then
-    redis.call('HDEL', slot.reasons, id)
-    redis.call('HDEL', slot.tokens, id)
-    add(bare, number, {id})
-    return false
+local order, looks, left, budget, taken = {}, LOOKS + most, 0, tonumber(ARGV[18]), 0
+
+-- Chooses a message to be started at `at`; whether there is room for it.
+local function choose(slot, step, id, score, token, key, at)
+  if most > 1 then
+    budget = budget - redis.call('HSTRLEN', slot.body, id)
+    if budget < 0 and taken > 0 then return false end
   end
-  local birth, ends = deliver(token, score, name, now_ms, terms)
-  if not birth then
-    expire(slot.body, slot.dead, slot.reasons, slot.tokens, id, now_ms * 1000 + low, terms.drop)
-    add(expired, number, {id})
-    return false
+  taken, running = taken + 1, running + 1
+  local of_key = slot.keys[key]
+  of_key.ran = of_key.ran + 1
+  if gates.key_rate and key ~= '' then
+    of_key.opens = math.max(of_key.opens + gates.key_slack, at) + gates.key_rate - gates.key_slack
   end
-  redis.call('ZADD', slot.prepare, ends * 1000 + low, id)
-  redis.call('HSET', slot.tokens, id, birth)
-  count_start(slot, id, key, gates, gate, at)
-  local n = #messages
-  messages[n + 1], messages[n + 2] = number - 1, step - 1
-  messages[n + 3] = {id, birth, at > math.max(now, action_time(score)) and math.ceil(at) or 0}
-  messages[n + 4], messages[n + 5] = score, envelope
-  n = #order
-  order[n + 1], order[n + 2], order[n + 3], order[n + 4] = number, step, id, score
-  again[#again + 1], again[#again + 2] = n + 1, birth
+  if gates.serial and key ~= '' then of_key.holder = id end
+  if gates.rate then opens = math.max(opens + gates.slack, at) + gates.rate - gates.slack end
+  order[taken] = {slot = slot, step = step, id = id, score = score, token = token, key = key, at = at}
   return true
 end
 
+-- When a message of a key may start, or nil if it may not within the horizon.
+local function startable(slot, key, id, allowed)
+  local of_key = slot.keys[key]
+  if key == '' then return allowed end
+  if gates.key_most and of_key.ran >= gates.key_most or of_key.opens > by then return nil end
+  if of_key.holder and of_key.holder ~= id then
+    if held_by(slot, key) ~= nil then return nil end
+    of_key.holder = nil
+  end
+  return math.max(of_key.opens, allowed)
+end
+
+local function touch(slot, key)
+  slot.touched = slot.touched or {}
+  slot.touched[key] = true
+end
+
 while true do
-  local number = next_slot()
-  if not number then break end
+  local slot, first, in_lane
+  for number = 1, slots do
+    local one = all[number]
+    if one.turn and (not first or one.order < first) then slot, first, in_lane = one, one.order, true end
+    if one.next and (not first or one.next < first) then slot, first, in_lane = one, one.next, false end
+  end
+  if not slot then break end
   local allowed = queue_opens()
   if not allowed or allowed > by then break end
   if taken >= most or looks <= 0 then
     left = 1
     break
   end
-  local slot, key, turn = all[number], heads[number], orders[number]
-  local entry = nil
-  if gates.serial and key ~= '' then entry = held_by(slot, key) end
-  if entry == nil then entry = head_of(slot, key) end
-  local at = math.max(opens_at(slot, key, gates, by), allowed, now)
-  if not entry or at > by or is_full(slot, key, gates) then
-    looks = looks - 1
-  else
-    local step, score, id = read_entry(entry)
-    at = math.max(at, action_time(score))
-    local stands = tonumber(redis.call('ZSCORE', slot.stores[step], id) or '') == sorted_score(score)
-    local token = stands and redis.call('HGET', slot.tokens, id)
-    if token and not is_still(token, score) then token = nil end
-    if not stands or key_of(token) ~= key then
-      looks = looks - 1
+  allowed = math.max(allowed, now)
+  looks = looks - 1
+  if in_lane then
+    local key, entry = slot.turn, nil
+    if not slot.keys[key] then learn(slot, {key}) end
+    if gates.serial and key ~= '' then entry = held_by(slot, key) end
+    if entry == nil then entry = head_of(slot, key) end
+    local step, score, id
+    if entry then step, score, id = read_entry(entry) end
+    local at = entry and startable(slot, key, id, allowed)
+    local chosen = false
+    if at then
+      local stands = tonumber(redis.call('ZSCORE', slot.stores[step], id) or '') == sorted_score(score)
+      local token = stands and redis.call('HGET', slot.tokens, id)
+      if token and not is_still(token, score) then token = false end
+      if stands and key_of(token) == key then
+        if not choose(slot, step, id, score, token, key, math.max(at, action_time(score))) then
+          left = 1
+          break
+        end
+        chosen = true
+        looks = looks + 1
+      end
       redis.call('ZREM', slot.lanes, entry)
-    else
-      local envelope = redis.call('HGET', slot.body, id)
-      if taken > 0 and envelope and most > 1 and #envelope > budget then
+    end
+    touch(slot, key)
+    if chosen and gates.fair then
+      virtual = math.max(virtual, slot.order)
+      redis.call('ZADD', slot.tags, string.format('%.17g', virtual + 1 / weight_of(gates, key)), key,
+        string.format('%.17g', virtual), '!')
+    end
+    -- The rest of its lane, as far as it goes on in this call.
+    local rest = at and startable(slot, key, nil, allowed) and head_of(slot, key)
+    redis.call('ZREM', slot.turns, key)
+    if rest then
+      step, score = read_entry(rest)
+      redis.call('ZADD', slot.turns, string.format('%.17g', order_of(slot, key, step, score, gates)), key)
+    end
+    look_at_turns(slot)
+  else
+    local i = slot.at
+    local id, key, score, step = slot.ids[i], slot.names[i], tonumber(slot.scores[2 * i]), slot.step
+    -- What has a lane whose turn may come is due later than this; what waits there is not.
+    local of_key = slot.keys[key]
+    local at = (not of_key.waits or of_key.holder == id) and startable(slot, key, id, allowed)
+    if at then
+      if not choose(slot, step, id, score, slot.known[i], key, math.max(at, action_time(score))) then
         left = 1
         break
       end
-      redis.call('ZREM', slot.lanes, entry)
-      if start(number, key, step, score, id, token or nil, envelope, at) then
-        taken, running, budget = taken + 1, running + 1, budget - #envelope
-        if gates.rate then opens = math.max(opens + gates.slack, at) + gates.rate - gates.slack end
-        if gates.fair then
-          virtual = math.max(virtual, turn)
-          redis.call('ZREM', slot.turns, key)
-          redis.call('ZADD', slot.tags, string.format('%.17g', virtual + 1 / weight_of(gates, key)), key,
-            string.format('%.17g', virtual), '!')
-        end
-      else
-        looks = looks - 1
-      end
+      looks = looks + 1
+      if of_key.in_turns or of_key.waits then touch(slot, key) end
+    else
+      of_key.waits = true
+      slot.sorted = slot.sorted or {}
+      local sorted = slot.sorted[step] or {scores = {}, entries = {}}
+      slot.sorted[step] = sorted
+      local n = #sorted.scores
+      sorted.scores[n + 1], sorted.scores[n + 2] = string.format('%.0f', sorted_score(score)), id
+      sorted.entries[n + 1], sorted.entries[n + 2] = 0, entry_of(key, step, score, id)
+      touch(slot, key)
+    end
+    pass(slot)
+  end
+end
+
+-- Out of where they were, and their bodies read, in as few commands as there are slots and steps.
+for i = 1, taken do
+  local one = order[i]
+  local slot = one.slot
+  slot.out = slot.out or {}
+  slot.out[one.step] = slot.out[one.step] or {}
+  slot.ids_out = slot.ids_out or {}
+  table.insert(slot.out[one.step], one.id)
+  table.insert(slot.ids_out, one.id)
+  one.place = #slot.ids_out
+end
+for _, slot in ipairs(all) do
+  for step, ids in pairs(slot.out or {}) do in_parts('ZREM', slot.stores[step], ids) end
+  for step, sorted in pairs(slot.sorted or {}) do
+    in_parts('ZADD', slot.stores[step], sorted.scores)
+    in_parts('ZADD', slot.lanes, sorted.entries)
+  end
+  if slot.ids_out then
+    slot.bodies = {}
+    for from = 1, #slot.ids_out, 1000 do
+      local some = redis.call('HMGET', slot.body, unpack(slot.ids_out, from,
+        math.min(from + 999, #slot.ids_out)))
+      for i = 1, #some do slot.bodies[from + i - 1] = some[i] end
     end
   end
-  place_key(slot, key, gates, by)
-  look(number)
 end
-if ARGV[17] ~= '0' and taken > 0 then
-  redis.call('SET', given, name .. '\n' .. cmsgpack.pack({order, again}), 'EX', ARGV[17]) -- for recall.lua
+
+local messages, gave, again = {}, {}, {}
+local lease = now_ms + terms.visibility
+local simple = not terms.ttl and not terms.longest and not terms.own
+local place = gates.places and ',p1' or ''
+local starts = 0
+for i = 1, taken do
+  local one = order[i]
+  local slot, step, id, score, key, token = one.slot, one.step, one.id, one.score, one.key, one.token
+  local envelope = slot.bodies[one.place]
+  local low = 32 * (step - 1) + (score % 1000 < 32 and score % 1000 or untried)
+  local birth, ends
+  if not envelope then
+    redis.call('HDEL', slot.reasons, id)
+    redis.call('HDEL', slot.tokens, id)
+    bare[#bare + 1], bare[#bare + 2] = slot.index, id
+  elseif simple and token and string.sub(token, 1, 2) == ';k' and not string.find(token, ',', 1, true) then
+    birth, ends = name .. token .. place, lease -- as deliver.lua has it
+  else
+    birth, ends = deliver(token, score, name, now_ms, terms)
+    if not birth then
+      expire(slot.body, slot.dead, slot.reasons, slot.tokens, id, now_ms * 1000 + low, terms.drop)
+      expired[#expired + 1], expired[#expired + 2] = slot.index, id
+    end
+  end
+  if birth then
+    starts = starts + 1
+    slot.leases, slot.births = slot.leases or {}, slot.births or {}
+    local n = #slot.leases
+    slot.leases[n + 1], slot.leases[n + 2] = ends * 1000 + low, id
+    slot.births[n + 1], slot.births[n + 2] = id, birth
+    n = #messages
+    messages[n + 1], messages[n + 2] = slot.index, step - 1
+    messages[n + 3] = {id, birth, one.at > math.max(now, action_time(score)) and math.ceil(one.at) or 0}
+    messages[n + 4], messages[n + 5] = score, envelope
+    n = #gave
+    gave[n + 1], gave[n + 2], gave[n + 3], gave[n + 4] = slot.index + 1, step, id, score
+    again[#again + 1], again[#again + 2] = n + 1, birth
+    if key ~= '' then
+      slot.begun = slot.begun or {}
+      slot.begun[key] = (slot.begun[key] or 0) + 1
+      if gates.serial and not gates.later then redis.call('HSET', slot.holders, key, id) end
+    end
+  elseif key ~= '' then
+    touch(slot, key)
+    slot.keys[key].ran = slot.keys[key].ran - 1
+  end
+end
+for _, slot in ipairs(all) do
+  if slot.leases then
+    in_parts('ZADD', slot.prepare, slot.leases)
+    in_parts('HSET', slot.tokens, slot.births)
+  end
+  if slot.begun then
+    local busy, pace = {}, {}
+    for key in pairs(slot.begun) do
+      local of_key = slot.keys[key]
+      busy[#busy + 1], busy[#busy + 2] = key, of_key.ran
+      if gates.key_rate then
+        pace[#pace + 1] = string.format('%.17g', of_key.opens + gates.key_slack)
+        pace[#pace + 1] = key
+      end
+    end
+    if gates.key_most then
+      in_parts('HSET', slot.busy, busy)
+    elseif gates.places then
+      for key, count in pairs(slot.begun) do redis.call('HINCRBY', slot.busy, key, count) end
+    end
+    if #pace > 0 then in_parts('ZADD', slot.pace, pace) end
+  end
+  for key in pairs(slot.touched or {}) do place_key(slot, key, gates, by) end
+end
+if starts > 0 and gates.places then redis.call('HINCRBY', gate.busy, '', starts) end
+if starts > 0 and gates.rate then
+  redis.call('ZADD', gate.pace, string.format('%.17g', opens + gates.slack), '')
+end
+running = running - taken + starts
+if ARGV[17] ~= '0' and starts > 0 then
+  redis.call('SET', given, name .. '\n' .. cmsgpack.pack({gave, again}), 'EX', ARGV[17]) -- for recall.lua
 end
 
 local allowed = queue_opens()
 if allowed and allowed <= by and left == 0 then
   for _, slot in ipairs(all) do
-    if follow_gates(slot, SORTED, gates, by) then unsorted = true end
-    if not unsorted and redis.call('EXISTS', slot.turns) == 1 then unsorted = true end
+    if slot.laned or slot.touched then
+      if follow_gates(slot, SORTED, gates, by) then unsorted = true end
+      if not unsorted and redis.call('EXISTS', slot.turns) == 1 then unsorted = true end
+    end
   end
   if unsorted then left = 1 end
+end
+for _, slot in ipairs(all) do
+  -- Of a slot without lanes it is known when something may start next.
+  if not slot.laned and not slot.touched then slot.first = slot.next and now or slot.future or false end
 end
 announce_openings(all, gates, gate, wake, ARGV[14] == '0', by, now, allowed)
 return {now, left, messages, bare, rolled, died, dropped, expired, said, unsaid}

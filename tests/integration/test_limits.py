@@ -8,18 +8,14 @@ from typing import Any
 import pytest
 
 from kombu_toc import Delivery, Popped, TimeoutCenter
-from kombu_toc.center.requests import PopRequest, PutRequest
-from kombu_toc.model.message_key import encode_key
+from kombu_toc.center.requests import PopRequest
 
 from .inspection import time_passes
 
 
 def put(center: TimeoutCenter, id: str, key: str = "", topic: str = "mail", **more: Any) -> None:
-    declared = center.topic(topic)
-    center.admit(declared, id, key or None)
-    traits = f";k{encode_key(key)}" if key else ""
-    request = PutRequest(id, b"body of " + id.encode(), basis=key or None, traits=traits, **more)
-    center.run(center.commands.put(declared, request))
+    body = more.pop("body", b"body of " + id.encode())
+    center.put(topic, id, body, key=key or None, **more)
 
 
 def pop(center: TimeoutCenter, limit: int = 100, topic: str = "mail") -> list[Delivery]:
@@ -162,6 +158,34 @@ def test_what_comes_back_later_lets_the_others_pass_if_it_is_said_so(declare: An
         put(center, f"a{number}", "a")
     [first] = pop(center)
     center.reject(first, requeue=True)
+    assert ids(pop(center)) == ["a1"]
+
+
+def test_what_is_sent_again_under_its_id_holds_the_key_in_its_place(declare: Any) -> None:
+    center = declare(key_order="serial")
+    for number in range(3):
+        put(center, f"a{number}", "a")
+    for number in range(3):
+        [first] = pop(center)
+        # As a task does that retries: it sends itself again, and is acknowledged then.
+        put(center, "a0", "a", body=b"again %d" % number, delay=100)
+        center.ack([first])
+        assert pop(center) == []
+        time_passes(center, "mail", 200)
+    [again] = pop(center)
+    assert again.body == b"again 2"
+    center.ack([again])
+    assert ids(pop(center)) == ["a1"]
+
+
+def test_who_cancels_what_holds_a_key_lets_the_others_go_on(declare: Any) -> None:
+    center = declare(key_order="serial", retry_backoff=100)
+    for number in range(3):
+        put(center, f"a{number}", "a")
+    [first] = pop(center)
+    center.reject(first, requeue=True)
+    assert pop(center) == []
+    center.cancel("a0", topic="mail")
     assert ids(pop(center)) == ["a1"]
 
 

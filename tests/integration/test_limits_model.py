@@ -78,7 +78,7 @@ class Model:
         id, key = f"m{self.numbers}", self.chance.choice(KEYS)
         due = self.chance.random() < 0.8
         step = self.chance.choice((0, 0, 0, 3))
-        more: dict[str, Any] = {} if due else {"delay_us": int(HOUR * 1e6 * 0.5)}
+        more: dict[str, Any] = {} if due else {"delay": HOUR / 2}
         put(self.center, id, key, TOPIC, priority=step, **more)
         self.live[id] = Known(key, due, self.numbers, step)
 
