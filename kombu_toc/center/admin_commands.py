@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 from ..metrics.counters import count_first
 from ..model import scores
 from ..model.keys import Slot
+from ..model.message_key import decode_key
 from ..model.results import (
     DEAD,
     FAULT_KINDS,
     IN_FLIGHT,
+    MISCOUNTED,
     STATES,
     STRAY_COPY,
     WAITING,
@@ -305,7 +307,26 @@ class AdminCommands:
                 *(topic.step_index(other) for other in other_steps),
             ),
             parse,
+            limited=slot if topic.declaration.lanes else None,
         )
+
+    def recount(self, topic: Topic, slots: Sequence[Slot], *, repair: bool) -> ScriptCall:
+        """Compare what runs of a topic that is limited with what is counted. Result: a list of
+        :class:`Fault`."""
+        keys = [key for slot in slots for key in (slot.prepare, slot.tokens, slot.busy)]
+        gate = self._context.gate_of(topic, slots[0])
+
+        def parse(raw: list[Any]) -> list[Fault]:
+            found = []
+            for at, key, _, _ in zip(raw[::4], raw[1::4], raw[2::4], raw[3::4], strict=True):
+                slot = slots[at]
+                busy = slot.busy if key else gate.busy
+                found.append(
+                    Fault(topic.name, slot.number, MISCOUNTED, decode_key(text(key)), (busy,))
+                )
+            return found
+
+        return ScriptCall(load("recount"), (*keys, gate.busy), (int(repair),), parse)
 
     def check_copies(self, topic: Topic, slot: Slot, key: str, *, repair: bool) -> ScriptCall:
         """Look for names of messages that are gone in a copies set. Result: a list of

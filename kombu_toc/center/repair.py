@@ -54,6 +54,9 @@ class Repair:
         stores, copies = self._other_keys(declared, step)
         for slot in declared.all_slots():
             found += self._check_slot(declared, slot, stores[slot.number], step, repair)
+        if declared.declaration.lanes:
+            for slots in self._context.groups(declared.all_slots()):
+                found += self._runner.run(self._commands.recount(declared, slots, repair=repair))
         for slot, key in copies:
             call = self._commands.check_copies(declared, slot, key, repair=repair)
             found += self._runner.run(call)

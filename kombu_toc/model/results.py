@@ -22,6 +22,8 @@ STRAY_REASON = "stray reason"  #: a reason or an error of a message that is gone
 STRAY_TOKEN = "stray token"  #: the name of a delivery of a message that is gone: removed
 STRAY_COPY = "stray copy"  #: a copies set names a message that is gone: the name is removed
 UNANNOUNCED = "unannounced"  #: a slot's next time is not announced: it is announced
+NO_LANE = "no lane"  #: it waits in a lane that does not have it: it is entered there
+MISCOUNTED = "miscounted"  #: not as many of a key run as are counted: they are counted anew
 OTHER_STEP = "other step"  #: it waits under a priority step that the topic lacks: it is moved
 
 #: Number of a fault in a script's reply -> kind of fault.
@@ -33,6 +35,7 @@ FAULT_KINDS = {
     5: UNANNOUNCED,
     6: OTHER_STEP,
     7: STRAY_TOKEN,
+    8: NO_LANE,
 }
 
 #: Bytes of a body, and characters of a text, that the repr of a result shows.
@@ -400,9 +403,10 @@ class Fault(NamedTuple):
 
     topic: str
     slot: int
-    #: NO_BODY, NO_ENTRY, TWICE, STRAY_REASON, STRAY_TOKEN, STRAY_COPY, UNANNOUNCED or OTHER_STEP
+    #: NO_BODY, NO_ENTRY, TWICE, STRAY_REASON, STRAY_TOKEN, STRAY_COPY, UNANNOUNCED, OTHER_STEP,
+    #: NO_LANE or MISCOUNTED
     kind: str
-    id: str  #: empty if the fault is about the slot
+    id: str  #: empty if the fault is about the slot; of MISCOUNTED the key, or empty for the topic
     places: tuple[str, ...]  #: the keys that have the id
 
 

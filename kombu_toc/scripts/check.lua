@@ -16,13 +16,13 @@
 -- 3 an id in several places: in prepare it stays, else in store   4 a reason of no message: removed
 -- 5 the slot's next time is not announced: it is
 -- 6 an id that waits under a step that the topic has not, where nobody looks: it gets another
--- 7 a token of no message: removed
---@ clock admitted wake failure
+-- 7 a token of no message: removed   8 an id that waits in a lane that has it not: entered there
+--@ clock admitted wake failure token sorted unlimited
 
 local steps, part, mend = tonumber(ARGV[1]), tonumber(ARGV[3]), ARGV[6] == '1'
 local slot, cursor, count = ARGV[2], ARGV[4], ARGV[5]
-local last = 6 + steps + #ARGV - 7
-local wake = KEYS[last + 1]
+local last = 6 + steps + #ARGV - 7 - (limited and limited.args or 0)
+local wake = KEYS[last + 1 + (limited and limited.keys or 0)]
 local now = clock()
 local faults = {}
 local moved -- the earliest action time of what was given a step
@@ -33,7 +33,21 @@ local function fault(kind, id, places)
   faults[#faults + 1] = places
 end
 
-if part == 1 then
+if limited then
+  local stores = {}
+  for step = 1, steps do stores[step] = KEYS[6 + step] end
+  limited.open(KEYS[1], KEYS[2], stores, slot)
+end
+
+if part == 1 and limited then
+  local us = limited.next_start(now)
+  local said_first = redis.call('ZRANGE', KEYS[1], 0, 0)[1]
+  if us and (not said_first or tonumber(said_first) > math.max(us, now)) then
+    fault(5, '', {})
+    if mend then announce(wake, KEYS[1], slot, math.max(us, now), said_first) end
+  end
+  return {'0', faults, 0, said, unsaid}
+elseif part == 1 then
   local first
   for step = 1, steps do
     local head = redis.call('ZRANGE', KEYS[6 + step], 0, 0, 'WITHSCORES')[2]
@@ -73,7 +87,9 @@ for i = 1, #page[2], 2 do -- each followed by a value or a score
     if mend then
       for j = 1, #places do redis.call('ZREM', KEYS[places[j]], id) end
       redis.call('HDEL', KEYS[5], id)
+      local token = limited and redis.call('HGET', KEYS[6], id) or ''
       redis.call('HDEL', KEYS[6], id)
+      if limited then limited.leave(id, token, true, now, places[1] ~= 2) end
     end
   elseif #places == 0 then
     fault(2, id, {3})
@@ -99,13 +115,18 @@ for i = 1, #page[2], 2 do -- each followed by a value or a score
     if mend then
       local score = redis.call('ZSCORE', KEYS[part], id)
       redis.call('ZREM', KEYS[part], id)
+      score = plain_score(tonumber(score)) -- what waited in a lane has none under this step
       redis.call('ZADD', KEYS[7 + ARGV[part - 6 - steps + 7]], score, id)
       local us = action_time(tonumber(score))
       moved = moved and math.min(moved, us) or us
     end
+  elseif limited and part > 6 and part <= 6 + steps and tonumber(page[2][i + 1]) < 0
+      and not limited.has_entry(id, part - 6, redis.call('HGET', KEYS[6], id), page[2][i + 1], now, mend) then
+    fault(8, id, {part})
   end
 end
 if moved then announce_if_first(wake, KEYS[1], slot, moved == 0 and now or moved, now) end
+if mend and limited then limited.announce(wake, now) end
 if mend and #faults > 0 then
   local stores = {}
   for step = 1, steps do stores[step] = KEYS[6 + step] end

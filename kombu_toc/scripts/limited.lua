@@ -87,6 +87,25 @@ do
     limited.leave(id, token, true, now)
   end
 
+  -- When something of the slot may start next; nil, who knows, or if it is announced for the queue.
+  function limited.next_start(now)
+    if gates.most or gates.rate then return nil end
+    return next_start(slot, now)
+  end
+
+  -- Whether a message that waits with this score, below 0, is in its lane; it is from now on if told to.
+  function limited.has_entry(id, step, token, score, now, mend)
+    local plain = plain_score(tonumber(score))
+    local key = token and is_still(token, plain) and key_of(token) or ''
+    local entry = entry_of(key, step, plain, id)
+    if redis.call('ZSCORE', slot.lanes, entry) then return true end
+    if mend then
+      redis.call('ZADD', slot.lanes, 0, entry)
+      opens = place_key(slot, key, gates, now) or opens
+    end
+    return false
+  end
+
   function limited.settle_if_empty(...) settle_unless_whole(gates, gate, ...) end
 end
 local settle_if_empty = limited.settle_if_empty

@@ -9,6 +9,7 @@ import pytest
 
 from kombu_toc import Delivery, Popped, TimeoutCenter
 from kombu_toc.center.requests import PopRequest
+from kombu_toc.model.results import MISCOUNTED, NO_LANE
 
 from .inspection import time_passes
 
@@ -210,3 +211,40 @@ def test_a_key_with_a_weight_has_more_turns(declare: Any) -> None:
         put(center, f"b{number}", "b")
     got = ids(pop(center, 24))
     assert sum(id[0] == "a" for id in got) == 18
+
+
+# -- check and repair
+
+
+def test_a_limited_topic_has_no_faults_whatever_waits(declare: Any) -> None:
+    center = declare(key_concurrency=1, concurrency=2)
+    for number in range(4):
+        put(center, f"a{number}", "a")
+        put(center, f"b{number}", "b")
+    held = pop(center)
+    assert pop(center) == []
+    assert center.check("mail") == []
+    center.ack(held[:1])
+    assert center.check("mail") == center.repair("mail") == []
+    center.alter("mail", concurrency=None)
+    assert center.check("mail") == []
+
+
+def test_what_is_lost_of_lanes_and_counts_is_found_and_mended(declare: Any, client: Any) -> None:
+    center = declare(key_concurrency=1)
+    for number in range(3):
+        put(center, f"a{number}", "a b")
+    [first] = pop(center)
+    assert pop(center) == []
+    slot = center.topic("mail").slot(0)
+    client.delete(slot.lane_keys[0], slot.waits)
+    client.hset(slot.busy, "a%20b", 7)
+    client.hset(slot.busy, "gone", 1)
+    kinds = {(fault.kind, fault.id) for fault in center.check("mail")}
+    assert kinds == {
+        *((NO_LANE, "a1"), (NO_LANE, "a2"), (MISCOUNTED, "a b"), (MISCOUNTED, "gone")),
+    }
+    assert {(fault.kind, fault.id) for fault in center.repair("mail")} == kinds
+    assert center.check("mail") == []
+    center.ack([first])
+    assert ids(pop(center)) == ["a1"]
