@@ -171,7 +171,7 @@ class Commands:
                 request.remember,
                 self._context.pop_bytes,
                 terms_of(limits, own=request.visibility is not None),
-                *((topic.declaration.gates, gate.number) if limited else ()),
+                *((topic.gates, gate.number) if limited else ()),
                 *numbers,
             ),
             parse,
@@ -307,7 +307,7 @@ class Commands:
         if limited:
             gate = self._context.gate_of(topic, topic.slot(numbers[0]))
             keys += (gate.announced_times, gate.pace, gate.busy)
-            args = [topic.declaration.gates, gate.number, *args]
+            args = [topic.gates, gate.number, *args]
         return self._announcing(
             topic,
             "ack_limited" if limited else "ack",

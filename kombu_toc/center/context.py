@@ -66,7 +66,7 @@ class Context:
         """
         if limited is not None:
             gate = self.gate_of(topic, limited)
-            args = (*args, topic.declaration.gates, gate.number, len(keys))
+            args = (*args, topic.gates, gate.number, len(keys))
             keys = (*keys, *limited.lane_keys, gate.announced_times, gate.pace, gate.busy)
             script = f"{script}_limited"
         wake = self.keys.wake(topic.name)

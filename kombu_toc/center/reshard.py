@@ -59,6 +59,7 @@ from ..model.keys import Slot
 from ..model.limits import MAX_SLOTS
 from ..model.message_key import key_of
 from ..model.topic import Topic, base_of, check_slots, slot_of
+from ..model.traits import key_in
 from ..scripts.call import PageSize, ScriptCall
 from ..scripts.loader import load
 from .center import TimeoutCenter
@@ -270,11 +271,14 @@ def _look(center: TimeoutCenter, topic: Topic) -> Iterator[tuple[Slot, dict[int,
         while True:
             cursor, page = center.client.hscan(source.body, cursor, count=page_size.next)
             page_size.read(sum(map(len, page.values())))
+            tokens = center.client.hmget(source.tokens, list(page)) if page else []
             by_target: dict[int, list[str]] = defaultdict(list)
             unknown = 0
-            for raw, body in page.items():
+            for (raw, body), token in zip(page.items(), tokens, strict=True):
                 id = raw.decode("utf-8", "surrogatepass")
                 basis = _basis(id, body, topic.declaration.key_header)
+                if basis is None and token is not None:  # put by a program, with a key
+                    basis = key_in(token.decode())
                 counts = (topic.slots, *fewer)
                 if basis is None or number not in {slot_of(basis, count) for count in counts}:
                     unknown += 1
@@ -316,7 +320,8 @@ def _moving(
         base = base_of(id)
         keys += (source.copies(base), target.copies(base), target.copies(id))
         args += (id, base)
-    keys += (source.claims, target.claims, center.keys.wake(topic.name))
+    keys += (source.claims, target.claims, *source.lane_keys, target.pace, target.holders)
+    keys.append(center.keys.wake(topic.name))
     return ScriptCall(load("move"), keys, args, tuple)
 
 

@@ -134,7 +134,7 @@ def keep(
             # A caller that only notes leaves dead messages to its pop.
             *((int(limits.dead_age * 1000), share) if not grace else (FOR_EVER, FOR_EVER)),
             "" if grace else terms_of(limits),
-            topic.declaration.gates if topic.declaration.lanes else "-",
+            topic.gates if topic.declaration.lanes else "-",
             gate.number,
             *numbers,
         )

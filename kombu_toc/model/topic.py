@@ -216,6 +216,13 @@ class Topic:
     span = slot_span
 
     @property
+    def gates(self) -> str:
+        """What limits its starts, as text for scripts: that of the declaration, and whether it is
+        being resharded: then a key may have messages in several slots."""
+        said = self.declaration
+        return said.gates + "d," if said.draining_counts else said.gates
+
+    @property
     def counts_together(self) -> bool:
         """Whether what may start in one of its slots depends on the others: on what runs in the
         whole topic, on whose turn it is, or on what a reshard has not moved yet."""

@@ -23,7 +23,8 @@ local NO_TURN = 1e12
 
 -- A text of limits, each with a comma behind it: r and R, microseconds between two starts of the
 -- queue and of a key, a ':' and how many may start at once; c and C, how many of them run at once; S,
--- a key's go in their order; L, but for what comes back; F, keys take turns; w, key, '=' and weight.
+-- a key's go in their order; L, but for what comes back; F, keys take turns; w, key, '=' and weight;
+-- d, the topic is being resharded: a key may have messages in several slots.
 local function read_gates(text)
   local gates = {text = ',' .. text}
   local function rate(letter)
@@ -37,6 +38,7 @@ local function read_gates(text)
   gates.key_most = tonumber(string.match(gates.text, ',C(%d+)') or '')
   gates.serial, gates.later, gates.fair = has(',S,'), has(',L,'), has(',F,')
   if gates.serial then gates.key_most = 1 end
+  gates.draining = has(',d,') -- who has all slots at hand adds `siblings`: these
   gates.places = gates.most or gates.key_most
   return gates
 end
@@ -79,7 +81,14 @@ local function head_of(slot, key)
 end
 
 -- The entry of the message that holds a key: nil if none does, false if it is not due again yet.
-local function held_by(slot, key)
+local function held_by(slot, key, gates)
+  for _, other in ipairs(gates.siblings or {}) do
+    local id = other ~= slot and redis.call('HGET', other.holders, key)
+    for step = 1, id and #slot.stores or 0 do
+      if redis.call('ZSCORE', other.stores[step], id) then return false end
+    end
+    if id and redis.call('ZSCORE', other.prepare, id) then return false end
+  end
   local id = redis.call('HGET', slot.holders, key)
   if not id then return nil end
   for step = 1, #slot.stores do
@@ -90,9 +99,17 @@ local function held_by(slot, key)
   redis.call('HDEL', slot.holders, key) -- it has gone: cancelled, dead, expired
 end
 
+-- How many of a key run.
+local function running_of(slot, key, gates)
+  local count = 0
+  for _, one in ipairs(gates.siblings or {slot}) do
+    count = count + tonumber(redis.call('HGET', one.busy, key) or 0)
+  end
+  return count
+end
+
 local function is_full(slot, key, gates)
-  return key ~= '' and gates.key_most
-    and tonumber(redis.call('HGET', slot.busy, key) or 0) >= gates.key_most
+  return key ~= '' and gates.key_most and running_of(slot, key, gates) >= gates.key_most
 end
 
 -- When a rate has been used up to. What a slower one has left behind, which held before it was
@@ -133,7 +150,7 @@ end
 local function place_key(slot, key, gates, by)
   local full, entry = is_full(slot, key, gates), nil
   if not full then
-    if gates.serial and key ~= '' then entry = held_by(slot, key) end
+    if gates.serial and key ~= '' then entry = held_by(slot, key, gates) end
     if entry == nil then entry = head_of(slot, key) end
   end
   if not entry then
@@ -218,7 +235,7 @@ local function free_place(slot, id, token, ended, gates, now, gate)
   end
   local opens = place_key(slot, key, gates, now)
   -- Somebody may wait for a place of the queue, in whichever slot.
-  if redis.call('HDEL', gate.busy, '!') == 1 then opens = 0 end
+  if redis.call('HDEL', gate.busy, '!') == 1 or gates.draining then opens = 0 end
   return opens and math.max(opens, whole_opens_at(gate, gates, now))
 end
 

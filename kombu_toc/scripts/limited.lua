@@ -67,7 +67,7 @@ do
       return false
     end
     return key == '' or not gates.serial
-      or (redis.call('HGET', slot.holders, key) or id) == id or held_by(slot, key) == nil
+      or (redis.call('HGET', slot.holders, key) or id) == id or held_by(slot, key, gates) == nil
   end
 
   -- A message that waits starts: out of its lane.

@@ -7,7 +7,8 @@
 -- then the same of the slot they go to
 -- then, per message: the copies sets that it may be recorded in, here and there, and the one that
 -- it is recorded in if its id is taken there
--- then claims, here and there; then the wake index
+-- then claims, here and there; lanes, turns, waits, pace, tags, busy, holders here; pace and holders
+-- there; then the wake index
 -- ARGV[1] number of priority steps   ARGV[2] number of the slot they are in
 -- ARGV[3] number of the slot they go to   ARGV[4] bytes after which no further one is moved
 -- then, per message: id, what its id begins with if it is a copy (the part before the last '#')
@@ -22,7 +23,9 @@
 local steps = tonumber(ARGV[1])
 local width = 6 + steps
 local wake = KEYS[#KEYS]
-local claims, claims_there = KEYS[#KEYS - 2], KEYS[#KEYS - 1]
+local claims, claims_there = KEYS[#KEYS - 11], KEYS[#KEYS - 10]
+local pace, holders = KEYS[#KEYS - 6], KEYS[#KEYS - 3]
+local pace_there, holders_there = KEYS[#KEYS - 2], KEYS[#KEYS - 1]
 local stores_there = {}
 for part = 7, width do stores_there[part - 6] = KEYS[width + part] end
 local now = clock()
@@ -32,7 +35,7 @@ local function there(part) return KEYS[width + part] end
 local function place(key, id) -- the key that has it, dead or waiting, and its score
   for part = 7, width do
     local score = redis.call('ZSCORE', key(part), id)
-    if score then return part, tonumber(score) end
+    if score then return part, plain_score(tonumber(score)) end -- also of what waits in a lane
   end
   local score = redis.call('ZSCORE', key(4), id)
   if score then return 4, tonumber(score) end
@@ -51,6 +54,19 @@ local function move_claim(id, name, traits)
     redis.call('HSET', claims_there, key, claim_text(claim))
   end
   redis.call('HDEL', claims, key)
+end
+
+-- What a key of a topic that is limited is held by, and what its rate has been used up to, go with its
+-- messages.
+local function move_key(id, name, traits)
+  local key = string.match(traits, '[;,]k([^,~@!]*)')
+  if not key then return end
+  if redis.call('HGET', holders, key) == id then
+    redis.call('HDEL', holders, key)
+    redis.call('HSET', holders_there, key, name)
+  end
+  local used = redis.call('ZSCORE', pace, key)
+  if used then redis.call('ZADD', pace_there, 'GT', used, key) end
 end
 
 local moved, looked, bytes = 0, 0, 0
@@ -93,6 +109,7 @@ for i = 5, #ARGV, 2 do
       if traits then
         redis.call('HSET', there(6), name, traits)
         move_claim(id, name, traits)
+        move_key(id, name, traits)
       end
       if part > 6 then
         local us = action_time(score)
@@ -110,4 +127,5 @@ end
 local stores = {}
 for part = 7, width do stores[#stores + 1] = here(part) end
 settle_if_empty(wake, here(1), ARGV[2], stores)
+if redis.call('EXISTS', here(3)) == 0 then redis.call('UNLINK', unpack(KEYS, #KEYS - 9, #KEYS - 3)) end
 return {moved, looked}

@@ -52,6 +52,8 @@ for number = 1, slots do
   lanes[2 * number - 1], lanes[2 * number] = slot.turns, slot.waits
 end
 local gate = gate_at(slots * width, ARGV[21])
+local begun = {} -- keys of which something starts, while a key may be in several slots
+if gates.draining and slots > 1 then gates.siblings = all end
 write_nothing(all[1].prepare) -- what is refused when the server is full is not refused behind this
 
 local name = ARGV[16]
@@ -109,6 +111,10 @@ if gates.fair or redis.call('EXISTS', unpack(lanes)) > 0 then
     local open = redis.call('ZRANGEBYSCORE', slot.waits, '-inf', string.format('%.0f', by),
       'LIMIT', 0, SORTED + most)
     for i = 1, #open do place_key(slot, open[i], gates, by) end
+    if gates.siblings then -- what one of them waits for may have been freed in another
+      local held = redis.call('ZRANGEBYSCORE', slot.waits, '+inf', '+inf', 'LIMIT', 0, SORTED)
+      for i = 1, #held do place_key(slot, held[i], gates, by) end
+    end
     slot.laned = redis.call('EXISTS', slot.turns, slot.waits) > 0
   end
 end
@@ -131,16 +137,25 @@ if steps > 1 then
   if redis.call('EXISTS', unpack(others)) > 0 then used = steps end
 end
 
+local function key_opens_at(slot, key)
+  local opens = opens_at(slot, key, gates, by)
+  for _, other in ipairs(gates.siblings or {}) do
+    opens = math.max(opens, opens_at(other, key, gates, by))
+  end
+  return opens
+end
+
 -- Learns what is to be known of keys: how many run, when the rate opens, what holds it, and whether
 -- it has a lane, and may start something of that.
 local function learn(slot, names)
   local ran = gates.key_most and redis.call('HMGET', slot.busy, unpack(names))
+  for i = 1, gates.siblings and ran and #names or 0 do ran[i] = running_of(slot, names[i], gates) end
   local holders = gates.serial and redis.call('HMGET', slot.holders, unpack(names))
   for i = 1, #names do
     local key = names[i]
     slot.keys[key] = {
       ran = key ~= '' and ran and tonumber(ran[i] or 0) or 0,
-      opens = opens_at(slot, key, gates, by),
+      opens = key_opens_at(slot, key),
       holder = key ~= '' and holders and holders[i] or nil,
       in_turns = slot.laned and redis.call('ZSCORE', slot.turns, key),
       waits = slot.laned and redis.call('ZSCORE', slot.waits, key),
@@ -232,7 +247,7 @@ local function choose(slot, step, id, score, token, key, at)
     budget = budget - redis.call('HSTRLEN', slot.body, id)
     if budget < 0 and taken > 0 then return false end
   end
-  taken, running = taken + 1, running + 1
+  taken, running, begun[key] = taken + 1, running + 1, true
   local of_key = slot.keys[key]
   of_key.ran = of_key.ran + 1
   if gates.key_rate and key ~= '' then
@@ -248,9 +263,12 @@ end
 local function startable(slot, key, id, allowed)
   local of_key = slot.keys[key]
   if key == '' then return allowed end
+  if gates.siblings and begun[key] then return nil end
   if gates.key_most and of_key.ran >= gates.key_most or of_key.opens > by then return nil end
+  if gates.siblings and gates.serial and not of_key.holder
+      and held_by(slot, key, gates) == false then return nil end
   if of_key.holder and of_key.holder ~= id then
-    if held_by(slot, key) ~= nil then return nil end
+    if held_by(slot, key, gates) ~= nil then return nil end
     of_key.holder = nil
   end
   return math.max(of_key.opens, allowed)
@@ -280,7 +298,7 @@ while true do
   if in_lane then
     local key, entry = slot.turn, nil
     if not slot.keys[key] then learn(slot, {key}) end
-    if gates.serial and key ~= '' then entry = held_by(slot, key) end
+    if gates.serial and key ~= '' then entry = held_by(slot, key, gates) end
     if entry == nil then entry = head_of(slot, key) end
     local step, score, id
     if entry then step, score, id = read_entry(entry) end
@@ -430,7 +448,7 @@ for _, slot in ipairs(all) do
         pace[#pace + 1] = key
       end
     end
-    if gates.key_most then
+    if gates.key_most and not gates.siblings then
       in_parts('HSET', slot.busy, busy)
     elseif gates.places then
       for key, count in pairs(slot.begun) do redis.call('HINCRBY', slot.busy, key, count) end

@@ -9,6 +9,7 @@ import pytest
 
 from kombu_toc import Delivery, Popped, TimeoutCenter
 from kombu_toc.center.requests import PopRequest
+from kombu_toc.center.reshard import reshard_topic
 from kombu_toc.model.results import MISCOUNTED, NO_LANE
 
 from .inspection import time_passes
@@ -248,3 +249,54 @@ def test_what_is_lost_of_lanes_and_counts_is_found_and_mended(declare: Any, clie
     assert center.check("mail") == []
     center.ack([first])
     assert ids(pop(center)) == ["a1"]
+
+
+# -- another number of slots
+
+
+@pytest.mark.one_server("on a Cluster messages stay where they are until they are delivered")
+@pytest.mark.parametrize(("before", "after"), [(8, 2), (2, 8)])
+def test_a_key_goes_on_in_order_while_its_topic_is_resharded(
+    center: TimeoutCenter, before: int, after: int
+) -> None:
+    center.declare("mail", slots=before, key_order="serial", retry_backoff=100)
+    keys = [f"key {number}" for number in range(12)]
+    for number in range(6):
+        for key in keys:
+            put(center, f"{key}:{number}", key)
+    got: dict[str, list[str]] = {key: [] for key in keys}
+    running: dict[str, Delivery] = {}
+
+    def step() -> None:
+        for message in pop(center, 7):
+            key, _, number = message.id.partition(":")
+            assert key not in running, "two of a key run"
+            running[key] = message
+            got[key].append(number)
+        for key in list(running)[::2]:
+            message = running.pop(key)
+            if message.id.endswith(":1") and not message.failures:
+                center.reject(message, requeue=True, backoff=0)
+                got[key].pop()
+            else:
+                center.ack([message])
+
+    for _ in range(4):
+        step()
+
+    def meanwhile(state: object) -> None:
+        if center.counts("mail").waiting:
+            step()
+
+    for number in (6, 7):  # a producer that knows of the new count, and one that does not yet
+        for key in keys:
+            put(center, f"{key}:{number}", key)
+        if number == 6:
+            done = reshard_topic(center, "mail", after, settle=0, on_progress=meanwhile)
+    while not done.done:
+        step()
+        done = reshard_topic(center, "mail", after, settle=0)
+    for _ in range(300):
+        step()
+    assert not center.counts("mail").waiting
+    assert got == {key: [str(number) for number in range(8)] for key in keys}
