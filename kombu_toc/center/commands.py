@@ -104,7 +104,7 @@ class Commands:
         declared = topic.declaration
         limits = declared.put_gates if counted and not replaces else ""
         # Where those of a key start in their order, what is sent again holds its key in its place.
-        ordered = declared.key_order and not declared.key_retry and traits
+        ordered = declared.key_order and declared.key_retry != "later" and traits
         if limits or ordered:
             pace = pace_key(topic, slot, clustered=self._context.clustered)
             keys, args = (*keys, slot.tokens, pace), (*args, traits, limits)  # type: ignore[assignment]

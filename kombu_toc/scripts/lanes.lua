@@ -310,7 +310,8 @@ end
 -- What upkeep does to lanes: what has come up to be dropped goes, and so does what says nothing any
 -- more. Returns when something may start next, as next_start does, and whether there is more to do.
 local function keep_lanes(slot, most, gates, now)
-  local more = sort_due(slot, due_score(now), most, gates, now)
+  local more = (gates.fair or gates.most or gates.rate)
+    and sort_due(slot, due_score(now), most, gates, now)
   more = follow_gates(slot, most, gates, now) or more
   for _, key in ipairs({slot.turns, slot.waits}) do
     local first = redis.call('ZRANGE', key, 0, 0)[1]

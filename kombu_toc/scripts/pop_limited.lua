@@ -145,26 +145,29 @@ local function key_opens_at(slot, key)
   return opens
 end
 
--- Learns what is to be known of keys: how many run, when the rate opens, what holds it, and whether
+-- Learns what is to be known of a key: how many run, when the rate opens, what holds it, and whether
 -- it has a lane, and may start something of that.
-local function learn(slot, names)
-  local ran = gates.key_most and redis.call('HMGET', slot.busy, unpack(names))
-  for i = 1, gates.siblings and ran and #names or 0 do ran[i] = running_of(slot, names[i], gates) end
-  local holders = gates.serial and redis.call('HMGET', slot.holders, unpack(names))
-  for i = 1, #names do
-    local key = names[i]
-    slot.keys[key] = {
-      ran = key ~= '' and ran and tonumber(ran[i] or 0) or 0,
-      opens = key_opens_at(slot, key),
-      holder = key ~= '' and holders and holders[i] or nil,
-      in_turns = slot.laned and redis.call('ZSCORE', slot.turns, key),
-      waits = slot.laned and redis.call('ZSCORE', slot.waits, key),
-    }
+local function learn(slot, key)
+  local known = {ran = 0, opens = 0}
+  if key ~= '' then
+    if gates.siblings then
+      known.ran = running_of(slot, key, gates)
+    elseif gates.key_most then
+      known.ran = tonumber(redis.call('HGET', slot.busy, key) or 0)
+    end
+    if gates.key_rate then known.opens = key_opens_at(slot, key) end
+    if gates.serial then known.holder = redis.call('HGET', slot.holders, key) or nil end
   end
+  if slot.laned then
+    known.in_turns = redis.call('ZSCORE', slot.turns, key)
+    known.waits = redis.call('ZSCORE', slot.waits, key)
+  end
+  slot.keys[key] = known
+  return known
 end
 
 -- Reads on in what is not sorted: the next that is due, or when the next is due.
-local chunk = math.min(math.floor(2 * most / slots) + 1, 500)
+local chunk = math.min(math.floor(most / slots) + 2, 500)
 local function read(slot)
   slot.ids = nil
   while slot.step <= used do
@@ -172,21 +175,7 @@ local function read(slot)
       'LIMIT', slot.from, chunk)
     local first = tonumber(some[2] or '')
     if first and first <= horizon then
-      local ids, names, new = {}, {}, {}
-      for i = 1, #some, 2 do ids[#ids + 1] = some[i] end
-      local tokens = redis.call('HMGET', slot.tokens, unpack(ids))
-      for i = 1, #ids do
-        local token = tokens[i]
-        if token and not is_still(token, tonumber(some[2 * i])) then tokens[i] = false end
-        names[i] = key_of(tokens[i])
-        if not slot.keys[names[i]] then
-          slot.keys[names[i]] = true
-          new[#new + 1] = names[i]
-        end
-      end
-      if #new > 0 then learn(slot, new) end
-      slot.ids, slot.scores, slot.known, slot.names, slot.at = ids, some, tokens, names, 1
-      slot.from = slot.from + #ids
+      slot.ids, slot.at, slot.from = some, 1, slot.from + #some / 2
       return
     end
     if first then
@@ -205,7 +194,7 @@ local function look_at_turns(slot)
 end
 local function next_unsorted(slot)
   if not slot.ids then return nil end
-  local score = tonumber(slot.scores[2 * slot.at])
+  local score = tonumber(slot.ids[slot.at + 1])
   if score > horizon then
     local us = action_time(score)
     if not slot.future or us < slot.future then slot.future = us end
@@ -216,9 +205,9 @@ local function next_unsorted(slot)
   return (slot.step - 1) * 4e15 + score
 end
 local function pass(slot)
-  slot.at = slot.at + 1
+  slot.at = slot.at + 2
   if slot.at > #slot.ids then
-    if #slot.ids < chunk then slot.step, slot.from = slot.step + 1, 0 end
+    if #slot.ids < 2 * chunk then slot.step, slot.from = slot.step + 1, 0 end
     read(slot)
   end
   slot.next = next_unsorted(slot)
@@ -255,7 +244,7 @@ local function choose(slot, step, id, score, token, key, at)
   end
   if gates.serial and key ~= '' then of_key.holder = id end
   if gates.rate then opens = math.max(opens + gates.slack, at) + gates.rate - gates.slack end
-  order[taken] = {slot = slot, step = step, id = id, score = score, token = token, key = key, at = at}
+  order[taken] = {slot, step, id, score, token, key, at}
   return true
 end
 
@@ -297,7 +286,7 @@ while true do
   looks = looks - 1
   if in_lane then
     local key, entry = slot.turn, nil
-    if not slot.keys[key] then learn(slot, {key}) end
+    if not slot.keys[key] then learn(slot, key) end
     if gates.serial and key ~= '' then entry = held_by(slot, key, gates) end
     if entry == nil then entry = head_of(slot, key) end
     local step, score, id
@@ -333,13 +322,15 @@ while true do
     end
     look_at_turns(slot)
   else
-    local i = slot.at
-    local id, key, score, step = slot.ids[i], slot.names[i], tonumber(slot.scores[2 * i]), slot.step
+    local id, score, step = slot.ids[slot.at], tonumber(slot.ids[slot.at + 1]), slot.step
+    local token = redis.call('HGET', slot.tokens, id)
+    if token and not is_still(token, score) then token = false end
+    local key = key_of(token)
     -- What has a lane whose turn may come is due later than this; what waits there is not.
-    local of_key = slot.keys[key]
+    local of_key = slot.keys[key] or learn(slot, key)
     local at = (not of_key.waits or of_key.holder == id) and startable(slot, key, id, allowed)
     if at then
-      if not choose(slot, step, id, score, slot.known[i], key, math.max(at, action_time(score))) then
+      if not choose(slot, step, id, score, token, key, math.max(at, action_time(score))) then
         left = 1
         break
       end
@@ -362,26 +353,40 @@ end
 -- Out of where they were, and their bodies read, in as few commands as there are slots and steps.
 for i = 1, taken do
   local one = order[i]
-  local slot = one.slot
-  slot.out = slot.out or {}
-  slot.out[one.step] = slot.out[one.step] or {}
-  slot.ids_out = slot.ids_out or {}
-  table.insert(slot.out[one.step], one.id)
-  table.insert(slot.ids_out, one.id)
-  one.place = #slot.ids_out
-end
-for _, slot in ipairs(all) do
-  for step, ids in pairs(slot.out or {}) do in_parts('ZREM', slot.stores[step], ids) end
-  for step, sorted in pairs(slot.sorted or {}) do
-    in_parts('ZADD', slot.stores[step], sorted.scores)
-    in_parts('ZADD', slot.lanes, sorted.entries)
+  local slot, step, id = one[1], one[2], one[3]
+  local out, ids = slot.out, slot.chosen
+  if not ids then
+    out, ids = {}, {}
+    slot.out, slot.chosen = out, ids
   end
-  if slot.ids_out then
-    slot.bodies = {}
-    for from = 1, #slot.ids_out, 1000 do
-      local some = redis.call('HMGET', slot.body, unpack(slot.ids_out, from,
-        math.min(from + 999, #slot.ids_out)))
-      for i = 1, #some do slot.bodies[from + i - 1] = some[i] end
+  local of_step = out[step]
+  if not of_step then
+    of_step = {}
+    out[step] = of_step
+  end
+  of_step[#of_step + 1] = id
+  ids[#ids + 1] = id
+  one[8] = #ids
+end
+for number = 1, slots do
+  local slot = all[number]
+  local ids = slot.chosen
+  if ids then
+    for step, of_step in pairs(slot.out) do in_parts('ZREM', slot.stores[step], of_step) end
+    if #ids <= 1000 then
+      slot.bodies = redis.call('HMGET', slot.body, unpack(ids))
+    else
+      slot.bodies = {}
+      for from = 1, #ids, 1000 do
+        local some = redis.call('HMGET', slot.body, unpack(ids, from, math.min(from + 999, #ids)))
+        for i = 1, #some do slot.bodies[from + i - 1] = some[i] end
+      end
+    end
+  end
+  if slot.sorted then
+    for step, sorted in pairs(slot.sorted) do
+      in_parts('ZADD', slot.stores[step], sorted.scores)
+      in_parts('ZADD', slot.lanes, sorted.entries)
     end
   end
 end
@@ -389,20 +394,22 @@ end
 local messages, gave, again = {}, {}, {}
 local lease = now_ms + terms.visibility
 local simple = not terms.ttl and not terms.longest and not terms.own
-local place = gates.places and ',p1' or ''
+local place, key_place = gates.places and ',p1' or '', gates.places and ';p1' or ''
 local starts = 0
 for i = 1, taken do
   local one = order[i]
-  local slot, step, id, score, key, token = one.slot, one.step, one.id, one.score, one.key, one.token
-  local envelope = slot.bodies[one.place]
+  local slot, step, id, score, token, key, at = one[1], one[2], one[3], one[4], one[5], one[6], one[7]
+  local envelope = slot.bodies[one[8]]
   local low = 32 * (step - 1) + (score % 1000 < 32 and score % 1000 or untried)
   local birth, ends
   if not envelope then
     redis.call('HDEL', slot.reasons, id)
     redis.call('HDEL', slot.tokens, id)
     bare[#bare + 1], bare[#bare + 2] = slot.index, id
-  elseif simple and token and string.sub(token, 1, 2) == ';k' and not string.find(token, ',', 1, true) then
-    birth, ends = name .. token .. place, lease -- as deliver.lua has it
+  elseif simple and (not token or string.byte(token, 2) == 107 and string.byte(token) == 59
+      and not string.find(token, ',', 1, true)) then
+    -- As deliver.lua has it: most have no trait but their key.
+    birth, ends = name .. (token and token .. place or key_place), lease
   else
     birth, ends = deliver(token, score, name, now_ms, terms)
     if not birth then
@@ -418,7 +425,7 @@ for i = 1, taken do
     slot.births[n + 1], slot.births[n + 2] = id, birth
     n = #messages
     messages[n + 1], messages[n + 2] = slot.index, step - 1
-    messages[n + 3] = {id, birth, one.at > math.max(now, action_time(score)) and math.ceil(one.at) or 0}
+    messages[n + 3] = {id, birth, at > now and at > action_time(score) and math.ceil(at) or 0}
     messages[n + 4], messages[n + 5] = score, envelope
     n = #gave
     gave[n + 1], gave[n + 2], gave[n + 3], gave[n + 4] = slot.index + 1, step, id, score
@@ -475,6 +482,15 @@ if allowed and allowed <= by and left == 0 then
     end
   end
   if unsorted then left = 1 end
+end
+if not allowed or allowed > by then
+  -- The whole queue waits. Some of what is due is sorted, so that it is known which keys do.
+  for _, slot in ipairs(all) do
+    if slot.next then
+      sort_due(slot, horizon, 20, gates, by)
+      touch(slot, '')
+    end
+  end
 end
 for _, slot in ipairs(all) do
   -- Of a slot without lanes it is known when something may start next.

@@ -6,7 +6,7 @@
 --
 -- What was rolled back and is due at once has no time to go by; if there is nothing else, that
 -- is 0, as if nothing were due.
---@ clock sorted
+--@ clock
 
 local now = clock()
 local due = due_score(now)
