@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -300,3 +302,33 @@ def test_a_key_goes_on_in_order_while_its_topic_is_resharded(
         step()
     assert not center.counts("mail").waiting
     assert got == {key: [str(number) for number in range(8)] for key in keys}
+
+
+# -- pops that wait
+
+
+def test_a_pop_that_waits_gets_what_a_freed_place_lets_start(declare: Any) -> None:
+    center = declare(key_concurrency=1)
+    put(center, "a0", "a")
+    put(center, "a1", "a")
+    [first] = pop(center)
+    got: list[str] = []
+    other = TimeoutCenter(center.client, grace=0)
+    thread = threading.Thread(target=lambda: got.extend(ids(other.pop("mail", wait=20).messages)))
+    thread.start()
+    while not center.client.info("clients")["blocked_clients"] and not center.clustered:
+        time.sleep(0.01)  # there is nothing to wait on but the server's count
+    began = time.monotonic()
+    center.ack([first])
+    thread.join()
+    assert got == ["a1"]
+    assert time.monotonic() - began < 10
+
+
+def test_a_pop_that_waits_gets_what_a_rate_lets_start(declare: Any) -> None:
+    center = declare(rate="10/s")
+    for number in range(3):
+        put(center, f"m{number}")
+    got = [center.pop("mail", 5, wait=20) for _ in range(3)]
+    assert [ids(popped.messages) for popped in got] == [["m0"], ["m1"], ["m2"]]
+    assert got[2].now_us - got[0].now_us >= 2 * 100_000 - 1000
