@@ -15,6 +15,7 @@ import pytest
 import redis
 
 from kombu_toc import Delivery, TimeoutCenter
+from kombu_toc.model.gates import SLOWER
 
 from .inspection import aged, time_passes
 from .test_limits import put
@@ -148,7 +149,7 @@ class Model:
         burst = self.limits.get(
             name.replace("rate", "rate_burst" if name == "rate" else "burst"), 1
         )
-        interval = HOUR * 1e6 / int(self.limits[name].split("/")[0])
+        interval = SLOWER * HOUR * 1e6 / int(self.limits[name].split("/")[0])
         tat = 0.0
         for at in sorted(self.starts.get(key, [])):
             tat = max(tat, at) + interval
