@@ -206,7 +206,7 @@ def test_an_interval_is_the_same_over_a_change_of_the_clock() -> None:
 
 
 def test_a_relative_interval_begins_at_a_round_time_as_celerys() -> None:
-    now = to_us(at("2025-06-01T10:20:30.5"))
+    now = to_us(at("2025-06-01T10:20:30.500"))
     for period, first in ((2, "12:00"), (24, None)):
         timing = read_schedule(
             "a", schedule(timedelta(hours=period), relative=True), "UTC", None, now
@@ -227,7 +227,7 @@ def test_an_interval_begins_when_it_is_told_to() -> None:
     [
         ("* * * * *", "* * * * *"),
         ("*/15 0-6/2 1,2,3 * 1-5", "*/15 0,2,4,6 1-3 * 1-5"),
-        ("0 */4 * jan-mar sun,sat", "0 */4 * 1-3 0,6"),
+        ("0 */4 * 1-3 sun,sat", "0 */4 * 1-3 0,6"),
         ("7,8 3 * * *", "7,8 3 * * *"),
     ],
 )
