@@ -63,6 +63,27 @@ def test_what_waits_for_a_limit_is_overdue_in_a_summary_too(center: TimeoutCente
     assert 0 < found.oldest_us <= center.usage("mail").oldest_us < 60e6
 
 
+def test_what_waits_for_a_limit_is_found_with_its_time_and_its_key(center: TimeoutCenter) -> None:
+    """Also when it has been tried before."""
+    center.declare("mail", concurrency=1, slots=1, retry_backoff=0.1)
+    center.put("mail", "tried", b"", key="a")
+    [tried] = center.pop("mail").messages
+    center.reject(tried, requeue=True)
+    center.put("mail", "runs", b"", key="b")
+    center.put("mail", "new", b"", key="c")
+    assert [one.id for one in center.pop("mail").messages] == ["runs"]
+    [before] = center.get("tried")
+    while center.summary("mail")[0].counts.ready < 2:
+        pass  # the server's own clock must advance
+    assert center.pop("mail", 10).messages == []
+    [found] = center.get("tried")
+    assert (found.key, found.time_us, found.retries_left) == ("a", before.time_us, 15)
+    scanned = {one.id: one for one in center.scan("mail").messages}
+    assert scanned["tried"] == found
+    assert (scanned["new"].key, scanned["new"].state) == ("c", "waiting")
+    assert scanned["new"].time_us > 10**15
+
+
 def test_how_many_keys_wait_for_one_that_runs(center: TimeoutCenter) -> None:
     center.declare("mail", key_order="serial")
     for number in range(9):
