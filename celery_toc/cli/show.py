@@ -94,7 +94,7 @@ def _own(message: dict[str, Any]) -> list[tuple[str, Any]]:
         for label, name in (("visibility", "visibility"), ("max lease", "max_lease"))
         if message[name] is not None
     ]
-    texts = [(name, message[name]) for name in ("expires", "key") if message[name]]
+    texts = [(name, message[name]) for name in ("expires", "key", "unique") if message[name]]
     return [*seconds, *texts]
 
 

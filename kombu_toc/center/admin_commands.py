@@ -229,7 +229,14 @@ class AdminCommands:
         return self._announcing(
             topic,
             "requeue",
-            (slot.announced_times, slot.dead, slot.reasons, slot.tokens, *slot.stores),
+            (
+                slot.announced_times,
+                slot.dead,
+                slot.reasons,
+                slot.tokens,
+                *slot.stores,
+                slot.claims,
+            ),
             (len(slot.stores), slot.number, topic.declaration.retries, *ids),
             partial(count_first, self._counts(topic), "requeued"),
         )

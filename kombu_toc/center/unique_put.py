@@ -25,6 +25,9 @@ from .requests import PutRequest
 #: meanwhile. Each time, somebody else's has been put.
 ATTEMPTS = 100
 
+#: What puts such a message.
+PUT_UNIQUE = load("put_unique")
+
 #: What the script replies in place of how many were added.
 CONFLICT = 2
 
@@ -44,16 +47,17 @@ def put_unique(
     topic: str,
     make: Callable[[Conflict | None], ScriptCall],
     ask: Callable[[ScriptCall], Any],
+    takes: Conflict | None = None,
 ) -> tuple[Put | Conflict, Conflict | None]:
     """Put a message, or find the one that is there and is kept: a :class:`Conflict`. Returns this,
     and the message whose place it has taken, if any.
 
     make: the call of :func:`unique_call` that puts the message; of one whose place it takes
     ask: runs a call, and returns its result
+    takes: the message whose place it was to take when this was tried before
 
     Raises UniqueError.
     """
-    takes: Conflict | None = None
     for _ in range(ATTEMPTS):
         found: Put | Conflict = ask(make(takes))
         if not isinstance(found, Conflict):
@@ -92,7 +96,7 @@ def unique_call(
     slot = topic.slot_for(request.basis or request.id)
     at_most = "" if claim.at_most_us is None else claim.at_most_us
     return call._replace(
-        script=load("put_unique"),
+        script=PUT_UNIQUE,
         keys=(slot.claims, slot.dead, slot.reasons, slot.tokens, *slot.stores, *call.keys),
         args=(
             len(slot.stores),

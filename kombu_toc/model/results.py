@@ -270,6 +270,12 @@ class Found(NamedTuple):
         return traits.key_in(self._own_token())
 
     @property
+    def unique(self) -> str | None:
+        """The unique key with which it was put; None if it has none. Of one that is longer than
+        200 characters when it is percent-encoded, ``h.`` and its SHA-256."""
+        return traits.unique_in(self._own_token())
+
+    @property
     def visibility(self) -> float | None:
         """Seconds that a lease of it lasts unless it is renewed, if it has a visibility of its
         own; None: what its topic says, or the connection."""

@@ -34,6 +34,7 @@ from .message_key import decode_key, encode_key
 
 _TRAIT = re.compile(r"[;,]([a-z])(\d+)")
 _KEY = re.compile(r"[;,]k([\w.%-]+)", re.ASCII)
+_UNIQUE = re.compile(r"[;,]u\d\.([\w.%-]+)", re.ASCII)
 _END = re.compile(r"!(\d+)$")
 
 #: Seconds within which a message expires at most.
@@ -95,6 +96,12 @@ def key_in(token: str) -> str | None:
     it."""
     found = _KEY.search(token) if ";" in token else None
     return decode_key(found[1]) if found else None
+
+
+def unique_in(token: str) -> str | None:
+    """The unique key that a token has, as its sender named it; None if it has none."""
+    found = _UNIQUE.search(token) if ";" in token else None
+    return decode_key(found[1]).rpartition("\x1f")[2] if found else None
 
 
 def last_end(token: str) -> int | None:

@@ -8,8 +8,8 @@
 -- under; commas between them. A message that was put with a unique key has it among its traits.
 --
 -- Nobody takes out a claim when its message is done or dead: whether it holds is seen when somebody
--- asks. What no longer holds is swept, some with each put, the rest by upkeep. Only what is deleted gives
--- up its claim: one that holds for a time would go on else, as if its message were done.
+-- asks. What no longer holds is swept, some with each put, the rest by upkeep. Only what is deleted or
+-- replayed gives up its claim: one that holds for a time would go on else, as if its message were done.
 
 local function read_claim(value)
   local mode, first, ends, crc, length, kept = string.match(value, '^(%d),(%d+),(%d+),(%d+),(%d+),(.*)$')
@@ -24,8 +24,8 @@ local function claim_text(claim)
     #claim.base, claim.kept)
 end
 
--- Whether a claim holds: 1 while its message waits for its first delivery or another one, and with it
--- the number of the priority step and the score; 2 since it was delivered; nil if it does not hold.
+-- Whether a claim holds: 1 while its message waits, and with it the number of the priority step and
+-- the score; 2 while it does not wait; nil if it does not hold.
 local function held(name, claim, now, body, dead, tokens, stores)
   -- If the clock has been set back behind its beginning, it begins now.
   if claim.mode == '2' and now < claim.first then
@@ -42,7 +42,9 @@ local function held(name, claim, now, body, dead, tokens, stores)
     local score = tonumber(redis.call('ZSCORE', stores[step], id) or '')
     if score then
       score = plain_score(score)
-      if is_still(token, score) then return 1, step, score end
+      -- What has been delivered has started.
+      local ended = not is_still(token, score) or claim.mode == '0' and string.byte(token) ~= 59
+      if not ended then return 1, step, score end
       return lasts and 2 or nil
     end
   end

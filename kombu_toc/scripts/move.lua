@@ -26,8 +26,10 @@ local wake = KEYS[#KEYS]
 local claims, claims_there = KEYS[#KEYS - 11], KEYS[#KEYS - 10]
 local pace, holders = KEYS[#KEYS - 6], KEYS[#KEYS - 3]
 local pace_there, holders_there = KEYS[#KEYS - 2], KEYS[#KEYS - 1]
-local stores_there = {}
-for part = 7, width do stores_there[part - 6] = KEYS[width + part] end
+local stores_here, stores_there = {}, {}
+for part = 7, width do
+  stores_here[part - 6], stores_there[part - 6] = KEYS[part], KEYS[width + part]
+end
 local now = clock()
 local function here(part) return KEYS[part] end
 local function there(part) return KEYS[width + part] end
@@ -48,8 +50,8 @@ local function move_claim(id, name, traits)
   local claim = known and read_claim(known)
   if not claim or claim.kept ~= id then return end
   local other = redis.call('HGET', claims_there, key)
-  if not other
-      or not held(key, read_claim(other), now, there(3), there(4), there(6), stores_there) then
+  if held(key, claim, now, here(3), here(4), here(6), stores_here) and not (other
+      and held(key, read_claim(other), now, there(3), there(4), there(6), stores_there)) then
     claim.kept = name
     redis.call('HSET', claims_there, key, claim_text(claim))
   end

@@ -8,7 +8,8 @@
 -- ARGV[4] that time, in microseconds, or 0   ARGV[5] CRC-32 of the slot basis
 -- ARGV[6] what is done if another message has the key: 'keep' or 'raise', nothing; 'replace', this
 --         one takes its place; 'push_back', the same, and it gets no earlier; 'add', this one is added
---         in any case, and has the key if no other message has it
+--         in any case, and has the key if no other message has it and its claim holds until it is
+--         done
 -- ARGV[7] microseconds after the first message of the claim until which it may be pushed back, or ''
 -- ARGV[8] the id that the other one is kept under, if this one was made to take its place; else ''
 -- ARGV[9] 1: it goes on for the message of its own id, as a retry does, and so has the key of that
@@ -66,7 +67,9 @@ end
 local claim = {mode = mode, first = now, ends = lasts > 0 and now + lasts or 0, crc = crc, base = ARGV[1]}
 if state and goes_on and other.base == ARGV[1] then
   claim.first, claim.ends = other.first, mode == other.mode and other.ends or claim.ends
-elseif state and conflict == 'add' then
+elseif conflict == 'add' and (state or mode ~= '1') then
+  -- What has started claims nothing anew, but until it is done; nor does what has its id.
+  if known and not state then redis.call('HDEL', claims, name) end
   return put()
 elseif state then
   if expected == '' and other.kept == ARGV[1] and redis.call('HGET', body, ARGV[1]) == ARGV[2] then
@@ -99,11 +102,11 @@ claim.kept = reply[1]
 keep_claim(claim)
 
 -- Now and then others that hold no longer, as long as such ones are found: so there are not many more
--- of them than of those that hold.
-if not state and now % 3 == 0 and redis.call('HLEN', claims) > 8 then
+-- of them than of those that hold. A user who may not leaves it to upkeep.
+if not state and now % 3 == 0 then
   for _ = 1, 12 do
-    local some = redis.call('HRANDFIELD', claims, 1, 'WITHVALUES')
-    if some[1] == name
+    local some = redis.pcall('HRANDFIELD', claims, 1, 'WITHVALUES')
+    if some.err or some[1] == name
         or held(some[1], read_claim(some[2]), now, body, dead, tokens, stores) then
       break
     end

@@ -2,16 +2,16 @@
 --
 -- KEYS[1] armed   KEYS[2] dead   KEYS[3] reasons   KEYS[4] tokens
 -- KEYS[5...] store (one per priority step)
--- then the wake index, if it is on this node
+-- then claims; then the wake index, if it is on this node
 -- ARGV[1] number of priority steps   ARGV[2] slot number   ARGV[3] retries   ARGV[4...] ids
 -- Returns {how many were dead, announcements, settled}. An id that is not is left alone.
 --
 -- It counts as tried, for it was; its last error stays with it. If it expires, that is counted from
 -- now.
---@ clock admitted wake failure anew
+--@ clock admitted wake failure anew token sorted claim
 
 local steps = tonumber(ARGV[1])
-local wake = KEYS[5 + steps]
+local claims, wake = KEYS[5 + steps], KEYS[6 + steps]
 local now = clock()
 local now_ms = math.floor(now / 1000)
 local count = 0
@@ -22,6 +22,7 @@ for i = 4, #ARGV do
     redis.call('ZREM', KEYS[2], id)
     local step = math.min(math.floor(tonumber(score) % 1000 / 32) + 1, steps)
     redis.call('ZADD', KEYS[4 + step], now_ms * 1000 + tonumber(ARGV[3]), id)
+    give_up_claim(claims, id, redis.call('HGET', KEYS[4], id))
     count_anew(KEYS[4], id)
     local err = last_error(KEYS[3], id)
     if err == '' then

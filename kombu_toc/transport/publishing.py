@@ -20,7 +20,7 @@ from ..center.claims import home_of
 from ..center.clock import SendersClock
 from ..center.commands import SENT
 from ..center.requests import REMEMBER, PutRequest
-from ..center.unique_put import Conflict, put_unique, unique_call
+from ..center.unique_put import PUT_UNIQUE, Conflict, put_unique, unique_call
 from ..client.options import Settings
 from ..consumer.pipe import BROKEN
 from ..errors import AlreadyThereError
@@ -32,7 +32,7 @@ from ..model.traits import traits_of
 from ..scripts.call import Countdown, ScriptCall
 from .action_time import action_time
 from .publish_batch import PublishBatch
-from .uniqueness import is_unique, say_kept, say_replaced, take_claim, under
+from .uniqueness import UNIQUE, say_kept, say_replaced, take_claim, under
 
 #: Seconds that a publish takes before it fails for a node of a Cluster that cannot be reached: as
 #: Celery pauses before it connects again.
@@ -45,10 +45,14 @@ GROUP = "MessageGroupId"
 class PublishName(str):
     """The producer's name, a dot, and a number: no other publish has the same."""
 
-    __slots__ = ("slots",)
+    __slots__ = ("slots", "takes")
 
     #: queue -> slot count by which it was sent there first: where a repeated publish is recognised
     slots: dict[str, int]
+
+    #: queue -> the message there whose place it was to take: if the publish is repeated, perhaps it
+    #: has done so
+    takes: dict[str, Conflict | None]
 
 
 class Publisher:
@@ -88,7 +92,7 @@ class Publisher:
         # along, and perhaps more than once.)
         if not isinstance(properties.get("delivery_tag"), PublishName):
             name = properties["delivery_tag"] = PublishName(self.next_name())
-            name.slots = {}
+            name.slots, name.takes = {}, {}
         properties["delivery_info"].update(exchange=exchange, routing_key=routing_key)
 
     def next_name(self) -> str:
@@ -110,28 +114,39 @@ class Publisher:
         publish = None
         if not topic.declaration.expires:  # what goes away by itself is no harm twice: a reply
             publish = publish_of(message["properties"]["delivery_tag"], batch)
-        if is_unique(message.get("headers") or {}, message["properties"]):
-            self._put_unique(topic, message, publish)  # not in a batch: who sends it is answered
-            return
         call = self.putting(topic, message, publish)
+        if call.script is PUT_UNIQUE:
+            self._put_unique(call, topic, message, publish)  # not in a batch: its sender is told
+            return
         if batch is not None:
             batch.add(call, call.keys[SENT])
             return
         self.run(queue, call, wait=not topic.declaration.expires)
 
     def _put_unique(
-        self, topic: Topic, message: dict[str, Any], publish: tuple[str, str] | None
+        self,
+        first: ScriptCall,
+        topic: Topic,
+        message: dict[str, Any],
+        publish: tuple[str, str] | None,
     ) -> None:
         """Put an addressed message with a unique key. Raises UniqueError; and KeptError, if who
-        sends it wants to know."""
+        sends it wants to know.
+
+        first: the call that puts it
+        """
         id = (message.get("headers") or {}).get("id")
+        takes_in = message["properties"]["delivery_tag"].takes
 
         def make(takes: Conflict | None) -> ScriptCall:
-            made = message if takes is None or id is None else under(message, takes.base)
+            takes_in[topic.name] = takes
+            if takes is None:
+                return first
+            made = message if id is None else under(message, takes.base)
             return self.putting(topic, made, publish, takes=takes)
 
         run = partial(self.run, topic.name, wait=not topic.declaration.expires)
-        found, taken = put_unique(topic.name, make, run)
+        found, taken = put_unique(topic.name, make, run, takes_in.get(topic.name))
         if id is not None and isinstance(found, Conflict):
             say_kept(id, found.base)
         elif id is not None and taken is not None:
@@ -235,7 +250,7 @@ class Publisher:
             key = key_of(f"message {id}", key)
             basis = basis or key or None
         claim = None
-        if is_unique(headers, properties):
+        if UNIQUE in headers or UNIQUE in properties:
             claim = take_claim(message, id, basis)
             headers, properties = message["headers"], message["properties"]
             basis = basis or claim.shown

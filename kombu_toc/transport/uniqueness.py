@@ -12,7 +12,7 @@ from ..model.uniqueness import KEEP, Claim, Unique, claim_of
 
 #: The headers of a message with a unique key, or properties. Celery sends headers along with a
 #: retry, and no properties.
-KEY = "x-unique"
+UNIQUE = "x-unique"
 UNTIL, CONFLICT, AT_MOST = "x-unique-until", "x-unique-conflict", "x-unique-at-most"
 
 
@@ -58,7 +58,7 @@ def say_replaced(id: str, other: str) -> None:
 
 def is_unique(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> bool:
     """Whether a message has a unique key."""
-    return KEY in headers or KEY in properties
+    return UNIQUE in headers or UNIQUE in properties
 
 
 def take_claim(message: dict[str, Any], id: str, basis: str | None) -> Claim:
@@ -69,13 +69,13 @@ def take_claim(message: dict[str, Any], id: str, basis: str | None) -> Claim:
     Raises TraitError for what makes no sense.
     """
     headers, properties = message.get("headers") or {}, message["properties"]
-    said = properties if KEY in properties else headers
-    found = {name: said.get(name) for name in (KEY, UNTIL, CONFLICT, AT_MOST)}
+    said = properties if UNIQUE in properties else headers
+    found = {name: said.get(name) for name in (UNIQUE, UNTIL, CONFLICT, AT_MOST)}
     if said is properties:
         others = {n: v for n, v in headers.items() if n not in found}
         message["headers"] = others | {n: v for n, v in found.items() if v is not None}
         message["properties"] = {n: v for n, v in properties.items() if n not in found}
-    unique = Unique(found[KEY], found[UNTIL], found[CONFLICT] or KEEP, found[AT_MOST])
+    unique = Unique(found[UNIQUE], found[UNTIL], found[CONFLICT] or KEEP, found[AT_MOST])
     return claim_of(f"message {id}", unique, basis, "x-unique-")
 
 

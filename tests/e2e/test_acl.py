@@ -45,7 +45,8 @@ SCRIPTS = {
     "producer": PRODUCER,
     "worker": WORKER,
     "operator": {path.stem for path in (ROOT / "kombu_toc" / "scripts").glob("*.lua")}
-    - {"allowed"},
+    # The last two are run where unique tasks are sent and consumed, by users with one right more.
+    - {"allowed", "put_unique", "sweep_claims"},
 }
 
 #: What it is refused, and does without: redis-py's name for itself, and what is optional.

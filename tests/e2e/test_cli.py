@@ -187,6 +187,7 @@ def test_list_tells_task_arguments_state_and_time(app: Celery, run: Run) -> None
         "state": "scheduled",
         "retries_left": 16,
         "key": None,
+        "unique": None,
         "visibility": None,
         "max_lease": None,
         "expiration": None,

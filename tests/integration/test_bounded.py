@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 import redis
 
-from kombu_toc import ScheduleChange, ScheduleFiring, TimeoutCenter
+from kombu_toc import ScheduleChange, ScheduleFiring, TimeoutCenter, Unique
 from kombu_toc.center.recurring import RecurringCommands
 from kombu_toc.metrics.sender import Metrics
 
@@ -98,6 +98,10 @@ def fill(center: TimeoutCenter, others: int) -> None:
 OPERATIONS: dict[str, Callable[[TimeoutCenter], object]] = {
     "put": lambda center: center.put("mail", "new", b"", delay=HOUR),
     "put now": lambda center: center.put("mail", "now", b""),
+    "put unique": lambda center: center.put("mail", "unique", b"", delay=HOUR, unique="k"),
+    "replace": lambda center: center.put(
+        "mail", "other", b"", delay=HOUR, unique=Unique("k", conflict="replace")
+    ),
     "put many": lambda center: center.put_many(
         "mail", [(f"together-{n}", b"", None, HOUR) for n in range(4)] * 2
     ),

@@ -65,6 +65,8 @@ def test_every_operation_works_whatever_the_slots(
     center.put_many("mail", [{"id": id, "body": b"body", "priority": 3} for id in ids[50:]])
     center.put_many("mail", [("m0", b"another body", None, 3600)])  # a copy
     assert (center.counts("mail").scheduled, center.counts("mail").ready) == (21, 80)
+    assert [center.put("mail", id, b"", unique="k", delay=60) for id in ("u", "v")] == ["u", "u"]
+    assert center.cancel("u")[0].deleted
     assert sum(counts.waiting for counts in center.counts_by_slot("mail")) == 101
     assert len(center.get("m0")) == 2
     assert len(center.scan("mail", limit=200).messages) == 101

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 import redis
-from kombu import Connection, Exchange, Queue
+from kombu import Connection, Exchange, Producer, Queue
 
-from kombu_toc import TimeoutCenter
+from kombu_toc import TimeoutCenter, unique_answer
 
 from ..proxy import Proxy
 from ..servers import Server
@@ -145,3 +145,61 @@ def test_each_publish_that_sends_a_received_messages_properties_along_is_a_messa
     for body in ("first", "second"):
         producer.publish(body, routing_key="mail", **properties)
     assert center.counts("mail").waiting == 2
+
+
+# -- unique keys
+
+
+def sent_unique(producer: Producer, id: str, text: str, conflict: str, retry: object) -> str:
+    """Publish a message with a unique key; return the id that it has."""
+    with unique_answer(id) as answer:
+        producer.publish(
+            text,
+            routing_key="mail",
+            headers={"id": id, "x-unique": "k", "x-unique-conflict": conflict},
+            retry=True,
+            retry_policy={**POLICY, "errback": retry},
+        )
+    return answer.id
+
+
+@pytest.mark.parametrize("taken", [False, True])
+@pytest.mark.parametrize("conflict", ["keep", "raise", "replace", "push_back"])
+def test_a_unique_message_does_not_conflict_with_itself(
+    proxy: Proxy, connection: Connection, center: TimeoutCenter, conflict: str, taken: bool
+) -> None:
+    producer = connection.Producer()
+    sent_unique(producer, "0", "before", conflict, None)
+    assert center.ack(center.pop("mail").messages) == 1
+    happened = proxy.drop_replies(b"the only one")
+
+    def errback(exc: Exception, interval: float) -> None:
+        assert happened.wait(5)
+        if taken:
+            assert center.ack(center.pop("mail").messages) == 1
+
+    assert sent_unique(producer, "1", "the only one", conflict, errback) == "1"
+    assert happened.is_set()
+    assert center.counts("mail").waiting == (0 if taken else 1)
+
+
+@pytest.mark.parametrize("taken", [False, True])
+@pytest.mark.parametrize("conflict", ["replace", "push_back"])
+def test_what_has_replaced_another_one_has_its_id_although_the_reply_was_lost(
+    proxy: Proxy, connection: Connection, center: TimeoutCenter, conflict: str, taken: bool
+) -> None:
+    producer = connection.Producer()
+    sent_unique(producer, "the-first", "before", conflict, None)
+    sent_unique(producer, "another", "between", conflict, None)
+    happened = proxy.drop_replies(b"the-first")
+
+    def errback(exc: Exception, interval: float) -> None:
+        assert happened.wait(5)
+        [message] = center.scan("mail", limit=9).messages
+        assert b"the new one" in message.body
+        if taken:
+            assert center.ack(center.pop("mail").messages) == 1
+
+    assert sent_unique(producer, "1", "the new one", conflict, errback) == "the-first"
+    assert happened.is_set()
+    assert center.counts("mail").waiting == (0 if taken else 1)

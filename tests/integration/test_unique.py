@@ -6,12 +6,16 @@ import threading
 from typing import Any
 
 import pytest
+import redis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from kombu_toc import (
     DEAD,
     WAITING,
     Delivery,
     Found,
+    RateLimitedError,
     ServerError,
     TimeoutCenter,
     TraitError,
@@ -31,7 +35,7 @@ HOUR = 3600.0
 
 def put(center: TimeoutCenter, id: str, key: Any = "k", /, **how: Any) -> str | None:
     """Put a message whose body is its id. `how`: of Unique, and of put."""
-    said = {name: how.pop(name) for name in Unique._fields if name in how}
+    said = {name: how.pop(name) for name in Unique._fields[1:] if name in how}
     return center.put("mail", id, id.encode(), unique=Unique(key, **said), **how)
 
 
@@ -76,6 +80,16 @@ def test_of_a_unique_key_a_queue_has_one_message_at_a_time(center, key):
     assert bodies(center) == [b"a", b"c"]
     check_slots(center, "mail")
     assert center.check("mail") == []
+
+
+def test_a_message_tells_its_unique_key(center):
+    put(center, "a", "k, 1", delay=HOUR)
+    put(center, "b", "k, 1", delay=HOUR, basis="other")
+    put(center, "c", "x" * 500, delay=HOUR)
+    center.put("mail", "d", b"", delay=HOUR)
+    assert [found(center, id).unique for id in "ab"] == ["k, 1", "k, 1"]
+    assert found(center, "c").unique.startswith("h.")
+    assert found(center, "d").unique is None
 
 
 @pytest.mark.parametrize(
@@ -165,10 +179,25 @@ def test_a_message_that_comes_back_has_its_key_until_it_is_done(center):
 def test_a_dead_message_that_is_replayed_does_not_stand_in_the_way(center):
     put(center, "a")
     center.reject(pop(center), requeue=False)
-    put(center, "b")
     center.requeue_dead("mail")
+    assert put(center, "b") == "b"
     assert bodies(center) == [b"a", b"b"]
     assert put(center, "c") == "b"
+
+
+@pytest.mark.parametrize("how", ["lose", "reject", "release"])
+def test_a_message_that_has_started_does_not_claim_again_until_it_starts(center, how):
+    put(center, "a", until="start")
+    delivery = pop(center)
+    if how == "lose":
+        expire_lease(center, delivery)
+        center.pop("mail", 0)
+    elif how == "reject":
+        center.reject(delivery, requeue=True, backoff=HOUR)
+    else:
+        center.release([delivery])
+    assert found(center, "a").state == WAITING
+    assert put(center, "b", until="start") == "b"
 
 
 # -- replace, push back, raise
@@ -407,6 +436,193 @@ def test_a_full_server_refuses_a_new_key_and_knows_the_ones_it_has(server, clien
     assert bodies(center) == [b"b"]
     assert list(claims(center)) == ["k"]
     assert put(center, "c", "other") == "c"
+
+
+@pytest.mark.one_server("its nodes would each need the user")
+def test_who_may_not_sweep_puts_all_the_same(client):
+    client.execute_command(
+        *("ACL", "SETUSER", "sender", "on", ">pw", "~*", "+@all", "-hrandfield", "-info")
+    )
+    try:
+        pool = client.connection_pool.connection_kwargs
+        user = redis.Redis(pool["host"], pool["port"], username="sender", password="pw")
+        sender = TimeoutCenter(user, grace=0)
+        for n in range(30):
+            assert put(sender, f"m{n}", f"k{n}", delay=HOUR) == f"m{n}"
+            assert put(sender, "other", f"k{n}") == f"m{n}"
+        user.close()
+    finally:
+        client.acl_deluser("sender")
+
+
+# -- together with limits
+
+
+@pytest.mark.parametrize("conflict", ["keep", "replace", "push_back", "raise"])
+def test_what_waits_for_its_turn_in_a_lane_has_its_unique_key(center, conflict):
+    center.declare("mail", key_concurrency=1)
+    put(center, "a", "k1", key="customer")
+    put(center, "b", "k2", key="customer")
+    put(center, "c", "k3", key="customer")
+    running = pop(center)
+    assert center.pop("mail", 5).messages == []  # both have been looked at, and wait in the lane
+    assert running.id == "a"
+    again = {"key": "customer", "conflict": conflict, "until": "done"}
+    if conflict == "raise":
+        with pytest.raises(UniqueError, match="waits"):
+            put(center, "d", "k2", **again)
+    else:
+        assert put(center, "d", "k2", **again) == "b"
+    center.ack([running])
+    got = []
+    while messages := center.pop("mail", 5).messages:
+        [one] = messages
+        got.append((one.id, one.body))
+        assert put(center, "e", {"b": "k2", "c": "k3"}[one.id], key="customer") == one.id
+        center.ack([one])
+    new = conflict in ("replace", "push_back")
+    assert sorted(got) == [("b", b"d" if new else b"b"), ("c", b"c")]
+    assert center.check("mail") == []
+    assert put(center, "f", "k2", key="customer") == "f"
+
+
+@pytest.mark.parametrize("order", ["serial", None])
+def test_a_key_is_held_while_its_task_has_a_place_and_until_it_is_freed(center, order):
+    center.declare("mail", slots=1, key_order=order, concurrency=1)
+    put(center, "a", "k1", key="customer")
+    put(center, "b", "k2", key="customer")
+    first = pop(center)
+    assert first.has_place and first.outlives_ack
+    assert put(center, "x", "k1", key="customer") == "a"
+    center.reject(first, requeue=True, backoff=0)
+    assert put(center, "x", "k1", key="customer") == "a"
+    assert center.cancel("b")[0].deleted
+    assert put(center, "b2", "k2", key="customer") == "b2"
+    again = pop(center)
+    assert again.id == "a"
+    center.reject(again, requeue=False)
+    assert put(center, "c", "k1", key="customer") == "c"
+    assert {pop(center).id} <= {"b2", "c"}
+
+
+def test_what_may_not_be_put_claims_nothing_and_what_is_kept_does_not_count(center):
+    center.declare("mail", slots=1, put_rate="2/h")
+    put(center, "a", "k1", delay=HOUR)
+    for _ in range(3):
+        assert put(center, "b", "k1") == "a"
+        assert put(center, "b", "k1", conflict="replace", delay=HOUR) == "a"
+    put(center, "c", "k2", until=HOUR)
+    for _ in range(2):
+        with pytest.raises(RateLimitedError):
+            put(center, "d", "k3", until=HOUR)
+    assert sorted(claims(center)) == ["k1", "k2"]
+    assert bodies(center) == [b"b", b"c"]
+
+
+# -- whatever happens
+
+
+class Model:
+    """What becomes of messages with unique keys, in the plainest way to write it."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, str] = {}  #: id -> waiting, flying, dead; gone if it is not there
+        self.body: dict[str, str] = {}
+        self.started: set[str] = set()
+        self.holder: dict[str, tuple[str, str]] = {}  #: key -> id, until
+
+    def held(self, key: str) -> str | None:
+        id, until = self.holder.get(key, ("", ""))
+        state = self.state.get(id)
+        if until == "done":
+            return id if state in ("waiting", "flying") else None
+        return id if state == "waiting" and id not in self.started else None
+
+    def put(self, id: str, key: str, until: str, conflict: str) -> str:
+        """The id that it has; or an error's name."""
+        other = self.held(key)
+        if other is None:
+            self.state[id], self.body[id], self.holder[key] = "waiting", id, (id, until)
+            return id
+        if conflict == "keep":
+            return other
+        if conflict == "raise" or self.state[other] != "waiting":
+            return "error"
+        self.body[other], self.holder[key] = id, (other, until)
+        self.started.discard(other)
+        return other
+
+
+events = st.one_of(
+    st.tuples(
+        st.just("put"),
+        st.sampled_from(["k1", "k2", "k3"]),
+        st.sampled_from(["start", "done"]),
+        st.sampled_from(["keep", "replace", "push_back", "raise"]),
+    ),
+    st.tuples(
+        st.sampled_from(["pop", "ack", "back", "release", "die", "lose", "cancel", "replay"]),
+        st.integers(0, 3),
+    ),
+)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(events, max_size=40))
+def test_whatever_happens_a_key_is_held_by_what_is_still_there(client, steps):
+    client.flushall()
+    center = TimeoutCenter(client, grace=0)
+    center.declare("mail", slots=4, retries=16)
+    model = Model()
+    flying: list[Delivery] = []
+    for number, (what, *rest) in enumerate(steps):
+        if what == "put":
+            key, until, conflict = rest
+            try:
+                made = put(center, f"m{number}", key, until=until, conflict=conflict)
+            except UniqueError as exc:
+                assert exc.id == model.held(key)
+                made = "error"
+            assert made == model.put(f"m{number}", key, until, conflict)
+            continue
+        if what == "pop":
+            for message in center.pop("mail", 1).messages:
+                assert model.state[message.id] == "waiting"
+                assert message.body.decode() == model.body[message.id]
+                model.state[message.id] = "flying"
+                model.started.add(message.id)
+                flying.append(message)
+        elif what == "cancel":
+            waiting = sorted(id for id, state in model.state.items() if state == "waiting")
+            for id in waiting[: rest[0]]:
+                center.cancel(id)
+                del model.state[id]
+        elif what == "replay":
+            center.requeue_dead("mail")
+            dead = {id for id, state in model.state.items() if state == "dead"}
+            model.state.update(dict.fromkeys(dead, "waiting"))
+            model.holder = {k: held for k, held in model.holder.items() if held[0] not in dead}
+        elif flying:
+            message = flying.pop(rest[0] % len(flying))
+            if what == "ack":
+                center.ack([message])
+                del model.state[message.id]
+            elif what == "die":
+                center.reject(message, requeue=False)
+                model.state[message.id] = "dead"
+            else:
+                model.state[message.id] = "waiting"
+                if what == "back":
+                    center.reject(message, requeue=True, backoff=0)
+                elif what == "release":
+                    center.release([message])
+                else:
+                    expire_lease(center, message)
+                    center.pop("mail", 0)
+    assert {one.id: one.body.decode() for one in center.scan("mail", limit=100).messages} == {
+        id: model.body[id] for id in model.state
+    }
+    assert center.check("mail") == []
 
 
 # -- another number of slots

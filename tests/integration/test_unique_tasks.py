@@ -196,6 +196,66 @@ def test_a_task_is_unique_that_is_sent_from_an_event_loop(app, tasks):
     assert sorted(texts) == ["0", "2"]
 
 
+# -- retries
+
+
+def retried(app: Celery, sent: Any, **headers: Any) -> Any:
+    """Send a task again as `self.retry` does."""
+    return app.tasks["add"].apply_async(
+        (9, 9), task_id=sent.id, headers={"x-unique": "k", **headers}, retries=1, countdown=HOUR
+    )
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_retry_goes_on_for_its_task_and_keeps_the_key(app, tasks, late):
+    sent = app.tasks["add"].apply_async((1, 2), **unique("k"))
+    [delivery] = tasks.pop("celery").messages
+    assert delivery.outlives_ack
+    if late:
+        retried(app, sent)
+        tasks.ack([delivery])
+    else:  # a worker of an older release acknowledges it before it runs
+        tasks.ack([delivery])
+        retried(app, sent)
+    assert app.tasks["add"].apply_async((3, 4), **unique("k")).id == sent.id
+    assert waiting(tasks) == [(sent.id, [9, 9], {})]
+    replaced = app.tasks["add"].apply_async((5, 6), **unique("k", conflict="replace"))
+    assert replaced.id == sent.id
+    assert waiting(tasks) == [(sent.id, [5, 6], {})]
+    tasks.cancel(sent.id)
+    assert app.tasks["add"].apply_async((7, 8), **unique("k")).id != sent.id
+
+
+def test_a_retry_is_sent_although_another_task_has_claimed_the_key(app, tasks):
+    sent = app.tasks["add"].apply_async((1, 2), **unique("k", until="start"))
+    [delivery] = tasks.pop("celery").messages
+    other = app.tasks["add"].apply_async((3, 4), **unique("k", until="start"))
+    assert other.id != sent.id
+    retried(app, sent, **{"x-unique-until": "start", "x-unique-conflict": "raise"})
+    assert app.tasks["add"].apply_async((5, 6), **unique("k", until="start")).id == other.id
+    assert len(waiting(tasks)) == 3
+    tasks.ack([delivery])
+
+
+@pytest.mark.parametrize("until", ["start", 0.001])
+def test_a_retry_does_not_claim_anew_what_ends_at_its_start_or_with_its_time(app, tasks, until):
+    sent = app.tasks["add"].apply_async((1, 2), **unique("k", until=until))
+    tasks.ack(tasks.pop("celery").messages)
+    retried(app, sent, **{"x-unique-until": until})
+    assert app.tasks["add"].apply_async((3, 4), **unique("k", until=until)).id != sent.id
+
+
+def test_a_task_that_another_one_replaces_keeps_the_key(app, tasks):
+    sent = app.tasks["add"].apply_async((1, 2), **unique("k"))
+    [delivery] = tasks.pop("celery").messages
+    app.tasks["add"].apply_async(
+        (3, 4), task_id=sent.id, replaced_task_nesting=1, countdown=HOUR, **unique("k")
+    )
+    tasks.ack([delivery])
+    assert waiting(tasks) == [(sent.id, [3, 4], {})]
+    assert app.tasks["add"].apply_async((5, 6), **unique("k")).id == sent.id
+
+
 # -- headers
 
 
