@@ -174,12 +174,14 @@ local function place_key(slot, key, gates, by)
   return 0
 end
 
--- Enters what is due by `due` (a score) in lanes, at most `most` of each step. Returns whether there
--- may be more.
-local function sort_due(slot, due, most, gates, by)
+-- Enters what is due by `due` (a score) in lanes, at most `most` of each step: what has been due for
+-- longest, or what has become due `last`. Returns whether there may be more.
+local function sort_due(slot, due, most, gates, by, last)
   local keys, more = {}, false
+  local from, to = 0, string.format('%.0f', due)
+  if last then from, to = to, from end
   for step = 1, #slot.stores do
-    local some = redis.call('ZRANGEBYSCORE', slot.stores[step], 0, string.format('%.0f', due),
+    local some = redis.call(last and 'ZREVRANGEBYSCORE' or 'ZRANGEBYSCORE', slot.stores[step], from, to,
       'WITHSCORES', 'LIMIT', 0, most)
     if #some > 0 then
       more = more or #some == 2 * most

@@ -104,7 +104,11 @@ local unsorted = false
 if gates.fair or redis.call('EXISTS', unpack(lanes)) > 0 then
   for _, slot in ipairs(all) do
     if gates.fair then
-      if sort_due(slot, horizon, SORTED + math.ceil(most / slots), gates, by) then unsorted = true end
+      if sort_due(slot, horizon, SORTED + math.ceil(most / slots), gates, by) then
+        unsorted = true
+        -- A key that has just come beside a backlog does not wait until all of that is sorted.
+        if not gates.serial then sort_due(slot, horizon, SORTED, gates, by, true) end
+      end
       local others = redis.call('ZRANGEBYSCORE', slot.turns, NO_TURN, '+inf', 'LIMIT', 0, SORTED)
       for i = 1, #others do place_key(slot, others[i], gates, by) end
     end

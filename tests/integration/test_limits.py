@@ -207,6 +207,17 @@ def test_keys_take_turns(declare: Any) -> None:
     assert "d0" in ids(pop(center, 2))
 
 
+def test_a_key_that_comes_beside_a_backlog_waits_for_one_message(declare: Any) -> None:
+    center = declare(key_fair=True)
+    center.put_many("mail", [{"id": f"l{n}", "body": b"", "key": "large"} for n in range(3000)])
+    center.ack(pop(center))
+    for number in range(5):
+        put(center, f"s{number}", "small")
+        some = [center.pop("mail", 1).messages[0] for _ in range(2)]
+        assert f"s{number}" in ids(some)
+        center.ack(some)
+
+
 def test_a_key_with_a_weight_has_more_turns(declare: Any) -> None:
     center = declare(key_fair=True, key_weights={"a": 3})
     for number in range(30):
