@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from zoneinfo import ZoneInfo
 
+import ephem
 import pytest
-from celery.schedules import crontab, schedule
+from celery.schedules import crontab, schedule, solar
 
 from celery_toc.schedules.errors import ScheduleError
 from celery_toc.schedules.reading import read_schedule
@@ -267,3 +268,27 @@ def test_a_leap_day_is_found_years_ahead_and_what_never_comes_is_not() -> None:
 def test_an_unknown_zone_is_refused_with_its_name() -> None:
     with pytest.raises(ScheduleError, match="'Mars/Olympus'"):
         zone_of("Mars/Olympus")
+
+
+def test_the_sun_is_where_ephem_has_it_every_day_of_a_year() -> None:
+    place = ephem.Observer()
+    place.lat, place.lon = "52.5", "13.4"
+    place.pressure, place.horizon = 0, "-0:34"  # as the tables of almanacs have it
+    for event, find in (("sunrise", place.next_rising), ("sunset", place.next_setting)):
+        sun = read_schedule("a", solar(event, 52.5, 13.4), "UTC", None, 0)
+        us = to_us(datetime(2026, 1, 1, tzinfo=UTC))
+        times = []
+        for _ in range(365):
+            place.date = to_datetime(us).replace(tzinfo=None)
+            expected = find(ephem.Sun()).datetime().replace(tzinfo=UTC)
+            us = sun.after(us)
+            assert abs(to_datetime(us) - expected) < timedelta(seconds=2)
+            times.append(us)
+        gaps = [after - before for before, after in itertools.pairwise(times)]
+        assert min(gaps) > 1435 * MINUTE and max(gaps) < 1445 * MINUTE
+
+
+def test_the_sun_is_written_and_read_again() -> None:
+    sun = read_schedule("a", solar("dusk_civil", -37.8, 144.9), "UTC", None, 0)
+    assert sun.text == "dusk_civil at -37.8, 144.9"
+    assert timing_of(sun.to_json()) == sun
