@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import celery  # noqa: F401 - what Celery gains is installed with the first transport
+import celery._state  # what Celery gains is installed with the first transport
 import kombu.pools
 import pytest
 import redis
@@ -43,6 +43,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         mark = item.get_closest_marker("one_server")
         if mark is not None and ON_CLUSTER:
             item.add_marker(pytest.mark.skip(reason=f"of one server: {mark.args[0]}"))
+
+
+@pytest.fixture(autouse=True)
+def tasks_of_the_apps_that_a_test_makes_end_with_it() -> Iterator[None]:
+    """Celery gives a task of one app to every app that is made later in the process."""
+    before = set(celery._state._on_app_finalizers)
+    yield
+    for added in celery._state._on_app_finalizers - before:
+        if added.__module__ == "celery.app.base":  # others are Celery's own
+            celery._state._on_app_finalizers.discard(added)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -11,10 +11,16 @@ from functools import partial
 import pytest
 from kombu import Connection
 
-from kombu_toc import ConfigurationError, Limits, ReplicationError, ServerError, TimeoutCenter
+from kombu_toc import (
+    ConfigurationError,
+    Limits,
+    ReplicationError,
+    ServerError,
+    TimeoutCenter,
+    center_for,
+)
 from kombu_toc.center.bindings import Bindings, binding
 from kombu_toc.center.broadcasts import broadcast_call
-from kombu_toc.center.factory import center_for
 from kombu_toc.model import scores
 from kombu_toc.model.results import DEAD, WAITING
 

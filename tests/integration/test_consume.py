@@ -278,6 +278,7 @@ def test_a_program_that_consumes_is_interrupted_without_harm(
         until(lambda: client.info("clients")["blocked_clients"])
         put(center, "later", delay=HOUR)
         until(lambda: not announced(center, "mail"))
+        until(lambda: client.info("clients")["blocked_clients"])  # what it has claimed it knows now
         process.send_signal(signal.SIGINT)
         assert process.wait(20) != 0
     assert len(announced(center, "mail")) == 1
