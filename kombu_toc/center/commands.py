@@ -109,7 +109,10 @@ class Commands:
             pace = pace_key(topic, slot, clustered=self._context.clustered)
             keys, args = (*keys, slot.tokens, pace), (*args, traits, limits)  # type: ignore[assignment]
             if ordered:
-                keys, args = (*keys, slot.holders), (*args, 1)  # type: ignore[assignment]
+                here = [] if self._context.clustered else topic.slots_for(basis or id)
+                others = [one.holders for one in here if one.number != slot.number]
+                keys = (*keys, slot.holders, *others)  # type: ignore[assignment]
+                args = (*args, 1 + len(others))  # type: ignore[assignment]
             parse = partial(read_limited_put, topic, self._counts(topic))
             return self._announcing(topic, "put", keys, args, parse)
         if traits or expires:

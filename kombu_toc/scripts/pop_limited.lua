@@ -104,7 +104,7 @@ local unsorted = false
 if gates.fair or redis.call('EXISTS', unpack(lanes)) > 0 then
   for _, slot in ipairs(all) do
     if gates.fair then
-      if sort_due(slot, horizon, SORTED + math.ceil(most / slots), gates, by) then
+      if sort_due(slot, horizon, math.min(SORTED + math.ceil(most / slots), 1000), gates, by) then
         unsorted = true
         -- A key that has just come beside a backlog does not wait until all of that is sorted.
         if not gates.serial then sort_due(slot, horizon, SORTED, gates, by, true) end
@@ -399,7 +399,9 @@ local messages, gave, again = {}, {}, {}
 local lease = now_ms + terms.visibility
 local simple = not terms.ttl and not terms.longest and not terms.own
 local place, key_place = gates.places and ',p1' or '', gates.places and ';p1' or ''
-local starts = 0
+local starts, whens = 0, {}
+-- What is not delivered after all has used nothing of the rate.
+opens = whole_opens_at(gate, gates, by)
 for i = 1, taken do
   local one = order[i]
   local slot, step, id, score, token, key, at = one[1], one[2], one[3], one[4], one[5], one[6], one[7]
@@ -423,17 +425,20 @@ for i = 1, taken do
   end
   if birth then
     starts = starts + 1
+    if gates.rate then opens = math.max(opens + gates.slack, at) + gates.rate - gates.slack end
     slot.leases, slot.births = slot.leases or {}, slot.births or {}
     local n = #slot.leases
     slot.leases[n + 1], slot.leases[n + 2] = ends * 1000 + low, id
     slot.births[n + 1], slot.births[n + 2] = id, birth
     n = #messages
     messages[n + 1], messages[n + 2] = slot.index, step - 1
-    messages[n + 3] = {id, birth, at > now and at > action_time(score) and math.ceil(at) or 0}
+    local when = at > now and at > action_time(score) and math.ceil(at) or 0
+    messages[n + 3] = {id, birth, when}
     messages[n + 4], messages[n + 5] = score, envelope
     n = #gave
     gave[n + 1], gave[n + 2], gave[n + 3], gave[n + 4] = slot.index + 1, step, id, score
     again[#again + 1], again[#again + 2] = n + 1, birth
+    if when > 0 then whens[tostring(n + 1)] = string.format('%.0f', when) end
     if key ~= '' then
       slot.begun = slot.begun or {}
       slot.begun[key] = (slot.begun[key] or 0) + 1
@@ -474,7 +479,7 @@ if starts > 0 and gates.rate then
 end
 running = running - taken + starts
 if ARGV[17] ~= '0' and starts > 0 then
-  redis.call('SET', given, name .. '\n' .. cmsgpack.pack({gave, again}), 'EX', ARGV[17]) -- for recall.lua
+  redis.call('SET', given, name .. '\n' .. cmsgpack.pack({gave, again, whens}), 'EX', ARGV[17]) -- for recall.lua
 end
 
 local allowed = queue_opens()

@@ -2,7 +2,8 @@
 --
 -- KEYS[1] store (of its priority step)   KEYS[2] body   KEYS[3] armed   KEYS[4] copies of the id
 -- KEYS[5] the producer's latest publish
--- then tokens, if ARGV[11] is given, the topic's put-pace, if ARGV[12] is, and holders, if ARGV[13] is;
+-- then tokens, if ARGV[11] is given, the topic's put-pace, if ARGV[12] is, and holders, if ARGV[13] is,
+-- of this slot and of others that the key's messages were put into before;
 -- then the wake index, if it is on this node
 -- ARGV[1] id        ARGV[2] envelope
 -- ARGV[3] action time in microseconds, '+N' for N microseconds from now, or '' for now; 'T+N' for T,
@@ -16,7 +17,7 @@
 -- ARGV[11] its traits as token.lua has them, or '' if it has none; left out as a rule. Where slots
 --          go away by themselves it is given: a token may outlive its body there
 -- ARGV[12] how many may be put, as toll.lua has it; left out as a rule; '' for any number
--- ARGV[13] 1: messages of a key start in their order. One that is put under the id of the one that
+-- ARGV[13] how many holders: messages of a key start in their order. One put under the id of the one that
 --          holds its key holds it from then on, as the retry of a task does; left out as a rule
 -- Returns {id, -1, 0, microseconds until one more may be put, 'p' for the whole topic or 'P' for its key,
 --          announcements, settled} if it may not be put now; else {id it is kept under, 1 added | 0 it was there already, now in microseconds if it was
@@ -37,7 +38,7 @@
 
 local store, body, armed, copies, sent = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local traits, limits, ordered = ARGV[11], ARGV[12], ARGV[13]
-local wake = KEYS[ordered and 9 or limits and 8 or traits and 7 or 6]
+local wake = KEYS[ordered and 8 + tonumber(ordered) or limits and 8 or traits and 7 or 6]
 if limits == '' then limits = nil end
 local id, envelope, ttl = ARGV[1], ARGV[2], tonumber(ARGV[6])
 
@@ -92,7 +93,7 @@ if ARGV[3] ~= '' then
   if left ~= '' and not (at and math.abs(now + left - at) <= 1000) then at = now + left end
   if at > now then us, score = at, action_score(at) end
 end
-score = free_score(store, score)
+score = free_score(store, score, traits and key_in(traits) ~= '')
 
 redis.call('HSET', body, id, envelope)
 if limits then pay(limits, KEYS[7], now, paid) end
@@ -103,9 +104,12 @@ elseif traits then
 end
 if publish ~= '' then redis.call('SET', sent, publish, 'EX', ARGV[9]) end
 redis.call('ZADD', store, score, id)
-local holder = ordered and redis.call('HGET', KEYS[8], key_in(traits))
-if holder and (holder == ARGV[1] or string.sub(holder, 1, #ARGV[1] + 1) == ARGV[1] .. '#') then
-  redis.call('HSET', KEYS[8], key_in(traits), id)
+for n = 8, 7 + tonumber(ordered or 0) do
+  local holder = redis.call('HGET', KEYS[n], key_in(traits))
+  if holder and (holder == ARGV[1] or string.sub(holder, 1, #ARGV[1] + 1) == ARGV[1] .. '#') then
+    if n > 8 then redis.call('HDEL', KEYS[n], key_in(traits)) end
+    redis.call('HSET', KEYS[8], key_in(traits), id)
+  end
 end
 announce_if_first(wake, armed, ARGV[4], math.max(us, action_time(score)), now)
 if ttl > 0 then

@@ -64,7 +64,8 @@ for n = 1, #new do
   if us == latest and score % 1000 < 999 then
     score = score + 1
   else
-    score = free_score(store, us == now and due_score(now) or action_score(us))
+    score = free_score(store, us == now and due_score(now) or action_score(us),
+      width == 4 and key_in(ARGV[i + 3]) ~= '')
   end
   latest = us
   redis.call('HSET', body, id, ARGV[i + 1])

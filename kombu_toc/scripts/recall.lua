@@ -35,7 +35,8 @@ if known and string.sub(known, 1, #name + 1) == name .. '\n' then
       local at = #messages
       messages[at + 1] = slot - 1
       messages[at + 2] = step - 1
-      messages[at + 3] = birth == name and id or {id, birth}
+      local when = gave[3] and tonumber(gave[3][tostring(i)] or '') -- of a rate, see pop_limited.lua
+      messages[at + 3] = birth == name and not when and id or {id, birth, when or 0}
       messages[at + 4] = score
       messages[at + 5] = ARGV[5] == '1' and redis.call('HGET', body, id) or ''
     end

@@ -6,11 +6,13 @@
 
 -- The score for a message whose action time has `score`: behind the last one that has this time or a
 -- later one of the same millisecond; a millisecond that is full spills into the next.
-local function free_score(store, score)
+local function free_score(store, score, keyed)
   local first = math.floor(score / 1000)
   local function last_up_to(ms) -- the highest score from this time on
     local last = redis.call('ZREVRANGEBYSCORE', store, ms * 1000 + 999, score, 'WITHSCORES', 'LIMIT', 0, 1)[2]
-    return last and tonumber(last)
+    last = last and tonumber(last)
+    local laned = keyed and redis.call('ZRANGEBYSCORE', store, -(ms * 1000 + 999), -score, 'WITHSCORES', 'LIMIT', 0, 1)[2]
+    return laned and math.max(last or 0, -tonumber(laned)) or last
   end
   local function is_full(number) -- of milliseconds from here on, on the whole
     local count = redis.call('ZCOUNT', store, score, (first + number) * 1000 + 999)
