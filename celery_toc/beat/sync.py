@@ -17,6 +17,7 @@ from kombu.exceptions import KombuError
 
 import kombu_toc
 
+from ..schedules.errors import ScheduleError
 from ..schedules.reading import check_name, read_schedule, read_zone
 from . import configured
 from .entry import Entry, Read, Refused
@@ -185,8 +186,12 @@ class Sync:
                 if told.verdict != "put":
                     return Outcome(told, put, removed, same, refused)
             if not isinstance(what, str):
-                schedules.keep(what)
-                put.append(what.name)
+                try:
+                    schedules.keep(what, own=True)
+                except ScheduleError as exc:
+                    refused.append(Refused(what.name.removeprefix(self._prefix), str(exc)))
+                else:
+                    put.append(what.name)
             elif schedules.delete(what):
                 removed.append(what)
         return Outcome(self._tell("done"), put, removed, same, refused)

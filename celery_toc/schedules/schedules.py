@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 #: How often a change is tried again because somebody else has changed the schedule meanwhile.
 ATTEMPTS = 100
 
+#: Firings that a history has.
+REMEMBERED = 20
+
 #: Schedules that are read at a time where all are wanted.
 PAGE = 100
 
@@ -126,11 +129,13 @@ class Schedules:
         """The first half of :meth:`put`: has Celery make the message, and declares its queue."""
         return plan_of(self._app, self._channel, name, task, schedule, Wanted(**options))
 
-    def keep(self, plan: Plan) -> Schedule:
+    def keep(self, plan: Plan, *, own: bool = False) -> Schedule:
         """The second half of :meth:`put`: asks the server only."""
         name, queue = plan.name, plan.template.queue
         for _ in range(ATTEMPTS):
             now, found = self._recurring.find(name)
+            if own and any(Record.of_text(one.record).owner != plan.record.owner for one in found):
+                raise ScheduleError(f"there is a schedule {name!r} that somebody else has put")
             here = next((one for one in found if one.topic == queue), None)
             elsewhere = [one for one in found if one.topic != queue]
             old = None if here is None else Record.of_text(here.record)
@@ -229,7 +234,9 @@ class Schedules:
         _, found = self._find(name, fired=True)
         if not found:
             raise _unknown(name)
-        return [firing_of_line(self._app, *state.read_line(line)) for line in found[0].fired]
+        # More are kept while their messages are there.
+        lines = found[0].fired[:REMEMBERED]
+        return [firing_of_line(self._app, *state.read_line(line)) for line in lines]
 
     # -- change
 

@@ -202,7 +202,17 @@ def change(old: Record, new: Record, now: int) -> Step:
     )
     if kept.paused or _is_over(kept, old.runs):
         return Step(replace(kept, next=None), take_out=old.next)
+    pending = old.next
+    if pending is not None and pending <= now and _within(new, pending):
+        # What is due, or waits for its jitter, has not run: it still does, as what is put now.
+        return Step(replace(kept, next=pending, waits=old.waits), take_out=pending, put=pending)
     return Step(replace(kept, next=first), take_out=old.next, put=first)
+
+
+def _within(record: Record, planned: int) -> bool:
+    return (record.start is None or record.start <= planned) and (
+        record.end is None or planned <= record.end
+    )
 
 
 def arrive(old: Record, new: Record, now: int) -> Record:

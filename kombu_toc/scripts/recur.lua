@@ -82,7 +82,17 @@ local function fired(lines, known, most)
   for line in string.gmatch(lines, '[^\n]*\n') do
     if new[string.match(line, '^[^\t\n]*')] then table.insert(all, 1, line) end
   end
-  for i = 1, math.min(#kept, most - #all) do all[#all + 1] = kept[i] end
+  -- Behind the latest, those whose messages are there: one may still run.
+  local beyond = 0
+  for i = 1, #kept do
+    local id = string.match(kept[i], '^[^\t\n]*')
+    if #all - beyond < most then
+      all[#all + 1] = kept[i]
+    elseif beyond < most and redis.call('HEXISTS', KEYS[2], id) == 1 then
+      all[#all + 1] = kept[i]
+      beyond = beyond + 1
+    end
+  end
   return table.concat(all)
 end
 

@@ -192,13 +192,13 @@ def test_who_has_lost_the_right_to_put_stops(make_app, client, monkeypatch):
     stalled, keep = Worker(old, "stalled"), type(timeout_center(old).schedules).keep
     done: list[str] = []
 
-    def keep_and_stall(self: Any, plan: Any) -> Any:
+    def keep_and_stall(self: Any, plan: Any, **how: Any) -> Any:
         done.append(plan.name)
         if len(done) == 1:
             key = stalled.center.keys.edition("shop")
             client.hset(key, "until", 0)
             Worker(new, "new").look()
-        return keep(self, plan)
+        return keep(self, plan, **how)
 
     monkeypatch.setattr(type(stalled.center.schedules), "keep", keep_and_stall)
     outcome = stalled.look()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -16,6 +17,7 @@ from celery.schedules import crontab
 import celery_toc
 import kombu_toc
 from celery_toc import TaskCenter, aio, timeout_center
+from celery_toc.schedules import state
 from celery_toc.schedules.errors import ScheduleError, UnknownScheduleError
 from celery_toc.worker import recurring as worker
 from celery_toc.worker.recurring import take
@@ -493,3 +495,23 @@ def test_schedules_are_put_and_changed_from_an_event_loop(
         await aio.aclose(app)
 
     in_loop(run())
+
+
+def test_what_is_running_is_known_however_many_were_left_out_meanwhile(center: TaskCenter) -> None:
+    center.schedules.put("often", "shop.remind", 0.02, overlap="skip")
+    verdicts: Counter[str] = Counter()
+    while verdicts[state.DROP] < 30:
+        for delivery in center.center.pop("jobs").messages:
+            verdict, _ = take(center.center.recurring, delivery, "often")
+            verdicts[verdict] += 1
+            if verdict == state.DROP:
+                center.ack(delivery)
+    assert verdicts[state.RUN] == 1
+
+
+def test_a_name_that_another_app_has_taken_meanwhile_is_not_taken_over(center: TaskCenter) -> None:
+    center.schedules.put("cleanup", "shop.remind", 60, owner="beat:a")
+    plan = center.schedules.plan("cleanup", "shop.remind", 30, owner="beat:b")
+    with pytest.raises(ScheduleError, match="somebody else has put"):
+        center.schedules.keep(plan, own=True)
+    assert center.schedules.get("cleanup").owner == "beat:a"

@@ -346,3 +346,15 @@ def test_the_id_of_a_firing_says_when_it_was_planned(us: int, id: str) -> None:
 @pytest.mark.parametrize("id", ["a@now", "b@2023-11-14T22:13:20Z", "a@2023-11-14T22:13:20Z!", "aZ"])
 def test_another_id_is_no_firings(id: str) -> None:
     assert planned_of("a", id) is None
+
+
+def test_what_is_due_when_a_schedule_is_changed_still_runs() -> None:
+    """It may wait for its jitter, or for a worker."""
+    old = state.begin(record(jitter_us=5 * SECOND_US), START).record
+    assert old is not None and old.next is not None
+    new = replace(old, fingerprint="other")
+    step = state.change(old, new, old.next + 1)
+    assert (step.take_out, step.put) == (old.next, old.next)
+    assert step.record is not None and step.record.next == old.next
+    step = state.change(old, replace(new, end=old.next - 1), old.next + 1)
+    assert step.put is None
