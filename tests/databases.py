@@ -115,6 +115,9 @@ class DatabaseServer:
 
     def pause(self) -> None:
         self._signal(signal.SIGSTOP)
+        # It stops a moment after the signal was sent.
+        while any(one.status() != psutil.STATUS_STOPPED for one in self._tree()):
+            time.sleep(0.001)
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)

@@ -300,7 +300,7 @@ def _basis(id: str, body: bytes, key_header: str | None) -> str | None:
         return None
     if (basis := headers.get("x-slot-basis")) is not None and str(basis):
         return str(basis)
-    for name in ("x-key", key_header, "x-unique"):
+    for name in ("x-key", key_header, envelope.UNIQUE):
         if key := key_of(id, headers.get(name)):
             return key
     named = headers.get("id")

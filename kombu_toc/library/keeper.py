@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import socket
 import time
+import zlib
 from collections.abc import Sequence
 
 from ..center.center import TimeoutCenter
@@ -36,6 +38,9 @@ class Keeper:
     """
 
     def __init__(self, store: Store, center: TimeoutCenter, name: str, retention: float) -> None:
+        urls = [str(one.url) for one in store.shards.databases]
+        host = socket.gethostname() if urls[0].startswith("sqlite") else ""
+        self._speaker = f"{SPEAKER} {zlib.crc32(repr((urls, host)).encode()):08x}"
         self._retention_us = int(retention * 1_000_000)
         self._next_prune = 0.0
         self._store = store
@@ -53,7 +58,7 @@ class Keeper:
         now = time.monotonic()
         if now >= self._next_attempt:
             self._next_attempt = now + ATTEMPT_INTERVAL
-            self._elected = bool(self._center.speaks_for([SPEAKER], self._name, ELECTED))
+            self._elected = bool(self._center.speaks_for([self._speaker], self._name, ELECTED))
         if not self._elected or now < self._next_turn:
             return
         self._next_turn = now + INTERVAL
@@ -86,7 +91,7 @@ class Keeper:
                 # Each is put by whoever has claimed it: it may have run before another looks.
                 mine = self._store.claim(shard, [row.key for row in rows], by)
                 put += self._put_claimed(mine)
-                if len(rows) < CHUNK:
+                if len(rows) < CHUNK or not mine:
                     break
         return put
 

@@ -300,6 +300,8 @@ def _key(found: Found) -> Key | None:
     except EnvelopeError:
         return None
     token, named = content["properties"].get("k"), content["headers"].get("id")
-    if not token:
+    if not token or envelope.SCHEDULE in content["headers"]:
+        return None
+    if envelope.UNIQUE in content["headers"] or envelope.UNIQUE in content["properties"]:
         return None
     return (named if isinstance(named, str) and named else found.id), str(token), found.topic

@@ -23,7 +23,7 @@ from ..model.results import WAITING, Cancelled, Rescheduled
 from ..model.topic import Declaration, Topic, base_of
 from . import outbox, statuses
 from .keeper import Keeper
-from .records import Event, Key, Row, now_us
+from .records import Event, Key, Row, is_storable, now_us, storable
 from .schema import MAX_ERROR
 from .store import Store
 
@@ -188,7 +188,10 @@ class Recorder:
 
         message: its headers and its action time, for one that has no row
         """
-        event = Event(key, status, now_us(), attempts, self.worker, error[:MAX_ERROR], message)
+        if not is_storable(key):
+            return  # it has no row: its publish would have been refused
+        error = storable(error)[:MAX_ERROR]
+        event = Event(key, status, now_us(), attempts, self.worker, error, message)
         with self._lock:
             if status == statuses.TAKEN:
                 self._taken[key] = time.monotonic()
@@ -220,7 +223,7 @@ class Recorder:
                     rows = []
                 if events:
                     self.store.record(list(events.values()))
-            except LibraryError:
+            except BaseException:
                 with self._lock:
                     self._rows = rows + self._rows
                     self._events = {**events, **self._events}

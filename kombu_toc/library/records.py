@@ -77,8 +77,9 @@ class Event(NamedTuple):
     def known(self) -> dict[str, Any]:
         """The columns of its row as far as the message says them."""
         headers, action_us = self.message
-        kind, biz = biz_of(headers)
+        kind, biz = (one and storable(one) for one in biz_of(headers))
         task = headers.get("task")
+        task = storable(task) if isinstance(task, str) else None
         return {
             "action_us": action_us,
             "task": task[: _LENGTHS["task"]] if isinstance(task, str) else None,
@@ -169,6 +170,18 @@ def row_of_message(found: Found, key: Key) -> Row:
         token=key[1],
     )
     return row_of(found.topic, request, headers)
+
+
+def storable(text: str) -> str:
+    """A text as every database keeps it."""
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
+def is_storable(key: Key) -> bool:
+    """Whether a row may have this key."""
+    id, token, topic = key
+    fits = len(id) <= 255 and len(token) <= 16 and len(topic) <= 255
+    return fits and all(storable(one) == one for one in key)
 
 
 def biz_of(headers: Mapping[str, Any]) -> tuple[str | None, str | None]:

@@ -65,6 +65,8 @@ class Name(TypeDecorator[str]):
         return value.decode() if isinstance(value, bytes) else value
 
 
+#: Of any text, whatever the database keeps where nothing is said.
+_ERROR = Text().with_variant(mysql.TEXT(charset="utf8mb4"), "mysql", "mariadb")
 _BODY = LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
 
 
@@ -94,7 +96,7 @@ def _columns() -> list[Column[Any]]:
         Column("biz_id", Name(MAX_ID)),
         Column("attempts", SmallInteger, nullable=False),
         Column("worker", Name(255)),
-        Column("error", Text),
+        Column("error", _ERROR),
         Column("created_us", BigInteger, nullable=False),
         Column("modified_us", BigInteger, nullable=False),
     ]

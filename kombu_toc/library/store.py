@@ -135,7 +135,10 @@ class Store:
         for shard, some in self.shards.divided(keys, lambda key: key[0]).items():
             table = shard.tables.pending
             for chunk in _chunks(some):
-                statement = update(table).where(_are(table, chunk)).values(place=place)
+                which = _are(table, chunk)
+                if place == statuses.NOT_PUT:  # what a worker has taken was put
+                    which &= table.c.status == statuses.PENDING
+                statement = update(table).where(which).values(place=place)
                 shard.database.execute(statement)
 
     def claim(self, shard: Shard, keys: Sequence[Key], by: str) -> list[Row]:
@@ -205,6 +208,8 @@ class Store:
                 "worker": worker or None,
                 "modified_us": max(event.at_us for event in some),
             }
+            if status == statuses.TAKEN:
+                changes["place"] = statuses.IN_REDIS
             if attempts:
                 changes["attempts"] = attempts
             mine = _are(pending, [event.key for event in some])

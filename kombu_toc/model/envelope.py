@@ -76,6 +76,9 @@ ENSURE = "x-ensure"
 #: A header that names the schedule whose firing a message is.
 SCHEDULE = "x-schedule"
 
+#: The header with the unique key of a message.
+UNIQUE = "x-unique"
+
 #: Properties that mean something only within one process or one delivery.
 _TRANSIENT = frozenset(("body_encoding", "delivery_tag", COUNTDOWN, ENSURE))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -42,6 +43,8 @@ class PublishBatch:
         self._over = ""
         #: where it is remembered that a message of the batch was put, and of those that were
         self._notes: list[str] = []
+        #: what takes back the record of each that was not sent yet
+        self._withdraws: list[Callable[[], None]] = []
         self._noted: deque[str] = deque(maxlen=MAX_NOTED)
 
     def publish(self, message: dict[str, Any], **kwargs: Any) -> Any:
@@ -52,19 +55,22 @@ class PublishBatch:
             self.flush()
         return result
 
-    def add(self, call: ScriptCall, note: str) -> None:
+    def add(self, call: ScriptCall, note: str, withdraw: Callable[[], None] | None = None) -> None:
         """Take what the channel has made of a message.
 
         note: the key in which it is remembered that it was put
         """
         self._calls.append(call)
         self._notes.append(note)
+        if withdraw is not None:
+            self._withdraws.append(withdraw)
 
     def flush(self) -> None:
         """Send what has gathered. Raises Kombu's BatchPublishError if any of it fails."""
         self._check()
         calls, self._calls = self._calls, []
         notes, self._notes = self._notes, []
+        self._withdraws = []
         try:
             self.channel.center.run_puts(calls)
         except Exception as exc:
@@ -75,6 +81,9 @@ class PublishBatch:
     def discard(self) -> None:
         """Forget what was not sent yet."""
         self._calls, self._notes = [], []
+        withdraws, self._withdraws = self._withdraws, []
+        for withdraw in withdraws:
+            withdraw()
         self._over = "is aborted"
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ from ..model.traits import traits_of
 from ..scripts.call import Countdown, ScriptCall
 from .action_time import action_time
 from .publish_batch import PublishBatch
-from .uniqueness import UNIQUE, say_kept, say_replaced, take_claim, under
+from .uniqueness import say_kept, say_replaced, take_claim, under
 
 #: Seconds that a publish takes before it fails for a node of a Cluster that cannot be reached: as
 #: Celery pauses before it connects again.
@@ -250,7 +250,7 @@ class Publisher:
             key = key_of(f"message {id}", key)
             basis = basis or key or None
         claim = None
-        if UNIQUE in headers or UNIQUE in properties:
+        if envelope.UNIQUE in headers or envelope.UNIQUE in properties:
             claim = take_claim(message, id, basis)
             headers, properties = message["headers"], message["properties"]
             basis = basis or claim.shown

@@ -15,7 +15,7 @@ from amqp.protocol import queue_declare_ok_t
 from ..center.commands import SENT
 from ..center.requests import PutRequest
 from ..center.runner import BROKEN
-from ..errors import AlreadyThereError, NotPermittedError, ReplicationError
+from ..errors import AlreadyThereError, LibraryError, NotPermittedError, ReplicationError
 from ..library import outbox
 from ..library.opening import OpenLibrary
 from ..library.records import row_of
@@ -44,6 +44,7 @@ class RecordedPublisher(Publisher):
     def put(self, queue: str, message: dict[str, Any], batch: PublishBatch | None = None) -> None:
         if is_unique(message.get("headers") or {}, message["properties"]):
             # Which of two is kept is known in Redis only.
+            _refuse_in_outbox(queue, "a message with a unique key")
             super().put(queue, message, batch)
             return
         recorder = self.library.recorder
@@ -54,6 +55,7 @@ class RecordedPublisher(Publisher):
         else:
             away = False
         if topic.declaration.expires:
+            _refuse_in_outbox(queue, "a message to a queue that goes away by itself")
             super().put(queue, message, batch)
             return
         # What is wrong with a message is found before its row is written.
@@ -70,7 +72,7 @@ class RecordedPublisher(Publisher):
             return
         recorder.write([row], topic)
         if batch is not None:
-            batch.add(call, call.keys[SENT])
+            batch.add(call, call.keys[SENT], lambda: recorder.withdraw(row))
             return
         try:
             self.run(queue, call)
@@ -114,6 +116,14 @@ class RecordedPublisher(Publisher):
     def call_of(self, topic: Topic, request: PutRequest) -> ScriptCall:
         self._made.request = request
         return super().call_of(topic, request)
+
+
+def _refuse_in_outbox(queue: str, what: str) -> None:
+    if outbox.current() is not None:
+        raise LibraryError(
+            f"{what} has no row, so an outbox cannot send it to {queue!r}: "
+            "send it after the commit; nothing was sent"
+        )
 
 
 class RecordedQoS(QoS):

@@ -8,11 +8,11 @@ from contextvars import ContextVar
 from typing import Any
 
 from ..errors import KeptError
+from ..model.envelope import UNIQUE
 from ..model.uniqueness import KEEP, Claim, Unique, claim_of
 
 #: The headers of a message with a unique key, or properties. Celery sends headers along with a
 #: retry, and no properties.
-UNIQUE = "x-unique"
 UNTIL, CONFLICT, AT_MOST = "x-unique-until", "x-unique-conflict", "x-unique-at-most"
 
 

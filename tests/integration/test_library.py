@@ -52,6 +52,20 @@ def test_a_row_follows_its_message_to_its_end(broker, store):
     assert store.of_ids(["order-1"]) == []
 
 
+def test_what_no_database_can_keep_of_an_error_keeps_no_end_from_being_recorded(broker, store):
+    for number in range(3):
+        publish(broker, f"order-{number}")
+
+    def end(message: Any) -> None:
+        if message.headers["id"] == "order-1":
+            message.error = "no file '\udcff\0'"
+        message.ack()
+
+    consume(broker, 3, end)
+    broker.default_channel.recorder.flush()
+    assert [status_of(store, f"order-{number}") for number in range(3)] == [["done"]] * 3
+
+
 def test_a_retry_is_a_message_and_a_row_of_its_own(broker, store):
     publish(broker, "order-1")
 

@@ -15,7 +15,9 @@ from click.testing import CliRunner
 from kombu import pools
 
 import celery_toc
+from celery_toc import timeout_center
 from celery_toc.cli import toc
+from kombu_toc.library import reconcile
 
 from .test_commands_page import APART, SAMPLES, assert_alike
 
@@ -103,6 +105,20 @@ def test_check_says_what_is_missing_and_mends_it(app, run, client, monkeypatch):
     *_, checked, _ = SAMPLES["library"]
     assert_alike(checked, json.loads(run("library", "check", "--fix", "--json")[0]))
     assert run("library", "check")[1] == 0
+
+
+def test_check_leaves_alone_what_has_no_row_by_design(app, monkeypatch):
+    monkeypatch.setattr(reconcile, "UNDER_WAY_US", 0)
+    send(app, 41)
+    center = timeout_center(app)
+    center.schedules.put("nightly", "shop.mail.remind", 3600, args=(43,))
+    app.tasks["shop.mail.remind"].apply_async(
+        (42,), task_id="one", countdown=500, **celery_toc.unique("order-42")
+    )
+    assert center.library.check(fix=True) == []
+    center.schedules.delete("nightly")
+    assert center.library.rebuild().put == 0
+    assert len(center.get("one")) == 1
 
 
 def test_a_rebuild_says_what_it_has_put_back(app, run, client):

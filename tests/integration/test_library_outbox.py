@@ -97,6 +97,23 @@ def test_a_task_is_not_sent_when_the_transaction_is_rolled_back(broker, store, c
     assert not center.get("order-1")
 
 
+def test_an_outbox_refuses_what_has_no_row(broker, store, center, database):
+    with (
+        pytest.raises(LibraryError, match="send it after the commit; nothing was sent"),
+        database.begin() as connection,
+        outbox(connection),
+    ):
+        publish(broker, "order-1", **{"x-unique": "order-1"})
+    assert center.get("order-1") == []
+
+
+def test_what_a_batch_had_not_sent_when_it_was_aborted_has_no_row(broker, store):
+    with broker.Producer() as producer, pytest.raises(KeyError), producer.batch():
+        producer.publish({}, routing_key="mail", headers={"id": "order-1", "task": "remind"})
+        raise KeyError
+    assert store.of_ids(["order-1"]) == []
+
+
 def test_an_outbox_needs_one_database_and_a_connection(server, broker, database, new_url):
     with outbox("a string"), pytest.raises(LibraryError, match="not a str"):
         publish(broker, "order-1")
