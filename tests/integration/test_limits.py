@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from kombu_toc import Delivery, Popped, TimeoutCenter
-from kombu_toc.center.requests import PopRequest
+from kombu_toc.center.requests import PopRequest, PutRequest
 from kombu_toc.center.reshard import reshard_topic
 from kombu_toc.model.results import MISCOUNTED, NO_LANE
+from kombu_toc.model.topic import slot_of
+from kombu_toc.model.traits import traits_of
 
-from .inspection import time_passes
+from .inspection import announced, now_us, time_passes
 
 
 def put(center: TimeoutCenter, id: str, key: str = "", topic: str = "mail", **more: Any) -> None:
@@ -343,3 +345,99 @@ def test_a_pop_that_waits_gets_what_a_rate_lets_start(declare: Any) -> None:
     got = [center.pop("mail", 5, wait=20) for _ in range(3)]
     assert [ids(popped.messages) for popped in got] == [["m0"], ["m1"], ["m2"]]
     assert got[2].now_us - got[0].now_us >= 2 * 100_000 - 1000
+
+
+# -- what readers found
+
+
+def test_what_has_expired_uses_nothing_of_a_rate(declare: Any) -> None:
+    center = declare(rate="1/m")
+    for number in range(3):
+        put(center, f"old{number}", expiration=0.001)
+    time.sleep(0.01)  # the server's clock says what has expired
+    put(center, "live")
+    gone: list[str] = []
+    while len(gone) < 3:
+        popped = ahead(center)
+        assert popped.messages == []
+        gone += popped.expired
+        assert min(us for _, us in announced(center, "mail")) <= now_us(center.client) + 1_000_000
+    assert ids(ahead(center).messages) == ["live"]
+
+
+def test_a_pop_of_thousands_of_keys_that_take_turns_gives_a_part_of_them(declare: Any) -> None:
+    center = declare(key_fair=True)
+    center.put_many("mail", [{"id": f"m{n}", "body": b"", "key": f"k{n % 7}"} for n in range(6000)])
+    got: set[str] = set()
+    while len(got) < 6000:
+        some = ids(pop(center, 5000))
+        assert some and got.isdisjoint(some)
+        got.update(some)
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_what_is_put_for_a_time_that_is_looked_ahead_to_goes_behind_the_others(
+    declare: Any, many: bool
+) -> None:
+    """A pop has sorted them already."""
+    center = declare(key_order="serial")
+    at = now_us(center.client) / 1e6 + 1
+    for number in range(4):
+        put(center, f"m{number}", "a", at=at)
+    [first] = ahead(center, us=1_500_000).messages
+    if many:
+        center.put_many("mail", [{"id": "m4", "body": b"", "key": "a", "at": at}])
+    else:
+        put(center, "m4", "a", at=at)
+    got = [first.id]
+    center.ack([first])
+    while len(got) < 5:
+        [one] = ahead(center, us=1_500_000).messages
+        got.append(one.id)
+        center.ack([one])
+    assert got == [f"m{number}" for number in range(5)]
+
+
+@pytest.mark.one_server("on a Cluster a key is counted in each of its slots meanwhile")
+def test_a_retry_holds_its_key_while_the_queue_gets_more_slots(declare: Any) -> None:
+    center = declare(key_order="serial")
+    key = next(key for key in "abcdefgh" if slot_of(key, 2) == 1)
+    put(center, "first", key)
+    put(center, "second", key)
+    first = pop(center)
+    assert ids(first) == ["first"]
+    assert not reshard_topic(center, "mail", 2, settle=0).done  # the first is in the former slot
+    topic = center.topic("mail")
+    assert topic.declaration.draining_counts == (1,)
+    retry = PutRequest(
+        "first",
+        b"retry",
+        delay_us=300_000,
+        basis=key,
+        replaces=True,
+        traits=traits_of("message first", key=key),
+    )
+    center.run(center.commands.put(topic, retry))
+    center.ack(first)
+    assert pop(center) == []
+    time_passes(center, "mail", 1)
+    got = pop(center)
+    while not got:
+        got = pop(center)
+    assert [one.body for one in got] == [b"retry"]
+    center.ack(got)
+    assert ids(pop(center)) == ["second"]
+
+
+def test_what_is_given_again_after_a_lost_reply_keeps_its_start(declare: Any) -> None:
+    center = declare(rate="100/s")
+    for number in range(5):
+        put(center, f"m{number}")
+    name = center.deliveries.names.next()
+    request = PopRequest(name, ready_limit=10, lookahead_us=45_000, remember=60)
+    given = center.run(center.commands.pop(center.topic("mail"), request)).messages
+    again = center.run(center.commands.recall(center.topic("mail"), None, name)).messages
+    assert len(given) == 5
+    starts = [message.start_us for message in given]
+    assert starts[1:] == sorted(set(starts[1:])) and min(starts[1:]) > 0
+    assert [message.start_us for message in again] == starts

@@ -365,9 +365,10 @@ def test_somebody_who_keeps_the_topics_up_spares_the_looks(
 ) -> None:
     center.declare("mail")
     client.set(center.keys.upkeep, "somebody")
-    with in_thread(make().pop, "mail", wait=4):
+    with in_thread(make().pop, "mail", wait=9):
         until(lambda: blocked(client) == 1)
-        time.sleep(1.5)  # it has asked once by then
+        client.config_resetstat()
+        until(lambda: calls_of(client, "exists") == 1)  # from then on it knows for five seconds
         client.config_resetstat()
         time.sleep(2)  # what is counted is what it does in this time
         assert calls_of(client, "evalsha", "eval", "bzpopmin", "exists") == 0
