@@ -246,7 +246,9 @@ def fill_limited(center: TimeoutCenter, others: int, **limits: object) -> None:
     [
         {"key_concurrency": 1},
         {"key_order": "serial", "concurrency": 10**6},
-        {"key_fair": True, "key_rate": "1000/s"},
+        # A rate that always lets start, and one that does once: neither depends on the clock.
+        {"key_fair": True, "key_rate": "1000000/s"},
+        {"key_fair": True, "key_rate": "1/h"},
         {"rate": "1000/s", "rate_burst": 10**6},
     ],
     ids=lambda limits: "-".join(limits),
