@@ -388,8 +388,8 @@ ENDS = """
 import atexit, sys, time, traceback
 def threads():  # after all else that is done at the end; what has just ended takes a moment
     time.sleep(0.05)
-    frames = [line for one in sys._current_frames().values() for line in traceback.format_stack(one)]
-    print(any("beat_thread.py" in line for line in frames), "at the end")
+    stacks = ["".join(traceback.format_stack(one)) for one in sys._current_frames().values()]
+    print(any("beat_thread.py" in stack for stack in stacks), "at the end")
 atexit.register(threads)
 if sys.argv[1] == "gevent":
     import gevent.monkey; gevent.monkey.patch_all()
