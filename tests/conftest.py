@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import celery._state  # what Celery gains is installed with the first transport
+import hypothesis
 import kombu.pools
 import pytest
 import redis
@@ -28,6 +29,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Once in a process, before a test switches anything off in its environment.
 Connection("toc+redis://").transport  # noqa: B018 - made here
 
+
+# How long an example takes says nothing on a machine that does other things.
+hypothesis.settings.register_profile("toc", deadline=None)
+hypothesis.settings.load_profile("toc")
 
 #: Whether tests that are for one server as well as for a cluster run on the latter.
 ON_CLUSTER = os.environ.get("TOC_TEST_CLUSTER", "") not in ("", "0")
