@@ -62,6 +62,7 @@ async def got(*results: Any) -> list[Any]:
     return await asyncio.to_thread(lambda: [result.get(timeout=20) for result in results])
 
 
+@pytest.mark.alone
 def test_tasks_that_a_loop_sends_run_and_their_results_are_awaited(site: Site) -> None:
     add = site.app.tasks["e2e.add"]
 
