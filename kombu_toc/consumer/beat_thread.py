@@ -23,21 +23,12 @@ class BeatThread:
         self._native = unpatched_threading()
         self._bell = WakeEvent(self._native.lock)
         self._running = False
-        #: whether the thread is there, also while it closes what it has open
-        self._alive = False
-        #: whether it is to end whatever there is to do
-        self._stopping = False
         #: monotonic seconds of the next beat
         self.due = float("inf")
 
     @property
     def running(self) -> bool:
         return self._running
-
-    @property
-    def stopping(self) -> bool:
-        """Whether the process ends: nothing is to be begun any more."""
-        return self._stopping
 
     @property
     def patched(self) -> bool:
@@ -54,34 +45,16 @@ class BeatThread:
             self.due = min(self.due, due)
             if self._running:
                 self._bell.ring()
-            elif not self._stopping:
+            else:
                 self._native = unpatched_threading()  # patched since, perhaps
-                self._native.start(self._live)
-                self._running = self._alive = True
-
-    def stop(self, deadline: float) -> None:
-        """The process ends: have the thread end, and wait until it has, but not beyond the deadline
-        (monotonic seconds).
-
-        Python takes a thread that is left over out of whatever it is in. In the loop of gevent or
-        eventlet, which is not written in Python, that can crash the process.
-        """
-        self._stopping = True
-        self._bell.ring()
-        while self._alive and time.monotonic() < deadline:
-            self.pause(0.001)
+                self._native.start(self._run)
+                self._running = True
 
     def pause(self, seconds: float) -> None:
         """Wait in another thread than this one, although that may be a greenlet's."""
         WakeEvent(self._native.lock).wait(seconds)
 
     # -- in the thread
-
-    def _live(self) -> None:
-        try:
-            self._run()
-        finally:
-            self._alive = False
 
     def sleep(self, seconds: float) -> None:
         """Wait for so long, or until a beat is due earlier."""
@@ -98,13 +71,13 @@ class BeatThread:
     def ends_if(
         self, idle: Callable[[], bool], otherwise: float, on_end: Callable[[], None]
     ) -> bool:
-        """Whether there is nothing to beat for, or the process ends; then the thread is to end.
+        """Whether there is nothing to beat for; then the thread is to end.
 
         otherwise: monotonic seconds of the next beat, unless the one that begins says better
         on_end: called if it ends, before another can make a beat necessary
         """
         with self._lock:
-            if not (idle() or self._stopping):
+            if not idle():
                 self.due = otherwise
                 return False
             self._running = False

@@ -41,9 +41,6 @@ logger = logging.getLogger(__name__)
 #: Seconds that a process waits at its end until what is owed is done.
 LAST_WORDS = 2.0
 
-#: Seconds that it waits then until the thread has ended.
-THREAD_ENDS = 0.5
-
 #: Seconds after a topic's time is over that it is looked whether it has expired: clocks differ in
 #: their pace, and the server's was read before.
 EXPIRED = 0.1
@@ -63,7 +60,6 @@ def _at_exit() -> None:
     for keeper in list(_heartbeats.values()):
         keeper.finish(deadline)
         keeper.flush_deferred_logs()
-        keeper.end_thread(time.monotonic() + THREAD_ENDS)
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -322,11 +318,6 @@ class LeaseKeeper:
                 return
             self._thread.pause(0.005)
 
-    def end_thread(self, deadline: float) -> None:
-        """The process ends: so does the thread, where it must not be left to the interpreter."""
-        if self._thread.patched:
-            self._thread.stop(deadline)
-
     # -- the thread
 
     def _run(self) -> None:
@@ -359,8 +350,8 @@ class LeaseKeeper:
                 self._thread.leave()
 
     def _wait(self, reach: Callable[[], TimeoutCenter]) -> bool:
-        """Until the next beat; False if there is nothing to beat for, or the process ends."""
-        while not self._thread.stopping and (wait := self._thread.due - time.monotonic()) > 0:
+        """Until the next beat; False if there is nothing to beat for."""
+        while (wait := self._thread.due - time.monotonic()) > 0:
             until_attempt = max(self._upkeeper.due - time.monotonic(), 0.0)
             self._thread.sleep(min(wait, until_attempt, INTERVAL))
             if time.monotonic() >= self._metrics.due:
