@@ -247,11 +247,11 @@ def test_a_dry_run_counts_and_changes_nothing(
     for i in range(2 * BATCH + 1):
         send(connection, f"ready-{i}")
     client.lpush("celery", "nonsense")
-    before = {key: client.dump(key) for key in client.scan_iter()}
+    before = {key: client.dump(key) for key in keys_left(client)}
     result = move(dry_run=True)
     assert (result.queues, result.unacknowledged) == ({"celery": 2 * BATCH + 6}, 5)
     assert (result.scheduled, result.staying) == (5, 1)
-    assert {key: client.dump(key) for key in client.scan_iter()} == before
+    assert {key: client.dump(key) for key in keys_left(client)} == before
     told: list[tuple[int, int]] = []
     assert move(progress=lambda *n: told.append(n))[:4] == result[:4]
     assert told[0] == (0, 2 * BATCH + 7)
