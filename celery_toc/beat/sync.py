@@ -192,7 +192,7 @@ class Sync:
                     refused.append(Refused(what.name.removeprefix(self._prefix), str(exc)))
                 else:
                     put.append(what.name)
-            elif schedules.delete(what):
+            elif schedules.delete(what, owner=self._owner):
                 removed.append(what)
         return Outcome(self._tell("done"), put, removed, same, refused)
 

@@ -161,10 +161,14 @@ class Schedules:
         the process that keeps the queues up sets going."""
         old = Record.of_text(there.record)
         new = plan.made_of(old, now)
-        arriving = state.arrive(old, new, now)
+        arriving = state.arrive(old, new, now, waits=there.state == kombu_toc.WAITING)
         standing = None if here is None else Record.of_text(here.record)
         if standing is not None and replace(standing, when=new.when, changed=now) == arriving:
-            self._run(there.topic, plan.name, there, state.delete(old))
+            gone = run_step(self._recurring, there.topic, plan.name, there, state.delete(old))
+            if gone.done and arriving.carried is not None and not gone.taken_out:
+                # Somebody has been delivered it meanwhile, and runs it.
+                step = Step(replace(standing, carried=None))
+                self._run(plan.template.queue, plan.name, here, step)
         else:
             step = Step(arriving, take_out=None if standing is None else standing.next)
             self._run(plan.template.queue, plan.name, here, step, plan.template.packed)
@@ -275,12 +279,17 @@ class Schedules:
                 return made.id
         raise _contended(name)
 
-    def delete(self, name: str) -> bool:
+    def delete(self, name: str, *, owner: str | None = None) -> bool:
         """Delete a schedule, with the firing that waits; whether there was one. What has been
-        delivered already, runs."""
+        delivered already, runs.
+
+        owner: only if it is this one's; of anybody unless given
+        """
         gone = False
         for _ in range(ATTEMPTS):
             _, found = self._recurring.find(name)
+            if owner is not None:
+                found = [one for one in found if Record.of_text(one.record).owner == owner]
             if not found:
                 return gone
             for one in found:

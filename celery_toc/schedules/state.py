@@ -60,6 +60,10 @@ class Record:
     waits: int | None = None
     #: it is on its way here from another queue, where it still fires
     moving: bool = False
+    #: meanwhile, the planned time of a firing that was due there and had not been taken
+    carried: int | None = None
+    #: how often a firing was run again of which no two may run at once
+    again: int | None = None
     rest: dict[str, Any] = field(default_factory=dict)  #: what only newer releases know
 
     @property
@@ -189,6 +193,8 @@ def begin(record: Record, now: int) -> Step:
 
 def change(old: Record, new: Record, now: int) -> Step:
     """It is put again, as another one. What has happened stays; whether it is paused, too."""
+    if old.moving:
+        old = replace(old, next=old.carried)
     # What has been followed never comes again, whatever the clock says.
     first = new.after(now if old.last is None else max(now, old.last))
     kept = replace(
@@ -215,16 +221,20 @@ def _within(record: Record, planned: int) -> bool:
     )
 
 
-def arrive(old: Record, new: Record, now: int) -> Record:
+def arrive(old: Record, new: Record, now: int, *, waits: bool) -> Record:
     """It is put into another queue: what has happened is copied there. It fires there when it has
-    gone from the former one."""
+    gone from the former one. A firing that is due there goes along.
+
+    waits: whether the message of the next firing waits in the former queue
+    """
+    carried = old.next if waits and old.next is not None and old.next <= now else None
     copied = {name: getattr(old, name) for name in ("created", "last", "runs", "paused", "rest")}
-    return replace(new, moving=True, next=None, changed=now, **copied)
+    return replace(new, moving=True, next=None, carried=carried, changed=now, **copied)
 
 
 def settle(record: Record, now: int) -> Step:
     """It has arrived: the one in the former queue is gone."""
-    return change(record, replace(record, moving=False), now)
+    return change(record, replace(record, moving=False, carried=None), now)
 
 
 def pause(record: Record) -> Step:
@@ -278,16 +288,25 @@ def lose(name: str, record: Record, now: int) -> Step:
 
 
 def take(
-    name: str, record: Record, id: str, now: int, running: bool, noted: str | None
+    name: str,
+    record: Record,
+    id: str,
+    now: int,
+    running: bool,
+    noted: str | None,
+    *,
+    alone: bool = True,
 ) -> tuple[str, Step | None]:
     """A firing has come: what is to be done with it, and how the schedule goes on; None: as it is.
 
     id: of its message
     running: whether another firing is still running
     noted: what is noted of this one already
+    alone: whether its message says that no two may run at once; Celery's own retry does not
     """
     if record.next is None or id != firing_id(name, record.next):
-        return _take_another(name, record, id, now, noted)
+        alone = alone and record.overlap != "allow"
+        return _take_another(name, record, id, now, running and alone, noted, alone)
     planned = record.next
     late = now - record.due(name, planned)
     has_waited = record.waits == planned
@@ -308,14 +327,30 @@ def take(
 
 
 def _take_another(
-    name: str, record: Record, id: str, now: int, noted: str | None
+    name: str,
+    record: Record,
+    id: str,
+    now: int,
+    must_wait: bool,
+    noted: str | None,
+    alone: bool,
 ) -> tuple[str, Step | None]:
     """A firing has come that is not the next one: somebody has followed it, and it comes again; or
     the schedule was paused or changed while it was on its way, and it is noted here that it has
     come, lest it comes again when the clock is set back."""
     planned = planned_of(name, id)
-    if planned is None or noted is not None or planned <= (record.last or 0):
-        return (DROP if noted == SKIPPED else RUN), None
+    if planned is None:  # by hand
+        return RUN, None
+    if noted == SKIPPED:
+        return DROP, None
+    if must_wait and record.overlap == "wait":
+        return WAIT, None
+    if must_wait:
+        line = line_of(id, planned, SKIPPED, now, "another firing was running")
+        return DROP, Step(replace(record, again=(record.again or 0) + 1), lines=(line,))
+    if noted is not None or planned <= (record.last or 0):
+        # Who takes another one at the same moment has to see that this one runs.
+        return RUN, Step(replace(record, again=(record.again or 0) + 1)) if alone else None
     line = line_of(id, planned, STARTED, now)
     after = replace(record, last=planned, runs=record.runs + 1)
     return RUN, Step(after, lines=(line,))

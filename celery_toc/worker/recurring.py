@@ -10,6 +10,7 @@ is put.
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections.abc import Callable
 from typing import Any
@@ -36,7 +37,7 @@ GONE_US = 2_000_000
 #: Schedules of a page, and pages of a queue that one look reads.
 PAGE, PAGES = 100, 10
 
-#: Microseconds after which a firing that waits for its predecessor looks again.
+#: Microseconds after which a firing that waits for its predecessor looks again, at most.
 LOOK_AGAIN_US = 1_000_000
 
 
@@ -54,13 +55,15 @@ def take(recurring: Any, delivery: kombu_toc.Delivery, name: str) -> tuple[str, 
         }
         running = any(other != id for other in one.in_flight)
         record = Record.of_text(one.record)
-        verdict, step = state.take(name, record, id, now, running, noted.get(id))
+        alone = delivery.runs_alone
+        verdict, step = state.take(name, record, id, now, running, noted.get(id), alone=alone)
         if step is None:
             return verdict, now
         if run_step(recurring, delivery.topic, name, one, step, replaces=True).done:
             if verdict != WAIT:
                 missed = int(verdict == DROP) + state.passed_over(record, step.record)
-                recurring.count_firings(delivery.topic, int(verdict == RUN), missed)
+                fired = verdict == RUN and id not in noted
+                recurring.count_firings(delivery.topic, int(fired), missed)
             return verdict, now
     return RUN, now
 
@@ -158,5 +161,7 @@ class Firings:
             logger.info("schedule %s: %s is not run", name, delivery.id)
             channel.poller.ack(delivery)
         elif verdict == WAIT:
-            channel.poller.release([delivery.due_at(now + LOOK_AGAIN_US)])
+            # Not all at the same moment: two that come back would see each other again and again.
+            again = random.randint(LOOK_AGAIN_US * 3 // 4, LOOK_AGAIN_US)
+            channel.poller.release([delivery.due_at(now + again)])
         return verdict == RUN

@@ -35,6 +35,10 @@ ASK_OTHERS = 0.02
 #: Seconds after which it asks for them before it pops, and not along with the pops.
 OTHERS_STALE = 0.1
 
+#: Microseconds by which a pop of a limited topic looks ahead at most. Of a rate that is used up for
+#: longer than it says and a second, scripts take it that it was another one before (lanes.lua).
+MOST_AHEAD_US = 900_000
+
 
 class FetchSettings(Protocol):
     """The options that matter here; see :class:`kombu_toc.client.options.Settings`."""
@@ -165,6 +169,13 @@ class Fetcher:
             state.left_at = now
         return plan
 
+    def acts_at(self, claim: Claim, lookahead_us: int) -> int:
+        """When a claim is acted on, by the server's clock in microseconds."""
+        topic, slot, us = claim
+        if lookahead_us > MOST_AHEAD_US and self._topic_of(topic, slot).declaration.lanes:
+            return us - MOST_AHEAD_US
+        return us - lookahead_us
+
     def _is_time_to_look(self, state: ConsumerState, now: float, kept_up: bool) -> bool:
         """Whether an idle consumer looks into all slots; if so, it has now."""
         if now < state.next_look and (kept_up or now < state.looked + self._interval):
@@ -205,6 +216,7 @@ class Fetcher:
             if limits[1] and not limits[0]:
                 return
             limits = (limits[0], limits[0])
+            lookahead_us = min(lookahead_us, MOST_AHEAD_US)
             if topic.counts_together and not self._clustered:
                 slots = None
         state.pending.take(name)

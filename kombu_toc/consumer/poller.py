@@ -476,8 +476,8 @@ class Poller:
             if self.dispatcher.due.count_claims(*claim[:2]) >= MAX_CLAIMS:
                 self._unclaim(claim)
                 return
-            number = (self._popper.next_number(), 0, 0)
-            self.dispatcher.due.push_claim(claim[2] - self._lookahead_us, number, state, claim)
+            at = self._popper.fetcher.acts_at(claim, self._lookahead_us)
+            self.dispatcher.due.push_claim(at, (self._popper.next_number(), 0, 0), state, claim)
         if self._listener.stopping:  # whoever ends the wait goes on with it
             return
         self.dispatcher.run_due()

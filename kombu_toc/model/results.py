@@ -136,11 +136,12 @@ class Delivery(NamedTuple):
     def outlives_ack(self) -> bool:
         """Whether it holds something until its task has ended, although it was acknowledged: a
         place, a unique key, or off the next firing of its schedule."""
-        return (
-            self.has_place
-            or traits.trait(self.birth, "u") == 1
-            or traits.trait(self.birth, "s") is not None
-        )
+        return self.has_place or traits.trait(self.birth, "u") == 1 or self.runs_alone
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether it is a firing of a schedule of which no two may run at once."""
+        return ";" in self.birth and traits.trait(self.birth, "s") is not None
 
     @property
     def ends_us(self) -> int | None:

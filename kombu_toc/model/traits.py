@@ -31,6 +31,7 @@ from functools import lru_cache
 from ..errors import TraitError
 from .limits import LIMITS, Kind, Number
 from .message_key import decode_key, encode_key
+from .uniqueness import key_of_name
 
 _TRAIT = re.compile(r"[;,]([a-z])(\d+)")
 _KEY = re.compile(r"[;,]k([\w.%-]+)", re.ASCII)
@@ -101,7 +102,7 @@ def key_in(token: str) -> str | None:
 def unique_in(token: str) -> str | None:
     """The unique key that a token has, as its sender named it; None if it has none."""
     found = _UNIQUE.search(token) if ";" in token else None
-    return decode_key(found[1]).rpartition("\x1f")[2] if found else None
+    return key_of_name(decode_key(found[1])) if found else None
 
 
 def last_end(token: str) -> int | None:

@@ -27,6 +27,9 @@ CONFLICTS = (KEEP, REPLACE, PUSH_BACK, RAISE)
 #: Those by which a message takes the place of the other one.
 TAKES = (REPLACE, PUSH_BACK)
 
+#: Stands between what picks the slot and the key.
+_BETWEEN = "\x1f"
+
 #: Seconds for which a claim may hold, or be pushed back, at most: ten years.
 _LONGEST = 316_224_000
 
@@ -120,13 +123,29 @@ def claim_of(what: str, unique: Unique | str, basis: str | None, names: str = ""
     picks = basis or key
     return Claim(
         key,
-        encode_key(key if picks == key else f"{picks}\x1f{key}"),
+        encode_key(_name_of(picks, key)),
         FOR_A_TIME if lasts_us else int(until == DONE),
         lasts_us,
         zlib.crc32(picks.encode("utf-8", "surrogatepass")),
         conflict,
         at_most_us,
     )
+
+
+def _name_of(picks: str, key: str) -> str:
+    """What a claim goes by: no two keys, nor two slot bases, have the same."""
+    if _BETWEEN in picks or _BETWEEN in key:
+        return _BETWEEN.join(("", str(len(picks)), picks, key))
+    return key if picks == key else f"{picks}{_BETWEEN}{key}"
+
+
+def key_of_name(name: str) -> str:
+    """The key in what a claim goes by."""
+    if name.startswith(_BETWEEN):
+        length, _, rest = name[1:].partition(_BETWEEN)
+        if length.isdecimal():
+            return rest[int(length) + 1 :]
+    return name.rpartition(_BETWEEN)[2]
 
 
 def _microseconds(what: str, name: str, value: object, kinds: str = "a number") -> int:

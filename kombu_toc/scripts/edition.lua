@@ -14,7 +14,8 @@
 --
 -- 'use' asks, and notes that the edition is in use: a later release goes before an earlier one,
 -- and of one release the edition that came last. 'force' asks for an edition that is to be put
--- whatever is in force. 'renew' goes on with putting; 'done' ends it, unless all is to be put once
+-- whatever is in force; releases that are later and were in force stay out then, for their processes
+-- may go on. 'renew' goes on with putting; 'done' ends it, unless all is to be put once
 -- more: a process that says 'renew' or 'done' too late may have put something late. Keeps 100 former
 -- editions.
 
@@ -25,7 +26,7 @@ local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 
 local found = redis.call('HMGET', KEYS[1], 'edition', 'release', 'generation', 'process', 'used',
-  'putter', 'until', 'done', 'doubt')
+  'putter', 'until', 'done', 'doubt', 'back')
 local force, its, generation = found[1], found[2] or '', tonumber(found[3] or 0)
 local used, till = tonumber(found[5] or 0), tonumber(found[7] or 0)
 local mine = found[6] == process and till > now
@@ -70,7 +71,9 @@ if force == edition then
   end
 elseif force and what ~= 'force' then
   local one, other = order(release), order(its)
-  local later = one > other or one == other and not redis.call('ZSCORE', KEYS[2], edition)
+  local known = redis.call('ZSCORE', KEYS[2], edition)
+  local later = one > other or one == other and not known
+  if later and known and found[10] and one <= order(found[10]) then later = false end
   local left = now - used > unused and looked > unused
   if not later and not left then return answer('former') end
 end
@@ -78,6 +81,14 @@ if busy then return answer('busy') end
 if force ~= edition then
   if force then redis.call('ZADD', KEYS[2], now, force) end
   redis.call('ZREM', KEYS[2], edition)
+  -- Up to which release others were taken back by force.
+  local taken_back = found[10] or its
+  if order(its) > order(taken_back) then taken_back = its end
+  if what == 'force' and order(taken_back) > order(release) then
+    redis.call('HSET', KEYS[1], 'back', taken_back)
+  else
+    redis.call('HDEL', KEYS[1], 'back')
+  end
   local beyond = redis.call('ZRANGE', KEYS[2], 0, -MOST - 1)
   if #beyond > 0 then redis.call('ZREM', KEYS[2], unpack(beyond)) end
   force, its, generation, used, found[4] = edition, release, generation + 1, now, process

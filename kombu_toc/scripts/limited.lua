@@ -78,13 +78,13 @@ do
     place_key(slot, key, gates, now)
   end
 
-  -- It had started, and was not there to be delivered.
-  function limited.undo(id, token, now)
-    token = token and heritage_of(token) or ''
-    if gates.places then
-      token = token .. (string.find(token, ';', 1, true) and ',' or ';') .. 'p1'
-    end
-    limited.leave(id, token, true, now)
+  -- A message that waits goes, without a start: out of its lane, and whatever it holds.
+  function limited.drop(id, step, score, token, now)
+    local key = token and is_still(token, score) and key_of(token) or ''
+    redis.call('ZREM', slot.lanes, entry_of(key, step, score, id))
+    if redis.call('HGET', slot.holders, key) == id then redis.call('HDEL', slot.holders, key) end
+    local us = place_key(slot, key, gates, now)
+    if us and (not opens or us < opens) then opens = us end
   end
 
   -- When something of the slot may start next; nil, who knows, or if it is announced for the queue.

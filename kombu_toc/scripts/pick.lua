@@ -92,7 +92,17 @@ for number = 1, count do
       seen[ids[i]] = true
       local n = #taken
       taken[n + 1], taken[n + 2], taken[n + 3], taken[n + 4] = 1, step, ids[i], score
-      if limited then limited.start(ids[i], step, score, redis.call('HGET', KEYS[6], ids[i]), now) end
+      if limited then
+        -- What is not delivered uses nothing of a limit.
+        local token = redis.call('HGET', KEYS[6], ids[i])
+        local traits = token and is_still(token, score) and heritage_of(token) or ''
+        local expires = expires_at(traits, score, terms.ttl, now_ms)
+        if expires and expires < now_ms or redis.call('HEXISTS', KEYS[3], ids[i]) == 0 then
+          limited.drop(ids[i], step, score, token, now)
+        else
+          limited.start(ids[i], step, score, token, now)
+        end
+      end
     end
   end
   if full then break end
@@ -123,10 +133,8 @@ for i = 1, #taken, 4 do
     else
       expire(KEYS[3], KEYS[4], KEYS[5], KEYS[6], id, now_ms * 1000 + low, terms.drop)
       expired[#expired + 1] = id
-      if limited then limited.undo(id, token, now) end
     end
   else
-    if limited then limited.undo(id, redis.call('HGET', KEYS[6], id), now) end
     redis.call('HDEL', KEYS[5], id)
     redis.call('HDEL', KEYS[6], id)
     bare[#bare + 1] = id

@@ -272,3 +272,34 @@ def test_what_the_server_has_lost_is_put_back(make_app, client):
     client.flushall()
     assert worker.look().put == ["a", "b"]
     assert sorted(kept(app)) == ["a", "b"]
+
+
+def test_a_release_that_is_taken_back_is_not_put_again_by_its_workers_that_still_run(make_app):
+    old, new = make_app(a={}), make_app(b={})
+    old.conf.toc_beat_release, new.conf.toc_beat_release = "1", "2"
+    Worker(old, "old").look()
+    Worker(new, "new").look()
+    Worker(old, "the operator").look(force=True)
+    assert Worker(new, "new").look().told.verdict == "former"
+    assert Worker(old, "old again").look().told.verdict == "in force"
+    assert sorted(kept(old)) == ["a"]
+
+
+def test_an_entry_that_another_app_has_taken_meanwhile_is_not_removed(make_app, monkeypatch):
+    """Its name came free between the look and the removal, and was put by somebody else."""
+    old, new, blog = make_app(a={}, b={}), make_app(b={}), make_app("blog", a={})
+    Worker(old, "old").look()
+    worker = Worker(new, "new")
+    compare = worker.sync._compare
+
+    def compare_and_lose() -> Any:
+        found = compare()
+        if found[1]:
+            timeout_center(old).schedules.delete("a")
+            Worker(blog, "blog").look()
+        return found
+
+    monkeypatch.setattr(worker.sync, "_compare", compare_and_lose)
+    outcome = worker.look()
+    assert outcome.removed == []
+    assert kept(new)["a"].owner == "beat:blog"

@@ -133,3 +133,39 @@ def test_what_is_too_long_or_no_text_is_refused(center, names):
     source, release = names
     with pytest.raises(ConfigurationError, match="at most 200 characters"):
         center.edition(source, "one", "it", release=release)
+
+
+def test_a_release_that_was_taken_back_by_hand_does_not_return_while_its_processes_go_on(
+    center, client
+):
+    put(center, "one", release="1")
+    put(center, "two", release="2")
+    put(center, "three", release="3")
+    put(center, "one", "operator", what="force", release="1")
+    for edition, release in (("two", "2"), ("three", "3")):
+        assert verdict(center, edition, release=release) == "former"
+    assert verdict(center, "one", release="1") == "in force"
+    age(center, client, 700)  # nobody has the one that was forced
+    assert verdict(center, "three", release="3", looked=700.0) == "put"
+    assert verdict(center, "three", release="3", what="done") == "in force"
+
+
+def test_after_a_release_was_taken_back_a_later_one_goes_before_it(center):
+    put(center, "one", release="1")
+    put(center, "two", release="2")
+    put(center, "one", "operator", what="force", release="1")
+    put(center, "two", release="3")  # the same entries, deployed again
+    assert verdict(center, "one", release="1") == "former"
+    put(center, "one", release="4")
+    assert verdict(center, "two", release="3") == "former"
+
+
+def test_two_releases_that_were_taken_back_one_after_the_other_both_stay_out(center):
+    for release in ("1", "2", "3"):
+        put(center, f"of {release}", release=release)
+    put(center, "of 2", "operator", what="force", release="2")
+    put(center, "of 1", "operator", what="force", release="1")
+    for release in ("2", "3"):
+        assert verdict(center, f"of {release}", release=release) == "former"
+    put(center, "of 3", "operator", what="force", release="3")
+    assert verdict(center, "of 2", release="2") == "former"

@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from kombu import Connection
+from kombu.asynchronous import Hub
 
-from kombu_toc import Delivery, Popped, TimeoutCenter
+from kombu_toc import Delivery, Popped, TimeoutCenter, pack
 from kombu_toc.center.requests import PopRequest, PutRequest
 from kombu_toc.center.reshard import reshard_topic
 from kombu_toc.model.results import MISCOUNTED, NO_LANE
@@ -441,3 +444,45 @@ def test_what_is_given_again_after_a_lost_reply_keeps_its_start(declare: Any) ->
     starts = [message.start_us for message in given]
     assert starts[1:] == sorted(set(starts[1:])) and min(starts[1:]) > 0
     assert [message.start_us for message in again] == starts
+
+
+def test_what_is_chosen_and_has_expired_uses_nothing_of_a_limit(declare: Any) -> None:
+    center = declare(key_rate="1/h", key_order="serial")
+    for number in range(3):
+        put(center, f"old{number}", "a", expiration=0.001)
+    put(center, "live", "a")
+    put(center, "last", "a")
+    time.sleep(0.01)  # the server's clock says what has expired
+    popped = center.pop("mail", ids=[f"old{number}" for number in range(3)])
+    assert (popped.messages, sorted(popped.expired)) == ([], ["old0", "old1", "old2"])
+    assert ids(center.pop("mail", ids=["live"]).messages) == ["live"]
+    assert center.pop("mail", ids=["last"]).messages == []
+    assert center.check("mail") == []
+
+
+def test_a_consumer_that_looks_far_ahead_starts_no_more_than_a_rate_says(
+    connect: Callable[..., Connection], center: TimeoutCenter
+) -> None:
+    center.declare("mail", slots=1, rate="5/s")
+    text = {"content-type": "text/plain", "content-encoding": "utf-8"}
+    body = pack({"body": "", "headers": {}, "properties": {}, **text}, deflate=False)
+    center.put_many("mail", [{"id": f"m{n}", "body": body, "delay": 2.5} for n in range(14)])
+    connection = connect(toc_lookahead=4.0)
+    hub, starts = Hub(), []
+    connection.register_with_event_loop(hub)
+
+    def receive(message: Any) -> None:
+        starts.append(max(message.delivery.start_us, message.delivery.action_us))
+        message.ack()
+
+    connection.channel().basic_consume("mail", False, receive, "tag")
+    ends = time.monotonic() + 30
+    while len(starts) < 14 and time.monotonic() < ends:
+        hub.run_once()
+        popped = center.pop("mail")  # somebody who does not look ahead
+        starts += [popped.now_us for _ in popped.messages]
+        center.ack(popped.messages)
+    assert len(starts) == 14
+    assert min(b - a for a, b in itertools.pairwise(sorted(starts))) >= 200_000
+    connection.release()
+    hub.close()

@@ -515,3 +515,78 @@ def test_a_name_that_another_app_has_taken_meanwhile_is_not_taken_over(center: T
     with pytest.raises(ScheduleError, match="somebody else has put"):
         center.schedules.keep(plan, own=True)
     assert center.schedules.get("cleanup").owner == "beat:a"
+
+
+# -- what comes back, and what moves
+
+
+@pytest.mark.parametrize("overlap", ["skip", "wait"])
+def test_a_firing_that_comes_back_while_the_next_one_runs_does_not_run_beside_it(
+    center: TaskCenter, overlap: str
+) -> None:
+    """Its worker died; it acknowledges late."""
+    center.schedules.put("a", "shop.remind", 3600, overlap=overlap)
+    recurring = center.center.recurring
+    bring_forward(center, "a")
+    [first] = pop(center)
+    assert take(recurring, first, "a")[0] == "run"
+    center.reject(first, requeue=True, backoff=0)
+    bring_forward(center, "a")
+    [again, second] = sorted(pop(center), key=lambda one: one.id)
+    assert again.id == first.id and again.failures
+    center.release([again])
+    assert take(recurring, second, "a")[0] == "run"
+    [again] = pop(center)
+    before = counted(center)
+    verdict, now = take(recurring, again, "a")
+    fired, missed = (now - then for now, then in zip(counted(center), before, strict=True))
+    if overlap == "skip":
+        assert (verdict, fired, missed) == ("drop", 0, 1)
+        [_, line] = center.schedules.history("a")
+        assert (line.outcome, line.reason) == ("skipped", "another firing was running")
+        return
+    assert (verdict, fired, missed) == ("wait", 0, 0)
+    center.release([again.due_at(now)])
+    center.ack([second])
+    [again] = center.pop("jobs", wait=5).messages
+    assert take(recurring, again, "a")[0] == "run"
+    assert counted(center) == before
+
+
+def test_a_firing_that_is_due_moves_along_with_its_schedule(center: TaskCenter) -> None:
+    made = center.schedules.put("a", "shop.remind", 0.2)
+    time.sleep(0.3)  # the server's clock must go on
+    moved = center.schedules.put("a", "shop.remind", 0.2, queue="other")
+    assert moved.next == made.next
+    assert (waiting(center), waiting(center, "other")) == ([], [made.next_id])
+    assert fire(center, "a", "other")[0] == "run"
+
+
+def test_a_firing_that_is_being_run_does_not_move_along(center: TaskCenter) -> None:
+    made = center.schedules.put("a", "shop.remind", 0.2)
+    time.sleep(0.3)  # the server's clock must go on
+    [delivery] = pop(center)
+    moved = center.schedules.put("a", "shop.remind", 0.2, queue="other")
+    assert delivery.id == made.next_id
+    assert moved.next is not None and made.next is not None and moved.next > made.next
+    assert take(center.center.recurring, delivery, "a")[0] == "run"
+
+
+def test_a_firing_that_is_taken_during_a_move_does_not_move_along(
+    center: TaskCenter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = center.schedules.put("a", "shop.remind", 0.2)
+    time.sleep(0.3)  # the server's clock must go on
+    recurring = center.center.recurring
+    got: list[kombu_toc.Delivery] = []
+
+    def change(topic: str, what: Any) -> Any:
+        if topic == "jobs" and not got:  # between the look and the removal
+            got.extend(pop(center))
+        return type(recurring).change(recurring, topic, what)
+
+    monkeypatch.setattr(recurring, "change", change)
+    moved = center.schedules.put("a", "shop.remind", 0.2, queue="other")
+    assert [one.id for one in got] == [made.next_id]
+    assert moved.next is not None and made.next is not None and moved.next > made.next
+    assert waiting(center, "other") == [moved.next_id]

@@ -680,3 +680,21 @@ def test_claims_go_along_with_another_number_of_slots(server, client, slots, is_
 def test_the_example_of_a_center_runs(center, capsys):
     exec(named("docs/unique.md", 'unique="weekly"'), {"center": center})
     assert capsys.readouterr().out.splitlines() == ["r1", "r1", "r1", "b'wednesday'", "r1"]
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        (("a\x1fb", "c"), ("a", "b\x1fc")),
+        ((None, "a\x1fb"), ("a", "b")),
+        ((None, "a\x1fb"), ("a\x1fb", "a\x1fb\x1f")),
+        (("\x1f1", "a"), (None, "\x1f1\x1fa")),
+    ],
+)
+def test_keys_and_slot_bases_are_told_apart_whatever_they_hold(center, one, other):
+    center.declare("mail", slots=1)
+    for number, (basis, key) in enumerate((one, other)):
+        assert center.put("mail", f"m{number}", b"", basis=basis, unique=key) == f"m{number}"
+        assert center.put("mail", "again", b"", basis=basis, unique=key) == f"m{number}"
+    shown = {found.id: found.unique for found in center.scan("mail").messages}
+    assert shown == {"m0": one[1], "m1": other[1]}

@@ -358,3 +358,32 @@ def test_what_is_due_when_a_schedule_is_changed_still_runs() -> None:
     assert step.record is not None and step.record.next == old.next
     step = state.change(old, replace(new, end=old.next - 1), old.next + 1)
     assert step.put is None
+
+
+# -- what comes back while another one runs
+
+
+def test_what_comes_back_while_another_one_runs_waits_or_is_left_out() -> None:
+    for overlap, verdict in (("allow", RUN), ("wait", WAIT), ("skip", DROP)):
+        _, record = taken(0, overlap=overlap)
+        assert record.last is not None
+        id = firing_id("tick", record.last)
+        found, step = state.take("tick", record, id, record.last, True, "started")
+        assert found == verdict
+        if overlap == "skip":
+            assert step is not None
+            [line] = step.lines
+            assert read_line(line)[1][1] == "skipped"
+        # What Celery sends again by itself is a task of its own.
+        retried = state.take("tick", record, id, record.last, True, "started", alone=False)
+        assert retried == (RUN, None)
+
+
+def test_who_runs_again_is_seen_by_whoever_takes_another_one_at_that_moment() -> None:
+    _, record = taken(0, overlap="wait")
+    assert record.last is not None
+    id = firing_id("tick", record.last)
+    verdict, step = state.take("tick", record, id, record.last, False, "started")
+    assert verdict == RUN and step is not None and step.record is not None
+    assert step.record.to_text("tick") != record.to_text("tick")
+    assert (step.put, step.take_out, step.lines) == (None, None, ())
