@@ -10,8 +10,9 @@ from __future__ import annotations
 import heapq
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import count as counter
 from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError
@@ -59,6 +60,9 @@ class Apart:
         self._commands = commands
         self._leases = leases
         self._names = names
+        self.turns = counter()
+        #: (topic, slot) -> its last turn, where slots do not tell what they would give
+        self.served: dict[tuple[str, int], int] = {}
 
     def pop(
         self,
@@ -98,6 +102,7 @@ class _Pop:
         request: PopRequest,
         flown: Flown | None,
     ) -> None:
+        self._shared = shared
         self._runner = shared._runner
         self._commands = shared._commands
         self._context = shared._context
@@ -144,6 +149,8 @@ class _Pop:
     def _divided(self, heads: dict[int, Heads], left: int) -> dict[int, int]:
         """How many each slot is to be asked for: the first ones of all."""
         while True:
+            if self._topic.declaration.lanes:  # its slots do not tell their order
+                heads = {number: heads[number] for number in self._in_turn(heads)}
             counts, short = divided(heads, left)
             if short is None or heads[short].most == MOST_HEADS:
                 return counts
@@ -153,6 +160,11 @@ class _Pop:
                 heads[short] = again[short]
             else:  # others have taken it, or the node fails
                 del heads[short]
+
+    def _in_turn(self, heads: Iterable[int]) -> list[int]:
+        """Slots, the one first that had its turn longest ago: none waits for all of another's."""
+        served, name = self._shared.served, self._topic.name
+        return sorted(heads, key=lambda number: served.get((name, number), -1))
 
     def _look(self, numbers: Sequence[int], left: int, recover: int) -> dict[int, Heads]:
         """Find out which slots have something, and what they would give first.
@@ -193,6 +205,8 @@ class _Pop:
         """Pop so many messages of slots; what those did that answered."""
         calls, names = [], []
         for number, count in counts.items():
+            if self._topic.declaration.lanes:
+                self._shared.served[self._topic.name, number] = next(self._shared.turns)
             # Of slots apart from each other, each call has a name of its own.
             flown = self._flown
             name = self._names.next() if flown is None else flown.name(self._topic, (number,))
@@ -233,6 +247,7 @@ def divided(heads: Mapping[int, Heads], left: int) -> tuple[dict[int, int], int 
     """How many of each slot are the first ones of all; and the slot that has told too little to
     know more.
 
+    heads: of slots; if their order is not told, those that come first give one more
     left: how many are wanted
     """
     if len(heads) == 1:

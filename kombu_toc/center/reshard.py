@@ -64,6 +64,7 @@ from ..scripts.call import PageSize, ScriptCall
 from ..scripts.loader import load
 from .center import TimeoutCenter
 from .claims import move_claims
+from .paces import move_paces
 
 #: Seconds after which no producer uses a count that was changed: one of an older release reads a
 #: declaration again after 30.
@@ -113,6 +114,8 @@ def reshard_topic(
     check_slots(topic, slots)
     tell = on_progress or report or _tell_nobody
     found = _switch(center, topic, slots)
+    if found.declaration.draining_counts:
+        move_paces(center.client, found, ended=False)
     began = time.monotonic()
     move = move and not center.clustered
     moved = 0
@@ -130,6 +133,8 @@ def reshard_topic(
             state = Resharded(topic, slots, moved, left, False)
             if not left and found.declaration.unique:
                 move_claims(center.client, found)
+            if not left:
+                move_paces(center.client, found, ended=True)
             if not left and center.redeclare(found, replace(found.declaration, draining_counts=())):
                 break
             pause = max(PAUSE, 5 * (time.monotonic() - start))  # all of it has been looked at

@@ -50,6 +50,11 @@ def encode_key(key: str) -> str:
     return encoded
 
 
+def is_hashed(encoded: str) -> bool:
+    """Whether it looks like what stands for a key that was too long."""
+    return encoded.startswith(_HASHED) and len(encoded) == len(_HASHED) + 64
+
+
 def decode_key(encoded: str) -> str:
     """A key as its sender named it; of one that was too long, what stands for it."""
     return unquote(encoded, errors="replace")

@@ -24,7 +24,8 @@ local steps = tonumber(ARGV[1])
 local width = 6 + steps
 local wake = KEYS[#KEYS]
 local claims, claims_there = KEYS[#KEYS - 11], KEYS[#KEYS - 10]
-local pace, holders = KEYS[#KEYS - 6], KEYS[#KEYS - 3]
+local lanes, turns, waits = KEYS[#KEYS - 9], KEYS[#KEYS - 8], KEYS[#KEYS - 7]
+local pace, tags, holders = KEYS[#KEYS - 6], KEYS[#KEYS - 5], KEYS[#KEYS - 3]
 local pace_there, holders_there = KEYS[#KEYS - 2], KEYS[#KEYS - 1]
 local stores_here, stores_there = {}, {}
 for part = 7, width do
@@ -129,5 +130,8 @@ end
 local stores = {}
 for part = 7, width do stores[#stores + 1] = here(part) end
 settle_if_empty(wake, here(1), ARGV[2], stores)
-if redis.call('EXISTS', here(3)) == 0 then redis.call('UNLINK', unpack(KEYS, #KEYS - 9, #KEYS - 3)) end
+if redis.call('EXISTS', here(3)) == 0 then
+  -- Not what is counted: of the whole queue, that is here too.
+  redis.call('UNLINK', lanes, turns, waits, tags, holders)
+end
 return {moved, looked}
