@@ -15,6 +15,9 @@ from ..errors import LibraryError
 from .schema import LAYOUT, REVISION, VERSION_TABLE
 from .shards import Database, Shards
 
+#: Seconds that a change of a large table may take.
+PATIENCE = 6 * 3600.0
+
 _FOLDER = Path(__file__).parent / "migrations"
 
 
@@ -105,13 +108,13 @@ def _config() -> Config:
     return config
 
 
-def _upgrade(shards: Shards, database: Database) -> None:
+def _upgrade(shards: Shards, database: Database, to: str = "head") -> None:
     config = _config()
     config.attributes["tables"] = shards.number_of_tables
 
     def work(connection: Connection) -> None:
         config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+        command.upgrade(config, to)
         if connection.execute(select(LAYOUT.c.id)).first() is None:
             connection.execute(
                 insert(LAYOUT).values(
@@ -122,4 +125,11 @@ def _upgrade(shards: Shards, database: Database) -> None:
                 )
             )
 
-    database.run(work)
+    if database.url.is_sqlite:
+        database.run(work)  # whose statements may take any time
+        return
+    patient = Database(database.number, database.url, PATIENCE)
+    try:
+        patient.run(work)
+    finally:
+        patient.close()

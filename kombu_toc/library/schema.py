@@ -21,12 +21,15 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    text,
 )
 from sqlalchemy.dialects import mysql
 from sqlalchemy.types import TypeDecorator
 
+from .statuses import FAR
+
 #: The version that these tables are of: the latest of ``migrations/versions``.
-REVISION = "0001"
+REVISION = "0002"
 
 #: Alembic's own record of it, beside that of the application whose database this may be.
 VERSION_TABLE = "toc_library_version"
@@ -36,6 +39,10 @@ MAX_ID = 255
 
 #: Characters of an error that are kept.
 MAX_ERROR = 4000
+
+
+#: That a row is far ahead: in these words, an index serves it that has only such rows.
+IS_FAR = f"place = {FAR}"
 
 
 class Name(TypeDecorator[str]):
@@ -119,6 +126,14 @@ def tables(number: int) -> ShardTables:
         # By action time; what is not in Redis apart.
         Index(f"toc_pending_{number}_time", "place", "action_us", "id"),
         Index(f"toc_pending_{number}_biz", "biz_id", "biz_type"),
+        # What is too far ahead to be in Redis, by queue and action time: an index that costs
+        # nothing where there is no such row, but in MySQL.
+        Index(
+            f"toc_pending_{number}_far",
+            *("place", "topic", "action_us", "id"),
+            sqlite_where=text(IS_FAR),
+            postgresql_where=text(IS_FAR),
+        ),
     )
     history = Table(
         f"toc_history_{number}",

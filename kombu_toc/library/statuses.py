@@ -28,5 +28,6 @@ NUMBERS = {name: number for number, name in NAMES.items()}
 #: Those that a row of what has not ended may have.
 LIVE = (PENDING, TAKEN)
 
-#: Where the message of a pending row is: in Redis as far as is known, or not yet.
-IN_REDIS, NOT_PUT = 0, 1
+#: Where the message of a pending row is: in Redis as far as is known; not there yet; or in the
+#: library only, because its time is far ahead.
+IN_REDIS, NOT_PUT, FAR = 0, 1, 2

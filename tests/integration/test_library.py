@@ -18,6 +18,7 @@ from kombu_toc.library.keeper import Keeper
 from kombu_toc.library.putting import Putter
 from kombu_toc.library.reconcile import Reconciler
 from kombu_toc.library.records import Event, now_us
+from kombu_toc.library.schema import REVISION
 
 from ..library import broker, consume, engine, new_url, options, publish, status_of, store
 
@@ -280,7 +281,7 @@ def test_tables_are_created_once_and_told_apart(server, new_url):
     assert all("library create" in one.problem for one in library.status())
     assert len(library.create()) == 2
     assert library.create() == library.upgrade() == []
-    assert library.status() == [LibraryStatus(one.url, "0001", "") for one in library.status()]
+    assert library.status() == [LibraryStatus(one.url, REVISION, "") for one in library.status()]
     turned = center_for(server.toc_url, toc_library=urls[::-1]).library
     assert all("as database" in one.problem for one in turned.status())
     with pytest.raises(LibraryError, match="set them as they were"):
