@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from .model.envelope import SCHEDULE as SCHEDULE
     from .model.envelope import pack as pack
     from .model.envelope import unpack as unpack
+    from .model.limits import LIBRARY_TERMS as LIBRARY_TERMS
     from .model.limits import LIMITS as LIMITS
     from .model.limits import TERMS as TERMS
     from .model.limits import Limits as Limits
@@ -167,6 +168,7 @@ _PLACES = {
     "read_script_times": "metrics.reading",
     "LIMITS": "model.limits",
     "Limits": "model.limits",
+    "LIBRARY_TERMS": "model.limits",
     "TERMS": "model.limits",
     "Topic": "model.topic",
     "Usage": "model.usage",

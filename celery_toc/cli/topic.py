@@ -40,6 +40,9 @@ COLUMNS = (
 DEFAULT = "default"
 NONE = "none"
 
+#: Limits that a queue has only if it was declared with them.
+_UNLESS_SAID = frozenset((*kombu_toc.TERMS, *kombu_toc.LIBRARY_TERMS))
+
 #: Limits that only `declare` takes.
 _DECLARED_ONCE = ("slots", "expires")
 
@@ -70,7 +73,7 @@ class _Value(click.ParamType):  # type: ignore[type-arg]  # Click's is generic f
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if self.may_be_default and (
-            value == DEFAULT or (value == NONE and self.limit in kombu_toc.TERMS)
+            value == DEFAULT or (value == NONE and self.limit in _UNLESS_SAID)
         ):
             return DEFAULT
         if self.limit == "steps":
@@ -132,6 +135,7 @@ _HELP = {
     "put_rate": "How many may be added to the queue: 100/s.",
     "key_put_rate": "How many may be added of each key.",
     "key_header": "The header that names the key of a message.",
+    "guard": "Whether what has ended in the library is not run again.",
     "steps": "The priority levels, such as 0,3,6,9.",
 }
 _METAVARS = {
@@ -152,6 +156,7 @@ _METAVARS = {
     "put_rate": "RATE",
     "key_put_rate": "RATE",
     "key_header": "NAME",
+    "guard": "yes|no",
     "steps": "N,N...",
 }
 _ALTERABLE = (*(name for name in kombu_toc.LIMITS if name not in _DECLARED_ONCE), "steps")
@@ -297,7 +302,7 @@ def _show(session: Session, found: kombu_toc.Description) -> None:
     fields += [
         (name.replace("_", " "), _shown(name, limit))
         for name, limit in found.limits.items()
-        if limit.value is not None or name not in kombu_toc.TERMS
+        if limit.value is not None or name not in _UNLESS_SAID
     ]
     if found.closed_steps:
         fields.append(("closed steps", ",".join(map(str, found.closed_steps))))

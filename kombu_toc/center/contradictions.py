@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..model.limits import LIMITS, TERMS, same
+from ..model.limits import LIBRARY_TERMS, LIMITS, TERMS, same
 from ..model.topic import Declaration, Topic
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ def option_of(limit: str) -> str:
 def shown(limit: str, value: Any) -> str:
     """A limit's value as that option takes it."""
     if value is None:
-        return "none" if limit in TERMS else "default"
+        return "none" if limit in TERMS or limit in LIBRARY_TERMS else "default"
     if limit == "key_weights":
         return ",".join(f"{key}={weight:.15g}" for key, weight in value)
     if limit == "steps":

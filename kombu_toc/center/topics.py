@@ -7,7 +7,14 @@ from typing import Any
 
 from ..errors import ConfigurationError, SlotCountError, UnknownTopicError
 from ..model.gates import NEEDS, check_gates
-from ..model.limits import LIMITS, PRIORITY_STEPS, TERMS, Limits, check_steps
+from ..model.limits import (
+    LIBRARY_TERMS,
+    LIMITS,
+    PRIORITY_STEPS,
+    TERMS,
+    Limits,
+    check_steps,
+)
 from ..model.results import DECLARED, DEFAULT, Description, Limit
 from ..model.topic import Declaration, Topic
 from .context import Context
@@ -74,7 +81,7 @@ class Topics:
             else Limit(value, DECLARED)
             for name, value in said.items()
         }
-        for name in TERMS:
+        for name in (*TERMS, *LIBRARY_TERMS):
             value = getattr(standing, name)
             limits[name] = Limit(value, DEFAULT if value is None else DECLARED)
         if standing.key_weights:

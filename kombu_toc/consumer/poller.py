@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from ..center.broadcasts import Subscription
     from ..center.center import TimeoutCenter
     from ..client.options import Settings
-    from .due_queue import Claim
+    from .due_queue import Claim, Entry
+    from .guarding import Guarding
     from .lease_keeper import LeaseKeeper
     from .sink import Sink
 
@@ -110,6 +111,8 @@ class Poller:
         self.bury = self.outbox.bury
         self.release = self.outbox.release
         self.flush = self.outbox.flush
+        #: asks of some messages whether they have ended, if there is somebody to ask
+        self.guarding: Guarding | None = None
         self._long_running = False
         self._pid = os.getpid()
         #: seconds for which a command may block at the server, whoever waits for it
@@ -167,6 +170,8 @@ class Poller:
                 held.append(item)
             else:
                 claims.append(item)
+        if self.guarding is not None:
+            held += self.guarding.take(state, topic)
         state.buffered -= len(held)
         if not state.pending.topics:
             del self.states[channel]
@@ -217,6 +222,8 @@ class Poller:
         loop.ticking = True
         self.dispatcher.pool_first.turn += 1
         try:
+            if self.guarding is not None:
+                self.guarding.settle()
             self.dispatcher.run()
             if self._leave_turn_to_pool():
                 return
@@ -303,6 +310,8 @@ class Poller:
                     owner.sink.qos.release(message)
             else:
                 claims[item] = None
+        if self.guarding is not None:
+            held += self.guarding.take_all()
         if self._listener.connection.busy:
             with suppress(*BROKEN, ResponseError):
                 self._listener.unblock()
@@ -413,13 +422,17 @@ class Poller:
         entries = due_entries(state, result, sent_us, batch, number)
         state.buffered += len(entries)
         dispatcher = self.dispatcher
+        asked = self.guarding is not None and self.guarding.hold(state, topic, entries)
         for entry in entries:
             delivery = entry[3]
             if ";" in delivery.birth or "!" in delivery.birth:
                 self.leases.hold(delivery, visibility, result.now_us)
             else:
                 self.leases.hold(delivery, visibility)
-            dispatcher.due.push(entry)
+            if not asked:
+                dispatcher.due.push(entry)
+        if asked:
+            entries = []
         if state.pops_in_flight and not self.center.clustered:
             # The rest of the batch comes at once, and its topics take turns.
             dispatcher.deliver_early(state, entries)
@@ -428,6 +441,15 @@ class Poller:
         dispatcher.deliver_early(state, entries)
         self._maybe_fetch(state, self.loop.now())
         dispatcher.set_alarm()
+
+    def on_judged(self, state: ConsumerState, passed: list[Entry], ended: list[Delivery]) -> None:
+        """Of what :attr:`guarding` has held back, what may be delivered, and what may not."""
+        state.buffered -= len(ended)
+        for delivery in ended:
+            self.ack(delivery)
+        for entry in passed:
+            self.dispatcher.due.push(entry)
+        self.dispatcher.deliver_early(state, passed)
 
     def _on_known(self, state: ConsumerState) -> None:
         if state.sink in self.states:

@@ -99,6 +99,7 @@ def attach(
                 *(Store(shards), another, ready),
                 required=settings.toc_library_required,
                 retention=settings.toc_library_retention,
+                patience=settings.toc_library_timeout,
             )
             _opened[key] = made, ready
         made, ready = _opened[key]

@@ -22,6 +22,7 @@ from ..model import envelope
 from ..model.results import WAITING, Cancelled, Rescheduled
 from ..model.topic import Declaration, Topic, base_of
 from . import outbox, statuses
+from .guard import Guard
 from .keeper import Keeper
 from .records import Event, Key, Row, is_storable, now_us, storable
 from .schema import MAX_ERROR
@@ -61,6 +62,7 @@ class Recorder:
     make_center: makes a center for the thread, over connections of its own
     required: whether a message is refused whose row cannot be written
     retention: seconds for which history is kept
+    patience: seconds for which a delivery waits to be told whether it has ended before
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Recorder:
         *,
         required: bool,
         retention: float,
+        patience: float,
     ) -> None:
         self.store = store
         self._retention = retention
@@ -100,6 +103,8 @@ class Recorder:
         self._keeper: Keeper | None = None
         self._consumes = False
         self._not_put = False
+        #: says of queues with ``x-guard`` what has ended
+        self.guard = Guard(store, ready, self.gather, lambda: self.worker, patience)
 
     # -- what is sent
 
@@ -191,9 +196,13 @@ class Recorder:
         if not is_storable(key):
             return  # it has no row: its publish would have been refused
         error = storable(error)[:MAX_ERROR]
-        event = Event(key, status, now_us(), attempts, self.worker, error, message)
+        self.gather(Event(key, status, now_us(), attempts, self.worker, error, message))
+
+    def gather(self, event: Event) -> None:
+        """Something that has happened is to be written soon."""
+        key = event.key
         with self._lock:
-            if status == statuses.TAKEN:
+            if event.status == statuses.TAKEN:
                 self._taken[key] = time.monotonic()
             else:
                 self._taken.pop(key, None)

@@ -28,6 +28,8 @@ COUNTERS = (
     "expired",  #: not delivered: older than they may be
     "overran",  #: deliveries that ended although their consumers renewed them: max lease
     "refused",  #: not put: more than may be
+    "guarded",  #: not run again: they had ended in the task library
+    "unguarded",  #: delivered although that could not be asked
     "fired",  #: firings of schedules that were run
     "missed",  #: firings that were not: too late, overlapping, or lost
     "empty",  #: pops that found nothing due
@@ -104,6 +106,8 @@ class TopicCounts:
     fired: int
     missed: int
     refused: int
+    guarded: int
+    unguarded: int
     empty: int
 
     def __init__(self) -> None:

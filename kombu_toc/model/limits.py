@@ -146,6 +146,11 @@ TERMS: dict[str, Kind] = {
     "key_header": Header(),
 }
 
+#: What the task library does for a topic: without one, what it does for all.
+LIBRARY_TERMS: dict[str, Kind] = {
+    "guard": Flag(),
+}
+
 #: The limits that a topic may be declared with, except its priority steps.
 LIMITS: dict[str, Kind] = {
     "slots": Number(
@@ -162,6 +167,7 @@ LIMITS: dict[str, Kind] = {
     "message_ttl": Number(int, 0, 10**12, unit="milliseconds", whole_floats=True),
     "dead_expired": Flag(),
     **TERMS,
+    **LIBRARY_TERMS,
 }
 
 
@@ -189,6 +195,7 @@ _OTHERWISE: dict[str, Any] = {
     "key_burst": 1,
     "key_retry": "hold",
     "key_fair": False,
+    "guard": False,
 }
 
 

@@ -80,8 +80,8 @@ class Declaration:
     lanes: whether its starts are limited, or have been: then something may wait in lanes
 
     Those from `rate` to `key_header` limit starts, keys and puts (docs/limits.md); None: they do
-    not. The others are those of :class:`Limits`, or None for the limits of the consumer's
-    connection.
+    not. `guard` is for the task library (docs/library.md). The others are those of
+    :class:`Limits`, or None for the limits of the consumer's connection.
 
     Its fields are what Redis has of a topic, in one flat document that other languages read, which
     is why they are more than fifteen.
@@ -119,6 +119,7 @@ class Declaration:
     put_rate: str | None = None
     key_put_rate: str | None = None
     key_header: str | None = None
+    guard: bool | None = None
     lanes: bool | None = None
     unique: bool | None = None
 

@@ -6,6 +6,7 @@ what concerns several of these (the topology), the receiver, and the QoS.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -33,6 +34,8 @@ from .qos import QoS
 from .queues import Queues
 from .receiving import Receiver
 from .topology import Topology
+
+logger = logging.getLogger(__name__)
 
 #: Messages that one pop takes where neither a prefetch count nor a worker's pool sets a bound.
 BATCH = 100
@@ -169,6 +172,12 @@ class Channel(virtual.Channel):
                 self.queues.hold(queue)
             if declared.kept or not declared.expires:
                 self.lease_keeper.consumes(queue, self.channel_key)
+            if declared.guard and self.recorder is None:
+                logger.warning(
+                    "queue %r was declared with x-guard, and this process has no task library to "
+                    "ask what has ended: set toc_library here, too",
+                    queue,
+                )
             self.poller.consume(self, queue)
         for subscription in self.broadcast_queues.subscriptions(queue):
             self.poller.follow(self, subscription)

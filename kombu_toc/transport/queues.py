@@ -15,7 +15,8 @@ from ..client.options import Settings, suggestion
 from ..consumer.lease_keeper import LeaseKeeper
 from ..consumer.pipe import BROKEN
 from ..consumer.sweeping import sweep
-from ..model.limits import LIMITS, TERMS, Limits
+from ..errors import ConfigurationError
+from ..model.limits import LIBRARY_TERMS, LIMITS, TERMS, Limits
 from ..model.topic import Topic, check_slots
 
 #: Queues whose declarations a channel remembers.
@@ -25,7 +26,7 @@ MAX_KNOWN = 4096
 TOUCH_MS = 500
 
 #: Limits of a topic that a queue's arguments may set.
-_LIMITS = ("slots", "retries", *Limits._fields, *TERMS)
+_LIMITS = ("slots", "retries", *Limits._fields, *TERMS, *LIBRARY_TERMS)
 _ARGUMENTS = {f"x-{name.replace('_', '-')}": name for name in _LIMITS}
 
 #: Other arguments that have the effect that is meant: priorities need no declaration here.
@@ -124,6 +125,8 @@ class Queues:
             **self._to_be.get(queue, {}),
             **limits,
         }
+        if self._center.recorder is None:
+            check_library(queue, limits)
         expires = self.transient.get(queue)
         kept = expires if queue in self.expiring else None
         if kept:
@@ -258,6 +261,17 @@ class Queues:
         self._to_be.pop(queue, None)
         self.auto_delete.discard(queue)
         self.exclusive.discard(queue)
+
+
+def check_library(queue: str, limits: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError, naming the queue, for what only a task library can do."""
+    for name in LIBRARY_TERMS:
+        said = limits.get(name)
+        if said is not None and LIBRARY_TERMS[name].read(f"queue {queue!r}: {name}", said):
+            raise ConfigurationError(
+                f"queue {queue!r}: {name} needs a task library: set toc_library in "
+                f"broker_transport_options, or leave {name} out"
+            )
 
 
 def read_expires(queue: str, value: object) -> int:

@@ -15,11 +15,13 @@ from amqp.protocol import queue_declare_ok_t
 from ..center.commands import SENT
 from ..center.requests import PutRequest
 from ..center.runner import BROKEN
+from ..consumer.guarding import Guarding
 from ..errors import AlreadyThereError, LibraryError, NotPermittedError, ReplicationError
 from ..library import outbox
 from ..library.opening import OpenLibrary
 from ..library.records import row_of
 from ..library.statuses import DEAD, DONE, NOT_PUT, PENDING, TAKEN
+from ..model.results import Delivery
 from ..model.topic import Declaration, Topic
 from ..scripts.call import ScriptCall
 from .channel import Channel
@@ -168,6 +170,7 @@ class RecordedChannel(Channel):
     def __init__(self, connection: Any, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
         self.recorder = self.center.recorder.recorder
+        self.receiver.may_deliver = self.may_deliver
         #: queue or binding -> what declares it
         self._undeclared: dict[Any, Callable[[], Any]] = {}
 
@@ -219,6 +222,11 @@ class RecordedChannel(Channel):
             return callback(message)
 
         self.recorder.consumes()
+        poller = self.poller
+        if poller.guarding is None:
+            poller.guarding = Guarding(
+                *(self.recorder.guard, self.center, poller.loop, poller.on_judged)
+            )
         received = delivered if no_ack else callback
         super().basic_consume(queue, no_ack, received, consumer_tag, **kwargs)
 
@@ -227,6 +235,17 @@ class RecordedChannel(Channel):
         if message is not None and no_ack:
             self.note(message, DONE)
         return message
+
+    def may_deliver(self, delivery: Delivery) -> bool:
+        """Whether one that was got is not known to have ended; waits for the answer."""
+        declared = self.center.known(delivery.topic)
+        if declared is None or not declared.declaration.guard:
+            return True
+        over = self.recorder.guard.is_over(delivery)
+        counts = self.center.context.counts(declared)
+        counts.guarded += bool(over)
+        counts.unguarded += over is None
+        return not over
 
     # -- without Redis
 

@@ -1,0 +1,258 @@
+"""Says of what was delivered whether it has ended already: queues with ``x-guard`` ask before a
+task is run.
+
+Consumers ask, and do not wait: one thread asks the databases, of everything that was asked for
+meanwhile with one statement for each table. While they do not answer it is known that they do not,
+and what is asked then is not waited for; once a second somebody is.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import select
+
+from ..errors import ConfigurationError, EnvelopeError, LibraryError
+from ..model import envelope
+from ..model.results import Delivery
+from . import statuses
+from .records import Event, Key, is_storable, now_us
+from .store import CHUNK, Store
+
+logger = logging.getLogger(__name__)
+
+#: Seconds for which databases that did not answer are not waited for.
+AWAY = 1.0
+
+#: Ids that one log line names.
+NAMED = 10
+
+#: What history says of something that came again.
+AGAIN = "came again, and was not run: x-guard"
+SENT_AGAIN = "not run: its id had ended before it was sent (x-guard)"
+
+#: How a task ends that is not to be run again.
+_OVER = (statuses.DONE, statuses.CANCELLED)
+
+#: What is to be recorded of those that have ended, by their places; None if that is not known.
+Ended = Mapping[int, Event] | None
+Answer = Callable[[Ended], None]
+
+
+class _End(NamedTuple):
+    """How a message has ended, as history has it."""
+
+    status: int
+    modified_us: int
+    attempts: int
+    worker: str | None
+    error: str | None
+    action_us: int
+
+
+class _Named(NamedTuple):
+    """A delivered message as the library knows it.
+
+    goes_on: whether it goes on with a task of its id, as a retry does
+    """
+
+    key: Key
+    goes_on: bool
+    headers: Mapping[str, Any]
+
+
+def name_of(delivery: Delivery) -> _Named:
+    """Who a delivered message is."""
+    try:
+        content = envelope.unpack(delivery.body, delivery.id)
+    except EnvelopeError:  # it was put by a center: its bytes are its own affair
+        return _Named((delivery.id, "", delivery.topic), False, {})
+    headers = content["headers"]
+    id, token = headers.get("id"), content["properties"].get("k")
+    key = (id if isinstance(id, str) and id else delivery.id, str(token or ""), delivery.topic)
+    goes_on = bool(headers.get("retries")) or bool(headers.get("replaced_task_nesting"))
+    return _Named(key, goes_on, headers)
+
+
+def ends_of(store: Store, ids: Iterable[str]) -> dict[Key, _End]:
+    """How messages of these ids have ended: the latest that history has of each."""
+    found: dict[Key, _End] = {}
+    names = ("id", "token", "topic", *_End._fields)
+    for shard, some in store.shards.divided(sorted(set(ids)), str).items():
+        history = shard.tables.history
+        columns = [history.c[name] for name in names]
+        for start in range(0, len(some), CHUNK):
+            which = history.c.id.in_(some[start : start + CHUNK])
+            for row in shard.database.read(select(*columns).where(which)):
+                key: Key = (row["id"], row["token"], row["topic"])
+                end = _End(*(row[name] for name in _End._fields))
+                before = found.get(key)
+                if before is None or before.modified_us < end.modified_us:
+                    found[key] = end
+    return found
+
+
+class _Question(NamedTuple):
+    deliveries: Sequence[Delivery]
+    answer: Answer
+
+
+class Guard:
+    """Asks the databases of one library; any thread may call it.
+
+    ready: makes sure that there are tables
+    record: is told what is held back
+    patience: seconds for which whoever asks waits
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        ready: Callable[[], None],
+        record: Callable[[Event], None],
+        worker: Callable[[], str],
+        patience: float,
+    ) -> None:
+        self.patience = patience
+        self._store = store
+        self._ready = ready
+        self._record = record
+        self._worker = worker
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._bell = threading.Event()
+        self._questions: deque[_Question] = deque()
+        self._thread: threading.Thread | None = None
+        #: monotonic seconds since when the databases are asked; None: they are not
+        self._since: float | None = None
+        #: whether they did not answer, and until when they are not waited for
+        self._is_away = False
+        self._away_until = 0.0
+
+    def ask(self, deliveries: Sequence[Delivery], answer: Answer) -> bool:
+        """Ask which of these have ended; `answer` is called by a thread. False if the databases do
+        not answer just now."""
+        if self._pid != os.getpid():
+            self._reset()
+        now, since = time.monotonic(), self._since
+        if since is not None and now - since > self.patience:
+            self._note_away(f"no answer for {self.patience:g} seconds")
+        if self._is_away and (now < self._away_until or since is not None):
+            return False
+        self._questions.append(_Question(deliveries, answer))
+        if self._thread is None:
+            with self._lock:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="toc-guard", daemon=True)
+                    self._thread.start()
+        self._bell.set()
+        return True
+
+    def is_over(self, delivery: Delivery) -> bool | None:
+        """Ask about one, and wait; None if that is not known in time."""
+        done = threading.Event()
+        found: list[Ended] = []
+
+        def answer(ended: Ended) -> None:
+            found.append(ended)
+            done.set()
+
+        if not self.ask([delivery], answer) or not done.wait(self.patience) or found[0] is None:
+            return None
+        if found[0]:
+            self.held_back(delivery.topic, list(found[0].values()))
+        return bool(found[0])
+
+    def _note_away(self, reason: object) -> None:
+        self._away_until = time.monotonic() + AWAY
+        if not self._is_away:
+            self._is_away = True
+            logger.warning(
+                "messages are delivered without asking the library whether they have ended: %s",
+                reason,
+            )
+
+    # -- the thread
+
+    def _run(self) -> None:
+        while True:
+            self._bell.wait()
+            self._bell.clear()
+            asked: list[_Question] = []
+            while self._questions:
+                asked.append(self._questions.popleft())
+            if not asked:
+                continue
+            self._since = time.monotonic()
+            ended: list[Ended] = [None] * len(asked)
+            try:
+                self._ready()
+                ended[:] = self._judge([question.deliveries for question in asked])
+                if self._is_away:
+                    self._is_away = False
+                    logger.info("the library says again what has ended")
+            except (LibraryError, ConfigurationError) as exc:
+                self._note_away(exc)
+            except Exception as exc:  # a defect: messages are delivered all the same
+                logger.exception("the library cannot say what has ended")
+                self._note_away(exc)
+            self._since = None
+            for question, places in zip(asked, ended, strict=True):
+                question.answer(places)
+
+    def _judge(self, batches: Sequence[Sequence[Delivery]]) -> list[Ended]:
+        named = [[name_of(delivery) for delivery in batch] for batch in batches]
+        ids = {one.key[0] for batch in named for one in batch if is_storable(one.key)}
+        ends = ends_of(self._store, ids)
+        #: id and queue of what is over, whatever its token
+        over = {(key[0], key[2]) for key, end in ends.items() if end.status in _OVER}
+        found: list[Ended] = []
+        for batch, ones in zip(batches, named, strict=True):
+            ended: dict[int, Event] = {}
+            for place, (delivery, one) in enumerate(zip(batch, ones, strict=True)):
+                end = ends.get(one.key)
+                if end is not None:
+                    if end.status in _OVER:
+                        ended[place] = _again(one, end)
+                elif not one.goes_on and (one.key[0], one.key[2]) in over:
+                    ended[place] = self._sent_again(one, delivery.action_us)
+            found.append(ended)
+        return found
+
+    def _sent_again(self, one: _Named, action_us: int) -> Event:
+        now = now_us()
+        return Event(
+            *(one.key, statuses.CANCELLED, now, 0, self._worker(), SENT_AGAIN),
+            (one.headers, action_us or now),
+        )
+
+    def held_back(self, topic: str, known: Sequence[Event]) -> None:
+        """These were acknowledged and not delivered: have it recorded."""
+        for event in known:
+            self._record(event)
+        ids = [event.key[0] for event in known]
+        more = f" and {len(ids) - NAMED} more" if len(ids) > NAMED else ""
+        logger.info(
+            "%d messages of %s are not run again, for the library has them as ended: %s%s",
+            *(len(ids), topic, ", ".join(ids[:NAMED]), more),
+        )
+
+
+def _again(one: _Named, end: _End) -> Event:
+    """What is to be written of a message that has come again: what is there, with a note. When it
+    has ended is not written anew."""
+    said = end.error or ""
+    error = said if AGAIN in said else "; ".join(filter(None, (said, AGAIN)))
+    return Event(
+        *(one.key, end.status, end.modified_us, end.attempts, end.worker or "", error),
+        (one.headers, end.action_us),
+    )

@@ -1,0 +1,104 @@
+"""x-guard with real workers: an older copy of Redis comes back, and what had ended stays ended."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+
+import celery_toc
+
+from .conftest import LOOPS, POOLS, Journal, wait_until
+from .nodes import Worker
+
+StartWorkers = Callable[..., list[Worker]]
+
+
+@pytest.fixture
+def options(tmp_path) -> dict[str, Any]:
+    return {
+        "broker_transport_options": {
+            "toc_library": f"sqlite:///{tmp_path}/library.db",
+            "toc_topics": {"celery": {"guard": True}},
+            "visibility_timeout": 5,
+        }
+    }
+
+
+def copy_of(client: redis.Redis) -> dict[bytes, bytes]:
+    return {key: client.dump(key) for key in client.keys("*")}
+
+
+def bring_back(client: redis.Redis, copy: dict[bytes, bytes]) -> None:
+    for key in client.keys("*"):
+        client.delete(key)
+    for key, value in copy.items():
+        client.restore(key, 0, value)
+
+
+@pytest.mark.parametrize("pool", LOOPS)
+def test_what_had_ended_does_not_run_again_when_an_older_copy_of_redis_comes_back(
+    start_workers: StartWorkers,
+    app: Celery,
+    client: redis.Redis,
+    journal: Journal,
+    options: dict[str, Any],
+    pool: str,
+) -> None:
+    """Its worker is killed at the same time."""
+    app.conf.update(options)
+    library = celery_toc.timeout_center(app).library
+    sent = [app.tasks["e2e.late_persist"].delay(f"job-{n}", 0.05).id for n in range(60)]
+    retried = app.tasks["e2e.again"].delay(2, 0.2).id
+    copy = copy_of(client)
+    [worker] = start_workers(1, *POOLS[pool], **options)
+    wait_until(
+        lambda: (
+            library.counts().get("done", 0) >= 20
+            and [one.status for one in library.history(retried)] == ["done"] * 3
+        ),
+        what=library.counts,
+    )
+    worker.kill()
+    ended = {record.id for record in library.find(status="done", limit=1000).records}
+    before = Counter(entry["name"] for entry in journal.entries())
+    bring_back(client, copy)
+    start_workers(1, *POOLS[pool], **options)
+    wait_until(lambda: library.counts() == {"done": 63, "not put": 0}, 60, library.counts)
+    runs = Counter(entry["name"] for entry in journal.entries())
+    for number, id in enumerate(sent):
+        name = f"job-{number}-done"
+        assert runs[name] >= 1
+        if id in ended:
+            assert runs[name] == before[name] == 1, "it had ended"
+    assert runs[f"again-{retried}"] == 3
+    wait_until(
+        lambda: any("came again" in str(one.error) for one in library.find(limit=1000).records)
+    )
+
+
+def test_a_task_is_carried_on_to_its_end_under_one_id(
+    start_workers: StartWorkers, app: Celery, journal: Journal, options: dict[str, Any]
+) -> None:
+    """Retries, a requeue, and the end of a worker's lease are no second run."""
+    app.conf.update(options)
+    library = celery_toc.timeout_center(app).library
+    again = app.tasks["e2e.again"].delay(3, 0.1)
+    step = app.tasks["e2e.late_step"].delay("step", "reject")
+    [worker] = start_workers(1, "-c", "2", **options)
+    assert again.get(timeout=30) == 3
+    for one in (again, step):
+        wait_until(lambda id=one.id: {r.status for r in library.history(id)} == {"done"})
+    hang = app.tasks["e2e.hang"].delay("hang", 600)
+    journal.wait_for("hang", 1)
+    worker.kill()
+    start_workers(1, "-c", "2", **options)
+    assert hang.get(timeout=30) == "hang"
+    wait_until(lambda: {r.status for r in library.history(hang.id)} == {"done"})
+    twice = app.tasks["e2e.note"].apply_async(("twice",), task_id=again.id)
+    wait_until(lambda: library.history(twice.id)[-1].status == "cancelled")
+    assert not journal.entries("twice")
