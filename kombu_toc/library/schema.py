@@ -168,3 +168,20 @@ TOPICS = Table(
     Column("declaration", Text, nullable=False),
     Column("modified_us", BigInteger, nullable=False),
 )
+
+#: The schedules of topics, and what waits for their next firings: for a rebuild.
+SCHEDULES = Table(
+    "toc_library_schedules",
+    _METADATA,
+    Column("topic", Name(255), nullable=False),
+    Column("name", Name(255), nullable=False),
+    Column("record", Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb"), nullable=False),
+    Column("next_us", BigInteger),
+    Column("template", _BODY, nullable=False),
+    Column("firing", _BODY),
+    Column("firing_id", Name(MAX_ID)),
+    Column("priority", SmallInteger, nullable=False),
+    Column("traits", String(1000), nullable=False),
+    Column("modified_us", BigInteger, nullable=False),
+    PrimaryKeyConstraint("topic", "name"),
+)
