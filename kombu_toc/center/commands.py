@@ -22,7 +22,7 @@ from ..scripts.call import ScriptCall, texts, when_of
 from ..scripts.loader import load
 from .context import Context
 from .put_rates import pace_key, read_limited_put
-from .replies import read_deliveries, read_put, read_reject, read_settled
+from .replies import read_deliveries, read_put, read_reject, read_settled, read_starts
 from .requests import REMEMBER, PopRequest, PutRequest
 
 #: Expired leases that one pop rolls back per slot, at most.
@@ -134,8 +134,11 @@ class Commands:
         counts = self._counts(topic)
 
         def parse(raw: list[Any]) -> Popped:
-            now, more, flat, gone, rolled, died, dropped, late, *_ = raw
-            messages = read_deliveries(topic, numbers, name, flat)
+            now, more, flat, gone, rolled, died, dropped, late, births, starts, *_ = raw
+            if limited:
+                messages = read_starts(topic, numbers, flat, births, starts)
+            else:
+                messages = read_deliveries(topic, numbers, name, flat)
             lost, old, expired = texts(gone[1::2]), texts(dropped[1::2]), texts(late[1::2])
             places, ids = gone[::2] + dropped[::2], lost + old
             if expired and not limits.dead_expired:

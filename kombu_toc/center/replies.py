@@ -40,6 +40,34 @@ def read_deliveries(
     ]
 
 
+def read_starts(
+    topic: Topic,
+    numbers: Sequence[int],
+    flat: list[Any],
+    births: list[bytes],
+    starts: list[int],
+) -> list[Delivery]:
+    """The deliveries of a pop of a topic that is limited."""
+    retries = topic.declaration.retries
+    name = topic.name
+    messages = [
+        Delivery(
+            name,
+            numbers[flat[i]],
+            flat[i + 1],
+            flat[i + 2].decode("utf-8", "surrogatepass"),
+            flat[i + 3],
+            flat[i + 4],
+            retries,
+            birth.decode(),
+        )
+        for i, birth in zip(range(0, len(flat), 5), births, strict=True)
+    ]
+    for at, start_us in zip(starts[::2], starts[1::2], strict=True):
+        messages[at] = messages[at]._replace(start_us=start_us)
+    return messages
+
+
 def read_put(counts: TopicCounts, raw: list[Any]) -> Put:
     """The result of a put."""
     id, added, now, *_ = raw

@@ -9,8 +9,9 @@
 --         counts only if ARGV[3] is 0: nothing is fetched ahead of its start
 -- ARGV[20] the limits, see lanes.lua
 -- ARGV[21] number of the slot where the whole queue's limits are kept   ARGV[22...] the slot numbers
--- Returns what pop.lua does; in place of an id {id, token, when it may start, in microseconds since
---          the epoch, or 0: at once}
+-- Returns what pop.lua does, but before the announcements: the token of each message, in their order;
+--          {number of a message, from 0, when it may start, in microseconds since the epoch, ...} of
+--          those that may not at once. An id is always in its place
 --
 -- Something due is left only if it may start now, or if there is more to look through. What waits for
 -- a rate is announced for the time when that opens; what waits for a place is not announced: whoever
@@ -38,26 +39,62 @@ terms.place, terms.limited = gates.places, true
 -- looks at, beside those of what it delivers; entries that it sweeps out of a set.
 local SORTED, LOOKS, SWEPT = 100, 100, 20
 
-local all, lanes = {}, {}
-for number = 1, slots do
+local function redis_key(number, part) return KEYS[(number - 1) * width + part] end
+
+-- A list that is not copied again and again while it grows.
+local function roomy()
+  if most < 9 then return {} end
+  return {
+    nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil,
+    nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil,
+    nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil,
+    nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil,
+  }
+end
+
+-- What is kept of a slot: what is known of keys; what was read last of its stores: step, where, how
+-- many at most, ids and scores, how long that is, where the next is, and from AT on tokens, and what is
+-- known of their keys, and where the next is; the key whose turn it is, its order, and whether it goes
+-- before what is not sorted; ids to be delivered, and how many; their bodies, leases and tokens; of
+-- their keys how many run, up to when the rate is used up, and what holds them; keys to be placed
+-- anew; what goes to lanes, and out of them; whether something is not delivered after all.
+local KNOWN, STEP, FROM, CHUNK, READ, SIZE, AT, TOKENS, OF, NTH = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
+local TURN, ORDER, IN_LANE, CHOSEN, SEEN, BODIES, LEASES, BIRTHS = 11, 12, 13, 14, 15, 16, 17, 18
+local RUN, PACED, HELD, TOUCHED, SORTS, GONE, UNDONE = 19, 20, 21, 22, 23, 24, 25
+
+-- The slots, as far as they matter: most have what is due and later than what is delivered.
+local all = {}
+local function slot_at(number)
+  local slot = all[number]
+  if slot then return slot end
   local before = (number - 1) * width
-  local slot = lanes_at(before + 6 + steps)
-  slot.number, slot.stores = ARGV[21 + number], {}
-  slot.armed, slot.prepare, slot.body = KEYS[before + 1], KEYS[before + 2], KEYS[before + 3]
-  slot.dead, slot.reasons, slot.tokens = KEYS[before + 4], KEYS[before + 5], KEYS[before + 6]
-  for step = 1, steps do slot.stores[step] = KEYS[before + 6 + step] end
-  slot.index = number - 1
-  slot.keys, slot.step, slot.from = {}, 1, 0 -- what is known of keys; what was read of its stores
+  local behind, stores = before + 6 + steps, {}
+  for step = 1, steps do stores[step] = KEYS[before + 6 + step] end
+  -- Its keys as lanes_at has them; and what is numbered above, all at once: a table that grows is
+  -- copied.
+  slot = {
+    {}, 1, 0, 0, false, 0, 1, false, false, 1, false, false, false, false, 0, false, false, false,
+    false, false, false, false, false, false, false,
+    index = number - 1, number = ARGV[21 + number], stores = stores, laned = false,
+    armed = KEYS[before + 1], prepare = KEYS[before + 2], body = KEYS[before + 3],
+    tokens = KEYS[before + 6], lanes = KEYS[behind + 1], turns = KEYS[behind + 2],
+    waits = KEYS[behind + 3], pace = KEYS[behind + 4], tags = KEYS[behind + 5],
+    busy = KEYS[behind + 6], holders = KEYS[behind + 7],
+  }
   all[number] = slot
-  lanes[2 * number - 1], lanes[2 * number] = slot.turns, slot.waits
+  return slot
+end
+local function each_slot() -- makes all
+  for number = 1, slots do slot_at(number) end
+  return all
 end
 local gate = gate_at(slots * width, ARGV[21])
 local begun = {} -- keys of which something starts, while a key may be in several slots
-if gates.draining and slots > 1 then gates.siblings = all end
-write_nothing(all[1].prepare) -- what is refused when the server is full is not refused behind this
+if gates.draining and slots > 1 then gates.siblings = each_slot() end
+write_nothing(redis_key(1, 2)) -- what is refused when the server is full is not refused behind this
 
-local name = ARGV[16]
-local known = ARGV[17] ~= '0' and redis.call('GET', given)
+local name, remember = ARGV[16], ARGV[17] ~= '0'
+local known = remember and redis.call('GET', given)
 if known and string.sub(known, 1, #name + 1) == name .. '\n' then
   -- It has run already, or its consumer waits for it no more.
   return {now, 1, {}, bare, rolled, died, dropped, expired, said, unsaid}
@@ -72,420 +109,265 @@ end
 
 -- Lua unpacks some thousands of values and then fails, halfway through the script.
 local function in_parts(command, key, values)
+  if #values <= 1000 then return redis.call(command, key, unpack(values)) end
   for from = 1, #values, 1000 do
     redis.call(command, key, unpack(values, from, math.min(from + 999, #values)))
   end
 end
 
-for number, slot in ipairs(all) do
-  if recover > 0 then
-    local over = {}
-    local function leave(id, token, ended) free_place(slot, id, token, ended, gates, by, gate) end
-    roll_back(slot.prepare, slot.body, slot.dead, slot.reasons, slot.stores, recover,
-      math.min(now_ms, math.floor(tonumber(ARGV[15]) / 1000)) * 1000 + 999, now_ms,
-      tonumber(ARGV[10]), tonumber(ARGV[11]), untried, slot.tokens, rolled, died, over, leave)
-    add(bare, number, over)
-    add(dropped, number, drop_dead(slot.body, slot.dead, slot.reasons, slot.tokens, recover, now_ms,
-      tonumber(ARGV[12]), tonumber(ARGV[13])))
-  end
-  if terms.ttl then
-    local gone = {}
-    terms.left = function(id, token) let_go(slot, id, key_of(token), gates, by) end
-    for step = 1, steps do
-      expire_waiting(slot.stores[step], step, slot.body, slot.dead, slot.reasons, slot.tokens,
-        SORTED, now_ms - terms.ttl, now_ms, terms, untried, gone)
+if recover > 0 then
+  local until_score = math.min(now_ms, math.floor(tonumber(ARGV[15]) / 1000)) * 1000 + 999
+  local ended, deads = string.format('%.0f', until_score), {}
+  for number = 1, slots do
+    deads[number] = redis_key(number, 4)
+    if redis.call('ZRANGEBYSCORE', redis_key(number, 2), '-inf', ended, 'LIMIT', 0, 1)[1] then
+      local slot, over = slot_at(number), {}
+      local function leave(id, token, ended) free_place(slot, id, token, ended, gates, by, gate) end
+      roll_back(slot.prepare, slot.body, redis_key(number, 4), redis_key(number, 5), slot.stores,
+        recover, until_score, now_ms, tonumber(ARGV[10]), tonumber(ARGV[11]), untried, slot.tokens,
+        rolled, died, over, leave)
+      add(bare, number, over)
     end
-    add(expired, number, gone)
   end
+  for number = 1, redis.call('EXISTS', unpack(deads)) > 0 and slots or 0 do
+    add(dropped, number, drop_dead(redis_key(number, 3), redis_key(number, 4), redis_key(number, 5),
+      redis_key(number, 6), recover, now_ms, tonumber(ARGV[12]), tonumber(ARGV[13])))
+  end
+end
+for number = 1, terms.ttl and slots or 0 do
+  local slot, gone = slot_at(number), {}
+  terms.left = function(id, token) let_go(slot, id, key_of(token), gates, by) end
+  for step = 1, steps do
+    expire_waiting(slot.stores[step], step, slot.body, redis_key(number, 4), redis_key(number, 5),
+      slot.tokens, SORTED, now_ms - terms.ttl, now_ms, terms, untried, gone)
+  end
+  add(expired, number, gone)
 end
 
 -- Keys whose rate has opened may go on; where keys take turns, all that is due is sorted first.
 local unsorted = false
-if gates.fair or redis.call('EXISTS', unpack(lanes)) > 0 then
-  for _, slot in ipairs(all) do
-    if gates.fair then
-      if sort_due(slot, horizon, math.min(SORTED + math.ceil(most / slots), 1000), gates, by) then
-        unsorted = true
-        -- A key that has just come beside a backlog does not wait until all of that is sorted.
-        if not gates.serial then sort_due(slot, horizon, SORTED, gates, by, true) end
-      end
-      local others = redis.call('ZRANGEBYSCORE', slot.turns, NO_TURN, '+inf', 'LIMIT', 0, SORTED)
-      for i = 1, #others do place_key(slot, others[i], gates, by) end
+local used = 1 -- which steps hold anything: the first nearly always, the others rarely
+do
+  local lanes, others, n = {}, {}, 0 -- and the stores of further steps
+  for number = 1, slots do
+    local before = (number - 1) * width + 6
+    lanes[2 * number - 1], lanes[2 * number] = KEYS[before + steps + 2], KEYS[before + steps + 3]
+    for step = 2, steps do
+      n = n + 1
+      others[n] = KEYS[before + step]
     end
-    local open = redis.call('ZRANGEBYSCORE', slot.waits, '-inf', string.format('%.0f', by),
-      'LIMIT', 0, SORTED + most)
-    for i = 1, #open do place_key(slot, open[i], gates, by) end
-    if gates.siblings then -- what one of them waits for may have been freed in another
-      local held = redis.call('ZRANGEBYSCORE', slot.waits, '+inf', '+inf', 'LIMIT', 0, SORTED)
-      for i = 1, #held do place_key(slot, held[i], gates, by) end
-    end
-    slot.laned = redis.call('EXISTS', slot.turns, slot.waits) > 0
   end
+  if gates.fair or redis.call('EXISTS', unpack(lanes)) > 0 then
+    for _, slot in ipairs(each_slot()) do
+      if gates.fair then
+        if sort_due(slot, horizon, math.min(SORTED + math.ceil(most / slots), 1000), gates, by) then
+          unsorted = true
+          -- A key that has just come beside a backlog does not wait until all of that is sorted.
+          if not gates.serial then sort_due(slot, horizon, SORTED, gates, by, true) end
+        end
+        local others = redis.call('ZRANGEBYSCORE', slot.turns, NO_TURN, '+inf', 'LIMIT', 0, SORTED)
+        for i = 1, #others do place_key(slot, others[i], gates, by) end
+      end
+      local open = redis.call('ZRANGEBYSCORE', slot.waits, '-inf', string.format('%.0f', by),
+        'LIMIT', 0, SORTED + most)
+      for i = 1, #open do place_key(slot, open[i], gates, by) end
+      if gates.siblings then -- what one of them waits for may have been freed in another
+        local held = redis.call('ZRANGEBYSCORE', slot.waits, '+inf', '+inf', 'LIMIT', 0, SORTED)
+        for i = 1, #held do place_key(slot, held[i], gates, by) end
+      end
+      slot.laned = redis.call('EXISTS', slot.turns, slot.waits) > 0
+    end
+  end
+  if n > 0 and redis.call('EXISTS', unpack(others)) > 0 then used = steps end
 end
-if gates.key_rate or gates.fair then sweep_lanes(all[now % slots + 1], SWEPT, now) end
+if gates.key_rate or gates.fair then
+  local number, part = now % slots + 1, 6 + steps
+  sweep_lanes({pace = redis_key(number, part + 4), tags = redis_key(number, part + 5)}, SWEPT, now)
+end
 
 local running, opens = 0, whole_opens_at(gate, gates, by)
 if gates.most then running = tonumber(redis.call('HGET', gate.busy, '') or 0) end
+local whole_most, key_most = gates.most or math.huge, gates.key_most or math.huge
+local key_rate, key_slack = gates.key_rate, gates.key_slack
 local function queue_opens() -- when the whole queue may start something; nil: when a place is free
-  if gates.most and running >= gates.most then return nil end
+  if running >= whole_most then return nil end
   return opens
 end
 
--- Which steps hold anything: the first nearly always, the others rarely.
-local used = 1
-if steps > 1 then
-  local others = {}
-  for _, slot in ipairs(all) do
-    for step = 2, steps do others[#others + 1] = slot.stores[step] end
-  end
-  if redis.call('EXISTS', unpack(others)) > 0 then used = steps end
-end
+-- What is known of a key: how many run, when the rate opens, what holds it, whether it has a lane but
+-- may start nothing of that, whether it may; the next entry of its lane, if that is known; and the key.
+local RAN, OPENS, HOLDER, WAITS, IN_TURNS, HEAD, KEY = 1, 2, 3, 4, 5, 6, 7
 
-local function key_opens_at(slot, key)
-  local opens = opens_at(slot, key, gates, by)
-  for _, other in ipairs(gates.siblings or {}) do
-    opens = math.max(opens, opens_at(other, key, gates, by))
-  end
-  return opens
-end
+-- By slot: the order of what comes next of what is not sorted, or false; when something is due later.
+local nexts, future = {}, {}
 
--- Learns what is to be known of a key: how many run, when the rate opens, what holds it, and whether
--- it has a lane, and may start something of that.
-local function learn(slot, key)
-  local known = {ran = 0, opens = 0}
-  if key ~= '' then
-    if gates.siblings then
-      known.ran = running_of(slot, key, gates)
-    elseif gates.key_most then
-      known.ran = tonumber(redis.call('HGET', slot.busy, key) or 0)
-    end
-    if gates.key_rate then known.opens = key_opens_at(slot, key) end
-    if gates.serial then known.holder = redis.call('HGET', slot.holders, key) or nil end
-  end
-  if slot.laned then
-    known.in_turns = redis.call('ZSCORE', slot.turns, key)
-    known.waits = redis.call('ZSCORE', slot.waits, key)
-  end
-  slot.keys[key] = known
-  return known
-end
-
--- Reads on in what is not sorted: the next that is due, or when the next is due.
-local chunk = math.min(math.floor(most / slots) + 2, 500)
-local function read(slot)
-  slot.ids = nil
-  while slot.step <= used do
-    local some = redis.call('ZRANGEBYSCORE', slot.stores[slot.step], 0, '+inf', 'WITHSCORES',
-      'LIMIT', slot.from, chunk)
-    local first = tonumber(some[2] or '')
-    if first and first <= horizon then
-      slot.ids, slot.at, slot.from = some, 1, slot.from + #some / 2
-      return
-    end
-    if first then
-      local us = action_time(first)
-      if not slot.future or us < slot.future then slot.future = us end
-    end
-    slot.step, slot.from = slot.step + 1, 0
-  end
-end
-
--- The order of what comes next of a slot: of what is not sorted, and of keys with a lane.
-local function look_at_turns(slot)
-  if not slot.laned then return end
-  local head = redis.call('ZRANGE', slot.turns, 0, 0, 'WITHSCORES')
-  slot.turn, slot.order = head[1], tonumber(head[2] or '')
-end
-local function next_unsorted(slot)
-  if not slot.ids then return nil end
-  local score = tonumber(slot.ids[slot.at + 1])
-  if score > horizon then
-    local us = action_time(score)
-    if not slot.future or us < slot.future then slot.future = us end
-    slot.ids, slot.step, slot.from = nil, slot.step + 1, 0
-    read(slot)
-    return next_unsorted(slot)
-  end
-  return (slot.step - 1) * 4e15 + score
-end
-local function pass(slot)
-  slot.at = slot.at + 2
-  if slot.at > #slot.ids then
-    if #slot.ids < 2 * chunk then slot.step, slot.from = slot.step + 1, 0 end
-    read(slot)
-  end
-  slot.next = next_unsorted(slot)
-end
-
-for _, slot in ipairs(all) do
-  look_at_turns(slot)
-  if not gates.fair or not unsorted then
-    read(slot)
-    slot.next = next_unsorted(slot)
-  end
-end
-
-local virtual = 0
-if gates.fair then
-  for _, slot in ipairs(all) do
-    virtual = math.max(virtual, tonumber(redis.call('ZSCORE', slot.tags, '!') or 0))
-  end
-end
-
-local order, looks, left, budget, taken = {}, LOOKS + most, 0, tonumber(ARGV[18]), 0
-
--- Chooses a message to be started at `at`; whether there is room for it.
-local function choose(slot, step, id, score, token, key, at)
-  if most > 1 then
-    budget = budget - redis.call('HSTRLEN', slot.body, id)
-    if budget < 0 and taken > 0 then return false end
-  end
-  taken, running, begun[key] = taken + 1, running + 1, true
-  local of_key = slot.keys[key]
-  of_key.ran = of_key.ran + 1
-  if gates.key_rate and key ~= '' then
-    of_key.opens = math.max(of_key.opens + gates.key_slack, at) + gates.key_rate - gates.key_slack
-  end
-  if gates.serial and key ~= '' then of_key.holder = id end
-  if gates.rate then opens = math.max(opens + gates.slack, at) + gates.rate - gates.slack end
-  order[taken] = {slot, step, id, score, token, key, at}
-  return true
-end
-
--- When a message of a key may start, or nil if it may not within the horizon.
-local function startable(slot, key, id, allowed)
-  local of_key = slot.keys[key]
-  if key == '' then return allowed end
-  if gates.siblings and begun[key] then return nil end
-  if gates.key_most and of_key.ran >= gates.key_most or of_key.opens > by then return nil end
-  if gates.siblings and gates.serial and not of_key.holder
-      and held_by(slot, key, gates) == false then return nil end
-  if of_key.holder and of_key.holder ~= id then
-    if held_by(slot, key, gates) ~= nil then return nil end
-    of_key.holder = nil
-  end
-  return math.max(of_key.opens, allowed)
-end
+-- What is to be delivered: slot, step, id, score, ...; and token, what is known of its key, when its
+-- limits let it start, ...
+local order, more, taken, left = roomy(), roomy(), 0, 0
 
 local function touch(slot, key)
-  slot.touched = slot.touched or {}
-  slot.touched[key] = true
+  slot[TOUCHED] = slot[TOUCHED] or {}
+  slot[TOUCHED][key] = true
 end
 
-while true do
-  local slot, first, in_lane
-  for number = 1, slots do
-    local one = all[number]
-    if one.turn and (not first or one.order < first) then slot, first, in_lane = one, one.order, true end
-    if one.next and (not first or one.next < first) then slot, first, in_lane = one, one.next, false end
-  end
-  if not slot then break end
-  local allowed = queue_opens()
-  if not allowed or allowed > by then break end
-  if taken >= most or looks <= 0 then
-    left = 1
-    break
-  end
-  allowed = math.max(allowed, now)
-  looks = looks - 1
-  if in_lane then
-    local key, entry = slot.turn, nil
-    if not slot.keys[key] then learn(slot, key) end
-    if gates.serial and key ~= '' then entry = held_by(slot, key, gates) end
-    if entry == nil then entry = head_of(slot, key) end
-    local step, score, id
-    if entry then step, score, id = read_entry(entry) end
-    local at = entry and startable(slot, key, id, allowed)
-    local chosen = false
-    if at then
-      local stands = tonumber(redis.call('ZSCORE', slot.stores[step], id) or '') == sorted_score(score)
-      local token = stands and redis.call('HGET', slot.tokens, id)
-      if token and not is_still(token, score) then token = false end
-      if stands and key_of(token) == key then
-        if not choose(slot, step, id, score, token, key, math.max(at, action_time(score))) then
-          left = 1
-          break
-        end
-        chosen = true
-        looks = looks + 1
-      end
-      redis.call('ZREM', slot.lanes, entry)
-    end
-    touch(slot, key)
-    if chosen and gates.fair then
-      virtual = math.max(virtual, slot.order)
-      redis.call('ZADD', slot.tags, string.format('%.17g', virtual + 1 / weight_of(gates, key)), key,
-        string.format('%.17g', virtual), '!')
-    end
-    -- The rest of its lane, as far as it goes on in this call.
-    local rest = at and startable(slot, key, nil, allowed) and head_of(slot, key)
-    redis.call('ZREM', slot.turns, key)
-    if rest then
-      step, score = read_entry(rest)
-      redis.call('ZADD', slot.turns, string.format('%.17g', order_of(slot, key, step, score, gates)), key)
-    end
-    look_at_turns(slot)
-  else
-    local id, score, step = slot.ids[slot.at], tonumber(slot.ids[slot.at + 1]), slot.step
-    local token = redis.call('HGET', slot.tokens, id)
-    if token and not is_still(token, score) then token = false end
-    local key = key_of(token)
-    -- What has a lane whose turn may come is due later than this; what waits there is not.
-    local of_key = slot.keys[key] or learn(slot, key)
-    local at = (not of_key.waits or of_key.holder == id) and startable(slot, key, id, allowed)
-    if at then
-      if not choose(slot, step, id, score, token, key, math.max(at, action_time(score))) then
-        left = 1
-        break
-      end
-      looks = looks + 1
-      if of_key.in_turns or of_key.waits then touch(slot, key) end
-    else
-      of_key.waits = true
-      slot.sorted = slot.sorted or {}
-      local sorted = slot.sorted[step] or {scores = {}, entries = {}}
-      slot.sorted[step] = sorted
-      local n = #sorted.scores
-      sorted.scores[n + 1], sorted.scores[n + 2] = string.format('%.0f', sorted_score(score)), id
-      sorted.entries[n + 1], sorted.entries[n + 2] = 0, entry_of(key, step, score, id)
-      touch(slot, key)
-    end
-    pass(slot)
-  end
+do
+--< choose
 end
 
 -- Out of where they were, and their bodies read, in as few commands as there are slots and steps.
-for i = 1, taken do
-  local one = order[i]
-  local slot, step, id = one[1], one[2], one[3]
-  local out, ids = slot.out, slot.chosen
-  if not ids then
-    out, ids = {}, {}
-    slot.out, slot.chosen = out, ids
+local out = {}
+if used > 1 then
+  for i = 1, 4 * taken, 4 do
+    local store = all[order[i]].stores[order[i + 1]]
+    local ids = out[store]
+    if not ids then
+      ids = {}
+      out[store] = ids
+    end
+    ids[#ids + 1] = order[i + 2]
   end
-  local of_step = out[step]
-  if not of_step then
-    of_step = {}
-    out[step] = of_step
-  end
-  of_step[#of_step + 1] = id
-  ids[#ids + 1] = id
-  one[8] = #ids
+  for store, ids in pairs(out) do in_parts('ZREM', store, ids) end
 end
 for number = 1, slots do
   local slot = all[number]
-  local ids = slot.chosen
+  local ids = slot and slot[CHOSEN]
   if ids then
-    for step, of_step in pairs(slot.out) do in_parts('ZREM', slot.stores[step], of_step) end
+    if used == 1 then in_parts('ZREM', slot.stores[1], ids) end
     if #ids <= 1000 then
-      slot.bodies = redis.call('HMGET', slot.body, unpack(ids))
+      slot[BODIES] = redis.call('HMGET', slot.body, unpack(ids))
     else
-      slot.bodies = {}
+      slot[BODIES] = {}
       for from = 1, #ids, 1000 do
         local some = redis.call('HMGET', slot.body, unpack(ids, from, math.min(from + 999, #ids)))
-        for i = 1, #some do slot.bodies[from + i - 1] = some[i] end
+        for i = 1, #some do slot[BODIES][from + i - 1] = some[i] end
       end
     end
+    slot[SEEN], slot[LEASES], slot[BIRTHS] = 0, {}, {}
   end
-  if slot.sorted then
-    for step, sorted in pairs(slot.sorted) do
+  if slot and slot[GONE] then in_parts('ZREM', slot.lanes, slot[GONE]) end
+  if slot and slot[SORTS] then
+    for step, sorted in pairs(slot[SORTS]) do
       in_parts('ZADD', slot.stores[step], sorted.scores)
       in_parts('ZADD', slot.lanes, sorted.entries)
     end
   end
 end
 
-local messages, gave, again = {}, {}, {}
-local lease = now_ms + terms.visibility
-local simple = not terms.ttl and not terms.longest and not terms.own
-local place, key_place = gates.places and ',p1' or '', gates.places and ';p1' or ''
-local starts, whens = 0, {}
--- What is not delivered after all has used nothing of the rate.
-opens = whole_opens_at(gate, gates, by)
-for i = 1, taken do
-  local one = order[i]
-  local slot, step, id, score, token, key, at = one[1], one[2], one[3], one[4], one[5], one[6], one[7]
-  local envelope = slot.bodies[one[8]]
-  local low = 32 * (step - 1) + (score % 1000 < 32 and score % 1000 or untried)
-  local birth, ends
-  if not envelope then
-    redis.call('HDEL', slot.reasons, id)
-    redis.call('HDEL', slot.tokens, id)
-    bare[#bare + 1], bare[#bare + 2] = slot.index, id
-  elseif simple and (not token or string.byte(token, 2) == 107 and string.byte(token) == 59
-      and not string.find(token, ',', 1, true)) then
-    -- As deliver.lua has it: most have no trait but their key.
-    birth, ends = name .. (token and token .. place or key_place), lease
-  else
-    birth, ends = deliver(token, score, name, now_ms, terms)
-    if not birth then
-      expire(slot.body, slot.dead, slot.reasons, slot.tokens, id, now_ms * 1000 + low, terms.drop)
-      expired[#expired + 1], expired[#expired + 2] = slot.index, id
-    end
-  end
-  if birth then
-    starts = starts + 1
-    if gates.rate then opens = math.max(opens + gates.slack, at) + gates.rate - gates.slack end
-    slot.leases, slot.births = slot.leases or {}, slot.births or {}
-    local n = #slot.leases
-    slot.leases[n + 1], slot.leases[n + 2] = ends * 1000 + low, id
-    slot.births[n + 1], slot.births[n + 2] = id, birth
-    n = #messages
-    messages[n + 1], messages[n + 2] = slot.index, step - 1
-    local when = at > now and at > action_time(score) and math.ceil(at) or 0
-    messages[n + 3] = {id, birth, when}
-    messages[n + 4], messages[n + 5] = score, envelope
-    n = #gave
-    gave[n + 1], gave[n + 2], gave[n + 3], gave[n + 4] = slot.index + 1, step, id, score
-    again[#again + 1], again[#again + 2] = n + 1, birth
-    if when > 0 then whens[tostring(n + 1)] = string.format('%.0f', when) end
-    if key ~= '' then
-      slot.begun = slot.begun or {}
-      slot.begun[key] = (slot.begun[key] or 0) + 1
-      if gates.serial and not gates.later then redis.call('HSET', slot.holders, key, id) end
-    end
-  elseif key ~= '' then
-    touch(slot, key)
-    slot.keys[key].ran = slot.keys[key].ran - 1
-  end
-end
-for _, slot in ipairs(all) do
-  if slot.leases then
-    in_parts('ZADD', slot.prepare, slot.leases)
-    in_parts('HSET', slot.tokens, slot.births)
-  end
-  if slot.begun then
-    local busy, pace = {}, {}
-    for key in pairs(slot.begun) do
-      local of_key = slot.keys[key]
-      busy[#busy + 1], busy[#busy + 2] = key, of_key.ran
-      if gates.key_rate then
-        pace[#pace + 1] = string.format('%.17g', of_key.opens + gates.key_slack)
-        pace[#pace + 1] = key
+local messages, births, whens, starts = roomy(), {}, {}, 0
+do
+  local again, later, at = {}, {}, 0
+  local lease = now_ms + terms.visibility
+  local simple = not terms.ttl and not terms.longest and not terms.own
+  local place, key_place = gates.places and ',p1' or '', gates.places and ';p1' or ''
+  local holds = gates.serial and not gates.later
+  -- What is not delivered after all has used nothing of the rate.
+  opens = whole_opens_at(gate, gates, by)
+  for i = 1, taken do
+    local n = 4 * i
+    local slot, step, id, score = all[order[n - 3]], order[n - 2], order[n - 1], order[n]
+    local token, of_key, start = more[3 * i - 2], more[3 * i - 1], more[3 * i]
+    local key = of_key[KEY]
+    local seen = slot[SEEN] + 1
+    slot[SEEN] = seen
+    local envelope = slot[BODIES][seen]
+    local low = score % 1000
+    low = 32 * (step - 1) + (low < 32 and low or untried)
+    local birth, ends
+    if not envelope then
+      redis.call('HDEL', redis_key(slot.index + 1, 5), id)
+      redis.call('HDEL', slot.tokens, id)
+      bare[#bare + 1], bare[#bare + 2] = slot.index, id
+    elseif simple and (not token or string.byte(token, 2) == 107 and string.byte(token) == 59
+        and not string.find(token, ',', 1, true)) then
+      -- As deliver.lua has it: most have no trait but their key.
+      birth, ends = name .. (token and token .. place or key_place), lease
+    else
+      birth, ends = deliver(token, score, name, now_ms, terms)
+      if not birth then
+        local number = slot.index + 1
+        expire(slot.body, redis_key(number, 4), redis_key(number, 5), slot.tokens, id,
+          now_ms * 1000 + low, terms.drop)
+        expired[#expired + 1], expired[#expired + 2] = slot.index, id
       end
     end
-    if gates.key_most and not gates.siblings then
-      in_parts('HSET', slot.busy, busy)
-    elseif gates.places then
-      for key, count in pairs(slot.begun) do redis.call('HINCRBY', slot.busy, key, count) end
+    if birth then
+      starts = starts + 1
+      if gates.rate then opens = math.max(opens + gates.slack, start) + gates.rate - gates.slack end
+      local part = slot[LEASES]
+      local m = #part
+      part[m + 1], part[m + 2] = ends * 1000 + low, id
+      part = slot[BIRTHS]
+      part[m + 1], part[m + 2] = id, birth
+      messages[at + 1], messages[at + 2], messages[at + 3] = slot.index, step - 1, id
+      messages[at + 4], messages[at + 5] = score, envelope
+      at, births[starts] = at + 5, birth
+      -- That it is due later says enough.
+      if start > now and start > action_time(score) then
+        local when = math.ceil(start)
+        whens[#whens + 1], whens[#whens + 2] = starts - 1, when
+        if remember then later[tostring(n - 3)] = string.format('%.0f', when) end
+      end
+      if remember then
+        again[#again + 1], again[#again + 2] = n - 3, birth
+      end
+      if key ~= '' then
+        part = slot[RUN]
+        if not part then
+          part = {}
+          slot[RUN], slot[PACED], slot[HELD] = part, key_rate and {}, holds and {}
+        end
+        m = #part
+        part[m + 1], part[m + 2] = key, of_key[RAN]
+        if key_rate then
+          part = slot[PACED]
+          part[m + 1], part[m + 2] = of_key[OPENS] + key_slack, key
+        end
+        if holds then
+          part = slot[HELD]
+          part[m + 1], part[m + 2] = key, id
+        end
+      end
+    elseif key ~= '' then
+      touch(slot, key)
+      of_key[RAN] = of_key[RAN] - 1
+      slot[UNDONE] = true
     end
-    if #pace > 0 then in_parts('ZADD', slot.pace, pace) end
   end
-  for key in pairs(slot.touched or {}) do place_key(slot, key, gates, by) end
-end
-if starts > 0 and gates.places then redis.call('HINCRBY', gate.busy, '', starts) end
-if starts > 0 and gates.rate then
-  redis.call('ZADD', gate.pace, string.format('%.17g', opens + gates.slack), '')
+  for number = 1, slots do
+    local slot = all[number]
+    if slot and slot[LEASES] and slot[LEASES][1] then
+      in_parts('ZADD', slot.prepare, slot[LEASES])
+      in_parts('HSET', slot.tokens, slot[BIRTHS])
+      local ran = slot[RUN]
+      if ran then
+        if gates.siblings then
+          for i = 1, gates.places and #ran or 0, 2 do redis.call('HINCRBY', slot.busy, ran[i], 1) end
+        elseif gates.places then
+          for i = 1, slot[UNDONE] and #ran or 0, 2 do ran[i + 1] = slot[KNOWN][ran[i]][RAN] end
+          in_parts('HSET', slot.busy, ran)
+        end
+        if key_rate then in_parts('ZADD', slot.pace, slot[PACED]) end
+        if holds then in_parts('HSET', slot.holders, slot[HELD]) end
+      end
+    end
+    if slot and slot[TOUCHED] then
+      for key in pairs(slot[TOUCHED]) do place_key(slot, key, gates, by) end
+    end
+  end
+  if starts > 0 and gates.places then redis.call('HINCRBY', gate.busy, '', starts) end
+  if starts > 0 and gates.rate then redis.call('ZADD', gate.pace, opens + gates.slack, '') end
+  if remember and starts > 0 then
+    local gives = name .. '\n' .. cmsgpack.pack({order, again, later}) -- for recall.lua
+    redis.call('SET', given, gives, 'EX', ARGV[17])
+  end
 end
 running = running - taken + starts
-if ARGV[17] ~= '0' and starts > 0 then
-  redis.call('SET', given, name .. '\n' .. cmsgpack.pack({gave, again, whens}), 'EX', ARGV[17]) -- for recall.lua
-end
 
 local allowed = queue_opens()
 if allowed and allowed <= by and left == 0 then
-  for _, slot in ipairs(all) do
-    if slot.laned or slot.touched then
+  for number = 1, slots do
+    local slot = all[number]
+    if slot and (slot.laned or slot[TOUCHED]) then
       if follow_gates(slot, SORTED, gates, by) then unsorted = true end
       if not unsorted and redis.call('EXISTS', slot.turns) == 1 then unsorted = true end
     end
@@ -494,16 +376,32 @@ if allowed and allowed <= by and left == 0 then
 end
 if not allowed or allowed > by then
   -- The whole queue waits. Some of what is due is sorted, so that it is known which keys do.
-  for _, slot in ipairs(all) do
-    if slot.next then
-      sort_due(slot, horizon, 20, gates, by)
-      touch(slot, '')
+  for number = 1, slots do
+    if nexts[number] then
+      sort_due(slot_at(number), horizon, 20, gates, by)
+      touch(slot_at(number), '')
     end
   end
 end
-for _, slot in ipairs(all) do
-  -- Of a slot without lanes it is known when something may start next.
-  if not slot.laned and not slot.touched then slot.first = slot.next and now or slot.future or false end
+-- Slots with an announcement up to then that nobody has claimed, which serves for what is left.
+local open, unclaimed, known_open = {}, {}, wake and not gates.most and not gates.rate
+if known_open then
+  unclaimed = redis.call('ZRANGEBYSCORE', wake, '-inf', string.format('%.0f', by),
+    'LIMIT', 0, 4 * slots)
 end
-announce_openings(all, gates, gate, wake, ARGV[14] == '0', by, now, allowed)
-return {now, left, messages, bare, rolled, died, dropped, expired, said, unsaid}
+for i = 1, #unclaimed do open[string.match(unclaimed[i], '^%d+')] = true end
+local rest = {}
+for number = 1, slots do
+  local slot, first = all[number], nil
+  -- Of a slot without lanes it is known when something may start next.
+  if not slot or not slot.laned and not slot[TOUCHED] then
+    first = nexts[number] and now or future[number] or false
+  end
+  if not first or first > by or not open[ARGV[21 + number]] then
+    slot = slot_at(number)
+    slot.first = first
+    rest[#rest + 1] = slot
+  end
+end
+announce_openings(rest, gates, gate, wake, ARGV[14] == '0', by, now, allowed)
+return {now, left, messages, bare, rolled, died, dropped, expired, births, whens, said, unsaid}
