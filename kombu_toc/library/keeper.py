@@ -10,10 +10,11 @@ from collections.abc import Sequence
 
 from ..center.center import TimeoutCenter
 from . import statuses
+from .becoming import DAY_US
 from .putting import Putter
 from .reconcile import LOOK_INTERVAL, Reconciler
 from .records import Key, Row, now_us
-from .store import CHUNK, DAY_US, Store
+from .store import CHUNK, Store
 
 logger = logging.getLogger(__name__)
 

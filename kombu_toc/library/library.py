@@ -10,10 +10,11 @@ from ..errors import LibraryError
 from ..model.records import Disagreement, LibraryStatus, Rebuilt, Record, RecordPage
 from ..model.results import Cancelled, Rescheduled
 from . import migrate, statuses
+from .becoming import DAY_US
 from .rebuild import Rebuild
 from .reconcile import Comparison
 from .records import now_us
-from .store import DAY_US, Store
+from .store import Store
 
 #: Records that are read at a time where all are meant.
 PAGE = 500

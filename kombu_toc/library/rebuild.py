@@ -10,14 +10,14 @@ from operator import attrgetter
 from ..center.center import TimeoutCenter
 from ..model.records import Rebuilt
 from . import statuses
+from .ahead import reading_ahead
 from .putting import Putter
 from .records import Row, expires_us, lease_us, now_us
 from .shards import Shard
 from .store import Store
 
 #: Rows that a statement reads, and that are put together.
-PAGE = 2000
-TOGETHER = 4000
+PAGE = TOGETHER = 2000
 
 
 def rows_by_time(store: Store, shard: Shard, place: int) -> Iterator[Row]:
@@ -48,27 +48,35 @@ class Rebuild:
             rows_by_time(store, shard, place) for shard in store.shards.all for place in places
         ]
         soonest = heapq.merge(*sources, key=attrgetter("action_us"))
-        while batch := list(itertools.islice(soonest, TOGETHER)):
-            wanted, taken, ended = self._wanted(batch)
-            put = self._putter.put(wanted)
-            unplaced = [row.key for row in wanted if row.place == statuses.NOT_PUT]
-            if unplaced:
-                store.place(unplaced, statuses.IN_REDIS)
-            done = Rebuilt(
-                done.rows + len(batch),
-                max(done.of_rows, done.rows + len(batch)),
-                done.put + put,
-                done.taken + taken,
-                done.ended + ended,
-            )
-            if on_progress is not None:
-                on_progress(done)
+
+        def batches() -> Iterator[tuple[int, list[Row], int, int]]:
+            while batch := list(itertools.islice(soonest, TOGETHER)):
+                yield len(batch), *self._wanted(batch)
+
+        # The database works while Redis does.
+        with reading_ahead(batches) as read:
+            for number, wanted, taken, ended in read:
+                put = self._putter.put(wanted)
+                unplaced = [row.key for row in wanted if row.place == statuses.NOT_PUT]
+                if unplaced:
+                    store.place(unplaced, statuses.IN_REDIS)
+                done = Rebuilt(
+                    done.rows + number,
+                    max(done.of_rows, done.rows + number),
+                    done.put + put,
+                    done.taken + taken,
+                    done.ended + ended,
+                )
+                if on_progress is not None:
+                    on_progress(done)
         return done
 
     def _wanted(self, batch: list[Row]) -> tuple[list[Row], int, int]:
         """Of some rows, those that are to be in Redis; how many are left to the workers that have
         taken them, and how many have ended."""
-        over = self._store.ended_of([row.key for row in batch])
+        over = self._store.ended_of(
+            [row.key for row in batch], since_us=min(row.created_us for row in batch)
+        )
         now, limits = now_us(), self._center.limits
         wanted: list[Row] = []
         taken = ended = 0

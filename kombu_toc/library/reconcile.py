@@ -145,7 +145,9 @@ class Reconciler:
     def _put(self, rows: Sequence[Row]) -> int:
         if not rows:
             return 0
-        over = self._store.ended_of([row.key for row in rows])
+        over = self._store.ended_of(
+            [row.key for row in rows], since_us=min(row.created_us for row in rows)
+        )
         self._store.forget([row.key for row in rows if row.key in over])
         wanted = [row for row in rows if row.key not in over]
         self._store.record(

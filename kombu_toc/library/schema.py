@@ -46,8 +46,8 @@ IS_FAR = f"place = {FAR}"
 
 
 class Name(TypeDecorator[str]):
-    """A text that tells one row from another. MySQL compares texts without regard to case and to
-    spaces at their ends; so it is given bytes."""
+    """A text that tells one row from another, for MySQL. It compares texts without regard to case
+    and to spaces at their ends; so it is given bytes."""
 
     impl = String
     cache_ok = True
@@ -57,19 +57,24 @@ class Name(TypeDecorator[str]):
         self.length = length
 
     def load_dialect_impl(self, dialect: Any) -> Any:
-        if dialect.name in ("mysql", "mariadb"):
-            return dialect.type_descriptor(mysql.VARBINARY(4 * self.length))
-        if dialect.name == "postgresql":
-            return dialect.type_descriptor(String(self.length, collation="C"))
-        return dialect.type_descriptor(String(self.length))
+        return dialect.type_descriptor(mysql.VARBINARY(4 * self.length))
 
     def process_bind_param(self, value: str | None, dialect: Any) -> Any:
-        if value is not None and dialect.name in ("mysql", "mariadb"):
-            return value.encode()
-        return value
+        return None if value is None else value.encode()
 
     def process_result_value(self, value: Any, dialect: Any) -> str | None:
         return value.decode() if isinstance(value, bytes) else value
+
+
+def _name(length: int) -> Any:
+    """The type of a text that tells one row from another. Elsewhere than in MySQL, Python has
+    nothing to do for its values."""
+    in_postgresql = String(length, collation="C")
+    return (
+        String(length)
+        .with_variant(in_postgresql, "postgresql")
+        .with_variant(Name(length), "mysql", "mariadb")
+    )
 
 
 #: Of any text, whatever the database keeps where nothing is said.
@@ -93,16 +98,16 @@ COMMON = (
 
 def _columns() -> list[Column[Any]]:
     return [
-        Column("id", Name(MAX_ID), nullable=False),
-        Column("token", Name(16), nullable=False),
-        Column("topic", Name(255), nullable=False),
+        Column("id", _name(MAX_ID), nullable=False),
+        Column("token", _name(16), nullable=False),
+        Column("topic", _name(255), nullable=False),
         Column("status", SmallInteger, nullable=False),
         Column("action_us", BigInteger, nullable=False),
-        Column("task", Name(255)),
-        Column("biz_type", Name(64)),
-        Column("biz_id", Name(MAX_ID)),
+        Column("task", _name(255)),
+        Column("biz_type", _name(64)),
+        Column("biz_id", _name(MAX_ID)),
         Column("attempts", SmallInteger, nullable=False),
-        Column("worker", Name(255)),
+        Column("worker", _name(255)),
         Column("error", _ERROR),
         Column("created_us", BigInteger, nullable=False),
         Column("modified_us", BigInteger, nullable=False),
@@ -119,7 +124,7 @@ def tables(number: int) -> ShardTables:
         *_columns(),
         Column("place", SmallInteger, nullable=False),
         Column("priority", SmallInteger, nullable=False),
-        Column("basis", Name(MAX_ID)),
+        Column("basis", _name(MAX_ID)),
         Column("traits", String(1000), nullable=False),
         Column("body", _BODY, nullable=False),
         PrimaryKeyConstraint("id", "token", "topic"),
@@ -164,7 +169,7 @@ LAYOUT = Table(
 TOPICS = Table(
     "toc_library_topics",
     _METADATA,
-    Column("name", Name(255), primary_key=True),
+    Column("name", _name(255), primary_key=True),
     Column("declaration", Text, nullable=False),
     Column("modified_us", BigInteger, nullable=False),
 )

@@ -5,30 +5,25 @@ from __future__ import annotations
 import heapq
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, Table, and_, delete, func, select, tuple_, update
+from sqlalchemy import Connection, RowMapping, Table, delete, func, select, tuple_, update
 
 from ..client.databases import DatabaseURL
 from ..errors import LibraryError
 from ..model.records import Record, RecordPage
 from ..model.topic import Declaration
-from . import outbox, statuses
+from . import becoming, outbox, statuses
+from .becoming import DAY_US, are
 from .records import Event, Key, Row, now_us
 from .schema import COMMON, LAYOUT, TOPICS
 from .shards import Database, Shard, Shards
 
 #: Rows that one statement names.
 CHUNK = 500
-
-#: Microseconds of a day: history is kept by days.
-DAY_US = 86_400_000_000
-
-#: What of a record is written again if a message ends once more on the same day.
-_ENDED = ("status", "action_us", "attempts", "worker", "error", "modified_us")
 
 _ORDER = ("action_us", "id", "token", "topic")
 
@@ -41,15 +36,6 @@ def _chunks(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
 def _columns(table: Table) -> list[Any]:
     """The columns of a row."""
     return [table.c[name] for name in Row._fields]
-
-
-def _are(table: Table, keys: Iterable[Key]) -> Any:
-    """That a row is one of these."""
-    # The id as well, for whichever optimizer does not take the whole for a key.
-    keys = list(keys)
-    columns = table.c
-    whole = tuple_(columns.id, columns.token, columns.topic).in_(keys)
-    return and_(columns.id.in_([id for id, _, _ in keys]), whole)
 
 
 class Store:
@@ -104,7 +90,7 @@ class Store:
             for chunk in _chunks(some):
                 # To read waits for nobody, where to write may wait for the caller's transaction.
                 there = shard.database.read(
-                    select(table.c.id).where(_are(table, chunk), table.c.place == statuses.NOT_PUT)
+                    select(table.c.id).where(are(table, chunk), table.c.place == statuses.NOT_PUT)
                 )
                 if there:
                     found += self.claim(shard, chunk, by)
@@ -120,7 +106,7 @@ class Store:
     def withdraw(self, row: Row) -> None:
         """Delete a row whose message was refused: it was never sent."""
         shard = self.shards.of(row.id)
-        statement = delete(shard.tables.pending).where(_are(shard.tables.pending, [row.key]))
+        statement = delete(shard.tables.pending).where(are(shard.tables.pending, [row.key]))
         shard.database.execute(statement)
 
     def forget(self, keys: Sequence[Key]) -> None:
@@ -128,14 +114,14 @@ class Store:
         for shard, some in self.shards.divided(keys, lambda key: key[0]).items():
             table = shard.tables.pending
             for chunk in _chunks(some):
-                shard.database.execute(delete(table).where(_are(table, chunk)))
+                shard.database.execute(delete(table).where(are(table, chunk)))
 
     def place(self, keys: Sequence[Key], place: int) -> None:
         """Note whether the messages of these rows are in Redis."""
         for shard, some in self.shards.divided(keys, lambda key: key[0]).items():
             table = shard.tables.pending
             for chunk in _chunks(some):
-                which = _are(table, chunk)
+                which = are(table, chunk)
                 if place == statuses.NOT_PUT:  # what a worker has taken was put
                     which &= table.c.status == statuses.PENDING
                 statement = update(table).where(which).values(place=place)
@@ -151,9 +137,9 @@ class Store:
 
         def work(connection: Connection) -> list[Row]:
             claimed = (table.c.place == statuses.NOT_PUT) & (table.c.status == statuses.PENDING)
-            change = update(table).where(_are(table, keys), claimed)
+            change = update(table).where(are(table, keys), claimed)
             connection.execute(change.values(place=statuses.IN_REDIS, worker=by))
-            mine = select(*_columns(table)).where(_are(table, keys), table.c.worker == by)
+            mine = select(*_columns(table)).where(are(table, keys), table.c.worker == by)
             return [Row(*row) for row in connection.execute(mine).all()]
 
         return shard.database.run(work)
@@ -191,45 +177,8 @@ class Store:
             # In one order, so that two processes do not wait for each other.
             some.sort(key=lambda event: event.key)
             for chunk in _chunks(some):
-                shard.database.run(partial(self._record, shard, chunk))
-
-    def _record(self, shard: Shard, events: Sequence[Event], connection: Connection) -> None:
-        pending, history = shard.tables
-        moved: dict[tuple[int, int, str], list[Event]] = defaultdict(list)
-        ended: dict[Key, Event] = {}
-        for event in events:
-            if event.has_ended:
-                ended[event.key] = event
-            else:
-                moved[event.status, event.attempts, event.worker].append(event)
-        for (status, attempts, worker), some in moved.items():
-            changes: dict[str, Any] = {
-                "status": status,
-                "worker": worker or None,
-                "modified_us": max(event.at_us for event in some),
-            }
-            if status == statuses.TAKEN:
-                changes["place"] = statuses.IN_REDIS
-            if attempts:
-                changes["attempts"] = attempts
-            mine = _are(pending, [event.key for event in some])
-            connection.execute(update(pending).where(mine).values(**changes))
-        if not ended:
-            return
-        columns = [pending.c[name] for name in COMMON]
-        there = {
-            (row["id"], row["token"], row["topic"]): row
-            for row in connection.execute(
-                select(*columns).where(_are(pending, ended)).with_for_update()
-                if shard.database.dialect.partitions
-                else select(*columns).where(_are(pending, ended))
-            ).mappings()
-        }
-        written = [_ended(event, there.get(key)) for key, event in ended.items()]
-        keys = ("id", "token", "topic", "day")
-        statement = shard.database.dialect.upsert(history, keys, _ENDED)
-        connection.execute(statement, written)
-        connection.execute(delete(pending).where(_are(pending, ended)))
+                work = partial(becoming.write, shard.database.dialect, shard.tables, chunk)
+                shard.database.run(work)
 
     def _make_room(self, shard: Shard, days: set[int]) -> None:
         """See to it that history has a partition for these days."""
@@ -291,16 +240,19 @@ class Store:
                 found += _rows(shard.database, statement)
         return found
 
-    def ended_of(self, keys: Sequence[Key]) -> set[Key]:
-        """Which of these messages have ended, as far as history is kept."""
+    def ended_of(self, keys: Sequence[Key], since_us: int = 0) -> set[Key]:
+        """Which of these messages have ended, as far as history is kept.
+
+        since_us: when the first of them was sent: what has ended long before is not looked at
+        """
         found: set[Key] = set()
+        since = since_us // DAY_US - 1  # the clocks of two machines may differ
         for shard, some in self.shards.divided(keys, lambda key: key[0]).items():
-            history = shard.tables.history
-            columns = (history.c.id, history.c.token, history.c.topic)
             for chunk in _chunks(some):
-                statement = select(*columns).where(_are(history, chunk))
-                rows = shard.database.read(statement)
-                found.update((row["id"], row["token"], row["topic"]) for row in rows)
+                work = partial(
+                    becoming.ended_of, shard.database.dialect, shard.tables.history, chunk, since
+                )
+                found |= shard.database.run_single(work)
         return found
 
     def page(
@@ -341,7 +293,7 @@ class Store:
         for shard, some in self.shards.divided(keys, lambda key: key[0]).items():
             table = shard.tables.pending
             for chunk in _chunks(some):
-                which = _are(table, chunk) & (table.c.status == statuses.TAKEN)
+                which = are(table, chunk) & (table.c.status == statuses.TAKEN)
                 shard.database.execute(update(table).where(which).values(modified_us=now_us()))
 
     def count(self) -> dict[str, int]:
@@ -428,7 +380,12 @@ class Store:
 
 
 def _rows(database: Database, statement: Any) -> list[Row]:
-    return [Row(*row.values()) for row in database.read(statement)]
+    """The rows that a SELECT of all columns finds."""
+
+    def work(connection: Connection) -> list[Row]:
+        return [Row(*row) for row in connection.execute(statement)]
+
+    return database.run_single(work)
 
 
 def _records(database: Database, statement: Any) -> list[Record]:
@@ -436,24 +393,6 @@ def _records(database: Database, statement: Any) -> list[Record]:
         Record(**{**row, "status": statuses.NAMES.get(row["status"], str(row["status"]))})
         for row in database.read(statement)
     ]
-
-
-def _ended(event: Event, row: RowMapping | None) -> dict[str, Any]:
-    """A row of history."""
-    id, token, topic = event.key
-    known = event.known if row is None else dict(row)
-    return {
-        **known,
-        "id": id,
-        "token": token,
-        "topic": topic,
-        "day": event.at_us // DAY_US,
-        "status": event.status,
-        "attempts": event.attempts or known.get("attempts", 0),
-        "worker": event.worker or known.get("worker"),
-        "error": event.error or known.get("error"),
-        "modified_us": event.at_us,
-    }
 
 
 def _read_after(text: str) -> tuple[Any, ...]:

@@ -1,0 +1,363 @@
+"""Writes what has become of messages, many in a statement, each kind of database in its own way.
+
+All that a statement needs of its messages comes as one value, or goes to the driver as one list:
+to name each of them in the statement's text would cost more than to change their rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import Connection, Table, and_, delete, select, text, tuple_, update
+from sqlalchemy.exc import ProgrammingError
+
+from . import statuses
+from .engines import Dialect
+from .records import Event, Key
+from .schema import COMMON, ShardTables
+
+#: Microseconds of a day: history is kept by days.
+DAY_US = 86_400_000_000
+
+#: What tells a row from every other.
+KEY = ("id", "token", "topic")
+
+#: What of a record is written again if a message ends once more on the same day.
+ENDED = ("status", "action_us", "attempts", "worker", "error", "modified_us")
+
+#: The columns of history that are a row's, whatever becomes of its message.
+_KEPT = ("id", "token", "topic", "action_us", "task", "biz_type", "biz_id", "created_us")
+
+#: The same, with those that an event gives; as history has them.
+_MOVED = (*_KEPT, "day", "status", "attempts", "worker", "error", "modified_us")
+
+
+def are(table: Table, keys: Iterable[Key]) -> Any:
+    """That a row is one of these."""
+    # The id as well, for whichever optimizer does not take the whole for a key.
+    keys = list(keys)
+    columns = table.c
+    whole = tuple_(columns.id, columns.token, columns.topic).in_(keys)
+    return and_(columns.id.in_([id for id, _, _ in keys]), whole)
+
+
+class Becoming:
+    """How it is written. These statements are for a database that has none of the ways below."""
+
+    def change(self, connection: Connection, pending: Table, events: Sequence[Event]) -> None:
+        """Give rows what has become of messages that have not ended."""
+        alike: dict[tuple[int, int, str], list[Event]] = defaultdict(list)
+        for event in events:
+            alike[event.status, event.attempts, event.worker].append(event)
+        for (status, attempts, worker), some in alike.items():
+            changes: dict[str, Any] = {
+                "status": status,
+                "worker": worker or None,
+                "modified_us": max(event.at_us for event in some),
+            }
+            if status == statuses.TAKEN:
+                changes["place"] = statuses.IN_REDIS
+            if attempts:
+                changes["attempts"] = attempts
+            mine = are(pending, [event.key for event in some])
+            connection.execute(update(pending).where(mine).values(**changes))
+
+    def move(self, connection: Connection, tables: ShardTables, events: Sequence[Event]) -> bool:
+        """Move the rows of messages that have ended to history. False if some have no rows: then
+        none is deleted yet."""
+        return False
+
+    def forget(self, connection: Connection, pending: Table, keys: Sequence[Key]) -> None:
+        """Delete the rows of messages that have ended."""
+        connection.execute(delete(pending).where(are(pending, keys)))
+
+    def ended_of(
+        self, connection: Connection, history: Table, keys: Sequence[Key], since: int
+    ) -> set[Key]:
+        """Which of these have ended on that day or later."""
+        reading = select(*(history.c[name] for name in KEY))
+        found = connection.execute(reading.where(are(history, keys), history.c.day >= since))
+        return {(id, token, topic) for id, token, topic in found}
+
+
+class SQLiteBecoming(Becoming):
+    """A statement for each message: there is no way to the database that would take time."""
+
+    def change(self, connection: Connection, pending: Table, events: Sequence[Event]) -> None:
+        connection.exec_driver_sql(
+            f"UPDATE {pending.name} SET status = ?, worker = ?, modified_us = ?, "
+            f"attempts = coalesce(?, attempts), place = coalesce(?, place) "
+            "WHERE id = ? AND token = ? AND topic = ?",
+            [
+                (
+                    *(event.status, event.worker or None, event.at_us, event.attempts or None),
+                    statuses.IN_REDIS if event.status == statuses.TAKEN else None,
+                    *event.key,
+                )
+                for event in events
+            ],
+        )
+
+    def move(self, connection: Connection, tables: ShardTables, events: Sequence[Event]) -> bool:
+        done = connection.exec_driver_sql(
+            _inserting(tables.history.name)
+            + f" SELECT {', '.join(_KEPT)}, ?, ?, coalesce(?, attempts), coalesce(?, worker), "
+            f"coalesce(?, error), ? FROM {tables.pending.name} "
+            "WHERE id = ? AND token = ? AND topic = ? " + _again("excluded"),
+            [
+                (
+                    *(event.at_us // DAY_US, event.status, event.attempts or None),
+                    *(event.worker or None, event.error or None, event.at_us, *event.key),
+                )
+                for event in events
+            ],
+        )
+        if done.rowcount < len(events):
+            return False
+        self.forget(connection, tables.pending, [event.key for event in events])
+        return True
+
+    def forget(self, connection: Connection, pending: Table, keys: Sequence[Key]) -> None:
+        connection.exec_driver_sql(
+            f"DELETE FROM {pending.name} WHERE id = ? AND token = ? AND topic = ?",
+            [tuple(key) for key in keys],
+        )
+
+
+class PostgreSQLBecoming(Becoming):
+    """The messages are one JSON, which the database makes rows of."""
+
+    _EVENTS = (
+        "(SELECT v ->> 0 AS id, v ->> 1 AS token, v ->> 2 AS topic, "
+        "CAST(v ->> 3 AS smallint) AS status, CAST(v ->> 4 AS smallint) AS attempts, "
+        "v ->> 5 AS worker, v ->> 6 AS error, CAST(v ->> 7 AS bigint) AS at_us "
+        "FROM jsonb_array_elements(CAST(:events AS jsonb)) AS v) AS e"
+    )
+    _SAME = " AND ".join(f"p.{name} = e.{name}" for name in KEY)
+
+    def change(self, connection: Connection, pending: Table, events: Sequence[Event]) -> None:
+        statement = _text(
+            f"UPDATE {pending.name} AS p SET status = e.status, worker = e.worker, "
+            "modified_us = e.at_us, attempts = coalesce(e.attempts, p.attempts), "
+            f"place = CASE e.status WHEN {statuses.TAKEN} THEN {statuses.IN_REDIS} "
+            f"ELSE p.place END FROM {self._EVENTS} WHERE {self._SAME}"
+        )
+        connection.execute(statement, {"events": _as_json(events)})
+
+    def move(self, connection: Connection, tables: ShardTables, events: Sequence[Event]) -> bool:
+        pending, history = tables.pending.name, tables.history.name
+        statement = _text(
+            _inserting(history)
+            + f" SELECT {', '.join(f'p.{name}' for name in _KEPT)}, e.at_us / {DAY_US}, e.status, "
+            "coalesce(e.attempts, p.attempts), coalesce(e.worker, p.worker), "
+            f"coalesce(e.error, p.error), e.at_us FROM {self._EVENTS} JOIN {pending} AS p "
+            # In one order, so that two processes do not wait for each other.
+            f"ON {self._SAME} ORDER BY p.id, p.token, p.topic " + _again("excluded")
+        )
+        if connection.execute(statement, {"events": _as_json(events)}).rowcount < len(events):
+            return False
+        self.forget(connection, tables.pending, [event.key for event in events])
+        return True
+
+    def forget(self, connection: Connection, pending: Table, keys: Sequence[Key]) -> None:
+        statement = _text(
+            f"DELETE FROM {pending.name} AS p USING {self._EVENTS} WHERE {self._SAME}"
+        )
+        connection.execute(statement, {"events": json.dumps(list(keys))})
+
+    def ended_of(
+        self, connection: Connection, history: Table, keys: Sequence[Key], since: int
+    ) -> set[Key]:
+        statement = _text(
+            f"SELECT p.id, p.token, p.topic FROM {self._EVENTS} JOIN {history.name} AS p "
+            f"ON {self._SAME} WHERE p.day >= :since"
+        )
+        found = connection.execute(statement, {"events": json.dumps(list(keys)), "since": since})
+        return {(id, token, topic) for id, token, topic in found}
+
+
+class MySQLBecoming(Becoming):
+    """As in PostgreSQL, from MariaDB 10.6 and MySQL 8 on. They do not say how many rows were
+    there that an INSERT was to take, so it is counted before."""
+
+    def __init__(self) -> None:
+        #: whether a database has said that it does not know such statements
+        self._plain = False
+
+    _EVENTS = (
+        "JSON_TABLE(:events, '$[*]' COLUMNS ("
+        + ", ".join(
+            f"{name} {kind.format('CHARACTER SET utf8mb4')} PATH '$[{at}]'"
+            for at, (name, kind) in enumerate(
+                (
+                    *(("id", "VARCHAR(255) {}"), ("token", "VARCHAR(16) {}")),
+                    *(("topic", "VARCHAR(255) {}"), ("status", "SMALLINT")),
+                    *(("attempts", "SMALLINT"), ("worker", "VARCHAR(255) {}")),
+                    *(("error", "TEXT {}"), ("at_us", "BIGINT")),
+                )
+            )
+        )
+        + ")) AS e"
+    )
+    _SAME = " AND ".join(f"p.{name} = CONVERT(e.{name} USING binary)" for name in KEY)
+
+    def change(self, connection: Connection, pending: Table, events: Sequence[Event]) -> None:
+        if not self._plain:
+            statement = _text(
+                f"UPDATE {self._EVENTS} STRAIGHT_JOIN {pending.name} AS p ON {self._SAME} "
+                "SET p.status = e.status, p.worker = CONVERT(e.worker USING binary), "
+                "p.modified_us = e.at_us, p.attempts = coalesce(e.attempts, p.attempts), "
+                f"p.place = CASE e.status WHEN {statuses.TAKEN} THEN {statuses.IN_REDIS} "
+                "ELSE p.place END"
+            )
+            if self._knows(connection, statement, _as_json(events)) is not None:
+                return
+        super().change(connection, pending, events)
+
+    def move(self, connection: Connection, tables: ShardTables, events: Sequence[Event]) -> bool:
+        if self._plain:
+            return False
+        pending, history = tables.pending.name, tables.history.name
+        rows = f"FROM {self._EVENTS} STRAIGHT_JOIN {pending} AS p ON {self._SAME}"
+        counting = _text(f"SELECT COUNT(*) {rows} FOR UPDATE")
+        said = _as_json(events)
+        counted = self._knows(connection, counting, said)
+        if counted is None or counted.scalar() < len(events):
+            return False
+        changes = ", ".join(f"{name} = VALUES({name})" for name in ENDED)
+        statement = _text(
+            _inserting(history)
+            + f" SELECT {', '.join(f'p.{name}' for name in _KEPT)}, e.at_us DIV {DAY_US}, "
+            "e.status, coalesce(e.attempts, p.attempts), "
+            "coalesce(CONVERT(e.worker USING binary), p.worker), coalesce(e.error, p.error), "
+            f"e.at_us {rows} ON DUPLICATE KEY UPDATE {changes}"
+        )
+        connection.execute(statement, {"events": said})
+        self.forget(connection, tables.pending, [event.key for event in events])
+        return True
+
+    def forget(self, connection: Connection, pending: Table, keys: Sequence[Key]) -> None:
+        if not self._plain:
+            statement = _text(
+                f"DELETE p FROM {self._EVENTS} STRAIGHT_JOIN {pending.name} AS p ON {self._SAME}"
+            )
+            if self._knows(connection, statement, json.dumps(list(keys))) is not None:
+                return
+        super().forget(connection, pending, keys)
+
+    def ended_of(
+        self, connection: Connection, history: Table, keys: Sequence[Key], since: int
+    ) -> set[Key]:
+        if not self._plain:
+            statement = _text(
+                f"SELECT p.id, p.token, p.topic FROM {self._EVENTS} "
+                f"STRAIGHT_JOIN {history.name} AS p ON {self._SAME} WHERE p.day >= {since:d}"
+            )
+            found = self._knows(connection, statement, json.dumps(list(keys)))
+            if found is not None:
+                return {(id.decode(), token.decode(), of.decode()) for id, token, of in found}
+        return super().ended_of(connection, history, keys, since)
+
+    def _knows(self, connection: Connection, statement: Any, said: str) -> Any:
+        """Run a statement; None if this database does not know its kind."""
+        try:
+            return connection.execute(statement, {"events": said})
+        except ProgrammingError:
+            # It has changed nothing, and the transaction goes on.
+            self._plain = True
+            return None
+
+
+def _as_json(events: Sequence[Event]) -> str:
+    return json.dumps(
+        [
+            (
+                *(*event.key, event.status, event.attempts or None),
+                *(event.worker or None, event.error or None, event.at_us),
+            )
+            for event in events
+        ]
+    )
+
+
+_text = lru_cache(maxsize=2048)(text)
+
+
+def _inserting(history: str) -> str:
+    return f"INSERT INTO {history} ({', '.join(_MOVED)})"
+
+
+def _again(new: str) -> str:
+    """What happens to a message that has ended on the same day before."""
+    changes = ", ".join(f"{name} = {new}.{name}" for name in ENDED)
+    return f"ON CONFLICT (id, token, topic, day) DO UPDATE SET {changes}"
+
+
+_OF: dict[str, Becoming] = {
+    "sqlite": SQLiteBecoming(),
+    "postgresql": PostgreSQLBecoming(),
+    "mysql": MySQLBecoming(),
+}
+
+
+def write(
+    dialect: Dialect, tables: ShardTables, events: Sequence[Event], connection: Connection
+) -> None:
+    """Write what has become of messages, of each the latest."""
+    how = _OF[dialect.name]
+    going_on = [event for event in events if not event.has_ended]
+    if going_on:
+        how.change(connection, tables.pending, going_on)
+    ended = {event.key: event for event in events if event.has_ended}
+    if ended and not how.move(connection, tables, list(ended.values())):
+        _end(how, dialect, tables, ended, connection)
+
+
+def ended_of(
+    dialect: Dialect, history: Table, keys: Sequence[Key], since: int, connection: Connection
+) -> set[Key]:
+    """Which of these messages have ended on that day or later, as far as history is kept."""
+    return _OF[dialect.name].ended_of(connection, history, keys, since)
+
+
+def _end(
+    how: Becoming,
+    dialect: Dialect,
+    tables: ShardTables,
+    ended: dict[Key, Event],
+    connection: Connection,
+) -> None:
+    """Write history, also of messages that have no rows: of these, what they say themselves."""
+    pending, history = tables
+    reading = select(*(pending.c[name] for name in COMMON)).where(are(pending, ended))
+    if dialect.partitions:
+        reading = reading.with_for_update()
+    there = {
+        (row["id"], row["token"], row["topic"]): row
+        for row in connection.execute(reading).mappings()
+    }
+    written = [_record(event, there.get(key)) for key, event in ended.items()]
+    connection.execute(dialect.upsert(history, (*KEY, "day"), ENDED), written)
+    how.forget(connection, pending, list(ended))
+
+
+def _record(event: Event, row: Any) -> dict[str, Any]:
+    """A row of history."""
+    id, token, topic = event.key
+    known = event.known if row is None else dict(row)
+    return {
+        **known,
+        "id": id,
+        "token": token,
+        "topic": topic,
+        "day": event.at_us // DAY_US,
+        "status": event.status,
+        "attempts": event.attempts or known.get("attempts", 0),
+        "worker": event.worker or known.get("worker"),
+        "error": event.error or known.get("error"),
+        "modified_us": event.at_us,
+    }
