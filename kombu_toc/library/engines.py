@@ -18,9 +18,10 @@ from ..errors import ConfigurationError, LibraryError
 #: Connections that a process keeps open to a database, and how many more it opens if need be.
 POOL, OVERFLOW = 5, 10
 
-#: Errors that repeating may mend: PostgreSQL's SQLSTATE, MySQL's numbers.
-_AGAIN_STATES = frozenset(("40001", "40P01", "55P03"))
-_AGAIN_NUMBERS = frozenset((1205, 1213))
+#: Errors that repeating may mend: PostgreSQL's SQLSTATE, MySQL's numbers. The latter of each are
+#: those of two processes that make room for a day at the same moment.
+_AGAIN_STATES = frozenset(("40001", "40P01", "55P03", "42P07", "23505"))
+_AGAIN_NUMBERS = frozenset((1205, 1213, 1493, 1517))
 
 
 class Dialect:

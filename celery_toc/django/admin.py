@@ -1,0 +1,165 @@
+"""Pages of the admin on what is pending and what has ended. They show, and change nothing."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import datetime
+from typing import Any
+
+from django.contrib import admin
+from django.contrib.admin.utils import quote, unquote
+from django.contrib.admin.views.main import ChangeList
+from django.core.paginator import Paginator
+from django.urls import reverse
+from django.utils.functional import cached_property
+
+from . import models
+
+#: Rows that are counted, and can be paged through: to count all of a large table takes long.
+COUNTED = 10_000
+
+_HOUR, _DAY = 3_600_000_000, 86_400_000_000
+
+
+class BoundedPaginator(Paginator):
+    """Counts no more than so many."""
+
+    @cached_property
+    def count(self) -> int:
+        return int(self.object_list.order_by()[:COUNTED].count())
+
+
+class RowList(ChangeList):
+    """A list whose links name a row by all that tells it from others."""
+
+    def url_for_result(self, result: Any) -> str:
+        key = json.dumps([getattr(result, name) for name in result.KEY])
+        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_change"
+        site: str = self.model_admin.admin_site.name
+        return str(reverse(name, args=(quote(key),), current_app=site))
+
+
+class DueFilter(admin.SimpleListFilter):
+    """By action time."""
+
+    title, parameter_name = "due", "due"
+
+    def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, str]]:
+        return [
+            *(("overdue", "overdue"), ("hour", "within an hour"), ("day", "within a day")),
+            *(
+                ("later", "later"),
+                ("past_hour", "in the last hour"),
+                ("past_day", "in the last day"),
+            ),
+        ]
+
+    def queryset(self, request: Any, queryset: Any) -> Any:
+        now = time.time_ns() // 1000
+        bounds: dict[str, dict[str, int]] = {
+            "overdue": {"action_us__lt": now},
+            "hour": {"action_us__gte": now, "action_us__lt": now + _HOUR},
+            "day": {"action_us__gte": now, "action_us__lt": now + _DAY},
+            "later": {"action_us__gte": now + _DAY},
+            "past_hour": {"action_us__gte": now - _HOUR, "action_us__lt": now},
+            "past_day": {"action_us__gte": now - _DAY, "action_us__lt": now},
+        }
+        return queryset.filter(**bounds.get(self.value(), {}))
+
+
+class EndedFilter(admin.SimpleListFilter):
+    """By the day on which it has ended: history is kept by days."""
+
+    title, parameter_name = "ended", "ended"
+
+    def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, str]]:
+        return [("0", "today (UTC)"), ("1", "since yesterday"), ("7", "in the last 7 days")]
+
+    def queryset(self, request: Any, queryset: Any) -> Any:
+        chosen = self.value()
+        if chosen not in ("0", "1", "7"):
+            return queryset
+        return queryset.filter(day__gte=time.time_ns() // 1000 // _DAY - int(chosen))
+
+
+class TaskAdmin(admin.ModelAdmin):
+    """Finds tasks by id, business id, status and time. The arguments of tasks are not shown."""
+
+    list_display: tuple[str, ...] = (
+        *("id", "name", "topic", "business", "status", "due", "attempts", "changed"),
+    )
+    #: words of which each is an id, a business id or a business type; an index serves the first two
+    search_fields = ("id__exact", "biz_id__exact", "biz_type__exact")
+    search_help_text = "An id or a business id; a business type beside it"
+    list_filter: tuple[Any, ...] = ("status", DueFilter)
+    show_full_result_count = False
+    paginator = BoundedPaginator
+    actions = None
+    shown: tuple[str, ...] = (
+        *("id", "token", "topic", "name", "status", "due", "biz_type", "biz_id", "attempts"),
+        *("worker", "error", "sent", "changed"),
+    )
+
+    def get_changelist(self, request: Any, **kwargs: Any) -> type:
+        return RowList
+
+    def get_object(self, request: Any, object_id: str, from_field: str | None = None) -> Any:
+        names = self.model.KEY
+        try:
+            values = json.loads(unquote(object_id))
+        except ValueError:
+            values = None
+        if not isinstance(values, list) or len(values) != len(names):
+            names, values = ("id",), [unquote(object_id)]  # a link by the id alone
+        rows = self.get_queryset(request).filter(**dict(zip(names, values, strict=True)))
+        return rows.first()
+
+    def get_fields(self, request: Any, obj: Any = None) -> tuple[str, ...]:
+        return self.shown
+
+    get_readonly_fields = get_fields
+
+    def has_add_permission(self, request: Any) -> bool:
+        return False
+
+    def has_change_permission(self, request: Any, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: Any, obj: Any = None) -> bool:
+        return False
+
+    @admin.display(description="task", ordering="task")
+    def name(self, row: Any) -> str | None:
+        return row.task
+
+    @admin.display(description="business")
+    def business(self, row: Any) -> str | None:
+        return " ".join(part for part in (row.biz_type, row.biz_id) if part) or None
+
+    @admin.display(description="due", ordering="action_us")
+    def due(self, row: Any) -> datetime | None:
+        return row.due
+
+    @admin.display(description="sent", ordering="created_us")
+    def sent(self, row: Any) -> datetime | None:
+        return row.created
+
+    @admin.display(description="changed", ordering="modified_us")
+    def changed(self, row: Any) -> datetime | None:
+        return row.modified
+
+
+class PendingAdmin(TaskAdmin):
+    list_display = (*TaskAdmin.list_display, "place")
+    shown = (*TaskAdmin.shown, "place", "priority")
+
+
+class EndedAdmin(TaskAdmin):
+    list_filter = ("status", EndedFilter)
+
+
+for _number in range(models.TABLES):
+    _which = str(_number or "")
+    admin.site.register(getattr(models, f"PendingTask{_which}"), PendingAdmin)
+    admin.site.register(getattr(models, f"EndedTask{_which}"), EndedAdmin)

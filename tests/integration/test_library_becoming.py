@@ -1,0 +1,149 @@
+"""What becomes of messages is written for many at once, in each database's own way (X12)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from kombu_toc.library import becoming, statuses
+from kombu_toc.library.ahead import reading_ahead
+from kombu_toc.library.becoming import DAY_US
+from kombu_toc.library.records import Event, Row, now_us
+from kombu_toc.library.store import Store
+
+from ..library import engine, new_url, options, store
+
+__all__ = ("engine", "new_url", "options", "store")  # fixtures
+
+
+def rows(number: int) -> list[Row]:
+    now = now_us()
+    return [
+        Row(
+            *(f"task-{n:04d}", f"t{n}", "mail", statuses.PENDING, now + n, f"shop.t{n}"),
+            *("order", str(n), 0, None, None, now, now, statuses.NOT_PUT, 0, None, "", b"{}"),
+        )
+        for n in range(number)
+    ]
+
+
+def event(row: Row, status: int, error: str = "", attempts: int = 1) -> Event:
+    return Event(row.key, status, now_us(), attempts, "w:1", error, ({"task": "other"}, 7))
+
+
+class Unknowing(becoming.MySQLBecoming):
+    """As if the database had no JSON_TABLE."""
+
+    _EVENTS = becoming.MySQLBecoming._EVENTS.replace("JSON_TABLE", "NO_SUCH_THING")
+
+
+@pytest.fixture(params=["as it is", "an older database"])
+def how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
+    """Both ways of MySQL; the others have one."""
+    if request.param == "as it is":
+        return
+    old = Unknowing() if store.shards.databases[0].dialect.name == "mysql" else becoming.Becoming()
+    for name in becoming._OF:
+        monkeypatch.setitem(becoming._OF, name, old)
+
+
+@pytest.mark.usefixtures("how")
+def test_whatever_has_become_of_messages_is_written_together(store: Store) -> None:
+    all_ = rows(60)
+    store.insert(all_[:50])  # ten have no rows
+    ends = (statuses.DONE, statuses.DEAD, statuses.TAKEN, statuses.PENDING, statuses.EXPIRED)
+    events = [event(row, ends[n % 5], f"error {n} ü" * (n % 2)) for n, row in enumerate(all_)]
+    store.record(events)
+    for n, (row, told) in enumerate(zip(all_, events, strict=True)):
+        found = store.history(row.id)
+        if n >= 50 and not told.has_ended:
+            assert found == []
+            continue
+        [record] = found
+        assert record.status == statuses.NAMES[told.status], n
+        assert (record.attempts, record.worker) == (1, "w:1")
+        assert record.modified_us >= told.at_us  # older databases write one time for several
+        if told.has_ended:
+            assert (record.error, record.modified_us) == (told.error or None, told.at_us)
+        # What has no row has what its message says.
+        known = (row.task, row.biz_id, row.action_us) if n < 50 else ("other", None, 7)
+        assert (record.task, record.biz_id, record.action_us) == known
+    live = {row.id: row for row in store.of_ids([row.id for row in all_])}
+    assert sorted(live) == [row.id for n, row in enumerate(all_[:50]) if n % 5 in (2, 3)]
+    assert {live[row.id].place for row in all_[2:50:5]} == {statuses.IN_REDIS}
+    assert {live[row.id].place for row in all_[3:50:5]} == {statuses.NOT_PUT}
+
+
+@pytest.mark.usefixtures("how")
+def test_what_ends_again_on_a_day_is_one_record_with_the_latest(store: Store) -> None:
+    [row] = rows(1)
+    store.insert([row])
+    store.record([event(row, statuses.TAKEN)])
+    store.record([event(row, statuses.DONE)])
+    store.record([event(row, statuses.DONE, "ValueError: late", attempts=2)])
+    [record] = store.history(row.id)
+    assert (record.status, record.error, record.attempts) == ("done", "ValueError: late", 2)
+    assert (record.task, record.biz_id) == (row.task, row.biz_id)
+    store.insert([row])  # its row comes late
+    store.record([event(row, statuses.DEAD, attempts=0)])
+    [record] = store.history(row.id)
+    assert (record.status, record.attempts) == ("dead", 0)
+
+
+@pytest.mark.usefixtures("how")
+def test_of_two_events_of_one_message_the_latest_counts(store: Store) -> None:
+    [row] = rows(1)
+    store.insert([row])
+    store.record([event(row, statuses.DONE), event(row, statuses.DEAD, "ValueError")])
+    [record] = store.history(row.id)
+    assert (record.status, record.error) == ("dead", "ValueError")
+
+
+@pytest.mark.usefixtures("how")
+def test_what_has_ended_is_found_from_the_day_on_which_it_was_sent(store: Store) -> None:
+    all_ = rows(6)
+    store.insert(all_)
+    store.record([event(row, statuses.DONE) for row in all_[:3]])
+    keys = [row.key for row in all_]
+    assert store.ended_of(keys) == set(keys[:3])
+    assert store.ended_of(keys, since_us=all_[0].created_us) == set(keys[:3])
+    assert store.ended_of(keys, since_us=now_us() + 3 * DAY_US) == set()
+
+
+def test_two_who_end_the_same_messages_do_not_stop_each_other(store: Store) -> None:
+    all_ = rows(400)
+    store.insert(all_)
+    failed: list[BaseException] = []
+
+    def end(some: list[Row]) -> None:
+        try:
+            for start in range(0, len(some), 100):
+                store.record([event(row, statuses.DONE) for row in some[start : start + 100]])
+        except BaseException as exc:
+            failed.append(exc)
+
+    threads = [threading.Thread(target=end, args=(some,)) for some in (all_, all_[::-1])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert store.count() == {"done": 400, "not put": 0}
+
+
+def test_reading_ahead_hands_over_what_is_raised_and_ends_with_its_reader() -> None:
+    def failing() -> Iterator[int]:
+        yield from range(3)
+        raise KeyError("read")
+
+    seen = []
+    with pytest.raises(KeyError, match="read"), reading_ahead(failing) as read:
+        for one in read:
+            seen.append(one)
+    assert seen == [0, 1, 2]
+    before = threading.active_count()
+    with reading_ahead(lambda: iter(range(10**9))) as read:
+        assert [next(read), next(read)] == [0, 1]
+    assert threading.active_count() == before  # nobody reads on
