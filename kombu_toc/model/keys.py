@@ -29,6 +29,7 @@ class Keys:
     prefix of keys."""
 
     __slots__ = (
+        "answer_",
         "bindings_",
         "bound_",
         "cancelled",
@@ -78,6 +79,7 @@ class Keys:
         self.scheduled = f"{prefix}{{toc}}:scheduled"
         #: string: the process elected for the upkeep of all topics; expires unless it is renewed
         self.upkeep = f"{prefix}{{toc}}:upkeep"
+        self.answer_ = f"{prefix}{{toc}}:answer:"
         self.wake_ = f"{prefix}{{toc}}:wake:"
         self.bindings_ = f"{prefix}{{toc}}:bindings:"
         self.bound_ = f"{prefix}{{toc}}:bound:"
@@ -93,6 +95,11 @@ class Keys:
         self.speaker_ = f"{prefix}{{toc}}:speaker:"
         self.users_ = f"{prefix}{{toc}}:users:"
         self.zone_ = f"{prefix}{{toc}}:zone:"
+
+    def answer(self, name: str) -> str:
+        """String: the answer to a request over HTTP that has an Idempotency-Key, or that somebody
+        is at it; expires."""
+        return self.answer_ + name
 
     def wake(self, topic: str) -> str:
         """Sorted set: the topic's announcements that no consumer has claimed."""

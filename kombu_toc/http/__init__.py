@@ -1,0 +1,37 @@
+"""The timeout center over HTTP, for any language: an ASGI application without Celery.
+
+::
+
+    python -m kombu_toc.http --broker toc+redis://localhost:6379/0
+
+docs/http.md explains it. It needs the extra ``[http]``; importing `kombu_toc` loads nothing of it.
+"""
+
+from __future__ import annotations
+
+from .app import HttpApi as HttpApi
+from .app import api_for as api_for
+from .fields import Anything as Anything
+from .fields import Flag as Flag
+from .fields import Headers as Headers
+from .fields import Listed as Listed
+from .fields import Number as Number
+from .fields import Object as Object
+from .fields import Text as Text
+from .fields import Time as Time
+from .messages import trace_of as trace_of
+from .operations import Operation as Operation
+from .operations import answer as answer
+from .operations import read_body as read_body
+from .operations import read_query as read_query
+from .problems import Problem as Problem
+from .problems import invalid as invalid
+from .problems import not_found as not_found
+from .requests import Answer as Answer
+from .requests import Request as Request
+from .serving import PORT as PORT
+from .serving import serve as serve
+from .tokens import Token as Token
+from .tokens import Tokens as Tokens
+from .tokens import new_token as new_token
+from .tokens import read_tokens as read_tokens

@@ -1,0 +1,197 @@
+"""Leases that wait: clients ask, and one pop for each queue waits for all of them.
+
+A waiting client costs a future and a timer. It holds no connection to the broker and no thread.
+What the pop brings is handed out in the order of asking.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
+
+from ..aio.center import AsyncTimeoutCenter
+from ..model.results import Delivery
+from .problems import Problem, retry_after
+
+logger = logging.getLogger(__name__)
+
+#: Seconds for which one pop waits. Then it is asked again, if anybody still waits.
+SPELL = 20.0
+
+#: Messages that one pop brings, at most.
+TOGETHER = 1000
+
+#: Queues that are waited for at a time: each takes a connection to the broker.
+MAX_QUEUES = 200
+
+
+class Ask:
+    """What one client asks for.
+
+    until: when it gives up, by the loop's clock
+    """
+
+    __slots__ = ("answer", "limit", "visibility")
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, limit: int, visibility: float | None
+    ) -> None:
+        self.limit = limit
+        self.visibility = visibility
+        self.answer: asyncio.Future[list[Delivery]] = loop.create_future()
+
+    def give(self, messages: list[Delivery]) -> bool:
+        """Answer it; whether it still waits."""
+        if self.answer.done():
+            return False
+        self.answer.set_result(messages)
+        return True
+
+
+class Line:
+    """Those who wait for one queue, and the pop that waits for them."""
+
+    def __init__(self, center: AsyncTimeoutCenter, queue: str) -> None:
+        self._center = center
+        self._queue = queue
+        self._asks: deque[Ask] = deque()
+        self.task: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return sum(not ask.answer.done() for ask in self._asks)
+
+    def add(self, ask: Ask) -> None:
+        self._asks.append(ask)
+
+    def _waiting(self) -> deque[Ask]:
+        """Those who still wait."""
+        asks = self._asks
+        while asks and asks[0].answer.done():
+            asks.popleft()
+        return asks
+
+    async def run(self) -> None:
+        """Pop for those who wait, until nobody does."""
+        while asks := self._waiting():
+            limit = 0
+            for ask in asks:
+                limit += 0 if ask.answer.done() else ask.limit
+                if limit >= TOGETHER:
+                    break
+            visibility = asks[0].visibility
+            popped = await self._center.pop(
+                [self._queue], min(limit, TOGETHER), wait=SPELL, visibility=visibility
+            )
+            if popped.messages:
+                await self._hand_out(popped.messages, visibility)
+
+    async def _hand_out(self, messages: list[Delivery], visibility: float | None) -> None:
+        left = deque(messages)
+        while left and (asks := self._waiting()):
+            ask = asks.popleft()
+            some = [left.popleft() for _ in range(min(ask.limit, len(left)))]
+            if ask.visibility != visibility:
+                lost = {id(one) for one in await self._center.extend(some, ask.visibility)}
+                some = [one for one in some if id(one) not in lost]
+            if some and not ask.give(some):
+                left.extendleft(reversed(some))  # it has gone meanwhile
+        if left:
+            await self._center.release(list(left))
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Answer all who wait: with an error, or that nothing has come."""
+        for ask in self._asks:
+            if ask.answer.done():
+                continue
+            if error is None:
+                ask.answer.set_result([])
+            else:
+                ask.answer.set_exception(error)
+        self._asks.clear()
+
+
+class Desk:
+    """Hands out messages to those who lease them."""
+
+    def __init__(self, center: AsyncTimeoutCenter) -> None:
+        self._center = center
+        self._lines: dict[str, Line] = {}
+
+    @property
+    def waiting(self) -> int:
+        """How many clients wait."""
+        return sum(map(len, self._lines.values()))
+
+    async def lease(
+        self, queue: str, limit: int, wait: float, visibility: float | None
+    ) -> list[Delivery]:
+        """Messages that are due; if there are none, wait for some.
+
+        Raises Problem if too many queues are waited for, and what a pop raises. If it is
+        cancelled, what was meant for the caller is for the next one.
+        """
+        if wait <= 0 or queue not in self._lines:
+            popped = await self._center.pop(queue, limit, visibility=visibility)
+            if popped.messages or wait <= 0:
+                return popped.messages
+        loop = asyncio.get_running_loop()
+        ask = Ask(loop, limit, visibility)
+        self._stand_in_line(queue, ask)
+        timer = loop.call_later(wait, ask.give, [])
+        try:
+            return await ask.answer
+        except asyncio.CancelledError:
+            answer = ask.answer
+            if not answer.cancelled() and answer.done() and answer.exception() is None:
+                await self.give_back(answer.result())
+            raise
+        finally:
+            timer.cancel()
+
+    async def give_back(self, messages: Iterable[Delivery]) -> None:
+        """Release what nobody has got. If that fails, it comes back when the leases end."""
+        some = list(messages)
+        try:
+            if some:
+                await self._center.release(some)
+        except Exception as exc:
+            logger.warning("%d messages come back when their leases end: %s", len(some), exc)
+
+    def _stand_in_line(self, queue: str, ask: Ask) -> None:
+        line = self._lines.get(queue)
+        if line is None:
+            if len(self._lines) >= MAX_QUEUES:
+                raise Problem(
+                    "rate-limited",
+                    f"clients wait for {MAX_QUEUES} queues already; lease without wait, or later",
+                    headers=retry_after(SPELL),
+                )
+            line = self._lines[queue] = Line(self._center, queue)
+        line.add(ask)
+        if line.task is None:
+            line.task = asyncio.get_running_loop().create_task(self._serve(queue, line))
+
+    async def _serve(self, queue: str, line: Line) -> None:
+        try:
+            await line.run()
+        except Exception as exc:
+            line.end(exc)
+        except BaseException:
+            line.end()
+            raise
+        finally:
+            # Nothing is awaited between the last look at the line and this.
+            del self._lines[queue]
+
+    async def aclose(self) -> None:
+        """Answer all who wait, and wait for nothing any more."""
+        tasks = [line.task for line in islice(self._lines.values(), None) if line.task]
+        for line in self._lines.values():
+            line.end()
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)

@@ -1,0 +1,329 @@
+"""The fields of requests and answers: each is read, checked and documented by one declaration.
+
+A kind has ``schema()``, which is JSON Schema for the OpenAPI document, and ``read(value, at)``,
+which raises a :class:`.Problem` that names the field.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from typing import Any, Protocol
+
+from .problems import Problem, invalid
+
+_TIME = re.compile(
+    r"(\d{4})-(\d\d)-(\d\d)[Tt](\d\d):(\d\d):(\d\d)(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)", re.ASCII
+)
+
+
+class Kind(Protocol):
+    """What a field may be."""
+
+    def schema(self) -> dict[str, Any]:
+        """Its JSON Schema."""
+
+    def read(self, value: Any, at: str) -> Any:
+        """The value as it is used here. Raises Problem.
+
+        at: where the field is, such as ``tasks[3].delay``
+        """
+
+
+def _described(schema: dict[str, Any], about: str) -> dict[str, Any]:
+    return {**schema, "description": about} if about else schema
+
+
+@dataclass(frozen=True)
+class Text:
+    """Text that UTF-8 can hold."""
+
+    about: str = ""
+    most: int = 1000
+    least: int = 1
+    choices: tuple[str, ...] = ()
+    of_url: bool = False  #: it is given in a URL, where a list of choices is separated by commas
+
+    def schema(self) -> dict[str, Any]:
+        if self.choices:
+            return _described({"type": "string", "enum": list(self.choices)}, self.about)
+        made: dict[str, Any] = {"type": "string", "minLength": self.least, "maxLength": self.most}
+        return _described(made, self.about)
+
+    def read(self, value: Any, at: str) -> str:
+        if not isinstance(value, str):
+            raise invalid(at, "it must be a string")
+        if self.choices and value not in self.choices:
+            raise invalid(at, f"it must be one of {', '.join(self.choices)}")
+        if not self.choices and not self.least <= len(value) <= self.most:
+            raise invalid(at, f"it must have {self.least} to {self.most} characters")
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise invalid(at, "it has half of a surrogate pair, which no UTF-8 can hold") from None
+        return value
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number, or a whole number."""
+
+    about: str = ""
+    least: float = 0
+    most: float = 1e10
+    whole: bool = False
+    default: float | None = None
+    nullable: bool = False
+
+    def schema(self) -> dict[str, Any]:
+        kind: Any = "integer" if self.whole else "number"
+        made: dict[str, Any] = {"type": [kind, "null"] if self.nullable else kind}
+        made["minimum"] = int(self.least) if self.least == int(self.least) else self.least
+        made["maximum"] = int(self.most) if self.most == int(self.most) else self.most
+        if self.default is not None:
+            made["default"] = self.default
+        return _described(made, self.about)
+
+    def read(self, value: Any, at: str) -> Any:
+        if value is None and self.nullable:
+            return None
+        what = "a whole number" if self.whole else "a number"
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise invalid(at, f"it must be {what}")
+        if self.whole and isinstance(value, float) and math.isfinite(value) and value.is_integer():
+            value = int(value)  # JSON has one kind of number
+        if (self.whole and not isinstance(value, int)) or not math.isfinite(value):
+            raise invalid(at, f"it must be {what}")
+        if not self.least <= value <= self.most:
+            raise invalid(at, f"it must be from {self.least:g} to {self.most:g}")
+        return value
+
+    def read_text(self, text: str, at: str) -> Any:
+        """A number in a URL."""
+        pattern = r"-?\d{1,15}" if self.whole else r"-?\d{1,15}(\.\d{1,9})?"
+        if not re.fullmatch(pattern, text, re.ASCII):
+            what = "a whole number" if self.whole else "a number"
+            raise invalid(at, f"it must be {what}")
+        return self.read(int(text) if self.whole else float(text), at)
+
+
+@dataclass(frozen=True)
+class Flag:
+    """True or false."""
+
+    about: str = ""
+    default: bool = False
+
+    def schema(self) -> dict[str, Any]:
+        return _described({"type": "boolean", "default": self.default}, self.about)
+
+    def read(self, value: Any, at: str) -> bool:
+        if not isinstance(value, bool):
+            raise invalid(at, "it must be true or false")
+        return value
+
+    def read_text(self, text: str, at: str) -> bool:
+        if text not in ("true", "false"):
+            raise invalid(at, "it must be true or false")
+        return text == "true"
+
+
+@dataclass(frozen=True)
+class Time:
+    """A moment: RFC 3339, with an offset. Read, it is seconds since the epoch."""
+
+    about: str = ""
+
+    def schema(self) -> dict[str, Any]:
+        return _described({"type": "string", "format": "date-time"}, self.about)
+
+    def read(self, value: Any, at: str) -> float:
+        found = _TIME.fullmatch(value) if isinstance(value, str) else None
+        if found is None:
+            raise invalid(
+                at, "it must be a time as in RFC 3339, with an offset: 2026-01-31T09:30:00Z"
+            )
+        *parts, fraction, offset = found.groups()
+        zone = timezone.utc
+        try:
+            if offset not in "Zz":
+                hours, minutes = int(offset[1:3]), int(offset[4:6])
+                if minutes > 59:
+                    raise ValueError
+                shift = timedelta(hours=hours, minutes=minutes)
+                zone = timezone(-shift if offset[0] == "-" else shift)
+            year, month, day, hour, minute, second = map(int, parts)
+            leap = second == 60 and minute == 59
+            moment = datetime(year, month, day, hour, minute, 59 if leap else second, tzinfo=zone)
+            seconds = (moment - _EPOCH) / timedelta(seconds=1) + leap
+        except (ValueError, OverflowError):
+            raise invalid(at, f"there is no such time as {value}") from None
+        return max(seconds + float(fraction or 0), 0.0)
+
+    def read_text(self, text: str, at: str) -> float:
+        return self.read(text.replace(" ", "+"), at)  # a plus that was not encoded
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+def shown_time(us: int) -> str | None:
+    """Microseconds since the epoch as a time; None for none."""
+    if not us:
+        return None
+    moment = _EPOCH + timedelta(microseconds=us)
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+@dataclass(frozen=True)
+class Base64:
+    """Bytes, in base64."""
+
+    about: str = ""
+
+    def schema(self) -> dict[str, Any]:
+        made = {"type": "string", "contentEncoding": "base64", "pattern": _BASE64.pattern}
+        return _described(made, self.about)
+
+    def read(self, value: Any, at: str) -> bytes:
+        try:
+            if not isinstance(value, str) or not _BASE64.fullmatch(value):
+                raise ValueError
+            return base64.b64decode(value, validate=True)
+        except ValueError:
+            raise invalid(at, "it must be bytes in base64, with its padding") from None
+
+
+_BASE64 = re.compile(r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$")
+
+
+@dataclass(frozen=True)
+class Anything:
+    """Any JSON."""
+
+    about: str = ""
+    of: tuple[str, ...] = ()  #: the types of JSON that it may have
+
+    def schema(self) -> dict[str, Any]:
+        return _described({"type": list(self.of)} if self.of else {}, self.about)
+
+    def read(self, value: Any, at: str) -> Any:
+        if self.of and _type_of(value) not in self.of:
+            raise invalid(at, f"it must be {' or '.join(self.of)}, not {_type_of(value)}")
+        return value
+
+
+def _type_of(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, (int, float)):
+        return "number"
+    if isinstance(value, str):
+        return "string"
+    return "array" if isinstance(value, list) else "object"
+
+
+@dataclass(frozen=True)
+class Headers:
+    """Names and what they say."""
+
+    about: str = ""
+    most: int = 100
+
+    def schema(self) -> dict[str, Any]:
+        made = {"type": "object", "additionalProperties": {"type": "string", "maxLength": 10_000}}
+        return _described({**made, "maxProperties": self.most}, self.about)
+
+    def read(self, value: Any, at: str) -> dict[str, str]:
+        if not isinstance(value, dict):
+            raise invalid(at, "it must be an object")
+        if len(value) > self.most:
+            raise invalid(at, f"it must have {self.most} members at most")
+        said = Text(most=10_000, least=0)
+        return {said.read(name, at): said.read(value[name], f"{at}.{name}") for name in value}
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A list of one kind."""
+
+    of: Any
+    about: str = ""
+    most: int = 1000
+    least: int = 1
+
+    def schema(self) -> dict[str, Any]:
+        made = {"type": "array", "items": self.of.schema(), "minItems": self.least}
+        return _described({**made, "maxItems": self.most}, self.about)
+
+    def read(self, value: Any, at: str) -> list[Any]:
+        if not isinstance(value, list):
+            raise invalid(at, "it must be a list")
+        if not self.least <= len(value) <= self.most:
+            raise invalid(at, f"it must have {self.least} to {self.most} members")
+        read = self.of.read
+        return [read(one, f"{at}[{place}]") for place, one in enumerate(value)]
+
+
+@dataclass(frozen=True)
+class Object:
+    """An object with these fields and no others.
+
+    needed: those that must be there
+    one_of: of these exactly one must be there
+    at_most_one: of these at most one may be there
+    """
+
+    fields: Mapping[str, Any]
+    needed: Sequence[str] = ()
+    one_of: Sequence[str] = ()
+    at_most_one: Sequence[str] = ()
+    about: str = ""
+    name: str = ""  #: of its schema in the document; empty: it has none of its own
+    _names: frozenset[str] = field(init=False, repr=False, default=frozenset())
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_names", frozenset(self.fields))
+
+    def schema(self) -> dict[str, Any]:
+        made: dict[str, Any] = {
+            "type": "object",
+            "properties": {name: kind.schema() for name, kind in self.fields.items()},
+            "additionalProperties": False,
+        }
+        if self.needed:
+            made["required"] = list(self.needed)
+        if self.one_of:
+            made["oneOf"] = [{"required": [name]} for name in self.one_of]
+        if self.at_most_one:
+            made["not"] = {"required": list(self.at_most_one)}
+        return _described(made, self.about)
+
+    def read(self, value: Any, at: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise invalid(at, "it must be an object")
+        stem = f"{at}." if at else ""
+        fields = self.fields
+        if not value.keys() <= self._names:
+            name = min(value.keys() - self._names)
+            known = ", ".join(fields)
+            raise invalid(f"{stem}{name[:100]!a}".replace("'", ""), f"unknown; there are {known}")
+        for name in self.needed:
+            if name not in value:
+                raise invalid(stem + name, "it is missing")
+        if self.one_of and sum(name in value for name in self.one_of) != 1:
+            raise Problem(
+                "invalid-field",
+                f"{at or 'the body'}: say exactly one of {', '.join(self.one_of)}",
+                at or self.one_of[0],
+            )
+        if self.at_most_one and sum(name in value for name in self.at_most_one) > 1:
+            said = f"say at most one of {', '.join(self.at_most_one)}"
+            raise invalid(stem + self.at_most_one[1], said)
+        return {name: fields[name].read(one, stem + name) for name, one in value.items()}

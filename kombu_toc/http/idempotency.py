@@ -1,0 +1,147 @@
+"""``Idempotency-Key``: a POST that is repeated gets the answer that it got before.
+
+An entry in Redis is first a claim, which says that somebody is at it, and then the answer. A
+claim of a process that died ends by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from ..aio.center import AsyncTimeoutCenter
+from .problems import Problem, invalid, retry_after
+from .requests import Answer, Request
+
+#: Characters of a key, at most.
+MAX_KEY = 255
+
+#: Seconds for which a claim lasts: longer than any request.
+CLAIM = 120
+
+#: Statuses of answers that are not kept: the same request may get another one.
+_PASSING = (401, 403, 408, 413, 429)
+
+REPLAYED = (b"idempotency-replayed", b"true")
+
+
+class Idempotency:
+    """Keeps answers.
+
+    seconds: for how long, at most
+    """
+
+    def __init__(self, center: AsyncTimeoutCenter, seconds: float) -> None:
+        self._center = center
+        self._seconds = seconds
+
+    async def run(
+        self, key: str, request: Request, path: str, run: Callable[[], Awaitable[Answer]]
+    ) -> Answer:
+        """Do what is asked for, unless it was done under this key: then what was answered.
+
+        Raises Problem if the key was used for something else, or if that is being done just now.
+        """
+        if not 0 < len(key) <= MAX_KEY or not key.isascii() or not key.isprintable():
+            raise invalid(
+                "idempotency-key", f"it must have 1 to {MAX_KEY} characters of printable ASCII"
+            )
+        asked = _fingerprint(request, path)
+        name = self._center.center.keys.answer(_hash(request.token.name, key))
+        claim = json.dumps({"asked": asked})
+        if not await self._call("set", name, claim, nx=True, ex=CLAIM):
+            found = await self._call("get", name)
+            if found is not None:
+                return _again(json.loads(found), asked)
+            # It has ended this very moment.
+            if not await self._call("set", name, claim, nx=True, ex=CLAIM):
+                raise _busy()
+        try:
+            made = await run()
+        except Problem as problem:
+            await self._keep(name, asked, as_answer(problem))
+            raise
+        except BaseException:
+            await self._drop(name)
+            raise
+        await self._keep(name, asked, made)
+        return made
+
+    async def _keep(self, name: str, asked: str, made: Answer) -> None:
+        if made.status >= 500 or made.status in _PASSING:
+            await self._drop(name)
+            return
+        entry = {
+            "asked": asked,
+            "status": made.status,
+            "type": made.content_type.decode(),
+            "headers": [[one.decode("latin-1") for one in pair] for pair in made.headers],
+            "body": b64encode(made.body).decode(),
+        }
+        seconds = max(1, int(min(self._seconds, made.keep)))
+        await self._call("set", name, json.dumps(entry), ex=seconds)
+
+    async def _drop(self, name: str) -> None:
+        try:
+            await self._call("delete", name)
+        except (RedisError, OSError):
+            pass  # the claim ends by itself
+
+    def _call(self, method: str, *args: Any, **options: Any) -> Awaitable[Any]:
+        return self._center.call(lambda center: getattr(center.client, method)(*args, **options))
+
+
+def as_answer(problem: Problem) -> Answer:
+    return Answer(
+        problem.body(), problem.status, b"application/problem+json", headers=problem.headers
+    )
+
+
+def _again(entry: dict[str, Any], asked: str) -> Answer:
+    if entry["asked"] != asked:
+        raise Problem(
+            "key-reused",
+            "this Idempotency-Key was used for another request; use a new one for each request, "
+            "and the same only to repeat it",
+            "idempotency-key",
+        )
+    if "body" not in entry:
+        raise _busy()
+    headers = [(a.encode("latin-1"), b.encode("latin-1")) for a, b in entry["headers"]]
+    return Answer(
+        b64decode(entry["body"]),
+        entry["status"],
+        entry["type"].encode(),
+        headers=(*headers, REPLAYED),
+    )
+
+
+def _busy() -> Problem:
+    return Problem(
+        "conflict",
+        "a request with this Idempotency-Key is being dealt with; repeat it in a moment",
+        "idempotency-key",
+        retry_after(1),
+    )
+
+
+def _hash(*texts: str) -> str:
+    return hashlib.sha256("\n".join(texts).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _fingerprint(request: Request, path: str) -> str:
+    """Tells a request from another one."""
+    digest = hashlib.sha256(request.body)
+    events = sorted(
+        (name.decode("latin-1"), said.decode("latin-1"))
+        for name, said in request.headers.items()
+        if name.startswith(b"ce-") or name == b"content-type"
+    )
+    query = sorted(request.query.items())
+    digest.update(json.dumps([request.method, path, query, events]).encode())
+    return digest.hexdigest()

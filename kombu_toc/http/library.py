@@ -1,0 +1,119 @@
+"""The task library, where there is one: find by business id, and the history of a task."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..model.records import Record
+from .fields import Number, Text, Time, shown_time
+from .operations import Operation, answer, read_query
+from .problems import invalid, not_found
+from .requests import Answer, Request
+
+#: The statuses of a record.
+STATUSES = ("pending", "taken", "done", "cancelled", "dead", "expired")
+
+_RECORD = {
+    "type": "object",
+    "required": ["id", "queue", "status", "createTime"],
+    "properties": {
+        "id": {"type": "string"},
+        "queue": {"type": "string"},
+        "status": {"type": "string", "enum": list(STATUSES)},
+        "attempts": {"type": "integer"},
+        **{name: {"type": "string"} for name in ("task", "bizType", "bizId", "worker", "error")},
+        **{
+            name: {"type": "string", "format": "date-time"}
+            for name in ("scheduleTime", "createTime", "updateTime")
+        },
+    },
+}
+
+
+def shown_record(record: Record) -> dict[str, Any]:
+    shown = {
+        "id": record.id,
+        "queue": record.topic,
+        "status": record.status,
+        "attempts": record.attempts,
+        "task": record.task,
+        "bizType": record.biz_type,
+        "bizId": record.biz_id,
+        "worker": record.worker,
+        "error": record.error,
+        "scheduleTime": shown_time(record.action_us),
+        "createTime": shown_time(record.created_us),
+        "updateTime": shown_time(record.modified_us),
+    }
+    return {name: value for name, value in shown.items() if value is not None}
+
+
+async def find(api: Any, request: Request) -> Answer:
+    """Find records, in the order of their action times."""
+    asked = read_query(FIND, request.query)
+    since, until = asked.get("since"), asked.get("until")
+    try:
+        page = await api.ask_library(
+            "find",
+            biz_type=asked.get("bizType"),
+            biz_id=asked.get("bizId"),
+            status=asked.get("status"),
+            task=asked.get("task"),
+            between=None if since is until is None else (since, until),
+            limit=asked.get("limit", 100),
+            after=asked.get("after"),
+        )
+    except ValueError:
+        raise invalid("after", "no page goes on there; use the nextPageToken of one") from None
+    return answer(
+        {"tasks": [shown_record(one) for one in page.records], "nextPageToken": page.after}
+    )
+
+
+async def history(api: Any, request: Request) -> Answer:
+    """All that is known of a task, the oldest first."""
+    id = request.segments[0]
+    records = await api.ask_library("history", id)
+    if not records:
+        raise not_found(f"the library knows no task {id!r}")
+    return answer({"tasks": [shown_record(one) for one in records]})
+
+
+_PAGE = {
+    "type": "object",
+    "required": ["tasks"],
+    "properties": {
+        "tasks": {"type": "array", "items": _RECORD},
+        "nextPageToken": {"type": ["string", "null"]},
+    },
+}
+_TASKS = ("v1", "library", "tasks")
+
+FIND = Operation(
+    "GET",
+    _TASKS,
+    find,
+    "Find tasks in the library",
+    query={
+        "bizType": Text("The business type.", most=64),
+        "bizId": Text("The business id.", most=255),
+        "status": Text("Only those of this status.", choices=STATUSES),
+        "task": Text("The name of a task.", most=255),
+        "since": Time("Not before this action time."),
+        "until": Time("Not after this action time."),
+        "limit": Number("How many at most.", least=1, most=1000, whole=True, default=100),
+        "after": Text("The nextPageToken of the page before.", most=10_000),
+    },
+    answers={200: ("A page.", _PAGE)},
+    problems=("not-found",),
+)
+HISTORY = Operation(
+    "GET",
+    (*_TASKS, "{id}"),
+    history,
+    "Show the history of a task",
+    answers={200: ("Its records.", _PAGE)},
+    problems=("not-found",),
+)
+
+OPERATIONS = (FIND, HISTORY)

@@ -1,0 +1,304 @@
+"""Messages as JSON: read from requests, and shown in answers."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Mapping
+from typing import Any
+from uuid import NAMESPACE_URL, uuid4, uuid5
+
+from ..errors import EnvelopeError
+from ..model.envelope import pack, unpack
+from ..model.results import DEAD, IN_FLIGHT, WAITING, Delivery, Found
+from ..model.uniqueness import Unique
+from .fields import Anything, Base64, Headers, Number, Object, Text, Time, shown_time
+from .problems import invalid
+from .requests import Request
+
+#: A state as a center names it -> as it is in JSON.
+STATES = {WAITING: "waiting", IN_FLIGHT: "inFlight", DEAD: "dead"}
+
+#: The header with the context of a trace (W3C Trace Context).
+TRACEPARENT = "traceparent"
+TRACESTATE = "tracestate"
+
+#: What a message may be put with.
+FIELDS: dict[str, Any] = {
+    "id": Text(
+        "Its id; one is made unless given. A message that is put again with the same id and the "
+        "same bytes while it is live is not added again.",
+        most=500,
+    ),
+    "text": Text("Its bytes, as text in UTF-8.", most=16_000_000, least=0),
+    "json": Anything("Its bytes, as JSON."),
+    "body": Base64("Its bytes, in base64."),
+    "headers": Headers("Headers that go with it: it is kept as an envelope then."),
+    "contentType": Text("The content type of its bytes: as headers.", most=200),
+    "scheduleTime": Time("When it is due; now unless given. A past time means now."),
+    "delay": Number("Instead of scheduleTime: seconds from now by the broker's clock.", most=7e9),
+    "priority": Number("0 goes first.", most=255, whole=True),
+    "key": Text("What it is about: its queue may limit what starts of each key.", most=1000),
+    "visibility": Number(
+        "Seconds that a lease of it lasts unless it is extended.", least=1, most=31_536_000
+    ),
+    "maxLease": Number(
+        "Seconds for which one lease may be extended in all; 0: for ever.", most=31_536_000
+    ),
+    "expiration": Number("Seconds after its due time when it expires.", most=1e9),
+    "unique": Text("The queue has one message of this unique key at a time.", most=1000),
+    "uniqueUntil": Text(
+        "Until when this message holds the unique key; done unless given.",
+        choices=("start", "done"),
+    ),
+    "uniqueSeconds": Number(
+        "Instead of uniqueUntil: for how long it holds the key.", least=0.001, most=31_536_000
+    ),
+    "ifExists": Text(
+        "What becomes of a message that has the unique key already; keep unless given.",
+        choices=("keep", "replace", "pushBack", "refuse"),
+    ),
+}
+
+#: The fields that say what the bytes are: one of them must be there.
+BODIES = ("text", "json", "body")
+
+NEW_TASK = Object(
+    FIELDS, one_of=BODIES, at_most_one=("scheduleTime", "delay"), about="A message.", name="NewTask"
+)
+
+#: Of a list, unique keys are left to single puts, as with `put_many`.
+LISTED_TASK = Object(
+    {
+        name: kind
+        for name, kind in FIELDS.items()
+        if name not in ("unique", "uniqueUntil", "uniqueSeconds", "ifExists")
+    },
+    one_of=BODIES,
+    at_most_one=("scheduleTime", "delay"),
+    about="A message of a list.",
+    name="ListedTask",
+)
+
+
+def bytes_of(task: Mapping[str, Any], headers: Mapping[str, str]) -> bytes:
+    """The bytes of a message; an envelope if it has headers.
+
+    headers: what goes along beside its own
+    """
+    if "text" in task:
+        body, kind = task["text"].encode(), "text/plain"
+    elif "json" in task:
+        body, kind = json.dumps(task["json"], separators=(",", ":")).encode(), "application/json"
+    else:
+        body, kind = task["body"], "application/octet-stream"
+    if not headers and "headers" not in task and "contentType" not in task:
+        return bytes(body)
+    message = {
+        "headers": {**headers, **task.get("headers", {})},
+        "properties": {},
+        "content-type": task.get("contentType", kind),
+        "content-encoding": "binary" if "body" in task else "utf-8",
+        "body": body,
+    }
+    return pack(message, deflate=False)
+
+
+def trace_of(request: Request) -> dict[str, str]:
+    """The context of a trace that a request has, as headers."""
+    found = {}
+    if parent := request.header(b"traceparent"):
+        found[TRACEPARENT] = parent[:200]
+        if state := request.header(b"tracestate"):
+            found[TRACESTATE] = state[:1000]
+    return found
+
+
+def without_trace(raw: bytes, id: str) -> Any:
+    """What tells the bytes of a message from others, whatever trace they belong to: a repetition
+    may be another span."""
+    traced = (TRACEPARENT, TRACESTATE)
+    try:
+        if raw[:5] == b'{"h":':
+            message = unpack(raw, id)
+            own = {name: said for name, said in message["headers"].items() if name not in traced}
+            return own, message["content-type"], message["body"]
+        if b'"specversion"' in raw:
+            event = json.loads(raw)
+            return {name: said for name, said in event.items() if name not in traced}
+    except (ValueError, RecursionError, AttributeError):
+        pass  # it only looks like one
+    return raw
+
+
+def id_of(task: Mapping[str, Any], request: Request, place: int = 0) -> str:
+    """The id of a message. One that is made for a request with an Idempotency-Key is the same when
+    that is repeated, also if nobody knows any more what was answered."""
+    if "id" in task:
+        given: str = task["id"]
+        return given
+    if key := request.header(b"idempotency-key"):
+        return str(uuid5(NAMESPACE_URL, f"{request.token.name}\n{key}\n{place}"))
+    return str(uuid4())
+
+
+def arguments_of(task: Mapping[str, Any], request: Request, place: int = 0) -> dict[str, Any]:
+    """A message as the arguments of :meth:`.puts.Puts.put`."""
+    made: dict[str, Any] = {
+        "id": id_of(task, request, place),
+        "body": bytes_of(task, trace_of(request)),
+        "priority": task.get("priority", 0),
+    }
+    for name, argument in (
+        ("scheduleTime", "at"),
+        ("delay", "delay"),
+        ("visibility", "visibility"),
+        ("maxLease", "max_lease"),
+        ("expiration", "expiration"),
+        ("key", "key"),
+    ):
+        if name in task:
+            made[argument] = task[name]
+    return made
+
+
+#: What ifExists is called elsewhere.
+_CONFLICTS = {"keep": "keep", "replace": "replace", "pushBack": "push_back", "refuse": "raise"}
+
+
+def unique_of(task: Mapping[str, Any]) -> Unique | None:
+    """The unique key of a message. Raises Problem."""
+    if "unique" not in task:
+        for name in ("uniqueUntil", "uniqueSeconds", "ifExists"):
+            if name in task:
+                raise invalid(name, "it goes with unique, which is missing")
+        return None
+    if "uniqueUntil" in task and "uniqueSeconds" in task:
+        raise invalid("uniqueSeconds", "say at most one of uniqueUntil and uniqueSeconds")
+    until = task.get("uniqueUntil", task.get("uniqueSeconds"))
+    return Unique(task["unique"], until, _CONFLICTS[task.get("ifExists", "keep")])
+
+
+# -- answers
+
+
+_TEXT: dict[str, Any] = {"type": "string"}
+_TIME: dict[str, Any] = {"type": "string", "format": "date-time"}
+
+#: What is shown of the bytes of a message.
+CONTENT: dict[str, Any] = {
+    "text": {**_TEXT, "description": "Its bytes, if they are UTF-8."},
+    "body": {**_TEXT, "contentEncoding": "base64", "description": "Its bytes, if they are not."},
+    "headers": {"type": "object", "description": "Of an envelope: its headers."},
+    "contentType": {"type": ["string", "null"], "description": "Of an envelope."},
+}
+
+TASK: dict[str, Any] = {
+    "type": "object",
+    "required": ["name", "id", "queue", "state"],
+    "properties": {
+        "name": {**_TEXT, "description": "queues/QUEUE/tasks/ID"},
+        "id": _TEXT,
+        "queue": _TEXT,
+        "state": {"type": "string", "enum": list(STATES.values())},
+        "scheduleTime": {**_TIME, "description": "When it is due, if it waits."},
+        "leaseExpireTime": {**_TIME, "description": "When its lease ends, if it is in flight."},
+        "deadTime": {**_TIME, "description": "When it died."},
+        "expireTime": {**_TIME, "description": "When it expires."},
+        "retriesLeft": {"type": "integer"},
+        "key": _TEXT,
+        "unique": _TEXT,
+        "visibility": {"type": "number"},
+        "maxLease": {"type": "number"},
+        "reason": {**_TEXT, "description": "Why it is dead."},
+        "error": {**_TEXT, "description": "The last error of a consumer."},
+        **CONTENT,
+    },
+}
+
+LEASED_TASK: dict[str, Any] = {
+    "type": "object",
+    "required": ["id", "receipt", "failures"],
+    "properties": {
+        "id": _TEXT,
+        "receipt": {**_TEXT, "description": "Names this delivery."},
+        "scheduleTime": {**_TIME, "description": "When it was due, unless it came back."},
+        "failures": {"type": "integer", "description": "How often it came back before."},
+        "key": _TEXT,
+        "startTime": {**_TIME, "description": "When it may start, if its rate says later."},
+        **CONTENT,
+    },
+}
+
+PUT_TASK: dict[str, Any] = {
+    "type": "object",
+    "required": ["name", "id", "queue"],
+    "properties": {
+        "name": _TEXT,
+        "id": {**_TEXT, "description": "The id that it is kept under."},
+        "queue": _TEXT,
+        "added": {"type": "boolean", "description": "False if it was there already."},
+    },
+}
+
+
+def shown_put(queue: str, id: str, **more: bool) -> dict[str, Any]:
+    return {"name": f"queues/{queue}/tasks/{id}", "id": id, "queue": queue, **more}
+
+
+def content_of(raw: bytes, id: str) -> dict[str, Any]:
+    """The bytes of a message, as they are shown."""
+    shown: dict[str, Any] = {}
+    if raw[:1] in (b"\x01", b"\x02") or raw[:5] == b'{"h":':
+        try:
+            message = unpack(raw, id)
+        except EnvelopeError:
+            pass  # it only looks like one
+        else:
+            raw = message["body"]
+            shown["headers"] = message["headers"]
+            shown["contentType"] = message["content-type"]
+    try:
+        shown["text"] = raw.decode()
+    except UnicodeDecodeError:
+        shown["body"] = b64encode(raw).decode()
+    return shown
+
+
+def shown_found(found: Found, *, with_body: bool = True) -> dict[str, Any]:
+    """A message as it was found."""
+    shown: dict[str, Any] = {
+        "name": f"queues/{found.topic}/tasks/{found.id}",
+        "id": found.id,
+        "queue": found.topic,
+        "state": STATES[found.state],
+    }
+    times = {WAITING: "scheduleTime", IN_FLIGHT: "leaseExpireTime", DEAD: "deadTime"}
+    more = {
+        times[found.state]: shown_time(found.time_us),
+        "expireTime": shown_time(found.expires_us or 0),
+        "retriesLeft": found.retries_left,
+        "key": found.key,
+        "unique": found.unique,
+        "visibility": found.visibility,
+        "maxLease": found.max_lease,
+        "reason": found.reason or None,
+        "error": found.error or None,
+    }
+    shown.update((name, value) for name, value in more.items() if value is not None)
+    if with_body:
+        shown.update(content_of(found.body, found.id))
+    return shown
+
+
+def shown_delivery(one: Delivery) -> dict[str, Any]:
+    """A message as it was leased."""
+    shown: dict[str, Any] = {"id": one.id, "receipt": one.receipt, "failures": one.failures}
+    if one.action_us:
+        shown["scheduleTime"] = shown_time(one.action_us)
+    if one.start_us:
+        shown["startTime"] = shown_time(one.start_us)
+    if (key := one.key) is not None:
+        shown["key"] = key
+    shown.update(content_of(one.body, one.id))
+    return shown

@@ -1,0 +1,232 @@
+"""Pull: lease messages, and acknowledge, extend, reject or release them by receipt."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from ..errors import ReceiptError
+from ..model.receipts import read_receipt
+from ..model.results import DEAD, WAITING
+from .fields import Flag, Listed, Number, Object, Text
+from .messages import LEASED_TASK, shown_delivery
+from .operations import Operation, answer, read_body
+from .problems import invalid
+from .requests import Answer, Gone, Request
+
+#: Seconds for which a lease may wait, at most; messages of one lease, and receipts of one request.
+MAX_WAIT = 30
+MAX_LEASES = 1000
+
+#: Seconds for which the answer to a lease is kept under an Idempotency-Key.
+KEEP_LEASES = 300.0
+
+_VISIBILITY = Number(
+    "Seconds that the leases last; what each message says, or its queue, unless given.",
+    least=1,
+    most=31_536_000,
+)
+_RECEIPTS = Listed(Text(most=10_000), "The receipts of the messages.", most=MAX_LEASES)
+
+LEASE = Object(
+    {
+        "limit": Number("Messages at most.", least=1, most=MAX_LEASES, whole=True, default=1),
+        "wait": Number("Seconds to wait until something is due.", most=MAX_WAIT, default=0),
+        "visibility": _VISIBILITY,
+    },
+    name="Lease",
+)
+SETTLE = Object({"receipts": _RECEIPTS}, needed=("receipts",), name="Receipts")
+EXTEND = Object(
+    {"receipts": _RECEIPTS, "visibility": _VISIBILITY}, needed=("receipts",), name="Extension"
+)
+REJECT = Object(
+    {
+        "receipts": _RECEIPTS,
+        "error": Text("What went wrong; kept with the message.", most=10_000, least=0),
+        "dead": Flag("Whether it goes to the dead messages although it has retries left."),
+        "reason": Text("Why, of a message that dies.", most=1000, least=0),
+        "backoff": Number(
+            "Seconds until it is due again; as its queue says unless given.", most=31_536_000
+        ),
+    },
+    needed=("receipts",),
+    name="Rejection",
+)
+
+_LEASED = {
+    "type": "object",
+    "required": ["tasks"],
+    "properties": {"tasks": {"type": "array", "items": LEASED_TASK}},
+}
+
+
+def _settled(name: str, about: str) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "required": [name, "stale"],
+        "properties": {
+            name: {"type": "integer", "description": about},
+            "stale": {
+                "type": "array",
+                "items": {"type": "string"},
+                "description": "The receipts that came too late.",
+            },
+        },
+    }
+
+
+async def lease(api: Any, request: Request) -> Answer:
+    """Lease messages that are due; wait for some if there are none."""
+    fields = read_body(LEASE_MESSAGES, request)
+    desk, queue = api.desk, request.segments[0]
+    asked = (queue, fields.get("limit", 1), fields.get("wait", 0), fields.get("visibility"))
+    if not asked[2]:
+        messages = await desk.lease(*asked)
+    else:
+        messages = await _unless_gone(request, desk, asked)
+    if not messages:
+        return answer({"tasks": []}, keep=1.0)
+    document = {"tasks": [shown_delivery(one) for one in messages]}
+    return answer(document, keep=KEEP_LEASES, undo=partial(desk.give_back, messages))
+
+
+async def _unless_gone(request: Request, desk: Any, asked: tuple[Any, ...]) -> Any:
+    """Lease for a client that may go away while it waits. Raises Gone."""
+    waiting = asyncio.ensure_future(desk.lease(*asked))
+    leaving = asyncio.ensure_future(request.wait_until_gone())
+    try:
+        await asyncio.wait({waiting, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if leaving.done():
+            if waiting.done() and waiting.exception() is None:
+                await desk.give_back(waiting.result())
+            raise Gone
+        return waiting.result()
+    finally:
+        for task in (waiting, leaving):
+            if not task.done():
+                task.cancel()
+
+
+def receipts_of(fields: dict[str, Any], queue: str) -> list[str]:
+    """The receipts of a request, each once. Raises Problem for one that is none, or of another
+    queue: who may use this one need not be allowed that."""
+    receipts: list[str] = fields["receipts"]
+    for place, receipt in enumerate(receipts):
+        try:
+            topic = read_receipt(receipt)[0]
+        except ReceiptError as exc:
+            raise invalid(f"receipts[{place}]", str(exc)) from None
+        if topic != queue:
+            raise invalid(f"receipts[{place}]", f"it is of another queue than {queue!r}")
+    return list(dict.fromkeys(receipts))
+
+
+async def acknowledge(api: Any, request: Request) -> Answer:
+    """Acknowledge messages: they are done."""
+    receipts = receipts_of(read_body(ACKNOWLEDGE, request), request.segments[0])
+    done = await api.center.ack(receipts)
+    return answer({"acknowledged": int(done), "stale": list(done.stale)})
+
+
+async def extend(api: Any, request: Request) -> Answer:
+    """Extend leases: they end that long from now."""
+    fields = read_body(EXTEND_LEASES, request)
+    receipts = receipts_of(fields, request.segments[0])
+    stale = await api.center.extend(receipts, fields.get("visibility"))
+    return answer({"extended": len(receipts) - len(stale), "stale": list(stale)})
+
+
+async def release(api: Any, request: Request) -> Answer:
+    """Give messages back unhandled; no retry is spent."""
+    receipts = receipts_of(read_body(RELEASE, request), request.segments[0])
+    done = await api.center.release(receipts)
+    return answer({"released": int(done), "stale": list(done.stale)})
+
+
+async def reject(api: Any, request: Request) -> Answer:
+    """Give messages back after a failure: one retry less, after the queue's back-off."""
+    fields = read_body(REJECT_MESSAGES, request)
+    receipts = receipts_of(fields, request.segments[0])
+    how = {
+        "requeue": not fields.get("dead", False),
+        "reason": fields.get("reason", ""),
+        "error": fields.get("error", ""),
+        "backoff": fields.get("backoff"),
+    }
+    # What tasks of a loop ask for in one turn leaves together.
+    states: Iterable[str | None] = await asyncio.gather(
+        *(api.center.reject(receipt, **how) for receipt in receipts)
+    )
+    states = list(states)
+    return answer(
+        {
+            "requeued": sum(one == WAITING for one in states),
+            "dead": sum(one == DEAD for one in states),
+            "stale": [one for one, at in zip(receipts, states, strict=True) if at is None],
+        }
+    )
+
+
+_QUEUE = ("v1", "queues", "{queue}")
+
+LEASE_MESSAGES = Operation(
+    "POST",
+    _QUEUE,
+    lease,
+    "Lease messages that are due",
+    role="write",
+    verb="lease",
+    request=LEASE,
+    required=False,
+    answers={200: ("The messages; none if nothing has come.", _LEASED)},
+    about="With wait, the answer comes as soon as something is due, and is empty after that time. "
+    "Clients that wait are served in the order of asking. A message comes back when its lease "
+    "ends without an acknowledgement.",
+)
+ACKNOWLEDGE = Operation(
+    "POST",
+    _QUEUE,
+    acknowledge,
+    "Acknowledge messages",
+    role="write",
+    verb="ack",
+    request=SETTLE,
+    answers={200: ("How many there were.", _settled("acknowledged", "How many are deleted now."))},
+)
+EXTEND_LEASES = Operation(
+    "POST",
+    _QUEUE,
+    extend,
+    "Extend leases",
+    role="write",
+    verb="extend",
+    request=EXTEND,
+    answers={200: ("How many are extended.", _settled("extended", "How many are extended."))},
+)
+RELEASE = Operation(
+    "POST",
+    _QUEUE,
+    release,
+    "Give messages back unhandled",
+    role="write",
+    verb="release",
+    request=SETTLE,
+    answers={200: ("How many are back.", _settled("released", "How many are back."))},
+)
+_REJECTED = _settled("requeued", "How many wait again.")
+_REJECTED["properties"]["dead"] = {"type": "integer", "description": "How many are dead."}
+REJECT_MESSAGES = Operation(
+    "POST",
+    _QUEUE,
+    reject,
+    "Give messages back after a failure",
+    role="write",
+    verb="reject",
+    request=REJECT,
+    answers={200: ("What became of them.", _REJECTED)},
+)
+
+OPERATIONS = (LEASE_MESSAGES, ACKNOWLEDGE, EXTEND_LEASES, RELEASE, REJECT_MESSAGES)

@@ -1,0 +1,463 @@
+"""Queues: declared, altered, counted, paused, purged; their limits, and their dead messages."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+from ..center.topics import ALTERABLE
+from ..model.limits import LIMITS
+from ..model.results import DEAD, Counts
+from .fields import Anything, Flag, Number, Object, Text
+from .operations import Operation, answer, read_body, read_query
+from .problems import invalid
+from .requests import Answer, Request
+from .tasks import IDS, PAGE, read_page, shown_page
+
+#: Dead messages that one request requeues or purges, at most, and queues of a page.
+MAX_DEAD = 1000
+MAX_PAGE = 200
+
+
+def camel(name: str) -> str:
+    """``retry_backoff`` as ``retryBackoff``."""
+    return re.sub("_([a-z])", lambda found: found[1].upper(), name)
+
+
+_ABOUT = "As in docs/options.md; null takes it back to the default."
+_SAID = ("string", "number", "boolean", "object", "array", "null")
+
+#: name in JSON -> name of a limit
+_ALTERABLE = {camel(name): name for name in ALTERABLE}
+_DECLARABLE = {camel(name): name for name in (*LIMITS, "steps")}
+
+DECLARE = Object({name: Anything(_ABOUT, of=_SAID) for name in _DECLARABLE}, name="NewQueue")
+ALTER = Object({name: Anything(_ABOUT, of=_SAID) for name in _ALTERABLE}, name="Limits")
+
+_COUNTS = {
+    "type": "object",
+    "required": ["ready", "scheduled", "inFlight", "dead"],
+    "properties": {
+        name: {"type": "integer"} for name in ("ready", "scheduled", "inFlight", "dead", "due")
+    },
+}
+_QUEUE = {
+    "type": "object",
+    "required": ["name", "slots", "limits", "paused", "counts"],
+    "properties": {
+        "name": {"type": "string"},
+        "slots": {"type": "integer"},
+        "limits": {"type": "object", "description": "Each with its value and source."},
+        "paused": {"type": "boolean"},
+        "counts": _COUNTS,
+        "consumers": {"type": "array", "items": {"type": "string"}},
+    },
+}
+_NUMBER = {"type": "integer"}
+
+
+def shown_counts(counts: Counts) -> dict[str, int]:
+    return {camel(name): number for name, number in counts._asdict().items()}
+
+
+async def list_queues(api: Any, request: Request) -> Answer:
+    """The queues that the caller may see, by name, with what they hold."""
+    asked = read_query(LIST, request.query)
+    limit, after = asked.get("limit", 100), asked.get("after", "")
+    names = [
+        one for one in sorted(await api.center.topics()) if one > after and request.token.sees(one)
+    ]
+    page = names[:limit]
+    found = await asyncio.gather(*(api.center.summary(name) for name in page))
+    queues = [
+        {
+            "name": one.topic,
+            "slots": one.slots,
+            "counts": shown_counts(one.counts),
+            "oldestSeconds": one.oldest_us / 1e6,
+        }
+        for some in found
+        for one in some
+    ]
+    return answer({"queues": queues, "nextPageToken": page[-1] if len(names) > limit else None})
+
+
+async def describe(api: Any, request: Request) -> Answer:
+    """What a queue is declared with, and what is in it."""
+    return answer(await _described(api, request.segments[0]))
+
+
+async def _described(api: Any, queue: str) -> dict[str, Any]:
+    found = await api.center.describe(queue)
+    return {
+        "name": found.topic,
+        "slots": found.slots,
+        "limits": {
+            camel(name): {"value": one.value, "source": one.source}
+            for name, one in found.limits.items()
+        },
+        "paused": found.paused,
+        "counts": shown_counts(found.counts),
+        "consumers": [one.name for one in found.consumers],
+    }
+
+
+async def declare(api: Any, request: Request) -> Answer:
+    """Declare a queue; the first declaration stands."""
+    queue = request.segments[0]
+    fields = read_body(DECLARE_QUEUE, request)
+    limits = {_DECLARABLE[name]: value for name, value in fields.items() if value is not None}
+    await api.center.declare(queue, **limits)
+    return answer(await _described(api, queue))
+
+
+async def alter(api: Any, request: Request) -> Answer:
+    """Change limits of a queue while it is in use."""
+    queue = request.segments[0]
+    fields = read_body(ALTER_QUEUE, request)
+    if not fields:
+        raise invalid("", f"say what to change; there are {', '.join(_ALTERABLE)}")
+    await api.center.alter(queue, **{_ALTERABLE[name]: value for name, value in fields.items()})
+    return answer(await _described(api, queue))
+
+
+async def delete(api: Any, request: Request) -> Answer:
+    """Delete a queue with everything in it."""
+    queue = await api.known_queue(request.segments[0])
+    if_empty = read_query(DELETE, request.query).get("ifEmpty", False)
+    return answer({"deleted": await api.acting.delete(queue, if_empty=if_empty)})
+
+
+async def counts(api: Any, request: Request) -> Answer:
+    """How many messages a queue holds."""
+    within = read_query(COUNTS, request.query).get("within")
+    return answer(await _counts(api, await api.known_queue(request.segments[0]), within))
+
+
+async def _counts(api: Any, queue: str, within: float | None) -> dict[str, int]:
+    if within is None:
+        return shown_counts(await api.center.counts(queue))
+    found, [due] = await asyncio.gather(
+        api.center.counts(queue), api.center.coming(queue, [within])
+    )
+    return {**shown_counts(found), "due": due}
+
+
+async def scale(api: Any, request: Request) -> Answer:
+    """How much work there is, for KEDA: ready and in flight, and what comes due."""
+    queue = request.segments[0]
+    within = read_query(SCALE, request.query).get("within", 0.0)
+    if await api.center.declared(queue) is None:  # nobody has put anything yet
+        return answer({"value": 0, "ready": 0, "inFlight": 0, "due": 0})
+    found = await _counts(api, queue, within)
+    due = max(found["due"], found["ready"])
+    return answer(
+        {
+            "value": due + found["inFlight"],
+            "ready": found["ready"],
+            "inFlight": found["inFlight"],
+            "due": due,
+        }
+    )
+
+
+async def usage(api: Any, request: Request) -> Answer:
+    """What is used of a queue's limits, and what waits because of them."""
+    found = await api.center.usage(request.segments[0])
+    return answer(
+        {
+            "limits": [
+                {
+                    "name": camel(one.name),
+                    "value": one.value if one.value is None else str(one.value),
+                    "used": one.used,
+                    "of": one.of,
+                    "opensSeconds": one.opens_us / 1e6,
+                }
+                for one in found.limits
+            ],
+            "running": found.running,
+            "waiting": found.waiting,
+            "keysWaiting": found.keys_waiting,
+            "oldestSeconds": found.oldest_us / 1e6,
+        }
+    )
+
+
+async def pause(api: Any, request: Request) -> Answer:
+    """Have workers take nothing from a queue."""
+    queue = await api.known_queue(request.segments[0])
+    await api.center.pause(queue)
+    return answer({"paused": True})
+
+
+async def resume(api: Any, request: Request) -> Answer:
+    """Let workers take from a queue again."""
+    queue = await api.known_queue(request.segments[0])
+    await api.center.pause(queue, False)
+    return answer({"paused": False})
+
+
+async def purge(api: Any, request: Request) -> Answer:
+    """Delete every message that waits in a queue."""
+    queue = await api.known_queue(request.segments[0])
+    return answer({"purged": await api.acting.purge(queue)})
+
+
+# -- dead messages
+
+
+async def list_dead(api: Any, request: Request) -> Answer:
+    """Dead messages, the oldest first."""
+    asked = read_query(LIST_DEAD, request.query)
+    queue = await api.known_queue(request.segments[0])
+    limit, after = asked.get("limit", 100), asked.get("after")
+    page = await read_page(api, queue, state=DEAD, limit=limit, after=after)
+    return answer(shown_page(page))
+
+
+async def requeue(api: Any, request: Request) -> Answer:
+    """Deliver dead messages again."""
+    ids, more = await _dead(api, request, REQUEUE)
+    number = await api.acting.requeue_dead(request.segments[0], ids=ids) if ids else 0
+    return answer({"requeued": number, "more": more})
+
+
+async def purge_dead(api: Any, request: Request) -> Answer:
+    """Delete dead messages."""
+    ids, more = await _dead(api, request, PURGE_DEAD)
+    number = await api.acting.purge_dead(request.segments[0], ids=ids) if ids else 0
+    return answer({"purged": number, "more": more})
+
+
+async def _dead(api: Any, request: Request, operation: Operation) -> tuple[list[str], bool]:
+    """The ids that a request names, or the oldest; and whether there are more."""
+    queue = await api.known_queue(request.segments[0])
+    fields = read_body(operation, request)
+    if "ids" in fields:
+        return list(dict.fromkeys(fields["ids"])), False
+    page = await read_page(api, queue, state=DEAD, limit=fields.get("limit", MAX_DEAD), after=None)
+    return [one.id for one in page.messages], page.after is not None
+
+
+_ALL = ("v1", "queues")
+_ONE = (*_ALL, "{queue}")
+_WITHIN = Number("Count also what comes due within so many seconds.", most=31_536_000)
+_LIMIT = Number("How many at most.", least=1, most=MAX_PAGE, whole=True, default=100)
+_AFTER = Text("The nextPageToken of the page before.", most=10_000)
+_DEAD = Object(
+    {
+        "ids": IDS.fields["ids"],
+        "limit": Number(
+            "Without ids: so many at most, the oldest.", least=1, most=MAX_DEAD, whole=True
+        ),
+    },
+    at_most_one=("ids", "limit"),
+    name="DeadTasks",
+)
+
+
+def _numbered(*names: str) -> dict[str, Any]:
+    made: dict[str, Any] = dict.fromkeys(names, _NUMBER)
+    return {
+        "type": "object",
+        "required": list(names),
+        "properties": {**made, "more": {"type": "boolean", "description": "Repeat it then."}},
+    }
+
+
+LIST = Operation(
+    "GET",
+    _ALL,
+    list_queues,
+    "List queues",
+    many_queues=True,
+    query={"limit": _LIMIT, "after": _AFTER},
+    answers={
+        200: (
+            "A page.",
+            {
+                "type": "object",
+                "required": ["queues", "nextPageToken"],
+                "properties": {
+                    "queues": {"type": "array", "items": {"type": "object"}},
+                    "nextPageToken": {"type": ["string", "null"]},
+                },
+            },
+        )
+    },
+)
+DESCRIBE = Operation(
+    "GET",
+    _ONE,
+    describe,
+    "Describe a queue",
+    answers={200: ("The queue.", _QUEUE)},
+    problems=("not-found",),
+)
+DECLARE_QUEUE = Operation(
+    "PUT",
+    _ONE,
+    declare,
+    "Declare a queue",
+    role="operate",
+    request=DECLARE,
+    answers={200: ("The queue as it is declared now.", _QUEUE)},
+    about="The first declaration stands: what a later one says otherwise changes nothing.",
+)
+ALTER_QUEUE = Operation(
+    "PATCH",
+    _ONE,
+    alter,
+    "Change limits of a queue",
+    role="operate",
+    request=ALTER,
+    answers={200: ("The queue as it is declared now.", _QUEUE)},
+    problems=("not-found",),
+)
+DELETE = Operation(
+    "DELETE",
+    _ONE,
+    delete,
+    "Delete a queue with everything in it",
+    role="operate",
+    query={"ifEmpty": Flag("Only if it holds nothing; this takes five seconds.")},
+    answers={
+        200: (
+            "Whether it is deleted.",
+            {
+                "type": "object",
+                "required": ["deleted"],
+                "properties": {"deleted": {"type": "boolean"}},
+            },
+        )
+    },
+    problems=("not-found",),
+)
+COUNTS = Operation(
+    "GET",
+    (*_ONE, "counts"),
+    counts,
+    "Count messages",
+    query={"within": _WITHIN},
+    answers={200: ("How many there are.", _COUNTS)},
+    problems=("not-found",),
+)
+USAGE = Operation(
+    "GET",
+    (*_ONE, "limits"),
+    usage,
+    "Show what is used of limits",
+    answers={
+        200: (
+            "What is used.",
+            {
+                "type": "object",
+                "properties": {
+                    "limits": {"type": "array", "items": {"type": "object"}},
+                    "running": _NUMBER,
+                    "waiting": _NUMBER,
+                    "keysWaiting": _NUMBER,
+                    "oldestSeconds": {"type": "number"},
+                },
+            },
+        )
+    },
+    problems=("not-found",),
+)
+
+
+def _flip(run: Any, verb: str, summary: str) -> Operation:
+    return Operation(
+        "POST",
+        _ONE,
+        run,
+        summary,
+        role="operate",
+        verb=verb,
+        answers={
+            200: (
+                "What it is now.",
+                {
+                    "type": "object",
+                    "required": ["paused"],
+                    "properties": {"paused": {"type": "boolean"}},
+                },
+            )
+        },
+        problems=("not-found",),
+    )
+
+
+PAUSE = _flip(pause, "pause", "Have workers take nothing")
+RESUME = _flip(resume, "resume", "Let workers take again")
+PURGE = Operation(
+    "POST",
+    _ONE,
+    purge,
+    "Delete every message that waits",
+    role="operate",
+    verb="purge",
+    answers={200: ("How many there were.", _numbered("purged"))},
+    problems=("not-found",),
+)
+LIST_DEAD = Operation(
+    "GET",
+    (*_ONE, "dead"),
+    list_dead,
+    "List dead messages",
+    query={"limit": _LIMIT, "after": _AFTER},
+    answers={200: ("A page.", PAGE)},
+    problems=("not-found",),
+)
+REQUEUE = Operation(
+    "POST",
+    (*_ONE, "dead"),
+    requeue,
+    "Deliver dead messages again",
+    role="operate",
+    verb="requeue",
+    request=_DEAD,
+    required=False,
+    answers={200: ("How many.", _numbered("requeued"))},
+    problems=("not-found",),
+)
+PURGE_DEAD = Operation(
+    "POST",
+    (*_ONE, "dead"),
+    purge_dead,
+    "Delete dead messages",
+    role="operate",
+    verb="purge",
+    request=_DEAD,
+    required=False,
+    answers={200: ("How many.", _numbered("purged"))},
+    problems=("not-found",),
+)
+SCALE = Operation(
+    "GET",
+    ("scale", "{queue}"),
+    scale,
+    "Tell an autoscaler how much work there is",
+    query={"within": _WITHIN},
+    answers={200: ("The value is ready and in flight, and what comes due.", _numbered("value"))},
+    about="For KEDA's metrics-api scaler. A queue that nobody has declared has no work.",
+)
+
+OPERATIONS = (
+    LIST,
+    DESCRIBE,
+    DECLARE_QUEUE,
+    ALTER_QUEUE,
+    DELETE,
+    COUNTS,
+    USAGE,
+    PAUSE,
+    RESUME,
+    PURGE,
+    LIST_DEAD,
+    REQUEUE,
+    PURGE_DEAD,
+    SCALE,
+)

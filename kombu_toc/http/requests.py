@@ -1,0 +1,177 @@
+"""A request as the operations see it, and what they answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+from .problems import Problem
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+JSON = b"application/json"
+
+#: Bytes of all headers of a request, and of its path and query, at most.
+MAX_HEADERS = 32 * 1024
+MAX_TARGET = 16 * 1024
+
+
+class Answer(NamedTuple):
+    """What is sent back.
+
+    keep: seconds for which the answer to a request with an Idempotency-Key is kept, at most
+    undo: what is awaited if nobody gets the answer
+    """
+
+    body: bytes
+    status: int = 200
+    content_type: bytes = JSON
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    keep: float = 86_400.0
+    undo: Callable[[], Awaitable[Any]] | None = None
+
+
+class Request:
+    """One request.
+
+    segments: the parts of its path, decoded
+    query: its parameters; of several with one name, the last
+    token: who asks: see :mod:`.tokens`
+    """
+
+    __slots__ = ("_receive", "body", "gone", "headers", "method", "query", "segments", "token")
+
+    def __init__(self, scope: Scope, receive: Receive, segments: list[str]) -> None:
+        self.method: str = scope["method"]
+        self.segments = segments
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.query = read_query(scope.get("query_string", b""))
+        self.body = b""
+        self.token: Any = None
+        #: whether the client has gone away
+        self.gone = False
+        self._receive = receive
+
+    def header(self, name: bytes) -> str:
+        """What a header says; empty if it is not there."""
+        found = self.headers.get(name)
+        return "" if found is None else found.decode("latin-1")
+
+    @property
+    def media_type(self) -> str:
+        """The type of the body, in lower case and without parameters."""
+        return self.header(b"content-type").partition(";")[0].strip().lower()
+
+    async def read_body(self, most: int, seconds: float) -> None:
+        """Read the body. Raises Problem if it is too large or does not come in time."""
+        said = self.headers.get(b"content-length", b"0")
+        if said.isdigit() and int(said) > most:
+            raise _too_large(most)
+        try:
+            await asyncio.wait_for(self._read(most), seconds)
+        except (asyncio.TimeoutError, TimeoutError):
+            detail = f"the body was not there within {seconds:g} seconds"
+            raise Problem("timeout", detail, headers=((b"connection", b"close"),)) from None
+
+    async def _read(self, most: int) -> None:
+        parts, size = [], 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self.gone = True
+                raise Gone
+            part = message.get("body", b"")
+            size += len(part)
+            if size > most:
+                raise _too_large(most)
+            parts.append(part)
+            if not message.get("more_body", False):
+                self.body = parts[0] if len(parts) == 1 else b"".join(parts)
+                return
+
+    async def wait_until_gone(self) -> None:
+        """Return when the client has gone away. The body was read before."""
+        while not self.gone:
+            message = await self._receive()
+            self.gone = message["type"] == "http.disconnect"
+
+    def json(self) -> Any:
+        """The body as JSON; None if there is no body. Raises Problem."""
+        if not self.body:
+            return None
+        return read_json(self.body)
+
+
+class Gone(Exception):
+    """The client has gone away: nobody waits for an answer."""
+
+
+def read_json(body: bytes) -> Any:
+    """Raises Problem for what is no JSON."""
+    try:
+        return json.loads(body.decode(), parse_constant=_refuse)
+    except RecursionError:
+        raise Problem("bad-request", "the body is nested too deeply") from None
+    except (ValueError, UnicodeDecodeError) as exc:
+        raise Problem("bad-request", f"the body is not JSON in UTF-8: {exc}"[:300]) from None
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _too_large(most: int) -> Problem:
+    detail = f"a body may have {most} bytes; send fewer messages in one request"
+    return Problem("too-large", detail, headers=((b"connection", b"close"),))
+
+
+def read_query(raw: bytes) -> dict[str, str]:
+    """The parameters of a URL. Raises Problem."""
+    if not raw:
+        return {}
+    try:
+        pairs = parse_qsl(
+            raw.decode("ascii"),
+            keep_blank_values=True,
+            errors="strict",
+            max_num_fields=100,
+        )
+    except ValueError:
+        raise Problem("bad-request", "the query of the URL cannot be decoded as UTF-8") from None
+    return dict(pairs)
+
+
+def path_of(scope: Scope, verbs: Collection[str]) -> tuple[list[str], str]:
+    """The parts of a request's path, below where this is mounted, each decoded on its own: so an
+    encoded slash or colon belongs to a name. And the verb, which is behind the last colon.
+
+    verbs: those that there are; anything else behind a colon belongs to a name
+
+    Raises Problem.
+    """
+    raw: bytes | None = scope.get("raw_path")
+    root: str = scope.get("root_path", "")
+    if raw is None:
+        raw = scope["path"].encode("utf-8", "surrogateescape")
+    path = raw.partition(b"?")[0]
+    stem = root.encode("utf-8", "surrogateescape")
+    if stem and path.startswith(stem):
+        path = path[len(stem) :]
+    parts = path.lstrip(b"/").split(b"/")
+    name, _, verb = parts[-1].rpartition(b":")
+    found = verb.decode("latin-1")
+    if not name or found not in verbs:
+        found = ""
+    else:
+        parts[-1] = name
+    try:
+        return [
+            unquote_to_bytes(part).decode() if b"%" in part else part.decode() for part in parts
+        ], found
+    except UnicodeDecodeError:
+        raise Problem("bad-request", "the path of the URL cannot be decoded as UTF-8") from None

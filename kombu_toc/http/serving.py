@@ -1,0 +1,117 @@
+"""Serves the application with uvicorn."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigurationError
+from .app import HttpApi, is_loopback
+from .guard import guarded
+
+logger = logging.getLogger(__name__)
+
+PORT = 8088
+
+#: Seconds for which an idle connection is kept, and for which requests may go on at the end.
+KEEP_ALIVE = 60
+END_WITHIN = 10
+
+#: Connections that may wait to be accepted.
+BACKLOG = 2048
+
+
+def check_exposure(host: str, api: HttpApi) -> None:
+    """Raises ConfigurationError if everybody who reaches this address could do everything."""
+    if not api.tokens and not is_loopback(host):
+        raise ConfigurationError(
+            f"without tokens this listens on loopback only, and {host} is not: make a token with "
+            "--new-token NAME, put its line into a file, and name that with --tokens"
+        )
+
+
+def serve(
+    api: HttpApi,
+    host: str = "127.0.0.1",
+    port: int = PORT,
+    *,
+    certificate: str | Path | None = None,
+    key: str | Path | None = None,
+    say: Callable[[str], None] = print,
+) -> None:
+    """Serve until SIGINT or SIGTERM. Who waits for a lease then is answered at once.
+
+    port: 0 for a free one
+    certificate, key: files for TLS
+    say: is told where it listens, and who may use it
+
+    Raises ConfigurationError as :func:`check_exposure`, or if uvicorn is not installed; OSError if
+    the port is taken.
+    """
+    try:
+        import uvicorn
+    except ImportError as exc:
+        raise ConfigurationError(
+            "serving HTTP needs the package uvicorn: pip install 'celery-toc[http]'"
+        ) from exc
+    check_exposure(host, api)
+    _raise_file_limit()
+    config = uvicorn.Config(
+        api,
+        loop="asyncio",
+        http=_protocol(),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=END_WITHIN,
+        backlog=BACKLOG,
+        ssl_certfile=certificate,
+        ssl_keyfile=key,
+    )
+
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            await api.desk.aclose()
+            await super().shutdown(sockets)
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    shown = f"[{host}]" if ":" in host else host
+    scheme = "https" if certificate else "http"
+    if not api.tokens:
+        say("There are no tokens: this answers requests from this machine only, and any of them.")
+    elif not certificate and not is_loopback(host):
+        say("Tokens come unencrypted here: end TLS in a proxy before it, or give a certificate.")
+    say(f"Listening at {scheme}://{shown}:{listening.getsockname()[1]}")
+    Server(config).run(sockets=[listening])
+
+
+def _protocol() -> Any:
+    """uvicorn's fastest protocol that is installed, guarded."""
+    try:
+        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as protocol
+    except ImportError:
+        from uvicorn.protocols.http.h11_impl import (  # type: ignore[assignment]
+            H11Protocol as protocol,
+        )
+    return guarded(protocol)
+
+
+def _raise_file_limit() -> None:
+    """Let as many clients wait as the system allows: each is a file."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+    if soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (ValueError, OSError) as exc:
+            logger.debug("the limit of open files stays %d: %s", soft, exc)

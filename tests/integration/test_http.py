@@ -1,0 +1,589 @@
+"""The HTTP API, as a process of its own: put, pull, queues, and what becomes of bad requests."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import redis
+
+from kombu_toc import TimeoutCenter, pack
+
+from ..cluster import Cluster
+from ..http_server import HttpServer
+from ..servers import Server
+
+MAIL = "/v1/queues/mail"
+
+
+@pytest.fixture(scope="module")
+def shared(server: Server | Cluster) -> Iterator[HttpServer]:
+    with HttpServer(server.toc_url) as made:
+        yield made
+
+
+@pytest.fixture
+def api(shared: HttpServer, center: TimeoutCenter) -> HttpServer:
+    """A server of the API on the shared server, which is empty."""
+    # It remembers declarations for a moment, which were flushed.
+    for queue in ("mail", "sms"):
+        center.declare(queue)
+    return shared
+
+
+def leased(api: HttpServer, limit: int = 10, **fields: Any) -> list[Any]:
+    reply = api.post(f"{MAIL}:lease", {"limit": limit, **fields})
+    assert reply.status == 200, reply
+    found: list[Any] = reply.json["tasks"]
+    return found
+
+
+def test_a_message_is_put_read_moved_made_due_leased_extended_and_acknowledged(
+    api: HttpServer, center: TimeoutCenter
+) -> None:
+    made = api.post(f"{MAIL}/tasks", {"id": "order-7", "text": "remind", "delay": 3600})
+    assert (made.status, made.json["name"]) == (201, "queues/mail/tasks/order-7")
+    assert center.get("order-7")[0].body == b"remind"
+    found = api.get(f"{MAIL}/tasks/order-7").json
+    assert (found["state"], found["text"]) == ("waiting", "remind")
+    moved = api.post(
+        f"{MAIL}/tasks/order-7:reschedule", {"scheduleTime": "2035-01-01T01:30:00.5+01:30"}
+    )
+    assert moved.json["scheduleTime"] == "2035-01-01T00:00:00.500000Z"
+    assert center.get("order-7")[0].time_us == 2051222400_500000
+    assert leased(api) == []
+    assert api.post(f"{MAIL}/tasks/order-7:run").status == 200
+    [task] = leased(api, visibility=600)
+    assert (task["id"], task["text"], task["failures"]) == ("order-7", "remind", 0)
+    held = api.get(f"{MAIL}/tasks/order-7").json
+    assert held["state"] == "inFlight"
+    receipts = {"receipts": [task["receipt"]]}
+    assert api.post(f"{MAIL}:extend", {**receipts, "visibility": 3600}).json["extended"] == 1
+    assert api.get(f"{MAIL}/tasks/order-7").json["leaseExpireTime"] > held["leaseExpireTime"]
+    assert api.post(f"{MAIL}:ack", receipts).json == {"acknowledged": 1, "stale": []}
+    late = api.post(f"{MAIL}:ack", receipts).json
+    assert late == {"acknowledged": 0, "stale": receipts["receipts"]}
+    assert api.get(f"{MAIL}/tasks/order-7").status == 404
+
+
+@pytest.mark.parametrize(
+    "said, kept",
+    [
+        ({"text": "täsk \N{SNOWMAN}"}, "täsk \N{SNOWMAN}".encode()),
+        ({"text": ""}, b""),
+        ({"json": {"b": [1, None, "ü"]}}, b'{"b":[1,null,"\\u00fc"]}'),
+        ({"json": None}, b"null"),
+        ({"body": "/wAB"}, b"\xff\x00\x01"),
+    ],
+    ids=["text", "empty", "json", "null", "bytes"],
+)
+def test_what_is_put_is_what_a_center_reads_and_what_is_leased(
+    api: HttpServer, center: TimeoutCenter, said: dict[str, Any], kept: bytes
+) -> None:
+    id = api.post(f"{MAIL}/tasks", said).json["id"]
+    assert center.get(id)[0].body == kept
+    [task] = leased(api)
+    assert task["id"] == id
+    assert task.get("body") == said["body"] if "body" in said else task["text"] == kept.decode()
+
+
+def test_what_a_center_puts_is_leased_also_an_envelope(
+    api: HttpServer, center: TimeoutCenter
+) -> None:
+    message = {
+        "headers": {"task": "shop.remind"},
+        "properties": {},
+        "content-type": "application/json",
+        "content-encoding": "utf-8",
+        "body": b"[7]",
+    }
+    center.put("mail", "plain", b'{"h": 1}', priority=0)
+    center.put("mail", "packed", pack(message, deflate=False), priority=3)
+    center.put("mail", "small", pack(message, deflate=True, id="small"), priority=6)
+    plain, *packed = leased(api)
+    assert plain["text"] == '{"h": 1}' and "headers" not in plain
+    for one in packed:
+        assert (one["text"], one["contentType"]) == ("[7]", "application/json")
+        assert one["headers"] == {"task": "shop.remind"}
+
+
+@pytest.mark.parametrize(
+    "id", ["a/b", "a:run", ":lease", "a b%", "täsk-\N{SNOWMAN}", "..", "x" * 300, "a?b#c"]
+)
+def test_an_id_may_be_anything(api: HttpServer, id: str) -> None:
+    from urllib.parse import quote
+
+    path = f"{MAIL}/tasks/{quote(id, safe='')}"
+    assert api.post(f"{MAIL}/tasks", {"id": id, "text": "x", "delay": 60}).json["id"] == id
+    assert api.get(path).json["id"] == id
+    assert api.post(f"{path}:run").status == 200
+    assert api.ask("DELETE", path).json["cancelled"] == 1
+    assert api.get(path).status == 404
+
+
+def test_a_queue_may_have_a_slash_or_a_colon_in_its_name(
+    api: HttpServer, center: TimeoutCenter
+) -> None:
+    api.post("/v1/queues/a%2Fb%3Alease/tasks", {"id": "one", "text": "x"})
+    assert center.get("one")[0].topic == "a/b:lease"
+    assert api.post("/v1/queues/a%2Fb%3Alease:lease").json["tasks"][0]["id"] == "one"
+    center.put("plain:colon", "two", b"x")
+    assert api.get("/v1/queues/plain:colon/counts").json["ready"] == 1
+    assert api.get("/v1/queues/plain:colon").json["name"] == "plain:colon"
+
+
+def test_many_are_put_in_order_and_a_repeated_list_adds_nothing(api: HttpServer) -> None:
+    tasks = {"tasks": [{"id": f"m{n}", "text": str(n), "delay": 60} for n in range(300)]}
+    first = api.post(f"{MAIL}/tasks:batch", tasks)
+    assert first.status == 201
+    assert [one["id"] for one in first.json["tasks"]] == [f"m{n}" for n in range(300)]
+    assert all(one["added"] for one in first.json["tasks"])
+    again = api.post(f"{MAIL}/tasks:batch", tasks)
+    assert not any(one["added"] for one in again.json["tasks"])
+    assert api.get(f"{MAIL}/counts").json["scheduled"] == 300
+
+
+def test_a_list_with_a_field_that_is_wrong_puts_nothing_and_names_it(api: HttpServer) -> None:
+    tasks = [{"text": "x"}, {"text": "y"}, {"text": "z", "delay": -1}]
+    reply = api.post(f"{MAIL}/tasks:batch", {"tasks": tasks})
+    assert (reply.status, reply.json["field"]) == (422, "tasks[2].delay")
+    assert api.get(f"{MAIL}/counts").json["ready"] == 0
+
+
+def test_pages_have_every_message_once_by_state_and_time(
+    api: HttpServer, center: TimeoutCenter
+) -> None:
+    now = time.time()
+    for number in range(130):
+        center.put("mail", f"m{number:03}", b"x", at=now + 1000 + number)
+    center.put("mail", "ready", b"x")
+    leased(api)
+    seen, after, pages = [], "", 0
+    while after is not None:
+        more = f"&after={after}" if after else ""
+        page = api.get(f"{MAIL}/tasks?state=waiting&limit=60&bodies=false{more}").json
+        seen += [one["id"] for one in page["tasks"]]
+        assert "text" not in page["tasks"][0]
+        after, pages = page["nextPageToken"], pages + 1
+    assert seen == [f"m{number:03}" for number in range(130)]
+    assert pages == 3
+    [held] = api.get(f"{MAIL}/tasks?state=inFlight").json["tasks"]
+    assert held["id"] == "ready"
+    until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now + 1010))
+    few = api.get(f"{MAIL}/tasks?state=waiting&until={until}").json["tasks"]
+    assert [one["id"] for one in few][:3] == ["m000", "m001", "m002"]
+    assert 9 <= len(few) <= 11
+    assert api.get(f"{MAIL}/tasks?after=nothing").json["field"] == "after"
+
+
+def test_what_is_in_flight_is_neither_cancelled_nor_moved(
+    api: HttpServer, center: TimeoutCenter
+) -> None:
+    center.put("mail", "held", b"x")
+    leased(api)
+    center.put("mail", "waits", b"x", delay=60)
+    for reply in (
+        api.ask("DELETE", f"{MAIL}/tasks/held"),
+        api.post(f"{MAIL}/tasks/held:cancel"),
+        api.post(f"{MAIL}/tasks/held:run"),
+    ):
+        assert reply.status == 409
+        assert reply.headers["content-type"] == "application/problem+json"
+    both = api.post(f"{MAIL}/tasks:cancel", {"ids": ["held", "waits", "nobody"]}).json
+    assert both["cancelled"] == 1
+    assert {one["id"]: one["cancelled"] for one in both["tasks"]} == {"held": False, "waits": True}
+
+
+def test_rejected_messages_come_back_or_die_and_are_requeued_or_purged(
+    api: HttpServer, center: TimeoutCenter
+) -> None:
+    for number in range(4):
+        center.put("mail", f"m{number}", b"x")
+    tasks = leased(api)
+    back = api.post(
+        f"{MAIL}:reject",
+        {"receipts": [one["receipt"] for one in tasks[:2]], "error": "no", "backoff": 0},
+    ).json
+    assert back == {"requeued": 2, "dead": 0, "stale": []}
+    again = leased(api)
+    assert {one["failures"] for one in again} == {1}
+    every = [one["receipt"] for one in (*again, *tasks[2:])]
+    gone = api.post(
+        f"{MAIL}:reject", {"receipts": every, "dead": True, "reason": "bad", "error": "it is"}
+    ).json
+    assert gone["dead"] == 4
+    dead = api.get(f"{MAIL}/dead").json["tasks"]
+    assert {(one["reason"], one["error"], one["state"]) for one in dead} == {
+        ("bad", "it is", "dead")
+    }
+    assert api.post(f"{MAIL}/dead:requeue", {"ids": ["m0"]}).json == {"requeued": 1, "more": False}
+    assert api.post(f"{MAIL}/dead:purge", {"limit": 2}).json == {"purged": 2, "more": True}
+    assert api.post(f"{MAIL}/dead:requeue").json == {"requeued": 1, "more": False}
+    assert api.get(f"{MAIL}/counts").json == {"ready": 2, "scheduled": 0, "inFlight": 0, "dead": 0}
+
+
+def test_released_messages_come_back_as_they_were(api: HttpServer, center: TimeoutCenter) -> None:
+    center.put("mail", "one", b"x")
+    [task] = leased(api)
+    receipts = {"receipts": [task["receipt"]]}
+    assert api.post(f"{MAIL}:release", receipts).json == {"released": 1, "stale": []}
+    assert api.post(f"{MAIL}:release", receipts).json["released"] == 0
+    [again] = leased(api)
+    assert (again["id"], again["failures"]) == ("one", 0)
+
+
+def test_a_receipt_counts_for_its_own_queue_only(api: HttpServer, center: TimeoutCenter) -> None:
+    center.put("sms", "one", b"x")
+    [message] = center.pop("sms").messages
+    for verb in ("ack", "extend", "release", "reject"):
+        reply = api.post(f"{MAIL}:{verb}", {"receipts": [message.receipt]})
+        assert (reply.status, reply.json["field"]) == (422, "receipts[0]")
+    cut = api.post(f"{MAIL}:ack", {"receipts": [message.receipt[:-5]]})
+    assert "damaged" in cut.json["detail"]
+    assert center.ack([message]) == 1
+
+
+def test_queues_are_declared_altered_paused_counted_and_deleted(
+    api: HttpServer, center: TimeoutCenter
+) -> None:
+    made = api.ask("PUT", "/v1/queues/calls", {"retries": 3, "retryBackoff": 2.5, "slots": 4})
+    assert made.status == 200
+    assert made.json["limits"]["retryBackoff"] == {"value": 2.5, "source": "declared"}
+    assert center.describe("calls").slots == 4
+    changed = api.ask("PATCH", "/v1/queues/calls", {"retries": 5, "retryBackoff": None})
+    assert changed.json["limits"]["retries"]["value"] == 5
+    assert changed.json["limits"]["retryBackoff"]["source"] == "default"
+    wrong = api.ask("PATCH", "/v1/queues/calls", {"retries": "many"})
+    assert (wrong.status, "retries" in wrong.json["detail"]) == (422, True)
+    assert api.ask("PATCH", "/v1/queues/calls", {"slots": 8}).status == 422
+    assert api.ask("PATCH", "/v1/queues/nobody", {"retries": 5}).status == 404
+    api.post("/v1/queues/calls:pause")
+    assert center.paused() == {"calls"}
+    assert api.get("/v1/queues/calls").json["paused"] is True
+    api.post("/v1/queues/calls:resume")
+    assert center.paused() == set()
+    for number in range(3):
+        center.put("calls", f"m{number}", b"x", delay=100 * number)
+    assert api.get("/v1/queues/calls/counts?within=150").json == {
+        "ready": 1,
+        "scheduled": 2,
+        "inFlight": 0,
+        "dead": 0,
+        "due": 2,
+    }
+    assert [one["name"] for one in api.get("/v1/queues").json["queues"]] == ["calls", "mail", "sms"]
+    first = api.get("/v1/queues?limit=2").json
+    assert first["nextPageToken"] == "mail"
+    assert [one["name"] for one in api.get("/v1/queues?after=mail").json["queues"]] == ["sms"]
+    assert api.post("/v1/queues/calls:purge").json["purged"] == 3
+    assert api.ask("DELETE", "/v1/queues/calls").json == {"deleted": True}
+    assert "calls" not in center.topics()
+    for path in ("", "/counts", "/limits", "/tasks", "/dead"):
+        assert api.get(f"/v1/queues/calls{path}").status == 404
+
+
+def test_what_is_used_of_limits_is_shown(api: HttpServer, center: TimeoutCenter) -> None:
+    api.ask("PUT", "/v1/queues/limited", {"concurrency": 2, "rate": "100/s"})
+    for number in range(5):
+        center.put("limited", f"m{number}", b"x")
+    center.pop("limited", 5)
+    found = api.get("/v1/queues/limited/limits").json
+    used = {one["name"]: one["used"] for one in found["limits"]}
+    assert used["concurrency"] == found["running"] >= 1
+    assert found["waiting"] + found["running"] == 5
+
+
+def test_an_autoscaler_is_told_what_is_ready_in_flight_and_about_to_come(
+    api: HttpServer, center: TimeoutCenter
+) -> None:
+    for number in range(6):
+        center.put("mail", f"m{number}", b"x", delay=[0, 0, 0, 200, 200, 9000][number])
+    center.pop("mail")
+    assert api.get("/scale/mail").json["value"] == 3
+    assert api.get("/scale/mail?within=300").json == {
+        "value": 5,
+        "ready": 2,
+        "inFlight": 1,
+        "due": 4,
+    }
+    assert api.get("/scale/nobody").json["value"] == 0
+
+
+def test_a_unique_key_is_kept_replaced_or_refused(api: HttpServer, center: TimeoutCenter) -> None:
+    task = {"id": "one", "text": "x", "delay": 60, "unique": "weekly"}
+    assert api.post(f"{MAIL}/tasks", task).json["id"] == "one"
+    assert api.post(f"{MAIL}/tasks", {**task, "id": "two"}).json["id"] == "one"
+    refused = api.post(f"{MAIL}/tasks", {**task, "id": "two", "ifExists": "refuse"})
+    assert (refused.status, refused.json["field"], refused.json["id"]) == (409, "unique", "one")
+    replaced = {**task, "id": "two", "text": "new", "ifExists": "replace"}
+    assert api.post(f"{MAIL}/tasks", replaced).json["id"] == "one"
+    [found] = center.get(["one", "two"])
+    assert (found.body, found.unique) == (b"new", "weekly")
+
+
+def test_a_message_keeps_what_it_has_of_its_own(api: HttpServer, center: TimeoutCenter) -> None:
+    said = {"visibility": 600, "maxLease": 7200, "expiration": 3600, "key": "anna", "priority": 9}
+    # Of a queue of its own: that its messages have slot bases is declared once.
+    api.post("/v1/queues/traits/tasks", {"id": "one", "text": "x", **said})
+    [found] = center.get("one")
+    assert (found.visibility, found.max_lease, found.expiration) == (600, 7200, 3600)
+    assert (found.key, found.step) == ("anna", 3)
+    shown = api.get("/v1/queues/traits/tasks/one").json
+    assert (shown["visibility"], shown["maxLease"], shown["key"]) == (600, 7200, "anna")
+
+
+# -- bad requests
+
+
+@pytest.mark.parametrize(
+    "document, field",
+    [
+        ({}, "text"),
+        ({"text": "x", "json": 1}, "text"),
+        ({"text": "x", "dely": 1}, "dely"),
+        ({"text": 1}, "text"),
+        ({"text": "\ud800"}, "text"),
+        ({"body": "?"}, "body"),
+        ({"text": "x", "delay": "1"}, "delay"),
+        ({"text": "x", "delay": True}, "delay"),
+        ({"text": "x", "delay": -1}, "delay"),
+        ({"text": "x", "delay": 1e300}, "delay"),
+        ({"text": "x", "priority": 1.5}, "priority"),
+        ({"text": "x", "scheduleTime": "tomorrow"}, "scheduleTime"),
+        ({"text": "x", "scheduleTime": "2026-02-30T00:00:00Z"}, "scheduleTime"),
+        ({"text": "x", "scheduleTime": "2026-02-03T00:00:00"}, "scheduleTime"),
+        ({"text": "x", "scheduleTime": "9999-01-01T00:00:00Z"}, "scheduleTime"),
+        ({"text": "x", "scheduleTime": "2026-01-01T00:00:00Z", "delay": 1}, "delay"),
+        ({"text": "x", "id": ""}, "id"),
+        ({"text": "x", "headers": {"a": 1}}, "headers.a"),
+        ({"text": "x", "uniqueSeconds": 1}, "uniqueSeconds"),
+        ([], ""),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_field_that_cannot_be_used_is_named_and_nothing_is_put(
+    api: HttpServer, document: Any, field: str
+) -> None:
+    reply = api.post(f"{MAIL}/tasks", document)
+    problem = reply.json
+    assert (reply.status, problem["status"]) == (422, 422)
+    assert reply.headers["content-type"] == "application/problem+json"
+    assert problem["type"] == "urn:celery-toc:invalid-field"
+    assert problem.get("field", "") == field
+    assert api.get(f"{MAIL}/counts").json["ready"] == 0
+
+
+@pytest.mark.parametrize(
+    "raw, status",
+    [
+        (b"{", 400),
+        (b"\xff", 400),
+        (b'{"text": "x", "delay": NaN}', 400),
+        (b'{"json": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400),
+        (b'{"text": "x", "delay": 1' + b"0" * 5000 + b"}", 400),
+        (b"", 400),
+    ],
+    ids=["cut", "no UTF-8", "NaN", "deep", "long number", "empty"],
+)
+def test_what_is_no_json_is_refused(api: HttpServer, raw: bytes, status: int) -> None:
+    reply = api.post(f"{MAIL}/tasks", raw=raw, headers={"content-type": "application/json"})
+    assert reply.status in (status, 422)
+    assert reply.json["status"] == reply.status
+    assert api.get("/healthz").status == 200
+
+
+@pytest.mark.parametrize(
+    "method, path, status",
+    [
+        ("GET", "/", 404),
+        ("GET", "/v1", 404),
+        ("GET", "/v1/queues/", 404),
+        ("PUT", f"{MAIL}/tasks", 405),
+        ("POST", f"{MAIL}:nothing", 405),
+        ("GET", "/v1/queues/%ff", 400),
+        ("GET", f"{MAIL}/tasks?limit=0", 422),
+        ("GET", f"{MAIL}/tasks?limit=x", 422),
+        ("GET", f"{MAIL}/tasks?state=gone", 422),
+        ("GET", f"{MAIL}/tasks?unknown=1", 422),
+        ("GET", f"/v1/queues/{'x' * 20_000}", 400),
+    ],
+)
+def test_what_is_not_there_says_so(api: HttpServer, method: str, path: str, status: int) -> None:
+    reply = api.ask(method, path)
+    assert (reply.status, reply.json["status"]) == (status, status)
+    if status == 405:
+        assert reply.headers["allow"]
+
+
+def test_large_bodies_and_headers_are_refused_and_the_server_goes_on(api: HttpServer) -> None:
+    said = {"content-type": "application/json", "content-length": str(17 << 20)}
+    connection = api.connect()
+    connection.putrequest("POST", f"{MAIL}/tasks")
+    for name, value in said.items():
+        connection.putheader(name, value)
+    connection.endheaders()
+    assert connection.getresponse().status == 413
+    connection.close()
+    assert api.get("/v1/queues", headers={"x-much": "x" * 40_000}).status == 431
+    assert api.get("/healthz").status == 200
+
+
+def test_a_body_that_is_not_json_needs_its_type(api: HttpServer) -> None:
+    reply = api.post(f"{MAIL}/tasks", raw=b'{"text": "x"}', headers={"content-type": "text/plain"})
+    assert (reply.status, reply.json["field"]) == (415, "content-type")
+
+
+def test_a_connection_carries_many_requests(api: HttpServer) -> None:
+    connection = api.connect()
+    for number in range(50):
+        reply = api.post(f"{MAIL}/tasks", {"id": f"m{number}", "text": "x"}, over=connection)
+        assert reply.status == 201
+    assert api.ask("HEAD", f"{MAIL}/counts", over=connection).body == b""
+    assert api.get(f"{MAIL}/counts", over=connection).json["ready"] == 50
+
+
+# -- repeated requests
+
+
+def test_a_repeated_request_gets_the_same_answer_and_nothing_is_done_again(
+    api: HttpServer, center: TimeoutCenter
+) -> None:
+    headers = {"idempotency-key": "k1"}
+    first = api.post(f"{MAIL}/tasks", {"text": "x"}, headers=headers)
+    center.ack(center.pop("mail").messages)  # it is done: a second put would add another one
+    again = api.post(f"{MAIL}/tasks", {"text": "x"}, headers=headers)
+    assert (again.status, again.body) == (first.status, first.body)
+    assert again.headers["idempotency-replayed"] == "true"
+    assert api.get(f"{MAIL}/counts").json["ready"] == 0
+    other = api.post(f"{MAIL}/tasks", {"text": "y"}, headers=headers)
+    assert (other.status, other.json["field"]) == (422, "idempotency-key")
+    elsewhere = api.post("/v1/queues/sms/tasks", {"text": "x"}, headers=headers)
+    assert elsewhere.status == 422
+
+
+def test_a_repeated_lease_gets_the_same_messages(api: HttpServer, center: TimeoutCenter) -> None:
+    for number in range(4):
+        center.put("mail", f"m{number}", b"x")
+    headers = {"idempotency-key": "lease-1"}
+    first = api.post(f"{MAIL}:lease", {"limit": 2}, headers=headers)
+    assert api.post(f"{MAIL}:lease", {"limit": 2}, headers=headers).body == first.body
+    assert api.get(f"{MAIL}/counts").json["inFlight"] == 2
+
+
+def test_of_the_same_request_many_times_at_once_one_is_done(api: HttpServer) -> None:
+    def put(_: int) -> int:
+        return api.post(f"{MAIL}/tasks", {"text": "x"}, headers={"idempotency-key": "k2"}).status
+
+    with ThreadPoolExecutor(8) as pool:
+        statuses = set(pool.map(put, range(40)))
+    assert statuses <= {201, 409}
+    assert 201 in statuses
+    assert api.get(f"{MAIL}/counts").json["ready"] == 1
+
+
+def test_an_error_of_the_caller_is_repeated_and_an_odd_key_refused(api: HttpServer) -> None:
+    headers = {"idempotency-key": "k3"}
+    for _ in range(2):
+        reply = api.post(f"{MAIL}/tasks/nobody:run", headers=headers)
+        assert reply.status == 404
+    assert reply.headers["idempotency-replayed"] == "true"
+    assert api.post(f"{MAIL}/tasks", {"text": "x"}, headers={"idempotency-key": ""}).status == 422
+    long = {"idempotency-key": "k" * 256}
+    assert api.post(f"{MAIL}/tasks", {"text": "x"}, headers=long).status == 422
+
+
+def test_answers_are_kept_for_a_bounded_time(api: HttpServer, client: redis.Redis) -> None:
+    api.post(f"{MAIL}/tasks", {"text": "x"}, headers={"idempotency-key": "k4"})
+    api.post(f"{MAIL}:lease", headers={"idempotency-key": "k5"})
+    [one, two] = sorted(client.ttl(key) for key in client.scan_iter("*answer:*"))
+    assert 0 < one <= 300 < two <= 86_400
+
+
+# -- events and traces
+
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def test_a_traceparent_goes_along_and_a_repetition_in_another_span_is_the_same_message(
+    api: HttpServer,
+) -> None:
+    task = {"id": "one", "text": "x"}
+    api.post(f"{MAIL}/tasks", task, headers={"traceparent": TRACE, "tracestate": "a=b"})
+    other = TRACE.replace("b7ad6b7169203331", "00f067aa0ba902b7")
+    assert api.post(f"{MAIL}/tasks", task, headers={"traceparent": other}).json["id"] == "one"
+    [leased_task] = leased(api)
+    assert leased_task["text"] == "x"
+    assert leased_task["headers"] == {"traceparent": TRACE, "tracestate": "a=b"}
+
+
+def test_events_are_accepted_in_both_forms_and_kept_the_same(
+    api: HttpServer, center: TimeoutCenter
+) -> None:
+    event = {"specversion": "1.0", "id": "e1", "source": "/shop", "type": "paid"}
+    binary = {f"ce-{name}": value for name, value in event.items()}
+    json_type = {"content-type": "application/json"}
+    made = api.post(f"{MAIL}/tasks", raw=b'{"n":1}', headers={**binary, **json_type})
+    assert made.json["id"] == "e1"
+    structured = {**event, "id": "e2", "datacontenttype": "application/json", "data": {"n": 1}}
+    content_type = {"content-type": "application/cloudevents+json; charset=utf-8"}
+    trace = {"traceparent": TRACE}
+    raw = json.dumps({**structured, "delayseconds": 3600}).encode()
+    assert api.post(f"{MAIL}/tasks", raw=raw, headers={**content_type, **trace}).status == 201
+    one, two = (json.loads(center.get(id)[0].body) for id in ("e1", "e2"))
+    assert two.pop("traceparent") == TRACE
+    assert two.pop("delayseconds") == 3600
+    assert one == {**two, "id": "e1"}
+    assert center.get("e2")[0].time_us > (time.time() + 3000) * 1e6
+    for broken, field in (
+        ({**structured, "specversion": "0.3"}, "specversion"),
+        ({**structured, "scheduletime": "soon"}, "scheduletime"),
+        ({**structured, "Upper": 1}, "Upper"),
+        ({key: value for key, value in structured.items() if key != "type"}, "type"),
+    ):
+        reply = api.post(f"{MAIL}/tasks", raw=json.dumps(broken).encode(), headers=content_type)
+        assert (reply.status, reply.json["field"]) == (422, field)
+
+
+# -- the page
+
+
+def test_the_walk_with_curl_goes_as_the_page_says(
+    api: HttpServer, tmp_path: Any, client: redis.Redis
+) -> None:
+    import subprocess
+    from pathlib import Path
+
+    page = (Path(__file__).parents[2] / "docs" / "http.md").read_text()
+    steps = re.findall(r"```sh\n((?:(?!```).)*)```\n```json\n(.*?)```", page, re.DOTALL)
+    assert len(steps) >= 9
+    # In one shell: a step may use what the one before has set.
+    script = "".join(f"{command}\necho '|||'\n" for command, _ in steps)
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=tmp_path,
+        env={"API": api.url, "PATH": "/usr/bin:/bin:/usr/local/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    answers = done.stdout.split("|||\n")[:-1]
+    for (command, expected), found in zip(steps, answers, strict=True):
+        pattern = re.escape(json.dumps(json.loads(expected))).replace(re.escape('"..."'), '"[^"]*"')
+        assert re.fullmatch(pattern, json.dumps(json.loads(found))), (command, found)
+
+
+def test_a_connection_that_is_closed_in_a_request_harms_nobody(api: HttpServer) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", api.port)
+    connection.putrequest("POST", f"{MAIL}/tasks")
+    connection.putheader("content-length", "100")
+    connection.endheaders(b'{"text"')
+    connection.close()
+    assert api.get("/readyz").json == {"status": "ready"}
