@@ -99,6 +99,9 @@ def dying(base: type) -> type:
 
         def acknowledge(self) -> None:
             if self._outcome is None:
+                # Celery acknowledges it when it begins. If its worker is lost, it has failed.
+                if not self.task.acks_late and isinstance(self.message, kombu_toc.Message):
+                    self.message.dies_if_lost = True
                 super().acknowledge()
             else:
                 self._outcome.acknowledged = True

@@ -57,15 +57,25 @@ class Outbox:
             self._run_or_owe(self._center.commands.ack([delivery]))
             self._loop.nudge()
 
-    def ack_early(self, delivery: Delivery, policy: WorkerPolicy, execution: Hashable) -> None:
+    def ack_early(
+        self,
+        delivery: Delivery,
+        policy: WorkerPolicy,
+        execution: Hashable,
+        *,
+        buries: bool = False,
+    ) -> None:
         """It is acknowledged, and its task runs on: it is acknowledged for good when that has
-        ended. Whoever crashes meanwhile does not have it delivered again."""
+        ended. Whoever crashes meanwhile does not have it delivered again.
+
+        buries: it is dead then, and not gone
+        """
         self._leases.early_acks.add(policy, execution, delivery)
         if self._loop.hub is not None:
-            self.settlements.marks[id(delivery)] = delivery
+            self.settlements.marks[id(delivery)] = delivery, buries
             self._leaves_with_next_turn()
         else:
-            self._run_or_owe(self._mark([delivery]))
+            self._run_or_owe(self._mark([(delivery, buries)]))
 
     def ack_at_end(self, delivery: Delivery) -> None:
         """Acknowledge what holds something for which others may wait: as soon as possible."""
@@ -79,8 +89,11 @@ class Outbox:
         for delivery in self._leases.early_acks.take_ended():
             self.ack_at_end(delivery)
 
-    def _mark(self, deliveries: list[Delivery]) -> list[ScriptCall]:
-        calls = mark_calls(self._center.registry.topic_of, deliveries)
+    def _mark(self, marks: list[tuple[Delivery, bool]]) -> list[ScriptCall]:
+        calls = []
+        for buries in (False, True):
+            if some := [delivery for delivery, is_so in marks if is_so == buries]:
+                calls += mark_calls(self._center.registry.topic_of, some, buries=buries)
         return [call._replace(parse=partial(self._marked, call)) for call in calls]
 
     def _marked(self, call: ScriptCall, raw: Any) -> None:

@@ -69,7 +69,7 @@ def log_undelivered(
     for id in died:
         log(
             logging.ERROR,
-            "message %s of %s%s: no retries left, it is in DeadQueue",
+            "message %s of %s%s: lost for good, it is in DeadQueue",
             *(id, topic, names[id]),
         )
     if dropped:

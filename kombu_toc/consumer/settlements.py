@@ -21,8 +21,9 @@ class Settlements:
     def __init__(self) -> None:
         self.acks: deque[Delivery] = deque()
         self.calls: deque[ScriptCall] = deque()
-        #: what was acknowledged while its task runs on, and is to be marked; each by its identity
-        self.marks: dict[int, Delivery] = {}
+        #: what was acknowledged while its task runs on, and is to be marked, and whether it is dead
+        #: if that is lost; each by its identity
+        self.marks: dict[int, tuple[Delivery, bool]] = {}
         #: what has left something for which others may wait
         self.freed: deque[Delivery] = deque()
         #: monotonic seconds when acknowledgements leave that wait for company
@@ -56,7 +57,7 @@ class Settlements:
         """What has left something since this was last asked."""
         return _drained(self.freed)
 
-    def take_marks(self) -> list[Delivery]:
+    def take_marks(self) -> list[tuple[Delivery, bool]]:
         """What leaves now to be marked."""
         taken = []
         with suppress(KeyError):  # another thread has taken one out

@@ -55,7 +55,7 @@ else
 end
 
 -- What it has of its own stays with it, as before its first delivery.
-local own = string.gsub(string.sub(heritage_of(token), #birth_of(token) + 1), '[;,][pa]1.*$', '')
+local own = string.gsub(string.sub(heritage_of(token), #birth_of(token) + 1), '[;,][pba]1.*$', '')
 if own == '' then
   redis.call('HDEL', tokens, id)
 else

@@ -36,7 +36,7 @@
 -- has passed is settled in the wake index, and each slot's next time is announced. (Of a slot with
 -- more that is due, an announcement that nobody has claimed yet serves as that.) A slot that holds
 -- nothing more has nothing announced.
---@ clock admitted wake failure recover token lease deliver sorted expire
+--@ clock admitted wake failure token recover lease deliver sorted expire
 
 local slots, steps = tonumber(ARGV[1]), tonumber(ARGV[2])
 local soon, late = tonumber(ARGV[3]), tonumber(ARGV[5])

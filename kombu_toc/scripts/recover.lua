@@ -1,7 +1,10 @@
--- Fragment: what keeps a slot in order. Needs failure.lua.
+-- Fragment: what keeps a slot in order. Needs failure.lua and token.lua.
+
+-- The error of what was acknowledged while it ran, and is to be dead if it has failed.
+local LOST = 'the worker that ran it is gone: its lease ended'
 
 -- Rolls back leases that ended by `until_score`, at most so many; adds the ids to `rolled`, or to
--- `died` if they had no retries left. What was acknowledged while it ran is deleted: to `over`. Of a
+-- `died` if they had no retries left. What was acknowledged while it ran is deleted, to `over`, or died. Of a
 -- topic that is limited, `left` is told of each afterwards: its id, its token, whether it has ended.
 local function roll_back(prepare, body, dead, reasons, stores, most, until_score, now_ms,
                          first_wait, most_wait, max_retries, tokens, rolled, died, over, left)
@@ -14,7 +17,11 @@ local function roll_back(prepare, body, dead, reasons, stores, most, until_score
     redis.call('ZREM', prepare, id)
     local token = redis.call('HGET', tokens, id) or ''
     local acknowledged = string.find(token, '[;,]a1')
-    if acknowledged then
+    if acknowledged and string.find(token, '[;,]b1,a1') then
+      bury(dead, reasons, id, now_ms * 1000 + low, 'the task failed', LOST)
+      redis.call('HSET', tokens, id, unmarked(token)) -- an acknowledgement that is late still counts
+      died[#died + 1] = id
+    elseif acknowledged then
       redis.call('HDEL', body, id)
       redis.call('HDEL', reasons, id)
       redis.call('HDEL', tokens, id)

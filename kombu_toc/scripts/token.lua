@@ -12,7 +12,8 @@
 -- all, or 0; e, milliseconds after its due time when the message expires; x, when it expires, in
 -- milliseconds since the epoch, known since its first delivery; a1, its delivery is acknowledged, and
 -- its task still runs: see mark.lua; k, its key, percent-encoded; p1, its delivery has a place, see
--- lanes.lua. The traits p1 and a1 stand behind all others, in this order.
+-- lanes.lua; b1, it is dead if its lease ends although it is acknowledged. The traits p1, b1 and a1
+-- stand behind all others, in this order.
 
 local function birth_of(token) return string.match(token, '^[^;~@!]*') end
 
@@ -31,4 +32,6 @@ local function is_still(token, score)
 end
 
 -- What the token of a delivery was before mark.lua marked it.
-local function unmarked(token) return (string.gsub(token, '[;,]a1', '', 1)) end
+local function unmarked(token)
+  return (string.gsub(string.gsub(token, '([;,])b1,a1', '%1a1', 1), '[;,]a1', '', 1))
+end

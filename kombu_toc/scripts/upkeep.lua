@@ -24,7 +24,7 @@
 --
 -- With a grace, what has ended is only noted at first, in `ended`: when somebody saw it. Whoever
 -- comes a grace later rolls back what had ended by then and was not renewed since.
---@ clock admitted wake failure recover token lease deliver sorted expire lanes openings
+--@ clock admitted wake failure token recover lease deliver sorted expire lanes openings
 
 local wake_is_here = ARGV[4] == '1'
 local left, each = tonumber(ARGV[2]), tonumber(ARGV[3])

@@ -21,6 +21,10 @@ class Message(kombu_message.Message):
     delivery: what the center knows of it; None for a broadcast
     """
 
+    #: whether it goes to DeadQueue if it is acknowledged while what it is for runs, and the process
+    #: that runs it is lost
+    dies_if_lost = False
+
     def __init__(
         self,
         channel: Any,

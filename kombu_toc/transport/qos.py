@@ -50,19 +50,21 @@ class QoS(virtual.QoS):
         message = self._delivered.pop(delivery_tag, None)
         if message is None or (delivery := message.delivery) is None:
             return
-        if ";" in delivery.birth and delivery.outlives_ack:
+        if message.dies_if_lost or (";" in delivery.birth and delivery.outlives_ack):
             self._end_place(message, delivery)
         else:
             self._poller.ack(delivery)
 
     def _end_place(self, message: Message, delivery: Delivery) -> None:
-        """Acknowledge what has a place, or a unique key; that is held until the task has ended."""
+        """Acknowledge what has a place, or a unique key; that is held until the task has ended. So
+        is what is to be dead if its task is lost."""
         policy = self.channel.policy
         execution = policy.execution(message)
         if execution is None:
             self._poller.ack_at_end(delivery)
         else:
-            self._poller.ack_early(delivery, policy, execution)
+            buries = message.dies_if_lost
+            self._poller.ack_early(delivery, policy, execution, buries=buries)
 
     def reject(self, delivery_tag: int, requeue: bool = False) -> None:
         message = self._delivered.pop(delivery_tag, None)

@@ -10,10 +10,11 @@ from celery.exceptions import TimeLimitExceeded, WorkerLostError
 
 import kombu_toc
 
-from .conftest import POOLS, Journal, wait_until
+from .conftest import LOOPS, POOLS, Journal, wait_until
 from .nodes import Worker
 from .test_cli import answer
 from .test_dead_letters import dead
+from .test_limits import marked
 
 StartWorkers = Callable[..., list[Worker]]
 
@@ -135,3 +136,41 @@ def test_a_member_of_a_chord_dies_and_the_chord_fails_as_ever(
         body.get(timeout=10)
     wait_until(lambda: toc.counts("celery").dead == 1)
     nothing_is_left(toc, 1)
+
+
+@pytest.mark.parametrize("pool", LOOPS)
+def test_what_a_killed_worker_had_acknowledged_and_ran_is_dead(
+    start_workers: StartWorkers,
+    app: Celery,
+    toc: kombu_toc.TimeoutCenter,
+    journal: Journal,
+    pool: str,
+) -> None:
+    """What it had not acknowledged runs again."""
+    toc.declare("celery", visibility=2)
+    [first] = start_workers(1, *POOLS[pool], **ON)
+    sent = app.tasks["e2e.nap"].delay("early", 60)
+    app.tasks["e2e.hang"].delay("late", 0.5)
+    journal.wait_for("early", 1)
+    wait_until(lambda: len(marked(toc)) == 1, what=first.logs)
+    journal.wait_for("late", 1)
+    for process in reversed(first.container.processes()):
+        process.kill()
+    start_workers(1, *POOLS[pool], **ON)
+    found = dead(toc, sent.id)
+    assert found.reason == REASON
+    assert found.error == "the worker that ran it is gone: its lease ended"
+    nothing_is_left(toc, 1)
+    assert [len(journal.entries(name)) for name in ("early", "late")] == [1, 2]
+
+
+def test_a_task_that_does_not_ask_for_it_is_gone_when_it_is_acknowledged(
+    start_workers: StartWorkers, app: Celery, toc: kombu_toc.TimeoutCenter, journal: Journal
+) -> None:
+    start_workers(1, *POOLS["prefork"])
+    sent = app.tasks["e2e.nap"].delay("early", 60)
+    journal.wait_for("early", 1)
+    nothing_is_left(toc, 0)
+    sent.revoke(terminate=True)
+    wait_until(lambda: sent.state == "REVOKED")
+    nothing_is_left(toc, 0)

@@ -282,7 +282,7 @@ def test_what_comes_back_or_dies_is_logged_with_the_tasks_name_and_id(
     refused = app.tasks["e2e.refuse"].delay("no")
     for line in (
         f"message {back.id} of celery (task e2e.late_ack): its lease ended, it is delivered again",
-        f"message {dead.id} of urgent (task e2e.late_ack): no retries left, it is in DeadQueue",
+        f"message {dead.id} of urgent (task e2e.late_ack): lost for good, it is in DeadQueue",
         f"message {refused.id} of celery (task e2e.refuse) goes to DeadQueue: rejected by the task",
     ):
         wait_until(lambda line=line: line in worker.logs(), 20, worker.logs)

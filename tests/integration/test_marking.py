@@ -9,9 +9,10 @@ import pytest
 from kombu_toc import Delivery, TimeoutCenter
 from kombu_toc.center.marking import mark_calls
 from kombu_toc.center.requests import PutRequest
+from kombu_toc.center.upkeep import Part, keep
 from kombu_toc.model.traits import trait
 
-from .inspection import announced, check_slots, residue, slot_keys
+from .inspection import announced, check_slots, now_us, residue, slot_keys, time_passes
 
 
 def delivered(center: TimeoutCenter, id: str, **put: Any) -> Delivery:
@@ -143,3 +144,64 @@ def test_a_rate_that_is_raised_does_not_wait_for_what_the_former_one_has_used(
     while len(found) < 2:
         found += [one.id for one in center.pop(["mail"], 5, wait=10).messages]
     assert found == ["m1", "m2"]
+
+
+# -- what is to be dead if its worker is lost
+
+
+def mark_to_bury(center: TimeoutCenter, *deliveries: Delivery) -> None:
+    calls = mark_calls(center.registry.topic_of, deliveries, buries=True)
+    assert not any(center.run_all(calls))
+
+
+@pytest.mark.parametrize("limits", [{}, {"key_concurrency": 1}], ids=["plain", "limited"])
+@pytest.mark.parametrize("by", ["pop", "upkeep"])
+def test_what_is_lost_while_it_runs_is_dead_if_that_was_said(
+    center: TimeoutCenter, limits: dict[str, Any], by: str
+) -> None:
+    center.declare("mail", slots=1, **limits)
+    center.put("mail", "x", b"x", key="ab1", visibility=30)
+    [delivery] = center.pop("mail").messages
+    mark_to_bury(center, delivery)
+    mark_to_bury(center, delivery)  # its reply was lost, and it is said again
+    assert center.extend([delivery]) == []
+    time_passes(center, "mail", 100)
+    if by == "pop":
+        assert center.pop("mail").died == ["x"]
+    else:
+        part = Part(center.topic("mail"), (0,))
+        center.run(keep(center.context, [(part, now_us(center.client))]))
+    [found] = center.get("x")
+    assert (found.state, found.reason) == ("dead", "the task failed")
+    assert found.error == "the worker that ran it is gone: its lease ended"
+    assert center.check("mail") == []
+    # It can be run again, as what it was.
+    assert center.requeue_dead("mail") == 1
+    [again] = center.pop("mail").messages
+    assert (again.key, again.visibility, again.has_place) == ("ab1", 30.0, bool(limits))
+    assert trait(token_of(center, again), "a") is trait(token_of(center, again), "b") is None
+    center.ack([again])
+    assert not residue(center.client)
+
+
+def test_who_lives_although_its_lease_ended_acknowledges_what_is_dead(
+    center: TimeoutCenter,
+) -> None:
+    delivery = delivered(center, "x")
+    mark_to_bury(center, delivery)
+    time_passes(center, "mail", 100)
+    assert center.pop("mail").died == ["x"]
+    assert center.ack([delivery]) == 1
+    assert not residue(center.client)
+
+
+def test_what_is_marked_to_be_dead_is_buried_once(center: TimeoutCenter) -> None:
+    delivery = delivered(center, "x", visibility=30)
+    mark_to_bury(center, delivery)
+    center.bury(delivery, reason="the task failed", error="ValueError: no")
+    [found] = center.get("x")
+    assert (found.state, found.error) == ("dead", "ValueError: no")
+    assert token_of(center, delivery) == ";v30000"
+    assert center.ack([delivery]) == 0
+    assert center.bury(delivery, reason="once more") == "x"
+    assert len(center.get("x")) == 1
