@@ -136,6 +136,7 @@ _HELP = {
     "key_put_rate": "How many may be added of each key.",
     "key_header": "The header that names the key of a message.",
     "guard": "Whether what has ended in the library is not run again.",
+    "horizon": "What is further away is in the task library only.",
     "steps": "The priority levels, such as 0,3,6,9.",
 }
 _METAVARS = {

@@ -17,6 +17,7 @@ from typing import Any
 from ..model.results import Found
 from ..scripts.call import ScriptCall
 from .admin_commands import AdminCommands, Place
+from .recording import Far
 from .registry import Registry
 from .runner import Runner
 
@@ -35,6 +36,8 @@ class Lookup:
         self._runner = runner
         self._registry = registry
         self._commands = commands
+        #: what is too far ahead to be in Redis, if there is a task library
+        self.far: Far | None = None
 
     def get(
         self, id: str | Iterable[str], *, topic: str | None = None, basis: str | None = None
@@ -44,14 +47,23 @@ class Lookup:
         id: one, or several
         basis: slot basis, if the sender gave one: then only the slots are asked that it picks
         """
+        ids = id if isinstance(id, str) else list(id)
+        ahead: list[Found] = []
+        if self.far is not None and self._registry.far(topic):
+            # Before Redis is asked: what is put there meanwhile is found there.
+            ahead = self.far.get([ids] if isinstance(ids, str) else ids, topic)
         once: dict[Any, Found] = {}
-        for one in self._get(self.places(id, topic, basis)):
+        for one in self._get(self.places(ids, topic, basis)):
             known = self._registry.known(one.topic)
             # A reshard may move the message meanwhile: then it is seen in its old slot and again
             # in its new one.
             moves = known is not None and bool(known.declaration.draining_counts)
             once.setdefault(one._replace(slot=-1) if moves else one, one)
-        return list(once.values())
+        found = list(once.values())
+        if ahead:
+            there = {(one.topic, one.body) for one in found}
+            found += [one for one in ahead if (one.topic, one.body) not in there]
+        return found
 
     def places(
         self, id: str | Iterable[str], topic: str | None, basis: str | None

@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from ..model.keys import Keys
 from ..model.results import DEAD, IN_FLIGHT, WAITING, Cancelled, Found, Rescheduled
@@ -15,11 +15,13 @@ from ..model.topic import Topic, base_of
 from ..scripts.call import ScriptCall, as_bytes, microseconds, texts, when_of
 from .admin_commands import PURGE_STEP, AdminCommands, CancelReply, Place
 from .lookup import CALLS_TOGETHER, IDS_PER_CALL, Lookup
-from .recording import Recorder
+from .recording import Far, Recorder
 from .registry import RELOAD, Registry
 from .runner import Runner
 from .scan import Scan
 from .wake import sleep_of
+
+T = TypeVar("T", Cancelled, Rescheduled)
 
 #: Seconds between two looks whether something was put into a topic that was deleted.
 LOOK_AGAIN = 0.25
@@ -75,12 +77,14 @@ class Operations:
             return self._commands.cancel(place, states, copies=True, bodies=True)
 
         ids = id if isinstance(id, str) else list(id)
+        named = [ids] if isinstance(ids, str) else ids
+        far = self._far(topic)
+        ahead = far.cancel(named, topic) if far is not None else []
         replies = self._lookup.run_at(self._lookup.places(ids, topic, basis), command)
         found = self._all_cancelled(replies, command)
         if self.recorder is not None:
-            named = [ids] if isinstance(ids, str) else ids
             found += self.recorder.cancelled(named, found, topic)
-        return found
+        return _with(ahead, found)
 
     def cancel_found(
         self, found: Iterable[Found], *, in_flight: bool = False, dead: bool = True
@@ -94,10 +98,14 @@ class Operations:
         def command(place: Place) -> ScriptCall:
             return self._commands.cancel(place, states, copies=False, bodies=True)
 
+        ahead: list[Cancelled] = []
+        if self.recorder is not None:
+            found = list(found)
+            ahead = self.recorder.far.cancel_found([one for one in found if one.far])
         cancelled = self._all_cancelled(self._run_for(found, command), command)
         if self.recorder is not None:
             self.recorder.deleted(cancelled)
-        return cancelled
+        return _with(ahead, cancelled)
 
     def _all_cancelled(
         self, replies: Iterable[tuple[Place, CancelReply]], command: Callable[[Place], ScriptCall]
@@ -136,6 +144,9 @@ class Operations:
         list if there was none. Raises ActionTimeError beyond the year 2255.
         """
         when = when_of(microseconds(at), microseconds(delay))
+        far, ahead = self._far(topic), list[Rescheduled]()
+        if far is not None:
+            ahead = far.reschedule([id], topic, microseconds(at), microseconds(delay))
 
         def command(place: Place) -> ScriptCall:
             [one] = place.ids
@@ -145,7 +156,7 @@ class Operations:
         moved = [one for _, part in replies for one in part]
         if self.recorder is not None:
             self.recorder.rescheduled(moved)
-        return moved
+        return _with(ahead, moved)
 
     def reschedule_found(
         self, found: Iterable[Found], *, at: float | None = None, delay: float | None = None
@@ -153,6 +164,12 @@ class Operations:
         """Give just these messages another action time, and none that share their ids;
         otherwise as :meth:`reschedule`."""
         when = when_of(microseconds(at), microseconds(delay))
+        ahead: list[Rescheduled] = []
+        if self.recorder is not None:
+            found = list(found)
+            far = [one for one in found if one.far]
+            times = microseconds(at), microseconds(delay)
+            ahead = self.recorder.far.reschedule_found(far, *times)
         calls = []
         for one in found:
             topic = self._registry.resolved(one.topic)
@@ -165,7 +182,12 @@ class Operations:
         self._runner.send_counters()
         if self.recorder is not None:
             self.recorder.rescheduled(moved)
-        return moved
+        return _with(ahead, moved)
+
+    def _far(self, topic: str | None) -> Far | None:
+        """What is too far ahead to be in Redis, if a topic may have such messages."""
+        recorder = self.recorder
+        return recorder.far if recorder is not None and self._registry.far(topic) else None
 
     def run_now(
         self, id: str, *, topic: str | None = None, basis: str | None = None
@@ -249,10 +271,14 @@ class Operations:
         Messages in flight and dead messages stay. In bounded steps, so that a large topic does not
         block the server; what is put meanwhile may survive.
         """
-        purged = self._purge(self._registry.standing(topic))
+        purged = self._purge_far(topic) + self._purge(self._registry.standing(topic))
         if self.recorder is not None:
             self.recorder.purged(topic)
         return purged
+
+    def _purge_far(self, topic: str) -> int:
+        far = self._far(topic)
+        return 0 if far is None else far.purge(topic)
 
     def _purge(self, topic: Topic) -> int:
         total = 0
@@ -282,6 +308,7 @@ class Operations:
         declared = self._registry.standing(topic)
         if if_empty:
             return self._delete_empty(declared, settle)
+        self._purge_far(topic)
         self._purge(declared)
         copies = [
             slot.copies(id.rpartition("#")[0])
@@ -328,6 +355,9 @@ class Operations:
         return False
 
     def _holds_any(self, topic: Topic) -> bool:
+        far = self._far(topic.name)
+        if far is not None and far.count(topic.name, 1):
+            return True
         with self._client.pipeline(transaction=False) as pipe:
             for slot in topic.all_slots():
                 pipe.exists(slot.body)
@@ -359,6 +389,12 @@ class Operations:
     def paused(self) -> set[str]:
         """The topics that are paused."""
         return set(texts(self._client.smembers(self._keys.paused)))
+
+
+def _with(ahead: list[T], found: list[T]) -> list[T]:
+    """What was found in the task library and in Redis: each once."""
+    there = {one[:2] for one in found}
+    return found + [one for one in ahead if one[:2] not in there]
 
 
 def _states_to_cancel(in_flight: bool, dead: bool) -> Collection[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Protocol
 
 from ..model.records import Disagreement, LibraryStatus, Rebuilt, Record, RecordPage
-from ..model.results import Cancelled, Rescheduled
+from ..model.results import Cancelled, Found, Rescheduled
+from ..model.topic import Topic
+from .admin_commands import Position
 
 
 class TaskLibrary(Protocol):
@@ -95,8 +97,60 @@ class TaskLibrary(Protocol):
         :meth:`TimeoutCenter.reschedule` does; return what there was. Raises LibraryError."""
 
 
+class Far(Protocol):
+    """What is too far ahead to be in Redis (``x-horizon``). It is asked, and told what to do,
+    before Redis is: what it has no more is in Redis from then on.
+
+    ids: of messages; topic: where they are looked for; None: everywhere
+    """
+
+    def get(self, ids: Sequence[str], topic: str | None) -> list[Found]:
+        """What there is of these ids."""
+
+    def read(
+        self,
+        topic: Topic,
+        after: tuple[int, bytes],
+        since_us: int | None,
+        until_us: int | None,
+        step: int,
+    ) -> Iterator[tuple[Found, Position]]:
+        """What there is of a topic, in the order of time.
+
+        after: score and id of the position behind which it begins
+        step: how many are read together at first
+        """
+
+    def count(self, topic: str, limit: int | None = None) -> int:
+        """How many there are of a topic; about `limit` are counted at most."""
+
+    def cancel(self, ids: Sequence[str], topic: str | None) -> list[Cancelled]:
+        """Cancel what there is of these ids; return that."""
+
+    def cancel_found(self, found: Sequence[Found]) -> list[Cancelled]:
+        """Cancel just these, as far as they are there; return which."""
+
+    def reschedule(
+        self, ids: Sequence[str], topic: str | None, at_us: int | None, delay_us: int | None
+    ) -> list[Rescheduled]:
+        """Give what there is of these ids another time: what is within the horizon then is put into
+        Redis. Returns what there was."""
+
+    def reschedule_found(
+        self, found: Sequence[Found], at_us: int | None, delay_us: int | None
+    ) -> list[Rescheduled]:
+        """As :meth:`reschedule`, just these, as far as they are there."""
+
+    def purge(self, topic: str) -> int:
+        """Cancel what there is of a topic; return how many."""
+
+
 class Recorder(Protocol):
     """Keeps a record. It is told what was done, after Redis has done it."""
+
+    @property
+    def far(self) -> Far:
+        """What is too far ahead to be in Redis."""
 
     @property
     def library(self) -> TaskLibrary:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import SlotCountError
+from ..errors import ConfigurationError, SlotCountError
 from ..model.gates import WHOLE_QUEUE, check_gates
 from ..model.keys import Keys, check_name
 from ..model.limits import PRIORITY_STEPS, TERMS, check_steps
@@ -77,6 +77,8 @@ class Registry:
         self.slots = slots
         self.retries = retries
         self.clock = clock
+        #: whether there is a task library
+        self.has_library = False
         #: Threads share it. An entry is one reference, so that its fields belong together.
         self._known: dict[str, _Known] = {}
 
@@ -199,6 +201,11 @@ class Registry:
             key=lambda topic: topic.name,
         )
 
+    def far(self, name: str | None) -> list[Topic]:
+        """Of the topics that :meth:`select` gives, those of which something may be in the task
+        library only."""
+        return [topic for topic in self.select(name) if topic.declaration.far]
+
     def topics(self) -> list[str]:
         """The names of all declared topics, sorted."""
         return sorted(texts(self._client.hkeys(self._keys.topics)))
@@ -228,8 +235,8 @@ class Registry:
             fields of :class:`Limits` (seconds), and what limits starts, keys and puts: ``rate``,
             ``rate_burst``, ``concurrency``, ``key_rate``, ``key_burst``, ``key_concurrency``,
             ``key_order``, ``key_retry``, ``key_fair``, ``key_weights``, ``put_rate``,
-            ``key_put_rate``, ``key_header``; ``guard`` (docs/library.md). What is left out agrees
-            with any declaration.
+            ``key_put_rate``, ``key_header``; ``guard`` and ``horizon`` (docs/library.md). What is
+            left out agrees with any declaration.
 
         The first declaration stands, until :meth:`.topics.Topics.alter` changes it. One that asks
         for other limits is logged, once. Raises SlotCountError if it has another slot count than
@@ -242,6 +249,7 @@ class Registry:
         said = limits
         limits = {**limits, "steps": steps or PRIORITY_STEPS}
         check_name(name)
+        self.check_horizon(name, said)
         asked = limits.get("slots")
         if asked is None:
             limits = {**limits, "slots": 1 if self.needs_one_slot(limits) else self.slots}
@@ -265,6 +273,15 @@ class Registry:
             )
         warn_of_contradictions(self._keys.topics, topic, {**said, "steps": steps})
         return topic
+
+    def check_horizon(self, name: str, limits: Mapping[str, Any]) -> None:
+        """Raise ConfigurationError, naming the topic, if it is to have a horizon, and there is no
+        task library to keep what is further away."""
+        if limits.get("horizon") is not None and not self.has_library:
+            raise ConfigurationError(
+                f"queue {name!r}: horizon needs a task library: set toc_library in "
+                "broker_transport_options, or leave horizon out"
+            )
 
     def needs_one_slot(self, limits: Mapping[str, Any]) -> bool:
         """Whether a topic with these limits has one slot unless more are asked for: on a Cluster,

@@ -10,12 +10,13 @@ from functools import partial
 from typing import Any
 
 from ..model.keys import Slot
-from ..model.results import STATES, Found, Page
+from ..model.results import STATES, WAITING, Found, Page
 from ..model.topic import Topic
 from ..scripts.call import microseconds
 from .admin_commands import AdminCommands, Position, SlotPage
 from .context import Context
 from .lookup import CALLS_TOGETHER
+from .recording import Far
 from .registry import Registry
 from .runner import Runner
 
@@ -34,6 +35,8 @@ class Scan:
         self._registry = registry
         self._commands = commands
         self._context = context
+        #: what is too far ahead to be in Redis, if there is a task library
+        self.far: Far | None = None
 
     def scan(
         self,
@@ -84,8 +87,12 @@ class Scan:
         where: Callable[[Found], Any] | None = None,
     ) -> int:
         """How many messages :meth:`scan` would read, page by page: it looks at each."""
-        found = self.read(topic, state, since=since, until=until, bodies=where is not None)
-        return sum(1 for one, _ in found if where is None or where(one))
+        far = where is not None or since is not None or until is not None
+        found = self.read(topic, state, since=since, until=until, bodies=where is not None, far=far)
+        number = sum(1 for one, _ in found if where is None or where(one))
+        if not far and self.far is not None and WAITING in _checked_states(state):
+            number += sum(self.far.count(one.name) for one in self._registry.far(topic))
+        return number
 
     def read(
         self,
@@ -97,21 +104,32 @@ class Scan:
         cursor: Position | None = None,
         step: int = SCAN_STEP,
         bodies: bool = True,
+        far: bool = True,
     ) -> Iterator[tuple[Found, Position]]:
         """Each message, and its position; as :meth:`scan`.
 
         cursor: read what comes after it
         step: how many messages are read at first, of all slots together
         bodies: read their bodies, too
+        far: also what is too far ahead to be in Redis
         """
+        topics, states = self._registry.select(topic), _checked_states(state)
+        since_us, until_us = microseconds(since), microseconds(until)
+        ahead: list[Iterator[tuple[Found, Position]]] = []
+        if far and self.far is not None and WAITING in states:
+            for one in topics:
+                if one.declaration.far:
+                    score, id, *_ = cursor.within(one.name) if cursor else (0, b"")
+                    ahead.append(self.far.read(one, (score, id), since_us, until_us, step))
         return self.read_topics(
-            self._registry.select(topic),
-            _checked_states(state),
-            since_us=microseconds(since),
-            until_us=microseconds(until),
+            topics,
+            states,
+            since_us=since_us,
+            until_us=until_us,
             cursor=cursor,
             step=step,
             bodies=bodies,
+            ahead=ahead,
         )
 
     def read_topics(
@@ -125,11 +143,13 @@ class Scan:
         step: int = SCAN_STEP,
         bodies: bool = True,
         slots: Collection[int] | None = None,
+        ahead: Sequence[Iterator[tuple[Found, Position]]] = (),
     ) -> Iterator[tuple[Found, Position]]:
         """As :meth:`read`, of these topics.
 
         since_us, until_us: bounds of their times, microseconds since the epoch
         slots: only these; all unless given
+        ahead: what is to be read beside it
         """
         places = [
             (one, slot)
@@ -169,6 +189,7 @@ class Scan:
 
         for found, position in heapq.merge(
             *(entries(*each, page) for each, page in zip(places, pages, strict=True)),
+            *ahead,
             key=lambda entry: entry[1],
         ):
             if since_us is not None and found.time_us < since_us:

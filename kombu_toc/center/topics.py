@@ -59,6 +59,7 @@ class Topics:
         that makes no sense or cannot be altered, or does not go with the others.
         """
         wanted = self._checked(topic, limits)
+        self._registry.check_horizon(topic, limits)
         while True:
             found = self.require(topic)
             changed = self._changed(found, wanted)

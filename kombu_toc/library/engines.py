@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Table, create_engine, event, text
+from sqlalchemy import Connection, Engine, Select, Table, create_engine, event, text
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
@@ -67,6 +67,23 @@ class Dialect:
         said = str(error.orig)
         return "database is locked" in said or "database table is locked" in said
 
+    # -- rows that nobody else is to change meanwhile
+
+    def lock(self, connection: Connection, seconds: float) -> None:
+        """Begin a transaction that reads rows to change them. SQLite has one writer: it is this
+        connection from now on.
+
+        seconds: for which a process may stand still in it, where that can be bounded
+        """
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    def locking(self, wanted: Select[Any], *, waits: bool = False) -> Select[Any]:
+        """A SELECT of rows that are locked from then on.
+
+        waits: for those that somebody else has locked; else they are left out
+        """
+        return wanted
+
     # -- history, by days
 
     def add_day(self, history: Table, day: int, connection: Connection) -> None:
@@ -120,6 +137,13 @@ class PostgreSQL(Dialect):
 
     def is_temporary(self, error: DBAPIError) -> bool:
         return getattr(error.orig, "sqlstate", None) in _AGAIN_STATES
+
+    def lock(self, connection: Connection, seconds: float) -> None:
+        ms = int(seconds * 1000)
+        connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = {ms}")
+
+    def locking(self, wanted: Select[Any], *, waits: bool = False) -> Select[Any]:
+        return wanted.with_for_update(skip_locked=not waits)
 
     def add_day(self, history: Table, day: int, connection: Connection) -> None:
         connection.execute(
@@ -176,6 +200,13 @@ class MySQL(Dialect):
     def is_temporary(self, error: DBAPIError) -> bool:
         arguments: tuple[Any, ...] = getattr(error.orig, "args", ())
         return bool(arguments) and arguments[0] in _AGAIN_NUMBERS
+
+    def lock(self, connection: Connection, seconds: float) -> None:
+        if connection.dialect.name == "mariadb" or getattr(connection.dialect, "is_mariadb", False):
+            connection.exec_driver_sql(f"SET SESSION idle_transaction_timeout = {int(seconds)}")
+
+    def locking(self, wanted: Select[Any], *, waits: bool = False) -> Select[Any]:
+        return wanted.with_for_update(skip_locked=not waits)
 
     def _days(self, connection: Connection, history: Table) -> list[int]:
         """The days that have partitions."""

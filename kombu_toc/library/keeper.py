@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from ..center.center import TimeoutCenter
 from . import statuses
 from .becoming import DAY_US
+from .far import is_far
+from .far_store import FarStore
+from .loader import Loader
 from .putting import Putter
 from .reconcile import LOOK_INTERVAL, Reconciler
 from .records import Key, Row, now_us
@@ -23,6 +26,9 @@ logger = logging.getLogger(__name__)
 INTERVAL = 1.0
 ATTEMPT_INTERVAL = 4.0
 ELECTED = 12.0
+
+#: Seconds of this that are left for what has begun.
+MARGIN = 2.0
 
 #: Seconds after which it is looked again whether a day of history is to be dropped.
 PRUNE_INTERVAL = 3600.0
@@ -49,19 +55,26 @@ class Keeper:
         self._name = name
         self._putter = Putter(center, store.topics)
         self._reconciler = Reconciler(store, center, self._putter)
+        self._loader = Loader(FarStore(store), center, self._putter, self._reconciler.watch)
+        #: monotonic seconds until which nobody else is elected
+        self._until = 0.0
         #: monotonic seconds of the next attempt to be elected, turn and look
         self._next_attempt = self._next_turn = self._next_look = 0.0
         self._elected = False
         self._claims = 0
 
-    def turn(self) -> None:
-        """Do what is due, if no other process does."""
+    def turn(self) -> bool:
+        """Do what is due, if no other process does; return whether there is more to do at once."""
         now = time.monotonic()
         if now >= self._next_attempt:
             self._next_attempt = now + ATTEMPT_INTERVAL
             self._elected = bool(self._center.speaks_for([self._speaker], self._name, ELECTED))
-        if not self._elected or now < self._next_turn:
-            return
+            self._until = now + ELECTED - MARGIN
+        if not self._elected:
+            return False
+        more = self._loader.turn(self._until)
+        if now < self._next_turn:
+            return more
         self._next_turn = now + INTERVAL
         self.put_missing()
         if now >= self._next_look:
@@ -76,6 +89,7 @@ class Keeper:
         if now >= self._next_prune:
             self._next_prune = now + PRUNE_INTERVAL
             self.prune()
+        return more
 
     def prune(self) -> None:
         """Drop the days of history that are kept no longer."""
@@ -105,10 +119,18 @@ class Keeper:
 
     def _put_claimed(self, rows: Sequence[Row]) -> int:
         try:
+            far = [row for row in rows if self._is_far(row)]
+            if far:
+                self._store.place([row.key for row in far], statuses.FAR)
+                rows = [row for row in rows if row not in far]
             return self._putter.put(rows)
         except BaseException:
             self._store.place([row.key for row in rows], statuses.NOT_PUT)
             raise
+
+    def _is_far(self, row: Row) -> bool:
+        """Whether it stays in the library: who has sent it did not know its queue."""
+        return is_far(self._putter.topic(row.topic).declaration, row.action_us)
 
     def close(self) -> None:
         """Close its connections to Redis."""

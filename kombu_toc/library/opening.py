@@ -16,6 +16,7 @@ from ..client.urls import Address, read_url
 from ..errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from .far import FarMessages
     from .library import Library
     from .recorder import Recorder
     from .shards import Shards
@@ -29,9 +30,10 @@ _lock = threading.Lock()
 class OpenLibrary:
     """The recorder of a process, and what can be asked of the record through one center."""
 
-    def __init__(self, recorder: Recorder, library: Library) -> None:
+    def __init__(self, recorder: Recorder, library: Library, far: FarMessages) -> None:
         self.recorder = recorder
         self.library = library
+        self.far = far
         self.cancelled = recorder.cancelled
         self.deleted = recorder.deleted
         self.rescheduled = recorder.rescheduled
@@ -81,6 +83,8 @@ def attach(
     if not settings.toc_library:
         return None
     from . import recorder as recording
+    from .far import FarMessages
+    from .far_store import FarStore
     from .library import Library
     from .store import Store
 
@@ -103,7 +107,11 @@ def attach(
             )
             _opened[key] = made, ready
         made, ready = _opened[key]
-    opened = OpenLibrary(made, Library(made.store, center, another, ready))
+    opened = OpenLibrary(
+        made,
+        Library(made.store, center, another, ready),
+        FarMessages(FarStore(made.store), center, ready),
+    )
     center.recorder = opened
     return opened
 

@@ -24,7 +24,7 @@ class Putter:
         self, center: TimeoutCenter, declarations: Callable[[], Mapping[str, Declaration]]
     ) -> None:
         self._center = center
-        self._declarations = declarations
+        self.declarations = declarations
 
     def topic(self, name: str) -> Topic:
         """The topic of that name; if Redis has none, it is declared as it was."""
@@ -32,7 +32,7 @@ class Putter:
         found = registry.recent(name)
         if found is not None:
             return found
-        declaration = self._declarations().get(name)
+        declaration = self.declarations().get(name)
         if declaration is None:
             return registry.topic(name)
         declared: Topic = self._center.run(registry.declare_call(name, declaration))

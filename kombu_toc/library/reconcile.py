@@ -160,6 +160,11 @@ class Reconciler:
         self._returned.update((row.key, (row, now)) for row in wanted)
         return put
 
+    def watch(self, rows: Iterable[Row]) -> None:
+        """It is not known whether rows say that these were put."""
+        now = time.monotonic()
+        self._returned.update((row.key, (row, now)) for row in rows)
+
     def _withdraw_ended(self) -> None:
         """A worker may have ended after all what was put back for it: then it does not run
         again."""

@@ -13,18 +13,18 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ..center.center import TimeoutCenter
 from ..center.runner import BROKEN
-from ..errors import ConfigurationError, EnvelopeError, LibraryError
-from ..model import envelope
+from ..errors import ConfigurationError, LibraryError
 from ..model.results import WAITING, Cancelled, Rescheduled
 from ..model.topic import Declaration, Topic, base_of
 from . import outbox, statuses
 from .guard import Guard
 from .keeper import Keeper
-from .records import Event, Key, Row, is_storable, now_us, storable
+from .records import Event, Key, Row, is_storable, key_of, now_us, storable
 from .schema import MAX_ERROR
 from .store import Store
 
@@ -96,6 +96,8 @@ class Recorder:
         self._expected: dict[Key, float] = {}
         #: what the queues of these were declared with
         self._declared: dict[str, Declaration] = {}
+        #: the same, where their transactions are committed and nothing is put: they are far ahead
+        self._committed: dict[str, Declaration] = {}
         #: held by who writes
         self._writing = threading.Lock()
         #: monotonic seconds until which Redis is not asked by those who send
@@ -130,11 +132,31 @@ class Recorder:
             logger.warning("messages are sent without a record, which is written later: %s", exc)
             self._start()
 
+    def write_far(self, row: Row, topic: Topic) -> bool:
+        """Write the row of a message that is put later because its time is far ahead; return
+        whether that is done. Raises LibraryError if rows are required."""
+        try:
+            self._ready()
+            self.store.note_topic(topic.name, topic.declaration)
+            self.store.insert([row])
+        except LibraryError:
+            if self._required:
+                raise
+            return False
+        return True
+
     def write_with(self, connection: Any, row: Row, topic: Topic | None = None) -> None:
         """Write a row in a transaction of the caller's; its message is put when that is
         committed. Raises LibraryError."""
         self._ready()
         self.store.insert_with(connection, [row])
+        if row.place == statuses.FAR:
+            if topic is not None:
+                known = partial(self._committed.__setitem__, topic.name, topic.declaration)
+                outbox.when_committed(connection, known)
+            outbox.when_committed(connection, self._bell.set)
+            self._start()
+            return
         with self._lock:
             if topic is not None:
                 self._declared[topic.name] = topic.declaration
@@ -260,7 +282,7 @@ class Recorder:
         return [Cancelled(row.topic, row.id, WAITING, True, False, row.body) for row in only]
 
     def deleted(self, found: Sequence[Cancelled]) -> None:
-        keys = [_key_of(one.topic, one.id, one.body) for one in found if one.deleted]
+        keys = [key_of(one.topic, one.id, one.body) for one in found if one.deleted]
         self._end(keys, statuses.CANCELLED)
 
     def rescheduled(self, moved: Sequence[Rescheduled]) -> None:
@@ -307,7 +329,7 @@ class Recorder:
         self._bell = threading.Event()
         self._thread, self._events, self._rows, self._taken = None, {}, [], {}
         self._consumes = self._not_put = False
-        self._expected, self._declared = {}, {}
+        self._expected, self._declared, self._committed = {}, {}, {}
 
     def close(self) -> None:
         """Write what there is, and end the thread."""
@@ -332,6 +354,7 @@ class Recorder:
             try:
                 self.flush()
                 self._touch()
+                self._note_committed()
                 self._keep()
                 if complained:
                     logger.info("the library answers again")
@@ -376,6 +399,11 @@ class Recorder:
             for key in [key for key, until in self._expected.items() if until < now]:
                 self._expected.pop(key)
 
+    def _note_committed(self) -> None:
+        for name in list(self._committed):
+            self.store.note_topic(name, self._committed[name])
+            self._committed.pop(name)
+
     def _touch(self) -> None:
         """Say again of what takes long that this process has it."""
         now = time.monotonic()
@@ -401,17 +429,7 @@ class Recorder:
                 self._keeper.put_missing()
                 self._not_put = False
                 self.away_until = 0.0
-            if self._consumes:
-                self._keeper.turn()
+            if self._consumes and self._keeper.turn():
+                self._bell.set()  # there is more to do at once
         except BROKEN:
             pass  # Redis is away; the next turn tries again
-
-
-def _key_of(topic: str, id: str, body: bytes) -> Key:
-    """The row of a message that is kept under this id."""
-    try:
-        content = envelope.unpack(body, id)
-    except EnvelopeError:
-        return id, "", topic
-    named, token = content["headers"].get("id"), content["properties"].get("k")
-    return named if isinstance(named, str) and named else id, str(token or ""), topic

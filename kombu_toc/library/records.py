@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..center.requests import PutRequest
-from ..errors import LibraryError
+from ..errors import EnvelopeError, LibraryError
 from ..model import envelope
 from ..model.limits import Limits
 from ..model.results import WAITING, Found
@@ -182,6 +182,16 @@ def is_storable(key: Key) -> bool:
     id, token, topic = key
     fits = len(id) <= 255 and len(token) <= 16 and len(topic) <= 255
     return fits and all(storable(one) == one for one in key)
+
+
+def key_of(topic: str, id: str, body: bytes) -> Key:
+    """The key of the row of a message that is kept under this id."""
+    try:
+        content = envelope.unpack(body, id)
+    except EnvelopeError:
+        return id, "", topic
+    named, token = content["headers"].get("id"), content["properties"].get("k")
+    return named if isinstance(named, str) and named else id, str(token or ""), topic
 
 
 def biz_of(headers: Mapping[str, Any]) -> tuple[str | None, str | None]:

@@ -10,7 +10,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, Table, delete, func, select, tuple_, update
+from sqlalchemy import Connection, RowMapping, Table, delete, func, select, text, tuple_, update
 
 from ..client.databases import DatabaseURL
 from ..errors import LibraryError
@@ -19,7 +19,7 @@ from ..model.topic import Declaration
 from . import becoming, outbox, statuses
 from .becoming import DAY_US, are
 from .records import Event, Key, Row, now_us
-from .schema import COMMON, LAYOUT, TOPICS
+from .schema import COMMON, IS_FAR, LAYOUT, TOPICS
 from .shards import Database, Shard, Shards
 
 #: Rows that one statement names.
@@ -28,12 +28,12 @@ CHUNK = 500
 _ORDER = ("action_us", "id", "token", "topic")
 
 
-def _chunks(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
+def chunks(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
     for start in range(0, len(items), CHUNK):
         yield items[start : start + CHUNK]
 
 
-def _columns(table: Table) -> list[Any]:
+def row_columns(table: Table) -> list[Any]:
     """The columns of a row."""
     return [table.c[name] for name in Row._fields]
 
@@ -87,7 +87,7 @@ class Store:
         found: list[Row] = []
         for shard, some in self.shards.divided(keys, lambda key: key[0]).items():
             table = shard.tables.pending
-            for chunk in _chunks(some):
+            for chunk in chunks(some):
                 # To read waits for nobody, where to write may wait for the caller's transaction.
                 there = shard.database.read(
                     select(table.c.id).where(are(table, chunk), table.c.place == statuses.NOT_PUT)
@@ -113,16 +113,16 @@ class Store:
         """Delete rows of messages that have ended."""
         for shard, some in self.shards.divided(keys, lambda key: key[0]).items():
             table = shard.tables.pending
-            for chunk in _chunks(some):
+            for chunk in chunks(some):
                 shard.database.execute(delete(table).where(are(table, chunk)))
 
     def place(self, keys: Sequence[Key], place: int) -> None:
         """Note whether the messages of these rows are in Redis."""
         for shard, some in self.shards.divided(keys, lambda key: key[0]).items():
             table = shard.tables.pending
-            for chunk in _chunks(some):
+            for chunk in chunks(some):
                 which = are(table, chunk)
-                if place == statuses.NOT_PUT:  # what a worker has taken was put
+                if place != statuses.IN_REDIS:  # what a worker has taken was put
                     which &= table.c.status == statuses.PENDING
                 statement = update(table).where(which).values(place=place)
                 shard.database.execute(statement)
@@ -139,22 +139,22 @@ class Store:
             claimed = (table.c.place == statuses.NOT_PUT) & (table.c.status == statuses.PENDING)
             change = update(table).where(are(table, keys), claimed)
             connection.execute(change.values(place=statuses.IN_REDIS, worker=by))
-            mine = select(*_columns(table)).where(are(table, keys), table.c.worker == by)
+            mine = select(*row_columns(table)).where(are(table, keys), table.c.worker == by)
             return [Row(*row) for row in connection.execute(mine).all()]
 
         return shard.database.run(work)
 
     def note_topic(self, name: str, declaration: Declaration) -> None:
         """Keep what a queue was declared with, if that is new to this process."""
-        text = declaration.to_json()
-        if self._declared.get(name) == text:
+        written = declaration.to_json()
+        if self._declared.get(name) == written:
             return
-        values = {"name": name, "declaration": text, "modified_us": now_us()}
+        values = {"name": name, "declaration": written, "modified_us": now_us()}
         for database in self.shards.databases:
             changed = ("declaration", "modified_us")
             statement = database.dialect.upsert(TOPICS, ("name",), changed)
             database.execute(statement, values)
-        self._declared[name] = text
+        self._declared[name] = written
 
     def topics(self) -> dict[str, Declaration]:
         """What queues were declared with when something was last sent to them."""
@@ -164,7 +164,7 @@ class Store:
                 there = found.get(row["name"])
                 if there is None or there[0] < row["modified_us"]:
                     found[row["name"]] = (row["modified_us"], row["declaration"])
-        return {name: Declaration.from_json(text) for name, (_, text) in found.items()}
+        return {name: Declaration.from_json(said) for name, (_, said) in found.items()}
 
     # -- what becomes of it
 
@@ -176,9 +176,13 @@ class Store:
                 self._make_room(shard, {event.at_us // DAY_US for event in ended})
             # In one order, so that two processes do not wait for each other.
             some.sort(key=lambda event: event.key)
-            for chunk in _chunks(some):
+            for chunk in chunks(some):
                 work = partial(becoming.write, shard.database.dialect, shard.tables, chunk)
                 shard.database.run(work)
+
+    def make_room(self, shard: Shard, at_us: int) -> None:
+        """See to it that history has room for what ends then."""
+        self._make_room(shard, {at_us // DAY_US})
 
     def _make_room(self, shard: Shard, days: set[int]) -> None:
         """See to it that history has a partition for these days."""
@@ -215,7 +219,7 @@ class Store:
             after: Key | None = None
             while True:
                 page = (
-                    select(*_columns(table))
+                    select(*row_columns(table))
                     .where(which)
                     .order_by(table.c.id, table.c.token)
                     .limit(CHUNK)
@@ -235,8 +239,8 @@ class Store:
         found: list[Row] = []
         for shard, some in self.shards.divided(ids, str).items():
             table = shard.tables.pending
-            for chunk in _chunks(some):
-                statement = select(*_columns(table)).where(table.c.id.in_(list(chunk)))
+            for chunk in chunks(some):
+                statement = select(*row_columns(table)).where(table.c.id.in_(list(chunk)))
                 found += _rows(shard.database, statement)
         return found
 
@@ -248,7 +252,7 @@ class Store:
         found: set[Key] = set()
         since = since_us // DAY_US - 1  # the clocks of two machines may differ
         for shard, some in self.shards.divided(keys, lambda key: key[0]).items():
-            for chunk in _chunks(some):
+            for chunk in chunks(some):
                 work = partial(
                     becoming.ended_of, shard.database.dialect, shard.tables.history, chunk, since
                 )
@@ -271,7 +275,7 @@ class Store:
         """
         table = shard.tables.pending
         order = [table.c[name] for name in _ORDER]
-        statement = select(*_columns(table)).where(table.c.place == place)
+        statement = select(*row_columns(table)).where(table.c.place == place)
         if until_us is not None:
             statement = statement.where(table.c.action_us <= until_us)
         if after is not None:
@@ -281,24 +285,25 @@ class Store:
         return _rows(shard.database, statement)
 
     def count_pending(self) -> int:
-        """How many rows have not ended."""
-        many = func.count().label("many")
-        return sum(
-            int(shard.database.read(select(many).select_from(shard.tables.pending))[0]["many"])
-            for shard in self.shards.all
-        )
+        """How many rows have not ended, but for what is far ahead."""
+        many, number = func.count().label("many"), 0
+        for shard in self.shards.all:
+            table = shard.tables.pending
+            near = table.c.place.in_((statuses.IN_REDIS, statuses.NOT_PUT))
+            number += shard.database.read(select(many).select_from(table).where(near))[0]["many"]
+        return number
 
     def touch(self, keys: Sequence[Key]) -> None:
         """Note that whoever has taken these still has them."""
         for shard, some in self.shards.divided(keys, lambda key: key[0]).items():
             table = shard.tables.pending
-            for chunk in _chunks(some):
+            for chunk in chunks(some):
                 which = are(table, chunk) & (table.c.status == statuses.TAKEN)
                 shard.database.execute(update(table).where(which).values(modified_us=now_us()))
 
     def count(self) -> dict[str, int]:
         """How many rows have each status; ``not put``: how many of them are not in Redis, as far
-        as is known."""
+        as is known; ``far``: how many are too far ahead for it, if any are."""
         found: dict[str, int] = defaultdict(int)
         for shard in self.shards.all:
             pending, history = shard.tables
@@ -310,6 +315,9 @@ class Store:
                     found[statuses.NAMES[row["status"]]] += row["many"]
             unplaced = select(many).where(pending.c.place == statuses.NOT_PUT)
             found["not put"] += shard.database.read(unplaced)[0]["many"]
+            far = shard.database.read(select(many).select_from(pending).where(text(IS_FAR)))
+            if far[0]["many"]:
+                found["far"] += far[0]["many"]
         return dict(found)
 
     def find(
@@ -395,11 +403,11 @@ def _records(database: Database, statement: Any) -> list[Record]:
     ]
 
 
-def _read_after(text: str) -> tuple[Any, ...]:
+def _read_after(after: str) -> tuple[Any, ...]:
     try:
-        action_us, id, token, topic, created_us = json.loads(text)
+        action_us, id, token, topic, created_us = json.loads(after)
         return int(action_us), str(id), str(token), str(topic), int(created_us)
     except (ValueError, TypeError):
         raise LibraryError(
-            f"after={text[:80]!r} is not where a page ends: give what the page before has in after"
+            f"after={after[:80]!r} is not where a page ends: give what the page before has in after"
         ) from None

@@ -149,6 +149,7 @@ TERMS: dict[str, Kind] = {
 #: What the task library does for a topic: without one, what it does for all.
 LIBRARY_TERMS: dict[str, Kind] = {
     "guard": Flag(),
+    "horizon": Number(float, 60, unit="seconds"),
 }
 
 #: The limits that a topic may be declared with, except its priority steps.

@@ -253,6 +253,8 @@ class Found(NamedTuple):
     error: str = ""  #: the last error that a consumer reported for it
     #: what is kept of its latest delivery, and its traits: see :mod:`.traits`
     token: str = ""
+    #: whether it is in the task library only, because its time is far ahead (``x-horizon``)
+    far: bool = False
 
     def __repr__(self) -> str:
         return _brief_repr(self)

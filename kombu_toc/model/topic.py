@@ -47,7 +47,7 @@ def check_slots(topic: str, slots: object) -> int:
 #: Fields that are not declared: they record what has happened to the topic.
 _NOT_SAID = (
     *("draining_counts", "previous_counts", "bases", "named", "closed_steps", "altered"),
-    *("kept", "lanes", "unique"),
+    *("kept", "lanes", "unique", "far"),
 )
 
 #: Fields whose names in Redis are older than those here.
@@ -78,9 +78,10 @@ class Declaration:
     altered: whether the steps were changed after it was declared; a connection with others is not
         refused then
     lanes: whether its starts are limited, or have been: then something may wait in lanes
+    far: whether it has a horizon, or has had one: then something may be in the task library only
 
     Those from `rate` to `key_header` limit starts, keys and puts (docs/limits.md); None: they do
-    not. `guard` is for the task library (docs/library.md). The others are those of
+    not. `guard` and `horizon` are for the task library (docs/library.md). The others are those of
     :class:`Limits`, or None for the limits of the consumer's connection.
 
     Its fields are what Redis has of a topic, in one flat document that other languages read, which
@@ -120,8 +121,10 @@ class Declaration:
     key_put_rate: str | None = None
     key_header: str | None = None
     guard: bool | None = None
+    horizon: float | None = None
     lanes: bool | None = None
     unique: bool | None = None
+    far: bool | None = None
 
     @cached_property
     def gates(self) -> str:
@@ -157,8 +160,12 @@ class Declaration:
         return made.with_lanes()
 
     def with_lanes(self) -> Declaration:
-        """The same; if it limits starts, it says that something may wait in lanes."""
-        return replace(self, lanes=True) if self.gates and not self.lanes else self
+        """The same; if it limits starts, it says that something may wait in lanes; if it has a
+        horizon, that something may be in the task library only."""
+        lanes, far = self.lanes or bool(self.gates), self.far or self.horizon is not None
+        if (lanes, far) == (bool(self.lanes), bool(self.far)):
+            return self
+        return replace(self, lanes=lanes or None, far=far or None)
 
     @lru_cache(maxsize=1024)  # noqa: B019 - declarations are few, and small
     def limits(self, otherwise: Limits) -> Limits:

@@ -18,9 +18,10 @@ from ..center.runner import BROKEN
 from ..consumer.guarding import Guarding
 from ..errors import AlreadyThereError, LibraryError, NotPermittedError, ReplicationError
 from ..library import outbox
+from ..library.far import is_far
 from ..library.opening import OpenLibrary
 from ..library.records import row_of
-from ..library.statuses import DEAD, DONE, NOT_PUT, PENDING, TAKEN
+from ..library.statuses import DEAD, DONE, FAR, NOT_PUT, PENDING, TAKEN
 from ..model.results import Delivery
 from ..model.topic import Declaration, Topic
 from ..scripts.call import ScriptCall
@@ -63,10 +64,13 @@ class RecordedPublisher(Publisher):
         # What is wrong with a message is found before its row is written.
         call = self._made_for(topic, message, batch, away=away)
         row = row_of(queue, self._made.request, message.get("headers") or {})
+        far = is_far(topic.declaration, row.action_us) and not self._made.request.ensure
         connection = outbox.current()
         if connection is not None:
-            row = row._replace(place=NOT_PUT)
+            row = row._replace(place=FAR if far else NOT_PUT)
             recorder.write_with(connection, row, None if away else topic)
+            return
+        if far and recorder.write_far(row._replace(place=FAR), topic):
             return
         if away:
             recorder.write([row._replace(place=NOT_PUT)])

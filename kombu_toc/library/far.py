@@ -1,0 +1,166 @@
+"""What is far ahead: further than the horizon of its queue (``x-horizon``).
+
+It is in the library only until then. A center looks for it, and changes it, here before it asks
+Redis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from ..center.admin_commands import Position
+from ..center.center import TimeoutCenter
+from ..model import scores
+from ..model.results import WAITING, Cancelled, Found, Rescheduled
+from ..model.topic import Declaration, Topic
+from . import statuses
+from .far_store import FarStore
+from .putting import Putter
+from .records import Key, Row, key_of, now_us
+
+#: Digits of an action time, in the position of what is far ahead.
+DIGITS = 16
+
+
+def is_far(declaration: Declaration, action_us: int) -> bool:
+    """Whether a message of a queue is too far ahead to be put into Redis now."""
+    horizon = declaration.horizon
+    return horizon is not None and action_us > now_us() + int(horizon * 1_000_000)
+
+
+class FarMessages:
+    """What a center can do with what is far ahead: see :class:`kombu_toc.center.recording.Far`."""
+
+    def __init__(self, store: FarStore, center: TimeoutCenter, ready: Callable[[], None]) -> None:
+        self._of = store
+        self._ready = ready
+        self._center = center
+        self._putter = Putter(center, store.store.topics)
+
+    @property
+    def _store(self) -> FarStore:
+        self._ready()
+        return self._of
+
+    # -- what is there
+
+    def get(self, ids: Sequence[str], topic: str | None) -> list[Found]:
+        return [self._found(row) for row in self._store.of_ids(ids, topic)]
+
+    def read(
+        self,
+        topic: Topic,
+        after: tuple[int, bytes],
+        since_us: int | None,
+        until_us: int | None,
+        step: int,
+    ) -> Iterator[tuple[Found, Position]]:
+        start = _start(*after)
+        for row in self._store.read(topic.name, start, since_us, until_us, step):
+            found = self._found(row, topic)
+            id = f"{row.action_us:0{DIGITS}d}{row.id}\0{row.token}"
+            yield found, Position(found.score, topic.name, id.encode(), -1, 0)
+
+    def count(self, topic: str, limit: int | None = None) -> int:
+        return self._store.count(topic, limit)
+
+    def _found(self, row: Row, topic: Topic | None = None) -> Found:
+        topic = topic or self._center.registry.resolved(row.topic)
+        return Found(
+            row.topic,
+            topic.slot_for(row.basis or row.id).number,
+            row.id,
+            WAITING,
+            topic.step_index(row.priority),
+            scores.action(row.action_us),
+            row.body,
+            "",
+            token=row.traits,
+            far=True,
+        )
+
+    # -- what is done to it
+
+    def cancel(self, ids: Sequence[str], topic: str | None) -> list[Cancelled]:
+        return self._cancel(self._store.of_ids(ids, topic))
+
+    def cancel_found(self, found: Sequence[Found]) -> list[Cancelled]:
+        keys = {key_of(one.topic, one.id, one.body) for one in found}
+        rows = self._store.of_ids([one.id for one in found], None) if found else []
+        return self._cancel([row for row in rows if row.key in keys])
+
+    def _cancel(self, rows: Sequence[Row]) -> list[Cancelled]:
+        if not rows:
+            return []
+        ended = set(self._store.end(rows, statuses.CANCELLED))
+        return [
+            Cancelled(row.topic, row.id, WAITING, True, False, row.body)
+            for row in rows
+            if row.key in ended
+        ]
+
+    def purge(self, topic: str) -> int:
+        return sum(
+            len(self._store.end(rows, statuses.CANCELLED)) for rows in self._store.pages(topic)
+        )
+
+    def reschedule(
+        self, ids: Sequence[str], topic: str | None, at_us: int | None, delay_us: int | None
+    ) -> list[Rescheduled]:
+        return self._reschedule(self._store.of_ids(ids, topic), at_us, delay_us)
+
+    def reschedule_found(
+        self, found: Sequence[Found], at_us: int | None, delay_us: int | None
+    ) -> list[Rescheduled]:
+        keys = {key_of(one.topic, one.id, one.body) for one in found}
+        rows = self._store.of_ids([one.id for one in found], None) if found else []
+        return self._reschedule([row for row in rows if row.key in keys], at_us, delay_us)
+
+    def _reschedule(
+        self, rows: Sequence[Row], at_us: int | None, delay_us: int | None
+    ) -> list[Rescheduled]:
+        if not rows:
+            return []
+        seconds, us = self._center.client.time()
+        now = seconds * 1_000_000 + us
+        to_us = now if at_us is None else at_us
+        if delay_us is not None:
+            to_us = now + delay_us
+        to_us = max(now, to_us)
+        changed: set[Key] = set()
+        far: list[Row] = []
+        near: list[Row] = []
+        for row in rows:
+            declaration = self._center.registry.resolved(row.topic).declaration
+            (far if is_far(declaration, to_us) else near).append(row)
+        if near:
+            put = self._store.put_now(near, to_us, self._putter.put)
+            changed.update(row.key for row in put)
+        if far:
+            changed.update(self._store.move(far, to_us))
+        return [
+            Rescheduled(row.topic, row.id, WAITING, True, to_us)
+            for row in rows
+            if row.key in changed
+        ]
+
+
+def _start(score: int, id: bytes) -> tuple[int, str, str]:
+    """Action time, id and token behind which the rows are that come after this position.
+
+    score, id: of the position; what is far ahead has its action time before its id there
+    """
+    if score <= 0:
+        return 0, "", ""
+    us = max(scores.action_time(score) - 3, 0)  # up to three have one score
+    while scores.action(us) < score:
+        us += 1
+    while scores.action(us) == score:
+        prefix = b"%0*d" % (DIGITS, us)
+        if prefix == id[:DIGITS]:
+            name, _, token = id[DIGITS:].partition(b"\0")
+            return us, name.decode("utf-8", "replace"), token.decode("utf-8", "replace")
+        if prefix > id[:DIGITS]:
+            break
+        us += 1
+    return us, "", ""

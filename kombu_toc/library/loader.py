@@ -1,0 +1,126 @@
+"""Puts what is far ahead into Redis before its time."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Sequence
+
+from ..center.center import TimeoutCenter
+from ..errors import LibraryError
+from .far_store import Ahead, FarStore
+from .putting import Putter
+from .records import Row
+from .shards import Shard
+
+#: Seconds ahead of its time that a message is put whose queue has a horizon no longer, or is known
+#: nowhere.
+HORIZON, UNKNOWN = 3600.0, 60.0
+
+#: Seconds between two looks at the queues with a horizon, and at whatever else is far ahead.
+LOOK_INTERVAL, ALL_INTERVAL = 2.0, 10.0
+
+#: Rows of one transaction, and seconds after which a turn ends: the thread has other things to do.
+TOGETHER = 1000
+TURN = 0.5
+
+
+class Loader:
+    """One process's part in it; used by one thread.
+
+    doubtful: told of rows that were put, when it is not known whether their rows say so
+    """
+
+    def __init__(
+        self,
+        far: FarStore,
+        center: TimeoutCenter,
+        putter: Putter,
+        doubtful: Callable[[Sequence[Row]], None],
+    ) -> None:
+        self._far = far
+        self._center = center
+        self._putter = putter
+        self._doubtful = doubtful
+        #: monotonic seconds of the next looks
+        self._next_look = self._next_all = 0.0
+        #: how many it has put so far
+        self.loaded = 0
+
+    def turn(self, until: float) -> bool:
+        """Put what is within the horizon of its queue, the soonest first; return whether there is
+        more to put at once.
+
+        until: monotonic seconds after which somebody else may do it
+        """
+        now = time.monotonic()
+        if now < self._next_look:
+            return False
+        seconds, us = self._center.client.time()
+        now_us = seconds * 1_000_000 + us
+        bounds: dict[str | None, int] = {
+            name: now_us + int(horizon * 1_000_000) for name, horizon in self._horizons().items()
+        }
+        look_at_all = now >= self._next_all
+        if look_at_all:
+            bounds[None] = now_us + int(UNKNOWN * 1_000_000)
+        ends = min(now + TURN, until)
+        heads: list[tuple[int, int, Shard, str | None, Ahead]] = []
+        for topic, bound in bounds.items():
+            for shard in self._far.shards.all:
+                self._see(heads, shard, topic, bound)
+        while heads and time.monotonic() < ends:
+            _, _, shard, topic, ahead = heapq.heappop(heads)
+            if self._load(shard, topic, bounds[topic], ahead.number, until) == ahead.number:
+                self._see(heads, shard, topic, bounds[topic])
+        if heads:
+            return True
+        self._next_look = now + LOOK_INTERVAL
+        if look_at_all:
+            self._next_all = now + ALL_INTERVAL
+        return False
+
+    def _horizons(self) -> dict[str, float]:
+        """Seconds ahead of its time that something is put, by queue. What Redis says of a queue
+        goes before what is recorded of it."""
+        found = {
+            name: declaration.horizon
+            for name, declaration in self._putter.declarations().items()
+            if declaration.far
+        }
+        for topic in self._center.registry.select(None):
+            if topic.declaration.far or topic.name in found:
+                found[topic.name] = topic.declaration.horizon
+        return {name: HORIZON if one is None else one for name, one in found.items()}
+
+    def _see(
+        self,
+        heads: list[tuple[int, int, Shard, str | None, Ahead]],
+        shard: Shard,
+        topic: str | None,
+        bound: int,
+    ) -> None:
+        """Note what a shard has of a queue, if it has anything to be put."""
+        ahead = self._far.ahead(shard, topic, bound, TOGETHER)
+        if ahead.number:
+            # The number settles which of two goes first; no two have both alike.
+            number = len(heads) and max(number for _, number, *_ in heads) + 1
+            heapq.heappush(heads, (ahead.times_us[0], number, shard, topic, ahead))
+
+    def _load(self, shard: Shard, topic: str | None, bound: int, number: int, until: float) -> int:
+        """Put some rows; return how many."""
+        put: list[Row] = []
+
+        def putting(rows: Sequence[Row]) -> None:
+            if time.monotonic() >= until:
+                raise LibraryError("what is far ahead was not put in time; others do it")
+            put.extend(rows)
+            self._putter.put(rows)
+
+        try:
+            rows = self._far.put_ahead(shard, topic, bound, number, putting)
+        except BaseException:
+            self._doubtful(put)
+            raise
+        self.loaded += len(rows)
+        return len(rows)
