@@ -69,6 +69,7 @@ def _fields(session: Session, message: dict[str, Any], seconds: float) -> list[t
         (_TIMES[message["state"]], when),
         ("queue", message["queue"]),
         ("slot", message["slot"]),
+        ("place", "the task library, until its time comes" if message["far"] else None),
         ("priority", message["priority"]),
         ("retries left", message["retries_left"]),
         *_own(message),

@@ -277,10 +277,11 @@ class Registry:
     def check_horizon(self, name: str, limits: Mapping[str, Any]) -> None:
         """Raise ConfigurationError, naming the topic, if it is to have a horizon, and there is no
         task library to keep what is further away."""
-        if limits.get("horizon") is not None and not self.has_library:
+        limit = "horizon"
+        if limits.get(limit) is not None and not self.has_library:
             raise ConfigurationError(
-                f"queue {name!r}: horizon needs a task library: set toc_library in "
-                "broker_transport_options, or leave horizon out"
+                f"queue {name!r}: {limit} needs a task library: set toc_library in "
+                f"broker_transport_options, or leave {limit} out"
             )
 
     def needs_one_slot(self, limits: Mapping[str, Any]) -> bool:

@@ -186,6 +186,7 @@ def test_list_tells_task_arguments_state_and_time(app: Celery, run: Run) -> None
         "priority": 9,
         "state": "scheduled",
         "retries_left": 16,
+        "far": False,
         "key": None,
         "unique": None,
         "visibility": None,

@@ -1,0 +1,122 @@
+"""Far tasks with real workers: in the library until their time comes, whichever worker dies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+
+import celery_toc
+import kombu_toc
+from kombu_toc.client.databases import read_databases
+from kombu_toc.library.far_store import FarStore
+from kombu_toc.library.records import now_us
+from kombu_toc.library.shards import Shards
+from kombu_toc.library.store import Store
+
+from .conftest import Journal, wait_until
+from .nodes import Worker
+
+StartWorkers = Callable[..., list[Worker]]
+
+
+@pytest.fixture
+def url(tmp_path) -> str:
+    return f"sqlite:///{tmp_path}/library.db"
+
+
+@pytest.fixture
+def options(url) -> dict[str, Any]:
+    topics = {"celery": {"horizon": 60}}
+    return {"broker_transport_options": {"toc_library": url, "toc_topics": topics}}
+
+
+@pytest.fixture
+def far(url) -> Iterator[FarStore]:
+    """What is far ahead, as it is in the database."""
+    shards = Shards(read_databases("toc_library", [url]), 1, 30.0)
+    yield FarStore(Store(shards))
+    shards.close()
+
+
+def send(app: Celery, number: int, name: str) -> list[str]:
+    """Tasks of tomorrow."""
+    note = app.tasks["e2e.note"]
+    return [
+        note.apply_async((f"{name}-{one}",), countdown=86_400 + one).id for one in range(number)
+    ]
+
+
+def bring_near(far: FarStore, ids: list[str], seconds: float) -> int:
+    """As if it were tomorrow: they are due in so many seconds. Returns when."""
+    at_us = now_us() + int(seconds * 1_000_000)
+    rows = far.of_ids(ids, None)
+    assert len(rows) == len(ids)
+    assert len(far.move(rows, at_us)) == len(ids)
+    return at_us
+
+
+def test_a_far_task_is_found_moved_and_revoked_and_runs_on_time(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    toc: kombu_toc.TimeoutCenter,
+    options: dict[str, Any],
+    far: FarStore,
+) -> None:
+    app.conf.update(options)
+    start_workers(1, "-c", "2", **options)
+    soon, moved, revoked = send(app, 3, "far")
+    assert not toc.get([soon, moved, revoked])
+    center = celery_toc.timeout_center(app)
+    found = {one.id: one for one in center.get([soon, moved, revoked])}
+    assert {one.far for one in found.values()} == {True}
+    assert center.task(found[soon]).name == "e2e.note"
+    assert center.reschedule(moved, countdown=2)[0].moved
+    app.control.revoke(revoked)
+    wait_until(lambda: center.library.history(revoked)[0].status == "cancelled")
+    due = bring_near(far, [soon], 6) / 1e6
+    [entry] = journal.wait_for("far-0", 1)
+    assert 0 <= entry["at"] - due < 1
+    assert journal.entries("far-1")
+    assert not journal.entries("far-2")
+
+
+def test_a_killed_loader_is_followed_by_another_and_nothing_is_late_or_run_twice(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    toc: kombu_toc.TimeoutCenter,
+    options: dict[str, Any],
+    far: FarStore,
+) -> None:
+    app.conf.update(options)
+    workers = start_workers(2, "-P", "threads", "-c", "4", **options)
+    number = 2000
+    ids = send(app, number, "far")
+    library = celery_toc.timeout_center(app).library
+    assert library.counts() == {"pending": number, "not put": 0, "far": number}
+
+    def loaders() -> list[Worker]:
+        keys = list(toc.client.scan_iter("*speaker* library *"))
+        names = [toc.client.get(key).decode() for key in keys]
+        return [
+            worker
+            for worker in workers
+            if any(f":{worker.container.pid}" in name for name in names)
+        ]
+
+    wait_until(loaders)
+    assert far.count("celery") == number
+    [loader] = loaders()
+    due = bring_near(far, ids, 30) / 1e6
+    wait_until(lambda: far.count("celery") < number)  # it has begun
+    loader.container.kill()
+    journal.wait_for("far-", number, timeout=60)
+    entries = journal.entries("far-")
+    assert len({entry["name"] for entry in entries}) == len(entries) == number
+    assert min(entry["at"] for entry in entries) >= due
+    assert min(entry["at"] for entry in entries) - due < 1
+    wait_until(lambda: library.counts() == {"done": number, "not put": 0}, what=library.counts)
