@@ -32,6 +32,7 @@ def install() -> None:
         # With gevent and eventlet, a worker asks for its transport after that signal.
         _add_step()
     compat.countdowns.install()
+    compat.hidden_settings.install()
     warning.watch()
     from .app import revoke  # it loads parts of Celery
 

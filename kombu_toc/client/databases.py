@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from typing import Any
+from urllib.parse import unquote
 
 from ..errors import ConfigurationError
 
@@ -14,9 +15,18 @@ BESIDE = "on"
 #: What begins the name of an environment variable that has the URL.
 FROM_ENVIRONMENT = "env:"
 
-_LOGIN = re.compile(r"^([a-z0-9_+]+://[^:/@]*):([^@]*)@", re.IGNORECASE)
+#: A password ends at the last @ of all: whatever is masked in vain is no harm. Without an @, what
+#: stands where a port does is one only if it has digits.
+_LOGIN = re.compile(r"^([a-z0-9_+]+://[^:/@]*):(.*)@", re.IGNORECASE | re.DOTALL)
+_NO_PORT = re.compile(
+    r"^([a-z0-9_+]+://[^:/@?\[]+):(?!\d+(?:[/?,]|$))([^@]+)$", re.IGNORECASE | re.DOTALL
+)
 _SECRET = re.compile(r"([?&][^=&]*(?:pass|secret|token|key)[^=&]*=)([^&]*)", re.IGNORECASE)
 _SCHEME = re.compile(r"^([a-z0-9_+]+)://", re.IGNORECASE)
+
+#: Characters of a secret that is looked for in what drivers say: a shorter one would be found in
+#: ordinary words, which would tell it.
+SHORTEST = 4
 
 #: What SQLAlchemy is told for the schemes that people write.
 _DRIVERS = {
@@ -61,6 +71,16 @@ class DatabaseURL:
     def has_secret(self) -> bool:
         return masked(self._url) != self._url
 
+    def scrub(self, text: str) -> str:
+        """A text that a driver has made, without the secrets of this URL."""
+        said = [match[2] for match in _LOGIN.finditer(self._url)]
+        said += [match[2] for match in _SECRET.finditer(self._url)]
+        secrets = {one for secret in said for one in (secret, unquote(secret))}
+        for secret in sorted(secrets, key=len, reverse=True):
+            if len(secret) >= SHORTEST:
+                text = text.replace(secret, "**")
+        return text
+
     def __str__(self) -> str:
         return masked(self._url)
 
@@ -76,7 +96,7 @@ class DatabaseURL:
 
 def masked(url: str) -> str:
     """A database's URL without its secrets."""
-    return _SECRET.sub(r"\1**", _LOGIN.sub(r"\1:**@", url))
+    return _SECRET.sub(r"\1**", _NO_PORT.sub(r"\1:**", _LOGIN.sub(r"\1:**@", url)))
 
 
 def read_databases(name: str, value: Any) -> tuple[DatabaseURL, ...]:
@@ -125,6 +145,11 @@ def _read(name: str, value: Any) -> DatabaseURL:
         raise ConfigurationError(
             f"{name} must be the URL of a database, such as sqlite:////path/library.db, "
             f"postgresql://user:password@host/db or mysql://user:password@host/db, not {shown}"
+        )
+    if text.count("@") > 1:
+        # SQLAlchemy ends the password at the first, and would tell the rest as the host's name.
+        raise ConfigurationError(
+            f"{name} has an @ besides the one before the host: write it as %40, in {masked(text)}"
         )
     return DatabaseURL(text)
 

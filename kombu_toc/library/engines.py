@@ -10,7 +10,13 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, Select, Table, create_engine, event, text
 from sqlalchemy.dialects import mysql, postgresql, sqlite
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DataError,
+    DBAPIError,
+    IntegrityError,
+    NoSuchModuleError,
+)
 
 from ..client.databases import DatabaseURL
 from ..errors import ConfigurationError, LibraryError
@@ -22,6 +28,12 @@ POOL, OVERFLOW = 5, 10
 #: those of two processes that make room for a day at the same moment.
 _AGAIN_STATES = frozenset(("40001", "40P01", "55P03", "42P07", "23505"))
 _AGAIN_NUMBERS = frozenset((1205, 1213, 1493, 1517))
+
+#: Errors that say that a row cannot be kept as it is: classes of PostgreSQL's SQLSTATE (data,
+#: integrity, limits of the program), MySQL's numbers (a packet or a value that is too large, a
+#: wrong text, a constraint).
+_REFUSED_CLASSES = frozenset(("22", "23", "54"))
+_REFUSED_NUMBERS = frozenset((1118, 1153, 1366, 1406, 3819, 4025))
 
 
 class Dialect:
@@ -66,6 +78,13 @@ class Dialect:
         """Whether the same statement may succeed if it is repeated."""
         said = str(error.orig)
         return "database is locked" in said or "database table is locked" in said
+
+    def refuses(self, error: DBAPIError) -> bool:
+        """Whether the row is what is wrong: another one may be written."""
+        return isinstance(error, (DataError, IntegrityError)) or self._refuses(error)
+
+    def _refuses(self, error: DBAPIError) -> bool:
+        return False
 
     # -- rows that nobody else is to change meanwhile
 
@@ -138,6 +157,9 @@ class PostgreSQL(Dialect):
     def is_temporary(self, error: DBAPIError) -> bool:
         return getattr(error.orig, "sqlstate", None) in _AGAIN_STATES
 
+    def _refuses(self, error: DBAPIError) -> bool:
+        return str(getattr(error.orig, "sqlstate", None))[:2] in _REFUSED_CLASSES
+
     def lock(self, connection: Connection, seconds: float) -> None:
         ms = int(seconds * 1000)
         connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = {ms}")
@@ -198,8 +220,10 @@ class MySQL(Dialect):
         return made.on_duplicate_key_update({name: made.inserted[name] for name in values})
 
     def is_temporary(self, error: DBAPIError) -> bool:
-        arguments: tuple[Any, ...] = getattr(error.orig, "args", ())
-        return bool(arguments) and arguments[0] in _AGAIN_NUMBERS
+        return _number(error) in _AGAIN_NUMBERS
+
+    def _refuses(self, error: DBAPIError) -> bool:
+        return _number(error) in _REFUSED_NUMBERS
 
     def lock(self, connection: Connection, seconds: float) -> None:
         if connection.dialect.name == "mariadb" or getattr(connection.dialect, "is_mariadb", False):
@@ -238,6 +262,12 @@ class MySQL(Dialect):
         for one in old:
             connection.execute(text(f"ALTER TABLE {history.name} DROP PARTITION d{one}"))
         return len(old)
+
+
+def _number(error: DBAPIError) -> Any:
+    """MySQL's number of an error."""
+    arguments: tuple[Any, ...] = getattr(error.orig, "args", ())
+    return arguments[0] if arguments else None
 
 
 _DIALECTS: Mapping[str, Callable[[], Dialect]] = {
@@ -279,8 +309,14 @@ def open_engines(url: DatabaseURL, timeout: float) -> tuple[Engine, Engine, Dial
     return engine, single, dialect
 
 
-def library_error(url: DatabaseURL, error: BaseException) -> LibraryError:
+class RefusedError(LibraryError):
+    """A database works, and does not take what it was given."""
+
+
+def library_error(
+    url: DatabaseURL, error: BaseException, kind: type[LibraryError] = LibraryError
+) -> LibraryError:
     """What a caller is told of a database's error."""
     cause = getattr(error, "orig", None) or error
-    said = " ".join(str(cause).split())[:300]
-    return LibraryError(f"the library {url} cannot be used: {type(cause).__name__}: {said}")
+    said = url.scrub(" ".join(str(cause).split()))[:300]
+    return kind(f"the library {url} cannot be used: {type(cause).__name__}: {said}")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import logging
+import os
 import socket
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..center.center import TimeoutCenter
+from ..errors import LibraryError
 from . import statuses
 from .becoming import DAY_US
 from .far import is_far
@@ -17,9 +18,8 @@ from .loader import Loader
 from .putting import Putter
 from .reconcile import LOOK_INTERVAL, Reconciler
 from .records import Key, Row, now_us
+from .shards import Shard
 from .store import CHUNK, Store
-
-logger = logging.getLogger(__name__)
 
 #: Seconds between two looks for what is not put; between attempts to be elected; and for which a
 #: process is, unless it is again.
@@ -40,19 +40,29 @@ SPEAKER = " library"
 class Keeper:
     """One process's part in it; used by one thread.
 
-    name: of the process
+    process: its name, which another one may have, too: in each of some containers the worker is
+        process 1, and they may have one host name
     retention: seconds for which history is kept
+    ready: raises LibraryError if these databases, or all, cannot be used
     """
 
-    def __init__(self, store: Store, center: TimeoutCenter, name: str, retention: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        center: TimeoutCenter,
+        process: str,
+        retention: float,
+        ready: Callable[..., None] = lambda databases=None: None,
+    ) -> None:
         urls = [str(one.url) for one in store.shards.databases]
         host = socket.gethostname() if urls[0].startswith("sqlite") else ""
         self._speaker = f"{SPEAKER} {zlib.crc32(repr((urls, host)).encode()):08x}"
         self._retention_us = int(retention * 1_000_000)
         self._next_prune = 0.0
         self._store = store
+        self._ready = ready
         self._center = center
-        self._name = name
+        self._name = f"{process}/{os.urandom(6).hex()}"
         self._putter = Putter(center, store.topics)
         self._reconciler = Reconciler(store, center, self._putter)
         self._loader = Loader(FarStore(store), center, self._putter, self._reconciler.watch)
@@ -72,24 +82,33 @@ class Keeper:
             self._until = now + ELECTED - MARGIN
         if not self._elected:
             return False
-        more = self._loader.turn(self._until)
-        if now < self._next_turn:
-            return more
-        self._next_turn = now + INTERVAL
-        self.put_missing()
+        more, error = False, None
+        try:
+            more = self._loader.turn(self._until)
+        except LibraryError as exc:  # another database may be there
+            error = exc
+        if now >= self._next_turn:
+            self._next_turn = now + INTERVAL
+            for do in (self.put_missing, self._look_if_due, self._prune_if_due):
+                try:
+                    do()
+                except LibraryError as exc:
+                    error = error or exc
+        if error is not None:
+            raise error
+        return more
+
+    def _look_if_due(self) -> None:
+        now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + LOOK_INTERVAL
-            put = self._reconciler.look()
-            if put:
-                logger.warning(
-                    "%d messages were overdue and not in Redis: put there again from the library",
-                    put,
-                )
+            self._reconciler.look()
 
+    def _prune_if_due(self) -> None:
+        now = time.monotonic()
         if now >= self._next_prune:
             self._next_prune = now + PRUNE_INTERVAL
             self.prune()
-        return more
 
     def prune(self) -> None:
         """Drop the days of history that are kept no longer."""
@@ -98,16 +117,27 @@ class Keeper:
     def put_missing(self) -> int:
         """Put the messages of rows that say they are not in Redis; return how many."""
         self._center.client.ping()
+        put, error = 0, None
+        for shard in self._store.shards.awake():
+            try:
+                self._ready([shard.database])
+                put += self._put_missing_of(shard)
+            except LibraryError as exc:
+                error = error or exc
+        if error is not None:
+            raise error
+        return put
+
+    def _put_missing_of(self, shard: Shard) -> int:
         put = 0
-        for shard in self._store.shards.all:
-            while rows := self._store.page(shard, statuses.NOT_PUT, None, CHUNK):
-                self._claims += 1
-                by = f"{self._name}/{self._claims}"
-                # Each is put by whoever has claimed it: it may have run before another looks.
-                mine = self._store.claim(shard, [row.key for row in rows], by)
-                put += self._put_claimed(mine)
-                if len(rows) < CHUNK or not mine:
-                    break
+        while rows := self._store.page(shard, statuses.NOT_PUT, None, CHUNK):
+            self._claims += 1
+            by = f"{self._name}/{self._claims}"
+            # Each is put by whoever has claimed it: it may have run before another looks.
+            mine = self._store.claim(shard, [row.key for row in rows], by)
+            put += self._put_claimed(mine)
+            if len(rows) < CHUNK or not mine:
+                break
         return put
 
     def put_some(self, keys: Sequence[Key]) -> list[Key]:

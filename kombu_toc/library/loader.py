@@ -67,7 +67,7 @@ class Loader:
         ends = min(now + TURN, until)
         heads: list[tuple[int, int, Shard, str | None, Ahead]] = []
         for topic, bound in bounds.items():
-            for shard in self._far.shards.all:
+            for shard in self._far.shards.awake():
                 self._see(heads, shard, topic, bound)
         while heads and time.monotonic() < ends:
             _, _, shard, topic, ahead = heapq.heappop(heads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -33,10 +34,13 @@ def _version(connection: Connection) -> str | None:
     return made.get_current_revision()
 
 
-def create(shards: Shards) -> list[Database]:
-    """Make the tables of databases that have none; return these databases. Raises LibraryError."""
+def create(shards: Shards, databases: Iterable[Database] | None = None) -> list[Database]:
+    """Make the tables of databases that have none; return these databases. Raises LibraryError.
+
+    databases: all unless given
+    """
     made = []
-    for database in shards.databases:
+    for database in shards.databases if databases is None else databases:
         if version_of(database) is None:
             _upgrade(shards, database)
             made.append(database)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..center.center import TimeoutCenter
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .far import FarMessages
     from .library import Library
     from .recorder import Recorder
-    from .shards import Shards
+    from .shards import Database, Shards
 
 #: The file beside the data of the embedded server.
 FILE = "library.db"
@@ -104,6 +104,7 @@ def attach(
                 required=settings.toc_library_required,
                 retention=settings.toc_library_retention,
                 patience=settings.toc_library_timeout,
+                count=center.metrics.unrecorded,
             )
             _opened[key] = made, ready
         made, ready = _opened[key]
@@ -121,19 +122,27 @@ class _Ready:
 
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
-        self._is = False
+        #: by the number of a database: held by who looks. One that does not answer keeps nobody
+        #: from another, nor from opening a connection
+        self._locks = [threading.Lock() for _ in shards.databases]
+        self._is: set[int] = set()
 
-    def __call__(self) -> None:
-        if self._is:
+    def __call__(self, databases: Iterable[Database] | None = None) -> None:
+        """Raises LibraryError unless these databases, or all, can be used."""
+        for database in self._shards.databases if databases is None else databases:
+            if database.number not in self._is:
+                with self._locks[database.number]:
+                    self._look(database)
+
+    def _look(self, database: Database) -> None:
+        if database.number in self._is:
             return
         from . import migrate
 
-        with _lock:
-            if all(database.url.is_sqlite for database in self._shards.databases):
-                migrate.create(self._shards)
-            for database in self._shards.databases:
-                migrate.check(self._shards, database)
-            self._is = True
+        if all(one.url.is_sqlite for one in self._shards.databases):
+            migrate.create(self._shards, [database])
+        migrate.check(self._shards, database)
+        self._is.add(database.number)
 
 
 def center_for(url: str, *, ssl: Any = None, **options: Any) -> TimeoutCenter:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ..center.center import TimeoutCenter
-from ..errors import EnvelopeError
+from ..errors import EnvelopeError, LibraryError
 from ..model import envelope
 from ..model.records import DISAGREEMENTS, Disagreement
 from ..model.results import IN_FLIGHT, WAITING, Found
@@ -17,6 +19,8 @@ from .rebuild import rows_by_time
 from .records import Event, Key, Row, expires_us, lease_us, now_us, row_of_message
 from .shards import Shard
 from .store import CHUNK, Store
+
+logger = logging.getLogger(__name__)
 
 #: What a row's message is found to be in Redis.
 THERE, DEAD, MISSING = "there", "dead", "missing"
@@ -30,6 +34,9 @@ CONFIRM = 8.0
 
 #: Rows that one look reads at most; the next one goes on there.
 ROWS_PER_LOOK = 20_000
+
+#: Rows of a shard that are known to be missing, and rows that were put back, at most.
+MAX_SUSPECTS = 100_000
 
 #: Seconds for which it is watched whether what was put back has ended elsewhere meanwhile.
 WATCH = 600.0
@@ -79,23 +86,54 @@ class Reconciler:
         self._putter = putter
         #: by the number of a shard: where the next look begins
         self._after: dict[int, tuple[int, str, str, str] | None] = {}
-        self._suspects: dict[Key, _Suspect] = {}
+        #: by the number of a shard: what was missing in the latest round through it, and what is in
+        #: this one. Whatever is not met again has ended
+        self._suspects: dict[int, dict[Key, _Suspect]] = defaultdict(dict)
+        self._seen: dict[int, dict[Key, _Suspect]] = defaultdict(dict)
         #: what was put back, and when that was
         self._returned: dict[Key, tuple[Row, float]] = {}
 
     def look(self) -> int:
         """Put back what is overdue and has been missing for a while; return how many."""
-        left = ROWS_PER_LOOK
-        put = 0
+        put, error = 0, None
         for shard in self._store.shards.all:
-            share = max(left // len(self._store.shards.all), CHUNK)
-            while share > 0:
-                rows, ends = self._page(shard)
-                put += self._judge(rows)
-                share -= len(rows)
-                if ends:
-                    break
-        self._withdraw_ended()
+            try:
+                if shard.database.rests:
+                    self._forget(shard)
+                else:
+                    put += self._look_at(shard)
+            except LibraryError as exc:
+                self._forget(shard)
+                error = error or exc
+        try:
+            self._withdraw_ended()
+        except LibraryError as exc:
+            error = error or exc
+        if put:
+            logger.warning(
+                "%d messages were overdue and not in Redis: put there again from the library", put
+            )
+        if error is not None:
+            raise error
+        return put
+
+    def _forget(self, shard: Shard) -> None:
+        """Begin anew with a shard that was away: what has ended meanwhile is recorded first."""
+        for kept in (self._after, self._suspects, self._seen):
+            kept.pop(shard.number, None)
+
+    def _look_at(self, shard: Shard) -> int:
+        put = 0
+        share = max(ROWS_PER_LOOK // len(self._store.shards.all), CHUNK)
+        while share > 0:
+            rows, ends = self._page(shard)
+            put += self._judge(shard, rows)
+            share -= len(rows)
+            if ends or len(self._seen[shard.number]) >= MAX_SUSPECTS:
+                # The round is over: with so many that are missing, the first of them come first.
+                self._after[shard.number] = None
+                self._suspects[shard.number] = self._seen.pop(shard.number, {})
+                break
         return put
 
     def _page(self, shard: Shard) -> tuple[list[Row], bool]:
@@ -109,7 +147,7 @@ class Reconciler:
         self._after[shard.number] = None if last is None else (last.action_us, *last.key)
         return rows, ends
 
-    def _judge(self, rows: Sequence[Row]) -> int:
+    def _judge(self, shard: Shard, rows: Sequence[Row]) -> int:
         now, limits = now_us(), self._center.limits
         rows = [
             row
@@ -120,10 +158,10 @@ class Reconciler:
         confirmed: list[Row] = []
         for row, state in zip(rows, states_in_redis(self._center, rows), strict=True):
             if state == THERE:
-                self._suspects.pop(row.key, None)
-            elif state == DEAD:
+                continue
+            if state == DEAD:
                 events.append(ended(row, statuses.DEAD))
-            elif self._is_confirmed(row):
+            elif self._is_confirmed(shard, row):
                 expires = expires_us(row)
                 if expires is not None and expires <= now:
                     events.append(ended(row, statuses.EXPIRED))
@@ -133,14 +171,16 @@ class Reconciler:
             self._store.record(events)
         return self._put(confirmed)
 
-    def _is_confirmed(self, row: Row) -> bool:
+    def _is_confirmed(self, shard: Shard, row: Row) -> bool:
         """Whether it was missing before, and nothing has become of it since."""
         now = time.monotonic()
-        suspect = self._suspects.get(row.key)
+        suspect = self._suspects[shard.number].get(row.key)
         if suspect is None or suspect.modified_us != row.modified_us:
-            self._suspects[row.key] = _Suspect(now, row.modified_us)
-            return False
-        return now - suspect.since >= CONFIRM
+            suspect = _Suspect(now, row.modified_us)
+        if suspect.since < now - CONFIRM:
+            return True
+        self._seen[shard.number][row.key] = suspect
+        return False
 
     def _put(self, rows: Sequence[Row]) -> int:
         if not rows:
@@ -155,9 +195,9 @@ class Reconciler:
         )
         put = self._putter.put(wanted)
         now = time.monotonic()
-        for row in rows:
-            self._suspects.pop(row.key, None)
         self._returned.update((row.key, (row, now)) for row in wanted)
+        while len(self._returned) > MAX_SUSPECTS:
+            self._returned.pop(next(iter(self._returned)))
         return put
 
     def watch(self, rows: Iterable[Row]) -> None:
@@ -171,8 +211,10 @@ class Reconciler:
         now = time.monotonic()
         for key in [key for key, (_, at) in self._returned.items() if now - at > WATCH]:
             self._returned.pop(key)
-        if self._returned:
-            over = self._store.ended_of(list(self._returned))
+        awake = {shard.number for shard in self._store.shards.awake()}
+        asked = [key for key in self._returned if self._store.shards.of(key[0]).number in awake]
+        if asked:
+            over = self._store.ended_of(asked)
             withdraw(self._center, [self._returned.pop(key)[0] for key in over])
 
 

@@ -22,10 +22,13 @@ from ..errors import ConfigurationError, LibraryError
 from ..model.results import WAITING, Cancelled, Rescheduled
 from ..model.topic import Declaration, Topic, base_of
 from . import outbox, statuses
+from .backlog import Backlog
+from .engines import RefusedError
 from .guard import Guard
 from .keeper import Keeper
 from .records import Event, Key, Row, is_storable, key_of, now_us, storable
 from .schema import MAX_ERROR
+from .shards import Database
 from .store import Store
 
 logger = logging.getLogger(__name__)
@@ -45,14 +48,16 @@ TOUCH_INTERVAL = 15.0
 EXPECTED = 60.0
 EXPECTED_INTERVAL = 0.05
 
-#: Events, and rows, that a process keeps while the database is away.
-MAX_EVENTS = 100_000
-MAX_ROWS = 10_000
+#: Rows in transactions of callers that are looked for.
+MAX_EXPECTED = 10_000
 
 #: Seconds for which a server that did not answer is not asked by those who send.
 AWAY = 1.0
 
 _host = socket.gethostname()
+
+#: Raises LibraryError unless these databases, or all, can be used.
+Ready = Callable[..., None]
 
 
 class Recorder:
@@ -63,19 +68,24 @@ class Recorder:
     required: whether a message is refused whose row cannot be written
     retention: seconds for which history is kept
     patience: seconds for which a delivery waits to be told whether it has ended before
+    ready: raises LibraryError if these databases, or any, cannot be used
+    count: is told the queue of each message whose record is given up
     """
 
     def __init__(
         self,
         store: Store,
         make_center: Callable[[], TimeoutCenter],
-        ready: Callable[[], None],
+        ready: Ready,
         *,
         required: bool,
         retention: float,
         patience: float,
+        count: Callable[[str], None],
     ) -> None:
         self.store = store
+        self._count = count
+        self._backlog = Backlog(store, ready, count)
         self._retention = retention
         self._make_center = make_center
         self._ready = ready
@@ -86,10 +96,6 @@ class Recorder:
         self._bell = threading.Event()
         self._thread: threading.Thread | None = None
         self._stopping = False
-        #: what is to be written: of each message the latest, and the rows that came too early
-        self._events: dict[Key, Event] = {}
-        self._rows: list[Row] = []
-        self._lost = 0
         #: what this process has: since when it was last said
         self._taken: dict[Key, float] = {}
         #: rows in transactions of callers: until when they are looked for
@@ -98,8 +104,6 @@ class Recorder:
         self._declared: dict[str, Declaration] = {}
         #: the same, where their transactions are committed and nothing is put: they are far ahead
         self._committed: dict[str, Declaration] = {}
-        #: held by who writes
-        self._writing = threading.Lock()
         #: monotonic seconds until which Redis is not asked by those who send
         self.away_until = 0.0
         self._keeper: Keeper | None = None
@@ -117,27 +121,39 @@ class Recorder:
 
     def write(self, rows: Sequence[Row], topic: Topic | None = None) -> None:
         """Write the rows of messages that are about to be put. Raises LibraryError."""
-        try:
-            self._ready()
-            if topic is not None:
-                self.store.note_topic(topic.name, topic.declaration)
-            self.store.insert(rows)
-        except LibraryError as exc:
-            if self._required:
-                raise
-            with self._lock:
-                room = max(MAX_ROWS - len(self._rows), 0)
-                self._rows.extend(rows[:room])
-                self._lost += len(rows) - min(room, len(rows))
-            logger.warning("messages are sent without a record, which is written later: %s", exc)
-            self._start()
+        parts: dict[Database, list[Row]] = {}
+        for row in rows:
+            parts.setdefault(self.store.shards.of(row.id).database, []).append(row)
+        for database, some in parts.items():
+            if not self._required and self._backlog.has_rows_for(database):
+                self._backlog.add_rows(some)  # it does not answer: who sends does not wait again
+                continue
+            try:
+                self._ready([database])
+                if topic is not None:
+                    owed = self.store.note_topic(topic.name, topic.declaration, database)
+                    if owed:
+                        self._start()
+                self.store.insert(some)
+            except RefusedError:
+                raise  # nor would it be taken later
+            except LibraryError as exc:
+                if self._required:
+                    raise
+                self._backlog.add_rows(some)
+                logger.warning(
+                    "messages are sent without a record, which is written later: %s", exc
+                )
+                self._start()
 
     def write_far(self, row: Row, topic: Topic) -> bool:
         """Write the row of a message that is put later because its time is far ahead; return
         whether that is done. Raises LibraryError if rows are required."""
+        database = self.store.shards.of(row.id).database
         try:
-            self._ready()
-            self.store.note_topic(topic.name, topic.declaration)
+            self._ready([database])
+            if self.store.note_topic(topic.name, topic.declaration, database):
+                self._start()
             self.store.insert([row])
         except LibraryError:
             if self._required:
@@ -161,7 +177,7 @@ class Recorder:
             if topic is not None:
                 self._declared[topic.name] = topic.declaration
             self._expected[row.key] = time.monotonic() + EXPECTED
-            while len(self._expected) > MAX_ROWS:  # a relay finds the others
+            while len(self._expected) > MAX_EXPECTED:  # a relay finds the others
                 self._expected.pop(next(iter(self._expected)))
         outbox.when_committed(connection, self._bell.set)
         self._start()
@@ -228,42 +244,18 @@ class Recorder:
                 self._taken[key] = time.monotonic()
             else:
                 self._taken.pop(key, None)
-            before = self._events.pop(key, None)
-            if before is not None and before.has_ended and not event.has_ended:
-                event = before  # what has ended does not begin again
-            self._events[key] = event
-            number = len(self._events)
-            if number > MAX_EVENTS:
-                self._events.pop(next(iter(self._events)))
-                self._lost += 1
-        if number >= FLUSH_AT:
+        if self._backlog.add(event) >= FLUSH_AT:
             self._bell.set()
         self._start()
 
     def flush(self) -> None:
         """Write everything now. Raises LibraryError, and keeps what is not written."""
-        with self._writing:
-            with self._lock:
-                events, self._events = self._events, {}
-                rows, self._rows = self._rows, []
-            try:
-                if events or rows:
-                    self._ready()
-                if rows:
-                    self.store.insert(rows)
-                    rows = []
-                if events:
-                    self.store.record(list(events.values()))
-            except BaseException:
-                with self._lock:
-                    self._rows = rows + self._rows
-                    self._events = {**events, **self._events}
-                raise
+        self._backlog.write()
 
     @property
     def backlog(self) -> int:
         """Events and rows that are not written yet."""
-        return len(self._events) + len(self._rows)
+        return len(self._backlog)
 
     # -- what a center does
 
@@ -302,10 +294,16 @@ class Recorder:
         if not keys:
             return
         now = now_us()
-        with self._lock:
-            for key in keys:
-                self._events.pop(key, None)
-        self.store.record([Event(key, status, now, 0, "", "", ({}, 0)) for key in keys])
+        self._backlog.forget(keys)
+        events = [Event(key, status, now, 0, "", "", ({}, 0)) for key in keys]
+        try:
+            self.store.record(events)
+        except LibraryError:
+            # It has happened: if nobody repeats it, it is still to be recorded.
+            for event in events:
+                self._backlog.add(event)
+            self._start()
+            raise
 
     # -- the thread
 
@@ -325,9 +323,10 @@ class Recorder:
         """What the parent gathered is the parent's."""
         self._pid = os.getpid()
         self.worker = f"{_host}:{self._pid}"
-        self._lock, self._writing = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
         self._bell = threading.Event()
-        self._thread, self._events, self._rows, self._taken = None, {}, [], {}
+        self._backlog = Backlog(self.store, self._ready, self._count)
+        self._thread, self._taken = None, {}
         self._consumes = self._not_put = False
         self._expected, self._declared, self._committed = {}, {}, {}
 
@@ -352,35 +351,57 @@ class Recorder:
                 self._bell.wait(min(pause, EXPECTED_INTERVAL) if self._expected else pause)
             self._bell.clear()
             try:
-                self.flush()
-                self._touch()
-                self._note_committed()
-                self._keep()
-                if complained:
+                self._turn()
+                pause = FLUSH_INTERVAL
+                if complained and not any(one.rests for one in self.store.shards.databases):
+                    complained = False
                     logger.info("the library answers again")
-                pause, complained = FLUSH_INTERVAL, False
             except LibraryError as exc:
                 if not complained:
                     complained = True
                     logger.warning("what becomes of tasks is recorded later: %s", exc)
-                pause = min(2 * pause, LONGEST_PAUSE)
+                databases = self.store.shards.databases
+                if len(databases) == 1 or all(one.rests for one in databases):
+                    pause = min(2 * pause, LONGEST_PAUSE)
             except ConfigurationError as exc:
                 logger.error("what becomes of tasks is not recorded: %s", exc)
                 pause = LONGEST_PAUSE
             except Exception:  # a defect: the next attempt may do better
                 logger.exception("what becomes of tasks is recorded later")
                 pause = min(2 * pause, LONGEST_PAUSE)
-            lost, self._lost = self._lost, 0
+            lost = self._backlog.take_lost()
             if lost:
                 logger.error(
                     "%d messages or their ends are not recorded: the library was away for too long",
                     lost,
                 )
             if stopping:
+                if self.backlog:
+                    logger.error(
+                        "%d messages or their ends are not recorded: this process ends while the "
+                        "library is away",
+                        self.backlog,
+                    )
                 break
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             keeper.close()
+
+    def _turn(self) -> None:
+        """Do what is due. Each part is done whatever another one's database does; raises
+        LibraryError of the first that was away."""
+        error: LibraryError | None = None
+        owed = self.store.declarations.write_owed
+        for do in (self._write_backlog, owed, self._touch, self._note_committed, self._keep):
+            try:
+                do()
+            except LibraryError as exc:
+                error = error or exc
+        if error is not None:
+            raise error
+
+    def _write_backlog(self) -> None:
+        self._backlog.write(patient=not self._stopping)
 
     def _put_expected(self, keeper: Keeper) -> None:
         """Put what was written in transactions that are committed by now."""
@@ -409,9 +430,23 @@ class Recorder:
         now = time.monotonic()
         with self._lock:
             long = [key for key, since in self._taken.items() if now - since >= TOUCH_INTERVAL]
-            self._taken.update(dict.fromkeys(long, now))
-        if long:
-            self.store.touch(long)
+        if not long:
+            return
+        error: LibraryError | None = None
+        for shard, some in self.store.shards.divided(long, lambda key: key[0]).items():
+            if shard.database.rests:
+                continue
+            try:
+                self.store.touch(some)
+            except LibraryError as exc:
+                error = error or exc
+                continue
+            with self._lock:
+                for key in some:
+                    if key in self._taken:
+                        self._taken[key] = now
+        if error is not None:
+            raise error
 
     def _keep(self) -> None:
         """Put what is not in Redis, and look after the rest, if this process is to do that."""
@@ -421,8 +456,10 @@ class Recorder:
             return
         try:
             if self._keeper is None:
-                self._ready()
-                self._keeper = Keeper(self.store, self._make_center(), self.worker, self._retention)
+                self._keeper = Keeper(
+                    *(self.store, self._make_center(), self.worker, self._retention),
+                    ready=self._ready,
+                )
             if self._expected:
                 self._put_expected(self._keeper)
             if self._not_put:

@@ -11,7 +11,7 @@ from ..errors import EnvelopeError, LibraryError
 from ..model import envelope
 from ..model.limits import Limits
 from ..model.results import WAITING, Found
-from ..model.traits import trait
+from ..model.traits import as_put, trait
 from ..scripts.call import Countdown
 from . import statuses
 
@@ -162,12 +162,14 @@ def row_of_message(found: Found, key: Key) -> Row:
     """The row of a message that was put without one."""
     content = envelope.unpack(found.body, found.id)
     headers, properties = content["headers"], content["properties"]
-    basis = headers.get("x-slot-basis")
+    basis = headers.get("x-slot-basis") or found.key
+    action_us = (found.time_us if found.state == WAITING else 0) or now_us()
     request = PutRequest(
-        *(key[0], found.body, found.time_us if found.state == WAITING else now_us()),
+        *(key[0], found.body, action_us),
         basis=None if basis is None else str(basis),
         priority=int(properties.get("priority") or 0),
         token=key[1],
+        traits=as_put(found.own_token, action_us // 1000),
     )
     return row_of(found.topic, request, headers)
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import Connection, Engine, RowMapping, select
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
 
 from ..client.databases import DatabaseURL
 from ..errors import ConfigurationError, LibraryError
 from ..model.topic import slot_of
-from .engines import Dialect, library_error, open_engines
+from .engines import Dialect, RefusedError, library_error, open_engines
 from .schema import LAYOUT, ShardTables, tables
 from .watchdog import Watchdog
 
@@ -31,6 +31,9 @@ TRANSACTION = 2
 ATTEMPTS = 5
 PAUSE = 0.02
 
+#: Seconds for which a database that did not answer is left alone by who can do something else.
+REST = 5.0
+
 
 class Database:
     """One database of a library."""
@@ -41,21 +44,28 @@ class Database:
         self.engine: Engine
         self.dialect: Dialect
         self.engine, self._single, self.dialect = open_engines(url, timeout)
-        self._watchdog = Watchdog(timeout * TRANSACTION)
+        self._timeout = timeout
+        self._rests_until = 0.0
+        self._watchdog = Watchdog(timeout)
         #: what a driver raises that SQLAlchemy has not translated
         self._raw: type[Exception] = self.engine.dialect.loaded_dbapi.Error
+
+    @property
+    def rests(self) -> bool:
+        """Whether it could not be used a moment ago."""
+        return time.monotonic() < self._rests_until
 
     def run(self, work: Callable[[Connection], T]) -> T:
         """Run `work` in a transaction. It is run again after a deadlock, or over a new connection
         if the one that it was given was broken: what it does must be repeatable.
 
-        Raises LibraryError.
+        Raises LibraryError: a RefusedError if the database works and does not take a value.
         """
-        return self._run(self.engine, work)
+        return self._run(self.engine, self._timeout * TRANSACTION, work)
 
     def run_single(self, work: Callable[[Connection], T]) -> T:
         """Run `work`, which is one statement, without a transaction around it."""
-        return self._run(self._single, work)
+        return self._run(self._single, self._timeout, work)
 
     def execute(self, statement: Any, values: Any = None) -> None:
         """Run one statement that changes something, by itself."""
@@ -73,31 +83,50 @@ class Database:
 
         return self.run_single(work)
 
-    def _run(self, engine: Engine, work: Callable[[Connection], T]) -> T:
+    def _run(self, engine: Engine, seconds: float, work: Callable[[Connection], T]) -> T:
+        # Whatever is tried again: who waits is told when the time is over, or soon after.
+        until = time.monotonic() + seconds
         broken = False
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                with engine.connect() as connection:
-                    descriptor = self.dialect.socket_of(connection)
-                    with self._watchdog.watching(descriptor) if descriptor else nullcontext():
-                        found = work(connection)
-                        connection.commit()
-                        return found
+                found = self._attempt(engine, until, work)
+                self._rests_until = 0.0
+                return found
             except DBAPIError as exc:
+                late = time.monotonic() >= until
                 # Also the others in the pool are closed by then.
-                if exc.connection_invalidated and not broken:
+                if exc.connection_invalidated and not broken and not late:
                     broken = True
                     continue
-                if attempt == ATTEMPTS or not self.dialect.is_temporary(exc):
-                    raise library_error(self.url, exc) from None
-                time.sleep(PAUSE * attempt)
+                if attempt < ATTEMPTS and not late and self.dialect.is_temporary(exc):
+                    time.sleep(PAUSE * attempt)
+                elif self.dialect.refuses(exc):
+                    raise library_error(self.url, exc, RefusedError) from None
+                else:
+                    raise self._unusable(exc) from None
             except self._raw as exc:
-                if broken:
-                    raise library_error(self.url, exc) from None
+                if broken or time.monotonic() >= until:
+                    raise self._unusable(exc) from None
                 broken = True
+            except StatementError as exc:
+                raise library_error(self.url, exc, RefusedError) from None
             except SQLAlchemyError as exc:
-                raise library_error(self.url, exc) from None
+                raise self._unusable(exc) from None
         raise AssertionError
+
+    def _unusable(self, error: Exception) -> LibraryError:
+        self._rests_until = time.monotonic() + REST
+        return library_error(self.url, error)
+
+    def _attempt(self, engine: Engine, until: float, work: Callable[[Connection], T]) -> T:
+        connection = engine.connect()
+        descriptor = self.dialect.socket_of(connection)
+        # Until it is back in the pool: what was not committed is rolled back before.
+        watching = self._watchdog.watching(descriptor, until) if descriptor else nullcontext()
+        with watching, connection:
+            found = work(connection)
+            connection.commit()
+        return found
 
     def close(self, *, inherited: bool = False) -> None:
         """Close its connections; of those that a forked process has inherited, forget them."""
@@ -126,6 +155,10 @@ class Shards:
             for at, database in enumerate(self.databases)
             for number in range(number_of_tables)
         ]
+
+    def awake(self) -> Iterator[Shard]:
+        """The shards whose databases were not away a moment ago."""
+        return (shard for shard in self.all if not shard.database.rests)
 
     def of(self, id: str) -> Shard:
         """The shard of a job id."""

@@ -18,8 +18,9 @@ from ..model.records import Record, RecordPage
 from ..model.topic import Declaration
 from . import becoming, outbox, statuses
 from .becoming import DAY_US, are
+from .declarations import Declarations
 from .records import Event, Key, Row, now_us
-from .schema import COMMON, IS_FAR, LAYOUT, TOPICS
+from .schema import COMMON, IS_FAR, LAYOUT
 from .shards import Database, Shard, Shards
 
 #: Rows that one statement names.
@@ -45,8 +46,7 @@ class Store:
         self.shards = shards
         #: by the number of the database: days for which there is room in history
         self._days: dict[int, set[int]] = defaultdict(set)
-        #: topic -> its declaration as it was written last
-        self._declared: dict[str, str] = {}
+        self.declarations = Declarations(shards)
         self._inserts: dict[int, Any] = {}
 
     # -- what is sent
@@ -144,27 +144,15 @@ class Store:
 
         return shard.database.run(work)
 
-    def note_topic(self, name: str, declaration: Declaration) -> None:
-        """Keep what a queue was declared with, if that is new to this process."""
-        written = declaration.to_json()
-        if self._declared.get(name) == written:
-            return
-        values = {"name": name, "declaration": written, "modified_us": now_us()}
-        for database in self.shards.databases:
-            changed = ("declaration", "modified_us")
-            statement = database.dialect.upsert(TOPICS, ("name",), changed)
-            database.execute(statement, values)
-        self._declared[name] = written
+    def note_topic(
+        self, name: str, declaration: Declaration, database: Database | None = None
+    ) -> bool:
+        """As :meth:`.declarations.Declarations.note`."""
+        return self.declarations.note(name, declaration, database)
 
     def topics(self) -> dict[str, Declaration]:
-        """What queues were declared with when something was last sent to them."""
-        found: dict[str, tuple[int, str]] = {}
-        for database in self.shards.databases:
-            for row in database.read(select(TOPICS)):
-                there = found.get(row["name"])
-                if there is None or there[0] < row["modified_us"]:
-                    found[row["name"]] = (row["modified_us"], row["declaration"])
-        return {name: Declaration.from_json(said) for name, (_, said) in found.items()}
+        """As :meth:`.declarations.Declarations.all`."""
+        return self.declarations.all()
 
     # -- what becomes of it
 
@@ -183,6 +171,10 @@ class Store:
     def make_room(self, shard: Shard, at_us: int) -> None:
         """See to it that history has room for what ends then."""
         self._make_room(shard, {at_us // DAY_US})
+
+    def forget_days(self) -> None:
+        """Look again whether history has room for a day before something is written there."""
+        self._days.clear()
 
     def _make_room(self, shard: Shard, days: set[int]) -> None:
         """See to it that history has a partition for these days."""

@@ -20,7 +20,7 @@ INTERVAL = 0.5
 class Watchdog:
     """Watches connections while they are used. Any thread may call it.
 
-    timeout: seconds that a transaction may take
+    timeout: seconds that a connection is watched for, at least: how often it looks
     """
 
     def __init__(self, timeout: float) -> None:
@@ -32,15 +32,16 @@ class Watchdog:
         self._pid = 0
 
     @contextlib.contextmanager
-    def watching(self, descriptor: int) -> Iterator[None]:
+    def watching(self, descriptor: int, until: float) -> Iterator[None]:
         """Within this, a connection is cut when the time is over.
 
         descriptor: of its socket
+        until: monotonic seconds
         """
         if self._pid != os.getpid():
             self._start()
         number = next(self._numbers)
-        self._watched[number] = (time.monotonic() + self._timeout, descriptor)
+        self._watched[number] = (until, descriptor)
         try:
             yield
         finally:

@@ -32,6 +32,7 @@ COUNTERS = (
     "unguarded",  #: delivered although that could not be asked
     "fired",  #: firings of schedules that were run
     "missed",  #: firings that were not: too late, overlapping, or lost
+    "unrecorded",  #: messages, or their ends, that the task library has not got
     "empty",  #: pops that found nothing due
 )
 
@@ -108,6 +109,7 @@ class TopicCounts:
     refused: int
     guarded: int
     unguarded: int
+    unrecorded: int
     empty: int
 
     def __init__(self) -> None:
@@ -194,6 +196,14 @@ class Counters:
         if not self.active or topic.declaration.expires or len(self.topics) >= MAX_TOPICS:
             return self._unread
         return self.topics.setdefault(topic.name, TopicCounts())
+
+    def unrecorded(self, topic: str) -> None:
+        """Count a message of which the task library does not know what it should."""
+        found = self.topics.get(topic)
+        if found is None and self.active and len(self.topics) < MAX_TOPICS:
+            found = self.topics.setdefault(topic, TopicCounts())
+        if found is not None:
+            found.unrecorded += 1
 
     def late(self, topic: str, us: int) -> None:
         """Count the lateness, in microseconds, of a message that was counted as delivered."""

@@ -260,23 +260,25 @@ class Found(NamedTuple):
         return _brief_repr(self)
 
     def _trait(self, letter: str) -> int | None:
-        return traits.trait(self._own_token(), letter)
+        return traits.trait(self.own_token, letter)
 
-    def _own_token(self) -> str:
+    @property
+    def own_token(self) -> str:
+        """Its token; empty if another message has left it."""
         if self.state == WAITING and not traits.is_still(self.token, self.score):
-            return ""  # another message has left it
+            return ""
         return self.token
 
     @property
     def key(self) -> str | None:
         """Its key, as :attr:`Delivery.key`; None if it has none."""
-        return traits.key_in(self._own_token())
+        return traits.key_in(self.own_token)
 
     @property
     def unique(self) -> str | None:
         """The unique key with which it was put; None if it has none. Of one that is longer than
         200 characters when it is percent-encoded, ``h.`` and its SHA-256."""
-        return traits.unique_in(self._own_token())
+        return traits.unique_in(self.own_token)
 
     @property
     def visibility(self) -> float | None:

@@ -38,6 +38,9 @@ _KEY = re.compile(r"[;,]k([\w.%-]+)", re.ASCII)
 _UNIQUE = re.compile(r"[;,]u\d\.([\w.%-]+)", re.ASCII)
 _END = re.compile(r"!(\d+)$")
 
+#: The letters of what a message is put with.
+_LASTING = frozenset("vmkues")
+
 #: Seconds within which a message expires at most.
 _LIVES = Number(float, 0, unit="seconds")
 
@@ -84,6 +87,22 @@ def trait(token: str, letter: str) -> int | None:
         return None
     said = token[token.index(";") :]
     return next((int(value) for key, value in _TRAIT.findall(said) if key == letter), None)
+
+
+def as_put(token: str, due_ms: int) -> str:
+    """The entry with which a message may be put once more: the traits that it was put with, without
+    what its deliveries have made of them.
+
+    due_ms: when it will be due, in milliseconds since the epoch
+    """
+    if ";" not in token:
+        return ""
+    text = re.split("[~@!]", token[token.index(";") + 1 :], maxsplit=1)[0]
+    kept = [one for one in text.split(",") if one[:1] in _LASTING]
+    expires_ms = trait(token, "x")
+    if expires_ms is not None:
+        kept = [one for one in kept if one[:1] != "e"] + [f"e{max(expires_ms - due_ms, 0)}"]
+    return f";{','.join(kept)}" if kept else ""
 
 
 def is_still(token: str, score: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -119,6 +120,60 @@ def test_a_database_that_stands_still_holds_up_nobody_for_long(
         engine.resume()
     publish(connection, "order-3")
     assert "order-3" in consume(connect(options), 2)
+
+
+@pytest.fixture(params=["postgresql", "mysql"])
+def silent(request) -> Iterator[str]:
+    """The URL of a database that accepts every connection, and never says anything."""
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as server:
+        yield f"{request.param}://toc:sesame@127.0.0.1:{server.getsockname()[1]}/library"
+
+
+def test_a_database_that_never_answers_fails_a_publish_in_time(redis_server, connect, silent):
+    connection = connect({"toc_library": silent, "toc_library_timeout": 2})
+    began = time.monotonic()
+    with pytest.raises(LibraryError, match="cannot be used") as raised:
+        publish(connection, "order-1")
+    # psycopg waits two seconds for a connection at least; nothing is tried again after that.
+    assert 1 < time.monotonic() - began < 8
+    assert "sesame" not in str(raised.value)
+    assert connection.default_channel.center.get("order-1") == []
+
+
+def test_a_database_that_never_answers_holds_up_who_does_not_require_it_once(
+    redis_server, connect, silent, caplog
+):
+    connection = connect(
+        {"toc_library": silent, "toc_library_timeout": 2, "toc_library_required": False}
+    )
+    began = time.monotonic()
+    for number in range(200):
+        publish(connection, f"order-{number}", **{"x-delay": 60_000})
+    assert time.monotonic() - began < 10
+    recorder = connection.default_channel.recorder
+    assert recorder.backlog == 200
+    assert len(connection.default_channel.center.scan("mail", limit=500).messages) == 200
+    began = time.monotonic()
+    recorder.close()
+    assert time.monotonic() - began < 15
+    assert "sesame" not in caplog.text
+
+
+@SERVERS
+def test_a_statement_that_stands_still_ends_when_its_time_is_over(
+    redis_server, connect, options, store, engine
+):
+    connection = connect(options, toc_library_timeout=1)
+    publish(connection, "order-1")
+    engine.pause()
+    try:
+        began = time.monotonic()
+        with pytest.raises(LibraryError, match="cannot be used"):
+            publish(connection, "order-1")
+        took = time.monotonic() - began
+    finally:
+        engine.resume()
+    assert 0.5 < took < 6
 
 
 @SERVERS

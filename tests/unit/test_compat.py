@@ -119,6 +119,7 @@ class Bare:
 def subjects() -> dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]]:
     """By a part's name, what its check gets: as it is in what is installed, and bare."""
     from celery import Celery
+    from celery.app import utils
     from celery.app.amqp import AMQP
     from celery.backends.redis import RedisBackend
     from celery.bin import control as bin_control
@@ -147,6 +148,7 @@ def subjects() -> dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]]:
         "countdowns": ((AMQP,), (Bare,)),
         "due-times": ((consumer,), bare),
         "failure-reasons": ((consumer,), bare),
+        "hidden-settings": ((utils,), bare),
         "idle-connections": ((), ()),
         "inspect": ((control,), bare),
         "missing-processes": ((behind,), bare),

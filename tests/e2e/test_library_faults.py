@@ -1,0 +1,162 @@
+"""Workers with a task library whose database stands still, or never says anything; and what they
+tell of its password (X12, W8)."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from celery import Celery
+
+from kombu_toc.client.databases import read_databases
+from kombu_toc.library import migrate
+from kombu_toc.library.shards import Shards
+
+from ..databases import PostgreSQL
+from ..library import engine
+from .conftest import LOOPS, POOLS, Journal, wait_until
+from .nodes import ROOT, Worker
+
+StartWorkers = Callable[..., list[Worker]]
+
+__all__ = ("engine",)  # a fixture
+
+ON_POSTGRESQL = pytest.mark.parametrize("engine", ["postgresql"], indirect=True, scope="session")
+
+#: What no part of may be seen: the password as it is in a URL, and as it is.
+SECRETS = ("se%40same", "se@same")
+
+
+@pytest.fixture
+def options(engine: PostgreSQL) -> dict[str, Any]:
+    url = engine.new_url()
+    shards = Shards(read_databases("toc_library", [url]), 1, 5.0)
+    migrate.create(shards)
+    shards.close()
+    return {"broker_transport_options": {"toc_library": url, "toc_library_timeout": 1}}
+
+
+@pytest.fixture
+def silent() -> Iterator[int]:
+    """A port where every connection is accepted, and nothing is ever said."""
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as server:
+        yield server.getsockname()[1]
+
+
+def at(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, timezone.utc)
+
+
+def run_and_stop(app: Celery, journal: Journal, worker: Worker, name: str) -> None:
+    """Tasks start and end, remote control is answered, and the worker ends when it is asked to."""
+    now = time.time()
+    for number in range(30):
+        due = now + number / 10
+        app.tasks["e2e.note"].apply_async((f"{name}-{number}", due), eta=at(due))
+    entries = journal.wait_for(name, 30)
+    # Nobody has waited for the database in between.
+    assert max(entry["at"] - entry["due"] for entry in entries) < 10
+    assert app.control.ping([worker.hostname()], timeout=10)
+    began = time.monotonic()
+    worker.teardown()
+    assert time.monotonic() - began < 30
+
+
+@ON_POSTGRESQL
+@pytest.mark.parametrize("pool", LOOPS)
+def test_a_worker_whose_database_stands_still_goes_on_and_ends(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    options: dict[str, Any],
+    engine: PostgreSQL,
+    pool: str,
+) -> None:
+    [worker] = start_workers(1, *POOLS[pool], **options)
+    app.tasks["e2e.note"].delay("before")
+    journal.wait_for("before", 1)
+    engine.pause()
+    try:
+        run_and_stop(app, journal, worker, "while")
+    finally:
+        engine.resume()
+    said = worker.container.logs()
+    assert "what becomes of tasks is recorded later: " in said
+    assert "are not recorded: this process ends while the library is away" in said
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "mysql"])
+def test_a_worker_whose_database_never_answers_starts_goes_on_and_ends(
+    start_workers: StartWorkers, app: Celery, journal: Journal, silent: int, scheme: str
+) -> None:
+    url = f"{scheme}://toc:{SECRETS[0]}@127.0.0.1:{silent}/library"
+    chosen = {"toc_library": url, "toc_library_timeout": 1}
+    [worker] = start_workers(1, *POOLS["prefork"], broker_transport_options=chosen)
+    run_and_stop(app, journal, worker, "never")
+    assert not any(secret in worker.container.logs() for secret in SECRETS)
+
+
+@ON_POSTGRESQL
+def test_nothing_that_a_worker_tells_has_the_password(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    options: dict[str, Any],
+    engine: PostgreSQL,
+    tmp_path: Path,
+) -> None:
+    chosen = options["broker_transport_options"]
+    # What is wrong with a database is told, too.
+    wrong = chosen["toc_library"].replace("same", "samez")
+    assert wrong != chosen["toc_library"]
+    [worker] = start_workers(1, "-c", "1", "-l", "DEBUG", **options)
+    [failing] = start_workers(
+        *(1, "-c", "1", "-l", "DEBUG"), broker_transport_options={**chosen, "toc_library": wrong}
+    )
+    app.tasks["e2e.note"].delay("one")
+    journal.wait_for("one", 1)
+    wait_until(lambda: "recorded later" in failing.container.logs())
+    inspect = app.control.inspect([worker.hostname()], timeout=10)
+    told = [repr(inspect.stats()), repr(inspect.conf(with_defaults=True)), repr(inspect.report())]
+    assert "toc_library" in told[1]
+    told += [one.container.logs() for one in (worker, failing)]
+    app.conf.update(options)
+    told += [app.bugreport(), app.conf.humanize(with_defaults=False)]
+    told += [repr(app.connection()), str(app.connection().info())]
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            told.append(" ".join(process.cmdline()))
+    program = tmp_path / "shop.py"
+    program.write_text(
+        "from celery import Celery\n"
+        f"app = Celery('shop', broker={app.conf.broker_url!r})\n"
+        f"app.conf.broker_transport_options = {chosen!r}\n"
+    )
+    for command in (
+        ["report"],
+        ["toc", "library", "status"],
+        ["toc", "library", "status", "--json"],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "celery", "-A", "shop", *command],
+            cwd=tmp_path,
+            env={"PYTHONPATH": f"{ROOT}:{tmp_path}", "PATH": "/usr/bin"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        told += [done.stdout, done.stderr]
+    assert len(told) > 20
+    for text in told:
+        for secret in (*SECRETS, "samez"):
+            assert secret not in text, text[max(text.find(secret) - 300, 0) :][:600]
