@@ -105,7 +105,10 @@ class Commands:
         limits = declared.put_gates if counted and not replaces else ""
         # Where those of a key start in their order, what is sent again holds its key in its place.
         ordered = declared.key_order and declared.key_retry != "later" and traits
-        if limits or ordered:
+        # Where they take turns, what is due at once goes to its lane; but if those of a key start
+        # in their order, not before what has been due for longer and is not there yet.
+        turns = declared.key_fair and not declared.key_order and not expires
+        if limits or ordered or turns:
             pace = pace_key(topic, slot, clustered=self._context.clustered)
             keys, args = (*keys, slot.tokens, pace), (*args, traits, limits)  # type: ignore[assignment]
             if ordered:
@@ -113,6 +116,9 @@ class Commands:
                 others = [one.holders for one in here if one.number != slot.number]
                 keys = (*keys, slot.holders, *others)  # type: ignore[assignment]
                 args = (*args, 1 + len(others))  # type: ignore[assignment]
+            elif turns:
+                keys = (*keys, *slot.lane_keys[:3])  # type: ignore[assignment]
+                args = (*args, 0, 1 + (topic.step_index(priority) if priority else 0))  # type: ignore[assignment]
             parse = partial(read_limited_put, topic, self._counts(topic))
             return self._announcing(topic, "put", keys, args, parse)
         if traits or expires:

@@ -102,7 +102,11 @@ def put_many_call(
     if limits:
         keys.append(pace_key(topic, slot, clustered=context.clustered))
         parse = partial(read_limited_put_many, topic, context.counts(topic), number)
-    args = (slot.number, expires, f"{width}{limits}", name, REMEMBER, *flat)
+    declared, turns = topic.declaration, ""
+    if declared.key_fair and not declared.key_order and not expires:  # as commands.put has it
+        keys += slot.lane_keys[:3]
+        turns = f"f{step + 1},"
+    args = (slot.number, expires, f"{width}{turns}{limits}", name, REMEMBER, *flat)
     return context.announcing(topic, "put_many", keys, args, parse)
 
 

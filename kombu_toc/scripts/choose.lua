@@ -194,7 +194,7 @@ local function try_turn(slot, allowed)
   if held == nil then entry = of_key[HEAD] or head_of(slot, key) end
   local step, score, id
   if entry then step, score, id = read_entry(entry) end
-  local at = entry and startable(slot, of_key, id, allowed)
+  local at = entry and score <= horizon and startable(slot, of_key, id, allowed)
   local tag, rest = slot[ORDER], nil
   if at then
     local stands = tonumber(redis.call('ZSCORE', slot.stores[step], id) or '') == sorted_score(score)
@@ -220,9 +220,9 @@ local function try_turn(slot, allowed)
         'LIMIT', 0, 1)[1]
     end
   end
-  if rest then
+  if rest then step, score = read_entry(rest) end
+  if rest and score <= horizon then
     of_key[HEAD] = rest
-    step, score = read_entry(rest)
     redis.call('ZADD', slot.turns, gates.fair and tag or (step - 1) * 4e15 + score, key)
   else
     redis.call('ZREM', slot.turns, key)

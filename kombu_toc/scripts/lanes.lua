@@ -163,12 +163,14 @@ local function place_key(slot, key, gates, by)
     return nil
   end
   local opens = opens_at(slot, key, gates, by)
+  local step, score = read_entry(entry)
+  -- What was put in its lane at once may be some milliseconds ahead, behind what came with it.
+  if score > by - 1000 then opens = math.max(opens, action_time(score)) end
   if opens > by then
     redis.call('ZREM', slot.turns, key)
     redis.call('ZADD', slot.waits, string.format('%.0f', math.ceil(opens)), key)
     return math.ceil(opens)
   end
-  local step, score = read_entry(entry)
   redis.call('ZREM', slot.waits, key)
   redis.call('ZADD', slot.turns, string.format('%.17g', order_of(slot, key, step, score, gates)), key)
   return 0
@@ -180,7 +182,7 @@ local function sort_due(slot, due, most, gates, by, last)
   local keys, more = {}, false
   local from, to = 0, string.format('%.0f', due)
   if last then from, to = to, from end
-  for step = 1, #slot.stores do
+  for step = 1, gates.used or #slot.stores do
     local some = redis.call(last and 'ZREVRANGEBYSCORE' or 'ZRANGEBYSCORE', slot.stores[step], from, to,
       'WITHSCORES', 'LIMIT', 0, most)
     if #some > 0 then

@@ -157,6 +157,8 @@ do
       others[n] = KEYS[before + step]
     end
   end
+  if n > 0 and redis.call('EXISTS', unpack(others)) > 0 then used = steps end
+  gates.used = used
   if gates.fair or redis.call('EXISTS', unpack(lanes)) > 0 then
     for _, slot in ipairs(each_slot()) do
       if gates.fair then
@@ -165,7 +167,9 @@ do
           -- A key that has just come beside a backlog does not wait until all of that is sorted.
           if not gates.serial then sort_due(slot, horizon, SORTED, gates, by, true) end
         end
-        local others = redis.call('ZRANGEBYSCORE', slot.turns, NO_TURN, '+inf', 'LIMIT', 0, SORTED)
+        -- More than can start, so that none waits for this step for long.
+        local others = redis.call('ZRANGEBYSCORE', slot.turns, NO_TURN, '+inf',
+          'LIMIT', 0, math.min(most, SORTED) + 10)
         for i = 1, #others do place_key(slot, others[i], gates, by) end
       end
       local open = redis.call('ZRANGEBYSCORE', slot.waits, '-inf', string.format('%.0f', by),
@@ -178,7 +182,6 @@ do
       slot.laned = redis.call('EXISTS', slot.turns, slot.waits) > 0
     end
   end
-  if n > 0 and redis.call('EXISTS', unpack(others)) > 0 then used = steps end
 end
 if gates.key_rate or gates.fair then
   local number, part = now % slots + 1, 6 + steps

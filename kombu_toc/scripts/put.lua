@@ -3,7 +3,8 @@
 -- KEYS[1] store (of its priority step)   KEYS[2] body   KEYS[3] armed   KEYS[4] copies of the id
 -- KEYS[5] the producer's latest publish
 -- then tokens, if ARGV[11] is given, the topic's put-pace, if ARGV[12] is, and holders, if ARGV[13] is,
--- of this slot and of others that the key's messages were put into before;
+-- of this slot and of others that the key's messages were put into before; then lanes, turns and waits,
+-- if ARGV[14] is;
 -- then the wake index, if it is on this node
 -- ARGV[1] id        ARGV[2] envelope
 -- ARGV[3] action time in microseconds, '+N' for N microseconds from now, or '' for now; 'T+N' for T,
@@ -19,6 +20,8 @@
 -- ARGV[12] how many may be put, as toll.lua has it; left out as a rule; '' for any number
 -- ARGV[13] how many holders: messages of a key start in their order. One put under the id of the one that
 --          holds its key holds it from then on, as the retry of a task does; left out as a rule
+-- ARGV[14] number of its priority step, from 1: keys take turns, and what is due at once goes to its
+--          lane; left out as a rule
 -- Returns {id, -1, 0, microseconds until one more may be put, 'p' for the whole topic or 'P' for its key,
 --          announcements, settled} if it may not be put now; else {id it is kept under, 1 added | 0 it was there already, now in microseconds if it was
 --          added just now, else 0, announcements, settled}; of a publish that is to be added only
@@ -38,7 +41,10 @@
 
 local store, body, armed, copies, sent = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local traits, limits, ordered = ARGV[11], ARGV[12], ARGV[13]
-local wake = KEYS[ordered and 8 + tonumber(ordered) or limits and 8 or traits and 7 or 6]
+local step = tonumber(ARGV[14])
+local behind = ordered and 8 + tonumber(ordered) or limits and 8 or traits and 7 or 6
+local lanes, turns, waits = KEYS[behind], KEYS[behind + 1], KEYS[behind + 2]
+local wake = KEYS[step and behind + 3 or behind]
 if limits == '' then limits = nil end
 local id, envelope, ttl = ARGV[1], ARGV[2], tonumber(ARGV[6])
 
@@ -93,7 +99,8 @@ if ARGV[3] ~= '' then
   if left ~= '' and not (at and math.abs(now + left - at) <= 1000) then at = now + left end
   if at > now then us, score = at, action_score(at) end
 end
-score = free_score(store, score, traits and key_in(traits) ~= '')
+local first_score = score
+score = free_score(store, score, step or traits and key_in(traits) ~= '')
 
 redis.call('HSET', body, id, envelope)
 if limits then pay(limits, KEYS[7], now, paid) end
@@ -103,7 +110,12 @@ elseif traits then
   redis.call('HSET', KEYS[6], id, traits)
 end
 if publish ~= '' then redis.call('SET', sent, publish, 'EX', ARGV[9]) end
-redis.call('ZADD', store, score, id)
+if step and us == now and score - first_score < 5000 then -- no more than 5 ms later
+  local key = key_in(traits)
+--< enter
+else
+  redis.call('ZADD', store, score, id)
+end
 for n = 8, 7 + tonumber(ordered or 0) do
   local holder = redis.call('HGET', KEYS[n], key_in(traits))
   if holder and (holder == ARGV[1] or string.sub(holder, 1, #ARGV[1] + 1) == ARGV[1] .. '#') then

@@ -1,12 +1,13 @@
 -- Adds messages of one slot and one priority step, each as put.lua does, in their order.
 --
 -- KEYS[1] store   KEYS[2] body   KEYS[3] armed   KEYS[4] the producer's latest calls
--- KEYS[5] tokens; then the topic's put-pace, if puts are limited; then the wake index, if it is on this
--- node
+-- KEYS[5] tokens; then the topic's put-pace, if puts are limited; then lanes, turns and waits, where keys
+-- take turns; then the wake index, if it is on this node
 -- ARGV[1] slot number   ARGV[2] milliseconds after which the slot goes away unless something is put
 --         again, or 0
--- ARGV[3] how many values a message has: 3, or 4; behind the 4, if puts are limited, how many may be
---         put, as toll.lua has it
+-- ARGV[3] how many values a message has: 3, or 4; behind it, where keys take turns and what is due at
+--         once goes to its lane, 'f', the number of the priority step, from 1, and a comma; behind that,
+--         if puts are limited, how many may be put, as toll.lua has it
 -- ARGV[4] name of this call, or '' if it is not remembered   ARGV[5] seconds it is
 -- ARGV[6...] per message: its id, its envelope, its action time in microseconds, '+N' for N
 --         microseconds from now, or '' for now; and its traits as token.lua has them, or ''
@@ -23,9 +24,12 @@
 
 local store, body, armed, sent = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local tokens, ttl, width = KEYS[5], tonumber(ARGV[2]), tonumber(string.sub(ARGV[3], 1, 1))
-local limits = string.sub(ARGV[3], 2)
+local step, limits = string.match(ARGV[3], '^%df(%d+),(.*)$')
+step, limits = tonumber(step or ''), limits or string.sub(ARGV[3], 2)
 local limited = limits ~= ''
-local pace, wake = KEYS[6], KEYS[limited and 7 or 6]
+local pace, behind = KEYS[6], limited and 7 or 6
+local lanes, turns, waits = KEYS[behind], KEYS[behind + 1], KEYS[behind + 2]
+local wake = KEYS[step and behind + 3 or behind]
 local name, known = ARGV[4], ARGV[4] ~= '' and redis.call('GET', KEYS[4]) or ';'
 local repeated = name ~= '' and string.find(known, ';' .. name .. ';', 1, true)
 local now = clock()
@@ -65,7 +69,7 @@ for n = 1, #new do
     score = score + 1
   else
     score = free_score(store, us == now and due_score(now) or action_score(us),
-      width == 4 and key_in(ARGV[i + 3]) ~= '')
+      step or width == 4 and key_in(ARGV[i + 3]) ~= '')
   end
   latest = us
   redis.call('HSET', body, id, ARGV[i + 1])
@@ -74,7 +78,12 @@ for n = 1, #new do
   elseif ttl > 0 then -- a token may outlive its body where slots go away by themselves
     redis.call('HDEL', tokens, id)
   end
-  redis.call('ZADD', store, score, id)
+  if step and us == now and score - due_score(now) < 5000 then -- no more than 5 ms later
+    local key = width == 4 and key_in(ARGV[i + 3]) or ''
+--< enter
+  else
+    redis.call('ZADD', store, score, id)
+  end
   us = math.max(us, action_time(score))
   if not earliest or us < earliest then earliest = us end
 end

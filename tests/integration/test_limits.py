@@ -223,6 +223,70 @@ def test_a_key_that_comes_beside_a_backlog_waits_for_one_message(declare: Any) -
         center.ack(some)
 
 
+def burst(number: int, **more: Any) -> list[dict[str, Any]]:
+    """One message of a key amid so many of another."""
+    found = [{"id": f"l{n}", "body": b"", "key": "large", **more} for n in range(number)]
+    found[number // 2] |= {"id": "s", "key": "small"}
+    return found
+
+
+@pytest.mark.parametrize("priority", [0, 9])
+@pytest.mark.parametrize("together", [True, False], ids=["a list", "one by one"])
+def test_a_key_in_the_midst_of_a_burst_has_its_turn_at_once(
+    declare: Any, together: bool, priority: int
+) -> None:
+    center = declare(key_fair=True)
+    messages = burst(3000 if together else 700, priority=priority)
+    if together:
+        center.put_many("mail", messages)
+    else:
+        for message in messages:
+            center.put("mail", **message)
+    got = [*ids(pop(center, 1)), *ids(pop(center, 1))]
+    assert "s" in got
+    assert center.check("mail") == []
+    while len(got) < len(messages):
+        more = ids(pop(center, 5000))
+        assert more
+        got += more
+    # None twice, and those of a key in their order.
+    assert set(got) == {message["id"] for message in messages}
+    large = [int(id[1:]) for id in got if id != "s"]
+    assert large == sorted(large)
+
+
+def test_a_key_in_the_midst_of_what_is_due_together_later_has_its_turn_within_some_pops(
+    declare: Any,
+) -> None:
+    center = declare(key_fair=True)
+    due = now_us(center.client) + 1_000_000
+    center.put_many("mail", burst(3000, at=due / 1_000_000))
+    while now_us(center.client) < due + 10_000:
+        time.sleep(0.01)  # the server's clock says what is due
+    for _ in range(3000 // 200 + 1):
+        if "s" in ids(pop(center, 1)):
+            break
+    else:
+        raise AssertionError("it waits for all the others")
+
+
+def test_what_takes_turns_is_found_by_its_id_cancelled_and_put_off(declare: Any) -> None:
+    """Although it went to its lane at once."""
+    center = declare(key_fair=True, key_concurrency=1)
+    for number in range(5):
+        put(center, f"a{number}", "a")
+    put(center, "none")
+    assert [found.id for found in center.get("a1", topic="mail")] == ["a1"]
+    center.cancel("a0", topic="mail")
+    center.reschedule("a1", delay=3600, topic="mail")
+    first = pop(center)
+    assert sorted(ids(first)) == ["a2", "none"]
+    assert pop(center) == []
+    center.ack(first)
+    assert ids(pop(center)) == ["a3"]
+    assert center.check("mail") == []
+
+
 def test_a_key_with_a_weight_has_more_turns(declare: Any) -> None:
     center = declare(key_fair=True, key_weights={"a": 3})
     for number in range(30):
