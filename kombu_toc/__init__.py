@@ -107,6 +107,7 @@ if TYPE_CHECKING:
     from .model.results import Rescheduled as Rescheduled
     from .model.results import Settled as Settled
     from .model.results import Summary as Summary
+    from .model.results import Unwritten as Unwritten
     from .model.topic import Topic as Topic
     from .model.uniqueness import Unique as Unique
     from .model.usage import Usage as Usage
@@ -159,6 +160,7 @@ _PLACES = {
     "Rescheduled": "model.results",
     "Settled": "model.results",
     "Summary": "model.results",
+    "Unwritten": "model.results",
     "WAITING": "model.results",
     "Lateness": "metrics.counters",
     "Measured": "metrics.reading",

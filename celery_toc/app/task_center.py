@@ -281,6 +281,7 @@ class TaskCenter:
     coming = _delegate(TimeoutCenter.coming)
     summary = _delegate(TimeoutCenter.summary)
     usage = _delegate(TimeoutCenter.usage)
+    unwritten = _delegate(TimeoutCenter.unwritten)
     consumers = _delegate(TimeoutCenter.consumers)
 
     topic = _delegate(TimeoutCenter.topic)

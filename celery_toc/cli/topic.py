@@ -135,6 +135,7 @@ _HELP = {
     "put_rate": "How many may be added to the queue: 100/s.",
     "key_put_rate": "How many may be added of each key.",
     "key_header": "The header that names the key of a message.",
+    "library": "How the task library keeps the queue: through, outbox, behind, or off.",
     "guard": "Whether what has ended in the library is not run again.",
     "horizon": "What is further away is in the task library only.",
     "steps": "The priority levels, such as 0,3,6,9.",
@@ -157,6 +158,7 @@ _METAVARS = {
     "put_rate": "RATE",
     "key_put_rate": "RATE",
     "key_header": "NAME",
+    "library": "MODE",
     "guard": "yes|no",
     "steps": "N,N...",
 }

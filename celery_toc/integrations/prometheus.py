@@ -56,6 +56,7 @@ class TimeoutCenterCollector(Collector):
             families = [
                 *self._queues(),
                 *self._limits(),
+                *self._library(),
                 *self._schedules(),
                 *self._counted(),
                 *self._scripts(),
@@ -125,6 +126,30 @@ class TimeoutCenterCollector(Collector):
             keys.add_metric((name,), found.keys_waiting)
             oldest.add_metric((name,), found.oldest_us / 1_000_000)
         return [used, most, keys, oldest]
+
+    def _library(self) -> list[Any]:
+        unwritten = GaugeMetricFamily(
+            "celery_toc_library_unwritten",
+            "Changes of messages that the task library does not know yet.",
+            labels=("topic",),
+        )
+        oldest = GaugeMetricFamily(
+            "celery_toc_library_unwritten_seconds",
+            "How old the oldest change is that the task library does not know yet; 0 if there is "
+            "none.",
+            labels=("topic",),
+        )
+        incomplete = GaugeMetricFamily(
+            "celery_toc_library_incomplete",
+            "Whether there were more changes than a log may have: all that waits is then looked "
+            "through.",
+            labels=("topic",),
+        )
+        for found in self._center.unwritten():
+            unwritten.add_metric((found.topic,), found.entries)
+            oldest.add_metric((found.topic,), found.oldest_us / 1_000_000)
+            incomplete.add_metric((found.topic,), float(found.incomplete))
+        return [unwritten, oldest, incomplete]
 
     def _schedules(self) -> list[Any]:
         schedules = GaugeMetricFamily(

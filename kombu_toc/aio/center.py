@@ -238,6 +238,7 @@ class AsyncTimeoutCenter:
     coming = Awaited(TimeoutCenter.coming)
     summary = Awaited(TimeoutCenter.summary)
     usage = Awaited(TimeoutCenter.usage)
+    unwritten = Awaited(TimeoutCenter.unwritten)
     consumers = Awaited(TimeoutCenter.consumers)
 
     # -- what processes tell each other

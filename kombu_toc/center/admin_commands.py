@@ -170,6 +170,7 @@ class AdminCommands:
                 slot.tokens,
                 *slot.stores,
                 slot.claims,
+                slot.log,
                 *keys,
             ),
             (
@@ -178,6 +179,7 @@ class AdminCommands:
                 *(int(state in states) for state in STATES.values()),
                 int(copies),
                 self._context.pop_bytes if bodies else 0,
+                topic.declaration.logs,
                 *ids,
             ),
             parse,
@@ -218,8 +220,9 @@ class AdminCommands:
                 slot.copies(id),
                 slot.tokens,
                 *slot.stores,
+                slot.log,
             ),
-            (len(slot.stores), slot.number, id, when, int(copies)),
+            (len(slot.stores), slot.number, id, when, int(copies), topic.declaration.logs),
             parse,
         )
 
@@ -236,8 +239,12 @@ class AdminCommands:
                 slot.tokens,
                 *slot.stores,
                 slot.claims,
+                slot.log,
             ),
-            (len(slot.stores), slot.number, topic.declaration.retries, *ids),
+            (
+                *(len(slot.stores), slot.number, topic.declaration.retries),
+                *(topic.declaration.logs, *ids),
+            ),
             partial(count_first, self._counts(topic), "requeued"),
         )
 

@@ -222,6 +222,7 @@ class TimeoutCenter(OldNames):
     coming = Delegate("statistics", Statistics.coming)
     summary = Delegate("statistics", Statistics.summary)
     usage = Delegate("statistics", Statistics.usage)
+    unwritten = Delegate("statistics", Statistics.unwritten)
     consumers = Delegate("statistics", Statistics.consumers)
 
     # -- what processes tell each other

@@ -21,6 +21,7 @@ from ..model.topic import Topic
 from ..scripts.call import ScriptCall, texts, when_of
 from ..scripts.loader import load
 from .context import Context
+from .logs import logging
 from .put_rates import pace_key, read_limited_put
 from .replies import read_deliveries, read_put, read_reject, read_settled, read_starts
 from .requests import REMEMBER, PopRequest, PutRequest
@@ -120,9 +121,14 @@ class Commands:
                 keys = (*keys, *slot.lane_keys[:3])  # type: ignore[assignment]
                 args = (*args, 0, 1 + (topic.step_index(priority) if priority else 0))  # type: ignore[assignment]
             parse = partial(read_limited_put, topic, self._counts(topic))
+            if declared.logs:
+                return self._announcing(topic, *logging(topic, slot, "put", keys, args), parse)
             return self._announcing(topic, "put", keys, args, parse)
         if traits or expires:
             keys, args = (*keys, slot.tokens), (*args, traits)  # type: ignore[assignment]
+        if declared.logs:
+            logged = logging(topic, slot, "put", keys, args)
+            return self._announcing(topic, *logged, partial(read_put, self._counts(topic)))
         return self._announcing(topic, "put", keys, args, partial(read_put, self._counts(topic)))
 
     # -- consumers

@@ -27,6 +27,7 @@ from ..model.traits import traits_of
 from ..scripts.call import ScriptCall, microseconds, when_of
 from .commands import Commands
 from .context import Context
+from .logs import logging
 from .put_rates import pace_key, read_limited_put_many
 from .replies import read_put_many
 from .requests import REMEMBER, NewMessage, PutRequest
@@ -107,6 +108,8 @@ def put_many_call(
         keys += slot.lane_keys[:3]
         turns = f"f{step + 1},"
     args = (slot.number, expires, f"{width}{turns}{limits}", name, REMEMBER, *flat)
+    if declared.logs:
+        return context.announcing(topic, *logging(topic, slot, "put_many", keys, args), parse)
     return context.announcing(topic, "put_many", keys, args, parse)
 
 

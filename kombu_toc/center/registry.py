@@ -235,8 +235,8 @@ class Registry:
             fields of :class:`Limits` (seconds), and what limits starts, keys and puts: ``rate``,
             ``rate_burst``, ``concurrency``, ``key_rate``, ``key_burst``, ``key_concurrency``,
             ``key_order``, ``key_retry``, ``key_fair``, ``key_weights``, ``put_rate``,
-            ``key_put_rate``, ``key_header``; ``guard`` and ``horizon`` (docs/library.md). What is
-            left out agrees with any declaration.
+            ``key_put_rate``, ``key_header``; ``library``, ``guard`` and ``horizon``
+            (docs/library.md). What is left out agrees with any declaration.
 
         The first declaration stands, until :meth:`.topics.Topics.alter` changes it. One that asks
         for other limits is logged, once. Raises SlotCountError if it has another slot count than

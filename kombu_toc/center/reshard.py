@@ -321,11 +321,13 @@ def _moving(
     for slot in (source, target):
         keys += slot.script_keys
     args: list[str | int] = [len(topic.steps), source.number, target.number, center.pop_bytes]
+    args.append(topic.declaration.logs)
     for id in ids:
         base = base_of(id)
         keys += (source.copies(base), target.copies(base), target.copies(id))
         args += (id, base)
-    keys += (source.claims, target.claims, *source.lane_keys, target.pace, target.holders)
+    keys += (source.log, target.log, source.claims, target.claims, *source.lane_keys)
+    keys += (target.pace, target.holders)
     keys.append(center.keys.wake(topic.name))
     return ScriptCall(load("move"), keys, args, tuple)
 

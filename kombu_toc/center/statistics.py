@@ -8,11 +8,12 @@ from collections.abc import Iterable, Sequence
 
 from ..errors import UnknownTopicError
 from ..model.keys import Keys
-from ..model.results import Consumer, Counts, Summary
+from ..model.results import Consumer, Counts, Summary, Unwritten
 from ..model.usage import Usage, usage_of
 from ..scripts.call import microseconds
 from .admin_commands import AdminCommands
 from .context import Context
+from .logs import FULL, logs_of
 from .registry import Registry
 from .runner import Runner
 
@@ -95,6 +96,32 @@ class Statistics:
             raise UnknownTopicError(f"there is no queue {topic!r}")
         calls = [self._commands.usage(slot) for slot in found.all_slots()]
         return usage_of(topic, found.declaration, self._runner.run_all(calls))
+
+    def unwritten(self, topic: str | None = None) -> list[Unwritten]:
+        """What the task library has no rows of yet, of topics that are declared with ``library``
+        as ``behind``.
+
+        topic: all of these unless given
+        """
+        client = self._runner.client
+        seconds, us = client.time()
+        now = seconds * 1_000_000 + us
+        found = []
+        for one in self._registry.select(topic):
+            bound = one.declaration.logs
+            if not bound:
+                continue
+            with client.pipeline(transaction=False) as pipe:
+                for slot in logs_of(one):
+                    pipe.xlen(slot.log)
+                    pipe.xrange(slot.log, count=1)
+                replies = pipe.execute()
+            first = [entry for some in replies[1::2] for entry in some]
+            oldest = min((int(name.split(b"-")[0]) * 1000 for name, _ in first), default=now)
+            full = any(FULL.encode() in said for _, said in first)
+            full = full or any(length >= bound for length in replies[::2])
+            found.append(Unwritten(one.name, sum(replies[::2]), max(now - oldest, 0), full))
+        return found
 
     def consumers(self) -> dict[str, list[Consumer]]:
         """The processes that consume each topic through the transport.

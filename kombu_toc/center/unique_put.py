@@ -28,6 +28,9 @@ ATTEMPTS = 100
 #: What puts such a message.
 PUT_UNIQUE = load("put_unique")
 
+#: The same, where it is logged for the task library.
+PUT_UNIQUE_LOGGED = load("put_unique_logged")
+
 #: What the script replies in place of how many were added.
 CONFLICT = 2
 
@@ -96,7 +99,7 @@ def unique_call(
     slot = topic.slot_for(request.basis or request.id)
     at_most = "" if claim.at_most_us is None else claim.at_most_us
     return call._replace(
-        script=PUT_UNIQUE,
+        script=PUT_UNIQUE_LOGGED if topic.declaration.logs else PUT_UNIQUE,
         keys=(slot.claims, slot.dead, slot.reasons, slot.tokens, *slot.stores, *call.keys),
         args=(
             len(slot.stores),
@@ -112,6 +115,11 @@ def unique_call(
         ),
         parse=partial(_read, claim, call.parse),
     )
+
+
+def is_unique_call(call: ScriptCall) -> bool:
+    """Whether a call is one of :func:`unique_call`."""
+    return call.script is PUT_UNIQUE or call.script is PUT_UNIQUE_LOGGED
 
 
 def _read(claim: Claim, parse: Callable[[Any], Put], raw: list[Any]) -> Put | Conflict:

@@ -7,11 +7,13 @@ import socket
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from ..center.center import TimeoutCenter
 from ..errors import LibraryError
 from . import statuses
 from .becoming import DAY_US
+from .behind import Behind
 from .far import is_far
 from .far_store import FarStore
 from .loader import Loader
@@ -66,6 +68,7 @@ class Keeper:
         self._putter = Putter(center, store.topics)
         self._reconciler = Reconciler(store, center, self._putter)
         self._loader = Loader(FarStore(store), center, self._putter, self._reconciler.watch)
+        self._behind = Behind(store, center)
         #: monotonic seconds until which nobody else is elected
         self._until = 0.0
         #: monotonic seconds of the next attempt to be elected, turn and look
@@ -83,10 +86,11 @@ class Keeper:
         if not self._elected:
             return False
         more, error = False, None
-        try:
-            more = self._loader.turn(self._until)
-        except LibraryError as exc:  # another database may be there
-            error = exc
+        for turn in (partial(self._loader.turn, self._until), self._behind.turn):
+            try:
+                more = turn() or more
+            except LibraryError as exc:  # another database may be there
+                error = error or exc
         if now >= self._next_turn:
             self._next_turn = now + INTERVAL
             for do in (self.put_missing, self._look_if_due, self._prune_if_due):

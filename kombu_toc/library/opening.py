@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..center.center import TimeoutCenter
@@ -14,6 +14,8 @@ from ..client.databases import DatabaseURL
 from ..client.options import Settings, read
 from ..client.urls import Address, read_url
 from ..errors import ConfigurationError
+from ..model.library_log import OFF
+from ..model.results import Cancelled
 
 if TYPE_CHECKING:
     from .far import FarMessages
@@ -30,14 +32,29 @@ _lock = threading.Lock()
 class OpenLibrary:
     """The recorder of a process, and what can be asked of the record through one center."""
 
-    def __init__(self, recorder: Recorder, library: Library, far: FarMessages) -> None:
+    def __init__(
+        self, recorder: Recorder, library: Library, far: FarMessages, center: TimeoutCenter
+    ) -> None:
         self.recorder = recorder
         self.library = library
         self.far = far
-        self.cancelled = recorder.cancelled
-        self.deleted = recorder.deleted
+        self._center = center
         self.rescheduled = recorder.rescheduled
         self.purged = recorder.purged
+
+    def cancelled(
+        self, ids: Sequence[str], found: Sequence[Cancelled], topic: str | None
+    ) -> list[Cancelled]:
+        return self.recorder.cancelled(ids, self._kept(found), topic)
+
+    def deleted(self, found: Sequence[Cancelled]) -> None:
+        self.recorder.deleted(self._kept(found))
+
+    def _kept(self, found: Sequence[Cancelled]) -> list[Cancelled]:
+        """Those of queues that have rows."""
+        known = {one.topic: self._center.known(one.topic) for one in found}
+        off = {name for name, one in known.items() if one and one.declaration.library == OFF}
+        return [one for one in found if one.topic not in off]
 
 
 def databases(settings: Settings, address: Address) -> tuple[DatabaseURL, ...]:
@@ -112,6 +129,7 @@ def attach(
         made,
         Library(made.store, center, another, ready),
         FarMessages(FarStore(made.store), center, ready),
+        center,
     )
     center.recorder = opened
     return opened

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..center.center import TimeoutCenter
 from ..errors import EnvelopeError, LibraryError
 from ..model import envelope
+from ..model.library_log import OFF
 from ..model.records import DISAGREEMENTS, Disagreement
 from ..model.results import IN_FLIGHT, WAITING, Found
 from . import statuses
@@ -323,7 +324,7 @@ class Comparison:
     def _messages(self) -> Iterator[list[Found]]:
         """What is in Redis and was recorded."""
         for topic in self._center.registry.select(None):
-            if topic.declaration.expires:
+            if topic.declaration.expires or topic.declaration.library == OFF:
                 continue
             after = None
             while True:
@@ -345,9 +346,13 @@ class Comparison:
 def _key(found: Found) -> Key | None:
     """The key of a message's row; None if it was not published through a channel."""
     try:
-        content: dict[str, Any] = envelope.unpack(found.body, found.id)
+        return key_of(found, envelope.unpack(found.body, found.id))
     except EnvelopeError:
         return None
+
+
+def key_of(found: Found, content: Mapping[str, Any]) -> Key | None:
+    """As :func:`_key`, of a message that is unpacked."""
     token, named = content["properties"].get("k"), content["headers"].get("id")
     if not token or envelope.SCHEDULE in content["headers"]:
         return None

@@ -158,9 +158,13 @@ def lease_us(row: Row, limits: Limits) -> int:
     return int(max(limits.visibility, 0 if ms is None else ms / 1000) * 1_000_000)
 
 
-def row_of_message(found: Found, key: Key) -> Row:
-    """The row of a message that was put without one."""
-    content = envelope.unpack(found.body, found.id)
+def row_of_message(found: Found, key: Key, content: Mapping[str, Any] | None = None) -> Row:
+    """The row of a message that was put without one.
+
+    content: the message, if it is unpacked
+    """
+    if content is None:
+        content = envelope.unpack(found.body, found.id)
     headers, properties = content["headers"], content["properties"]
     basis = headers.get("x-slot-basis") or found.key
     action_us = (found.time_us if found.state == WAITING else 0) or now_us()

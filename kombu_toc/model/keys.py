@@ -180,6 +180,7 @@ class Slot:
         "firings",
         "holders",
         "lane_keys",
+        "log",
         "number",
         "pace",
         "prepare",
@@ -228,6 +229,8 @@ class Slot:
         self.put_pace = stem + "put-pace"
         #: hash: unique key -> which message has it, since when, and until when
         self.claims = stem + "claims"
+        #: stream: which messages the recorder of the task library is to look at, and why
+        self.log = stem + "log"
         #: the keys in the order in which most scripts take them
         self.script_keys = (
             self.announced_times,
@@ -297,6 +300,7 @@ class Slot:
             *self.of_schedules(),
             self.put_pace,
             self.claims,
+            self.log,
         ]
 
     def of_schedules(self) -> list[str]:

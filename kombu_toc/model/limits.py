@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from ..errors import ConfigurationError, SlotCountError
+from .library_log import MODES, THROUGH
 from .scores import TRIED
 from .terms import Choice, Header, Rate, Weights, interval_us
 
@@ -148,6 +149,7 @@ TERMS: dict[str, Kind] = {
 
 #: What the task library does for a topic: without one, what it does for all.
 LIBRARY_TERMS: dict[str, Kind] = {
+    "library": Choice(MODES),
     "guard": Flag(),
     "horizon": Number(float, 60, unit="seconds"),
 }
@@ -197,6 +199,7 @@ _OTHERWISE: dict[str, Any] = {
     "key_retry": "hold",
     "key_fair": False,
     "guard": False,
+    "library": THROUGH,
 }
 
 

@@ -409,6 +409,16 @@ class Summary(NamedTuple):
     oldest_us: int
 
 
+class Unwritten(NamedTuple):
+    """What the task library has no rows of yet, of a queue that is kept ``behind``."""
+
+    topic: str
+    entries: int  #: how many changes of messages are not written
+    oldest_us: int  #: for how long the oldest has waited, in microseconds; 0 if there is none
+    #: whether more has changed than is kept: then all that waits is looked through
+    incomplete: bool
+
+
 class Fault(NamedTuple):
     """An inconsistency that check found."""
 

@@ -14,6 +14,7 @@ import crcmod.predefined
 from ..errors import ConfigurationError
 from .gates import gates_of, put_gates_of
 from .keys import Slot
+from .library_log import BEHIND, log_bound
 from .limits import (
     DEFAULT_SLOTS,
     LIMITS,
@@ -81,8 +82,8 @@ class Declaration:
     far: whether it has a horizon, or has had one: then something may be in the task library only
 
     Those from `rate` to `key_header` limit starts, keys and puts (docs/limits.md); None: they do
-    not. `guard` and `horizon` are for the task library (docs/library.md). The others are those of
-    :class:`Limits`, or None for the limits of the consumer's connection.
+    not. `library`, `guard` and `horizon` are for the task library (docs/library.md). The others
+    are those of :class:`Limits`, or None for the limits of the consumer's connection.
 
     Its fields are what Redis has of a topic, in one flat document that other languages read, which
     is why they are more than fifteen.
@@ -121,6 +122,7 @@ class Declaration:
     key_put_rate: str | None = None
     key_header: str | None = None
     guard: bool | None = None
+    library: str | None = None
     horizon: float | None = None
     lanes: bool | None = None
     unique: bool | None = None
@@ -135,6 +137,11 @@ class Declaration:
     def put_gates(self) -> str:
         """What limits its puts, as text for scripts; empty if nothing does."""
         return put_gates_of(self)
+
+    @cached_property
+    def logs(self) -> int:
+        """Entries that the log of a slot may have, for the task library; 0: nothing is logged."""
+        return log_bound(self.slots) if self.library == BEHIND and not self.expires else 0
 
     @property
     def keys_ms(self) -> int:

@@ -2,22 +2,23 @@
 --
 -- KEYS[1] armed   KEYS[2] prepare   KEYS[3] dead   KEYS[4] reasons   KEYS[5] body
 -- KEYS[6] tokens   KEYS[7...] store (one per priority step)
--- then claims; then, per id: the copies set of that id, and the one that the id itself is recorded in
+-- then claims, and the log; then, per id: the copies set of that id, and the one that the id itself is recorded in
 -- then the wake index, if it is on this node
 -- ARGV[1] number of priority steps   ARGV[2] slot number
 -- ARGV[3] 1: those that are waiting   ARGV[4] 1: those in flight; their consumers are not told
 -- ARGV[5] 1: those that are dead      ARGV[6] 1: the copies too
 -- ARGV[7] bytes of envelopes after which no further id is looked at, or 0: none is read
--- ARGV[8...] ids
+-- ARGV[8] how many entries the log may have, or 0 if nothing is logged
+-- ARGV[9...] ids
 -- Returns {{id, what it was: 1 waiting | 2 in flight | 3 dead, 1 deleted | 0 left,
 --           1 if it was delivered before, envelope of what is deleted, ...},
 --          how many of the ids were looked at, announcements, settled}
---@ clock admitted wake token sorted unlimited claim
+--@ clock admitted wake token sorted unlimited claim log
 
 local steps = tonumber(ARGV[1])
 local last = #ARGV - (limited and limited.args or 0)
-local claims = KEYS[7 + steps]
-local wake = KEYS[8 + steps + 2 * (last - 7) + (limited and limited.keys or 0)]
+local claims, log, logged = KEYS[7 + steps], KEYS[8 + steps], tonumber(ARGV[8])
+local wake = KEYS[9 + steps + 2 * (last - 8) + (limited and limited.keys or 0)]
 local with_claims = redis.call('EXISTS', claims) == 1
 local now = clock()
 local wanted = {ARGV[3] == '1', ARGV[4] == '1', ARGV[5] == '1'}
@@ -38,10 +39,10 @@ local function place(id) -- (key, state, 1 if it was delivered before)
   end
 end
 
-for number = 8, last do
+for number = 9, last do
   if budget > 0 and bytes > budget then break end
   looked = looked + 1
-  local copies = 2 * (number - 8) + 8 + steps
+  local copies = 2 * (number - 9) + 9 + steps
   local ids = ARGV[6] == '1' and redis.call('SMEMBERS', KEYS[copies]) or {}
   table.insert(ids, 1, ARGV[number])
   for i = 1, #ids do
@@ -67,6 +68,7 @@ for number = 8, last do
         if token then limited.leave(id, token, true, now, state == 1) end
         redis.call('SREM', KEYS[copies + (i == 1 and 1 or 0)], id)
         removed = removed or state == 1
+        if logged > 0 then log_change(log, logged, 'c', id) end
       end
     end
   end

@@ -3,4 +3,4 @@
 -- KEYS as those of cancel.lua; before the wake index those of limited.lua
 -- ARGV as those of cancel.lua, then those of limited.lua
 -- Returns what cancel.lua does
---@ clock admitted wake token sorted lanes openings limited claim cancel
+--@ clock admitted wake token sorted lanes openings limited claim log cancel

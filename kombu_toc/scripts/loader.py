@@ -38,9 +38,9 @@ def load(name: str) -> Script:
     """The script of that name, its fragments included, without comments."""
     own = _read(name)
     fragments = _named(own, "--@")
-    for within in _named(own, "--<"):
-        text = _read(within)
-        own = own.replace(f"--< {within}\n", text)
+    while within := _named(own, "--<"):
+        text = _read(within[0])
+        own = own.replace(f"--< {within[0]}\n", text)
         fragments = [*_named(text, "--@"), *fragments]
     parts = [*map(_read, dict.fromkeys(fragments)), own]
     lines = (line.split("--")[0].rstrip() for part in parts for line in part.splitlines())

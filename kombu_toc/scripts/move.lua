@@ -7,10 +7,11 @@
 -- then the same of the slot they go to
 -- then, per message: the copies sets that it may be recorded in, here and there, and the one that
 -- it is recorded in if its id is taken there
--- then claims, here and there; lanes, turns, waits, pace, tags, busy, holders here; pace and holders
+-- then the log, here and there; claims, here and there; lanes, turns, waits, pace, tags, busy, holders here; pace and holders
 -- there; then the wake index
 -- ARGV[1] number of priority steps   ARGV[2] number of the slot they are in
 -- ARGV[3] number of the slot they go to   ARGV[4] bytes after which no further one is moved
+-- ARGV[5] how many entries a log may have, or 0 if nothing is logged
 -- then, per message: id, what its id begins with if it is a copy (the part before the last '#')
 -- Returns {how many were moved, how many were looked at}
 --
@@ -18,7 +19,7 @@
 -- if it had been put there second. If the other one is the same, byte for byte, one of them stays.
 -- Its token stays behind, but for its traits: acknowledgements go to the slot of their delivery, and
 -- one pop may have delivered a message of the same id here and there.
---@ clock admitted wake token sorted claim
+--@ clock admitted wake token sorted claim log
 
 local steps = tonumber(ARGV[1])
 local width = 6 + steps
@@ -26,6 +27,9 @@ local wake = KEYS[#KEYS]
 local claims, claims_there = KEYS[#KEYS - 11], KEYS[#KEYS - 10]
 local lanes, turns, waits = KEYS[#KEYS - 9], KEYS[#KEYS - 8], KEYS[#KEYS - 7]
 local pace, tags, holders = KEYS[#KEYS - 6], KEYS[#KEYS - 5], KEYS[#KEYS - 3]
+-- What is not written yet is looked for where the message is then.
+local log_there, logged = KEYS[#KEYS - 12], tonumber(ARGV[5])
+if logged > 0 and redis.call('EXISTS', KEYS[#KEYS - 13]) == 0 then logged = 0 end
 local pace_there, holders_there = KEYS[#KEYS - 2], KEYS[#KEYS - 1]
 local stores_here, stores_there = {}, {}
 for part = 7, width do
@@ -73,11 +77,11 @@ local function move_key(id, name, traits)
 end
 
 local moved, looked, bytes = 0, 0, 0
-for i = 5, #ARGV, 2 do
+for i = 6, #ARGV, 2 do
   if bytes > tonumber(ARGV[4]) then break end
   looked = looked + 1
   local id, base = ARGV[i], ARGV[i + 1]
-  local set = 2 * width + (i - 5) / 2 * 3
+  local set = 2 * width + (i - 6) / 2 * 3
   local body = redis.call('HGET', here(3), id)
   bytes = bytes + #(body or '')
   local part, score = place(here, id)
@@ -106,6 +110,7 @@ for i = 5, #ARGV, 2 do
       local note = redis.call('HGET', here(5), id)
       if note then redis.call('HSET', there(5), name, note) end
       if record then redis.call('SADD', record, name) end
+      if logged > 0 then log_change(log_there, logged, 'p', name) end
       local token = redis.call('HGET', here(6), id)
       local traits = token and (part == 4 or is_still(token, score))
         and string.match(heritage_of(token), ';.*')

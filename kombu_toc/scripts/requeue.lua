@@ -2,20 +2,22 @@
 --
 -- KEYS[1] armed   KEYS[2] dead   KEYS[3] reasons   KEYS[4] tokens
 -- KEYS[5...] store (one per priority step)
--- then claims; then the wake index, if it is on this node
--- ARGV[1] number of priority steps   ARGV[2] slot number   ARGV[3] retries   ARGV[4...] ids
+-- then claims, and the log; then the wake index, if it is on this node
+-- ARGV[1] number of priority steps   ARGV[2] slot number   ARGV[3] retries
+-- ARGV[4] how many entries the log may have, or 0 if nothing is logged   ARGV[5...] ids
 -- Returns {how many were dead, announcements, settled}. An id that is not is left alone.
 --
 -- It counts as tried, for it was; its last error stays with it. If it expires, that is counted from
 -- now.
---@ clock admitted wake failure anew token sorted claim
+--@ clock admitted wake failure anew token sorted claim log
 
 local steps = tonumber(ARGV[1])
-local claims, wake = KEYS[5 + steps], KEYS[6 + steps]
+local claims, log, wake = KEYS[5 + steps], KEYS[6 + steps], KEYS[7 + steps]
+local logged = tonumber(ARGV[4])
 local now = clock()
 local now_ms = math.floor(now / 1000)
 local count = 0
-for i = 4, #ARGV do
+for i = 5, #ARGV do
   local id = ARGV[i]
   local score = redis.call('ZSCORE', KEYS[2], id)
   if score then
@@ -30,6 +32,7 @@ for i = 4, #ARGV do
     else
       redis.call('HSET', KEYS[3], id, '\n' .. err)
     end
+    if logged > 0 then log_change(log, logged, 'p', id) end
     count = count + 1
   end
 end

@@ -3,17 +3,17 @@
 --
 -- KEYS[1] armed   KEYS[2] prepare   KEYS[3] dead   KEYS[4] copies of the id
 -- KEYS[5] tokens   KEYS[6...] store (one per priority step)
--- then the wake index, if it is on this node
+-- then the log; then the wake index, if it is on this node
 -- ARGV[1] number of priority steps   ARGV[2] slot number   ARGV[3] id
 -- ARGV[4] action time in microseconds, '+N' for N microseconds from now, or '' for now; a past one
 -- is now
--- ARGV[5] 1: the copies too
+-- ARGV[5] 1: the copies too   ARGV[6] how many entries the log may have, or 0 if nothing is logged
 -- Returns {{id, state: 1 waiting and moved | 2 in flight | 3 dead, score, ...}, announcements,
 --          settled}
---@ clock admitted wake anew sorted
+--@ clock admitted wake anew sorted log
 
 local steps = tonumber(ARGV[1])
-local wake = KEYS[6 + steps]
+local log, logged, wake = KEYS[6 + steps], tonumber(ARGV[6]), KEYS[7 + steps]
 local now = clock()
 local us, at_once = now, true
 if ARGV[4] ~= '' then
@@ -47,6 +47,7 @@ local function move(id) -- whether it was waiting
       count_anew(KEYS[5], id)
       announce_if_first(wake, KEYS[1], ARGV[2], math.max(us, action_time(score)), now)
       add(id, 1, score)
+      if logged > 0 then log_change(log, logged, 'm', id) end
       return true
     end
   end

@@ -20,7 +20,7 @@ from ..center.claims import home_of
 from ..center.clock import SendersClock
 from ..center.commands import SENT
 from ..center.requests import REMEMBER, PutRequest
-from ..center.unique_put import PUT_UNIQUE, Conflict, put_unique, unique_call
+from ..center.unique_put import Conflict, is_unique_call, put_unique, unique_call
 from ..client.options import Settings
 from ..consumer.pipe import BROKEN
 from ..errors import AlreadyThereError
@@ -115,7 +115,7 @@ class Publisher:
         if not topic.declaration.expires:  # what goes away by itself is no harm twice: a reply
             publish = publish_of(message["properties"]["delivery_tag"], batch)
         call = self.putting(topic, message, publish)
-        if call.script is PUT_UNIQUE:
+        if is_unique_call(call):
             self._put_unique(call, topic, message, publish)  # not in a batch: its sender is told
             return
         if batch is not None:

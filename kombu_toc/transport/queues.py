@@ -266,7 +266,7 @@ class Queues:
 def check_library(queue: str, limits: Mapping[str, Any]) -> None:
     """Raise ConfigurationError, naming the queue, for what only a task library can do."""
     for name in LIBRARY_TERMS:
-        said = limits.get(name)
+        said = limits.get(name) if name != "library" else None  # a sender needs none for that
         if said is not None and LIBRARY_TERMS[name].read(f"queue {queue!r}: {name}", said):
             raise ConfigurationError(
                 f"queue {queue!r}: {name} needs a task library: set toc_library in "

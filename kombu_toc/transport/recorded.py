@@ -22,6 +22,7 @@ from ..library.far import is_far
 from ..library.opening import OpenLibrary
 from ..library.records import row_of
 from ..library.statuses import DEAD, DONE, FAR, NOT_PUT, PENDING, TAKEN
+from ..model.library_log import BEHIND, OFF, OUTBOX, THROUGH
 from ..model.results import Delivery
 from ..model.topic import Declaration, Topic
 from ..scripts.call import ScriptCall
@@ -45,7 +46,8 @@ class RecordedPublisher(Publisher):
         self._made = threading.local()
 
     def put(self, queue: str, message: dict[str, Any], batch: PublishBatch | None = None) -> None:
-        if is_unique(message.get("headers") or {}, message["properties"]):
+        headers = message.get("headers") or {}
+        if is_unique(headers, message["properties"]):
             # Which of two is kept is known in Redis only.
             _refuse_in_outbox(queue, "a message with a unique key")
             super().put(queue, message, batch)
@@ -61,16 +63,31 @@ class RecordedPublisher(Publisher):
             _refuse_in_outbox(queue, "a message to a queue that goes away by itself")
             super().put(queue, message, batch)
             return
+        mode, connection = topic.declaration.library, outbox.current()
+        if mode == OFF:
+            _refuse_in_outbox(queue, f"a message to a queue that is declared with library={OFF!r}")
+        behind = mode == BEHIND and connection is None
+        if mode == OFF or (behind and topic.declaration.horizon is None):
+            super().put(queue, message, batch)
+            return
+        if mode == OUTBOX and connection is None and not headers.get("retries"):
+            raise LibraryError(
+                f"queue {queue!r} is declared with library={OUTBOX!r}: send to it within "
+                "kombu_toc.outbox(connection), in the transaction of what the task is about, or "
+                f"declare it with library={THROUGH!r}; nothing was sent"
+            )
         # What is wrong with a message is found before its row is written.
         call = self._made_for(topic, message, batch, away=away)
-        row = row_of(queue, self._made.request, message.get("headers") or {})
+        row = row_of(queue, self._made.request, headers)
         far = is_far(topic.declaration, row.action_us) and not self._made.request.ensure
-        connection = outbox.current()
         if connection is not None:
             row = row._replace(place=FAR if far else NOT_PUT)
             recorder.write_with(connection, row, None if away else topic)
             return
         if far and recorder.write_far(row._replace(place=FAR), topic):
+            return
+        if behind:
+            super().put(queue, message, batch)
             return
         if away:
             recorder.write([row._replace(place=NOT_PUT)])
@@ -189,6 +206,9 @@ class RecordedChannel(Channel):
         """Something has become of a message that was delivered here."""
         delivery = message.delivery
         if delivery is None:
+            return
+        topic = self.center.known(delivery.topic)
+        if topic is not None and topic.declaration.library == OFF:
             return
         headers = message.headers
         id = headers.get("id")

@@ -45,8 +45,9 @@ SCRIPTS = {
     "producer": PRODUCER,
     "worker": WORKER,
     "operator": {path.stem for path in (ROOT / "kombu_toc" / "scripts").glob("*.lua")}
-    # The last two are run where unique tasks are sent and consumed, by users with one right more.
-    - {"allowed", "put_unique", "sweep_claims"},
+    # The others are run where unique tasks are sent and consumed, and where the task library is
+    # behind, by users with some rights more.
+    - {"allowed", "put_unique", "put_unique_logged", "sweep_claims", "logged", "written"},
 }
 
 #: What it is refused, and does without: redis-py's name for itself, and what is optional.

@@ -24,6 +24,7 @@ from kombu_toc.center.commands import (
     divide_evenly,
 )
 from kombu_toc.center.context import Context
+from kombu_toc.center.logs import read_call, written_call
 from kombu_toc.center.marking import mark_calls
 from kombu_toc.center.picking import PickRequest, Wanted, pick_call
 from kombu_toc.center.put_many import put_many_call
@@ -52,6 +53,8 @@ class Made:
         self.keys = Keys("toc:")
         self.context = Context(self.keys, clustered, Limits(), 1000, self.counters.counts)
         self.topic = Topic(NAME, Declaration(slots=slots, **declared), "toc:")
+        behind = Declaration(slots=slots, library="behind", key_order="serial", put_rate="9/s")
+        self.behind = Topic(NAME, behind, "toc:")
         self.commands = Commands(self.context, lambda delivery: self.topic)
         self.admin = AdminCommands(self.context)
         self.recurring = RecurringCommands(self.context)
@@ -90,6 +93,14 @@ def every_call(made: Made) -> list[ScriptCall]:
             commands, topic, PutRequest("a", b"", basis="k"), claim_of("a", Unique("k"), None)
         ),
         sweep_call(slot),
+        commands.put(made.behind, PutRequest("a", b"body", basis="other", publish=("me", "1"))),
+        commands.put(made.behind, PutRequest("a", b"", traits=";ka")),
+        unique_call(
+            commands, made.behind, PutRequest("a", b"", basis="k"), claim_of("a", Unique("k"), None)
+        ),
+        put_many_call(made.context, made.behind, slot, 0, ["a", b"", "", "b", b"", "+5"]),
+        read_call(slot, 10, 100),
+        written_call(slot, ["1-1"], ["a"]),
         put_many_call(made.context, topic, slot, 0, ["a", b"", "", "b", b"", "+5"]),
         commands.pop(topic, PopRequest("me.1", [1], ready_limit=5, recover=7)),
         commands.recall(topic, [1], "me.1"),
@@ -122,7 +133,7 @@ def every_call(made: Made) -> list[ScriptCall]:
 def test_on_a_cluster_all_keys_of_a_call_share_a_slot() -> None:
     """A4"""
     calls = every_call(Made(clustered=True))
-    assert len({call.script.name for call in calls}) == 28
+    assert len({call.script.name for call in calls}) == 33
     for call in calls:
         assert len(hash_slots(call.keys)) == 1, call.script.name
         assert not any("{toc}" in key for key in call.keys), call.script.name

@@ -1,0 +1,304 @@
+"""Writes the rows of queues that are kept ``behind``: their publishes wait for no database.
+
+The scripts log which messages have changed, and each is read as it is by then: so entries may be
+read twice, late, or by two processes, and a message that has ended meanwhile needs no row. Entries
+are deleted when the rows are written. A process that is killed in between leaves them to the next.
+
+What the log of a slot has no room for is not in it, but it says so. Then all that waits in the
+queue is looked through.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..center.center import TimeoutCenter
+from ..center.logs import CANCEL, FULL, MOVE, Entry, logs_of, read_call, written_call
+from ..errors import EnvelopeError, LibraryError
+from ..model import envelope, scores
+from ..model.keys import Slot
+from ..model.library_log import OFF
+from ..model.message_key import key_of as key_of_header
+from ..model.results import DEAD, IN_FLIGHT, WAITING, Found
+from ..model.topic import Topic, base_of
+from ..model.traits import given_in, is_still, key_in
+from . import statuses
+from .reconcile import MISSING, key_of, states_in_redis
+from .records import Event, Key, Row, now_us, row_of_message
+from .store import CHUNK, Store
+
+logger = logging.getLogger(__name__)
+
+#: Entries that are read together, and from how many slots; bytes of bodies from each.
+ENTRIES = 2000
+SLOTS = 16
+BYTES = 1_000_000
+
+#: Seconds that one turn takes at most, and after which it is seen which queues have logs.
+TURN = 1.0
+RELOAD = 2.0
+
+
+class _Logged(NamedTuple):
+    """What was read of the log of one slot."""
+
+    topic: Topic
+    slot: Slot
+    entries: list[Entry]
+
+
+class _Look:
+    """A look through all that waits in a queue, some of which is not in its logs.
+
+    marks: the entries that say so, which are deleted when it ends
+    """
+
+    def __init__(self, topic: Topic) -> None:
+        self.topic = topic
+        self.marks: list[tuple[Slot, str]] = []
+        self.after: str | None = None
+        self.number = 0
+
+
+class Behind:
+    """What the elected process does about logs. Used by one thread."""
+
+    def __init__(self, store: Store, center: TimeoutCenter) -> None:
+        self._store = store
+        self._center = center
+        #: the slots that may have logs, and monotonic seconds until which that is believed
+        self._slots: list[tuple[Topic, Slot]] = []
+        self._believed = 0.0
+        #: by queue
+        self._looks: dict[str, _Look] = {}
+
+    def turn(self) -> bool:
+        """Write what is logged, for a while; return whether there is more. Raises LibraryError."""
+        until = time.monotonic() + TURN
+        while True:
+            read = self._read()
+            if not any(one.entries for one in read):
+                return False
+            self._write(read)
+            self._begin_looks(read)
+            for look in list(self._looks.values()):
+                self._go_on(look)
+            if time.monotonic() >= until:
+                return True
+
+    # -- what is logged
+
+    def _read(self) -> list[_Logged]:
+        """What the logs have, as much as is written together."""
+        now = time.monotonic()
+        if now >= self._believed:
+            # Also of a queue that is not kept behind any more.
+            topics = self._center.registry.select(None)
+            every = [
+                (one, slot)
+                for one in topics
+                if not one.declaration.expires
+                for slot in logs_of(one)
+            ]
+            lengths = self._lengths(every)
+            self._slots = [
+                pair
+                for pair, length in zip(every, lengths, strict=True)
+                if pair[0].declaration.logs or length
+            ]
+            self._believed = now + RELOAD
+        lengths = self._lengths(self._slots)
+        some = [pair for pair, length in zip(self._slots, lengths, strict=True) if length][:SLOTS]
+        # The next time it is the turn of others.
+        self._slots = [*(pair for pair in self._slots if pair not in some), *some]
+        calls = [read_call(slot, ENTRIES // len(some), BYTES) for _, slot in some]
+        read = self._center.run_all(calls)
+        return [_Logged(*pair, entries) for pair, entries in zip(some, read, strict=True)]
+
+    def _lengths(self, slots: Sequence[tuple[Topic, Slot]]) -> list[int]:
+        if not slots:
+            return []
+        with self._center.client.pipeline(transaction=False) as pipe:
+            for _, slot in slots:
+                pipe.xlen(slot.log)
+            found: list[int] = pipe.execute()
+        return found
+
+    def _write(self, read: Sequence[_Logged]) -> None:
+        """Write what has changed, and then delete the entries."""
+        rows: dict[Key, Row] = {}
+        dead: dict[Key, Event] = {}
+        moved: list[Row] = []
+        cancelled: dict[str, set[str]] = {}
+        #: by the place of its log: id -> key of the row
+        written: list[dict[str, Key]] = []
+        for topic, slot, entries in read:
+            ids: dict[str, Key] = {}
+            written.append(ids)
+            for entry in entries:
+                if entry.what == CANCEL:
+                    cancelled.setdefault(topic.name, set()).add(base_of(entry.id))
+                if not entry.state or topic.declaration.library == OFF:
+                    continue
+                row = _row(topic, slot, entry)
+                if row is None:
+                    continue
+                if entry.state == DEAD:
+                    dead[row.key] = Event(row.key, statuses.DEAD, now_us(), 0, "", "", _said(row))
+                    continue
+                rows[row.key] = row
+                ids[entry.id] = row.key
+                if entry.what == MOVE:
+                    moved.append(row)
+        for topic in {one.topic.name: one.topic for one in read}.values():
+            self._store.note_topic(topic.name, topic.declaration)
+        self._insert(list(rows.values()))
+        for row in moved:
+            self._store.set_time([(row.id, row.topic, row.token)], row.action_us)
+        over = self._store.ended_of(list(dead)) if dead else set()
+        events = [event for key, event in dead.items() if key not in over]
+        events += self._cancelled(cancelled)
+        if events:
+            self._store.record(events)
+        self._delete(read, written)
+
+    def _delete(self, read: Sequence[_Logged], written: Sequence[dict[str, Key]]) -> None:
+        calls, keys = [], []
+        for (_, slot, entries), ids in zip(read, written, strict=True):
+            names = [entry.name for entry in entries if entry.what != FULL]
+            if names:
+                calls.append(written_call(slot, names, list(ids)))
+                keys.append(ids)
+        # What was acknowledged between the look and the row has ended, and whoever has done that
+        # says so, or has said so.
+        over: list[Key] = []
+        for ids, gone in zip(keys, self._center.run_all(calls), strict=True):
+            if gone is None:
+                over += self._store.ended_of(list(ids.values()))
+            else:
+                over += (ids[id] for id in gone)
+        if over:
+            self._store.forget(over)
+
+    def _insert(self, rows: Sequence[Row]) -> None:
+        """Write rows, as far as databases take them. Raises LibraryError if these do not answer."""
+        if not rows:
+            return
+        try:
+            self._store.insert(rows)
+            return
+        except LibraryError:
+            self._store.layout()
+        for row in rows:
+            try:
+                self._store.insert([row])
+            except LibraryError as exc:
+                self._store.layout()
+                logger.error("message %.80r in queue %s has no row: %s", row.id, row.topic, exc)
+
+    def _cancelled(self, ids: dict[str, set[str]]) -> list[Event]:
+        """That rows have ended whose messages were cancelled, and are gone."""
+        wanted = [id for some in ids.values() for id in some]
+        rows = [
+            row
+            for row in self._store.of_ids(wanted)
+            if row.id in ids.get(row.topic, ()) and row.place == statuses.IN_REDIS
+        ]
+        states = states_in_redis(self._center, rows)
+        return [
+            Event(row.key, statuses.CANCELLED, now_us(), 0, "", "", ({}, 0))
+            for row, state in zip(rows, states, strict=True)
+            if state == MISSING
+        ]
+
+    # -- what is not logged
+
+    def _begin_looks(self, read: Iterable[_Logged]) -> None:
+        for topic, slot, entries in read:
+            marks = [(slot, entry.name) for entry in entries if entry.what == FULL]
+            if not marks:
+                continue
+            look = self._looks.get(topic.name)
+            if look is None:
+                look = self._looks[topic.name] = _Look(topic)
+                logger.warning(
+                    "queue %s: more was sent than its log for the task library may have, and what "
+                    "came then has no row yet: all that waits is looked through now",
+                    topic.name,
+                )
+            if look.after is None:  # what was left out later is looked for later
+                look.marks += [mark for mark in marks if mark not in look.marks]
+
+    def _go_on(self, look: _Look) -> None:
+        """Write the rows of a page of what is there; where they are, nothing changes."""
+        topic = look.topic
+        states = (WAITING, IN_FLIGHT)
+        page = self._center.scan(topic.name, state=states, limit=CHUNK, after=look.after)
+        rows: dict[Key, Row] = {}
+        for found in page.messages:
+            entry = Entry("0", "", found.id, found.state, 0, found.score, found.body, found.token)
+            row = _row(topic, topic.slot(found.slot), entry)
+            if row is not None:
+                rows[row.key] = row
+        self._store.note_topic(topic.name, topic.declaration)
+        self._insert(list(rows.values()))
+        look.number += len(rows)
+        look.after = page.after
+        states_now = states_in_redis(self._center, list(rows.values()))
+        gone = [key for key, state in zip(rows, states_now, strict=True) if state == MISSING]
+        if gone and all(self._lengths([(topic, slot) for slot, _ in look.marks])):
+            self._store.forget(gone)  # not if everything was lost just now
+        if look.after is None:
+            self._looks.pop(topic.name)
+            for slot, name in look.marks:
+                self._center.run(written_call(slot, [name]))
+            logger.info("queue %s: %d messages were looked through", topic.name, look.number)
+
+
+def _row(topic: Topic, slot: Slot, entry: Entry) -> Row | None:
+    """The row of a message; None if it can have none."""
+    score = scores.plain(entry.score)
+    token = entry.token
+    if entry.state == WAITING and not is_still(token, score):
+        token = ""  # another message has left it
+    found = Found(
+        *(topic.name, slot.number, entry.id, entry.state, entry.step, score, entry.body),
+        *("", "", token),
+    )
+    try:
+        content = envelope.unpack(entry.body, entry.id)
+        key = key_of(found, content)
+        if key is None:
+            return None
+        row = row_of_message(found, key, content)
+        basis = row.basis or _key_of_slot(topic, content["headers"], token)
+    except (EnvelopeError, LibraryError, ValueError, TypeError) as exc:
+        said = str(exc).removesuffix("; nothing was sent")
+        logger.warning("message %.80r in queue %s has no row: %s", entry.id, topic.name, said)
+        return None
+    sent_us = entry.ms * 1000 or row.created_us
+    due = entry.state == WAITING and row.action_us > 0
+    return row._replace(
+        status=statuses.TAKEN if entry.state == IN_FLIGHT else statuses.PENDING,
+        action_us=row.action_us if due else sent_us,
+        created_us=sent_us,
+        basis=basis,
+        traits=given_in(token),
+    )
+
+
+def _key_of_slot(topic: Topic, headers: Mapping[str, Any], token: str) -> str | None:
+    """What else has picked the slot of a message: its key, or its unique key."""
+    for name in ("x-key", topic.declaration.key_header, envelope.UNIQUE):
+        if name is not None and (key := key_of_header("", headers.get(name))):
+            return key
+    return key_in(token)
+
+
+def _said(row: Row) -> tuple[dict[str, Any], int]:
+    """What history is told of a message that has no row."""
+    headers = {"task": row.task, "x-biz-type": row.biz_type, "x-biz-id": row.biz_id}
+    return {name: value for name, value in headers.items() if value is not None}, row.action_us

@@ -1,0 +1,42 @@
+-- Reads the oldest entries of a slot's log, and the messages that they are about as these are now.
+--
+-- KEYS[1] log   KEYS[2] prepare   KEYS[3] dead   KEYS[4] body   KEYS[5] tokens
+-- KEYS[6...] store (one per priority step)
+-- ARGV[1] how many entries at most
+-- ARGV[2] bytes that the envelopes may have together; the first may have any
+-- ARGV[3] '' to begin, or the entry behind which to go on
+-- Returns {entry, what has happened (log.lua), id, state: 0 gone | 1 waiting | 2 in flight | 3 dead,
+--          index of the priority step, score, envelope, token, ...}
+
+local begin = ARGV[3] == '' and '-' or '(' .. ARGV[3]
+local found, bytes, most = {}, 0, tonumber(ARGV[2])
+
+local function place(id) -- (state, index of the step, score)
+  for number = 6, #KEYS do
+    local score = redis.call('ZSCORE', KEYS[number], id)
+    if score then return 1, number - 6, score end
+  end
+  for state = 2, 3 do
+    local score = redis.call('ZSCORE', KEYS[state], id)
+    if score then return state, math.floor(tonumber(score) % 1000 / 32), score end
+  end
+  return 0, 0, '0'
+end
+
+for _, entry in ipairs(redis.call('XRANGE', KEYS[1], begin, '+', 'COUNT', ARGV[1])) do
+  local what, id = entry[2][1], entry[2][2]
+  local state, step, score, body, token = 0, 0, '0', '', ''
+  if what ~= 'full' then
+    body = redis.call('HGET', KEYS[4], id) or ''
+    bytes = bytes + #body
+    if bytes > most and #found > 0 then break end
+    if body ~= '' then
+      state, step, score = place(id)
+      token = redis.call('HGET', KEYS[5], id) or ''
+    end
+  end
+  local n = #found
+  found[n + 1], found[n + 2], found[n + 3], found[n + 4] = entry[1], what, id, state
+  found[n + 5], found[n + 6], found[n + 7], found[n + 8] = step, score, body, token
+end
+return found

@@ -1,0 +1,17 @@
+-- Adds a message as put.lua does, and logs that it was added.
+--
+-- KEYS as those of put.lua; before the wake index the slot's log
+-- ARGV as those of put.lua; then the place of the log among the keys, and how many entries it may have
+-- Returns what put.lua does
+--@ log
+
+local most = tonumber(table.remove(ARGV))
+local log = table.remove(KEYS, tonumber(table.remove(ARGV)))
+
+local function put()
+--< put
+end
+
+local reply = put()
+if reply[2] == 1 and reply[3] > 0 then log_change(log, most, 'p', reply[1]) end
+return reply

@@ -1,0 +1,602 @@
+"""Queues whose rows are written behind, from what the scripts log (X12)."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import pytest
+from kombu import Connection, Queue
+
+from kombu_toc import (
+    ConfigurationError,
+    LibraryError,
+    NewMessage,
+    TimeoutCenter,
+    Unwritten,
+    center_for,
+    reshard_topic,
+)
+from kombu_toc.library.behind import Behind
+from kombu_toc.library.keeper import Keeper
+
+from ..library import broker, consume, engine, new_url, options, publish, status_of, store
+
+pytestmark = pytest.mark.usefixtures("client")
+
+__all__ = ("broker", "engine", "new_url", "options", "store")  # fixtures
+
+LATER = {"x-delay": 60_000}
+
+
+def declare(connection: Connection, mode: str = "behind", **arguments: Any) -> None:
+    said = {"x-library": mode, "x-slots": 2, **arguments}
+    Queue("mail", queue_arguments=said)(connection.default_channel).declare()
+
+
+@pytest.fixture
+def mail(broker) -> Connection:
+    """A connection whose queue `mail` is kept behind."""
+    declare(broker)
+    return broker
+
+
+@pytest.fixture
+def behind(store, center) -> Behind:
+    """What the elected process does."""
+    return Behind(store, center)
+
+
+def logs(center: TimeoutCenter) -> list[bytes]:
+    return list(center.client.scan_iter(match="*:log"))
+
+
+def test_a_publish_asks_no_database_and_its_row_follows(mail, store, center, behind, monkeypatch):
+    recorder = mail.default_channel.recorder
+    monkeypatch.setattr(recorder.store.shards, "of", None)
+    monkeypatch.setattr(recorder.store.shards, "divided", None)
+    business = {"x-biz-type": "order", "x-biz-id": 7}
+    publish(mail, "order-7", priority=3, **business, **LATER)
+    assert store.of_ids(["order-7"]) == []
+    assert center.unwritten("mail")[0].entries == 1
+    assert not behind.turn()
+    [row] = store.of_ids(["order-7"])
+    [found] = center.get("order-7")
+    assert (row.topic, row.task, row.status, row.body) == ("mail", "remind", 0, found.body)
+    assert (row.biz_type, row.biz_id, row.priority) == ("order", "7", 3)
+    assert row.action_us == found.time_us
+    assert abs(row.created_us / 1e6 - time.time()) < 30
+    assert logs(center) == []
+
+
+def test_what_is_written_behind_is_rebuilt_as_it_was(
+    server, mail, store, client, center, behind, options
+):
+    headers: list[dict[str, Any]] = [
+        {"x-key": "customer 42"},
+        {"x-slot-basis": "order-7"},
+        {"x-visibility": 90, "x-max-lease": 600},
+        {},
+    ]
+    for number in range(40):
+        publish(
+            *(mail, f"order-{number}"),
+            priority=number % 3 * 3,
+            **{"x-delay": 60_000 + number},
+            **headers[number % 4],
+        )
+    before = {one.id: one for one in center.scan("mail", limit=1000).messages}
+    behind.turn()
+    client.flushall()
+    center.forget("mail")
+    assert center_for(server.toc_url, **options).library.rebuild().put == 40
+    after = {one.id: one for one in center.scan("mail", limit=1000).messages}
+    assert after.keys() == before.keys()
+    for id, found in after.items():
+        one = before[id]
+        assert (found.slot, found.step, found.body) == (one.slot, one.step, one.body)
+        assert (found.key, found.visibility, found.max_lease) == (
+            *(one.key, one.visibility, one.max_lease),
+        )
+        assert abs(found.time_us - one.time_us) <= 5  # a score is as exact as two microseconds
+    assert center.topic("mail").declaration.library == "behind"
+
+
+def test_a_row_follows_its_message_to_its_end(mail, store, behind):
+    publish(mail, "order-1")
+    publish(mail, "order-2", **LATER)
+    seen = []
+
+    def look(message: Any) -> None:
+        behind.turn()
+        seen.append(status_of(store, "order-1"))
+        message.ack()
+
+    assert consume(mail, 1, look) == ["order-1"]
+    assert seen == [["taken"]]
+    [record] = store.history("order-1")
+    assert (record.status, record.attempts, record.task) == ("done", 1, "remind")
+    assert status_of(store, "order-2") == ["pending"]
+
+
+def test_what_has_ended_before_its_row_was_written_gets_none(mail, store, center, behind):
+    for number in range(3):
+        publish(mail, f"order-{number}")
+    consume(mail, 3)
+    assert center.unwritten()[0].entries == 3
+    behind.turn()
+    assert store.of_ids([f"order-{number}" for number in range(3)]) == []
+    assert [status_of(store, f"order-{number}") for number in range(3)] == [["done"]] * 3
+    assert logs(center) == []
+
+
+def test_what_ends_between_the_look_and_the_row_leaves_none_behind(
+    mail, store, center, behind, monkeypatch
+):
+    publish(mail, "order-1")
+    publish(mail, "order-2", **LATER)
+    insert = store.insert
+
+    def late(rows: Any) -> None:
+        [message] = center.pop("mail").messages
+        center.ack([message])
+        insert(rows)
+
+    monkeypatch.setattr(store, "insert", late)
+    behind.turn()
+    assert [row.id for row in store.of_ids(["order-1", "order-2"])] == ["order-2"]
+
+
+def test_what_was_lost_with_redis_after_the_look_is_kept(
+    mail, store, client, center, behind, monkeypatch
+):
+    publish(mail, "order-1", **LATER)
+    insert = store.insert
+
+    def late(rows: Any) -> None:
+        client.flushall()
+        insert(rows)
+
+    monkeypatch.setattr(store, "insert", late)
+    behind.turn()
+    assert [row.id for row in store.of_ids(["order-1"])] == ["order-1"]
+
+
+def test_a_process_without_a_library_cancels_and_moves(mail, store, center, behind):
+    """What a center with one does is told at once; the logs tell the rest."""
+    for number in range(4):
+        publish(mail, f"order-{number}", **LATER)
+    behind.turn()
+    at = time.time() + 7200
+    assert center.cancel("order-0")[0].deleted
+    center.reschedule("order-1", at=at)
+    center.cancel("order-2")
+    publish(mail, "order-2", retries=1, **LATER)  # another message with its id
+    behind.turn()
+    assert status_of(store, "order-0") == ["cancelled"]
+    assert sorted(status_of(store, "order-2")) == ["cancelled", "pending"]
+    rows = {row.id: row.action_us for row in store.of_ids(["order-1", "order-3"])}
+    assert rows["order-1"] == pytest.approx(at * 1e6, abs=2000)
+    assert rows["order-3"] < rows["order-1"] - 1e9
+
+
+def test_a_center_with_a_library_ends_what_has_no_row_yet(
+    server, mail, store, center, behind, options
+):
+    known = center_for(server.toc_url, **options)
+    for number in range(3):
+        publish(mail, f"order-{number}", **LATER)
+    known.cancel("order-0")
+    known.reschedule("order-1", delay=7200)
+    known.purge("mail")
+    behind.turn()
+    assert store.of_ids([f"order-{number}" for number in range(3)]) == []
+    assert status_of(store, "order-0") == ["cancelled"]
+
+
+def test_what_dies_is_dead_in_the_library(mail, store, center, behind):
+    publish(mail, "order-1")
+    [message] = center.pop("mail").messages
+    center.reject(message, requeue=False, reason="no")  # by a process without a library
+    behind.turn()
+    assert status_of(store, "order-1") == ["dead"]
+    [record] = store.history("order-1")
+    assert record.task == "remind"
+
+
+def test_what_a_worker_has_said_of_its_end_stays(mail, store, behind):
+    publish(mail, "order-1")
+
+    def refuse(message: Any) -> None:
+        message.error = "ValueError: no"
+        message.reject()
+
+    consume(mail, 1, refuse)
+    behind.turn()
+    [record] = store.history("order-1")
+    assert (record.status, record.attempts, record.error) == ("dead", 1, "ValueError: no")
+
+
+def test_lists_retries_and_copies_are_logged(mail, store, center, behind):
+    publish(mail, "order-1", **LATER)
+    publish(mail, "order-1", retries=1, **LATER)
+    publish(mail, "order-1", retries=1, **LATER)
+    listed = [
+        NewMessage(f"list-{n}", one.body, delay=60) for n, one in enumerate(center.get("order-1"))
+    ]
+    center.put_many("mail", listed)
+    assert center.unwritten()[0].entries == 6
+    behind.turn()
+    assert len(store.of_ids(["order-1"])) == 3
+    center.put_many("mail", listed)
+    assert logs(center) == []  # nothing was added
+
+
+def test_other_queues_leave_nothing(broker, store, center, behind):
+    for mode in ("through", "off", "outbox"):
+        Queue(mode, queue_arguments={"x-library": mode})(broker.default_channel).declare()
+    Queue("short", queue_arguments={"x-library": "behind", "x-expires": 60_000})(
+        broker.default_channel
+    ).declare()
+    for queue in ("plain", "through", "off", "short"):
+        publish(broker, f"to-{queue}", queue=queue, **LATER)
+    assert logs(center) == []
+    ids = [f"to-{queue}" for queue in ("plain", "through", "off", "short")]
+    assert sorted(row.id for row in store.of_ids(ids)) == ["to-plain", "to-through"]
+
+
+def test_what_off_means(server, broker, store, center, options, at_once):
+    declare(broker, "off")
+    for number in range(3):
+        publish(broker, f"order-{number}", **({} if number else LATER))
+    known = center_for(server.toc_url, **options)
+    consume(broker, 2)
+    assert known.cancel("order-0")[0].deleted
+    publish(broker, "order-4", **LATER)
+    assert known.library.check(fix=True) == []
+    known.purge("mail")
+    assert store.count() == {"not put": 0}
+
+
+@pytest.fixture
+def at_once(monkeypatch) -> None:
+    """Nothing is on its way, and what is missing once is missing."""
+    monkeypatch.setattr("kombu_toc.library.reconcile.UNDER_WAY_US", 0)
+    monkeypatch.setattr("kombu_toc.library.reconcile.CONFIRM", 0.0)
+
+
+def test_a_queue_may_take_only_what_an_outbox_sends(broker, store, center):
+    declare(broker, "outbox")
+    with pytest.raises(LibraryError, match=r"queue 'mail' .* kombu_toc.outbox.*nothing was sent"):
+        publish(broker, "order-1")
+    assert not center.get("order-1")
+    publish(broker, "order-2", retries=1)  # what a worker sends again
+    assert status_of(store, "order-2") == ["pending"]
+
+
+def test_another_mode_is_refused(broker):
+    with pytest.raises(ConfigurationError, match=r"'mail': library must be .*'behind'"):
+        declare(broker, "later")
+
+
+# -- the window
+
+
+def test_the_window_is_measured(mail, store, center, behind):
+    assert center.unwritten() == [Unwritten("mail", 0, 0, False)]
+    center.declare("other")
+    publish(mail, "order-1", **LATER)
+    [begun] = center.unwritten("mail")
+    while center.unwritten()[0].oldest_us < begun.oldest_us + 2000:
+        pass
+    publish(mail, "order-2", **LATER)
+    [found] = center.unwritten()
+    assert (found.topic, found.entries, found.incomplete) == ("mail", 2, False)
+    assert found.oldest_us >= 2000
+    behind.turn()
+    assert center.unwritten() == [Unwritten("mail", 0, 0, False)]
+
+
+@pytest.fixture
+def small(monkeypatch) -> None:
+    """Logs have room for little."""
+    monkeypatch.setattr("kombu_toc.model.library_log.LOG_ENTRIES", 20)
+    monkeypatch.setattr("kombu_toc.model.library_log.LOG_LEAST", 1)
+
+
+def test_a_log_is_bounded_and_what_it_has_no_room_for_gets_rows(
+    small, mail, store, center, behind, caplog
+):
+    caplog.set_level(logging.INFO)
+    for number in range(100):
+        publish(mail, f"order-{number}", **LATER)
+    [window] = center.unwritten()
+    assert 20 <= window.entries <= 22  # ten in each of two slots, and that there are more
+    assert window.incomplete
+    publish(mail, "order-100", **LATER)
+    behind.turn()
+    assert store.count()["pending"] == 101
+    assert center.unwritten() == [Unwritten("mail", 0, 0, False)]
+    assert logs(center) == []
+    assert caplog.text.count("more was sent than its log for the task library may have") == 1
+    assert "queue mail: 101 messages were looked through" in caplog.text
+
+
+def test_a_log_is_bounded_in_bytes(small, mail, store, center, behind):
+    for number in range(30):
+        publish(mail, "x" * 200 + str(number), **LATER)
+    [window] = center.unwritten()
+    assert 2 < window.entries <= 22
+    size = sum(center.client.memory_usage(key) for key in logs(center))
+    assert size < 20 * 64 * 4 + 4000
+    behind.turn()
+    assert store.count()["pending"] == 30
+
+
+def test_what_comes_while_all_is_looked_through_gets_rows_too(
+    small, mail, store, center, behind, monkeypatch
+):
+    monkeypatch.setattr("kombu_toc.library.behind.CHUNK", 10)
+    monkeypatch.setattr("kombu_toc.library.behind.TURN", 0.0)
+    for number in range(100):
+        publish(mail, f"order-{number}", **LATER)
+    turns = 0
+    while behind.turn():
+        turns += 1
+        for number in range(30 if turns < 4 else 0):
+            publish(mail, f"more-{turns}-{number}", **{"x-delay": 30_000 + number})
+    assert turns > 10  # a page each
+    assert store.count()["pending"] == 100 + 3 * 30
+    assert logs(center) == []
+
+
+def test_a_look_that_is_killed_is_begun_again(small, mail, store, center, behind, monkeypatch):
+    monkeypatch.setattr("kombu_toc.library.behind.CHUNK", 10)
+    monkeypatch.setattr("kombu_toc.library.behind.TURN", 0.0)
+    for number in range(60):
+        publish(mail, f"order-{number}", **LATER)
+    assert behind.turn()
+    assert behind.turn()
+    assert center.unwritten()[0].incomplete
+    another = Behind(store, center)
+    while another.turn():
+        pass
+    assert store.count()["pending"] == 60
+    assert logs(center) == []
+
+
+class Killed(BaseException): ...
+
+
+@pytest.mark.parametrize("step", ["read", "insert", "record", "delete", "forget"])
+def test_a_recorder_may_be_stopped_anywhere_and_another_goes_on(
+    mail, store, client, center, monkeypatch, step
+):
+    for number in range(4):
+        publish(mail, f"order-{number}", **({} if number else LATER))
+    Behind(store, center).turn()
+    publish(mail, "order-4", **LATER)
+    publish(mail, "order-5", **LATER)
+    center.reschedule("order-4", delay=7200)
+    center.cancel("order-0")
+    messages = center.pop("mail", limit=2).messages
+    center.reject(messages[0], requeue=False)
+    publish(mail, "order-6")
+    behind = Behind(store, center)
+
+    def stop(*args: Any, **kwargs: Any) -> Any:
+        raise Killed
+
+    if step in ("read", "delete"):
+        monkeypatch.setattr(behind, {"read": "_write", "delete": "_delete"}[step], stop)
+    else:
+        wrapped = getattr(store, step)
+
+        def then_stop(*args: Any) -> Any:
+            wrapped(*args)
+            raise Killed
+
+        monkeypatch.setattr(store, step, then_stop)
+        if step == "forget":  # what has ended meanwhile
+            insert = store.insert
+
+            def late(rows: Any) -> None:
+                insert(rows)
+                center.ack(center.pop("mail", limit=9).messages)
+
+            monkeypatch.setattr(store, "insert", late)
+    with pytest.raises(Killed):
+        behind.turn()
+    monkeypatch.undo()
+    another = Behind(store, center)
+    another.turn()
+    another.turn()
+    found = {id: status_of(store, id) for id in (f"order-{n}" for n in range(7))}
+    dead = messages[0].id
+    assert found[dead][-1] in ("dead", "pending")
+    assert (found["order-0"], found["order-4"], found["order-5"]) == (
+        *(["cancelled"], ["pending"]),
+        ["pending"],
+    )
+    [row] = store.of_ids(["order-4"])
+    assert row.action_us > time.time() * 1e6 + 3600e6
+    assert logs(center) == []
+
+
+def test_two_recorders_at_a_time_write_the_same(mail, store, center, monkeypatch):
+    for number in range(20):
+        publish(mail, f"order-{number}", **LATER)
+    one, other = Behind(store, center), Behind(store, center)
+    write = one._write
+
+    def late(read: Any) -> None:
+        other.turn()
+        center.cancel("order-3")
+        other.turn()
+        write(read)
+
+    monkeypatch.setattr(one, "_write", late)
+    one.turn()
+    one.turn()
+    assert store.count() == {"pending": 19, "cancelled": 1, "not put": 0}
+
+
+def test_what_is_logged_is_written_wherever_it_is_moved(mail, store, center, behind):
+    for number in range(60):
+        publish(mail, f"order-{number}", **LATER)
+    reshard_topic(center, "mail", 8, settle=0)
+    for number in range(60, 70):
+        publish(mail, f"order-{number}", **LATER)
+    center.forget("mail")
+    reshard_topic(center, "mail", 1, settle=0)
+    center.cancel("order-0")
+    behind.turn()
+    found = store.of_ids([f"order-{number}" for number in range(70)])
+    assert len(found) == 69
+    assert logs(center) == []
+    assert center.unwritten() == [Unwritten("mail", 0, 0, False)]
+
+
+def test_what_was_written_is_not_logged_again_when_it_is_moved(mail, store, center, behind):
+    for number in range(20):
+        publish(mail, f"order-{number}", **LATER)
+    behind.turn()
+    reshard_topic(center, "mail", 8, settle=0)
+    assert logs(center) == []
+
+
+def test_a_queue_may_be_kept_otherwise_later(mail, store, client, center, behind):
+    publish(mail, "order-1", **LATER)
+    center.alter("mail", library="through")
+    behind.turn()
+    mail.default_channel.center.forget("mail")
+    publish(mail, "order-2", **LATER)
+    assert len(store.of_ids(["order-1", "order-2"])) == 2
+    center.alter("mail", library="behind")
+    mail.default_channel.center.forget("mail")
+    publish(mail, "order-3", **LATER)
+    center.alter("mail", library="off")
+    behind._believed = 0.0
+    behind.turn()
+    assert store.of_ids(["order-3"]) == []
+    assert logs(center) == []
+
+
+def test_a_deleted_queue_leaves_no_log(server, mail, store, center, behind, options):
+    publish(mail, "order-1", **LATER)
+    center_for(server.toc_url, **options).delete("mail")
+    assert logs(center) == []
+    behind.turn()
+    assert store.count() == {"not put": 0}
+    declare(mail)
+    publish(mail, "order-2", **LATER)
+    center.cancel("order-2")
+    assert center.delete("mail", if_empty=True, settle=0)
+    assert logs(center) == []
+
+
+def test_unique_messages_put_one_for_another(mail, store, center, behind):
+    for number in range(3):
+        publish(
+            *(mail, f"job-{number}"),
+            **{"x-unique": "order-7", "x-unique-conflict": "replace", **LATER},
+        )
+    [waits] = center.scan("mail").messages
+    assert center.unwritten()[0].entries >= 1
+    behind.turn()
+    assert {row.body for row in store.of_ids([waits.id])} <= {waits.body}
+    assert logs(center) == []
+
+
+def test_a_message_that_no_row_can_have_is_put_and_said(mail, store, center, behind, caplog):
+    publish(mail, "order-1", **{"x-biz-id": "a\0b", **LATER})
+    publish(mail, "i" * 256, **LATER)
+    center.put("mail", "raw", b"no envelope", delay=60)
+    publish(mail, "order-2", **LATER)
+    behind.turn()
+    assert store.count() == {"pending": 1, "not put": 0}
+    assert center.counts("mail").waiting == 4
+    assert "message 'order-1' in queue mail has no row" in caplog.text
+    assert "nothing was sent" not in caplog.text
+    assert logs(center) == []
+
+
+def test_a_row_that_a_database_refuses_keeps_no_other_waiting(
+    mail, store, center, behind, caplog, monkeypatch
+):
+    for number in range(5):
+        publish(mail, f"order-{number}", **LATER)
+    insert = store.insert
+
+    def picky(rows: Any) -> None:
+        if any(row.id == "order-3" for row in rows):
+            raise LibraryError("too large")
+        insert(rows)
+
+    monkeypatch.setattr(store, "insert", picky)
+    behind.turn()
+    assert store.count()["pending"] == 4
+    assert "message 'order-3' in queue mail has no row: too large" in caplog.text
+
+
+def test_while_the_database_is_away_entries_stay(mail, store, center, behind, monkeypatch):
+    publish(mail, "order-1", **LATER)
+
+    def away(*args: Any) -> None:
+        raise LibraryError("away")
+
+    with monkeypatch.context() as gone:
+        gone.setattr(store, "insert", away)
+        gone.setattr(store, "layout", away)
+        with pytest.raises(LibraryError, match="away"):
+            behind.turn()
+    assert center.unwritten()[0].entries == 1
+    behind.turn()
+    assert len(store.of_ids(["order-1"])) == 1
+
+
+def test_many_slots_and_queues_are_written_together(broker, store, center, behind):
+    """Each is read in its turn, however many have something."""
+    for queue in ("mail", "more"):
+        Queue(queue, queue_arguments={"x-library": "behind", "x-slots": 32})(
+            broker.default_channel
+        ).declare()
+        for number in range(100):
+            publish(broker, f"{queue}-{number}", queue=queue, **LATER)
+    while behind.turn():
+        pass
+    assert store.count()["pending"] == 200
+    assert logs(center) == []
+
+
+def test_large_bodies_are_read_a_few_at_a_time(mail, store, center, behind, monkeypatch):
+    monkeypatch.setattr("kombu_toc.library.behind.BYTES", 1000)
+    for number in range(20):
+        publish(mail, f"order-{number}", **{"x-note": "n" * 900, "x-biz-id": number})
+    read = behind._read()
+    assert all(1 <= len(one.entries) <= 2 for one in read)
+    behind.turn()
+    assert store.count()["pending"] == 20
+
+
+def test_the_keeper_of_a_fleet_writes_behind(mail, store, center):
+    publish(mail, "order-1", **LATER)
+    keeper = Keeper(store, center, "test", 86_400.0)
+    keeper.turn()
+    assert len(store.of_ids(["order-1"])) == 1
+    another = Keeper(store, center, "another", 86_400.0)
+    publish(mail, "order-2", **LATER)
+    another.turn()  # it is not elected
+    assert store.of_ids(["order-2"]) == []
+
+
+def test_a_consumer_writes_what_waits_meanwhile(mail, store):
+    """In a thread, by itself."""
+    publish(mail, "order-1", **LATER)
+    publish(mail, "order-2")
+    consume(mail, 1)
+    deadline = time.monotonic() + 30
+    while not store.of_ids(["order-1"]):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
