@@ -313,6 +313,26 @@ def test_a_worker_that_stood_still_loses_its_places_and_leaves_none(
     assert len(journal.entries("stopped")) == 2
 
 
+def test_celerys_own_rate_limit_of_a_task_holds_too(
+    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
+) -> None:
+    """It is of each worker, which keeps the task meanwhile, with its place."""
+    toc.declare("celery", concurrency=3)
+    [worker] = start_workers(1, *POOLS["prefork"])
+    told = {"destination": [worker.hostname()], "reply": True, "timeout": 3}
+    [answer] = app.control.rate_limit("e2e.note", "5/s", **told)
+    assert "ok" in answer[worker.hostname()]
+    for number in range(8):
+        app.tasks["e2e.note"].delay(f"slow-{number}")
+    most = 0
+    while len(journal.entries("slow-")) < 8:
+        most = max(most, taken(toc))
+    starts = sorted(entry["by_redis"] for entry in journal.entries("slow-"))
+    assert starts[-1] - starts[0] > 1
+    assert most <= 3
+    wait_until(lambda: nothing_is_left(toc))
+
+
 # -- keys
 
 

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 
 import pytest
 from celery import Celery
+from celery.schedules import solar
 
 from celery_toc import timeout_center
 
@@ -138,3 +139,26 @@ def test_workers_that_are_killed_neither_double_a_firing_nor_miss_one(
         assert sorted(times - {beyond}) == planned_times
     assert kills > 0
     print(f"{kills} kills, {wanted} firings, {sum(ran.values()) - wanted} run again")
+
+
+def test_what_the_sun_says_is_fired_by_a_worker_which_puts_the_next_one(
+    start_workers: StartWorkers, app: Celery, journal: Journal
+) -> None:
+    start_workers(1, *POOLS["prefork"])
+    center = timeout_center(app)
+    sun = solar("sunrise", 52.5, 13.4)
+    made = center.schedules.put("sun", "e2e.tick", sun)
+    assert made.next is not None and made.next_id is not None
+    [second] = made.upcoming(2)[1:]
+    center.run_now(made.next_id)  # it waits for the sun otherwise
+    [ran] = journal.wait_for("sun@", 1)
+    assert ran["name"] == made.next_id
+    wait_until(lambda: center.schedules.get("sun").next == second)
+    assert timedelta(hours=23) < second - made.next < timedelta(hours=25)
+    wait_until(lambda: center.schedules.history("sun")[0].outcome == "success")
+    [fired] = center.schedules.history("sun")
+    assert (fired.id, fired.planned) == (made.next_id, made.next)
+    [found] = center.get(center.schedules.get("sun").next_id)
+    assert found.state == "waiting"
+    assert timedelta(0) <= center.task(found).eta - second < timedelta(milliseconds=1)
+    center.schedules.delete("sun")

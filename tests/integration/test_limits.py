@@ -550,3 +550,42 @@ def test_a_consumer_that_looks_far_ahead_starts_no_more_than_a_rate_says(
     assert min(b - a for a, b in itertools.pairwise(sorted(starts))) >= 200_000
     connection.release()
     hub.close()
+
+
+# -- with what else a queue knows
+
+
+def test_priorities_hold_within_a_key(declare: Any) -> None:
+    center = declare(key_concurrency=1)
+    for number, priority in enumerate((0, 9, 3, 0, 9, 3)):
+        for key in "ab":
+            put(center, f"{key}{number}", key, priority=priority)
+    got: list[str] = []
+    while some := pop(center):
+        got += ids(some)
+        center.ack(some)
+    for key in "ab":
+        assert [id for id in got if id[0] == key] == [f"{key}{n}" for n in (0, 3, 2, 5, 1, 4)]
+
+
+def test_delayed_messages_become_due_and_take_their_place_while_all_waits(declare: Any) -> None:
+    center = declare(key_order="serial")
+    put(center, "a0", "a")
+    [first] = pop(center)
+    put(center, "later", "a", delay=50)
+    put(center, "soon", "a", delay=20)
+    put(center, "b0", "b", delay=10)
+    assert pop(center) == []
+    assert center.counts("mail") == (0, 3, 1, 0)
+    time_passes(center, "mail", 55)
+    center.extend([first])
+    [other] = pop(center)
+    assert other.id == "b0"
+    assert center.counts("mail") == (2, 0, 2, 0)
+    got = []
+    running = [first]
+    while running:
+        center.ack(running)
+        running = pop(center)
+        got += ids(running)
+    assert got == ["soon", "later"]

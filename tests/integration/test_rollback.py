@@ -379,3 +379,25 @@ def test_a_target_that_cannot_be_used_is_named(back: Back, server: Server) -> No
     other = Connection(server.url)
     with other, pytest.raises(kombu_toc.ConfigurationError, match="not a timeout center"):
         migrate_back(other, server.url)
+
+
+def test_what_waits_for_a_limit_goes_back_with_its_time(
+    new: Connection, back: Back, client: redis.Redis
+) -> None:
+    """Due since some time, some of it in a lane, and what is not due yet."""
+    center = kombu_toc.TimeoutCenter(client)
+    center.alter("celery", key_concurrency=1, rate="1/h", rate_burst=2)
+    eta = at(3600)
+    for number in range(6):
+        send(new, f"m{number}", headers={"x-key": f"k{number % 2}"})
+    send(new, "later", headers={"x-key": "k0", "eta": eta})
+    running = center.pop("celery", 10).messages
+    assert len(running) == 2
+    assert center.pop("celery", 10).messages == []
+    center.release(running)
+    done = back()
+    assert (done.queues, done.scheduled) == ({"celery": 7}, 1)
+    assert center.count("celery") == 0
+    left = [json.loads(raw) for raw in client.lrange("celery", 0, -1)]
+    assert len(left) == 7
+    assert [one["headers"]["eta"] for one in left if one["headers"].get("eta")] == [eta]
