@@ -153,10 +153,10 @@ class Keeper:
 
     def _put_claimed(self, rows: Sequence[Row]) -> int:
         try:
-            far = [row for row in rows if self._is_far(row)]
+            far = {row.key for row in rows if self._is_far(row)}
             if far:
-                self._store.place([row.key for row in far], statuses.FAR)
-                rows = [row for row in rows if row not in far]
+                self._store.place(list(far), statuses.FAR)
+                rows = [row for row in rows if row.key not in far]
             return self._putter.put(rows)
         except BaseException:
             self._store.place([row.key for row in rows], statuses.NOT_PUT)

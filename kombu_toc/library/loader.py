@@ -56,14 +56,18 @@ class Loader:
         now = time.monotonic()
         if now < self._next_look:
             return False
-        seconds, us = self._center.client.time()
-        now_us = seconds * 1_000_000 + us
-        bounds: dict[str | None, int] = {
-            name: now_us + int(horizon * 1_000_000) for name, horizon in self._horizons().items()
-        }
+        horizons = self._horizons()
         look_at_all = now >= self._next_all
         if look_at_all:
-            bounds[None] = now_us + int(UNKNOWN * 1_000_000)
+            horizons[None] = UNKNOWN
+        if not horizons:
+            self._next_look = now + LOOK_INTERVAL
+            return False
+        seconds, us = self._center.client.time()
+        bounds = {
+            name: seconds * 1_000_000 + us + int(horizon * 1_000_000)
+            for name, horizon in horizons.items()
+        }
         ends = min(now + TURN, until)
         heads: list[tuple[int, int, Shard, str | None, Ahead]] = []
         for topic, bound in bounds.items():
@@ -80,18 +84,16 @@ class Loader:
             self._next_all = now + ALL_INTERVAL
         return False
 
-    def _horizons(self) -> dict[str, float]:
+    def _horizons(self) -> dict[str | None, float]:
         """Seconds ahead of its time that something is put, by queue. What Redis says of a queue
-        goes before what is recorded of it."""
-        found = {
-            name: declaration.horizon
-            for name, declaration in self._putter.declarations().items()
-            if declaration.far
-        }
-        for topic in self._center.registry.select(None):
-            if topic.declaration.far or topic.name in found:
-                found[topic.name] = topic.declaration.horizon
-        return {name: HORIZON if one is None else one for name, one in found.items()}
+        goes before what was recorded of it."""
+        found: dict[str | None, float] = {}
+        for name, declaration in self._putter.declarations().items():
+            if declaration.far:
+                topic = self._center.registry.recent(name)
+                horizon = (declaration if topic is None else topic.declaration).horizon
+                found[name] = HORIZON if horizon is None else horizon
+        return found
 
     def _see(
         self,

@@ -65,6 +65,13 @@ class PublishBatch:
         if withdraw is not None:
             self._withdraws.append(withdraw)
 
+    def add_far(self, withdraw: Callable[[], None]) -> None:
+        """A message of the batch is in the task library only.
+
+        withdraw: takes it back if the batch is aborted before it leaves
+        """
+        self._withdraws.append(withdraw)
+
     def flush(self) -> None:
         """Send what has gathered. Raises Kombu's BatchPublishError if any of it fails."""
         self._check()

@@ -85,6 +85,8 @@ class RecordedPublisher(Publisher):
             recorder.write_with(connection, row, None if away else topic)
             return
         if far and recorder.write_far(row._replace(place=FAR), topic):
+            if batch is not None:
+                batch.add_far(lambda: recorder.withdraw(row))
             return
         if behind:
             super().put(queue, message, batch)
