@@ -32,9 +32,9 @@ _ORDER = ("action_us", "id", "token")
 
 
 class Ahead(NamedTuple):
-    """Some rows, the soonest first: action times, and how many of them one transaction takes."""
+    """What is soonest: when it is due, and how many rows one transaction takes; 0: nothing is."""
 
-    times_us: list[int]
+    first_us: int
     number: int
 
 
@@ -123,7 +123,7 @@ class FarStore:
             if number and total > BYTES:
                 break
             number += 1
-        return Ahead([row["action_us"] for row in found], number)
+        return Ahead(found[0]["action_us"] if found else 0, number)
 
     # -- what is done to it
 

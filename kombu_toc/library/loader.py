@@ -5,10 +5,11 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from ..center.center import TimeoutCenter
 from ..errors import LibraryError
-from .far_store import Ahead, FarStore
+from .far_store import FarStore
 from .putting import Putter
 from .records import Row
 from .shards import Shard
@@ -23,6 +24,20 @@ LOOK_INTERVAL, ALL_INTERVAL = 2.0, 10.0
 #: Rows of one transaction, and seconds after which a turn ends: the thread has other things to do.
 TOGETHER = 1000
 TURN = 0.5
+
+
+class _Head(NamedTuple):
+    """The soonest rows of a queue, or of all, in one shard.
+
+    seen: settles which of two goes first whose times are the same
+    number: how many of them one transaction takes
+    """
+
+    first_us: int
+    seen: int
+    shard: Shard
+    topic: str | None
+    number: int
 
 
 class Loader:
@@ -44,6 +59,8 @@ class Loader:
         self._doubtful = doubtful
         #: monotonic seconds of the next looks
         self._next_look = self._next_all = 0.0
+        #: how often it has seen something
+        self._seen = 0
         #: how many it has put so far
         self.loaded = 0
 
@@ -69,20 +86,31 @@ class Loader:
             for name, horizon in horizons.items()
         }
         ends = min(now + TURN, until)
-        heads: list[tuple[int, int, Shard, str | None, Ahead]] = []
-        for topic, bound in bounds.items():
-            for shard in self._far.shards.awake():
-                self._see(heads, shard, topic, bound)
+        heads: list[_Head] = []
+        error: LibraryError | None = None
+        for shard in self._far.shards.awake():
+            try:
+                for topic, bound in bounds.items():
+                    self._see(heads, shard, topic, bound)
+            except LibraryError as exc:  # another database may be there
+                error = error or exc
         while heads and time.monotonic() < ends:
-            _, _, shard, topic, ahead = heapq.heappop(heads)
-            if self._load(shard, topic, bounds[topic], ahead.number, until) == ahead.number:
-                self._see(heads, shard, topic, bounds[topic])
-        if heads:
-            return True
-        self._next_look = now + LOOK_INTERVAL
-        if look_at_all:
-            self._next_all = now + ALL_INTERVAL
-        return False
+            head = heapq.heappop(heads)
+            if head.shard.database.rests:
+                continue
+            shard, topic, number = head.shard, head.topic, head.number
+            try:
+                if self._load(shard, topic, bounds[topic], number, until) == number:
+                    self._see(heads, shard, topic, bounds[topic])
+            except LibraryError as exc:
+                error = error or exc
+        if not heads:
+            self._next_look = now + LOOK_INTERVAL
+            if look_at_all:
+                self._next_all = now + ALL_INTERVAL
+        if error is not None:
+            raise error
+        return bool(heads)
 
     def _horizons(self) -> dict[str | None, float]:
         """Seconds ahead of its time that something is put, by queue. What Redis says of a queue
@@ -97,7 +125,7 @@ class Loader:
 
     def _see(
         self,
-        heads: list[tuple[int, int, Shard, str | None, Ahead]],
+        heads: list[_Head],
         shard: Shard,
         topic: str | None,
         bound: int,
@@ -105,9 +133,9 @@ class Loader:
         """Note what a shard has of a queue, if it has anything to be put."""
         ahead = self._far.ahead(shard, topic, bound, TOGETHER)
         if ahead.number:
-            # The number settles which of two goes first; no two have both alike.
-            number = len(heads) and max(number for _, number, *_ in heads) + 1
-            heapq.heappush(heads, (ahead.times_us[0], number, shard, topic, ahead))
+            self._seen += 1
+            head = _Head(ahead.first_us, self._seen, shard, topic, ahead.number)
+            heapq.heappush(heads, head)
 
     def _load(self, shard: Shard, topic: str | None, bound: int, number: int, until: float) -> int:
         """Put some rows; return how many."""

@@ -150,13 +150,15 @@ class Recorder:
         """Write the row of a message that is put later because its time is far ahead; return
         whether that is done. Raises LibraryError if rows are required."""
         database = self.store.shards.of(row.id).database
+        if not self._required and self._backlog.has_rows_for(database):
+            return False  # it does not answer: who sends does not wait again
         try:
             self._ready([database])
             if self.store.note_topic(topic.name, topic.declaration, database):
                 self._start()
             self.store.insert([row])
-        except LibraryError:
-            if self._required:
+        except LibraryError as exc:
+            if self._required or isinstance(exc, RefusedError):
                 raise
             return False
         return True

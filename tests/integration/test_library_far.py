@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
-from kombu import Connection, Queue
+from kombu import Connection, Producer, Queue
 from redis.exceptions import ConnectionError as RedisConnectionError
+from sqlalchemy import select
 
 from kombu_toc import ConfigurationError, LibraryError, TimeoutCenter, center_for
 from kombu_toc.library import far_store, loader, statuses
@@ -249,6 +252,124 @@ def test_a_fleet_has_one_loader_and_another_follows_it(queue, store, center, ser
     assert len(center.get("far")) == 1
     for one in (first, second):
         one.close()
+
+
+def test_a_database_that_is_away_holds_up_no_other(queue, store, center, monkeypatch):
+    ids = [f"far-{number}" for number in range(12)]
+    for id in ids:
+        send(queue, id)
+    time_passes(store, *ids)
+    first, second = store.shards.databases
+    there = {id for id in ids if store.shards.of(id).database is second}
+    assert 0 < len(there) < len(ids)
+
+    def away(work: Any) -> Any:
+        first._rests_until = time.monotonic() + 60
+        raise LibraryError("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(first, "run_single", away)
+        patch.setattr(first, "run", away)
+        with suppress(LibraryError):
+            loader_of(store, center).turn(time.monotonic() + 60)
+    assert {one.id for one in center.get(ids)} == there
+    first._rests_until = 0.0
+    assert not loader_of(store, center).turn(time.monotonic() + 60)
+    assert len(center.get(ids)) == len(ids)
+
+
+def test_what_somebody_else_has_locked_holds_up_no_other_row(queue, store, center, load, engine):
+    if engine is None:
+        return  # SQLite has one writer: there are no locked rows beside it
+    for id in ("locked", "free"):
+        send(queue, id)
+    time_passes(store, "locked", "free")
+    shard = store.shards.of("locked")
+    table = shard.tables.pending
+    with shard.database.engine.begin() as connection:
+        connection.execute(select(table.c.id).where(table.c.id == "locked").with_for_update())
+        assert load() == 1
+        assert [one.id for one in center.get(["locked", "free"])] == ["free"]
+    assert load() == 1
+
+
+@pytest.mark.parametrize("what", ["cancel", "reschedule", "purge"])
+def test_what_is_done_while_it_is_put_is_done(queue, asked, store, center, load, monkeypatch, what):
+    """Somebody sees it far ahead, and then it is put: what they do about it holds."""
+    send(queue, "far")
+    time_passes(store, "far")
+    seen, done = threading.Event(), []
+    plain, change = Putter.put, {"cancel": "end", "purge": "end", "reschedule": "put_now"}[what]
+    changing = getattr(FarStore, change)
+
+    def noting(self: FarStore, *args: Any) -> Any:
+        seen.set()
+        return changing(self, *args)
+
+    def act() -> None:
+        if what == "cancel":
+            done.append(asked.cancel("far"))
+        elif what == "purge":
+            done.append(asked.purge("mail"))
+        else:
+            done.append(asked.reschedule("far", delay=1000))
+
+    other = threading.Thread(target=act)
+
+    def putting(self: Putter, rows: Any) -> int:
+        if not other.ident:
+            other.start()
+            assert seen.wait(10)
+        return plain(self, rows)
+
+    monkeypatch.setattr(FarStore, change, noting)
+    monkeypatch.setattr(Putter, "put", putting)
+    assert load() == 1
+    other.join(20)
+    if what == "cancel":
+        assert [one.deleted for one in done[0]] == [True]
+    if what == "reschedule":
+        [found] = center.get("far")
+        assert abs(found.time_us / 1e6 - time.time() - 1000) < 60
+        assert abs(row_of(store, "far").action_us - found.time_us) <= 3
+    else:
+        assert not center.get("far")
+        assert status_of(store, "far") == ["cancelled"]
+
+
+def test_a_retry_of_tomorrow_is_far_ahead(queue, store, load):
+    publish(queue, "order-1")
+
+    def retry(message: Any) -> None:
+        send(queue, "order-1", retries=1)
+        message.ack()
+
+    assert consume(queue, 1, retry) == ["order-1"]
+    assert status_of(store, "order-1") == ["done", "pending"]
+    assert row_of(store, "order-1").place == statuses.FAR
+    time_passes(store, "order-1", until_due=0.1)
+    assert load() == 1
+    assert consume(queue, 1) == ["order-1"]
+    assert status_of(store, "order-1") == ["done", "done"]
+
+
+def test_a_batch_that_is_aborted_takes_it_back(queue, store):
+    if not hasattr(Producer, "batch"):
+        return  # Kombu before 5.7 publishes no batches
+    headers = {"task": "remind", "x-delay": DAY}
+    with queue.Producer() as producer:
+        with pytest.raises(KeyError), producer.batch():
+            producer.publish({}, routing_key="mail", headers={"id": "aborted", **headers})
+            raise KeyError
+        with producer.batch():
+            producer.publish({}, routing_key="mail", headers={"id": "sent", **headers})
+    assert store.of_ids(["aborted"]) == []
+    assert row_of(store, "sent").place == statuses.FAR
+
+
+def test_what_has_a_unique_key_is_put(queue, store, center):
+    send(queue, "unique", **{"x-unique": "order-1"})
+    assert len(center.get("unique")) == 1
 
 
 def test_it_is_found_by_its_id(queue, asked, store):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy
-from kombu import Connection
+from kombu import Connection, Queue
 from sqlalchemy.orm import Session
 
 from kombu_toc import LibraryError, TimeoutCenter, outbox
@@ -95,6 +95,24 @@ def test_a_task_is_not_sent_when_the_transaction_is_rolled_back(broker, store, c
     wait_for(center, "order-2")
     assert status_of(store, "order-1") == []
     assert not center.get("order-1")
+
+
+def test_what_is_far_ahead_is_there_after_the_commit_and_only_then(broker, store, center, database):
+    Queue("mail", queue_arguments={"x-horizon": 60})(broker.default_channel).declare()
+    with database.connect() as connection, outbox(connection):
+        publish(broker, "order-1", **{"x-delay": 120_000})
+        connection.rollback()
+        publish(broker, "order-2", **{"x-delay": 120_000})
+        connection.commit()
+    assert store.of_ids(["order-1"]) == []
+    [row] = store.of_ids(["order-2"])
+    assert row.place == statuses.FAR
+    deadline = time.monotonic() + 30
+    while "mail" not in store.topics():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)  # a thread writes it
+    assert store.topics()["mail"].horizon == 60
+    assert not center.get("order-2")
 
 
 def test_an_outbox_refuses_what_has_no_row(broker, store, center, database):
