@@ -301,7 +301,9 @@ class Commands:
 
     def _ack(self, topic: Topic, batch: list[Delivery]) -> ScriptCall:
         # Of one that was not, a message may have come to a place since.
-        limited = topic.declaration.lanes or any(delivery.has_place for delivery in batch)
+        limited = topic.declaration.lanes or any(
+            ";" in delivery.birth and delivery.has_place for delivery in batch
+        )
         by_slot: dict[int, list[Delivery]] = {}
         for delivery in batch:
             by_slot.setdefault(delivery.slot, []).append(delivery)

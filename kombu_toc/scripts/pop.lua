@@ -64,16 +64,17 @@ end
 
 if recover > 0 then
   local until_score = math.min(now_ms, math.floor(tonumber(ARGV[15]) / 1000)) * 1000 + 999
+  local over = {}
   for slot = 1, slots do
     local stores = {}
     for step = 1, steps do stores[step] = store(slot, step) end
-    local over = {}
     roll_back(key(slot, 2), key(slot, 3), key(slot, 4), key(slot, 5), stores, recover, until_score,
       now_ms, tonumber(ARGV[10]), tonumber(ARGV[11]), untried, key(slot, 6), rolled, died, over)
     for i = 1, #over do
       bare[#bare + 1] = slot - 1
       bare[#bare + 1] = over[i]
     end
+    if over[1] then over = {} end
     local gone = drop_dead(key(slot, 3), key(slot, 4), key(slot, 5), key(slot, 6), recover, now_ms,
       tonumber(ARGV[12]), tonumber(ARGV[13]))
     for i = 1, #gone do

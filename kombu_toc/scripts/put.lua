@@ -40,12 +40,12 @@
 --@ clock admitted wake spread toll
 
 local store, body, armed, copies, sent = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local traits, limits, ordered = ARGV[11], ARGV[12], ARGV[13]
-local step = tonumber(ARGV[14])
-local behind = ordered and 8 + tonumber(ordered) or limits and 8 or traits and 7 or 6
-local lanes, turns, waits = KEYS[behind], KEYS[behind + 1], KEYS[behind + 2]
-local wake = KEYS[step and behind + 3 or behind]
-if limits == '' then limits = nil end
+local traits, limits, ordered, step = ARGV[11], ARGV[12], ARGV[13], ARGV[14]
+local wake = KEYS[6]
+if traits then
+  wake = KEYS[(ordered and 8 + tonumber(ordered) or limits and 8 or 7) + (step and 3 or 0)]
+  if limits == '' then limits = nil end
+end
 local id, envelope, ttl = ARGV[1], ARGV[2], tonumber(ARGV[6])
 
 local function keep(key) -- for as long as the slot, unless it is kept for longer already
@@ -80,8 +80,9 @@ if is_copy then
 end
 
 local now = clock()
-local paid = {}
+local paid
 if limits then
+  paid = {}
   local wait, which = toll(limits, KEYS[7], key_in(traits), now, paid)
   if wait > 0 then return {ARGV[1], -1, 0, wait, which, said, unsaid} end
 end
@@ -111,12 +112,12 @@ elseif traits then
 end
 if publish ~= '' then redis.call('SET', sent, publish, 'EX', ARGV[9]) end
 if step and us == now and score - first_score < 5000 then -- no more than 5 ms later
-  local key = key_in(traits)
+  local key, lanes, turns, waits = key_in(traits), KEYS[8], KEYS[9], KEYS[10]
 --< enter
 else
   redis.call('ZADD', store, score, id)
 end
-for n = 8, 7 + tonumber(ordered or 0) do
+for n = 8, ordered and 7 + tonumber(ordered) or 0 do
   local holder = redis.call('HGET', KEYS[n], key_in(traits))
   if holder and (holder == ARGV[1] or string.sub(holder, 1, #ARGV[1] + 1) == ARGV[1] .. '#') then
     if n > 8 then redis.call('HDEL', KEYS[n], key_in(traits)) end
