@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from .inside import notes
-from .peers import Broker, Peer
+from .peers import INSIDE, Broker, Peer
 
 #: A folder in memory, where the system has one.
 _MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -58,6 +58,18 @@ class Trial:
             stack.callback(self._end_all)
             self._stack = stack.pop_all()
         return self
+
+    def run_inside(self, script: str, *args: object, timeout: float = 300) -> dict[str, Any]:
+        """Run a script of ``benchmarks/inside`` with the peer's Python; what it printed as JSON."""
+        made = subprocess.run(
+            [str(self.peer.python), str(INSIDE / script), *map(str, args)],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=True,
+        )
+        return dict(json.loads(made.stdout))
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()

@@ -3,12 +3,8 @@ how long a handler takes that sends one, at 500 requests a second."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-
 from ..metrics import Metric
-from ..peers import INSIDE, Peer
+from ..peers import Peer
 from ..trial import Trial
 
 METRICS = {
@@ -32,18 +28,4 @@ def takes_part(peer: Peer, case: str) -> bool:
 def measure(peer: Peer, tasks: int, seconds: float) -> dict[str, float]:
     """One process does all of it, so that the ratios are of one machine at one time."""
     with Trial(peer) as trial:
-        made = subprocess.run(
-            [str(peer.python), str(INSIDE / "event_loop.py"), str(tasks), str(seconds)],
-            env={
-                **os.environ,
-                "PYTHONPATH": peer.path,
-                "PYTHONWARNINGS": "ignore",
-                "BENCH_BROKER": trial.broker.url,
-                "BENCH_SETTINGS": json.dumps(peer.settings),
-            },
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=True,
-        )
-    return dict(json.loads(made.stdout))
+        return trial.run_inside("event_loop.py", tasks, seconds)

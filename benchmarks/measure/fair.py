@@ -3,13 +3,10 @@ backlog; and how many of the other's messages go before one of his with a millio
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from typing import Any
 
 from ..metrics import Metric, percentile
-from ..peers import INSIDE, Peer
+from ..peers import Peer
 from ..trial import Trial
 
 METRICS = {
@@ -59,12 +56,4 @@ def waits(peer: Peer, backlog: int, tasks: int) -> dict[str, Any]:
 def overtaken(peer: Peer, backlog: int) -> dict[str, Any]:
     """Of the center alone: one message at a time."""
     with Trial(peer) as trial:
-        made = subprocess.run(
-            [str(peer.python), str(INSIDE / "fair.py"), trial.broker.url, str(backlog)],
-            env={**os.environ, "PYTHONPATH": peer.path, "PYTHONWARNINGS": "ignore"},
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=True,
-        )
-    return dict(json.loads(made.stdout))
+        return trial.run_inside("fair.py", trial.broker.url, backlog, timeout=600)

@@ -3,15 +3,12 @@ that fills a queue's concurrency ends, and what a pop costs with 100,000 keys.""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from bisect import bisect_left
 from itertools import pairwise
 from typing import Any
 
 from ..metrics import Metric, percentile
-from ..peers import INSIDE, Peer
+from ..peers import Peer
 from ..trial import Trial
 
 METRICS = {
@@ -92,15 +89,4 @@ def opening(peer: Peer, tasks: int) -> dict[str, Any]:
 def cost(peer: Peer, messages: int, keys: int) -> dict[str, Any]:
     """Microseconds of the server."""
     with Trial(peer) as trial:
-        made = subprocess.run(
-            [
-                *(str(peer.python), str(INSIDE / "keyed_cost.py")),
-                *(trial.broker.url, str(messages), str(keys)),
-            ],
-            env={**os.environ, "PYTHONPATH": peer.path, "PYTHONWARNINGS": "ignore"},
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=True,
-        )
-    return dict(json.loads(made.stdout))
+        return trial.run_inside("keyed_cost.py", trial.broker.url, messages, keys, timeout=600)

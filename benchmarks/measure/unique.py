@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-
 from ..metrics import Metric
-from ..peers import INSIDE, Peer
+from ..peers import Peer
 from ..trial import Trial
 
 METRICS = {
@@ -32,12 +28,4 @@ def takes_part(peer: Peer, case: str) -> bool:
 def measure(peer: Peer, messages: int) -> dict[str, float]:
     """Messages a second, and microseconds of the server for each call."""
     with Trial(peer) as trial:
-        made = subprocess.run(
-            [str(peer.python), str(INSIDE / "unique.py"), trial.broker.url, str(messages)],
-            env={**os.environ, "PYTHONPATH": peer.path, "PYTHONWARNINGS": "ignore"},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=True,
-        )
-    return dict(json.loads(made.stdout))
+        return trial.run_inside("unique.py", trial.broker.url, messages)
