@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import ReceiptError
 from ..model.receipts import shown
-from ..model.results import Delivery, Found, Popped, Settled
+from ..model.results import DEAD, Delivery, Found, Popped, Settled
 from ..model.topic import Topic
 from ..scripts.call import as_bytes
 from .apart import Apart, joined
@@ -19,6 +19,7 @@ from .leases import Leases
 from .lookup import Lookup
 from .picking import LOOK, Choice, Picking
 from .receipts import SLOT, Given, Receipts, delivery_of, message_of
+from .recording import Recorder
 from .registry import Registry
 from .requests import REMEMBER, PopRequest
 from .runner import Runner
@@ -50,6 +51,8 @@ class Deliveries:
         self._waiting = Waiting(runner, registry, commands, context.keys)
         #: waits for so many seconds, where this center is used
         self.sleep = sleep_of(runner.client)
+        #: who keeps a record of what is delivered here, if anybody does
+        self.recorder: Recorder | None = None
         #: told the messages that are acknowledged, rejected or released, before they are
         self.on_settled: list[Callable[[Sequence[Delivery]], None]] = []
         self.names = PopNames()
@@ -99,6 +102,49 @@ class Deliveries:
         Raises PriorityStepsError as :meth:`declare`, ConfigurationError for topics or times that
         make no sense.
         """
+        chosen = (ids, where, early, look, visibility, slots, recover)
+        if self.recorder is not None:
+            return self._pop_recorded(topic, limit, wait, chosen)
+        return self._pop(topic, limit, wait, *chosen)
+
+    def _pop_recorded(
+        self,
+        topic: str | Iterable[str],
+        limit: int | None,
+        wait: float | None,
+        chosen: tuple[Any, ...],
+    ) -> Popped:
+        """As :meth:`pop`, without what has ended before, and recorded."""
+        assert self.recorder is not None
+        if not isinstance(topic, str):
+            topic = list(topic)
+        began = time.monotonic()
+        while True:
+            popped = self._pop(topic, limit, wait, *chosen)
+            over = self.recorder.delivered(popped.messages) if popped.messages else ()
+            if not over:
+                return popped
+            self._runner.run_all(self._commands.ack(over))
+            ended = set(map(id, over))
+            left = [one for one in popped.messages if id(one) not in ended]
+            if left:
+                return popped._replace(messages=left)
+            if wait is not None:
+                wait = max(wait - (time.monotonic() - began), 0.0)
+
+    def _pop(
+        self,
+        topic: str | Iterable[str],
+        limit: int | None,
+        wait: float | None,
+        ids: str | Iterable[str] | None,
+        where: Callable[[Found], Any] | None,
+        early: bool,
+        look: int,
+        visibility: float | None,
+        slots: Iterable[int] | None,
+        recover: int,
+    ) -> Popped:
         chooses = ids is not None or where is not None or early
         if wait != 0 or not isinstance(topic, str):
             how = {"visibility": visibility, "slots": slots, "recover": recover}
@@ -206,6 +252,8 @@ class Deliveries:
         for tell in self.on_settled:
             tell(given.deliveries)
         results = self._runner.run_all(self._commands.ack(given.deliveries))
+        if self.recorder is not None:
+            self.recorder.acked(given.deliveries)
         settled = sum(results)
         if settled == len(given.deliveries):
             return Settled(settled, [])
@@ -240,6 +288,8 @@ class Deliveries:
                 delivery, requeue=requeue, reason=reason, error=error, backoff=backoff
             )
         )
+        if self.recorder is not None and state is not None:
+            self.recorder.rejected(delivery, dead=state == DEAD, error=error or reason)
         return state
 
     def bury(self, message: Delivery, *, reason: str, error: str = "") -> str | None:
@@ -258,6 +308,8 @@ class Deliveries:
             )
         topic = self._registry.topic_of(message)
         kept: str | None = self._runner.run(bury_call(self._context, topic, message, reason, error))
+        if self.recorder is not None and kept is not None:
+            self.recorder.rejected(message, dead=True, error=error or reason)
         return kept
 
     def release(self, messages: Given) -> Settled:
@@ -273,6 +325,8 @@ class Deliveries:
         for tell in self.on_settled:
             tell(given.deliveries)
         results = self._runner.run_all(self._commands.release(given.deliveries))
+        if self.recorder is not None:
+            self.recorder.released(given.deliveries)
         settled = sum(results)
         if settled == len(given.deliveries):
             return Settled(settled, [])
@@ -292,4 +346,6 @@ class Deliveries:
         parts = self._runner.run_all(self._commands.extend(given.deliveries, visibility))
         for one in (one for part in parts for one in part.overran):
             self._context.counts(self._registry.resolved(one.topic)).overran += 1
+        if self.recorder is not None:
+            self.recorder.extended(given.deliveries)
         return [given.said(lost) for part in parts for lost in part]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -210,6 +210,40 @@ class PutMany:
         """An id and a slot basis of each kind of messages, for :meth:`.registry.Registry.admit`."""
         found = [self._messages[:1], [self._with_basis] if self._with_basis else []]
         return [(message.id, message.basis) for some in found for message in some]
+
+    def requests(self) -> list[PutRequest]:
+        """The messages, each as what is asked for."""
+        return [
+            PutRequest(
+                *(one.id, one.body, microseconds(one.at), microseconds(one.delay)),
+                basis=one.basis,
+                priority=one.priority,
+                token=one.token,
+                traits="" if [*one[7:]] == _NONE else _traits(number, one),
+            )
+            for number, one in enumerate(self._messages)
+        ]
+
+    def without(self, places: Collection[int]) -> list[NewMessage]:
+        """The messages but for those at these places."""
+        return [one for place, one in enumerate(self._messages) if place not in places]
+
+    def filled(self, places: Collection[int], others: Iterable[Any]) -> list[Any]:
+        """What became of all messages: those at these places are kept elsewhere.
+
+        others: what became of the others
+        """
+        rest = iter(others)
+        return [
+            Put(one.id, True, None) if place in places else next(rest)
+            for place, one in enumerate(self._messages)
+        ]
+
+    @property
+    def results(self) -> list[Any]:
+        """Of each message a Put, the error of who knows that it was not put or does not know
+        whether it was, or None if it was not sent."""
+        return self._results
 
     def next_calls(self) -> list[ScriptCall]:
         """The calls that are to be sent next, together."""

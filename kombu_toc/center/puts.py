@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from ..errors import PutManyError, RateLimitedError, ReplicationError
 from ..model.message_key import key_of
 from ..model.results import Put
+from ..model.topic import Topic
 from ..model.traits import traits_of
 from ..model.uniqueness import Unique, claim_of
 from ..scripts.call import ScriptCall, microseconds
@@ -16,6 +18,7 @@ from .commands import Commands
 from .context import Context
 from .lookup import Lookup
 from .put_many import PutMany, PutNames
+from .recording import Recorder
 from .registry import Registry
 from .requests import NewMessage, PutRequest
 from .runner import BROKEN, Runner
@@ -40,6 +43,8 @@ class Puts:
         self._commands = commands
         self._lookup = lookup
         self._put_names = PutNames(PopNames().next)
+        #: who keeps a record of what is put here, if anybody does
+        self.recorder: Recorder | None = None
 
     def put(
         self,
@@ -122,14 +127,34 @@ class Puts:
             make = partial(unique_call, self._commands, declared, request, claim)
             found, _ = put_unique(topic, make, partial(self._run, topic))
             return found.id if found.added or not ensure else None
-        calls = [self._commands.put(declared, request)]
-        if (reread := self._registry.rereading(topic)) is not None:
-            calls.append(reread)
-        made, *read = self._runner.run_puts(calls)
-        if read == [None]:
-            self._registry.mend(topic)
-        put: Put = made
+        if self.recorder is not None:
+            return self._put_recorded(self.recorder, declared, request)
+        put: Put = self._run(topic, self._commands.put(declared, request))
         return put.id if put.added or not ensure else None
+
+    def _put_recorded(self, recorder: Recorder, topic: Topic, request: PutRequest) -> str | None:
+        """Write the row of a message, and put it."""
+        # What is wrong with it is found before.
+        call = self._commands.put(topic, request)
+        if recorder.keep_far(topic, [request]):
+            return request.id
+        rows = recorder.putting(topic, [request])
+        try:
+            put: Put = self._run(topic.name, call)
+        except ReplicationError:
+            raise  # it is put, and on too few replicas
+        except BROKEN:
+            if request.ensure or not rows:
+                recorder.withdraw(rows)
+                raise
+            recorder.not_put(rows)
+            return request.id
+        except Exception:
+            recorder.withdraw(rows)
+            raise
+        if not put.added:  # it has one, or is another
+            recorder.withdraw(rows)
+        return put.id if put.added or not request.ensure else None
 
     def _run(self, topic: str, call: ScriptCall) -> Any:
         """Run a call that puts a message, as :meth:`put` does."""
@@ -164,13 +189,45 @@ class Puts:
         many = PutMany(self._context, self._commands, declared, messages, self._put_names)
         for id, basis in many.admitted():
             self._registry.admit(declared, id, basis)
+        if self.recorder is None:
+            return self._put_list(many)
+        if not (far := self.recorder.keep_far(declared, many.requests())):
+            return self._put_list(many, self.recorder.putting(declared, many.requests()))
+        # The others are put without them; what became of each is told in the order of the list.
+        messages = many.without(far)
+        near = PutMany(self._context, self._commands, declared, messages, self._put_names)
+        try:
+            put = self._put_list(near, self.recorder.putting(declared, near.requests()))
+        except (PutManyError, RateLimitedError, ReplicationError) as exc:
+            if exc.results is not None:
+                exc.results = many.filled(far, exc.results)
+            raise
+        return many.filled(far, put)
+
+    def _put_list(self, many: PutMany, rows: Sequence[Any] = ()) -> list[Put]:
+        """Put the messages of a list; rows: what is recorded of each"""
         while calls := many.next_calls():
             try:
                 many.take(*self._runner.run_each_put(calls))
             except BROKEN as exc:
                 many.fail(exc)
         self._runner.send_counters()
+        if rows:
+            self._settle_rows(rows, many.results)
         return many.finish()
+
+    def _settle_rows(self, rows: Sequence[Any], results: Sequence[Any]) -> None:
+        """Of a list that was put, take back the rows of what was refused; what perhaps was not put
+        follows."""
+        assert self.recorder is not None
+        refused, unknown = [], []
+        for row, result in zip(rows, results, strict=True):
+            if isinstance(result, BROKEN):
+                unknown.append(row)
+            elif not isinstance(result, Put) or not result.added:
+                refused.append(row)
+        self.recorder.withdraw(refused)
+        self.recorder.not_put(unknown)
 
     def ensure(
         self,

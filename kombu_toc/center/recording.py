@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..model.records import Disagreement, LibraryStatus, Rebuilt, Record, RecordPage
-from ..model.results import Cancelled, Found, Rescheduled
+from ..model.results import Cancelled, Delivery, Found, Rescheduled
 from ..model.topic import Topic
 from .admin_commands import Position
+from .requests import PutRequest
 
 
 class TaskLibrary(Protocol):
@@ -155,6 +156,37 @@ class Recorder(Protocol):
     @property
     def library(self) -> TaskLibrary:
         """What can be asked of it."""
+
+    def putting(self, topic: Topic, requests: Sequence[PutRequest]) -> Sequence[Any]:
+        """Messages are about to be put: write their rows. Raises LibraryError: then they are not
+        put. Returns what :meth:`withdraw` and :meth:`not_put` take, for each; nothing at all for a
+        topic that goes away by itself."""
+
+    def keep_far(self, topic: Topic, requests: Sequence[PutRequest]) -> set[int]:
+        """Keep what is further ahead than the topic's horizon: it is not put now. Returns the
+        places of these. Raises LibraryError."""
+
+    def withdraw(self, rows: Sequence[Any]) -> None:
+        """Messages were not put: what :meth:`putting` has returned for them goes, if it was new."""
+
+    def not_put(self, rows: Sequence[Any]) -> None:
+        """Redis did not answer: these messages follow when it does, unless they are there."""
+
+    def delivered(self, messages: Sequence[Delivery]) -> Sequence[Delivery]:
+        """Messages were delivered. Returns those that have ended before, and are to be
+        acknowledged and not handled."""
+
+    def acked(self, messages: Sequence[Delivery]) -> None:
+        """Messages were acknowledged."""
+
+    def rejected(self, message: Delivery, *, dead: bool, error: str) -> None:
+        """A message was given back after a failure, or is dead."""
+
+    def released(self, messages: Sequence[Delivery]) -> None:
+        """Messages were given back."""
+
+    def extended(self, messages: Sequence[Delivery]) -> None:
+        """Whoever has these messages still has them."""
 
     def cancelled(
         self, ids: Sequence[str], found: Sequence[Cancelled], topic: str | None

@@ -18,11 +18,10 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import select
 
-from ..errors import ConfigurationError, EnvelopeError, LibraryError
-from ..model import envelope
+from ..errors import ConfigurationError, LibraryError
 from ..model.results import Delivery
 from . import statuses
-from .records import Event, Key, is_storable, now_us
+from .records import Event, Key, Row, identity_of, is_raw, is_storable, now_us
 from .store import CHUNK, Store
 
 logger = logging.getLogger(__name__)
@@ -69,13 +68,7 @@ class _Named(NamedTuple):
 
 def name_of(delivery: Delivery) -> _Named:
     """Who a delivered message is."""
-    try:
-        content = envelope.unpack(delivery.body, delivery.id)
-    except EnvelopeError:  # it was put by a center: its bytes are its own affair
-        return _Named((delivery.id, "", delivery.topic), False, {})
-    headers = content["headers"]
-    id, token = headers.get("id"), content["properties"].get("k")
-    key = (id if isinstance(id, str) and id else delivery.id, str(token or ""), delivery.topic)
+    key, headers = identity_of(delivery.topic, delivery.id, delivery.body)
     goes_on = bool(headers.get("retries")) or bool(headers.get("replaced_task_nesting"))
     return _Named(key, goes_on, headers)
 
@@ -96,6 +89,18 @@ def ends_of(store: Store, ids: Iterable[str]) -> dict[Key, _End]:
                 if before is None or before.modified_us < end.modified_us:
                     found[key] = end
     return found
+
+
+def ended_rows(store: Store, rows: Sequence[Row]) -> set[Key]:
+    """Those of some rows whose messages have ended."""
+    over = store.ended_of(
+        [row.key for row in rows], since_us=min((row.created_us for row in rows), default=0)
+    )
+    again = [row for row in rows if row.key in over and is_raw(row)]
+    if again:
+        ends = ends_of(store, [row.id for row in again])
+        over -= {row.key for row in again if ends[row.key].modified_us < row.created_us}
+    return over
 
 
 class _Question(NamedTuple):
@@ -156,21 +161,6 @@ class Guard:
                     self._thread.start()
         self._bell.set()
         return True
-
-    def is_over(self, delivery: Delivery) -> bool | None:
-        """Ask about one, and wait; None if that is not known in time."""
-        done = threading.Event()
-        found: list[Ended] = []
-
-        def answer(ended: Ended) -> None:
-            found.append(ended)
-            done.set()
-
-        if not self.ask([delivery], answer) or not done.wait(self.patience) or found[0] is None:
-            return None
-        if found[0]:
-            self.held_back(delivery.topic, list(found[0].values()))
-        return bool(found[0])
 
     def _note_away(self, reason: object) -> None:
         self._away_until = time.monotonic() + AWAY

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..center.center import TimeoutCenter
@@ -14,12 +14,9 @@ from ..client.databases import DatabaseURL
 from ..client.options import Settings, read
 from ..client.urls import Address, read_url
 from ..errors import ConfigurationError
-from ..model.library_log import OFF
-from ..model.results import Cancelled
 
 if TYPE_CHECKING:
-    from .far import FarMessages
-    from .library import Library
+    from .centers import OpenLibrary
     from .recorder import Recorder
     from .shards import Database, Shards
 
@@ -27,34 +24,6 @@ if TYPE_CHECKING:
 FILE = "library.db"
 
 _lock = threading.Lock()
-
-
-class OpenLibrary:
-    """The recorder of a process, and what can be asked of the record through one center."""
-
-    def __init__(
-        self, recorder: Recorder, library: Library, far: FarMessages, center: TimeoutCenter
-    ) -> None:
-        self.recorder = recorder
-        self.library = library
-        self.far = far
-        self._center = center
-        self.rescheduled = recorder.rescheduled
-        self.purged = recorder.purged
-
-    def cancelled(
-        self, ids: Sequence[str], found: Sequence[Cancelled], topic: str | None
-    ) -> list[Cancelled]:
-        return self.recorder.cancelled(ids, self._kept(found), topic)
-
-    def deleted(self, found: Sequence[Cancelled]) -> None:
-        self.recorder.deleted(self._kept(found))
-
-    def _kept(self, found: Sequence[Cancelled]) -> list[Cancelled]:
-        """Those of queues that have rows."""
-        known = {one.topic: self._center.known(one.topic) for one in found}
-        off = {name for name, one in known.items() if one and one.declaration.library == OFF}
-        return [one for one in found if one.topic not in off]
 
 
 def databases(settings: Settings, address: Address) -> tuple[DatabaseURL, ...]:
@@ -100,6 +69,7 @@ def attach(
     if not settings.toc_library:
         return None
     from . import recorder as recording
+    from .centers import OpenLibrary
     from .far import FarMessages
     from .far_store import FarStore
     from .library import Library
@@ -125,12 +95,8 @@ def attach(
             )
             _opened[key] = made, ready
         made, ready = _opened[key]
-    opened = OpenLibrary(
-        made,
-        Library(made.store, center, another, ready),
-        FarMessages(FarStore(made.store), center, ready),
-        center,
-    )
+    library = Library(made.store, center, another, ready)
+    opened = OpenLibrary(made, library, FarMessages(FarStore(made.store), center, ready), center)
     center.recorder = opened
     return opened
 

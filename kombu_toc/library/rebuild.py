@@ -11,6 +11,7 @@ from ..center.center import TimeoutCenter
 from ..model.records import Rebuilt
 from . import statuses
 from .ahead import reading_ahead
+from .guard import ended_rows
 from .putting import Putter
 from .records import Row, expires_us, lease_us, now_us
 from .shards import Shard
@@ -42,6 +43,8 @@ class Rebuild:
 
     def run(self, on_progress: Callable[[Rebuilt], None] | None = None) -> Rebuilt:
         store = self._store
+        for name in store.topics():
+            self._center.forget(name)  # Redis may have been lost since it was read
         done = Rebuilt(0, store.count_pending(), 0, 0, 0)
         places = (statuses.IN_REDIS, statuses.NOT_PUT)
         sources = [
@@ -74,9 +77,7 @@ class Rebuild:
     def _wanted(self, batch: list[Row]) -> tuple[list[Row], int, int]:
         """Of some rows, those that are to be in Redis; how many are left to the workers that have
         taken them, and how many have ended."""
-        over = self._store.ended_of(
-            [row.key for row in batch], since_us=min(row.created_us for row in batch)
-        )
+        over = ended_rows(self._store, batch)
         now, limits = now_us(), self._center.limits
         wanted: list[Row] = []
         taken = ended = 0

@@ -15,9 +15,19 @@ from ..model.library_log import OFF
 from ..model.records import DISAGREEMENTS, Disagreement
 from ..model.results import IN_FLIGHT, WAITING, Found
 from . import statuses
+from .guard import ended_rows
 from .putting import Putter
 from .rebuild import rows_by_time
-from .records import Event, Key, Row, expires_us, lease_us, now_us, row_of_message
+from .records import (
+    Event,
+    Key,
+    Row,
+    expires_us,
+    identity_of,
+    lease_us,
+    now_us,
+    row_of_message,
+)
 from .shards import Shard
 from .store import CHUNK, Store
 
@@ -186,9 +196,7 @@ class Reconciler:
     def _put(self, rows: Sequence[Row]) -> int:
         if not rows:
             return 0
-        over = self._store.ended_of(
-            [row.key for row in rows], since_us=min(row.created_us for row in rows)
-        )
+        over = ended_rows(self._store, rows)
         self._store.forget([row.key for row in rows if row.key in over])
         wanted = [row for row in rows if row.key not in over]
         self._store.record(
@@ -213,9 +221,13 @@ class Reconciler:
         for key in [key for key, (_, at) in self._returned.items() if now - at > WATCH]:
             self._returned.pop(key)
         awake = {shard.number for shard in self._store.shards.awake()}
-        asked = [key for key in self._returned if self._store.shards.of(key[0]).number in awake]
+        asked = [
+            row
+            for row, _ in self._returned.values()
+            if self._store.shards.of(row.id).number in awake
+        ]
         if asked:
-            over = self._store.ended_of(asked)
+            over = ended_rows(self._store, asked)
             withdraw(self._center, [self._returned.pop(key)[0] for key in over])
 
 
@@ -344,11 +356,11 @@ class Comparison:
 
 
 def _key(found: Found) -> Key | None:
-    """The key of a message's row; None if it was not published through a channel."""
+    """The key of a message's row; None if it is to have none."""
     try:
         return key_of(found, envelope.unpack(found.body, found.id))
     except EnvelopeError:
-        return None
+        return identity_of(found.topic, found.id, found.body)[0]
 
 
 def key_of(found: Found, content: Mapping[str, Any]) -> Key | None:

@@ -146,17 +146,18 @@ class Recorder:
                 )
                 self._start()
 
-    def write_far(self, row: Row, topic: Topic) -> bool:
-        """Write the row of a message that is put later because its time is far ahead; return
+    def write_far(self, rows: Sequence[Row], topic: Topic) -> bool:
+        """Write the rows of messages that are put later because their time is far ahead; return
         whether that is done. Raises LibraryError if rows are required."""
-        database = self.store.shards.of(row.id).database
-        if not self._required and self._backlog.has_rows_for(database):
+        databases = {self.store.shards.of(row.id).database for row in rows}
+        if not self._required and any(map(self._backlog.has_rows_for, databases)):
             return False  # it does not answer: who sends does not wait again
         try:
-            self._ready([database])
-            if self.store.note_topic(topic.name, topic.declaration, database):
-                self._start()
-            self.store.insert([row])
+            for database in databases:
+                self._ready([database])
+                if self.store.note_topic(topic.name, topic.declaration, database):
+                    self._start()
+            self.store.insert(rows)
         except LibraryError as exc:
             if self._required or isinstance(exc, RefusedError):
                 raise
@@ -228,21 +229,25 @@ class Recorder:
         attempts: int = 0,
         error: str = "",
         message: tuple[Mapping[str, Any], int] = ({}, 0),
+        watched: bool = True,
     ) -> None:
         """Something has happened to a message; it is written soon.
 
         message: its headers and its action time, for one that has no row
+        watched: of one that was taken, whether to say now and then that this process has it, until
+            it says something else
         """
         if not is_storable(key):
             return  # it has no row: its publish would have been refused
         error = storable(error)[:MAX_ERROR]
-        self.gather(Event(key, status, now_us(), attempts, self.worker, error, message))
+        event = Event(key, status, now_us(), attempts, self.worker, error, message)
+        self.gather(event, watched=watched)
 
-    def gather(self, event: Event) -> None:
+    def gather(self, event: Event, *, watched: bool = False) -> None:
         """Something that has happened is to be written soon."""
         key = event.key
         with self._lock:
-            if event.status == statuses.TAKEN:
+            if watched and event.status == statuses.TAKEN:
                 self._taken[key] = time.monotonic()
             else:
                 self._taken.pop(key, None)

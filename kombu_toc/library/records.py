@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ..center.requests import PutRequest
@@ -92,6 +94,25 @@ class Event(NamedTuple):
         }
 
 
+def identity_of(topic: str, id: str, body: bytes) -> tuple[Key, Mapping[str, Any]]:
+    """The key of the row of a message that is kept under this id, and its headers. Bytes that are
+    no envelope are put by a center, and told apart by their CRC-32."""
+    try:
+        content = envelope.unpack(body, id)
+    except EnvelopeError:
+        token = f"{zlib.crc32(body):08x}"
+        return (id.removesuffix(f"#{token}"), token, topic), {}
+    headers, token = content["headers"], content["properties"].get("k")
+    named = headers.get("id")
+    return (named if isinstance(named, str) and named else id, str(token or ""), topic), headers
+
+
+def is_raw(row: Row) -> bool:
+    """Whether a center has put it: then the same bytes may be put again under the same id, and are
+    another message."""
+    return row.token == f"{zlib.crc32(row.body):08x}"
+
+
 def now_us() -> int:
     """This machine's clock, in microseconds since the epoch."""
     return time.time_ns() // 1000
@@ -164,7 +185,9 @@ def row_of_message(found: Found, key: Key, content: Mapping[str, Any] | None = N
     content: the message, if it is unpacked
     """
     if content is None:
-        content = envelope.unpack(found.body, found.id)
+        content = {"headers": {}, "properties": {}}
+        with suppress(EnvelopeError):  # a center's bytes say nothing of themselves
+            content = envelope.unpack(found.body, found.id)
     headers, properties = content["headers"], content["properties"]
     basis = headers.get("x-slot-basis") or found.key
     action_us = (found.time_us if found.state == WAITING else 0) or now_us()
@@ -192,12 +215,7 @@ def is_storable(key: Key) -> bool:
 
 def key_of(topic: str, id: str, body: bytes) -> Key:
     """The key of the row of a message that is kept under this id."""
-    try:
-        content = envelope.unpack(body, id)
-    except EnvelopeError:
-        return id, "", topic
-    named, token = content["headers"].get("id"), content["properties"].get("k")
-    return named if isinstance(named, str) and named else id, str(token or ""), topic
+    return identity_of(topic, id, body)[0]
 
 
 def biz_of(headers: Mapping[str, Any]) -> tuple[str | None, str | None]:

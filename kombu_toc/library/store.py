@@ -106,8 +106,10 @@ class Store:
     def withdraw(self, row: Row) -> None:
         """Delete a row whose message was refused: it was never sent."""
         shard = self.shards.of(row.id)
-        statement = delete(shard.tables.pending).where(are(shard.tables.pending, [row.key]))
-        shard.database.execute(statement)
+        table = shard.tables.pending
+        # One that was there before is another message's.
+        mine = are(table, [row.key]) & (table.c.created_us == row.created_us)
+        shard.database.execute(delete(table).where(mine))
 
     def forget(self, keys: Sequence[Key]) -> None:
         """Delete rows of messages that have ended."""

@@ -43,7 +43,10 @@ class PublishBatch:
         self._over = ""
         #: where it is remembered that a message of the batch was put, and of those that were
         self._notes: list[str] = []
-        #: what takes back the record of each that was not sent yet
+        #: of those that are recorded, who does that, and the record of each
+        self._write: Callable[[list[Any]], None] | None = None
+        self._records: list[Any] = []
+        #: what takes back those that are in the task library only, and have not left yet
         self._withdraws: list[Callable[[], None]] = []
         self._noted: deque[str] = deque(maxlen=MAX_NOTED)
 
@@ -55,15 +58,18 @@ class PublishBatch:
             self.flush()
         return result
 
-    def add(self, call: ScriptCall, note: str, withdraw: Callable[[], None] | None = None) -> None:
+    def add(self, call: ScriptCall, note: str) -> None:
         """Take what the channel has made of a message.
 
         note: the key in which it is remembered that it was put
         """
         self._calls.append(call)
         self._notes.append(note)
-        if withdraw is not None:
-            self._withdraws.append(withdraw)
+
+    def record(self, write: Callable[[list[Any]], None], record: Any) -> None:
+        """Keep the record of a message until the messages leave; write: writes them, before"""
+        self._write = write
+        self._records.append(record)
 
     def add_far(self, withdraw: Callable[[], None]) -> None:
         """A message of the batch is in the task library only.
@@ -77,8 +83,11 @@ class PublishBatch:
         self._check()
         calls, self._calls = self._calls, []
         notes, self._notes = self._notes, []
+        records, self._records = self._records, []
         self._withdraws = []
         try:
+            if self._write is not None and records:
+                self._write(records)
             self.channel.center.run_puts(calls)
         except Exception as exc:
             self._over = "has failed before"
@@ -88,6 +97,7 @@ class PublishBatch:
     def discard(self) -> None:
         """Forget what was not sent yet."""
         self._calls, self._notes = [], []
+        self._records = []
         withdraws, self._withdraws = self._withdraws, []
         for withdraw in withdraws:
             withdraw()

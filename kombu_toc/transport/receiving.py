@@ -60,8 +60,6 @@ class Receiver:
         #: asked before a firing of a schedule is delivered, with what it came as and its name:
         #: whether it is. If not, it has been settled
         self.on_firing: Callable[[Delivery, str], bool] | None = None
-        #: asked of a message that is got: whether it is given to who asked, or only acknowledged
-        self.may_deliver: Callable[[Delivery], bool] | None = None
 
     def add(self, queue: str, callback: Callable[[Any], Any], no_ack: bool) -> None:
         """Deliver what comes to a queue to `callback`; acknowledge it before, if `no_ack`."""
@@ -151,9 +149,6 @@ class Receiver:
             except EnvelopeError as exc:
                 logger.error("message %s of %s to DeadQueue: %s", delivery.id, queue, exc)
                 self._center.reject(delivery, requeue=False, reason=str(exc))
-                continue
-            if self.may_deliver is not None and not self.may_deliver(delivery):
-                self._center.ack([delivery])
                 continue
             if no_ack:
                 self._center.ack([delivery])

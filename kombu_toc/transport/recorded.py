@@ -18,12 +18,11 @@ from ..center.runner import BROKEN
 from ..consumer.guarding import Guarding
 from ..errors import AlreadyThereError, LibraryError, NotPermittedError, ReplicationError
 from ..library import outbox
+from ..library.centers import OpenLibrary
 from ..library.far import is_far
-from ..library.opening import OpenLibrary
-from ..library.records import row_of
+from ..library.records import Row, row_of
 from ..library.statuses import DEAD, DONE, FAR, NOT_PUT, PENDING, TAKEN
 from ..model.library_log import BEHIND, OFF, OUTBOX, THROUGH
-from ..model.results import Delivery
 from ..model.topic import Declaration, Topic
 from ..scripts.call import ScriptCall
 from .channel import Channel
@@ -84,7 +83,7 @@ class RecordedPublisher(Publisher):
             row = row._replace(place=FAR if far else NOT_PUT)
             recorder.write_with(connection, row, None if away else topic)
             return
-        if far and recorder.write_far(row._replace(place=FAR), topic):
+        if far and recorder.write_far([row._replace(place=FAR)], topic):
             if batch is not None:
                 batch.add_far(lambda: recorder.withdraw(row))
             return
@@ -95,10 +94,11 @@ class RecordedPublisher(Publisher):
             recorder.write([row._replace(place=NOT_PUT)])
             recorder.not_put([row.key], noted=True)
             return
-        recorder.write([row], topic)
         if batch is not None:
-            batch.add(call, call.keys[SENT], lambda: recorder.withdraw(row))
+            batch.record(self._write_records, (topic, row))
+            batch.add(call, call.keys[SENT])
             return
+        recorder.write([row], topic)
         try:
             self.run(queue, call)
         except (NotPermittedError, AlreadyThereError):
@@ -111,6 +111,14 @@ class RecordedPublisher(Publisher):
         except Exception:
             recorder.withdraw(row)
             raise
+
+    def _write_records(self, records: list[tuple[Topic, Row]]) -> None:
+        """Write the rows of a batch that is about to be put."""
+        by_topic: dict[str, tuple[Topic, list[Row]]] = {}
+        for topic, row in records:
+            by_topic.setdefault(topic.name, (topic, []))[1].append(row)
+        for topic, rows in by_topic.values():
+            self.library.recorder.write(rows, topic)
 
     def _topic(self, queue: str) -> Topic | None:
         """The topic of a queue; None if Redis does not answer."""
@@ -193,7 +201,6 @@ class RecordedChannel(Channel):
     def __init__(self, connection: Any, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
         self.recorder = self.center.recorder.recorder
-        self.receiver.may_deliver = self.may_deliver
         #: queue or binding -> what declares it
         self._undeclared: dict[Any, Callable[[], Any]] = {}
 
@@ -261,17 +268,6 @@ class RecordedChannel(Channel):
         if message is not None and no_ack:
             self.note(message, DONE)
         return message
-
-    def may_deliver(self, delivery: Delivery) -> bool:
-        """Whether one that was got is not known to have ended; waits for the answer."""
-        declared = self.center.known(delivery.topic)
-        if declared is None or not declared.declaration.guard:
-            return True
-        over = self.recorder.guard.is_over(delivery)
-        counts = self.center.context.counts(declared)
-        counts.guarded += bool(over)
-        counts.unguarded += over is None
-        return not over
 
     # -- without Redis
 

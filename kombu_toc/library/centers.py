@@ -1,0 +1,188 @@
+"""Records what is put, delivered and settled by the methods of a timeout center."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from ..center.center import TimeoutCenter
+from ..center.requests import PutRequest
+from ..errors import LibraryError
+from ..model.library_log import BEHIND, OFF
+from ..model.results import Cancelled, Delivery, Rescheduled
+from ..model.topic import Topic
+from . import statuses
+from .far import FarMessages, is_far
+from .library import Library
+from .recorder import Recorder, logger
+from .records import Row, identity_of, row_of
+
+
+class OpenLibrary:
+    """The recorder of a process as a center uses it, and what can be asked of the record: see
+    :class:`kombu_toc.center.recording.Recorder`.
+
+    center: whose methods are recorded
+    """
+
+    def __init__(
+        self, recorder: Recorder, library: Library, far: FarMessages, center: TimeoutCenter
+    ) -> None:
+        self.recorder = recorder
+        self.library = library
+        self.far = far
+        self._center = center
+        self._topic_of = center.known
+
+    # -- what is put
+
+    def putting(self, topic: Topic, requests: Sequence[PutRequest]) -> list[Row | None]:
+        """Messages are about to be put: write their rows, and return that of each, if it has one.
+        Raises LibraryError."""
+        if topic.declaration.expires or topic.declaration.library in (BEHIND, OFF):
+            return []
+        rows: list[Row | None] = [_row(topic.name, request) for request in requests]
+        if written := [row for row in rows if row is not None]:
+            self.recorder.write(written, topic)
+        return rows
+
+    def keep_far(self, topic: Topic, requests: Sequence[PutRequest]) -> set[int]:
+        """Keep what is too far ahead to be put now: return the places of these. Raises
+        LibraryError."""
+        if topic.declaration.horizon is None or topic.declaration.expires:
+            return set()
+        rows = {
+            place: row._replace(place=statuses.FAR)
+            for place, request in enumerate(requests)
+            if not request.ensure
+            and (row := _row(topic.name, request)) is not None
+            and is_far(topic.declaration, row.action_us)
+        }
+        kept = bool(rows) and self.recorder.write_far(list(rows.values()), topic)
+        return set(rows) if kept else set()
+
+    def withdraw(self, rows: Sequence[Row | None]) -> None:
+        """These were not put."""
+        for row in rows:
+            if row is not None:
+                self.recorder.withdraw(row)
+
+    def not_put(self, rows: Sequence[Row | None]) -> None:
+        """Redis did not answer: these follow when it does, unless they are there."""
+        if keys := [row.key for row in rows if row is not None]:
+            self.recorder.not_put(keys, noted=False)
+
+    # -- what becomes of it
+
+    def delivered(self, messages: Sequence[Delivery]) -> list[Delivery]:
+        """Messages were popped; return those that have ended before, and are not to be handled."""
+        over: list[Delivery] = []
+        for name in {one.topic for one in messages}:
+            topic = self._topic_of(name)
+            if topic is not None and topic.declaration.guard:
+                over += self._over(topic, [one for one in messages if one.topic == name])
+        held = set(map(id, over))
+        for one in messages:
+            if id(one) not in held:
+                self._note(one, statuses.TAKEN)
+        return over
+
+    def _over(self, topic: Topic, messages: list[Delivery]) -> list[Delivery]:
+        """Those of some messages of a topic that have ended; waits for the answer."""
+        guard = self.recorder.guard
+        done = threading.Event()
+        found: list[Any] = []
+
+        def answer(ended: Any) -> None:
+            found.append(ended)
+            done.set()
+
+        if not guard.ask(messages, answer) or not done.wait(guard.patience) or found[0] is None:
+            self._center.context.counts(topic).unguarded += len(messages)
+            return []
+        if found[0]:
+            self._center.context.counts(topic).guarded += len(found[0])
+            guard.held_back(topic.name, list(found[0].values()))
+        return [messages[place] for place in sorted(found[0])]
+
+    def acked(self, messages: Sequence[Delivery]) -> None:
+        """Messages were acknowledged."""
+        for one in self._with_bodies(messages):
+            self._note(one, statuses.DONE)
+
+    def rejected(self, message: Delivery, *, dead: bool, error: str) -> None:
+        """A message was given back after a failure, or is dead."""
+        for one in self._with_bodies([message]):
+            self._note(one, statuses.DEAD if dead else statuses.PENDING, error)
+
+    def released(self, messages: Sequence[Delivery]) -> None:
+        """Messages were given back."""
+        for one in self._with_bodies(messages):
+            self._note(one, statuses.PENDING)
+
+    def extended(self, messages: Sequence[Delivery]) -> None:
+        """Whoever has these still has them."""
+        for one in self._with_bodies(messages):
+            self._note(one, statuses.TAKEN)
+
+    def _note(self, message: Delivery, status: int, error: str = "") -> None:
+        topic = self._topic_of(message.topic)
+        if topic is not None and (topic.declaration.expires or topic.declaration.library == OFF):
+            return
+        key, headers = identity_of(message.topic, message.id, message.body)
+        self.recorder.note(
+            *(key, status),
+            attempts=message.failures + 1,
+            error=error,
+            message=(headers, message.action_us),
+            watched=False,
+        )
+
+    def _with_bodies(self, messages: Sequence[Delivery]) -> list[Delivery]:
+        """The same; of a receipt, which has no body, what the library has of it."""
+        bare = [one for one in messages if not one.body]
+        if not bare:
+            return list(messages)
+        try:
+            rows = self.recorder.store.of_ids([one.id for one in bare])
+        except LibraryError as exc:
+            logger.warning("what becomes of %d receipts is not recorded: %s", len(bare), exc)
+            rows = []
+        found = [one for one in messages if one.body]
+        for one in bare:
+            mine = [row for row in rows if (row.id, row.topic) == (one.id, one.topic)]
+            taken = [row for row in mine if row.status == statuses.TAKEN] or mine
+            found += [one._replace(body=row.body) for row in taken[:1]]
+        return found
+
+    # -- what operators do
+
+    def cancelled(
+        self, ids: Sequence[str], found: Sequence[Cancelled], topic: str | None
+    ) -> list[Cancelled]:
+        return self.recorder.cancelled(ids, self._kept(found), topic)
+
+    def deleted(self, found: Sequence[Cancelled]) -> None:
+        self.recorder.deleted(self._kept(found))
+
+    def _kept(self, found: Sequence[Cancelled]) -> list[Cancelled]:
+        """Those of queues that have rows."""
+        known = {one.topic: self._center.known(one.topic) for one in found}
+        off = {name for name, one in known.items() if one and one.declaration.library == OFF}
+        return [one for one in found if one.topic not in off]
+
+    def rescheduled(self, moved: Sequence[Rescheduled]) -> None:
+        self.recorder.rescheduled(moved)
+
+    def purged(self, topic: str) -> None:
+        self.recorder.purged(topic)
+
+
+def _row(topic: str, request: PutRequest) -> Row | None:
+    """The row of a message that a center puts; None if what is delivered would not tell whose it
+    is."""
+    key, headers = identity_of(topic, request.id, request.body)
+    if key[0] != request.id:
+        return None
+    return row_of(topic, request._replace(token=key[1]), headers)
