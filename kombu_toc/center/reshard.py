@@ -114,7 +114,9 @@ def reshard_topic(
     check_slots(topic, slots)
     tell = on_progress or report or _tell_nobody
     found = _switch(center, topic, slots)
-    if found.declaration.draining_counts:
+    declaration = found.declaration
+    counts = bool(declaration.lanes or declaration.put_gates)
+    if counts and declaration.draining_counts:
         move_paces(center.client, found, ended=False)
     began = time.monotonic()
     move = move and not center.clustered
@@ -133,7 +135,7 @@ def reshard_topic(
             state = Resharded(topic, slots, moved, left, False)
             if not left and found.declaration.unique:
                 move_claims(center.client, found)
-            if not left:
+            if not left and counts:
                 move_paces(center.client, found, ended=True)
             if not left and center.redeclare(found, replace(found.declaration, draining_counts=())):
                 break

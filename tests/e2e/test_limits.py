@@ -361,6 +361,33 @@ def test_of_a_key_no_more_run_at_once_than_it_may_and_no_key_waits_for_another(
 
 
 @pytest.mark.parametrize("pool", LOOPS)
+def test_keys_take_turns_so_that_a_large_one_delays_a_small_one_by_a_few(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    toc: kombu_toc.TimeoutCenter,
+    pool: str,
+) -> None:
+    toc.declare("celery", key_fair=True, concurrency=2)
+    for number in range(600):
+        send(app, "nap", "large", number, 0.01)
+    start_workers(2, *POOLS[pool])
+    journal.wait_for("large-", 20)
+    sent = {}
+    for number in range(10):
+        key = f"small{number % 3}"
+        sent[f"{key}-{number}"] = now_us(toc.client) / 1e6
+        send(app, "note", key, number)
+        journal.wait_for(f"{key}-{number}", 1)
+    large = [entry["by_redis"] for entry in journal.entries("large-")]
+    assert len(large) < 600
+    for entry in journal.entries("small"):
+        before = [at for at in large if sent[entry["name"]] < at < entry["by_redis"]]
+        assert len(before) <= 10, entry
+    toc.purge("celery")
+
+
+@pytest.mark.parametrize("pool", LOOPS)
 @pytest.mark.parametrize("task", ["step", "late_step"])
 def test_what_is_rejected_or_retried_keeps_its_place_in_a_serial_key(
     start_workers: StartWorkers,

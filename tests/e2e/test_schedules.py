@@ -14,6 +14,7 @@ import pytest
 from celery import Celery
 from celery.schedules import solar
 
+import kombu_toc
 from celery_toc import timeout_center
 
 from .conftest import POOLS, Journal, wait_until
@@ -162,3 +163,28 @@ def test_what_the_sun_says_is_fired_by_a_worker_which_puts_the_next_one(
     assert found.state == "waiting"
     assert timedelta(0) <= center.task(found).eta - second < timedelta(milliseconds=1)
     center.schedules.delete("sun")
+
+
+def test_a_firing_whose_worker_was_killed_does_not_run_beside_the_next_one(
+    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
+) -> None:
+    """It comes back, for it is acknowledged late, and waits until the other one has ended."""
+    toc.declare("celery", visibility=2, retry_backoff=3)  # the next one begins before it is back
+    workers = start_workers(2, *POOLS["prefork"])
+    center = timeout_center(app)
+    period = timedelta(seconds=4)
+    center.schedules.put("often", "e2e.tick_late", period, args=(3.0,), overlap="wait")
+    [first] = journal.wait_for("often@", 1)
+    [killed] = [
+        one for one in workers if first["pid"] in {p.pid for p in one.container.processes()}
+    ]
+    for process in reversed(killed.container.processes()):
+        process.kill()
+    journal.wait_for("done-often@", 3)
+    center.schedules.delete("often")
+    wait_until(lambda: center.count("celery") == 0)
+    entries = sorted(journal.entries(), key=lambda entry: entry["by_redis"])
+    names = [entry["name"] for entry in entries if "often@" in entry["name"]]
+    assert names[0] == first["name"] and names.count(names[0]) == 2
+    for begun, ended in zip(names[1::2], names[2::2], strict=True):
+        assert ended == f"done-{begun}"

@@ -102,6 +102,14 @@ class Model:
         elif len(popped.messages) < limit:
             self.nothing_may_start(popped.now_us)
 
+    def pick(self) -> None:
+        """By id, whatever is next."""
+        some = [id for id in self.live if self.chance.random() < 0.3]
+        popped = self.center.pop(TOPIC, self.chance.choice((None, 2)), ids=some, recover=0)
+        for message in popped.messages:
+            assert message.id in some
+            self.start(message, popped.now_us)
+
     def start(self, message: Delivery, now: int) -> None:
         known = self.live[message.id]
         assert message.id not in self.running and message.id not in self.dead
@@ -307,7 +315,7 @@ class Model:
         operations = [
             *(self.puts, self.pop, self.pop, self.pop, self.ack, self.ack_stale, self.reject),
             *(self.release, self.bury, self.cancel, self.reschedule, self.requeue, self.purge),
-            *(self.alter, self.time_passes),
+            *(self.alter, self.time_passes, self.pick),
         ]
         for _ in range(steps):
             operation = self.chance.choice(operations)

@@ -272,6 +272,55 @@ def test_rates_bursts_and_places_are_kept_while_their_slots_move(cluster: Cluste
         assert len(pop(center)) == len(KEYS)
 
 
+@pytest.mark.parametrize("limits", [{"concurrency": 3}, {"rate": "3/h", "rate_burst": 3}])
+def test_what_counts_the_queue_is_kept_while_its_slot_moves(cluster: Cluster, limits: Any) -> None:
+    with cluster.client() as client:
+        client.flushall()
+        center = TimeoutCenter(client, grace=0)
+        center.declare("mail", **limits)
+        for number in range(9):
+            put(center, f"m{number}", KEYS[number])
+        running = pop(center, 2)
+        assert len(running) == 2
+        more: list[Delivery] = []
+
+        def meanwhile(over: Callable[[], bool]) -> None:
+            while not over():
+                more.extend(pop(center))
+
+        moves(cluster, center, meanwhile)
+        more += pop(center)
+        assert ids(more) == ["m2"]
+        center.ack(running)
+        assert ids(pop(center)) == (["m3", "m4"] if "concurrency" in limits else [])
+        assert center.check("mail") == []
+
+
+def test_keys_take_turns_while_their_slots_move(cluster: Cluster) -> None:
+    with cluster.client() as client:
+        client.flushall()
+        center = TimeoutCenter(client, grace=0)
+        center.declare("mail", slots=2, key_fair=True)
+        many = [{"id": f"l{n}", "body": b"", "key": "large"} for n in range(3000)]
+        center.put_many("mail", many)
+        center.ack(pop(center, 10))
+        number = 0
+
+        def meanwhile(over: Callable[[], bool]) -> None:
+            nonlocal number
+            while not over() or number < 10:
+                for key in KEYS[:2]:
+                    number += 1
+                    put(center, f"s{number}", key)
+                    some: list[Delivery] = []
+                    while f"s{number}" not in ids(some):
+                        some += center.pop("mail", 1).messages
+                        assert len(some) <= 4
+                    center.ack(some)
+
+        moves(cluster, center, meanwhile)
+
+
 def moves(
     cluster: Cluster, center: TimeoutCenter, meanwhile: Callable[[Callable[[], bool]], Any]
 ) -> None:
