@@ -24,7 +24,11 @@ def arguments() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--short", action="store_true", help="less of everything: some ten minutes")
-    parser.add_argument("--only", metavar="CASE,...", help="these measurements; see --list")
+    parser.add_argument(
+        "--only",
+        metavar="CASE,...",
+        help="these measurements, or parts such as library; see --list",
+    )
     parser.add_argument("--peers", metavar="PEER,...", help="these peers; see --list")
     parser.add_argument(
         "--before",

@@ -36,7 +36,7 @@ def run(options: argparse.Namespace, folder: Path, pythons: dict[str, Path]) -> 
         print("measurements:", ", ".join(CASES))
         print("peers:", ", ".join(peers.TITLES))
         return 0
-    cases = _chosen(options.only, list(CASES), "--only")
+    cases = _chosen(_expanded(options.only), list(CASES), "--only")
     if options.short and not options.only:
         left_out = [case for module in MODULES for case in getattr(module, "LONG", ())]
         cases = [case for case in cases if case not in left_out]
@@ -72,6 +72,17 @@ def run(options: argparse.Namespace, folder: Path, pythons: dict[str, Path]) -> 
         pictures = plots.draw(found, place)
         print("Saved:", ", ".join(map(str, (f"{place}.json", f"{place}.txt", *pictures))))
     return 1 if found["failures"] else 0
+
+
+def _expanded(text: str | None) -> str | None:
+    """What `--only` names: a part of the measurements stands for all of its cases."""
+    if text is None:
+        return None
+    parts = {module.__name__.rpartition(".")[2]: module.CASES for module in MODULES}
+    names = [name.strip() for name in text.split(",")]
+    return ",".join(
+        case for name in names for case in ([name] if name in CASES else parts.get(name, [name]))
+    )
 
 
 def _chosen(text: str | None, all_: list[str], option: str) -> list[str]:
@@ -181,6 +192,8 @@ def _measure(
     for module in MODULES:
         # The cases of a module are compared with each other, so they take turns too.
         turn = [case for case in module.CASES if case in cases]
+        if turn and hasattr(module, "notes"):
+            found["notes"] = list(dict.fromkeys((*found["notes"], *module.notes())))
         rounds = options.rounds or getattr(module, "ROUNDS", _ROUNDS)[short]
         for number in range(rounds):
             for case in turn:

@@ -69,6 +69,13 @@ TARGETS = (
     Target("fleet-revoke-1000", "scripts", "<=", 1100.0, ITSELF),
     Target("fleet-gossip-500", "lag_max", "<=", 2.0, ITSELF),
     Target("fleet-gossip-500", "cpu", "<=", 1.0, ITSELF),
+    *(
+        Target("library-drain", f"drain_ratio_{engine}", ">=", 0.85, ITSELF)
+        for engine in ("sqlite", "postgresql", "mariadb")
+    ),
+    Target("library-put_many", "put_many_postgresql", ">=", 5000.0, ITSELF),
+    Target("library-rebuild", "rebuild_postgresql", ">=", 20_000.0, ITSELF),
+    Target("library-growth", "find_large", "<=", 5.0, ITSELF),
     Target("idle-500", "cpu", "<=", 10.0, ITSELF),
     Target("idle-500", "lost_max", "<=", 1000.0, ITSELF),
 )

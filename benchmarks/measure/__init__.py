@@ -4,7 +4,7 @@ A module has ``METRICS`` (name -> Metric), ``CASES`` (name -> (arguments, argume
 form)), ``measure(peer, **arguments)``, which returns a number or None for each metric, and, where
 not every peer running Celery takes part, ``takes_part(peer, case)``. ``ROUNDS``: how often, in
 the long and in the short form, if not as the rest. ``LONG``: cases that the short form leaves out
-unless they are asked for.
+unless they are asked for. ``notes()``: what to say of what it leaves out on this machine.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from . import (
     gossip,
     idle,
     lateness,
+    library,
     limits,
     memory,
     now,
@@ -39,6 +40,7 @@ MODULES = (
     *(lateness, now, drain, storm, spread, behind),
     *(publish, put_many, event_loop, memory, scale, fleet, by_id, gossip, idle, floor),
     *(limits, fair, serial, unique, recurring),
+    library,
 )
 
 #: case -> its module

@@ -1,0 +1,167 @@
+"""library: what a record of each task in SQL costs, on each database of this machine; how fast
+Redis is filled from it, and what a search in it costs as it grows."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from typing import Any
+
+from ..databases import database, missing
+from ..metrics import Metric
+from ..peers import INSIDE, Peer
+from ..trial import Trial
+
+ENGINES = ("sqlite", "postgresql", "mariadb")
+_TITLES = {"sqlite": "SQLite", "postgresql": "PostgreSQL", "mariadb": "MariaDB"}
+_PREFORK = ("-P", "prefork", "-c", "2")
+
+
+def _for_each(name: str, title: str, unit: str) -> dict[str, Metric]:
+    return {
+        f"{name}_{engine}": Metric(f"{title}, {_TITLES[engine]}", unit, more_is_better=True)
+        for engine in ENGINES
+    }
+
+
+METRICS = {
+    "publish_none": Metric("published one by one, no library", "tasks/s", more_is_better=True),
+    **_for_each("publish", "published one by one", "tasks/s"),
+    **_for_each("batch", "published in batches of 100", "tasks/s"),
+    **_for_each("put_many", "put in lists of 10,000", "messages/s"),
+    "drain_none": Metric("drained, no library", "tasks/s", more_is_better=True),
+    **_for_each("drain", "drained", "tasks/s"),
+    **_for_each("drain_ratio", "drained, against without", ""),
+    **_for_each("rebuild", "rebuilt", "tasks/s"),
+    "rows": Metric("rows at last", ""),
+    "find_small": Metric("search by business id, few rows, p50", "ms"),
+    "find_large": Metric("search by business id, all rows, p50", "ms"),
+    "insert_small": Metric("one row more, few rows", "ms"),
+    "insert_large": Metric("one row more, all rows", "ms"),
+    "ended_small": Metric("an end of 300, few rows", "us"),
+    "ended_large": Metric("an end of 300, all rows", "us"),
+    "bytes": Metric("in PostgreSQL, for each row", "bytes"),
+}
+
+CASES = {
+    "library-publish": ({"publish": 5000}, {"publish": 1000}),
+    "library-put_many": ({"messages": 50_000}, {"messages": 10_000}),
+    "library-drain": ({"drain": 20_000}, {"drain": 3000}),
+    "library-rebuild": ({"rebuild": 200_000}, {"rebuild": 20_000}),
+    "library-growth": (
+        {"growth": (10_000, 100_000, 1_000_000, 10_000_000)},
+        {"growth": (10_000, 100_000)},
+    ),
+}
+ROUNDS = (3, 1)
+
+
+def takes_part(peer: Peer, case: str) -> bool:
+    return peer.is_product
+
+
+def notes() -> list[str]:
+    return missing()
+
+
+def measure(peer: Peer, **arguments: Any) -> dict[str, Any]:
+    [(what, size)] = arguments.items()
+    return {
+        "publish": publish,
+        "messages": put_many,
+        "drain": drain,
+        "rebuild": rebuild,
+        "growth": growth,
+    }[what](peer, size)
+
+
+def _inside(peer: Peer, what: str, broker: str, library: str, *numbers: int) -> dict[str, Any]:
+    made = subprocess.run(
+        [str(peer.python), str(INSIDE / "library.py"), what, broker, library, *map(str, numbers)],
+        env={**os.environ, "PYTHONPATH": peer.path, "PYTHONWARNINGS": "ignore"},
+        capture_output=True,
+        text=True,
+        timeout=3600,
+    )
+    if made.returncode:
+        raise RuntimeError(made.stderr[-3000:])
+    return dict(json.loads(made.stdout))
+
+
+def _trial(peer: Peer, url: str | None) -> Trial:
+    options = {"toc_library": url} if url else {}
+    return Trial(peer, {"broker_transport_options": options})
+
+
+def publish(peer: Peer, tasks: int) -> dict[str, Any]:
+    """Immediate tasks a second, one by one and in batches."""
+    found: dict[str, Any] = {}
+    with _trial(peer, None) as trial:
+        trial.tell("prepare")
+        trial.tell("publish", tasks=200)
+        found["publish_none"] = tasks / trial.tell("publish", tasks=tasks)
+    for engine in ENGINES:
+        with database(engine) as url:
+            if url is None:
+                continue
+            with _trial(peer, url) as trial:
+                _inside(peer, "create", trial.broker.url, url)
+                trial.tell("prepare")
+                trial.tell("publish", tasks=200)
+                found[f"publish_{engine}"] = tasks / trial.tell("publish", tasks=tasks)
+                took = trial.tell("publish", tasks=tasks, batch=100)
+                found[f"batch_{engine}"] = None if took is None else tasks / took
+    return found
+
+
+def put_many(peer: Peer, messages: int) -> dict[str, Any]:
+    return _of_each(peer, "put_many", messages)
+
+
+def rebuild(peer: Peer, rows: int) -> dict[str, Any]:
+    return _of_each(peer, "rebuild", rows)
+
+
+def _of_each(peer: Peer, what: str, number: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for engine in ENGINES:
+        with database(engine) as url, Trial(peer) as trial:
+            if url is not None:
+                _inside(peer, "create", trial.broker.url, url)
+                done = _inside(peer, what, trial.broker.url, url, number)
+                found[f"{what}_{engine}"] = done.get(what)
+    return found
+
+
+def drain(peer: Peer, tasks: int) -> dict[str, Any]:
+    """Starts a second, as `drain` has them, with what becomes of each task recorded."""
+    found: dict[str, Any] = {"drain_none": _drained(peer, tasks, None)}
+    for engine in ENGINES:
+        with database(engine) as url:
+            if url is not None:
+                rate = found[f"drain_{engine}"] = _drained(peer, tasks, url)
+                found[f"drain_ratio_{engine}"] = rate / found["drain_none"]
+    return found
+
+
+def _drained(peer: Peer, tasks: int, url: str | None) -> float:
+    with _trial(peer, url) as trial:
+        if url is not None:
+            _inside(peer, "create", trial.broker.url, url)
+        trial.tell("prepare")
+        trial.tell("publish", tasks=tasks)
+        trial.start(*_PREFORK)
+        trial.wait(tasks, 60 + tasks / 100)
+        times = [at for _, at, _ in trial.starts()][tasks // 10 :]
+        return (len(times) - 1) / (times[-1] - times[0])
+
+
+def growth(peer: Peer, sizes: tuple[int, ...]) -> dict[str, Any]:
+    """On PostgreSQL; on SQLite if there is none."""
+    for engine in ("postgresql", "sqlite"):
+        with database(engine) as url, Trial(peer) as trial:
+            if url is not None:
+                _inside(peer, "create", trial.broker.url, url)
+                return _inside(peer, "growth", trial.broker.url, url, *sizes)
+    raise AssertionError
