@@ -9,20 +9,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from datetime import timedelta
-from io import StringIO
 from urllib.error import HTTPError
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
 from celery import current_app
 from django.conf import settings
-from django.core.management import call_command
-from django.db import connection
+from django.contrib.auth.models import User
+from django.db import connection, transaction
 from django.test import LiveServerTestCase, override_settings
-from django.utils import timezone
 
 from celery_toc import timeout_center
+from celery_toc.django.models import PendingTask
 
 from .models import Order
 from .tasks import expire_order
@@ -36,12 +34,16 @@ class OrderTests(LiveServerTestCase):
         folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         cls.addClassCleanup(folder.cleanup)
         os.environ["CELERY_BROKER_URL"] = f"toc+embedded://{folder.name}"
+        # Orders, and the task library with them, are in the database of the tests.
+        database = f"sqlite:///{connection.settings_dict['NAME']}"
+        current_app.conf.broker_transport_options = {"toc_library": database}
         cls.center = timeout_center(current_app)
+        cls.center.library.create()
         command = [sys.executable, "-m", "celery", "-A", "config", "worker", "--concurrency", "1"]
         worker = subprocess.Popen(
             command,
             cwd=settings.DATA.parent,
-            env={**os.environ, "DATABASE": connection.settings_dict["NAME"]},
+            env={**os.environ, "DATABASE": database},
         )
         cls.addClassCleanup(worker.wait, 30)
         cls.addClassCleanup(worker.terminate)
@@ -80,8 +82,8 @@ class OrderTests(LiveServerTestCase):
 
     def test_a_paid_order_has_no_timeout_any_more(self):
         order = self.place()
-        [waiting] = self.center.get(str(order.timeout_id))
-        self.assertEqual(waiting.state, "waiting")
+        # It is put after the commit.
+        self.wait_for(lambda: self.center.get(str(order.timeout_id)))
         status, answer = self.request(f"/orders/{order.pk}/pay/", by="card")
         self.assertEqual((status, answer["status"]), (200, "paid"))
         self.assertEqual(self.center.get(str(order.timeout_id)), [])
@@ -98,12 +100,17 @@ class OrderTests(LiveServerTestCase):
         self.assertEqual(self.request(f"/orders/{order.pk}/pay/", by="card")[0], 200)
         self.assertEqual(self.request(f"/orders/{order.pk}/pay/", by="card")[0], 409)
 
-    def test_an_order_whose_timeout_could_not_be_sent_is_found_overdue(self):
-        due = timezone.now() - timedelta(minutes=2)
-        order = Order.objects.create(item="tea", due=due)
-        recent = self.place()
-        call_command("expire_overdue", stdout=StringIO())
-        order.refresh_from_db()
-        recent.refresh_from_db()
-        self.assertEqual(order.status, Order.Status.EXPIRED)
-        self.assertEqual(recent.status, Order.Status.PENDING)
+    def test_an_order_that_is_rolled_back_has_no_timeout(self):
+        with self.assertRaises(ValueError), transaction.atomic():
+            self.client.post("/orders/", {"item": "tea"})
+            order = Order.objects.get()
+            raise ValueError
+        self.assertFalse(Order.objects.exists())
+        self.assertFalse(PendingTask.objects.of(order.pk, "order").exists())
+        self.assertEqual(self.center.get(str(order.timeout_id)), [])
+
+    def test_the_timeout_of_an_order_is_in_the_admin(self):
+        order = self.place()
+        self.client.force_login(User.objects.create_superuser("admin"))
+        page = self.client.get(f"/admin/celery_toc/pendingtask/?q=order+{order.pk}")
+        self.assertContains(page, str(order.timeout_id))

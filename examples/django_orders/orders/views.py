@@ -1,11 +1,13 @@
 from datetime import timedelta
 
 from django.conf import settings
-from django.db import transaction
+from django.db import connection, transaction
 from django.http import HttpResponseBadRequest, JsonResponse
 from django.shortcuts import get_object_or_404
 from django.utils import timezone
 from django.views.decorators.http import require_GET, require_POST
+
+import celery_toc
 
 from .models import Order
 from .tasks import expire_order
@@ -17,16 +19,16 @@ def place(request):
     if not item:
         return HttpResponseBadRequest("an order needs an item\n")
     timeout = settings.ORDER_TIMEOUT
-    with transaction.atomic():
+    # The timeout is a row of the same transaction: both are there, or neither is, whatever dies
+    # when. Its message is put into Redis after the commit, by this process or by a worker.
+    with transaction.atomic(), celery_toc.outbox(connection):
         order = Order.objects.create(item=item, due=timezone.now() + timedelta(seconds=timeout))
-
-        def send_timeout():
-            expire_order.apply_async([order.pk], countdown=timeout, task_id=str(order.timeout_id))
-
-        # On commit: an order that is rolled back leaves no task behind, and no task looks for an
-        # order that is not there yet. Robust: if the broker is away, the order is placed all the
-        # same, Django logs the error, and `manage.py expire_overdue` sees to the order.
-        transaction.on_commit(send_timeout, robust=True)
+        expire_order.apply_async(
+            [order.pk],
+            countdown=timeout,
+            task_id=str(order.timeout_id),
+            headers=celery_toc.biz("order", order.pk),
+        )
     return JsonResponse(order.as_dict(), status=201)
 
 
