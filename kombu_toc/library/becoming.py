@@ -7,6 +7,7 @@ to name each of them in the statement's text would cost more than to change thei
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -85,57 +86,13 @@ class Becoming:
 
 
 class SQLiteBecoming(Becoming):
-    """A statement for each message: there is no way to the database that would take time."""
-
-    def change(self, connection: Connection, pending: Table, events: Sequence[Event]) -> None:
-        connection.exec_driver_sql(
-            f"UPDATE {pending.name} SET status = ?, worker = ?, modified_us = ?, "
-            f"attempts = coalesce(?, attempts), place = coalesce(?, place) "
-            "WHERE id = ? AND token = ? AND topic = ?",
-            [
-                (
-                    *(event.status, event.worker or None, event.at_us, event.attempts or None),
-                    statuses.IN_REDIS if event.status == statuses.TAKEN else None,
-                    *event.key,
-                )
-                for event in events
-            ],
-        )
-
-    def move(self, connection: Connection, tables: ShardTables, events: Sequence[Event]) -> bool:
-        done = connection.exec_driver_sql(
-            _inserting(tables.history.name)
-            + f" SELECT {', '.join(_KEPT)}, ?, ?, coalesce(?, attempts), coalesce(?, worker), "
-            f"coalesce(?, error), ? FROM {tables.pending.name} "
-            "WHERE id = ? AND token = ? AND topic = ? " + _again("excluded"),
-            [
-                (
-                    *(event.at_us // DAY_US, event.status, event.attempts or None),
-                    *(event.worker or None, event.error or None, event.at_us, *event.key),
-                )
-                for event in events
-            ],
-        )
-        if done.rowcount < len(events):
-            return False
-        self.forget(connection, tables.pending, [event.key for event in events])
-        return True
-
-    def forget(self, connection: Connection, pending: Table, keys: Sequence[Key]) -> None:
-        connection.exec_driver_sql(
-            f"DELETE FROM {pending.name} WHERE id = ? AND token = ? AND topic = ?",
-            [tuple(key) for key in keys],
-        )
-
-
-class PostgreSQLBecoming(Becoming):
-    """The messages are one JSON, which the database makes rows of."""
+    """The messages are one JSON, which the database makes rows of. A statement for each would
+    interrupt what the process does beside it: each takes the interpreter's lock."""
 
     _EVENTS = (
-        "(SELECT v ->> 0 AS id, v ->> 1 AS token, v ->> 2 AS topic, "
-        "CAST(v ->> 3 AS smallint) AS status, CAST(v ->> 4 AS smallint) AS attempts, "
-        "v ->> 5 AS worker, v ->> 6 AS error, CAST(v ->> 7 AS bigint) AS at_us "
-        "FROM jsonb_array_elements(CAST(:events AS jsonb)) AS v) AS e"
+        "(SELECT value ->> 0 AS id, value ->> 1 AS token, value ->> 2 AS topic, "
+        "value ->> 3 AS status, value ->> 4 AS attempts, value ->> 5 AS worker, "
+        "value ->> 6 AS error, value ->> 7 AS at_us FROM json_each(:events)) AS e"
     )
     _SAME = " AND ".join(f"p.{name} = e.{name}" for name in KEY)
 
@@ -154,9 +111,11 @@ class PostgreSQLBecoming(Becoming):
             _inserting(history)
             + f" SELECT {', '.join(f'p.{name}' for name in _KEPT)}, e.at_us / {DAY_US}, e.status, "
             "coalesce(e.attempts, p.attempts), coalesce(e.worker, p.worker), "
-            f"coalesce(e.error, p.error), e.at_us FROM {self._EVENTS} JOIN {pending} AS p "
+            f"coalesce(e.error, p.error), e.at_us FROM {self._EVENTS} CROSS JOIN {pending} AS p "
             # In one order, so that two processes do not wait for each other.
-            f"ON {self._SAME} ORDER BY p.id, p.token, p.topic " + _again("excluded")
+            f"WHERE {self._SAME} ORDER BY p.id, p.token, p.topic "
+            "ON CONFLICT (id, token, topic, day) DO UPDATE SET "
+            + ", ".join(f"{name} = excluded.{name}" for name in ENDED)
         )
         if connection.execute(statement, {"events": _as_json(events)}).rowcount < len(events):
             return False
@@ -165,7 +124,8 @@ class PostgreSQLBecoming(Becoming):
 
     def forget(self, connection: Connection, pending: Table, keys: Sequence[Key]) -> None:
         statement = _text(
-            f"DELETE FROM {pending.name} AS p USING {self._EVENTS} WHERE {self._SAME}"
+            f"DELETE FROM {pending.name} WHERE (id, token, topic) IN "
+            f"(SELECT id, token, topic FROM {self._EVENTS})"
         )
         connection.execute(statement, {"events": json.dumps(list(keys))})
 
@@ -173,11 +133,26 @@ class PostgreSQLBecoming(Becoming):
         self, connection: Connection, history: Table, keys: Sequence[Key], since: int
     ) -> set[Key]:
         statement = _text(
-            f"SELECT p.id, p.token, p.topic FROM {self._EVENTS} JOIN {history.name} AS p "
-            f"ON {self._SAME} WHERE p.day >= :since"
+            f"SELECT p.id, p.token, p.topic FROM {self._EVENTS} CROSS JOIN {history.name} AS p "
+            f"WHERE {self._SAME} AND p.day >= :since"
         )
         found = connection.execute(statement, {"events": json.dumps(list(keys)), "since": since})
         return {(id, token, topic) for id, token, topic in found}
+
+
+class PostgreSQLBecoming(SQLiteBecoming):
+    _EVENTS = (
+        "(SELECT v ->> 0 AS id, v ->> 1 AS token, v ->> 2 AS topic, "
+        "CAST(v ->> 3 AS smallint) AS status, CAST(v ->> 4 AS smallint) AS attempts, "
+        "v ->> 5 AS worker, v ->> 6 AS error, CAST(v ->> 7 AS bigint) AS at_us "
+        "FROM jsonb_array_elements(CAST(:events AS jsonb)) AS v) AS e"
+    )
+
+    def forget(self, connection: Connection, pending: Table, keys: Sequence[Key]) -> None:
+        statement = _text(
+            f"DELETE FROM {pending.name} AS p USING {self._EVENTS} WHERE {self._SAME}"
+        )
+        connection.execute(statement, {"events": json.dumps(list(keys))})
 
 
 class MySQLBecoming(Becoming):
@@ -291,14 +266,8 @@ def _inserting(history: str) -> str:
     return f"INSERT INTO {history} ({', '.join(_MOVED)})"
 
 
-def _again(new: str) -> str:
-    """What happens to a message that has ended on the same day before."""
-    changes = ", ".join(f"{name} = {new}.{name}" for name in ENDED)
-    return f"ON CONFLICT (id, token, topic, day) DO UPDATE SET {changes}"
-
-
 _OF: dict[str, Becoming] = {
-    "sqlite": SQLiteBecoming(),
+    "sqlite": SQLiteBecoming() if sqlite3.sqlite_version_info >= (3, 38) else Becoming(),
     "postgresql": PostgreSQLBecoming(),
     "mysql": MySQLBecoming(),
 }
