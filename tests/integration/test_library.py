@@ -16,9 +16,10 @@ from kombu_toc import ConfigurationError, LibraryError, LibraryStatus, Rebuilt, 
 from kombu_toc.library import statuses
 from kombu_toc.library.keeper import Keeper
 from kombu_toc.library.putting import Putter
-from kombu_toc.library.reconcile import Reconciler
+from kombu_toc.library.reconcile import DEAD, MISSING, THERE, Reconciler, states_in_redis
 from kombu_toc.library.records import Event, now_us
 from kombu_toc.library.schema import REVISION
+from kombu_toc.model import envelope
 
 from ..library import broker, consume, engine, new_url, options, publish, status_of, store
 
@@ -404,6 +405,24 @@ def test_check_moves_what_is_dead_in_redis_to_history(
     assert [one.kind for one in library.check(fix=True)] == ["dead in Redis"]
     assert status_of(store, "order-1") == ["dead"]
     assert library.check() == []
+
+
+def test_where_a_message_is_is_known_also_of_two_of_one_id(broker, store, center):
+    for number in range(4):
+        publish(broker, f"order-{number}", **{"x-delay": 60_000})
+    publish(broker, "order-1", retries=1)  # a copy, known by a name of its own
+    rows = sorted(store.of_ids([f"order-{number}" for number in range(4)]), key=lambda r: r.id)
+    [first, copy] = rows[1:3]
+    assert states_in_redis(center, rows) == [THERE] * 5
+    center.cancel("order-0")
+    assert states_in_redis(center, rows) == [MISSING] + [THERE] * 4
+    consume(broker, 1, lambda message: message.reject())
+    states = dict(zip((row.key for row in rows), states_in_redis(center, rows), strict=True))
+    dead = first if "retries" not in envelope.unpack(first.body, first.id)["headers"] else copy
+    other = copy if dead is first else first
+    assert states[other.key] == DEAD and states[dead.key] == THERE
+    assert states[rows[3].key] == states[rows[4].key] == THERE
+    assert states_in_redis(center, []) == []
 
 
 def test_what_is_overdue_and_lost_is_put_again_by_the_upkeep(
