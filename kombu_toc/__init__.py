@@ -14,7 +14,7 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from .aio.center import AsyncTimeoutCenter as AsyncTimeoutCenter
-    from .aio.transport import AsyncChannel as AsyncChannel
+    from .aio.channel import AsyncChannel as AsyncChannel
     from .aio.transport import AsyncTransport as AsyncTransport
     from .aio.waiting import AsyncConsumption as AsyncConsumption
     from .aio.waiting import AsyncTaken as AsyncTaken
@@ -129,7 +129,7 @@ _PLACES = {
     "AsyncTimeoutCenter": "aio.center",
     "AsyncConsumption": "aio.waiting",
     "AsyncTaken": "aio.waiting",
-    "AsyncChannel": "aio.transport",
+    "AsyncChannel": "aio.channel",
     "AsyncTransport": "aio.transport",
     "Consumer": "model.results",
     "Delivery": "model.results",

@@ -53,6 +53,11 @@ class AsyncTaskCenter:
         """Tasks that run again and again: the methods of :class:`celery_toc.Schedules`, awaited."""
         return AsyncSchedules(self.tasks.schedules, self._center)
 
+    @property
+    def library(self) -> Any:
+        """The task library: its methods are awaited."""
+        return self._center.library
+
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *dir(self.tasks)})
 
@@ -172,7 +177,7 @@ class AsyncSender:
 
     def _send(self, _: Any, signature: Any, lane: Lane, options: dict[str, Any]) -> Any:
         """Send a signature; called where waiting does not block the loop."""
-        if type(signature) is not Signature:
+        if type(signature) is not Signature or self._transport.settings.toc_library:
             return self._by_celery(signature, lane, options)
         # As Signature.apply_async merges them.
         given = {name: value for name, value in options.items() if value is not None}

@@ -27,6 +27,7 @@ from ..client.urls import read_url
 from ..errors import ConfigurationError
 from .bridge import run
 from .client import AsyncClient, AsyncClusterClient, open_link
+from .library import AsyncLibrary, attach_in_threads, library_of
 from .waiting import AsyncConsumption
 
 P = ParamSpec("P")
@@ -111,7 +112,14 @@ class AsyncTimeoutCenter:
         address = read_url(url)
         settings = read(address.query, options)
         client = connect(address, settings, ssl=ssl, classes=(AsyncClient, AsyncClusterClient))
-        return cls.over(make_center(client, settings))
+        center = make_center(client, settings)
+        attach_in_threads(
+            center,
+            settings,
+            address,
+            lambda: make_center(connect(address, settings, ssl=ssl), settings),
+        )
+        return cls.over(center)
 
     @classmethod
     def over(cls, center: TimeoutCenter) -> AsyncTimeoutCenter:
@@ -157,6 +165,12 @@ class AsyncTimeoutCenter:
         function: gets the center as its first argument, then the others
         """
         return run(function, self.center, *args, **kwargs)
+
+    @property
+    def library(self) -> AsyncLibrary:
+        """The task library behind this center: its methods are awaited. Raises ConfigurationError
+        if there is none."""
+        return library_of(self.center)
 
     # -- options
 

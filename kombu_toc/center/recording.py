@@ -163,8 +163,8 @@ class Recorder(Protocol):
         topic that goes away by itself."""
 
     def keep_far(self, topic: Topic, requests: Sequence[PutRequest]) -> set[int]:
-        """Keep what is further ahead than the topic's horizon: it is not put now. Returns the
-        places of these. Raises LibraryError."""
+        """Keep what is further ahead than the topic's horizon, or belongs to a transaction of the
+        caller's: it is not put now. Returns the places of these. Raises LibraryError."""
 
     def withdraw(self, rows: Sequence[Any]) -> None:
         """Messages were not put: what :meth:`putting` has returned for them goes, if it was new."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..center.center import TimeoutCenter
@@ -12,7 +12,7 @@ from ..errors import LibraryError
 from ..model.library_log import BEHIND, OFF
 from ..model.results import Cancelled, Delivery, Rescheduled
 from ..model.topic import Topic
-from . import statuses
+from . import outbox, statuses
 from .far import FarMessages, is_far
 from .library import Library
 from .recorder import Recorder, logger
@@ -33,7 +33,8 @@ class OpenLibrary:
         self.library = library
         self.far = far
         self._center = center
-        self._topic_of = center.known
+        #: the topic of that name, if it is known; asks nobody
+        self.topic_of: Callable[[str], Topic | None] = center.known
 
     # -- what is put
 
@@ -48,9 +49,16 @@ class OpenLibrary:
         return rows
 
     def keep_far(self, topic: Topic, requests: Sequence[PutRequest]) -> set[int]:
-        """Keep what is too far ahead to be put now: return the places of these. Raises
-        LibraryError."""
-        if topic.declaration.horizon is None or topic.declaration.expires:
+        """Keep what is too far ahead to be put now, or what is put after the caller's transaction:
+        return the places of these. Raises LibraryError."""
+        declared = topic.declaration
+        if declared.expires or declared.library in (BEHIND, OFF):
+            return set()
+        connection = outbox.current()
+        if connection is not None:
+            self._keep_with(connection, topic, requests)
+            return set(range(len(requests)))
+        if declared.horizon is None:
             return set()
         rows = {
             place: row._replace(place=statuses.FAR)
@@ -61,6 +69,20 @@ class OpenLibrary:
         }
         kept = bool(rows) and self.recorder.write_far(list(rows.values()), topic)
         return set(rows) if kept else set()
+
+    def _keep_with(self, connection: Any, topic: Topic, requests: Sequence[PutRequest]) -> None:
+        """Write rows in a transaction of the caller's: their messages are put after it."""
+        for request in requests:
+            row = _row(topic.name, request)
+            if row is None or request.ensure:
+                raise LibraryError(
+                    f"message {request.id!r:.80} has no row, or is to be put only if there is none "
+                    f"of its id, so an outbox cannot send it to {topic.name!r}: put it after the "
+                    "commit; nothing was sent"
+                )
+            far = is_far(topic.declaration, row.action_us)
+            row = row._replace(place=statuses.FAR if far else statuses.NOT_PUT)
+            self.recorder.write_with(connection, row, topic)
 
     def withdraw(self, rows: Sequence[Row | None]) -> None:
         """These were not put."""
@@ -79,7 +101,7 @@ class OpenLibrary:
         """Messages were popped; return those that have ended before, and are not to be handled."""
         over: list[Delivery] = []
         for name in {one.topic for one in messages}:
-            topic = self._topic_of(name)
+            topic = self.topic_of(name)
             if topic is not None and topic.declaration.guard:
                 over += self._over(topic, [one for one in messages if one.topic == name])
         held = set(map(id, over))
@@ -127,7 +149,7 @@ class OpenLibrary:
             self._note(one, statuses.TAKEN)
 
     def _note(self, message: Delivery, status: int, error: str = "") -> None:
-        topic = self._topic_of(message.topic)
+        topic = self.topic_of(message.topic)
         if topic is not None and (topic.declaration.expires or topic.declaration.library == OFF):
             return
         key, headers = identity_of(message.topic, message.id, message.body)
@@ -168,7 +190,7 @@ class OpenLibrary:
 
     def _kept(self, found: Sequence[Cancelled]) -> list[Cancelled]:
         """Those of queues that have rows."""
-        known = {one.topic: self._center.known(one.topic) for one in found}
+        known = {one.topic: self.topic_of(one.topic) for one in found}
         off = {name for name, one in known.items() if one and one.declaration.library == OFF}
         return [one for one in found if one.topic not in off]
 

@@ -189,8 +189,12 @@ class Transport(virtual.Transport):
             self._client = self._connect()
             self._center = make_center(self._client, self.settings)
             if self.settings.toc_library:
-                attach(self._center, self.settings, self.address, self._another_center)
+                self._attach(self._center)
         return self._center
+
+    def _attach(self, center: TimeoutCenter) -> None:
+        """Have the center use the library."""
+        attach(center, self.settings, self.address, self._another_center)
 
     def _another_center(self) -> TimeoutCenter:
         """A center with connections of its own."""

@@ -15,7 +15,7 @@ import sqlalchemy
 from kombu import Connection, Queue
 from sqlalchemy.orm import Session
 
-from kombu_toc import LibraryError, TimeoutCenter, outbox
+from kombu_toc import LibraryError, TimeoutCenter, center_for, outbox
 from kombu_toc.client.databases import DatabaseURL, read_databases
 from kombu_toc.library import migrate, statuses
 from kombu_toc.library.shards import Shards
@@ -113,6 +113,24 @@ def test_what_is_far_ahead_is_there_after_the_commit_and_only_then(broker, store
         time.sleep(0.01)  # a thread writes it
     assert store.topics()["mail"].horizon == 60
     assert not center.get("order-2")
+
+
+def test_a_center_puts_after_the_commit(server, options, center, database):
+    recorded = center_for(server.toc_url, **options)
+    recorded.declare("mail")
+    with pytest.raises(KeyError), database.begin() as connection, outbox(connection):
+        recorded.put("mail", "order-0", b"0", delay=60)
+        raise KeyError
+    with database.begin() as connection, outbox(connection):
+        assert recorded.put("mail", "order-1", b"1", delay=60) == "order-1"
+        recorded.put_many("mail", [("order-2", b"2", time.time() + 60)])
+        with pytest.raises(LibraryError, match="put it after the commit; nothing was sent"):
+            recorded.ensure("mail", "order-3", b"3")
+        assert not center.get(["order-1", "order-2"])
+    wait_for(center, "order-1")
+    wait_for(center, "order-2")
+    assert not center.get("order-0")
+    recorded.recorder.recorder.close()
 
 
 def test_an_outbox_refuses_what_has_no_row(broker, store, center, database):
