@@ -220,11 +220,8 @@ def _one(
         found["failures"].append(f"{label}: {type(exc).__name__}: {exc}")
         print(f"failed: {exc}", flush=True)
         return None
-    shown = ", ".join(
-        f"{name} {report.number(result[name])}"
-        for name in list(module.METRICS)[:5]
-        if result.get(name) is not None
-    )
+    measured = [name for name in module.METRICS if result.get(name) is not None]
+    shown = ", ".join(f"{name} {report.number(result[name])}" for name in measured[:5])
     print(f"{shown} ({time.monotonic() - began:.0f} s)", flush=True)
     return result
 

@@ -67,8 +67,9 @@ class Trial:
             capture_output=True,
             text=True,
             timeout=timeout,
-            check=True,
         )
+        if made.returncode:
+            raise RuntimeError(f"{script} {' '.join(map(str, args))}: {made.stderr[-3000:]}")
         return dict(json.loads(made.stdout))
 
     def __exit__(self, *_: object) -> None:

@@ -93,7 +93,7 @@ def growth(center: Any, url: str, *sizes: int) -> dict[str, float]:
         found[f"find_{where}"] = 1000 * _median(
             lambda n: center.library.find(biz_type="order", biz_id=str(n)), there
         )
-        rows = _rows(SAMPLES, there)
+        rows = _rows(SAMPLES, 10**12 + there)  # others than those that are searched for
         found[f"insert_{where}"] = 1000 * _each(lambda row: store.insert([row]), rows)
         found[f"ended_{where}"] = 1e6 * _ended(store, rows)
     found["rows"] = float(there)
@@ -120,7 +120,7 @@ def _fill(store: Any, first: int, number: int) -> None:
                 "to_hex(n), 'celery', 0, now.us + 86400000000 + (n * 7919 % 3600) * 1000000 + n, "
                 "'bench.tick', 'order', n::text, 0, NULL, NULL, now.us, now.us, 0, 0, NULL, '', "
                 "decode(repeat(md5(n::text), 10), 'hex') "
-                f"FROM generate_series({start}, {end - 1}) AS n, "
+                f"FROM generate_series({start}::bigint, {end - 1}) AS n, "
                 f"(SELECT {time.time_ns() // 1000}::bigint AS us) AS now"
             )
         )

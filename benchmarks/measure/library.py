@@ -3,14 +3,13 @@ Redis is filled from it, and what a search in it costs as it grows."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ..databases import database, missing
 from ..metrics import Metric
-from ..peers import INSIDE, Peer
+from ..peers import Peer
 from ..trial import Trial
 
 ENGINES = ("sqlite", "postgresql", "mariadb")
@@ -34,6 +33,10 @@ METRICS = {
     **_for_each("drain", "drained", "tasks/s"),
     **_for_each("drain_ratio", "drained, against without", ""),
     **_for_each("rebuild", "rebuilt", "tasks/s"),
+    "behind_publish": Metric("published, rows behind", "tasks/s", more_is_better=True),
+    "behind_publish_ratio": Metric("published, rows behind, against none", "", more_is_better=True),
+    "behind_drain": Metric("drained, rows behind", "tasks/s", more_is_better=True),
+    "behind_drain_ratio": Metric("drained, rows behind, against none", "", more_is_better=True),
     "rows": Metric("rows at last", ""),
     "find_small": Metric("search by business id, few rows, p50", "ms"),
     "find_large": Metric("search by business id, all rows, p50", "ms"),
@@ -42,6 +45,19 @@ METRICS = {
     "ended_small": Metric("an end of 300, few rows", "us"),
     "ended_large": Metric("an end of 300, all rows", "us"),
     "bytes": Metric("in PostgreSQL, for each row", "bytes"),
+    "fill_seconds": Metric("rows made in", "s"),
+    "bytes_per_row": Metric("in PostgreSQL, for each far row", "bytes"),
+    "near": Metric("tasks within the horizon", ""),
+    "memory_near": Metric("Redis with these", "MB"),
+    "load": Metric("loaded ahead", "tasks/s", more_is_better=True),
+    "find_p50": Metric("search by business id, of the database, p50", "ms"),
+    "find_max": Metric("search by business id, of the database, at most", "ms"),
+    "by_id": Metric("get of a far task by id, p50", "ms"),
+    "late_direct_p50": Metric("lateness of what was put directly, p50", "ms"),
+    "late_direct_p99": Metric("lateness of what was put directly, p99", "ms"),
+    "late_far_p50": Metric("lateness of what was far ahead, p50", "ms"),
+    "late_far_p99": Metric("lateness of what was far ahead, p99", "ms"),
+    "late_ratio": Metric("of far against direct, p50", ""),
 }
 
 CASES = {
@@ -49,6 +65,8 @@ CASES = {
     "library-put_many": ({"messages": 50_000}, {"messages": 10_000}),
     "library-drain": ({"drain": 20_000}, {"drain": 3000}),
     "library-rebuild": ({"rebuild": 200_000}, {"rebuild": 20_000}),
+    "library-behind": ({"behind": 20_000}, {"behind": 3000}),
+    "library-far": ({"far": 10_000_000}, {"far": 200_000}),
     "library-growth": (
         {"growth": (10_000, 100_000, 1_000_000, 10_000_000)},
         {"growth": (10_000, 100_000)},
@@ -73,24 +91,21 @@ def measure(peer: Peer, **arguments: Any) -> dict[str, Any]:
         "drain": drain,
         "rebuild": rebuild,
         "growth": growth,
+        "behind": behind,
+        "far": far,
     }[what](peer, size)
 
 
-def _inside(peer: Peer, what: str, broker: str, library: str, *numbers: int) -> dict[str, Any]:
-    made = subprocess.run(
-        [str(peer.python), str(INSIDE / "library.py"), what, broker, library, *map(str, numbers)],
-        env={**os.environ, "PYTHONPATH": peer.path, "PYTHONWARNINGS": "ignore"},
-        capture_output=True,
-        text=True,
-        timeout=3600,
-    )
-    if made.returncode:
-        raise RuntimeError(made.stderr[-3000:])
-    return dict(json.loads(made.stdout))
+def _inside(
+    trial: Trial, what: str, library: str, *numbers: int, script: str = "library.py"
+) -> dict[str, Any]:
+    return trial.run_inside(script, what, trial.broker.url, library, *numbers, timeout=3600)
 
 
-def _trial(peer: Peer, url: str | None) -> Trial:
-    options = {"toc_library": url} if url else {}
+def _trial(peer: Peer, url: str | None, mode: str = "through") -> Trial:
+    options: dict[str, Any] = {"toc_library": url} if url else {}
+    if mode != "through":
+        options["toc_topics"] = {"celery": {"library": mode}}
     return Trial(peer, {"broker_transport_options": options})
 
 
@@ -106,7 +121,7 @@ def publish(peer: Peer, tasks: int) -> dict[str, Any]:
             if url is None:
                 continue
             with _trial(peer, url) as trial:
-                _inside(peer, "create", trial.broker.url, url)
+                _inside(trial, "create", url)
                 trial.tell("prepare")
                 trial.tell("publish", tasks=200)
                 found[f"publish_{engine}"] = tasks / trial.tell("publish", tasks=tasks)
@@ -128,8 +143,8 @@ def _of_each(peer: Peer, what: str, number: int) -> dict[str, Any]:
     for engine in ENGINES:
         with database(engine) as url, Trial(peer) as trial:
             if url is not None:
-                _inside(peer, "create", trial.broker.url, url)
-                done = _inside(peer, what, trial.broker.url, url, number)
+                _inside(trial, "create", url)
+                done = _inside(trial, what, url, number)
                 found[f"{what}_{engine}"] = done.get(what)
     return found
 
@@ -145,10 +160,10 @@ def drain(peer: Peer, tasks: int) -> dict[str, Any]:
     return found
 
 
-def _drained(peer: Peer, tasks: int, url: str | None) -> float:
-    with _trial(peer, url) as trial:
+def _drained(peer: Peer, tasks: int, url: str | None, mode: str = "through") -> float:
+    with _trial(peer, url, mode) as trial:
         if url is not None:
-            _inside(peer, "create", trial.broker.url, url)
+            _inside(trial, "create", url)
         trial.tell("prepare")
         trial.tell("publish", tasks=tasks)
         trial.start(*_PREFORK)
@@ -157,11 +172,48 @@ def _drained(peer: Peer, tasks: int, url: str | None) -> float:
         return (len(times) - 1) / (times[-1] - times[0])
 
 
+def behind(peer: Peer, tasks: int) -> dict[str, Any]:
+    """Publishes, and a drained backlog, of a queue whose rows are written behind, against none."""
+    found: dict[str, Any] = {}
+    rates: dict[str, list[float]] = {"publish": [], "drain": []}
+    with _recording() as url:
+        for mode, library in (("off", None), ("behind", url)):
+            with _trial(peer, library, mode) as trial:
+                if library is not None:
+                    _inside(trial, "create", library)
+                trial.tell("prepare")
+                trial.tell("publish", tasks=200)
+                rates["publish"].append(tasks / trial.tell("publish", tasks=tasks))
+        rates["drain"] = [_drained(peer, tasks, None, "off"), _drained(peer, tasks, url, "behind")]
+    for name, (without, behind) in rates.items():
+        found[f"behind_{name}"] = behind
+        found[f"behind_{name}_ratio"] = behind / without
+    return found
+
+
+def far(peer: Peer, rows: int) -> dict[str, Any]:
+    """What is far ahead, in PostgreSQL: see the script."""
+    found: dict[str, Any] = {}
+    with database("postgresql") as url, Trial(peer) as trial:
+        if url is not None:
+            for what in ("fill", "measure"):
+                found.update(_inside(trial, what, url, rows, script="far_store.py"))
+            found["late_ratio"] = found["late_far_p50"] / found["late_direct_p50"]
+    return found
+
+
+@contextmanager
+def _recording() -> Iterator[str]:
+    """A database that is there: PostgreSQL, or SQLite."""
+    for engine in ("postgresql", "sqlite"):
+        with database(engine) as url:
+            if url is not None:
+                yield url
+                return
+
+
 def growth(peer: Peer, sizes: tuple[int, ...]) -> dict[str, Any]:
     """On PostgreSQL; on SQLite if there is none."""
-    for engine in ("postgresql", "sqlite"):
-        with database(engine) as url, Trial(peer) as trial:
-            if url is not None:
-                _inside(peer, "create", trial.broker.url, url)
-                return _inside(peer, "growth", trial.broker.url, url, *sizes)
-    raise AssertionError
+    with _recording() as url, Trial(peer) as trial:
+        _inside(trial, "create", url)
+        return _inside(trial, "growth", url, *sizes)

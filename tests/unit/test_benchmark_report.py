@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import report
+from benchmarks import databases, report, run
 from benchmarks.measure import CASES, takes_part
 from benchmarks.metrics import percentile
 from benchmarks.peers import TITLES
@@ -87,3 +87,27 @@ def test_only_lateness_is_measured_with_peers_that_do_not_run_celery() -> None:
         name, is_celery, is_redis, is_product = "rq", False, True, False
 
     assert [case for case in CASES if takes_part(Other(), case)] == ["lateness"]
+
+
+def test_a_part_stands_for_all_of_its_cases_and_a_case_for_itself() -> None:
+    cases = run._chosen(run._expanded("library"), list(CASES), "--only")
+    assert cases == [case for case in CASES if case.startswith("library-")]
+    assert run._chosen(run._expanded("drain,unique"), list(CASES), "--only") == ["drain", "unique"]
+    assert run._chosen(run._expanded(None), list(CASES), "--only") == list(CASES)
+    with pytest.raises(SystemExit, match="no-such"):
+        run._chosen(run._expanded("no-such"), list(CASES), "--only")
+
+
+def test_a_database_that_is_not_there_is_said_to_be_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for kind in filter(None, databases.ENGINES.values()):
+        monkeypatch.setattr(kind, "is_there", staticmethod(lambda: False))
+    assert [note.partition(":")[0] for note in CASES["library-drain"].notes()] == [
+        "The library on postgresql is left out",
+        "The library on mariadb is left out",
+    ]
+    with databases.database("postgresql") as url:
+        assert url is None
+    with databases.database("sqlite") as url:
+        assert url.startswith("sqlite:////")
