@@ -18,7 +18,7 @@ from sqlalchemy.exc import ProgrammingError
 
 from . import statuses
 from .engines import Dialect
-from .records import Event, Key
+from .records import Event, Key, now_us
 from .schema import COMMON, ShardTables
 
 #: Microseconds of a day: history is kept by days.
@@ -76,6 +76,11 @@ class Becoming:
         """Delete the rows of messages that have ended."""
         connection.execute(delete(pending).where(are(pending, keys)))
 
+    def put(self, connection: Connection, pending: Table, keys: Sequence[Key], at_us: int) -> None:
+        """Note that the messages of rows are in Redis from then on."""
+        values = {"place": statuses.IN_REDIS, "modified_us": at_us}
+        connection.execute(update(pending).where(are(pending, keys)).values(**values))
+
     def ended_of(
         self, connection: Connection, history: Table, keys: Sequence[Key], since: int
     ) -> set[Key]:
@@ -128,6 +133,13 @@ class SQLiteBecoming(Becoming):
             f"(SELECT id, token, topic FROM {self._EVENTS})"
         )
         connection.execute(statement, {"events": json.dumps(list(keys))})
+
+    def put(self, connection: Connection, pending: Table, keys: Sequence[Key], at_us: int) -> None:
+        statement = _text(
+            f"UPDATE {pending.name} AS p SET place = {statuses.IN_REDIS}, modified_us = :at_us "
+            f"FROM {self._EVENTS} WHERE {self._SAME}"
+        )
+        connection.execute(statement, {"events": json.dumps(list(keys)), "at_us": at_us})
 
     def ended_of(
         self, connection: Connection, history: Table, keys: Sequence[Key], since: int
@@ -237,10 +249,21 @@ class MySQLBecoming(Becoming):
                 return {(id.decode(), token.decode(), of.decode()) for id, token, of in found}
         return super().ended_of(connection, history, keys, since)
 
-    def _knows(self, connection: Connection, statement: Any, said: str) -> Any:
+    def put(self, connection: Connection, pending: Table, keys: Sequence[Key], at_us: int) -> None:
+        if not self._plain:
+            statement = _text(
+                f"UPDATE {self._EVENTS} STRAIGHT_JOIN {pending.name} AS p ON {self._SAME} "
+                f"SET p.place = {statuses.IN_REDIS}, p.modified_us = :at_us"
+            )
+            said = json.dumps(list(keys))
+            if self._knows(connection, statement, said, at_us=at_us) is not None:
+                return
+        super().put(connection, pending, keys, at_us)
+
+    def _knows(self, connection: Connection, statement: Any, said: str, **more: Any) -> Any:
         """Run a statement; None if this database does not know its kind."""
         try:
-            return connection.execute(statement, {"events": said})
+            return connection.execute(statement, {"events": said, **more})
         except ProgrammingError:
             # It has changed nothing, and the transaction goes on.
             self._plain = True
@@ -284,6 +307,11 @@ def write(
     ended = {event.key: event for event in events if event.has_ended}
     if ended and not how.move(connection, tables, list(ended.values())):
         _end(how, dialect, tables, ended, connection)
+
+
+def put(dialect: Dialect, pending: Table, keys: Sequence[Key], connection: Connection) -> None:
+    """Note that the messages of rows are in Redis."""
+    _OF[dialect.name].put(connection, pending, keys, now_us())
 
 
 def ended_of(

@@ -111,11 +111,13 @@ class FarStore:
             number += int(shard.database.read(counted)[0]["many"])
         return number
 
-    def ahead(self, shard: Shard, topic: str | None, until_us: int, limit: int) -> Ahead:
-        """The soonest rows that are due until then, of a queue or of all."""
+    def ahead(
+        self, shard: Shard, topic: str | None, since_us: int, until_us: int, limit: int
+    ) -> Ahead:
+        """The soonest rows that are due from then until then, of a queue or of all."""
         table = shard.tables.pending
         size = func.length(table.c.body).label("size")
-        wanted = select(table.c.action_us, size).where(*_due(table, topic, until_us))
+        wanted = select(table.c.action_us, size).where(*_due(table, topic, since_us, until_us))
         found = shard.database.read(wanted.order_by(table.c.action_us).limit(limit))
         number = total = 0
         for row in found:
@@ -131,17 +133,18 @@ class FarStore:
         self,
         shard: Shard,
         topic: str | None,
+        since_us: int,
         until_us: int,
         limit: int,
         put: Callable[[Sequence[Row]], object],
     ) -> list[Row]:
-        """Have the soonest rows put into Redis that are due until then; return them.
+        """Have the soonest rows put into Redis that are due from then until then; return them.
 
         topic: of a queue; None: of all
         put: puts their messages, of which none that is there already is added again
         """
         table = shard.tables.pending
-        wanted = select(*row_columns(table)).where(*_due(table, topic, until_us))
+        wanted = select(*row_columns(table)).where(*_due(table, topic, since_us, until_us))
         wanted = wanted.order_by(table.c.action_us, table.c.id).limit(limit)
         return self._put(shard, shard.database.dialect.locking(wanted), put, {})
 
@@ -182,9 +185,10 @@ class FarStore:
                 done = True
                 put(rows)
                 for chunk in chunks(rows):
-                    mine = are(table, [row.key for row in chunk])
-                    values = {**changes, "place": statuses.IN_REDIS, "modified_us": now_us()}
-                    connection.execute(update(table).where(mine).values(**values))
+                    keys = [row.key for row in chunk]
+                    if changes:
+                        connection.execute(update(table).where(are(table, keys)).values(**changes))
+                    becoming.put(database.dialect, table, keys, connection)
             return rows
 
         return database.run(work)
@@ -264,6 +268,7 @@ class FarStore:
             yield found
 
 
-def _due(table: Any, topic: str | None, until_us: int) -> list[Any]:
-    found = [text(IS_FAR), table.c.action_us <= until_us]
+def _due(table: Any, topic: str | None, since_us: int, until_us: int) -> list[Any]:
+    # The first bound spares the index what it has of rows that were put a moment ago.
+    found = [text(IS_FAR), table.c.action_us >= since_us, table.c.action_us <= until_us]
     return found if topic is None else [*found, table.c.topic == topic]

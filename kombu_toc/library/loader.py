@@ -91,17 +91,18 @@ class Loader:
         for shard in self._far.shards.awake():
             try:
                 for topic, bound in bounds.items():
-                    self._see(heads, shard, topic, bound)
+                    self._see(heads, shard, topic, 0, bound)
             except LibraryError as exc:  # another database may be there
                 error = error or exc
         while heads and time.monotonic() < ends:
             head = heapq.heappop(heads)
             if head.shard.database.rests:
                 continue
-            shard, topic, number = head.shard, head.topic, head.number
+            bound = bounds[head.topic]
             try:
-                if self._load(shard, topic, bounds[topic], number, until) == number:
-                    self._see(heads, shard, topic, bounds[topic])
+                rows = self._load(head, bound, until)
+                if len(rows) == head.number:
+                    self._see(heads, head.shard, head.topic, rows[-1].action_us, bound)
             except LibraryError as exc:
                 error = error or exc
         if not heads:
@@ -128,17 +129,18 @@ class Loader:
         heads: list[_Head],
         shard: Shard,
         topic: str | None,
+        since: int,
         bound: int,
     ) -> None:
         """Note what a shard has of a queue, if it has anything to be put."""
-        ahead = self._far.ahead(shard, topic, bound, TOGETHER)
+        ahead = self._far.ahead(shard, topic, since, bound, TOGETHER)
         if ahead.number:
             self._seen += 1
             head = _Head(ahead.first_us, self._seen, shard, topic, ahead.number)
             heapq.heappush(heads, head)
 
-    def _load(self, shard: Shard, topic: str | None, bound: int, number: int, until: float) -> int:
-        """Put some rows; return how many."""
+    def _load(self, head: _Head, bound: int, until: float) -> list[Row]:
+        """Put some rows; return them."""
         put: list[Row] = []
 
         def putting(rows: Sequence[Row]) -> None:
@@ -148,9 +150,11 @@ class Loader:
             self._putter.put(rows)
 
         try:
-            rows = self._far.put_ahead(shard, topic, bound, number, putting)
+            rows = self._far.put_ahead(
+                *(head.shard, head.topic, head.first_us, bound, head.number), putting
+            )
         except BaseException:
             self._doubtful(put)
             raise
         self.loaded += len(rows)
-        return len(rows)
+        return rows
