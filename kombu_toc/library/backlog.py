@@ -16,7 +16,7 @@ from ..errors import LibraryError
 from .engines import RefusedError
 from .records import Event, Key, Row
 from .shards import Database
-from .store import CHUNK, Store
+from .store import CHUNK, Made, Store
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +33,7 @@ class _Part(NamedTuple):
 
     rows: list[Row]
     events: list[Event]
+    withdrawn: list[Made]
 
 
 class Backlog:
@@ -59,11 +60,14 @@ class Backlog:
         #: by the number of the database; and of which there were some that are not written yet
         self._rows: dict[int, list[Row]] = {}
         self._behind: set[int] = set()
+        #: what was written, perhaps, for publishes that have failed
+        self._withdrawn: list[Made] = []
         #: how many were given up since it was last said
         self._lost = 0
 
     def __len__(self) -> int:
-        return len(self._events) + sum(len(rows) for rows in self._rows.values())
+        rows = sum(len(some) for some in self._rows.values())
+        return len(self._events) + rows + len(self._withdrawn)
 
     def add(self, event: Event) -> int:
         """Have an event written; return how many there are to be written."""
@@ -85,6 +89,12 @@ class Backlog:
                 number = self._store.shards.of(row.id).database.number
                 self._rows.setdefault(number, []).append(row)
                 self._behind.add(number)
+            self._keep_bounds()
+
+    def withdraw(self, rows: Sequence[Row]) -> None:
+        """Have rows deleted: their publish has failed, though they may have been written."""
+        with self._lock:
+            self._withdrawn += [Made(row.key, row.created_us) for row in rows]
             self._keep_bounds()
 
     def has_rows_for(self, database: Database) -> bool:
@@ -112,6 +122,9 @@ class Backlog:
             longest = max(self._rows.values(), key=len)
             self._give_up(longest.pop().key)
             over -= 1
+        for made in self._withdrawn[MAX_ROWS:]:
+            self._give_up(made.key)
+        del self._withdrawn[MAX_ROWS:]
 
     def _give_up(self, key: Key) -> None:
         self._lost += 1
@@ -129,12 +142,15 @@ class Backlog:
             with self._lock:
                 events, self._events = self._events, {}
                 rows, self._rows = self._rows, {}
+                withdrawn, self._withdrawn = self._withdrawn, []
             shards = self._store.shards
-            parts: dict[Database, _Part] = defaultdict(lambda: _Part([], []))
+            parts: dict[Database, _Part] = defaultdict(lambda: _Part([], [], []))
             for number, some in rows.items():
                 parts[shards.databases[number]].rows.extend(some)
             for event in events.values():
                 parts[shards.of(event.key[0]).database].events.append(event)
+            for made in withdrawn:
+                parts[shards.of(made.key[0]).database].withdrawn.append(made)
             error: LibraryError | None = None
             try:
                 for database, part in parts.items():
@@ -163,11 +179,13 @@ class Backlog:
             since_then, self._events = self._events, {}
             for event in (*part.events[CHUNK:], *part.events[:CHUNK], *since_then.values()):
                 self._add(event)
+        self._withdrawn += part.withdrawn
         self._keep_bounds()
 
     def _write_part(self, database: Database, part: _Part) -> None:
         """Write what is for a database; what is written is taken out of the part."""
         self._ready([database])
+        self._write_some(part.withdrawn, self._store.take_back)
         self._write_some(part.rows, self._store.insert)
         # In one order, so that two processes do not wait for each other.
         part.events.sort(key=lambda event: (self._store.shards.of(event.key[0]).number, event.key))

@@ -26,7 +26,8 @@ from ..model.results import DEAD, IN_FLIGHT, WAITING, Found
 from ..model.topic import Topic, base_of
 from ..model.traits import given_in, is_still, key_in
 from . import statuses
-from .reconcile import MISSING, key_of, states_in_redis
+from .presence import MISSING, states_in_redis
+from .reconcile import key_of
 from .records import Event, Key, Row, now_us, row_of_message
 from .store import CHUNK, Store
 

@@ -75,6 +75,8 @@ class Keeper:
         self._next_attempt = self._next_turn = self._next_look = 0.0
         self._elected = False
         self._claims = 0
+        #: whether some were left out that are looked at again
+        self.doubts = False
 
     def turn(self) -> bool:
         """Do what is due, if no other process does; return whether there is more to do at once."""
@@ -119,8 +121,10 @@ class Keeper:
         self._store.prune((now_us() - self._retention_us) // DAY_US)
 
     def put_missing(self) -> int:
-        """Put the messages of rows that say they are not in Redis; return how many."""
+        """Put the messages of rows that say they are not in Redis; return how many. Of those that
+        may be there all the same, `doubts` tells."""
         self._center.client.ping()
+        self.doubts = False
         put, error = 0, None
         for shard in self._store.shards.awake():
             try:
@@ -140,6 +144,7 @@ class Keeper:
             # Each is put by whoever has claimed it: it may have run before another looks.
             mine = self._store.claim(shard, [row.key for row in rows], by)
             put += self._put_claimed(mine)
+            self.doubts = self.doubts or len(mine) < len(rows)
             if len(rows) < CHUNK or not mine:
                 break
         return put

@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterator
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
+from typing import NamedTuple
 
 from ..center.center import TimeoutCenter
 from ..model.records import Rebuilt
 from . import statuses
 from .ahead import reading_ahead
 from .guard import ended_rows
+from .presence import MISSING, states_in_redis
 from .putting import Putter
 from .records import Row, expires_us, lease_us, now_us
 from .shards import Shard
-from .store import Store
+from .store import Store, chunks
 
 #: Rows that a statement reads, and that are put together.
 PAGE = TOGETHER = 2000
+
+#: Microseconds ahead within which a message may be delivered before it is put.
+SOON_US = 5_000_000
+
+#: Seconds after which a worker has said that it has had a message, and after which a publish that
+#: has written its row has put its message.
+SETTLE = 1.5
+YOUNG = 0.5
 
 
 def rows_by_time(store: Store, shard: Shard, place: int) -> Iterator[Row]:
@@ -33,6 +46,30 @@ def rows_by_time(store: Store, shard: Shard, place: int) -> Iterator[Row]:
         after = (last.action_us, *last.key)
 
 
+class _Batch(NamedTuple):
+    """What has come of some rows.
+
+    number: how many rows that is
+    wanted: those that are to be in Redis
+    taken, ended: how many are left to the workers that have them, and how many have ended
+    """
+
+    number: int
+    wanted: list[Row]
+    taken: int
+    ended: int
+
+
+class _Doubt(NamedTuple):
+    """A row that may be under way to a worker, or back: it is looked at once more.
+
+    at: monotonic seconds when
+    """
+
+    at: float
+    row: Row
+
+
 class Rebuild:
     """One rebuild. What is done already is found out as it goes: it can be repeated."""
 
@@ -40,6 +77,9 @@ class Rebuild:
         self._store = store
         self._center = center
         self._putter = Putter(center, store.topics)
+        self._doubts: deque[_Doubt] = deque()
+        self._name = f"rebuild/{os.urandom(6).hex()}"
+        self._claims = 0
 
     def run(self, on_progress: Callable[[Rebuilt], None] | None = None) -> Rebuilt:
         store = self._store
@@ -52,17 +92,18 @@ class Rebuild:
         ]
         soonest = heapq.merge(*sources, key=attrgetter("action_us"))
 
-        def batches() -> Iterator[tuple[int, list[Row], int, int]]:
+        def batches() -> Iterator[_Batch]:
             while batch := list(itertools.islice(soonest, TOGETHER)):
-                yield len(batch), *self._wanted(batch)
+                yield self._wanted(batch)
+                yield from self._settled()
+            while self._doubts:
+                time.sleep(max(self._doubts[0].at - time.monotonic(), 0.0))
+                yield from self._settled()
 
         # The database works while Redis does.
         with reading_ahead(batches) as read:
             for number, wanted, taken, ended in read:
-                put = self._putter.put(wanted)
-                unplaced = [row.key for row in wanted if row.place == statuses.NOT_PUT]
-                if unplaced:
-                    store.place(unplaced, statuses.IN_REDIS)
+                put = self._put(wanted)
                 done = Rebuilt(
                     done.rows + number,
                     max(done.of_rows, done.rows + number),
@@ -74,9 +115,63 @@ class Rebuild:
                     on_progress(done)
         return done
 
-    def _wanted(self, batch: list[Row]) -> tuple[list[Row], int, int]:
+    def _put(self, rows: Sequence[Row]) -> int:
+        """Put some rows; those that are not in Redis, as far as they say, if nobody else does."""
+        certain = [row for row in rows if row.place != statuses.NOT_PUT]
+        claimed = self._claim([row for row in rows if row.place == statuses.NOT_PUT])
+        try:
+            return self._putter.put([*certain, *claimed])
+        except BaseException:
+            self._store.place([row.key for row in claimed], statuses.NOT_PUT)
+            raise
+
+    def _claim(self, rows: Sequence[Row]) -> list[Row]:
+        found: list[Row] = []
+        for shard, some in self._store.shards.divided(rows, attrgetter("id")).items():
+            for chunk in chunks(some):
+                self._claims += 1
+                by = f"{self._name}/{self._claims}"
+                found += self._store.claim(shard, [row.key for row in chunk], by)
+        return found
+
+    def _wanted(self, batch: list[Row]) -> _Batch:
         """Of some rows, those that are to be in Redis; how many are left to the workers that have
         taken them, and how many have ended."""
+        wanted, taken, ended = self._sorted(batch)
+        soon = now_us() + SOON_US
+        near = [row for row in wanted if row.action_us <= soon and row.place != statuses.NOT_PUT]
+        if not near:
+            return _Batch(len(batch), wanted, taken, ended)
+        # What is due, and not in Redis, may be with a worker, or have just been: that is not known
+        # here before the worker has said so.
+        now = time.monotonic()
+        states = states_in_redis(self._center, near)
+        held = [row for row, state in zip(near, states, strict=True) if state == MISSING]
+        for row in held:
+            young = max(YOUNG - (now_us() - row.created_us) / 1e6, 0.0)
+            self._doubts.append(_Doubt(now + SETTLE + young, row))
+        left = {row.key for row in near}
+        wanted = [row for row in wanted if row.key not in left]
+        return _Batch(len(batch) - len(held), wanted, taken, ended)
+
+    def _settled(self) -> Iterator[_Batch]:
+        """Rows that were looked at before, and of which nothing was heard since."""
+        now = time.monotonic()
+        rows: list[Row] = []
+        while self._doubts and self._doubts[0].at <= now and len(rows) < TOGETHER:
+            rows.append(self._doubts.popleft().row)
+        if not rows:
+            return
+        moments = self._store.moments([row.key for row in rows])
+        same = [row for row in rows if moments.get(row.key) == row.modified_us]
+        states = states_in_redis(self._center, same)
+        wanted = [row for row, state in zip(same, states, strict=True) if state == MISSING]
+        wanted, taken, ended = self._sorted(wanted)
+        yield _Batch(len(rows), wanted, taken, ended + len(rows) - len(same))
+
+    def _sorted(self, batch: Sequence[Row]) -> tuple[list[Row], int, int]:
+        if not batch:
+            return [], 0, 0
         over = ended_rows(self._store, batch)
         now, limits = now_us(), self._center.limits
         wanted: list[Row] = []

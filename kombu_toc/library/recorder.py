@@ -135,16 +135,23 @@ class Recorder:
                     if owed:
                         self._start()
                 self.store.insert(some)
-            except RefusedError:
-                raise  # nor would it be taken later
+            except RefusedError:  # nor would it be taken later
+                self._withdraw(rows)
+                raise
             except LibraryError as exc:
                 if self._required:
+                    self._withdraw(rows)
                     raise
                 self._backlog.add_rows(some)
                 logger.warning(
                     "messages are sent without a record, which is written later: %s", exc
                 )
                 self._start()
+
+    def _withdraw(self, rows: Sequence[Row]) -> None:
+        """Of a publish that fails: some are there, perhaps, and only the reply was lost."""
+        self._backlog.withdraw(rows)
+        self._start()
 
     def write_far(self, rows: Sequence[Row], topic: Topic) -> bool:
         """Write the rows of messages that are put later because their time is far ahead; return
@@ -160,6 +167,7 @@ class Recorder:
             self.store.insert(rows)
         except LibraryError as exc:
             if self._required or isinstance(exc, RefusedError):
+                self._withdraw(rows)
                 raise
             return False
         return True
@@ -471,7 +479,7 @@ class Recorder:
                 self._put_expected(self._keeper)
             if self._not_put:
                 self._keeper.put_missing()
-                self._not_put = False
+                self._not_put = self._keeper.doubts
                 self.away_until = 0.0
             if self._consumes and self._keeper.turn():
                 self._bell.set()  # there is more to do at once

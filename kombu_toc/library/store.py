@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, RowMapping, Table, delete, func, select, text, tuple_, update
 
@@ -22,6 +22,9 @@ from .declarations import Declarations
 from .records import Event, Key, Row, now_us
 from .schema import COMMON, IS_FAR, LAYOUT
 from .shards import Database, Shard, Shards
+
+#: Microseconds for which it may be unsaid that a worker has had a message.
+DOUBT_US = 3_000_000
 
 #: Rows that one statement names.
 CHUNK = 500
@@ -37,6 +40,13 @@ def chunks(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
 def row_columns(table: Table) -> list[Any]:
     """The columns of a row."""
     return [table.c[name] for name in Row._fields]
+
+
+class Made(NamedTuple):
+    """A row as one publish has made it."""
+
+    key: Key
+    created_us: int
 
 
 class Store:
@@ -111,6 +121,28 @@ class Store:
         mine = are(table, [row.key]) & (table.c.created_us == row.created_us)
         shard.database.execute(delete(table).where(mine))
 
+    def take_back(self, rows: Sequence[Made]) -> None:
+        """Delete rows that were written for a publish that has failed."""
+        for shard, some in self.shards.divided(rows, lambda made: made.key[0]).items():
+            table = shard.tables.pending
+            # Not those of another publish.
+            made = tuple_(table.c.id, table.c.token, table.c.topic, table.c.created_us)
+            for chunk in chunks(some):
+                which = made.in_([(*one.key, one.created_us) for one in chunk])
+                ids = table.c.id.in_([one.key[0] for one in chunk])
+                shard.database.execute(delete(table).where(ids, which))
+
+    def moments(self, keys: Sequence[Key]) -> dict[Key, int]:
+        """When the rows of these messages were last changed, for those that have not ended."""
+        found: dict[Key, int] = {}
+        for shard, some in self.shards.divided(keys, lambda key: key[0]).items():
+            table = shard.tables.pending
+            columns = (table.c.id, table.c.token, table.c.topic, table.c.modified_us)
+            for chunk in chunks(some):
+                for row in shard.database.read(select(*columns).where(are(table, chunk))):
+                    found[row["id"], row["token"], row["topic"]] = row["modified_us"]
+        return found
+
     def forget(self, keys: Sequence[Key]) -> None:
         """Delete rows of messages that have ended."""
         for shard, some in self.shards.divided(keys, lambda key: key[0]).items():
@@ -126,19 +158,27 @@ class Store:
                 which = are(table, chunk)
                 if place != statuses.IN_REDIS:  # what a worker has taken was put
                     which &= table.c.status == statuses.PENDING
-                statement = update(table).where(which).values(place=place)
-                shard.database.execute(statement)
+                values = {"place": place}
+                if place == statuses.NOT_PUT:
+                    values["modified_us"] = now_us()  # it may have been put all the same
+                shard.database.execute(update(table).where(which).values(**values))
 
     def claim(self, shard: Shard, keys: Sequence[Key], by: str) -> list[Row]:
         """Of rows that are not in Redis, those that nobody else puts: from now on they count as
         put.
 
+        Those that may have been put are left out for a moment: if a worker has had one, it says so
+        in that time.
+
         by: a name that no other claim has
         """
         table = shard.tables.pending
+        until = now_us() - DOUBT_US
 
         def work(connection: Connection) -> list[Row]:
             claimed = (table.c.place == statuses.NOT_PUT) & (table.c.status == statuses.PENDING)
+            sure = table.c.modified_us == table.c.created_us
+            claimed &= sure | (table.c.modified_us <= until)
             change = update(table).where(are(table, keys), claimed)
             connection.execute(change.values(place=statuses.IN_REDIS, worker=by))
             mine = select(*row_columns(table)).where(are(table, keys), table.c.worker == by)

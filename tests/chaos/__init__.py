@@ -58,6 +58,26 @@ that reason producers set ``toc_wait_replicas=1``: what a publish returned for i
 What workers did is not waited for, so a run is *explained* as well if its message lay on a server
 that was replaced, and the earlier run began or ended from a second before that until all was whole.
 
+``--library`` gives producers and workers a task library of two databases, PostgreSQL and SQLite
+unless ``--engines`` says otherwise. Besides kill, fleet, cut and restart there are:
+
+=========  =======================================================================================
+lost       Redis: FLUSHALL, or replaced by an empty one. ``celery toc library rebuild`` puts back
+           what is pending; one time in two it is killed, and begun again
+alone      FLUSHALL, and nobody does that: the workers find what is overdue
+database   of the two one is away: SIGKILL, and started again some seconds later; SIGSTOP; of
+           SQLite, somebody else writes
+step       a worker, a process of its pool, or a producer kills itself: before or after any
+           statement to a database, or command to the broker (`deaths`). Producers are started
+           again, too
+=========  =======================================================================================
+
+There, a killed process explains that a task runs again only if the first run had ended less than
+two seconds before, or if its database was away since: only then it may be unsaid that it had ended.
+The loss of Redis explains it only of what ended while its database was away. At the end no row may
+be pending, each task that has run must be done in the library, and library and Redis must agree
+(``center.library.check()``).
+
 A worker that has ended is started again. After the last fault all are given time to finish:
 until everything that was sent has run and nothing is left in the broker, or until nothing has
 happened for 30 seconds.

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from . import library
 from .run import BROKERS, FAMILIES, TRANSPORTS, Run
 
 
@@ -22,10 +23,15 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="the report, for programs")
     parser.add_argument("--python", default=sys.executable, help="of workers and producers")
     parser.add_argument("--directory", type=Path, help="where logs are to stay")
+    parser.add_argument("--library", action="store_true", help="with a task library")
+    kinds = "postgresql,sqlite"
+    parser.add_argument("--engines", default=kinds, help=f"of the library's databases ({kinds})")
     options = parser.parse_args()
     if options.broker != "redis" and options.transport != "toc":
         parser.error(f"--transport {options.transport} has no --broker {options.broker}")
-    families = FAMILIES[options.broker]
+    if options.library and (options.broker, options.transport) != ("redis", "toc"):
+        parser.error("--library is for one server")
+    families = library.FAMILIES if options.library else FAMILIES[options.broker]
     faults = options.faults.split(",") if options.faults else list(families)
     for name in faults:
         if name not in families:
@@ -33,16 +39,19 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         directory = options.directory or Path(temporary)
         directory.mkdir(parents=True, exist_ok=True)
-        report = Run(
-            directory,
-            seed=options.seed,
-            seconds=options.seconds,
-            transport=options.transport,
-            rate=options.tasks_per_second,
-            families=faults,
-            python=options.python,
-            broker=options.broker,
-        ).run()
+        how = {
+            "seed": options.seed,
+            "seconds": options.seconds,
+            "rate": options.tasks_per_second,
+            "families": faults,
+            "python": options.python,
+        }
+        if options.library:
+            engines = options.engines.split(",")
+            report = library.LibraryRun(directory, engines=engines, **how).run()
+        else:
+            how |= {"transport": options.transport, "broker": options.broker}
+            report = Run(directory, **how).run()
     print(report.table())
     if options.json:
         options.json.write_text(json.dumps(vars(report), indent=2))

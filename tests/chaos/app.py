@@ -5,6 +5,7 @@ Runs in peers' environments too, so it imports nothing but Celery and redis-py.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from typing import Any
@@ -29,6 +30,13 @@ OPTIONS: dict[str, Any] = {"visibility_timeout": VISIBILITY_TIMEOUT}
 if BROKER.startswith("toc"):
     OPTIONS["toc_topics"] = LIMITED
     QUEUES = (*QUEUES, *LIMITED)
+
+if "CHAOS_LIBRARY" in os.environ:
+    OPTIONS.update(json.loads(os.environ["CHAOS_LIBRARY"]))
+if "CHAOS_DEATHS" in os.environ:
+    from . import deaths
+
+    deaths.install()
 
 app = Celery("chaos", broker=BROKER)
 app.conf.update(

@@ -26,12 +26,12 @@ class Ledger:
     """Reads it, each line once."""
 
     def __init__(self, client: redis.Redis) -> None:
-        self._client = client
+        self.client = client
         self.entries: list[dict[str, Any]] = []
 
     def read(self) -> int:
         """Take the lines that are new; return how many there were."""
-        found = self._client.lrange("ledger", len(self.entries), -1)
+        found = self.client.lrange("ledger", len(self.entries), -1)
         self.entries += map(json.loads, found)
         return len(found)
 

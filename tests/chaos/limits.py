@@ -44,8 +44,10 @@ def judge_limits(
         place = f"{queue} {key}" if serial else queue
         some = _spells(id, told, events)
         if serial and len(some) == sending["times"] + 1 and all(one.whole for one in some):
-            # Until it was sent again and had run, it held its key.
-            some = [some[0]._replace(ended=some[-1].ended)]
+            # Until it was sent again and had run, it held its key, unless the broker forgot that.
+            began, ended = some[0].began, some[-1].ended
+            if not any(event.forgets and began <= event.at <= ended for event in events):
+                some = [some[0]._replace(ended=ended)]
         spells[place] += some
         done = [entry["at"] for entry in told if entry["what"] == "sent"]
         runs = [entry["at"] for entry in told if entry["what"] == "started"]

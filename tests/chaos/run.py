@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -96,13 +96,22 @@ class Fault(NamedTuple):
 
 
 def schedule(
-    seed: int, seconds: float, families: Sequence[str] | None = None, broker: str = "redis"
+    seed: int,
+    seconds: float,
+    families: Sequence[str] | None = None,
+    broker: str = "redis",
+    *,
+    there: Mapping[str, tuple[str, ...]] | None = None,
+    gap: float = GAP,
 ) -> list[Fault]:
-    """The faults of a run: each kind once, in any order, then each again."""
+    """The faults of a run: each kind once, in any order, then each again.
+
+    there: what there is instead of the broker's own; gap: seconds between two at least
+    """
     rng = random.Random(seed)
     kinds = [
         (family, what)
-        for family, whats in FAMILIES[broker].items()
+        for family, whats in (there or FAMILIES[broker]).items()
         if families is None or family in families
         for what in whats
     ]
@@ -118,6 +127,10 @@ def schedule(
         "outage": (VISIBILITY_TIMEOUT + 1, VISIBILITY_TIMEOUT + 2),
         "server frozen": (VISIBILITY_TIMEOUT + 1, VISIBILITY_TIMEOUT + 3),
         "full": (1, 4),
+        # Some are over before a statement's time is.
+        "database killed": (0.5, 4.0),
+        "database stopped": (0.5, 5.0),
+        "database locked": (0.5, 4.0),
         **LENGTHS,
     }
     faults: list[Fault] = []
@@ -129,7 +142,7 @@ def schedule(
         family, what = deck.pop()
         length = rng.uniform(*lengths.get(what, (0, 0)))
         faults.append(Fault(at, family, what, length, rng.randrange(1 << 30)))
-        at += GAP + rng.uniform(0, 0.4) + (length if family in (*NETWORK, "full") else 0)
+        at += gap + rng.uniform(0, 0.4) + (length if family in (*NETWORK, "full") else 0)
     return faults
 
 
@@ -154,6 +167,8 @@ class Worker:
 
     def launch(self) -> None:
         self._launched += 1
+        #: seconds since the epoch
+        self.launched_at = time.time()
         self.incarnation = f"w{self.number}.{self._launched}"
         self.stopped_until = self.must_end_by = None
         self.killed = False
@@ -203,6 +218,9 @@ class Run:
     rate: tasks per second. python: interpreter of workers and producers. broker: see BROKERS.
     """
 
+    #: seconds without any progress after which what is not done is stuck
+    patience = PATIENCE
+
     def __init__(
         self,
         directory: Path,
@@ -219,7 +237,7 @@ class Run:
         self._seed, self._seconds, self._rate = seed, seconds, rate
         self._transport, self._python = transport, python
         self._kind = broker
-        self._faults = schedule(seed, seconds, families, broker)
+        self._faults = self._schedule(families)
         self._events: list[Event] = []
         self._report = Report(transport, seed, broker)
         #: what ends a fault, and when: monotonic seconds
@@ -227,12 +245,16 @@ class Run:
         self._workers: list[Worker] = []
         self._producers: list[subprocess.Popen[bytes]] = []
 
+    def _schedule(self, families: Sequence[str] | None) -> list[Fault]:
+        return schedule(self._seed, self._seconds, families, self._kind)
+
     def run(self) -> Report:
         with contextlib.ExitStack() as stack:
             self._start(stack)
             self._break_things()
             self._drain()
             self._stop_workers()
+            self._finish()
             self._report.broken += self._broker.broken
             self._report.keys_left = self._keys()
             self._ledger.read()
@@ -258,15 +280,21 @@ class Run:
             "CHAOS_VISIBILITY_TIMEOUT": str(VISIBILITY_TIMEOUT),
             "PYTHONWARNINGS": "ignore",
         }
+        environment.update(self._more_environment(stack))
         for number in range(len(POOLS)):
             worker = Worker(number, self._directory, self._python, environment)
             worker.launch()
             self._workers.append(worker)
             stack.callback(self._kill, worker)
         self._until_ready()
+        self._began = time.monotonic()
         for number in range(2):
             rate = str(self._rate / 2)
             self._produce(str(number), str(self._seed), str(self._seconds), rate)
+
+    def _more_environment(self, stack: contextlib.ExitStack) -> dict[str, str]:
+        """What else is started, and what producers and workers are told of it."""
+        return {}
 
     def _produce(self, *arguments: str) -> None:
         command = [self._python, "-m", "tests.chaos.producer", *arguments]
@@ -458,7 +486,7 @@ class Run:
                     return
             else:
                 alone = 0.0
-            if now - progress > PATIENCE:
+            if now - progress > self.patience:
                 self._report.stuck = self._held()
                 if producing:
                     self._report.broken.append("a producer does not end")
@@ -475,6 +503,9 @@ class Run:
                 worker.process.wait(max(deadline - time.monotonic(), 0.1))
             except subprocess.TimeoutExpired:
                 self._broke(f"{worker.incarnation} did not end after SIGTERM", worker)
+
+    def _finish(self) -> None:
+        """Look at what is left when the workers have ended."""
 
     def _is_empty(self) -> bool:
         return self._transport != "toc" or not self._keys()

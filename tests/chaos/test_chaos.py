@@ -5,6 +5,11 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
+import pytest
+
+from ..databases import PostgreSQL
+from .library import FAMILIES as FAMILIES_OF_LIBRARY
+from .library import LibraryRun
 from .run import FAMILIES, Run, schedule
 
 
@@ -23,6 +28,19 @@ def test_whatever_breaks_in_a_cluster_no_task_is_lost_early_or_left(tmp_path: Pa
     kinds = {what for whats in FAMILIES["cluster"].values() for what in whats}
     assert set(report.faults) == kinds
     assert report.executed + len(report.gone) >= report.sent > 150
+    assert report.faultless, report.table()
+
+
+@pytest.mark.skipif(not PostgreSQL.is_there(), reason="PostgreSQL is not installed")
+def test_with_a_task_library_no_task_is_lost_though_redis_and_a_database_are(
+    tmp_path: Path,
+) -> None:
+    """Redis is flushed or replaced, a database of two is away, and processes die at any step."""
+    chosen = ("lost", "database", "kill", "step")
+    report = LibraryRun(tmp_path, seed=3, seconds=10, families=chosen).run()
+    kinds = {what for family in chosen for what in FAMILIES_OF_LIBRARY[family]}
+    assert kinds <= set(report.faults)
+    assert report.executed + len(report.gone) >= report.sent > 20
     assert report.faultless, report.table()
 
 

@@ -269,8 +269,9 @@ def test_with_one_database_away_the_other_is_used_as_ever(broker, recorder, stor
 
 
 def test_a_process_that_starts_with_one_database_away_uses_the_other(
-    server, options, store, away, center
+    server, options, store, away, center, monkeypatch
 ):
+    monkeypatch.setattr("kombu_toc.library.store.DOUBT_US", 0)
     away.numbers.add(1)
     with Connection(server.toc_url, transport_options=options) as connection:
         [first], [second] = ids_of(store, 0, 1), ids_of(store, 1, 1)
@@ -337,7 +338,8 @@ def test_a_cancel_whose_row_cannot_be_written_is_recorded_later(
 # -- names
 
 
-def test_two_processes_of_one_name_are_two(center, broker, store):
+def test_two_processes_of_one_name_are_two(center, broker, store, monkeypatch):
+    monkeypatch.setattr("kombu_toc.library.store.DOUBT_US", 0)
     publish(broker, "order-1", **{"x-delay": 60_000})
     [row] = store.of_ids(["order-1"])
     store.place([row.key], statuses.NOT_PUT)

@@ -587,8 +587,9 @@ def test_a_publish_needs_no_redis_if_it_is_far_ahead(queue, store, monkeypatch):
 
 
 def test_what_was_sent_without_knowing_the_queue_goes_back_to_the_library(
-    queue, store, center, options, server
+    queue, store, center, options, server, monkeypatch
 ):
+    monkeypatch.setattr("kombu_toc.library.store.DOUBT_US", 0)
     send(queue, "far")
     FarStore(store).store.place([row_of(store, "far").key], statuses.NOT_PUT)
     keeper = Keeper(store, center_for(server.toc_url), "one", 86_400)

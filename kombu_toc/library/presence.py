@@ -1,0 +1,50 @@
+"""Where the messages of rows are in Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..center.center import TimeoutCenter
+from ..model.keys import Slot
+from .records import Row
+from .store import CHUNK
+
+#: What a row's message is found to be.
+THERE, DEAD, MISSING = "there", "dead", "missing"
+
+
+def states_in_redis(center: TimeoutCenter, rows: Sequence[Row]) -> list[str]:
+    """Where the message of each row is."""
+    found: list[str] = []
+    for start in range(0, len(rows), CHUNK):
+        found += _states(center, rows[start : start + CHUNK])
+    return found
+
+
+def _states(center: TimeoutCenter, rows: Sequence[Row]) -> list[str]:
+    found = [MISSING] * len(rows)
+    # Each slot is asked once for all: there may be many that merely wait for a worker.
+    of_slot: dict[str, tuple[Slot, list[int]]] = {}
+    for place, row in enumerate(rows):
+        topic = center.registry.resolved(row.topic)
+        for slot in topic.slots_for(row.basis or row.id):
+            of_slot.setdefault(slot.body, (slot, []))[1].append(place)
+    with center.client.pipeline(transaction=False) as pipe:
+        for slot, places in of_slot.values():
+            names = [name for place in places for name in _names(rows[place])]
+            pipe.hmget(slot.body, names)
+            pipe.zmscore(slot.dead, names)
+        answers = iter(pipe.execute())
+    for _, places in of_slot.values():
+        bodies, dead = next(answers), next(answers)
+        for at, place in enumerate(places):
+            # Under the id there may be another message; then it is known by a name of its own.
+            at += at if bodies[2 * at] == rows[place].body else at + 1
+            if bodies[at] is not None:
+                found[place] = THERE if dead[at] is None else DEAD
+    return found
+
+
+def _names(row: Row) -> tuple[str, str]:
+    """What a row's message is known by in its slot."""
+    return row.id, f"{row.id}#{row.token}"

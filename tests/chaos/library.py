@@ -1,0 +1,333 @@
+"""A run with a task library: ``python -m tests.chaos --library``; see the package.
+
+Of its two databases one or the other is away now and then; Redis loses everything, and is replaced
+by an empty one; workers and senders kill themselves between any two steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from kombu_toc import center_for
+from kombu_toc.client.databases import read_databases
+from kombu_toc.library import migrate
+from kombu_toc.library.shards import Shards
+
+from ..databases import ENGINES, DatabaseServer
+from .brokers import HASH_SLOTS, Single
+from .deaths import DEATHS
+from .run import ROOT, Fault, Run, Worker, schedule
+from .verdict import NETWORK, Event
+
+#: Seconds that a statement may take.
+TIMEOUT = 1.0
+
+#: Seconds that a process lives, as a rule, if it kills itself.
+LIFE = 8.0
+
+#: Seconds after which it has been said that a task has ended.
+SAID = 2.0
+
+#: Seconds for which what a process has to say of a database that was away may be unsaid.
+UNSAID = 12.0
+
+#: Seconds without any progress after which what is not done is stuck: what is missing in Redis
+#: alone is looked at twice.
+PATIENCE = 60.0
+
+#: What is given to --faults of such a run.
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "kill": ("kill worker", "kill process"),
+    "fleet": ("kill all workers",),
+    "cut": ("cut", "lose a publish's reply", "lose an ack's reply", "lose a pop's reply"),
+    "restart": ("restart", "crash"),
+    "lost": ("redis flushed", "redis replaced"),
+    "alone": ("redis flushed, nobody rebuilds",),
+    "database": ("database killed", "database stopped", "database locked"),
+    "step": (),
+}
+
+
+class LostEvent(Event):
+    """Redis has lost everything.
+
+    away: databases that were
+    """
+
+    away: Sequence[Event] = ()
+
+    def forgot(self, queue: str, id: str, earlier: dict[str, Any], run: dict[str, Any]) -> bool:
+        """Whether the earlier run's end may have been unsaid, for its database was away."""
+        return any(
+            one.at - 1.0 <= earlier["end"]
+            and earlier["at"] <= one.until + UNSAID
+            and self.at <= one.until + UNSAID
+            and self.at <= run["at"]
+            for one in self.away
+        )
+
+
+class Kill(Event):
+    """The end of a process, which explains that a task runs again only if it had not been said
+    before that it had ended.
+
+    away: databases that were
+    """
+
+    away: Sequence[Event] = ()
+
+    def hits(self, run: dict[str, Any]) -> bool:
+        if not super().hits(run):
+            return False
+        if run.get("end", self.at) >= self.at - SAID:
+            return True
+        return any(
+            one.at - SAID <= run["end"] and run["at"] <= one.until + UNSAID for one in self.away
+        )
+
+
+class OfLibrary(Single):
+    """A server that may lose what it has."""
+
+    def lose(self, what: str, seconds: float) -> None:
+        if what == "redis replaced":
+            self._server.kill()
+            for name in ("appendonlydir", "dump.rdb"):
+                path = self._server.directory / name
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            time.sleep(seconds)  # nobody is there so soon
+            self._server.start()
+        else:
+            with self._server.client() as client:
+                client.flushall()
+
+
+class LibraryRun(Run):
+    """engines: of the databases of the library, by their names in `tests.databases`"""
+
+    patience = PATIENCE
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        engines: Sequence[str] = ("postgresql", "sqlite"),
+        families: Sequence[str] | None = None,
+        **how: Any,
+    ) -> None:
+        self._dies = families is None or "step" in families
+        self._engines = engines
+        super().__init__(directory, families=families, **how)
+        self._servers: list[DatabaseServer | None] = []
+        self._urls: list[str] = []
+        self._away: list[Event] = []
+        #: whether one of them is away just now
+        self._busy = False
+        self._rebuilds: list[tuple[subprocess.Popen[bytes], Event, float]] = []
+        self._deaths = 0
+        self._reborn: dict[int, list[str]] = {}
+        self._options: dict[str, Any] = {}
+
+    def _schedule(self, families: Sequence[str] | None) -> list[Fault]:
+        there = dict(FAMILIES)
+        if "sqlite" not in self._engines:
+            there["database"] = FAMILIES["database"][:2]
+        return schedule(self._seed, self._seconds, families, there=there, gap=1.0)
+
+    # -- the start
+
+    def _make_broker(self) -> OfLibrary:
+        return OfLibrary(self._directory / "broker", "toc+redis", self._commands())
+
+    def _more_environment(self, stack: contextlib.ExitStack) -> dict[str, str]:
+        for number, name in enumerate(self._engines):
+            kind = ENGINES[name]
+            if kind is None:
+                self._servers.append(None)
+                self._urls.append(f"sqlite:///{self._directory / f'library{number}.db'}")
+                continue
+            server = kind()
+            stack.callback(server.stop)
+            server.start()
+            self._servers.append(server)
+            self._urls.append(server.new_url())
+        self._options = {"toc_library": self._urls, "toc_library_timeout": TIMEOUT}
+        shards = Shards(read_databases("toc_library", self._urls), 1, 5.0)
+        migrate.create(shards)
+        shards.close()
+        more = {"CHAOS_LIBRARY": json.dumps(self._options)}
+        if self._dies:
+            more["CHAOS_DEATHS"] = str(LIFE)
+            more["CHAOS_DEATHS_UNTIL"] = str(time.time() + self._seconds + 10)
+        return more
+
+    # -- the middle
+
+    def _watch_workers(self) -> None:
+        self._read_deaths()
+        for worker in self._workers:
+            # One that starts asks the others what they know, and ends if the broker goes meanwhile.
+            if worker.process.poll() == 1 and not worker.ready and self._was_cut(worker):
+                worker.killed = True
+        self._watch_producers()
+        self._watch_rebuilds()
+        super()._watch_workers()
+
+    def _was_cut(self, worker: Worker) -> bool:
+        cuts = (event.at for event in self._events if event.family in (*NETWORK, "lost", "alone"))
+        return max(cuts, default=0.0) > worker.launched_at
+
+    def _read_deaths(self) -> None:
+        for text in self._ledger.client.lrange(DEATHS, self._deaths, -1):
+            self._deaths += 1
+            told = json.loads(text)
+            event = Event(told["at"], f"death {told['where']}", "step", told["worker"])
+            event.explains, event.pid = True, told["pid"]
+            self._events.append(event)
+            for worker in self._workers:
+                if worker.process.pid == told["pid"]:
+                    worker.killed, event.pid = True, 0  # all of it ends
+
+    def _watch_producers(self) -> None:
+        for number, producer in enumerate(self._producers):
+            if producer.poll() in (None, 0) or number in self._reborn:
+                continue
+            arguments = [str(one) for one in producer.args]  # type: ignore[union-attr]
+            begin = arguments.index("tests.chaos.producer") + 1
+            name, seed, _, rate = arguments[begin:]
+            self._reborn[number] = arguments
+            left = self._began + self._seconds - time.monotonic()
+            if left > 0:
+                self._produce(f"{name}x{len(self._producers)}", seed, str(left), rate)
+
+    def _hit(self, fault: Fault) -> bool:
+        if fault.family in ("lost", "alone"):
+            return self._lose(fault)
+        if fault.family == "database":
+            return self._take_away(fault)
+        return super()._hit(fault)
+
+    def _lose(self, fault: Fault) -> bool:
+        if self._rebuilds:
+            return False
+        event = LostEvent(time.time(), fault.what, fault.family)
+        event.away, event.forgets = self._away, frozenset(HASH_SLOTS)
+        self._events.append(event)
+        self._broker.lose(fault.what, 0.3)
+        event.until = time.time()
+        if fault.family == "lost":
+            # Half of them are killed while they are at it, and begun again.
+            self._rebuild(event, time.monotonic() + 2.0 if fault.dice % 2 else float("inf"))
+        return True
+
+    def _rebuild(self, event: Event, killed_at: float) -> None:
+        command = [sys.executable, "-m", "celery", "-A", "tests.chaos.app"]
+        command += ["toc", "library", "rebuild"]
+        with open(self._directory / "rebuild.log", "ab") as log:
+            made = subprocess.Popen(
+                command, cwd=ROOT, env=self._environment, stdout=log, stderr=log
+            )
+        self._stack.callback(made.wait)
+        self._stack.callback(made.kill)
+        self._rebuilds.append((made, event, killed_at))
+
+    def _watch_rebuilds(self) -> None:
+        for one in list(self._rebuilds):
+            made, event, killed_at = one
+            if time.monotonic() > killed_at:
+                made.kill()
+                made.wait()
+            code = made.poll()
+            if code is None:
+                continue
+            self._rebuilds.remove(one)
+            event.until = time.time()
+            if code:  # killed, or its database was away
+                self._rebuild(event, float("inf"))
+
+    def _take_away(self, fault: Fault) -> bool:
+        if self._busy or any(one.until > time.time() for one in self._away):
+            return False
+        self._busy = True
+        number = fault.dice % len(self._servers)
+        if fault.what == "database locked":
+            number = next(n for n, one in enumerate(self._servers) if one is None)
+        elif self._servers[number] is None:
+            number = next(n for n, one in enumerate(self._servers) if one is not None)
+        event = Event(time.time(), fault.what, fault.family)
+        event.until = event.at + fault.seconds
+        self._events.append(event)
+        self._away.append(event)
+        server = self._servers[number]
+        if server is None:
+            self._lock(self._urls[number].removeprefix("sqlite:///"), fault.seconds)
+        elif fault.what == "database killed":
+            server.kill()
+            self._back_after(fault.seconds, server.launch)
+            event.until += 2.0  # it recovers first
+        else:
+            server.pause()
+            self._back_after(fault.seconds, server.resume)
+        return True
+
+    def _lock(self, path: str, seconds: float) -> None:
+        """Be the one writer of a SQLite database."""
+        writer = sqlite3.connect(path, timeout=10, isolation_level=None)
+        writer.execute("BEGIN IMMEDIATE")
+
+        def release() -> None:
+            writer.execute("ROLLBACK")
+            writer.close()
+
+        self._back_after(seconds, release)
+
+    def _back_after(self, seconds: float, do: Callable[[], None]) -> None:
+        def back() -> None:
+            do()
+            self._busy = False
+
+        self._later(seconds, back)
+
+    # -- the end
+
+    def _is_empty(self) -> bool:
+        return super()._is_empty() and not self._rebuilds and not self._pending()
+
+    def _pending(self) -> int:
+        found = self._library.counts()
+        return found.get("pending", 0) + found.get("taken", 0)
+
+    def _drain(self) -> None:
+        self._library = center_for(self._broker.url, **self._options).library
+        super()._drain()
+
+    def _finish(self) -> None:
+        """What the library knows is what has happened, and it agrees with Redis."""
+        broken = self._report.broken
+        told = {"entries": self._ledger.entries, "events": list(map(vars, self._events))}
+        (self._directory / "told.json").write_text(json.dumps(told, default=repr))
+        for event in self._events:
+            if type(event) is Event and event.explains:
+                event.__class__ = Kill
+                event.away = self._away  # type: ignore[attr-defined]
+        for one in self._library.check():
+            broken.append(f"library and Redis disagree: {one.kind}: {one.id} of {one.topic}")
+        counts = self._library.counts()
+        left = {name: counts.get(name, 0) for name in ("pending", "taken", "not put")}
+        if any(left.values()):
+            broken.append(f"rows that have not ended: {left}")
+            found = self._library.find(status=["pending", "taken"], limit=5)
+            broken += [repr(one)[:300] for one in found.records]
+        for id in sorted(self._ledger.done()):
+            ended = {record.status for record in self._library.history(id)}
+            if "done" not in ended:
+                broken.append(f"{id} has run, and its record says {ended or 'nothing'}")
