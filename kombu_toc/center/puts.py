@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ from ..model.message_key import key_of
 from ..model.results import Put
 from ..model.topic import Topic
 from ..model.traits import traits_of
-from ..model.uniqueness import Unique, claim_of
+from ..model.uniqueness import Claim, Unique, claim_of
 from ..scripts.call import ScriptCall, microseconds
 from .claims import home_of
 from .commands import Commands
@@ -22,7 +22,7 @@ from .recording import Recorder
 from .registry import Registry
 from .requests import NewMessage, PutRequest
 from .runner import BROKEN, Runner
-from .unique_put import put_unique, unique_call
+from .unique_put import Conflict, ask_recorded, put_unique, unique_call
 from .waiting import PopNames
 
 
@@ -124,8 +124,12 @@ class Puts:
         )
         if claim is not None:
             declared = home_of(self._runner, declared, claim, basis or id)
-            make = partial(unique_call, self._commands, declared, request, claim)
-            found, _ = put_unique(topic, make, partial(self._run, topic))
+            if self.recorder is None:
+                make = partial(unique_call, self._commands, declared, request, claim)
+                found, _ = put_unique(topic, make, partial(self._run, topic))
+            else:
+                how = self._recording(self.recorder, declared, request, claim)
+                found, _ = put_unique(topic, *how)
             return found.id if found.added or not ensure else None
         if self.recorder is not None:
             return self._put_recorded(self.recorder, declared, request)
@@ -155,6 +159,24 @@ class Puts:
         if not put.added:  # it has one, or is another
             recorder.withdraw(rows)
         return put.id if put.added or not request.ensure else None
+
+    def _recording(
+        self, recorder: Recorder, topic: Topic, request: PutRequest, claim: Claim
+    ) -> tuple[Callable[[Conflict | None], ScriptCall], Callable[[ScriptCall], Any]]:
+        """What makes and runs the calls that put a message with a unique key, and its row."""
+        before: list[Conflict | None] = [None]
+
+        def make(takes: Conflict | None) -> ScriptCall:
+            before[0] = takes
+            return unique_call(self._commands, topic, request, claim, takes)
+
+        def ask(call: ScriptCall) -> Any:
+            takes = before[0]
+            own = request._replace(traits=claim.among(request.traits))
+            own = own if takes is None else own._replace(id=takes.id)
+            return ask_recorded(recorder, topic, own, takes, partial(self._run, topic.name, call))
+
+        return make, ask
 
     def _run(self, topic: str, call: ScriptCall) -> Any:
         """Run a call that puts a message, as :meth:`put` does."""

@@ -172,6 +172,9 @@ class Recorder(Protocol):
     def not_put(self, rows: Sequence[Any]) -> None:
         """Redis did not answer: these messages follow when it does, unless they are there."""
 
+    def replaced(self, rows: Sequence[Any]) -> None:
+        """These have taken the places of others, and have their ids."""
+
     def delivered(self, messages: Sequence[Delivery]) -> Sequence[Delivery]:
         """Messages were delivered. Returns those that have ended before, and are to be
         acknowledged and not handled."""

@@ -12,13 +12,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from ..errors import UniqueError
+from ..errors import ReplicationError, UniqueError
 from ..model.results import Put
 from ..model.topic import Topic
 from ..model.uniqueness import KEEP, TAKES, Claim
 from ..scripts.call import ScriptCall, text
 from ..scripts.loader import load
 from .commands import Commands
+from .recording import Recorder
 from .requests import PutRequest
 
 #: How often a message is made anew because the one that it was to replace was replaced or delivered
@@ -72,6 +73,32 @@ def put_unique(
             raise UniqueError(topic, claim.shown, other.base, has_started=not other.waits)
         takes = other
     raise UniqueError(topic, claim.shown, "" if takes is None else takes.base, has_started=False)
+
+
+def ask_recorded(
+    recorder: Recorder,
+    topic: Topic,
+    request: PutRequest,
+    takes: Conflict | None,
+    ask: Callable[[], Any],
+) -> Any:
+    """Write the row of a message, and run the call that puts it if it may have its key.
+
+    request, takes: as :func:`unique_call` was given them; ask: runs the call
+    """
+    rows = recorder.putting(topic, [request])
+    try:
+        found = ask()
+    except ReplicationError:
+        raise  # it is put, and on too few replicas
+    except Exception:
+        recorder.withdraw(rows)
+        raise
+    if isinstance(found, Conflict):
+        recorder.withdraw(rows)
+    elif takes is not None:
+        recorder.replaced(rows)
+    return found
 
 
 def unique_call(

@@ -95,6 +95,29 @@ class OpenLibrary:
         if keys := [row.key for row in rows if row is not None]:
             self.recorder.not_put(keys, noted=False)
 
+    def replaced(self, rows: Sequence[Row | None]) -> None:
+        """These have taken the places of others: the rows of those have ended."""
+        for row in rows:
+            if row is None:
+                continue
+            try:
+                others = [
+                    one
+                    for one in self.recorder.store.of_ids([row.id])
+                    if one.topic == row.topic
+                    and one.token != row.token
+                    and one.status == statuses.PENDING
+                ]
+                if len(others) > 1:
+                    there = {one.body for one in self._center.get(row.id, topic=row.topic)}
+                    others = [one for one in others if one.body not in there]
+                self.recorder.store.take_over(others)
+            except LibraryError as exc:
+                logger.warning(
+                    "message %s has taken the place of another, whose row stays for now: %s",
+                    *(row.id, exc),
+                )
+
     # -- what becomes of it
 
     def delivered(self, messages: Sequence[Delivery]) -> list[Delivery]:

@@ -65,7 +65,7 @@ class Keeper:
         self._ready = ready
         self._center = center
         self._name = f"{process}/{os.urandom(6).hex()}"
-        self._putter = Putter(center, store.topics)
+        self._putter = Putter(center, store.topics, store.take_over)
         self._reconciler = Reconciler(store, center, self._putter)
         self._loader = Loader(FarStore(store), center, self._putter, self._reconciler.watch)
         self._behind = Behind(store, center)

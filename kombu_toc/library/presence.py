@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..center.center import TimeoutCenter
+from ..model import results
 from ..model.keys import Slot
 from .records import Row
 from .store import CHUNK
+from .uniques import is_unique
 
 #: What a row's message is found to be.
 THERE, DEAD, MISSING = "there", "dead", "missing"
@@ -42,7 +44,18 @@ def _states(center: TimeoutCenter, rows: Sequence[Row]) -> list[str]:
             at += at if bodies[2 * at] == rows[place].body else at + 1
             if bodies[at] is not None:
                 found[place] = THERE if dead[at] is None else DEAD
+    for place, row in enumerate(rows):
+        if found[place] == MISSING and is_unique(row):
+            found[place] = _elsewhere(center, row)
     return found
+
+
+def _elsewhere(center: TimeoutCenter, row: Row) -> str:
+    """Where the message of a row is that may have the name of the one whose place it has taken."""
+    for one in center.get(row.id, topic=row.topic, basis=row.basis):
+        if one.body == row.body:
+            return DEAD if one.state == results.DEAD else THERE
+    return MISSING
 
 
 def _names(row: Row) -> tuple[str, str]:

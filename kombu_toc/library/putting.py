@@ -12,18 +12,24 @@ from ..model.results import PutTogether
 from ..model.topic import Declaration, Topic
 from ..scripts.call import ScriptCall
 from .records import Row, request_of
+from .uniques import is_anothers, is_unique, putting
 
 
 class Putter:
     """Puts rows back.
 
     declarations: gives what queues were declared with, for those that Redis has forgotten
+    on_kept: told the rows whose messages are not put, because others have their unique keys
     """
 
     def __init__(
-        self, center: TimeoutCenter, declarations: Callable[[], Mapping[str, Declaration]]
+        self,
+        center: TimeoutCenter,
+        declarations: Callable[[], Mapping[str, Declaration]],
+        on_kept: Callable[[list[Row]], None] = lambda rows: None,
     ) -> None:
         self._center = center
+        self._on_kept = on_kept
         self.declarations = declarations
 
     def topic(self, name: str) -> Topic:
@@ -43,10 +49,14 @@ class Putter:
         return how many were not there."""
         by_place: dict[tuple[str, int, int], list[Row]] = defaultdict(list)
         topics: dict[str, Topic] = {}
+        unique: list[Row] = []
         for row in rows:
             topic = topics.get(row.topic)
             if topic is None:
                 topic = topics[row.topic] = self.topic(row.topic)
+            if is_unique(row):
+                unique.append(row)
+                continue
             self._center.registry.admit(topic, row.id, row.basis)
             slot = topic.slot_for(row.basis or row.id).number
             by_place[row.topic, slot, topic.step_index(row.priority)].append(row)
@@ -74,7 +84,17 @@ class Putter:
                 apart.append(self._center.commands.put(topic, request_of(batch[number])))
         if apart:
             added += sum(one.added for one in self._center.run_puts(apart))
-        return added
+        return added + (self._put_unique(unique, topics) if unique else 0)
+
+    def _put_unique(self, rows: Sequence[Row], topics: Mapping[str, Topic]) -> int:
+        """Put what has a unique key, if no other message has it by now."""
+        calls = [putting(self._center, topics[row.topic], row) for row in rows]
+        results = self._center.run_puts(calls)
+        pairs = list(zip(rows, results, strict=True))
+        kept = [row for row, result in pairs if is_anothers(row, result)]
+        if kept:
+            self._on_kept(kept)
+        return sum(bool(result.added) for _, result in pairs)
 
 
 def _batches(rows: Sequence[Row]) -> Iterable[Sequence[Row]]:

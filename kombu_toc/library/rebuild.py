@@ -76,7 +76,7 @@ class Rebuild:
     def __init__(self, store: Store, center: TimeoutCenter) -> None:
         self._store = store
         self._center = center
-        self._putter = Putter(center, store.topics)
+        self._putter = Putter(center, store.topics, store.take_over)
         self._doubts: deque[_Doubt] = deque()
         self._name = f"rebuild/{os.urandom(6).hex()}"
         self._claims = 0

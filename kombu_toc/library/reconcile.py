@@ -271,7 +271,7 @@ class Comparison:
         messages: Sequence[tuple[Found, Key]],
         over: set[Key],
     ) -> None:
-        Putter(self._center, self._store.topics).put(missing)
+        Putter(self._center, self._store.topics, self._store.take_over).put(missing)
         self._store.record([ended(row, statuses.DEAD) for row in dead])
         new = [row_of_message(one, key) for one, key in messages if key not in over]
         if new:
@@ -335,7 +335,5 @@ def key_of(found: Found, content: Mapping[str, Any]) -> Key | None:
     """As :func:`_key`, of a message that is unpacked."""
     token, named = content["properties"].get("k"), content["headers"].get("id")
     if not token or envelope.SCHEDULE in content["headers"]:
-        return None
-    if envelope.UNIQUE in content["headers"] or envelope.UNIQUE in content["properties"]:
         return None
     return (named if isinstance(named, str) and named else found.id), str(token), found.topic

@@ -29,6 +29,9 @@ DOUBT_US = 3_000_000
 #: Rows that one statement names.
 CHUNK = 500
 
+#: What history says of a message that has a unique key no more.
+TAKEN_OVER = "another message has its unique key"
+
 _ORDER = ("action_us", "id", "token", "topic")
 
 
@@ -149,6 +152,13 @@ class Store:
             table = shard.tables.pending
             for chunk in chunks(some):
                 shard.database.execute(delete(table).where(are(table, chunk)))
+
+    def take_over(self, rows: Sequence[Row]) -> None:
+        """Other messages have the places of these by now: they have ended."""
+        now = now_us()
+        self.record(
+            [Event(row.key, statuses.CANCELLED, now, 0, "", TAKEN_OVER, ({}, 0)) for row in rows]
+        )
 
     def place(self, keys: Sequence[Key], place: int) -> None:
         """Note whether the messages of these rows are in Redis."""

@@ -29,6 +29,7 @@ from ..model.message_key import key_of
 from ..model.results import Put
 from ..model.topic import Topic
 from ..model.traits import traits_of
+from ..model.uniqueness import Claim
 from ..scripts.call import Countdown, ScriptCall
 from .action_time import action_time
 from .publish_batch import PublishBatch
@@ -145,7 +146,7 @@ class Publisher:
             made = message if id is None else under(message, takes.base)
             return self.putting(topic, made, publish, takes=takes)
 
-        run = partial(self.run, topic.name, wait=not topic.declaration.expires)
+        run = partial(self.run_unique, topic, wait=not topic.declaration.expires)
         found, taken = put_unique(topic.name, make, run, takes_in.get(topic.name))
         if id is not None and isinstance(found, Conflict):
             say_kept(id, found.base)
@@ -288,9 +289,24 @@ class Publisher:
                 goes_on=request.replaces or bool(headers.get("replaced_task_nesting")),
                 adds=request.replaces or not counted,
             )
+            self.made_unique(call, topic, request, claim, takes)
         else:
             call = self.call_of(topic, request)
         return call._replace(parse=_only_if_added(call.parse)) if ensure else call
+
+    def made_unique(
+        self,
+        call: ScriptCall,
+        topic: Topic,
+        request: PutRequest,
+        claim: Claim,
+        takes: Conflict | None,
+    ) -> None:
+        """A call that puts a message with a unique key was made."""
+
+    def run_unique(self, topic: Topic, call: ScriptCall, *, wait: bool = True) -> Any:
+        """Run a call that puts a message with a unique key. Returns its result."""
+        return self.run(topic.name, call, wait=wait)
 
     def call_of(self, topic: Topic, request: PutRequest) -> ScriptCall:
         """The call that puts a message in which nothing is wrong."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from amqp.protocol import queue_declare_ok_t
@@ -15,6 +16,7 @@ from amqp.protocol import queue_declare_ok_t
 from ..center.commands import SENT
 from ..center.requests import PutRequest
 from ..center.runner import BROKEN
+from ..center.unique_put import Conflict, ask_recorded
 from ..consumer.guarding import Guarding
 from ..errors import AlreadyThereError, LibraryError, NotPermittedError, ReplicationError
 from ..library import outbox
@@ -24,6 +26,7 @@ from ..library.records import Row, row_of
 from ..library.statuses import DEAD, DONE, FAR, NOT_PUT, PENDING, TAKEN
 from ..model.library_log import BEHIND, OFF, OUTBOX, THROUGH
 from ..model.topic import Declaration, Topic
+from ..model.uniqueness import Claim
 from ..scripts.call import ScriptCall
 from .channel import Channel
 from .message import Message
@@ -31,6 +34,9 @@ from .publish_batch import PublishBatch
 from .publishing import Publisher, publish_of
 from .qos import QoS
 from .uniqueness import is_unique
+
+#: Calls that a thread has made and may be about to run: those of tasks of an event loop.
+MOST_MADE = 256
 
 
 class RecordedPublisher(Publisher):
@@ -145,6 +151,25 @@ class RecordedPublisher(Publisher):
         return self.putting(
             topic, message, publish_of(message["properties"]["delivery_tag"], batch)
         )
+
+    def made_unique(
+        self,
+        call: ScriptCall,
+        topic: Topic,
+        request: PutRequest,
+        claim: Claim,
+        takes: Conflict | None,
+    ) -> None:
+        own = request._replace(traits=claim.among(request.traits))
+        made = self._made.__dict__.setdefault("unique", {})
+        while len(made) >= MOST_MADE:
+            made.pop(next(iter(made)))
+        made[call.args] = own, takes
+
+    def run_unique(self, topic: Topic, call: ScriptCall, *, wait: bool = True) -> Any:
+        request, takes = self._made.unique[call.args]
+        run = partial(super().run_unique, topic, call, wait=wait)
+        return ask_recorded(self.library, topic, request, takes, run)
 
     def call_of(self, topic: Topic, request: PutRequest) -> ScriptCall:
         self._made.request = request
