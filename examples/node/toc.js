@@ -213,9 +213,9 @@ class TimeoutCenter {
     for (const slot of numbers.map((number) => slotOf(topic, number))) {
       const [armed, prepare, body, dead, reasons, tokens] = slot.parts;
       const sets = [id, stemOf(id)].map((one) => `${slot.stem}copies:${one}`);
-      const claims = `${slot.stem}claims`;
-      const keys = [armed, prepare, dead, reasons, body, tokens, ...slot.stores, claims, ...sets];
-      const args = [topic.steps.length, slot.number, 1, 0, 0, 1, 0, id];
+      const rest = [`${slot.stem}claims`, `${slot.stem}log`, ...sets];
+      const keys = [armed, prepare, dead, reasons, body, tokens, ...slot.stores, ...rest];
+      const args = [topic.steps.length, slot.number, 1, 0, 0, 1, 0, 0, id];
       const [found] = await this.announcing(topic, "cancel", keys, args);
       for (let at = 0; at < found.length; at += 5) if (found[at + 2]) deleted.push(utf8(found[at]));
     }

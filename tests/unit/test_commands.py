@@ -264,7 +264,7 @@ def test_what_a_pop_has_delivered_says_where_it_is_from_and_is_counted(made: Mad
     call = made.commands.pop(made.topic, PopRequest("me.1", [1, 3]))
     score = scores.action(10**15)
     flat = [1, 2, b"a", score, b"body", 0, 0, [b"b", b"other.9"], score, b""]
-    popped = call.parse([5, 1, flat, [1, b"c#2"], [b"d", b"e"], [b"e"], [0, b"f"], [], []])
+    popped = call.parse([5, 1, flat, [1, b"c#2"], [b"d", b"e"], [b"e"], [0, b"f"], [], [], []])
     assert [(one.slot, one.step, one.id, one.birth) for one in popped.messages] == [
         (3, 2, "a", "me.1"),
         (1, 0, "b", "other.9"),
