@@ -88,11 +88,12 @@ class Dialect:
 
     # -- rows that nobody else is to change meanwhile
 
-    def lock(self, connection: Connection, seconds: float) -> None:
+    def lock(self, connection: Connection, seconds: float, *, lasts: bool = True) -> None:
         """Begin a transaction that reads rows to change them. SQLite has one writer: it is this
         connection from now on.
 
         seconds: for which a process may stand still in it, where that can be bounded
+        lasts: whether it has to outlive a crash of the database that comes right after it
         """
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
@@ -160,9 +161,12 @@ class PostgreSQL(Dialect):
     def _refuses(self, error: DBAPIError) -> bool:
         return str(getattr(error.orig, "sqlstate", None))[:2] in _REFUSED_CLASSES
 
-    def lock(self, connection: Connection, seconds: float) -> None:
+    def lock(self, connection: Connection, seconds: float, *, lasts: bool = True) -> None:
         ms = int(seconds * 1000)
-        connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = {ms}")
+        connection.exec_driver_sql(
+            f"SELECT set_config('idle_in_transaction_session_timeout', '{ms}', true)"
+            + ("" if lasts else ", set_config('synchronous_commit', 'off', true)")
+        )
 
     def locking(self, wanted: Select[Any], *, waits: bool = False) -> Select[Any]:
         return wanted.with_for_update(skip_locked=not waits)
@@ -225,7 +229,7 @@ class MySQL(Dialect):
     def _refuses(self, error: DBAPIError) -> bool:
         return _number(error) in _REFUSED_NUMBERS
 
-    def lock(self, connection: Connection, seconds: float) -> None:
+    def lock(self, connection: Connection, seconds: float, *, lasts: bool = True) -> None:
         if connection.dialect.name == "mariadb" or getattr(connection.dialect, "is_mariadb", False):
             connection.exec_driver_sql(f"SET SESSION idle_transaction_timeout = {int(seconds)}")
 

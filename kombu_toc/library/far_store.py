@@ -7,8 +7,11 @@ one another, and one that is killed has changed nothing in the row.
 from __future__ import annotations
 
 import heapq
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -27,6 +30,9 @@ LOCKED = 10.0
 
 #: Bytes of bodies that one transaction puts; a longer one goes alone.
 BYTES = 8_000_000
+
+#: Rows from which on a thread of their own is worth it.
+WORTH_A_THREAD = 100
 
 _ORDER = ("action_us", "id", "token")
 
@@ -179,16 +185,19 @@ class FarStore:
                     f"the library {database.url} has lost a transaction; what it was about is put "
                     "again in a moment"
                 )
-            database.dialect.lock(connection, LOCKED)
+            # What is put and not noted, because the database has crashed since, is put again: and
+            # if it has run, and that was noted later, so was this.
+            database.dialect.lock(connection, LOCKED, lasts=bool(changes))
             rows = [Row(*row)._replace(**changes) for row in connection.execute(wanted).all()]
             if rows:
                 done = True
-                put(rows)
-                for chunk in chunks(rows):
-                    keys = [row.key for row in chunk]
-                    if changes:
-                        connection.execute(update(table).where(are(table, keys)).values(**changes))
-                    becoming.put(database.dialect, table, keys, connection)
+                with _beside(partial(put, rows), len(rows)):
+                    for chunk in chunks(rows):
+                        keys = [row.key for row in chunk]
+                        if changes:
+                            which = are(table, keys)
+                            connection.execute(update(table).where(which).values(**changes))
+                        becoming.put(database.dialect, table, keys, connection)
             return rows
 
         return database.run(work)
@@ -266,6 +275,35 @@ class FarStore:
             if not found:
                 return
             yield found
+
+
+@contextmanager
+def _beside(do: Callable[[], object], number: int) -> Iterator[None]:
+    """Within this, something is done by a thread, unless it is little; afterwards it is done.
+
+    Redis works on what is put while the database does on what it is told of that: it keeps that
+    when both have ended.
+    """
+    if number < WORTH_A_THREAD:
+        do()
+        yield
+        return
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            do()
+        except BaseException as exc:
+            errors.append(exc)
+
+    thread = threading.Thread(target=run, name="toc-far", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+    if errors:
+        raise errors[0]
 
 
 def _due(table: Any, topic: str | None, since_us: int, until_us: int) -> list[Any]:

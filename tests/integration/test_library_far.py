@@ -167,9 +167,15 @@ def test_a_turn_ends_soon_and_says_that_there_is_more(queue, store, center, monk
     assert one.loaded == 8
 
 
+@pytest.fixture(params=["few", "many"])
+def as_many(request, monkeypatch) -> None:
+    """A thread puts what is many."""
+    monkeypatch.setattr(far_store, "WORTH_A_THREAD", {"few": 10**9, "many": 0}[request.param])
+
+
 @pytest.mark.parametrize("when", ["before the put", "after the put"])
 def test_a_loader_that_dies_has_put_nothing_twice_and_forgotten_nothing(
-    queue, store, center, load, monkeypatch, when
+    queue, store, center, load, monkeypatch, when, as_many
 ):
     send(queue, "far")
     time_passes(store, "far", until_due=0.2)
@@ -220,7 +226,7 @@ def test_a_loader_that_is_elected_no_longer_puts_nothing(queue, store, center):
     assert row_of(store, "far").place == statuses.FAR
 
 
-def test_redis_may_be_away_for_a_while(queue, store, center, load, monkeypatch):
+def test_redis_may_be_away_for_a_while(queue, store, center, load, monkeypatch, as_many):
     send(queue, "far")
     time_passes(store, "far")
 
@@ -294,7 +300,9 @@ def test_what_somebody_else_has_locked_holds_up_no_other_row(queue, store, cente
 
 
 @pytest.mark.parametrize("what", ["cancel", "reschedule", "purge"])
-def test_what_is_done_while_it_is_put_is_done(queue, asked, store, center, load, monkeypatch, what):
+def test_what_is_done_while_it_is_put_is_done(
+    queue, asked, store, center, load, monkeypatch, what, as_many
+):
     """Somebody sees it far ahead, and then it is put: what they do about it holds."""
     send(queue, "far")
     time_passes(store, "far")
