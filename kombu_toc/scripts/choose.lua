@@ -9,14 +9,15 @@ local function key_opens_at(slot, key)
   return opens
 end
 
--- Learns what is to be known of keys.
-local function learn(slot, keys)
+-- Learns what is to be known of keys; of one whose turn it is, it is known that it has a lane.
+local function learn(slot, keys, is_turn)
   local known, none = slot[KNOWN], {}
   local ran = gates.places and redis.call('HMGET', slot.busy, unpack(keys)) or none
   local paces = key_rate and redis.call('ZMSCORE', slot.pace, unpack(keys)) or none
   local holders = gates.serial and redis.call('HMGET', slot.holders, unpack(keys)) or none
-  local turns = slot.laned and redis.call('ZMSCORE', slot.turns, unpack(keys)) or none
-  local waits = slot.laned and redis.call('ZMSCORE', slot.waits, unpack(keys)) or none
+  local laned = slot.laned and not is_turn
+  local turns = laned and redis.call('ZMSCORE', slot.turns, unpack(keys)) or none
+  local waits = laned and redis.call('ZMSCORE', slot.waits, unpack(keys)) or none
   for i = 1, #keys do
     local key, of_key = keys[i], known[keys[i]]
     if turns[i] then of_key[IN_TURNS] = true end
@@ -124,13 +125,6 @@ for number = 1, slots do
   end
 end
 
-local virtual = 0
-if gates.fair then
-  for _, slot in ipairs(all) do
-    virtual = math.max(virtual, tonumber(redis.call('ZSCORE', slot.tags, '!') or 0))
-  end
-end
-
 local looks, budget = LOOKS + most, tonumber(ARGV[18])
 local due_now = due_score(now)
 
@@ -183,9 +177,9 @@ local function try_turn(slot, allowed)
   local key = slot[TURN]
   local of_key, held = slot[KNOWN][key], nil
   if not of_key then
-    of_key = {0, 0, false, false, false, false, key}
+    of_key = {0, 0, false, false, true, false, key}
     slot[KNOWN][key] = of_key
-    learn(slot, {key})
+    learn(slot, {key}, true)
   end
   if gates.serial and key ~= '' and (of_key[HOLDER] or gates.siblings) then
     held = held_by(slot, key, gates)
@@ -206,7 +200,9 @@ local function try_turn(slot, allowed)
       if gates.fair then
         virtual = math.max(virtual, slot[ORDER])
         tag = virtual + 1 / weight_of(gates, key)
-        redis.call('ZADD', slot.tags, tag, key, virtual, '!')
+        slot[TAGS] = slot[TAGS] or {}
+        local n = #slot[TAGS]
+        slot[TAGS][n + 1], slot[TAGS][n + 2] = tag, key
       end
     end
     local more = startable(slot, of_key, nil, allowed)
@@ -232,9 +228,19 @@ local function try_turn(slot, allowed)
   return true
 end
 
+-- The slot with what comes next, and the order of what comes next of the others.
+local number, second
+
 -- Something that is not sorted: it goes to a lane if it may not start.
 local function try_next(slot, allowed)
-  if slot[CHUNK] == 0 then read(slot, chunk) end
+  if slot[CHUNK] == 0 then
+    local some = chunk
+    if taken == 0 and second then -- as many as come before what any other slot has
+      local to = string.format('(%.0f', second)
+      some = math.min(math.max(chunk, redis.call('ZCOUNT', slot.stores[1], 0, to) + 1), most + 1, 500)
+    end
+    read(slot, some)
+  end
   if not slot[TOKENS] then look_up(slot) end
   local nth, step, id, score = slot[NTH], slot[STEP], slot[READ][slot[AT]], slot[READ][slot[AT] + 1]
   local of_key = slot[OF][nth]
@@ -274,7 +280,6 @@ local function try_next(slot, allowed)
   return true
 end
 
-local number, second -- the slot with what comes next, and the order of what comes next of the others
 while true do
   local head = number and heads[number]
   if not head or second and head >= second then

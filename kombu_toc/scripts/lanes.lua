@@ -245,13 +245,19 @@ end
 
 -- Forgets what says no more than if it were not there, at most so many of each.
 local function sweep_lanes(slot, most, now)
-  local function sweep(key, until_score)
-    local old = redis.call('ZRANGEBYSCORE', key, '-inf', until_score, 'LIMIT', 0, most)
-    if #old > 0 then redis.call('ZREM', key, unpack(old)) end
+  local function sweep(key, until_us)
+    local last = tonumber(redis.call('ZRANGE', key, most - 1, most - 1, 'WITHSCORES')[2] or '')
+    if last and last < until_us then
+      redis.call('ZREMRANGEBYRANK', key, 0, most - 1)
+    else
+      local old = redis.call('ZRANGEBYSCORE', key, '-inf', string.format('(%.17g', until_us),
+        'LIMIT', 0, most)
+      if #old > 0 then redis.call('ZREM', key, unpack(old)) end
+    end
   end
-  sweep(slot.pace, string.format('%.0f', now))
+  sweep(slot.pace, now)
   local virtual = redis.call('ZSCORE', slot.tags, '!')
-  if virtual then sweep(slot.tags, '(' .. virtual) end
+  if virtual then sweep(slot.tags, tonumber(virtual)) end
 end
 
 -- When something of a slot may start next as far as its keys are concerned, in microseconds; nil:

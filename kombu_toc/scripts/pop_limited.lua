@@ -57,10 +57,11 @@ end
 -- known of their keys, and where the next is; the key whose turn it is, its order, and whether it goes
 -- before what is not sorted; ids to be delivered, and how many; their bodies, leases and tokens; of
 -- their keys how many run, up to when the rate is used up, and what holds them; keys to be placed
--- anew; what goes to lanes, and out of them; whether something is not delivered after all.
+-- anew; what goes to lanes, and out of them; whether something is not delivered after all; where
+-- turns have ended.
 local KNOWN, STEP, FROM, CHUNK, READ, SIZE, AT, TOKENS, OF, NTH = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
 local TURN, ORDER, IN_LANE, CHOSEN, SEEN, BODIES, LEASES, BIRTHS = 11, 12, 13, 14, 15, 16, 17, 18
-local RUN, PACED, HELD, TOUCHED, SORTS, GONE, UNDONE = 19, 20, 21, 22, 23, 24, 25
+local RUN, PACED, HELD, TOUCHED, SORTS, GONE, UNDONE, TAGS = 19, 20, 21, 22, 23, 24, 25, 26
 
 -- The slots, as far as they matter: most have what is due and later than what is delivered.
 local all = {}
@@ -74,7 +75,7 @@ local function slot_at(number)
   -- copied.
   slot = {
     {}, 1, 0, 0, false, 0, 1, false, false, 1, false, false, false, false, 0, false, false, false,
-    false, false, false, false, false, false, false,
+    false, false, false, false, false, false, false, false,
     index = number - 1, number = ARGV[21 + number], stores = stores, laned = false,
     armed = KEYS[before + 1], prepare = KEYS[before + 2], body = KEYS[before + 3],
     tokens = KEYS[before + 6], lanes = KEYS[behind + 1], turns = KEYS[behind + 2],
@@ -148,18 +149,22 @@ end
 local unsorted = false
 local used = 1 -- which steps hold anything: the first nearly always, the others rarely
 do
-  local lanes, others, n = {}, {}, 0 -- and the stores of further steps
+  local rare, n = {}, 0 -- turns, waits, and the stores of further steps
   for number = 1, slots do
     local before = (number - 1) * width + 6
-    lanes[2 * number - 1], lanes[2 * number] = KEYS[before + steps + 2], KEYS[before + steps + 3]
+    rare[2 * number - 1], rare[2 * number] = KEYS[before + steps + 2], KEYS[before + steps + 3]
     for step = 2, steps do
       n = n + 1
-      others[n] = KEYS[before + step]
+      rare[2 * slots + n] = KEYS[before + step]
     end
   end
-  if n > 0 and redis.call('EXISTS', unpack(others)) > 0 then used = steps end
+  local lanes = redis.call('EXISTS', unpack(rare)) > 0
+  if lanes and n > 0 then
+    if redis.call('EXISTS', unpack(rare, 2 * slots + 1)) > 0 then used = steps end
+    lanes = redis.call('EXISTS', unpack(rare, 1, 2 * slots)) > 0
+  end
   gates.used = used
-  if gates.fair or redis.call('EXISTS', unpack(lanes)) > 0 then
+  if gates.fair or lanes then
     for _, slot in ipairs(each_slot()) do
       if gates.fair then
         if sort_due(slot, horizon, math.min(SORTED + math.ceil(most / slots), 1000), gates, by) then
@@ -213,6 +218,13 @@ local function touch(slot, key)
   slot[TOUCHED][key] = true
 end
 
+local virtual = 0 -- where the present turn began, where keys take turns
+if gates.fair then
+  for _, slot in ipairs(all) do
+    virtual = math.max(virtual, tonumber(redis.call('ZSCORE', slot.tags, '!') or 0))
+  end
+end
+
 do
 --< choose
 end
@@ -248,6 +260,10 @@ for number = 1, slots do
     slot[SEEN], slot[LEASES], slot[BIRTHS] = 0, {}, {}
   end
   if slot and slot[GONE] then in_parts('ZREM', slot.lanes, slot[GONE]) end
+  if slot and slot[TAGS] then
+    in_parts('ZADD', slot.tags, slot[TAGS])
+    redis.call('ZADD', slot.tags, virtual, '!')
+  end
   if slot and slot[SORTS] then
     for step, sorted in pairs(slot[SORTS]) do
       in_parts('ZADD', slot.stores[step], sorted.scores)
@@ -280,8 +296,7 @@ do
       redis.call('HDEL', redis_key(slot.index + 1, 5), id)
       redis.call('HDEL', slot.tokens, id)
       bare[#bare + 1], bare[#bare + 2] = slot.index, id
-    elseif simple and (not token or string.byte(token, 2) == 107 and string.byte(token) == 59
-        and not string.find(token, ',', 1, true)) then
+    elseif simple and (not token or #token == #key + 2 and key ~= '') then
       -- As deliver.lua has it: most have no trait but their key.
       birth, ends = name .. (token and token .. place or key_place), lease
     else
