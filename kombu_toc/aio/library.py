@@ -24,7 +24,7 @@ from .bridge import wait_for
 PAGE = 200
 
 #: What asks no database.
-_AT_ONCE = frozenset(("note", "gather", "consumes"))
+_AT_ONCE = frozenset(("note", "gather", "consumes", "scheduled"))
 
 
 class InThreads:

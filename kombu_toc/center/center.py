@@ -142,6 +142,7 @@ class TimeoutCenter(OldNames):
     @recorder.setter
     def recorder(self, recorder: Recorder | None) -> None:
         self.operations.recorder = self.puts.recorder = self.deliveries.recorder = recorder
+        self.recurring.recorder = recorder
         self.registry.has_library = recorder is not None
         self.lookup.far = self.scans.far = None if recorder is None else recorder.far
 

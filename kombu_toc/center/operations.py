@@ -325,6 +325,7 @@ class Operations:
         self._undeclare(declared)
         if self.recorder is not None:
             self.recorder.purged(topic)
+            self.recorder.unscheduled(topic)
         return True
 
     def _delete_empty(self, topic: Topic, settle: float) -> bool:

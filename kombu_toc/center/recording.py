@@ -9,6 +9,7 @@ from ..model.records import Disagreement, LibraryStatus, Rebuilt, Record, Record
 from ..model.results import Cancelled, Delivery, Found, Rescheduled
 from ..model.topic import Topic
 from .admin_commands import Position
+from .recurring import ScheduleChange
 from .requests import PutRequest
 
 
@@ -207,6 +208,12 @@ class Recorder(Protocol):
 
     def rescheduled(self, moved: Sequence[Rescheduled]) -> None:
         """Messages have another time."""
+
+    def scheduled(self, topic: str, change: ScheduleChange, at_us: int) -> None:
+        """A schedule was changed; at_us: when, by the server's clock. It waits for nobody."""
+
+    def unscheduled(self, topic: str) -> None:
+        """A topic was deleted, with its schedules."""
 
     def purged(self, topic: str) -> None:
         """What waited in a topic was deleted."""

@@ -12,7 +12,7 @@ none of them, and on a Cluster a record and its message are on one node.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ..errors import ConfigurationError
 from ..model.topic import Topic
@@ -220,6 +220,13 @@ class RecurringCommands:
         return ScriptCall(load("outlook"), (topic.slot(0).coming,), (late_us,), parse)
 
 
+class SchedulesRecorder(Protocol):
+    """Keeps a record of schedules."""
+
+    def scheduled(self, topic: str, change: ScheduleChange, at_us: int) -> None:
+        """A schedule was changed; at_us: when, by the server's clock. It waits for nobody."""
+
+
 class Recurring:
     """The schedules of topics. Each method asks the server once; :meth:`find` and :meth:`topics`
     ask for all topics that have schedules."""
@@ -230,6 +237,8 @@ class Recurring:
         self._keys = context.keys
         self._commands = RecurringCommands(context)
         self._counts = context.counts
+        #: who keeps a record of schedules, if anybody does
+        self.recorder: SchedulesRecorder | None = None
 
     def count_firings(self, topic: str, fired: int, missed: int) -> None:
         """Count firings that were run, and such that were not."""
@@ -328,6 +337,8 @@ class Recurring:
         declared = self._registry.resolved(topic)
         changed: ScheduleChanged
         [changed] = self._runner.run_puts([self._commands.changing(declared, change)])
+        if self.recorder is not None and changed.done:
+            self.recorder.scheduled(topic, change, changed.now_us)
         return changed
 
     def _admit(self, topic: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..center.center import TimeoutCenter
+from ..center.recurring import ScheduleChange
 from ..center.requests import PutRequest
 from ..errors import LibraryError
 from ..model.library_log import BEHIND, OFF
@@ -219,6 +220,14 @@ class OpenLibrary:
 
     def rescheduled(self, moved: Sequence[Rescheduled]) -> None:
         self.recorder.rescheduled(moved)
+
+    def scheduled(self, topic: str, change: ScheduleChange, at_us: int) -> None:
+        known = self.topic_of(topic)
+        if known is None or known.declaration.library != OFF:
+            self.recorder.scheduled(topic, change, at_us)
+
+    def unscheduled(self, topic: str) -> None:
+        self.recorder.schedules.forget(topic)
 
     def purged(self, topic: str) -> None:
         self.recorder.purged(topic)

@@ -19,6 +19,7 @@ from .guard import ended_rows
 from .presence import MISSING, states_in_redis
 from .putting import Putter
 from .records import Row, expires_us, lease_us, now_us
+from .schedules import Schedules
 from .shards import Shard
 from .store import Store, chunks
 
@@ -113,6 +114,10 @@ class Rebuild:
                 )
                 if on_progress is not None:
                     on_progress(done)
+        if put := Schedules(store).rebuild(self._center, self._putter):
+            done = done._replace(put=done.put + put)
+            if on_progress is not None:
+                on_progress(done)
         return done
 
     def _put(self, rows: Sequence[Row]) -> int:

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from ..center.center import TimeoutCenter
+from ..center.recurring import ScheduleChange
 from ..center.runner import BROKEN
 from ..errors import ConfigurationError, LibraryError
 from ..model.results import WAITING, Cancelled, Rescheduled
@@ -27,6 +28,7 @@ from .engines import RefusedError
 from .guard import Guard
 from .keeper import Keeper
 from .records import Event, Key, Row, is_storable, key_of, now_us, storable
+from .schedules import Schedules
 from .schema import MAX_ERROR
 from .shards import Database
 from .store import Store
@@ -109,6 +111,7 @@ class Recorder:
         self._keeper: Keeper | None = None
         self._consumes = False
         self._not_put = False
+        self.schedules = Schedules(store)
         #: says of queues with ``x-guard`` what has ended
         self.guard = Guard(store, ready, self.gather, lambda: self.worker, patience)
 
@@ -266,6 +269,14 @@ class Recorder:
     def flush(self) -> None:
         """Write everything now. Raises LibraryError, and keeps what is not written."""
         self._backlog.write()
+        if self.schedules:
+            self._ready()
+            self.schedules.write()
+
+    def scheduled(self, topic: str, change: ScheduleChange, at_us: int) -> None:
+        """A schedule was changed; it is written soon."""
+        self.schedules.changed(topic, change, at_us)
+        self._start()
 
     @property
     def backlog(self) -> int:

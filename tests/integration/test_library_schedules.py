@@ -1,0 +1,116 @@
+"""Schedules are in the task library, and come back with a rebuild (X12)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_toc import timeout_center
+from celery_toc.worker import recurring
+from kombu_toc import TimeoutCenter
+from kombu_toc.center.recurring import ScheduleChange, ScheduleFiring
+from kombu_toc.library.schedules import Schedules
+from kombu_toc.library.schema import SCHEDULES
+
+from ..library import engine, new_url, options, store
+
+pytestmark = pytest.mark.usefixtures("client")
+
+__all__ = ("engine", "new_url", "options", "store")  # fixtures
+
+
+@pytest.fixture
+def app(server: Any, options: dict[str, Any]) -> Iterator[Celery]:
+    with Celery("shop", broker=server.toc_url, set_as_current=False) as made:
+        made.conf.broker_transport_options = options
+
+        @made.task(name="shop.remind", shared=False)
+        def remind(order: int = 0) -> None: ...
+
+        yield made
+        recorder_of(made).close()
+
+
+def recorder_of(app: Celery) -> Any:
+    return timeout_center(app).center.recorder.recorder
+
+
+def rows(store: Any) -> dict[str, Any]:
+    return {
+        row["name"]: row
+        for database in store.shards.databases
+        for row in database.read(SCHEDULES.select())
+    }
+
+
+def test_schedules_and_their_next_firings_come_back(app, client, store):
+    center = timeout_center(app)
+    for number in range(12):
+        center.schedules.put(f"each-{number}", "shop.remind", 3600 + number, args=(number,))
+    center.schedules.pause("each-3")
+    center.schedules.skip_next("each-4")
+    center.schedules.delete("each-5")
+    recorder_of(app).flush()
+    before = {one.name: one for one in center.schedules.each()}
+    assert rows(store).keys() == before.keys()
+    messages = {one.id: one for one in center.center.scan("celery", limit=100).messages}
+    client.flushall()
+    assert center.library.rebuild().put == len(before) == 11
+    assert center.library.rebuild().put == 0
+    assert {one.name: one for one in center.schedules.each()} == before
+    after = {one.id: one for one in center.center.scan("celery", limit=100).messages}
+    assert after.keys() == messages.keys()
+    assert {one.body for one in after.values()} == {one.body for one in messages.values()}
+
+
+def test_after_a_firing_the_next_one_comes_back(app, client, store, center: TimeoutCenter):
+    mine = timeout_center(app)
+    mine.schedules.put("often", "shop.remind", 0.2, args=(1,))
+    [delivery] = mine.center.pop("celery", wait=10).messages
+    assert recurring.take(mine.center.recurring, delivery, "often")[0] == "run"
+    mine.center.ack(delivery)
+    recorder_of(app).flush()
+    mine.schedules.pause("often")
+    mine.schedules.resume("often")
+    recorder_of(app).flush()
+    [waiting] = mine.center.scan("celery").messages
+    client.flushall()
+    assert mine.library.rebuild().put == 1
+    center.forget("celery")
+    [back] = center.scan("celery").messages
+    assert (back.id, back.body) == (waiting.id, waiting.body)
+    assert back.id != delivery.id
+
+
+def test_what_is_there_is_not_put_back_and_what_was_deleted_stays_deleted(app, client, store):
+    center = timeout_center(app)
+    center.schedules.put("nightly", "shop.remind", 3600)
+    recorder_of(app).flush()
+    client.flushall()
+    center.schedules.put("nightly", "shop.remind", 7200)
+    assert center.library.rebuild().put == 0
+    center.delete("celery")
+    recorder_of(app).flush()
+    assert rows(store) == {}
+
+
+def test_an_older_change_does_not_take_the_place_of_a_newer_one(store):
+    def change(text: str, **more: Any) -> ScheduleChange:
+        return ScheduleChange("nightly", "", text, 5, **more)
+
+    first, second = Schedules(store), Schedules(store)
+    firing = ScheduleFiring("nightly@1", b"one", 5)
+    first.changed("mail", change("a", template=b"t", put=firing), 10)
+    first.changed("mail", change("b"), 11)
+    first.write()
+    [row] = rows(store).values()
+    assert (row["record"], row["template"], row["firing_id"]) == ("b", b"t", "nightly@1")
+    second.changed("mail", change("d", take_out="nightly@1"), 13)
+    second.write()
+    first.changed("mail", change("c", put=firing), 12)
+    first.write()
+    [row] = rows(store).values()
+    assert (row["record"], row["template"], row["firing"]) == ("d", b"t", None)
