@@ -51,12 +51,12 @@ def logging(
     return f"{script}_logged", (*keys, slot.log), (*args, place, topic.declaration.logs)
 
 
-def read_call(slot: Slot, limit: int, bytes: int, after: str = "") -> ScriptCall:
+def read_call(slot: Slot, limit: int, bytes: int, age_ms: int = 0) -> ScriptCall:
     """Read a log. Result: a list of :class:`Entry`, the oldest first.
 
     limit: how many at most
     bytes: that their bodies may have together; the first may have any
-    after: the entry behind which to begin
+    age_ms: how old they are at least, in milliseconds
     """
 
     def parse(raw: list[Any]) -> list[Entry]:
@@ -75,7 +75,7 @@ def read_call(slot: Slot, limit: int, bytes: int, after: str = "") -> ScriptCall
         ]
 
     keys = (slot.log, slot.prepare, slot.dead, slot.body, slot.tokens, *slot.stores)
-    return ScriptCall(load("logged"), keys, (limit, bytes, after), parse)
+    return ScriptCall(load("logged"), keys, (limit, bytes, age_ms), parse)
 
 
 def written_call(slot: Slot, entries: Sequence[str], ids: Sequence[str] = ()) -> ScriptCall:

@@ -21,14 +21,12 @@ from ..errors import EnvelopeError, LibraryError
 from ..model import envelope, scores
 from ..model.keys import Slot
 from ..model.library_log import OFF
-from ..model.message_key import key_of as key_of_header
 from ..model.results import DEAD, IN_FLIGHT, WAITING, Found
 from ..model.topic import Topic, base_of
-from ..model.traits import given_in, is_still, key_in
 from . import statuses
 from .presence import MISSING, states_in_redis
 from .reconcile import key_of
-from .records import Event, Key, Row, now_us, row_of_message
+from .records import Event, Key, Row, identity_of, now_us, row_of_message
 from .store import CHUNK, Store
 
 logger = logging.getLogger(__name__)
@@ -37,6 +35,10 @@ logger = logging.getLogger(__name__)
 ENTRIES = 2000
 SLOTS = 16
 BYTES = 1_000_000
+
+#: Milliseconds for which an entry waits at least: what has ended by then needs no row, as most of
+#: what is sent to be run at once.
+AGE_MS = 1000
 
 #: Seconds that one turn takes at most, and after which it is seen which queues have logs.
 TURN = 1.0
@@ -115,7 +117,7 @@ class Behind:
         some = [pair for pair, length in zip(self._slots, lengths, strict=True) if length][:SLOTS]
         # The next time it is the turn of others.
         self._slots = [*(pair for pair in self._slots if pair not in some), *some]
-        calls = [read_call(slot, ENTRIES // len(some), BYTES) for _, slot in some]
+        calls = [read_call(slot, ENTRIES // len(some), BYTES, AGE_MS) for _, slot in some]
         read = self._center.run_all(calls)
         return [_Logged(*pair, entries) for pair, entries in zip(some, read, strict=True)]
 
@@ -261,42 +263,33 @@ class Behind:
 
 def _row(topic: Topic, slot: Slot, entry: Entry) -> Row | None:
     """The row of a message; None if it can have none."""
-    score = scores.plain(entry.score)
-    token = entry.token
-    if entry.state == WAITING and not is_still(token, score):
-        token = ""  # another message has left it
     found = Found(
-        *(topic.name, slot.number, entry.id, entry.state, entry.step, score, entry.body),
-        *("", "", token),
+        *(topic.name, slot.number, entry.id, entry.state, entry.step),
+        *(scores.plain(entry.score), entry.body, "", "", entry.token),
     )
     try:
-        content = envelope.unpack(entry.body, entry.id)
-        key = key_of(found, content)
+        content: Mapping[str, Any] | None = envelope.unpack(entry.body, entry.id)
+    except EnvelopeError:
+        content = None  # a center's bytes
+    try:
+        if content is None:
+            key: Key | None = identity_of(topic.name, entry.id, entry.body)[0]
+        else:
+            key = key_of(found, content)
         if key is None:
             return None
         row = row_of_message(found, key, content)
-        basis = row.basis or _key_of_slot(topic, content["headers"], token)
-    except (EnvelopeError, LibraryError, ValueError, TypeError) as exc:
+    except (LibraryError, ValueError, TypeError) as exc:
         said = str(exc).removesuffix("; nothing was sent")
         logger.warning("message %.80r in queue %s has no row: %s", entry.id, topic.name, said)
         return None
     sent_us = entry.ms * 1000 or row.created_us
-    due = entry.state == WAITING and row.action_us > 0
+    due = entry.state == WAITING and scores.action_time(found.score) > 0
     return row._replace(
         status=statuses.TAKEN if entry.state == IN_FLIGHT else statuses.PENDING,
         action_us=row.action_us if due else sent_us,
         created_us=sent_us,
-        basis=basis,
-        traits=given_in(token),
     )
-
-
-def _key_of_slot(topic: Topic, headers: Mapping[str, Any], token: str) -> str | None:
-    """What else has picked the slot of a message: its key, or its unique key."""
-    for name in ("x-key", topic.declaration.key_header, envelope.UNIQUE):
-        if name is not None and (key := key_of_header("", headers.get(name))):
-            return key
-    return key_in(token)
 
 
 def _said(row: Row) -> tuple[dict[str, Any], int]:

@@ -10,7 +10,7 @@ from ..center.center import TimeoutCenter
 from ..center.recurring import ScheduleChange
 from ..center.requests import PutRequest
 from ..errors import LibraryError
-from ..model.library_log import BEHIND, OFF
+from ..model.library_log import BEHIND, OFF, OUTBOX
 from ..model.results import Cancelled, Delivery, Rescheduled
 from ..model.topic import Topic
 from . import outbox, statuses
@@ -52,13 +52,16 @@ class OpenLibrary:
     def keep_far(self, topic: Topic, requests: Sequence[PutRequest]) -> set[int]:
         """Keep what is too far ahead to be put now, or what is put after the caller's transaction:
         return the places of these. Raises LibraryError."""
-        declared = topic.declaration
-        if declared.expires or declared.library in (BEHIND, OFF):
+        declared, connection = topic.declaration, outbox.current()
+        if declared.library == OFF:
+            outbox.refuse(topic.name, f"a message to a queue that is declared with library={OFF!r}")
+        if declared.expires or declared.library == OFF:
             return set()
-        connection = outbox.current()
         if connection is not None:
             self._keep_with(connection, topic, requests)
             return set(range(len(requests)))
+        if declared.library == OUTBOX:
+            raise outbox.needed(topic.name)
         if declared.horizon is None:
             return set()
         rows = {

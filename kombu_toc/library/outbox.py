@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from ..errors import LibraryError
+from ..model.library_log import OUTBOX, THROUGH
 from .records import Row
 
 _current: ContextVar[Any] = ContextVar("kombu_toc.outbox", default=None)
@@ -41,6 +42,24 @@ def outbox(connection: Any) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+def refuse(queue: str, what: str) -> None:
+    """Raise LibraryError within an outbox, which cannot send this."""
+    if current() is not None:
+        raise LibraryError(
+            f"{what} has no row, so an outbox cannot send it to {queue!r}: "
+            "send it after the commit; nothing was sent"
+        )
+
+
+def needed(queue: str) -> LibraryError:
+    """The error for what is sent without an outbox to a queue that takes nothing else."""
+    return LibraryError(
+        f"queue {queue!r} is declared with library={OUTBOX!r}: send to it within "
+        "kombu_toc.outbox(connection), in the transaction of what the task is about, or "
+        f"declare it with library={THROUGH!r}; nothing was sent"
+    )
 
 
 def write(connection: Any, table: Any, insert: Any, rows: Sequence[Row]) -> None:

@@ -36,8 +36,6 @@ from .uniqueness import key_of_name
 _TRAIT = re.compile(r"[;,]([a-z])(\d+)")
 _KEY = re.compile(r"[;,]k([\w.%-]+)", re.ASCII)
 _UNIQUE = re.compile(r"[;,]u\d\.([\w.%-]+)", re.ASCII)
-_LATEST = re.compile(r"[~@!]")
-_KNOWN_LATER = re.compile(r"x\d+|p1|a1")
 _END = re.compile(r"!(\d+)$")
 
 #: The letters of what a message is put with.
@@ -124,14 +122,6 @@ def unique_in(token: str) -> str | None:
     """The unique key that a token has, as its sender named it; None if it has none."""
     found = _UNIQUE.search(token) if ";" in token else None
     return key_of_name(decode_key(found[1])) if found else None
-
-
-def given_in(token: str) -> str:
-    """The traits that a message was put with, by any token of it: as :func:`traits_of` gives
-    them."""
-    said = _LATEST.split(token.partition(";")[2])[0]
-    kept = [one for one in said.split(",") if one and not _KNOWN_LATER.fullmatch(one)]
-    return f";{','.join(kept)}" if kept else ""
 
 
 def last_end(token: str) -> int | None:

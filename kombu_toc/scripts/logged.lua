@@ -4,11 +4,12 @@
 -- KEYS[6...] store (one per priority step)
 -- ARGV[1] how many entries at most
 -- ARGV[2] bytes that the envelopes may have together; the first may have any
--- ARGV[3] '' to begin, or the entry behind which to go on
+-- ARGV[3] milliseconds that an entry is old at least
 -- Returns {entry, what has happened (log.lua), id, state: 0 gone | 1 waiting | 2 in flight | 3 dead,
 --          index of the priority step, score, envelope, token, ...}
 
-local begin = ARGV[3] == '' and '-' or '(' .. ARGV[3]
+local now = redis.call('TIME')
+local latest = string.format('%.0f', now[1] * 1000 + math.floor(now[2] / 1000) - ARGV[3])
 local found, bytes, most = {}, 0, tonumber(ARGV[2])
 
 local function place(id) -- (state, index of the step, score)
@@ -23,7 +24,7 @@ local function place(id) -- (state, index of the step, score)
   return 0, 0, '0'
 end
 
-for _, entry in ipairs(redis.call('XRANGE', KEYS[1], begin, '+', 'COUNT', ARGV[1])) do
+for _, entry in ipairs(redis.call('XRANGE', KEYS[1], '-', latest, 'COUNT', ARGV[1])) do
   local what, id = entry[2][1], entry[2][2]
   local state, step, score, body, token = 0, 0, '0', '', ''
   if what ~= 'full' then

@@ -18,13 +18,13 @@ from ..center.requests import PutRequest
 from ..center.runner import BROKEN
 from ..center.unique_put import Conflict, ask_recorded
 from ..consumer.guarding import Guarding
-from ..errors import AlreadyThereError, LibraryError, NotPermittedError, ReplicationError
+from ..errors import AlreadyThereError, NotPermittedError, ReplicationError
 from ..library import outbox
 from ..library.centers import OpenLibrary
 from ..library.far import is_far
 from ..library.records import Row, row_of
 from ..library.statuses import DEAD, DONE, FAR, NOT_PUT, PENDING, TAKEN
-from ..model.library_log import BEHIND, OFF, OUTBOX, THROUGH
+from ..model.library_log import BEHIND, OFF, OUTBOX
 from ..model.topic import Declaration, Topic
 from ..model.uniqueness import Claim
 from ..scripts.call import ScriptCall
@@ -54,7 +54,7 @@ class RecordedPublisher(Publisher):
         headers = message.get("headers") or {}
         if is_unique(headers, message["properties"]):
             # Which of two is kept is known in Redis only.
-            _refuse_in_outbox(queue, "a message with a unique key")
+            outbox.refuse(queue, "a message with a unique key")
             super().put(queue, message, batch)
             return
         recorder = self.library.recorder
@@ -65,22 +65,18 @@ class RecordedPublisher(Publisher):
         else:
             away = False
         if topic.declaration.expires:
-            _refuse_in_outbox(queue, "a message to a queue that goes away by itself")
+            outbox.refuse(queue, "a message to a queue that goes away by itself")
             super().put(queue, message, batch)
             return
         mode, connection = topic.declaration.library, outbox.current()
         if mode == OFF:
-            _refuse_in_outbox(queue, f"a message to a queue that is declared with library={OFF!r}")
+            outbox.refuse(queue, f"a message to a queue that is declared with library={OFF!r}")
         behind = mode == BEHIND and connection is None
         if mode == OFF or (behind and topic.declaration.horizon is None):
             super().put(queue, message, batch)
             return
         if mode == OUTBOX and connection is None and not headers.get("retries"):
-            raise LibraryError(
-                f"queue {queue!r} is declared with library={OUTBOX!r}: send to it within "
-                "kombu_toc.outbox(connection), in the transaction of what the task is about, or "
-                f"declare it with library={THROUGH!r}; nothing was sent"
-            )
+            raise outbox.needed(queue)
         # What is wrong with a message is found before its row is written.
         call = self._made_for(topic, message, batch, away=away)
         row = row_of(queue, self._made.request, headers)
@@ -174,14 +170,6 @@ class RecordedPublisher(Publisher):
     def call_of(self, topic: Topic, request: PutRequest) -> ScriptCall:
         self._made.request = request
         return super().call_of(topic, request)
-
-
-def _refuse_in_outbox(queue: str, what: str) -> None:
-    if outbox.current() is not None:
-        raise LibraryError(
-            f"{what} has no row, so an outbox cannot send it to {queue!r}: "
-            "send it after the commit; nothing was sent"
-        )
 
 
 class RecordedQoS(QoS):

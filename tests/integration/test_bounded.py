@@ -14,6 +14,7 @@ import pytest
 import redis
 
 from kombu_toc import ScheduleChange, ScheduleFiring, TimeoutCenter, Unique
+from kombu_toc.center.logs import read_call, written_call
 from kombu_toc.center.recurring import RecurringCommands
 from kombu_toc.metrics.sender import Metrics
 
@@ -70,9 +71,9 @@ def watch(server: Server) -> Iterator[Callable[..., object]]:
         yield commands
 
 
-def fill(center: TimeoutCenter, others: int) -> None:
+def fill(center: TimeoutCenter, others: int, **limits: object) -> None:
     """Messages that wait for hours, that are due, in flight and dead; and one of each to act on."""
-    topic = center.declare("mail", slots=2)
+    topic = center.declare("mail", slots=2, **limits)
     for start in range(0, others, 500):
         numbers = range(start, min(start + 500, others))
         center.run_all(
@@ -214,6 +215,34 @@ def test_nothing_depends_on_how_much_else_waits(
             # An announcement more or less, or a step of a search: nothing that grows as it does.
             assert number <= few[name][command] + MARGIN, (name, command)
 
+
+def written(center: TimeoutCenter) -> None:
+    """Read some entries of each log and delete them."""
+    for slot in center.topic("mail").all_slots():
+        entries = center.run(read_call(slot, 10, 10**6))
+        center.run(written_call(slot, [one.name for one in entries], [one.id for one in entries]))
+
+
+def test_nothing_depends_on_how_much_is_logged(
+    center: TimeoutCenter, client: redis.Redis, watch: Callable[..., object]
+) -> None:
+    operations = {name: OPERATIONS[name] for name in LOGGED}
+    operations["unwritten"] = lambda center: center.unwritten("mail")
+    operations["written"] = written
+    found = []
+    for others in (40, 4000):
+        client.flushall()
+        center.forget("mail")
+        fill(center, others, library="behind")
+        found.append(run(center, watch, operations))
+    few, many = found
+    for name in operations:
+        for command, number in many[name].items():
+            assert number <= few[name][command] + MARGIN, (name, command)
+
+
+#: What is done to a topic whose rows are written behind.
+LOGGED = ("put", "put unique", "put many", "ensure", "cancel", "reschedule", "pop and reject")
 
 #: What is done to a topic whose starts are limited.
 LIMITED = (

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
+import subprocess
+import sys
 import time
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery import Celery
 from kombu import Connection, Queue
 
+from celery_toc.metrics import metrics_text
 from kombu_toc import (
     ConfigurationError,
     LibraryError,
@@ -18,6 +27,7 @@ from kombu_toc import (
     center_for,
     reshard_topic,
 )
+from kombu_toc.library import behind as behind_module
 from kombu_toc.library.behind import Behind
 from kombu_toc.library.keeper import Keeper
 
@@ -26,6 +36,11 @@ from ..library import broker, consume, engine, new_url, options, publish, status
 pytestmark = pytest.mark.usefixtures("client")
 
 __all__ = ("broker", "engine", "new_url", "options", "store")  # fixtures
+
+ROOT = Path(__file__).parents[2]
+
+#: How old an entry is when it is written, in milliseconds.
+AGE_MS = behind_module.AGE_MS
 
 LATER = {"x-delay": 60_000}
 
@@ -46,6 +61,12 @@ def mail(broker) -> Connection:
 def behind(store, center) -> Behind:
     """What the elected process does."""
     return Behind(store, center)
+
+
+@pytest.fixture(autouse=True)
+def no_age(monkeypatch) -> None:
+    """Entries are written at once."""
+    monkeypatch.setattr(behind_module, "AGE_MS", 0)
 
 
 def logs(center: TimeoutCenter) -> list[bytes]:
@@ -280,6 +301,21 @@ def test_another_mode_is_refused(broker):
         declare(broker, "later")
 
 
+def test_what_has_just_been_sent_may_end_before_it_is_looked_at(
+    mail, store, center, behind, monkeypatch
+):
+    monkeypatch.setattr(behind_module, "AGE_MS", 3_600_000)
+    publish(mail, "order-1", **LATER)
+    assert not behind.turn()
+    assert store.of_ids(["order-1"]) == []
+    assert center.unwritten()[0].entries == 1
+    monkeypatch.setattr(behind_module, "AGE_MS", AGE_MS)
+    deadline = time.monotonic() + 30
+    while not store.of_ids(["order-1"]):
+        assert time.monotonic() < deadline
+        behind.turn()
+
+
 # -- the window
 
 
@@ -388,27 +424,25 @@ def test_a_recorder_may_be_stopped_anywhere_and_another_goes_on(
     def stop(*args: Any, **kwargs: Any) -> Any:
         raise Killed
 
-    if step in ("read", "delete"):
-        monkeypatch.setattr(behind, {"read": "_write", "delete": "_delete"}[step], stop)
-    else:
-        wrapped = getattr(store, step)
+    with monkeypatch.context() as patched:
+        if step in ("read", "delete"):
+            patched.setattr(behind, {"read": "_write", "delete": "_delete"}[step], stop)
+        else:
+            wrapped, insert = getattr(store, step), store.insert
 
-        def then_stop(*args: Any) -> Any:
-            wrapped(*args)
-            raise Killed
-
-        monkeypatch.setattr(store, step, then_stop)
-        if step == "forget":  # what has ended meanwhile
-            insert = store.insert
+            def then_stop(*args: Any) -> Any:
+                wrapped(*args)
+                raise Killed
 
             def late(rows: Any) -> None:
                 insert(rows)
                 center.ack(center.pop("mail", limit=9).messages)
 
-            monkeypatch.setattr(store, "insert", late)
-    with pytest.raises(Killed):
-        behind.turn()
-    monkeypatch.undo()
+            patched.setattr(store, step, then_stop)
+            if step == "forget":  # what has ended meanwhile
+                patched.setattr(store, "insert", late)
+        with pytest.raises(Killed):
+            behind.turn()
     another = Behind(store, center)
     another.turn()
     another.turn()
@@ -512,10 +546,12 @@ def test_unique_messages_put_one_for_another(mail, store, center, behind):
 def test_a_message_that_no_row_can_have_is_put_and_said(mail, store, center, behind, caplog):
     publish(mail, "order-1", **{"x-biz-id": "a\0b", **LATER})
     publish(mail, "i" * 256, **LATER)
-    center.put("mail", "raw", b"no envelope", delay=60)
+    center.put("mail", "raw", b"no envelope", delay=60, key="k", visibility=90)
     publish(mail, "order-2", **LATER)
     behind.turn()
-    assert store.count() == {"pending": 1, "not put": 0}
+    assert store.count() == {"pending": 2, "not put": 0}
+    [row] = store.of_ids(["raw"])
+    assert (row.body, row.basis, row.traits) == (b"no envelope", "k", ";v90000,kk")
     assert center.counts("mail").waiting == 4
     assert "message 'order-1' in queue mail has no row" in caplog.text
     assert "nothing was sent" not in caplog.text
@@ -600,3 +636,92 @@ def test_a_consumer_writes_what_waits_meanwhile(mail, store):
     while not store.of_ids(["order-1"]):
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+#: A recorder in a process of its own: url, databases and tables as JSON.
+RECORDER = """
+import json, sys
+from kombu_toc import TimeoutCenter, center_for
+from kombu_toc.client.databases import read_databases
+from kombu_toc.library.behind import Behind
+from kombu_toc.library.shards import Shards
+from kombu_toc.library.store import Store
+
+url, options = json.loads(sys.argv[1])
+shards = Shards(read_databases("toc_library", options["toc_library"]), 2, 5.0)
+behind = Behind(Store(shards), center_for(url))
+print("ready", flush=True)
+while True:
+    behind.turn()
+"""
+
+
+def test_a_recorder_that_is_killed_again_and_again_loses_nothing(
+    server, mail, store, center, options
+):
+    random = Random(7)
+    for turn in range(5):
+        asked = json.dumps([server.toc_url, options])
+        recorder = subprocess.Popen(
+            [sys.executable, "-c", RECORDER, asked], stdout=subprocess.PIPE, cwd=ROOT
+        )
+        try:
+            assert recorder.stdout.readline() == b"ready\n"
+            after = random.randrange(10, 120)
+            for number in range(120):
+                publish(mail, f"order-{turn}-{number}", **LATER)
+                if number % 10 == 3:
+                    center.cancel(f"order-{turn}-{random.randrange(number)}")
+                if number % 10 == 7:
+                    center.reschedule(f"order-{turn}-{random.randrange(number)}", delay=7200)
+                if number == after:
+                    recorder.kill()
+        finally:
+            recorder.kill()
+            recorder.wait()
+            recorder.stdout.close()
+    behind = Behind(store, center)
+    while behind.turn():
+        pass
+    waiting = {one.id: one.time_us for one in center.scan("mail", limit=1000).messages}
+    ids = [f"order-{turn}-{number}" for turn in range(5) for number in range(120)]
+    rows = {row.id: row.action_us for row in store.of_ids(ids)}
+    assert rows.keys() == waiting.keys()
+    assert all(abs(rows[id] - waiting[id]) <= 2000 for id in rows)
+    assert all(status_of(store, id) in ([], ["cancelled"]) for id in set(ids) - rows.keys())
+    assert logs(center) == []
+
+
+# -- where it is seen
+
+
+def test_the_exporter_tells_how_far_behind_it_is(mail, center):
+    center.declare("other")
+    for number in range(3):
+        publish(mail, f"order-{number}", **LATER)
+    lines = metrics_text(center).splitlines()
+    assert 'celery_toc_library_unwritten{topic="mail"} 3.0' in lines
+    assert 'celery_toc_library_incomplete{topic="mail"} 0.0' in lines
+    [said] = [line for line in lines if line.startswith("celery_toc_library_unwritten_seconds{")]
+    assert 0 <= float(said.split()[1]) < 60
+    assert not [line for line in lines if "celery_toc_library" in line and '"other"' in line]
+
+
+def test_the_page_says_how_to_ask(broker, center):
+    """What docs/library.md has of `unwritten`, and its queues."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "library.md").read_text(), re.S)
+    [queues] = [block for block in blocks if "clicks" in block]
+    [ask] = [block for block in blocks if "unwritten()" in block]
+    app = Celery("shop", broker=broker.as_uri(), set_as_current=False)
+    exec(queues, {"app": app})
+    for queue in app.conf.task_queues:
+        queue(broker.default_channel).declare()
+    publish(broker, "note-1", queue="mail", **LATER)
+    said: list[Any] = []
+    asked = SimpleNamespace(timeout_center=lambda app: center)
+    exec(ask, {"celery_toc": asked, "app": app, "print": lambda *all: said.append(all)})
+    [(topic, entries, seconds, incomplete)] = said
+    assert (topic, entries, incomplete) == ("mail", 1, False)
+    assert 0 <= seconds < 60
+    modes = {name: center.topic(name).declaration.library for name in ("orders", "mail", "clicks")}
+    assert modes == {"orders": None, "mail": "behind", "clicks": "off"}

@@ -238,3 +238,36 @@ def test_it_works_with_djangos_connection_whatever_happens_after_the_commit(
     # If the process was killed in between, a consumer finds what it has not put.
     assert consume(broker, 1) == ["order-7"]
     assert status_of(store, "order-7") == ["done"]
+
+
+@pytest.mark.parametrize("way", ["channel", "center"])
+def test_what_a_queue_is_declared_with_decides_whether_an_outbox_may_send_to_it(
+    server, broker, store, center, database, options, way
+):
+    known = center_for(server.toc_url, **options)
+    for mode in ("off", "outbox", "behind"):
+        Queue(mode, queue_arguments={"x-library": mode})(broker.default_channel).declare()
+
+    def send(id: str, queue: str) -> None:
+        if way == "channel":
+            publish(broker, id, queue=queue, **{"x-delay": 60_000})
+        else:
+            known.put(queue, id, b"body", delay=60)
+
+    refused = pytest.raises(LibraryError, match=r"library='off'.* cannot send it to 'off'")
+    with database.begin() as connection, refused, outbox(connection):
+        send("order-1", "off")
+    with pytest.raises(LibraryError, match=r"'outbox' is declared with .* send to it within"):
+        send("order-2", "outbox")
+    assert not center.get(["order-1", "order-2"])
+    with database.begin() as connection, outbox(connection):
+        for queue in ("outbox", "behind"):
+            send(f"to-{queue}", queue)
+        assert not center.get(["to-outbox", "to-behind"])
+    for queue in ("outbox", "behind"):
+        wait_for(center, f"to-{queue}")
+    assert len(store.of_ids(["to-outbox", "to-behind"])) == 2
+    send("order-3", "behind")
+    assert store.of_ids(["order-3"]) == []
+    send("order-4", "off")
+    assert len(center.get(["order-3", "order-4"])) == 2
