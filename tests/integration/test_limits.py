@@ -12,7 +12,7 @@ import pytest
 from kombu import Connection
 from kombu.asynchronous import Hub
 
-from kombu_toc import Delivery, Popped, TimeoutCenter, pack
+from kombu_toc import Delivery, Popped, RateLimitedError, TimeoutCenter, Unique, pack
 from kombu_toc.center.requests import PopRequest, PutRequest
 from kombu_toc.center.reshard import reshard_topic
 from kombu_toc.model.results import MISCOUNTED, NO_LANE
@@ -284,6 +284,24 @@ def test_what_takes_turns_is_found_by_its_id_cancelled_and_put_off(declare: Any)
     assert pop(center) == []
     center.ack(first)
     assert ids(pop(center)) == ["a3"]
+    assert center.check("mail") == []
+
+
+def test_keys_take_turns_where_puts_are_limited_and_keys_unique(declare: Any) -> None:
+    center = declare(key_fair=True, put_rate="1000/s", key_put_rate="20/h")
+    large = [{"id": f"l{n}", "body": b"", "key": "large"} for n in range(20)]
+    center.put_many("mail", large[:10])
+    for message in large[10:]:
+        center.put("mail", **message)
+    with pytest.raises(RateLimitedError):
+        center.put_many("mail", [{"id": "l20", "body": b"", "key": "large"}])
+    for id in ("s0", "s1"):
+        center.put("mail", id, b"", key="small", unique=Unique("only"))
+    center.put("mail", "s2", b"new", key="small", unique=Unique("only", conflict="replace"))
+    got = pop(center, 3)
+    assert [one.body for one in got if one.id[0] == "s"] == [b"new"]
+    assert len(got) == 3
+    assert len(pop(center)) == 18
     assert center.check("mail") == []
 
 
