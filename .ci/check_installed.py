@@ -17,6 +17,7 @@ EXTRAS = {
     "kombu_toc.http": ("greenlet", "uvicorn"),
     "kombu_toc.library": ("sqlalchemy", "alembic"),
     "celery_toc.aio": ("greenlet",),
+    "celery_toc.web": ("greenlet", "uvicorn"),
 }
 
 

@@ -20,6 +20,7 @@ from . import (
     fleet,
     floor,
     gossip,
+    http,
     idle,
     lateness,
     library,
@@ -40,7 +41,7 @@ MODULES = (
     *(lateness, now, drain, storm, spread, behind),
     *(publish, put_many, event_loop, memory, scale, fleet, by_id, gossip, idle, floor),
     *(limits, fair, serial, unique, recurring),
-    library,
+    *(library, http),
 )
 
 #: case -> its module

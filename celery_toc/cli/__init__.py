@@ -45,6 +45,7 @@ COMMANDS = {
     "reshard": "celery_toc.cli.reshard:reshard",
     "migrate": "celery_toc.cli.migrate:migrate",
     "metrics": "celery_toc.cli.metrics:metrics",
+    "web": "celery_toc.cli.web:web",
 }
 
 

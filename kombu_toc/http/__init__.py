@@ -19,6 +19,7 @@ from .fields import Number as Number
 from .fields import Object as Object
 from .fields import Text as Text
 from .fields import Time as Time
+from .messages import id_of as id_of
 from .messages import trace_of as trace_of
 from .operations import Operation as Operation
 from .operations import answer as answer
@@ -27,6 +28,7 @@ from .operations import read_query as read_query
 from .problems import Problem as Problem
 from .problems import invalid as invalid
 from .problems import not_found as not_found
+from .problems import retry_after as retry_after
 from .requests import Answer as Answer
 from .requests import Request as Request
 from .serving import PORT as PORT
@@ -35,3 +37,4 @@ from .tokens import Token as Token
 from .tokens import Tokens as Tokens
 from .tokens import new_token as new_token
 from .tokens import read_tokens as read_tokens
+from .tokens import tokens_of as tokens_of

@@ -15,10 +15,10 @@ from .app import OPERATIONS, api_for
 from .openapi import document
 from .operations import ROLES, Router
 from .serving import PORT, serve
-from .tokens import Tokens, new_token, read_tokens
+from .tokens import TOKENS, new_token, tokens_of
 
-#: Environment variables: the broker, whose URL may have a password, and tokens.
-BROKER, TOKENS = "TOC_HTTP_BROKER", "TOC_HTTP_TOKENS"
+#: The environment variable with the broker, whose URL may have a password.
+BROKER = "TOC_HTTP_BROKER"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -37,17 +37,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--certificate", metavar="FILE", help="for TLS")
     parser.add_argument("--key", metavar="FILE", help="of the certificate")
-
-
-def tokens_of(path: str | None, anonymous_read: bool) -> Tokens:
-    """The tokens of a file and of the environment. Raises ConfigurationError and OSError."""
-    found = []
-    if path is not None:
-        with open(path, encoding="utf-8") as file:
-            found += read_tokens(file.read(), path)
-    if said := os.environ.get(TOKENS):
-        found += read_tokens(said, TOKENS)
-    return Tokens(found, anonymous_read=anonymous_read)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from ..aio.center import AsyncTimeoutCenter
@@ -60,6 +60,7 @@ class HttpApi:
     recorded: a center with a task library, whose methods block: what is cancelled and moved is
         recorded there
     operations: more than those of every center
+    on_close: awaited when the application ends
     keep_answers: seconds for which answers are kept under an Idempotency-Key
     max_body: bytes of a body
     """
@@ -71,6 +72,7 @@ class HttpApi:
         tokens: Tokens | None = None,
         recorded: TimeoutCenter | None = None,
         operations: Iterable[Operation] = (),
+        on_close: Iterable[Callable[[], Awaitable[None]]] = (),
         keep_answers: float = KEEP_ANSWERS,
         max_body: int = MAX_BODY,
     ) -> None:
@@ -81,6 +83,7 @@ class HttpApi:
         self._idempotency = Idempotency(center, keep_answers)
         self._max_body = max_body
         self._recorded = recorded
+        self._on_close = tuple(on_close)
         #: what cancels and moves messages, so that the library knows
         self.acting: Any = center if recorded is None else _InThreads(recorded)
         self._document: Any = None
@@ -89,6 +92,8 @@ class HttpApi:
         """Answer all who wait, and close the connections to the broker."""
         await self.desk.aclose()
         await self.center.aclose()
+        for close in self._on_close:
+            await close()
         if self._recorded is not None:
             self._recorded.client.close()
 
@@ -195,18 +200,28 @@ class HttpApi:
 
 
 def api_for(
-    url: str, *, tokens: Tokens | None = None, operations: Iterable[Operation] = (), **options: Any
+    url: str,
+    *,
+    tokens: Tokens | None = None,
+    operations: Iterable[Operation] = (),
+    on_close: Iterable[Callable[[], Awaitable[None]]] = (),
+    ssl: Any = None,
+    **options: Any,
 ) -> HttpApi:
     """The application for a broker URL, to be served or mounted.
 
     tokens: who may do what; without any, only requests from this machine are answered
+    operations: more than those of every center
+    on_close: awaited when the application ends
+    ssl: as in Celery's ``broker_use_ssl``
     options: as in ``broker_transport_options``
 
     Raises ConfigurationError for a URL or an option that makes no sense.
     """
-    recorded = center_for(url, **options)
+    recorded = center_for(url, ssl=ssl, **options)
     return HttpApi(
-        AsyncTimeoutCenter.from_url(url, **options),
+        AsyncTimeoutCenter.from_url(url, ssl=ssl, **options),
+        on_close=on_close,
         tokens=tokens,
         operations=operations,
         recorded=recorded if recorded.recorder is not None else None,

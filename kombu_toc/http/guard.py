@@ -13,6 +13,8 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
+from .problems import Problem
+
 #: Seconds until the headers of a request must be there, and for which an answer may lie unread.
 HEADERS_WITHIN = 10.0
 READ_WITHIN = 30.0
@@ -23,9 +25,11 @@ MOST_BYTES = 64 * 1024
 
 _CHECK = 2.0
 
+_PROBLEM = Problem("headers-too-large", "path, query and headers may have 64 KiB together").body()
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
-    b"content-type: application/problem+json\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+    b"content-type: application/problem+json\r\nconnection: close\r\n"
+    b"content-length: %d\r\n\r\n%b" % (len(_PROBLEM), _PROBLEM)
 )
 
 

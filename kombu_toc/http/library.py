@@ -102,7 +102,7 @@ FIND = Operation(
         "since": Time("Not before this action time."),
         "until": Time("Not after this action time."),
         "limit": Number("How many at most.", least=1, most=1000, whole=True, default=100),
-        "after": Text("The nextPageToken of the page before.", most=10_000),
+        "after": Text("The nextPageToken of the page before.", most=4000),
     },
     answers={200: ("A page.", _PAGE)},
     problems=("not-found",),

@@ -245,7 +245,7 @@ _ALL = ("v1", "queues")
 _ONE = (*_ALL, "{queue}")
 _WITHIN = Number("Count also what comes due within so many seconds.", most=31_536_000)
 _LIMIT = Number("How many at most.", least=1, most=MAX_PAGE, whole=True, default=100)
-_AFTER = Text("The nextPageToken of the page before.", most=10_000)
+_AFTER = Text("The nextPageToken of the page before.", most=4000)
 _DEAD = Object(
     {
         "ids": IDS.fields["ids"],

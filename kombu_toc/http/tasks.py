@@ -290,7 +290,7 @@ LIST = Operation(
         "since": Time("Only those whose time is not before this."),
         "until": Time("Only those whose time is before this."),
         "limit": Number("Messages at most.", least=1, most=MAX_PAGE, whole=True, default=100),
-        "after": Text("The nextPageToken of the page before.", most=10_000),
+        "after": Text("The nextPageToken of the page before.", most=4000),
         "bodies": Flag("Whether their bytes are shown.", default=True),
     },
     answers={200: ("A page.", PAGE)},

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import re
 import secrets
 import time
@@ -26,6 +27,9 @@ from .problems import Problem, retry_after
 
 _HASH = re.compile(r"sha256:([0-9a-f]{64})")
 _RATE = re.compile(r"rate=(\d{1,7})/([sm])")
+
+#: The environment variable with tokens.
+TOKENS = "TOC_HTTP_TOKENS"
 
 #: Tokens in one file, at most: each request compares with all of them.
 MAX_TOKENS = 1000
@@ -189,6 +193,17 @@ def read_tokens(text: str, where: str) -> list[Token]:
     if len(found) > MAX_TOKENS:
         raise ConfigurationError(f"{where}: {len(found)} tokens, and {MAX_TOKENS} at most are read")
     return found
+
+
+def tokens_of(path: str | None, anonymous_read: bool) -> Tokens:
+    """The tokens of a file and of the environment. Raises ConfigurationError and OSError."""
+    found = []
+    if path is not None:
+        with open(path, encoding="utf-8") as file:
+            found += read_tokens(file.read(), path)
+    if said := os.environ.get(TOKENS):
+        found += read_tokens(said, TOKENS)
+    return Tokens(found, anonymous_read=anonymous_read)
 
 
 def new_token(name: str, roles: str, queues: str) -> tuple[str, str]:

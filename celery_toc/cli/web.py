@@ -1,0 +1,76 @@
+"""``celery toc web``: the HTTP API of the app's broker."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+
+from .exits import FAILED, USAGE, Command, Failure
+from .session import Session, with_session
+
+
+@click.command(
+    cls=Command,
+    example="""
+celery -A shop toc web
+celery -A shop toc web --allow 'shop.*'
+celery -A shop toc web --host 0.0.0.0 --port 8088 --tokens tokens.txt
+""",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8088, show_default=True, help="0: a free one."
+)
+@click.option(
+    "--allow",
+    "-t",
+    multiple=True,
+    metavar="NAME",
+    help="A task that may be sent, or a pattern; may be repeated. None unless given.",
+)
+@click.option(
+    "--tokens",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Who may do what, one a line; or the environment variable TOC_HTTP_TOKENS.",
+)
+@click.option("--anonymous-read", is_flag=True, help="Let who has no token look at everything.")
+@click.option("--certificate", type=click.Path(exists=True, dir_okay=False), help="For TLS.")
+@click.option("--key", type=click.Path(exists=True, dir_okay=False), help="Of the certificate.")
+@with_session
+def web(
+    session: Session,
+    host: str,
+    port: int,
+    allow: tuple[str, ...],
+    tokens: str | None,
+    anonymous_read: bool,
+    certificate: str | None,
+    key: str | None,
+) -> None:
+    """Serve the HTTP API until Ctrl-C: messages, tasks, queues, schedules, metrics.
+
+    Without tokens it listens on this machine's loopback only. `python -m kombu_toc.http
+    --new-token NAME` makes a token.
+    """
+    try:
+        from kombu_toc.http import Tokens, serve, tokens_of
+
+        from ..web import api_for_app
+    except ImportError as exc:
+        raise Failure(f"{exc}: this command needs: pip install 'celery-toc[http]'", USAGE) from exc
+    known: Tokens = tokens_of(tokens, anonymous_read)
+    api: Any = api_for_app(session.app, tokens=known, allow=allow)
+    try:
+        serve(
+            api,
+            host,
+            port,
+            certificate=certificate,
+            key=key,
+            say=lambda text: click.echo(text, err=True),
+        )
+    except OSError as exc:
+        shown = os.strerror(exc.errno) if exc.errno else exc
+        raise Failure(f"cannot serve at {host}:{port}: {shown}", FAILED) from exc

@@ -1,0 +1,272 @@
+"""Schedules over HTTP: read, put, paused, resumed, skipped, run, deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from celery.schedules import crontab, solar
+from kombu.exceptions import KombuError
+
+from kombu_toc.http import (
+    Answer,
+    Anything,
+    Number,
+    Object,
+    Operation,
+    Problem,
+    Request,
+    Text,
+    Time,
+    answer,
+    invalid,
+    not_found,
+    read_body,
+    read_query,
+)
+
+from .. import aio
+from ..schedules.errors import ScheduleError, UnknownScheduleError
+from .tasks import Allowed
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from ..schedules.view import Firing, Schedule
+
+_CRON = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week")
+
+PUT = Object(
+    {
+        "task": Text("The name of a task that may be sent.", most=500),
+        "every": Number("Seconds between two firings.", least=0.001, most=3e8),
+        "cron": Text("Minute, hour, day, month, day of the week: 0 3 * * *", most=500),
+        "sun": Text("An event of the sun, such as sunrise; with latitude and longitude."),
+        "latitude": Number(least=-90, most=90),
+        "longitude": Number(least=-180, most=180),
+        "args": Anything("Its arguments.", of=("array",)),
+        "kwargs": Anything("Its arguments by name.", of=("object",)),
+        "queue": Text("Its queue, unless its routes say it.", most=500),
+        "timezone": Text("Of a crontab; the app's unless given."),
+        "misfire": Text("What was missed by the grace.", choices=("skip", "once", "all")),
+        "grace": Number("Seconds that a firing may be late.", most=3e8),
+        "overlap": Text("While the firing before still runs.", choices=("allow", "skip", "wait")),
+        "jitter": Number("Up to so many seconds later.", most=3e8),
+        "start": Time("Not before."),
+        "end": Time("Not after."),
+        "maxRuns": Number("So often, then it ends.", least=1, most=1e9, whole=True),
+    },
+    needed=("task",),
+    one_of=("every", "cron", "sun"),
+    name="NewSchedule",
+)
+
+_NAMES = {"maxRuns": "max_runs"}
+_RULES = ("args", "kwargs", "queue", "timezone", "misfire", "grace", "overlap", "jitter")
+
+
+def shown(found: Schedule) -> dict[str, Any]:
+    """A schedule, as in JSON."""
+    return {
+        "name": found.name,
+        "task": found.task,
+        "schedule": found.text,
+        "timezone": found.timezone,
+        "queue": found.queue,
+        "args": list(found.args),
+        "kwargs": dict(found.kwargs),
+        "misfire": found.misfire,
+        "grace": float(found.grace),
+        "overlap": found.overlap,
+        "jitter": float(found.jitter),
+        "maxRuns": found.max_runs,
+        "owner": found.owner,
+        "state": found.state,
+        "runs": found.runs,
+        "startTime": _iso(found.start),
+        "endTime": _iso(found.end),
+        "nextTime": _iso(found.next),
+        "lastTime": _iso(found.last),
+    }
+
+
+def shown_firing(firing: Firing) -> dict[str, Any]:
+    return {
+        "id": firing.id,
+        "plannedTime": _iso(firing.planned),
+        "startTime": _iso(firing.started),
+        "outcome": firing.outcome,
+        "reason": firing.reason,
+        "byHand": firing.by_hand,
+    }
+
+
+def _iso(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat().replace("+00:00", "Z")
+
+
+def _when(fields: dict[str, Any]) -> Any:
+    """What Celery knows as a schedule. Raises Problem."""
+    if "every" in fields:
+        return fields["every"]
+    try:
+        if "cron" in fields:
+            said = fields["cron"].split()
+            if len(said) != len(_CRON):
+                raise ValueError("it has five fields, as 0 3 * * *")
+            return crontab(**dict(zip(_CRON, said, strict=True)))
+        if "latitude" not in fields or "longitude" not in fields:
+            raise ValueError("it needs latitude and longitude")
+        return solar(fields["sun"], fields["latitude"], fields["longitude"])
+    except (ValueError, ImportError) as exc:
+        raise invalid("cron" if "cron" in fields else "sun", str(exc)) from None
+
+
+_SCHEDULE = {
+    "type": "object",
+    "required": ["name", "task", "schedule", "queue", "state", "nextTime"],
+    "properties": {
+        **{name: {"type": "string"} for name in ("name", "task", "schedule", "queue", "state")},
+        "nextTime": {"type": ["string", "null"]},
+    },
+}
+_LISTED = {
+    "type": "object",
+    "required": ["schedules", "nextPageToken"],
+    "properties": {
+        "schedules": {"type": "array", "items": _SCHEDULE},
+        "nextPageToken": {"type": ["string", "null"]},
+    },
+}
+_ALL = ("v1", "schedules")
+_ONE = (*_ALL, "{schedule}")
+
+
+def operations(app: Celery, allowed: Allowed) -> Iterable[Operation]:
+    """The operations of an app's schedules."""
+
+    async def list_all(api: Any, request: Request) -> Answer:
+        asked = read_query(listing, request.query)
+        try:
+            page = await _schedules().list(
+                queue=asked.get("queue"), limit=asked.get("limit", 100), after=asked.get("after")
+            )
+        except ScheduleError as exc:
+            raise invalid("after", str(exc)) from None
+        return answer(
+            {"schedules": [shown(one) for one in page.schedules], "nextPageToken": page.after}
+        )
+
+    def _schedules() -> Any:
+        return aio.timeout_center(app).schedules
+
+    async def get(api: Any, request: Request) -> Answer:
+        found = await _schedules().get(request.segments[0])
+        if found is None:
+            raise _unknown(request.segments[0])
+        return answer(shown(found))
+
+    async def put(api: Any, request: Request) -> Answer:
+        name = request.segments[0]
+        fields = read_body(putting, request)
+        allowed.check(fields["task"])
+        when = _when(fields)
+        rules = {rule: fields[rule] for rule in (*_RULES, "start", "end") if rule in fields}
+        rules.update({_NAMES[rule]: fields[rule] for rule in _NAMES if rule in fields})
+        before = await _schedules().get(name)
+        if before is not None and before.owner:
+            raise Problem("conflict", f"the schedule {name!r} was put by {before.owner!r}")
+        try:
+            found = await _schedules().put(name, fields["task"], when, **rules)
+        except ScheduleError as exc:
+            raise invalid("", str(exc)) from None
+        except (TypeError, KombuError) as exc:
+            raise invalid("args", str(exc)) from None
+        return answer(shown(found))
+
+    def change(method: str) -> Any:
+        async def run(api: Any, request: Request) -> Answer:
+            name = request.segments[0]
+            try:
+                found = await getattr(_schedules(), method)(name)
+            except UnknownScheduleError:
+                raise _unknown(name) from None
+            except ScheduleError as exc:
+                raise Problem("conflict", str(exc)) from None
+            if method == "history":
+                return answer({"firings": [shown_firing(one) for one in found]})
+            after = await _schedules().get(name)
+            return answer({"deleted": True} if after is None else shown(after))
+
+        return run
+
+    putting = Operation(
+        "PUT",
+        _ONE,
+        put,
+        "Put a schedule, or change one",
+        role="operate",
+        request=PUT,
+        answers={200: ("The schedule as it is then.", _SCHEDULE)},
+        problems=("conflict",),
+    )
+    listing = Operation(
+        "GET",
+        _ALL,
+        list_all,
+        "List schedules",
+        query={
+            "queue": Text("Only those of this queue.", most=500),
+            "limit": Number("How many at most.", least=1, most=1000, whole=True, default=100),
+            "after": Text("The nextPageToken of the page before.", most=4000),
+        },
+        answers={200: ("A page.", _LISTED)},
+    )
+    yield listing
+    yield putting
+    yield Operation(
+        "GET",
+        _ONE,
+        get,
+        "Read a schedule",
+        answers={200: ("The schedule.", _SCHEDULE)},
+        problems=("not-found",),
+    )
+    yield Operation(
+        "GET",
+        (*_ONE, "history"),
+        change("history"),
+        "Show the latest firings",
+        answers={200: ("At most 20, the latest first.", {"type": "object"})},
+        problems=("not-found",),
+    )
+    yield Operation(
+        "DELETE",
+        _ONE,
+        change("delete"),
+        "Delete a schedule",
+        role="operate",
+        answers={200: ("It is gone.", {"type": "object"})},
+        problems=("not-found",),
+    )
+    for verb, method, summary in (
+        ("pause", "pause", "Have a schedule fire no more until it is resumed"),
+        ("resume", "resume", "Have a schedule fire again"),
+        ("skip", "skip_next", "Leave out the next firing"),
+        ("run", "run_now", "Send the task of a schedule now"),
+    ):
+        yield Operation(
+            "POST",
+            _ONE,
+            change(method),
+            summary,
+            role="operate",
+            verb=verb,
+            answers={200: ("The schedule as it is then.", _SCHEDULE)},
+            problems=("not-found", "conflict"),
+        )
+
+
+def _unknown(name: str) -> Problem:
+    return not_found(f"there is no schedule {name!r}")

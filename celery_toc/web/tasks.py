@@ -1,0 +1,222 @@
+"""Tasks of Celery over HTTP: they are sent as Celery sends them, and their results are read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timezone
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from celery.backends.base import DisabledBackend
+from celery.exceptions import QueueNotFound
+from kombu.exceptions import EncodeError, OperationalError
+
+from kombu_toc.http import (
+    Answer,
+    Anything,
+    Headers,
+    Number,
+    Object,
+    Operation,
+    Problem,
+    Request,
+    Text,
+    Time,
+    answer,
+    id_of,
+    invalid,
+    not_found,
+    read_body,
+    retry_after,
+    trace_of,
+)
+
+from .. import aio
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+NEW_TASK = Object(
+    {
+        "task": Text("The name of a task that may be sent.", most=500),
+        "args": Anything("Its arguments.", of=("array",)),
+        "kwargs": Anything("Its arguments by name.", of=("object",)),
+        "id": Text("Its id; one is made unless given.", most=500),
+        "eta": Time("When it is to run."),
+        "countdown": Number("Instead of eta: seconds from now.", most=7e9),
+        "queue": Text("Its queue, unless its routes say it.", most=500),
+        "priority": Number("0 goes first.", most=255, whole=True),
+        "expires": Number("Seconds after which no worker starts it.", least=0.001, most=7e9),
+        "headers": Headers("Headers of its message; their names begin with x-."),
+    },
+    needed=("task",),
+    at_most_one=("eta", "countdown"),
+    name="NewCeleryTask",
+)
+
+
+class Allowed:
+    """The tasks of an app that may be sent.
+
+    allow: their names, or patterns
+    """
+
+    def __init__(self, app: Celery, allow: Iterable[str]) -> None:
+        self.app = app
+        self.name = app.main or "celery"
+        self._allow = tuple(allow)
+        #: a result backend need not be safe for threads: one asks it
+        self._asks = ThreadPoolExecutor(1, "toc-web-results")
+
+    def check_app(self, name: str) -> None:
+        """Raises Problem for the name of another app."""
+        if name != self.name:
+            raise not_found(f"the app is {self.name!r}, not {name!r}")
+
+    def check(self, task: str) -> None:
+        """Raises Problem for a task that may not be sent."""
+        if not any(fnmatchcase(task, pattern) for pattern in self._allow):
+            raise Problem(
+                "forbidden",
+                f"the task {task[:100]!r} is not among those that may be sent: "
+                "celery toc web --allow NAME allows it",
+                "task",
+            )
+
+    async def result(self, id: str) -> dict[str, Any]:
+        """What the result backend knows of a task."""
+        if isinstance(self.app.backend, DisabledBackend):
+            raise not_found("the app has no result backend")
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._asks, self._ask, id)
+
+    def _ask(self, id: str) -> dict[str, Any]:
+        found = self.app.AsyncResult(id)
+        shown: dict[str, Any] = {"id": id, "state": found.state}
+        if found.state in ("SUCCESS", "FAILURE"):
+            value, done = found.result, found.date_done
+            if isinstance(done, datetime):
+                shown["doneTime"] = done.isoformat()
+            if found.state == "FAILURE":
+                shown["error"] = f"{type(value).__name__}: {value}"
+            else:
+                shown["result"] = json.loads(json.dumps(value, default=repr))
+        return shown
+
+
+async def send(allowed: Allowed, request: Request) -> Answer:
+    """Send a task as Celery does."""
+    allowed.check_app(request.segments[0])
+    fields = read_body(SEND, request)
+    name = fields["task"]
+    allowed.check(name)
+    app, args, kwargs = allowed.app, fields.get("args", []), fields.get("kwargs", {})
+    options = _options(app, fields, request)
+    queue = _queue(app, name, args, kwargs, options)
+    if not request.token.allows("write", queue):
+        raise Problem("forbidden", f"this needs a token with the role write of queue {queue!r}")
+    signature = app.signature(name, args=args, kwargs=kwargs)
+    try:
+        await aio.send(signature, **options)
+    except (TypeError, EncodeError) as exc:  # arguments that the task does not take
+        raise invalid("args", str(exc)) from None
+    except OperationalError as exc:
+        detail = "the broker cannot be reached or refuses this for now; try again later"
+        raise Problem("broker", detail, headers=retry_after(1)) from exc
+    id = options["task_id"]
+    shown = {"name": f"apps/{allowed.name}/tasks/{id}", "id": id, "task": name, "queue": queue}
+    return answer(shown, 201)
+
+
+def _options(app: Celery, fields: Mapping[str, Any], request: Request) -> dict[str, Any]:
+    """The options of ``apply_async``. Raises Problem."""
+    options: dict[str, Any] = {"task_id": id_of(fields, request)}
+    for name in ("countdown", "queue", "priority", "expires"):
+        if name in fields:
+            options[name] = fields[name]
+    if "eta" in fields:
+        options["eta"] = datetime.fromtimestamp(fields["eta"], timezone.utc)
+    headers = fields.get("headers", {})
+    for name in headers:
+        # What Celery writes there says which task it is: nobody else shall.
+        if not name.startswith("x-") or name == "x-schedule":
+            raise invalid(f"headers.{name[:100]}", "names of headers begin with x-")
+    if headers := {**trace_of(request), **headers}:
+        options["headers"] = headers
+    task = app.tasks.get(fields["task"])
+    if (getattr(task, "serializer", None) or app.conf.task_serializer) != "json":
+        options["serializer"] = "json"
+    return options
+
+
+def _queue(app: Celery, name: str, args: Any, kwargs: Any, options: Mapping[str, Any]) -> str:
+    """The queue that a task goes to. Raises Problem."""
+    task = app.tasks.get(name)
+    given = {"queue": options["queue"]} if "queue" in options else {}
+    own = getattr(task, "queue", None)
+    if not given and own:
+        given = {"queue": own}
+    try:
+        routed = app.amqp.router.route(given, name, args, kwargs, task)
+    except QueueNotFound as exc:
+        raise invalid("queue", str(exc)) from None
+    queue = routed.get("queue")
+    found = getattr(queue, "name", queue) or routed.get("routing_key")
+    return str(found or app.conf.task_default_queue)
+
+
+_SENT = {
+    "type": "object",
+    "required": ["name", "id", "task", "queue"],
+    "properties": {name: {"type": "string"} for name in ("name", "id", "task", "queue")},
+}
+_RESULT = {
+    "type": "object",
+    "required": ["id", "state"],
+    "properties": {
+        "id": {"type": "string"},
+        "state": {"type": "string"},
+        "result": {},
+        "error": {"type": "string"},
+        "doneTime": {"type": "string"},
+    },
+}
+_TASKS = ("v1", "apps", "{app}", "tasks")
+
+SEND = Operation(
+    "POST",
+    _TASKS,
+    send,
+    "Send a task of Celery",
+    role="write",
+    many_queues=True,
+    request=NEW_TASK,
+    answers={201: ("It is sent.", _SENT)},
+    problems=("not-found",),
+    about="The message is what apply_async sends, in JSON. Only tasks that were allowed are sent.",
+)
+
+
+def operations(allowed: Allowed) -> Iterable[Operation]:
+    """The operations of an app."""
+
+    async def run_send(api: Any, request: Request) -> Answer:
+        return await send(allowed, request)
+
+    async def run_result(api: Any, request: Request) -> Answer:
+        allowed.check_app(request.segments[0])
+        return answer(await allowed.result(request.segments[1]))
+
+    yield SEND.run_by(run_send)
+    yield Operation(
+        "GET",
+        (*_TASKS, "{id}"),
+        run_result,
+        "Read the result of a task",
+        answers={200: ("What the result backend knows.", _RESULT)},
+        problems=("not-found",),
+        about="A task that the backend does not know is PENDING.",
+    )

@@ -1,0 +1,237 @@
+"""``celery toc web``: tasks that are sent over HTTP are Celery's, and run; schedules; metrics."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+from kombu import pools
+
+from celery_toc import timeout_center
+from celery_toc.metrics import metrics_text
+from kombu_toc import unpack
+
+from ..http_server import HttpServer
+from ..servers import Server
+
+APP = """
+from celery import Celery
+
+app = Celery("shop", broker={broker!r}, backend={backend!r})
+app.conf.task_routes = {{"shop.mail": {{"queue": "mail"}}}}
+
+
+@app.task(name="shop.add")
+def add(a, b=1):
+    return a + b
+
+
+@app.task(name="shop.mail", bind=True)
+def mail(self, order):
+    return dict(self.request.headers or {{}})
+
+
+@app.task(name="secret.drop")
+def drop():
+    pass
+"""
+
+TASKS = "/v1/apps/shop/tasks"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, single_server: Server) -> Path:
+    made = tmp_path_factory.mktemp("web")
+    text = APP.format(broker=single_server.toc_url, backend=single_server.url)
+    (made / "webshop.py").write_text(textwrap.dedent(text))
+    return made
+
+
+@pytest.fixture(scope="module")
+def shared(folder: Path, single_server: Server) -> Iterator[HttpServer]:
+    with HttpServer(
+        single_server.toc_url,
+        *("--allow", "shop.*"),
+        command=("-m", "celery", "-A", "webshop", "toc", "web"),
+        environment={"PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}"},
+    ) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def app(folder: Path, shared: HttpServer) -> Iterator[Celery]:
+    sys.path.insert(0, str(folder))
+    import webshop
+
+    yield webshop.app
+    sys.path.remove(str(folder))
+    pools.reset()
+
+
+@pytest.fixture
+def api(shared: HttpServer, app: Celery) -> HttpServer:
+    """A server of an app whose queues are empty. Both go on to know what they have declared."""
+    center = timeout_center(app)
+    for queue in center.topics():
+        center.purge(queue)
+        center.ack(center.pop(queue, 1000).messages)
+    return shared
+
+
+@pytest.mark.parametrize(
+    "fields, options",
+    [
+        ({"args": [2], "kwargs": {"b": 3}}, {}),
+        ({"args": [2], "countdown": 3600}, {"countdown": 3600}),
+        ({"args": [2], "queue": "other", "priority": 5}, {"queue": "other", "priority": 5}),
+        ({"args": [2], "headers": {"x-key": "anna"}}, {"headers": {"x-key": "anna"}}),
+        ({"args": [2], "expires": 60}, {"expires": 60}),
+    ],
+    ids=["args", "countdown", "queue", "headers", "expires"],
+)
+def test_a_task_over_http_is_what_celery_sends(
+    api: HttpServer, app: Celery, fields: dict[str, Any], options: dict[str, Any]
+) -> None:
+    id = "5a6b1d2e-0000-4000-8000-000000000001"
+    made = api.post(TASKS, {"task": "shop.add", "id": id, **fields})
+    assert made.status == 201, made
+    center = timeout_center(app)
+    [found] = center.get(id)
+    assert found.topic == made.json["queue"] == fields.get("queue", "celery")
+    center.purge(found.topic)
+    app.tasks["shop.add"].apply_async(
+        tuple(fields["args"]), fields.get("kwargs", {}), task_id=id, **options
+    )
+    [own] = center.get(id)
+    over_http, celerys = unpack(found.body, id), unpack(own.body, id)
+    assert over_http["body"] == celerys["body"]
+    for message in (over_http, celerys):
+        # Where and when it was made: another process, a moment later.
+        message["headers"].pop("origin")
+        for moment in ("eta", "expires"):
+            if message["headers"].get(moment):
+                message["headers"][moment] = message["headers"][moment][:13]
+        for own in ("k", "reply_to"):  # tell messages of one id apart, and processes
+            message["properties"].pop(own, None)
+    for part in ("headers", "properties"):
+        assert over_http[part] == celerys[part]
+    assert over_http == celerys
+    center.purge(found.topic)
+
+
+def test_a_task_runs_and_its_result_and_trace_come_back(
+    api: HttpServer, app: Celery, folder: Path, single_server: Server
+) -> None:
+    from celery.contrib.testing.worker import start_worker
+
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    sent = api.post(TASKS, {"task": "shop.add", "args": [2], "kwargs": {"b": 3}}).json
+    traced = api.post(TASKS, {"task": "shop.mail", "args": [7]}, headers={"traceparent": trace})
+    assert traced.json["queue"] == "mail"
+    assert api.get(f"{TASKS}/{sent['id']}").json == {"id": sent["id"], "state": "PENDING"}
+    with start_worker(app, pool="solo", perform_ping_check=False, queues=["celery", "mail"]):
+        app.AsyncResult(sent["id"]).get(timeout=30)
+        headers = app.AsyncResult(traced.json["id"]).get(timeout=30)
+    assert headers["traceparent"] == trace
+    found = api.get(f"{TASKS}/{sent['id']}").json
+    assert (found["state"], found["result"]) == ("SUCCESS", 5)
+
+
+@pytest.mark.parametrize(
+    "fields, status, field",
+    [
+        ({"task": "secret.drop"}, 403, "task"),
+        ({"task": "shop.add"}, 422, "args"),
+        ({"task": "shop.add", "args": [1, 2, 3]}, 422, "args"),
+        ({"task": "shop.add", "args": {"a": 1}}, 422, "args"),
+        (
+            {"task": "shop.add", "args": [1], "headers": {"task": "secret.drop"}},
+            422,
+            "headers.task",
+        ),
+        ({"task": "shop.add", "args": [1], "serializer": "pickle"}, 422, "serializer"),
+        ({"task": "shop.add", "args": [1], "eta": "now"}, 422, "eta"),
+        ({"args": [1]}, 422, "task"),
+    ],
+)
+def test_what_may_not_be_sent_is_refused_and_nothing_is(
+    api: HttpServer, app: Celery, fields: dict[str, Any], status: int, field: str
+) -> None:
+    reply = api.post(TASKS, fields)
+    assert (reply.status, reply.json["field"]) == (status, field)
+    assert sum(found.counts.waiting for found in timeout_center(app).summary()) == 0
+
+
+def test_another_app_is_not_found(api: HttpServer) -> None:
+    reply = api.post("/v1/apps/blog/tasks", {"task": "shop.add"})
+    assert (reply.status, "shop" in reply.json["detail"]) == (404, True)
+
+
+def test_a_repeated_send_is_one_task(api: HttpServer, app: Celery) -> None:
+    headers = {"idempotency-key": "once"}
+    ids = {
+        api.post(TASKS, {"task": "shop.add", "args": [1]}, headers=headers).json["id"]
+        for _ in range(3)
+    }
+    assert len(ids) == 1
+    assert timeout_center(app).counts("celery").ready == 1
+
+
+def test_schedules_are_put_read_paused_resumed_run_and_deleted(
+    api: HttpServer, app: Celery
+) -> None:
+    one = "/v1/schedules/nightly"
+    put = api.ask("PUT", one, {"task": "shop.add", "cron": "0 3 * * *", "args": [7]})
+    assert put.status == 200, put
+    assert (put.json["state"], put.json["queue"]) == ("active", "celery")
+    schedules = timeout_center(app).schedules
+    found = schedules.get("nightly")
+    assert found is not None and found.args == [7]
+    assert api.get(one).json["nextTime"] == put.json["nextTime"]
+    assert [s["name"] for s in api.get("/v1/schedules").json["schedules"]] == ["nightly"]
+    assert api.post(f"{one}:pause").json["state"] == "paused"
+    assert api.post(f"{one}:resume").json["state"] == "active"
+    skipped = api.post(f"{one}:skip").json
+    assert skipped["nextTime"] > put.json["nextTime"]
+    assert api.post(f"{one}:run").status == 200
+    assert timeout_center(app).counts("celery").ready == 1
+    assert len(api.get(f"{one}/history").json["firings"]) >= 1
+    every = api.ask("PUT", "/v1/schedules/often", {"task": "shop.add", "every": 30, "args": [1]})
+    assert every.json["schedule"]
+    for wrong, field in (
+        ({"task": "shop.add", "cron": "x"}, "cron"),
+        ({"task": "shop.add", "every": 3, "cron": "0 3 * * *"}, "every"),
+        ({"task": "shop.add", "sun": "sunrise"}, "sun"),
+        ({"task": "secret.drop", "every": 3}, "task"),
+    ):
+        reply = api.ask("PUT", "/v1/schedules/wrong", wrong)
+        assert reply.json["field"] == field, reply
+    assert api.ask("DELETE", one).json == {"deleted": True}
+    assert api.get(one).status == 404
+    assert api.post(f"{one}:pause").status == 404
+
+
+def test_the_metrics_are_those_of_the_exporter(api: HttpServer, app: Celery) -> None:
+    api.post(TASKS, {"task": "shop.add", "args": [1]})
+    reply = api.get("/metrics")
+    assert reply.headers["content-type"].startswith("text/plain")
+
+    def names(text: str) -> set[str]:
+        return {line.split(" ")[0] for line in text.splitlines() if not line.startswith("#")}
+
+    mine = names(reply.body.decode())
+    assert 'celery_toc_messages{state="ready",topic="celery"}' in mine
+    assert "celery_toc_up" in mine
+    assert names(metrics_text(app)) - mine <= {"celery_toc_events_total"}
+
+
+def test_the_document_has_the_paths_of_the_app(api: HttpServer) -> None:
+    paths = json.loads(api.get("/openapi.json").body)["paths"]
+    assert {"/v1/apps/{app}/tasks", "/v1/schedules/{schedule}:pause", "/metrics"} <= set(paths)
+    assert "/v1/queues/{queue}:lease" in paths

@@ -1,0 +1,277 @@
+"""Who may do what over HTTP: tokens, roles, queues, rates. Without tokens: this machine only."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from starlette.applications import Starlette
+
+from kombu_toc import ConfigurationError, TimeoutCenter
+from kombu_toc.http import Problem, Tokens, new_token, read_tokens
+from kombu_toc.http.problems import problem_of
+
+from ..cluster import Cluster
+from ..http_server import HttpServer
+from ..servers import Server
+
+SECRET = {"all": "", "producer": "", "reader": "", "slow": ""}
+
+
+def lines() -> str:
+    made = []
+    for name, roles, queues, more in (
+        ("all", "read,write,operate", "*", ""),
+        ("producer", "write", "mail,sms-*", ""),
+        ("reader", "read", "mail", ""),
+        ("slow", "read", "*", " rate=5/s"),
+    ):
+        SECRET[name], line = new_token(name, roles, queues)
+        made.append(line + more)
+    return "\n".join(["# who may do what", "", *made])
+
+
+@pytest.fixture(scope="module")
+def shared(
+    server: Server | Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[HttpServer]:
+    file = tmp_path_factory.mktemp("tokens") / "tokens.txt"
+    file.write_text(lines())
+    with HttpServer(server.toc_url, "--tokens", str(file), "--host", "0.0.0.0") as made:
+        yield made
+
+
+@pytest.fixture
+def api(shared: HttpServer, center: TimeoutCenter) -> HttpServer:
+    for queue in ("mail", "sms-1", "orders"):
+        center.declare(queue)
+    return shared
+
+
+def status(api: HttpServer, who: str, method: str, path: str, document: object = None) -> int:
+    headers = {"authorization": f"Bearer {SECRET[who]}"}
+    return api.ask(method, path, document, headers=headers).status
+
+
+def test_a_token_allows_its_roles_for_its_queues_and_nothing_else(
+    api: HttpServer, center: TimeoutCenter
+) -> None:
+    task = {"text": "x"}
+    put, mail = "/v1/queues/{}/tasks", "/v1/queues/mail"
+    assert status(api, "producer", "POST", put.format("mail"), task) == 201
+    assert status(api, "producer", "POST", put.format("sms-1"), task) == 201
+    assert status(api, "producer", "POST", put.format("orders"), task) == 403
+    assert status(api, "producer", "GET", put.format("mail")) == 403
+    assert status(api, "producer", "PATCH", mail, {"retries": 1}) == 403
+    assert status(api, "reader", "GET", put.format("mail")) == 200
+    assert status(api, "reader", "GET", put.format("orders")) == 403
+    assert status(api, "reader", "GET", "/scale/orders") == 403
+    assert status(api, "reader", "POST", f"{mail}:lease") == 403
+    assert status(api, "reader", "GET", "/v1/library/tasks") == 403  # it is of all queues
+    assert status(api, "all", "GET", "/v1/library/tasks") == 404  # there is none
+    assert status(api, "all", "PATCH", mail, {"retries": 1}) == 200
+    assert center.counts("orders").ready == 0
+
+
+def test_a_list_of_queues_has_those_that_the_token_may_see(api: HttpServer) -> None:
+    def names(who: str) -> list[str]:
+        headers = {"authorization": f"Bearer {SECRET[who]}"}
+        return [one["name"] for one in api.get("/v1/queues", headers=headers).json["queues"]]
+
+    assert names("reader") == ["mail"]
+    assert names("all") == ["mail", "orders", "sms-1"]
+
+
+def test_a_receipt_gives_no_right_to_another_queue(api: HttpServer, center: TimeoutCenter) -> None:
+    center.put("orders", "one", b"x")
+    [message] = center.pop("orders").messages
+    receipts = {"receipts": [message.receipt]}
+    assert status(api, "producer", "POST", "/v1/queues/orders:ack", receipts) == 403
+    assert status(api, "producer", "POST", "/v1/queues/mail:ack", receipts) == 422
+    assert center.ack([message]) == 1
+
+
+@pytest.mark.parametrize(
+    "sent",
+    ["", "Bearer", "Bearer ", "Bearer toc_wrong", "Basic dG9jOg==", "Bearer \xe4", "toc_x"],
+)
+def test_without_a_valid_token_there_is_nothing(api: HttpServer, sent: str) -> None:
+    for path in ("/v1/queues", "/v1/queues/mail/tasks", "/scale/mail"):
+        reply = api.get(path, headers={"authorization": sent} if sent else {})
+        assert (reply.status, reply.json["type"]) == (401, "urn:celery-toc:unauthorized")
+        assert reply.headers["www-authenticate"].startswith("Bearer")
+    for open_to_all in ("/healthz", "/readyz", "/openapi.json"):
+        assert api.get(open_to_all).status == 200
+
+
+def test_a_rate_is_kept_and_says_when_to_come_again(api: HttpServer) -> None:
+    found = [status(api, "slow", "GET", "/v1/queues/mail/counts") for _ in range(40)]
+    assert 5 <= found.count(200) < 40
+    headers = {"authorization": f"Bearer {SECRET['slow']}"}
+    for _ in range(40):
+        reply = api.get("/v1/queues/mail/counts", headers=headers)
+        if reply.status == 429:
+            break
+    assert int(reply.headers["retry-after"]) >= 1
+    assert status(api, "all", "GET", "/v1/queues/mail/counts") == 200
+
+
+def test_answers_are_kept_for_each_token_apart(api: HttpServer) -> None:
+    ids = set()
+    for who in ("all", "producer"):
+        headers = {"authorization": f"Bearer {SECRET[who]}", "idempotency-key": "same"}
+        ids.add(api.post("/v1/queues/mail/tasks", {"text": "x"}, headers=headers).json["id"])
+    assert len(ids) == 2
+
+
+def test_no_secret_is_in_the_log_or_in_an_answer(tmp_path: Path) -> None:
+    """Also if everything goes wrong: there is no broker, and the token is the wrong one."""
+    secret, line = new_token("one", "read", "*")
+    broker = "toc+redis://user:pa55word@127.0.0.1:1/0"
+    with HttpServer(broker, environment={"TOC_HTTP_TOKENS": line}) as api:
+        said = ""
+        for token in (secret, "toc_another"):
+            headers = {"authorization": f"Bearer {token}", "idempotency-key": "k"}
+            for path in ("/v1/queues", "/readyz", f"/v1/queues/{'x' * 100}:lease"):
+                said += api.get(path, headers=headers).body.decode()
+                said += api.post(path, headers=headers).body.decode()
+        said += api.stop() + "".join(api.said)
+    assert "broker" in said
+    for hidden in (secret, "pa55word", "toc_another", line.split()[1]):
+        assert hidden not in said
+
+
+def test_anonymous_read_allows_looking_and_nothing_else(server: Server | Cluster) -> None:
+    _, line = new_token("one", "read,write", "*")
+    with HttpServer(
+        server.toc_url, "--anonymous-read", environment={"TOC_HTTP_TOKENS": line}
+    ) as api:
+        assert api.get("/v1/queues").status == 200
+        assert api.post("/v1/queues/mail/tasks", {"text": "x"}).status == 403
+        assert api.get("/v1/queues", headers={"authorization": "Bearer no"}).status == 401
+
+
+# -- without tokens
+
+
+def test_without_tokens_it_listens_on_loopback_only_and_says_so(server: Server | Cluster) -> None:
+    command = [sys.executable, "-m", "kombu_toc.http", "--broker", server.toc_url]
+    done = subprocess.run(
+        [*command, "--host", "0.0.0.0"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert "listens on loopback only, and 0.0.0.0 is not" in done.stderr
+    with HttpServer(server.toc_url) as api:
+        assert any("this machine only" in line for line in api.said)
+
+
+@pytest.mark.parametrize(
+    "headers, status",
+    [
+        ({}, 200),
+        ({"host": "localhost:8088"}, 200),
+        ({"host": "[::1]:8088"}, 200),
+        ({"host": "evil.example"}, 403),
+        ({"host": "127.0.0.1.evil.example:80"}, 403),
+        ({"origin": "https://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"x-forwarded-for": "10.0.0.1"}, 403),
+        ({"forwarded": "for=10.0.0.1"}, 403),
+    ],
+    ids=lambda value: "-".join(value.values()) if isinstance(value, dict) else str(value),
+)
+def test_without_tokens_neither_a_page_nor_a_proxy_reaches_it(
+    server: Server | Cluster, headers: dict[str, str], status: int, alone: HttpServer
+) -> None:
+    assert alone.get("/v1/queues", headers=headers).status == status
+
+
+@pytest.fixture(scope="module")
+def alone(server: Server | Cluster) -> Iterator[HttpServer]:
+    with HttpServer(server.toc_url) as made:
+        yield made
+
+
+# -- tokens
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("shop", "has a name, a hash, roles and queues"),
+        ("shop toc_secret read *", "the hash of the token and not the token"),
+        (f"shop sha256:{'0' * 64} reed *", "there is no role 'reed'"),
+        (f"shop sha256:{'0' * 64} read * rate=fast", "rate=200/s"),
+        (f"shop sha256:{'0' * 64} read * rate=0/s", "rate=200/s"),
+        (f"a sha256:{'0' * 64} read *;a sha256:{'1' * 64} read *", "another token 'a'"),
+    ],
+)
+def test_a_line_that_cannot_be_used_is_named_and_not_shown(line: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"tokens\.txt, line [12]: .*") as caught:
+        read_tokens(line, "tokens.txt")
+    assert said in str(caught.value)
+    assert "toc_secret" not in str(caught.value)
+
+
+def test_a_rate_counts_by_the_clock() -> None:
+    now = 100.0
+    secret, line = new_token("one", "read", "*")
+    tokens = Tokens(read_tokens(f"{line} rate=10/s", "x"), clock=lambda: now)
+    for _ in range(10):  # a second's worth at once
+        tokens.check(f"Bearer {secret}")
+    with pytest.raises(Problem) as caught:
+        tokens.check(f"Bearer {secret}")
+    assert caught.value.status == 429
+    now += 0.11
+    tokens.check(f"Bearer {secret}")
+    with pytest.raises(Problem):
+        tokens.check(f"Bearer {secret}")
+
+
+def test_each_token_is_compared_whichever_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the time would tell how far down the file a token is."""
+    import hmac
+
+    compared = []
+    real = hmac.compare_digest
+    monkeypatch.setattr(hmac, "compare_digest", lambda a, b: compared.append(a) or real(a, b))
+    made = [new_token(f"t{n}", "read", "*") for n in range(20)]
+    tokens = Tokens(read_tokens("\n".join(line for _, line in made), "x"))
+    for secret in (made[0][0], made[19][0]):
+        compared.clear()
+        tokens.check(f"Bearer {secret}")
+        assert len(compared) == 20
+
+
+def test_a_fault_of_the_server_tells_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    problem = problem_of(KeyError("inner"))
+    assert problem.status == 500
+    assert "inner" not in problem.detail
+    assert "inner" in caplog.text
+
+
+# -- mounted
+
+
+def test_it_is_mounted_in_another_application(server: Server | Cluster, tmp_path: Path) -> None:
+    (tmp_path / "outer.py").write_text(
+        "import sys, uvicorn\n"
+        "from starlette.applications import Starlette\n"
+        "from starlette.routing import Mount\n"
+        "from kombu_toc.http import api_for\n"
+        f"app = Starlette(routes=[Mount('/toc', api_for({server.toc_url!r}))])\n"
+        "import socket\n"
+        "sock = socket.create_server(('127.0.0.1', 0))\n"
+        "print(f'Listening at http://127.0.0.1:{sock.getsockname()[1]}', file=sys.stderr, "
+        "flush=True)\n"
+        "uvicorn.Server(uvicorn.Config(app, log_config=None)).run(sockets=[sock])\n"
+    )
+    assert Starlette is not None
+    with HttpServer(server.toc_url, command=(str(tmp_path / "outer.py"),)) as api:
+        made = api.post("/toc/v1/queues/a%2Fb/tasks", {"id": "one", "text": "x"})
+        assert (made.status, made.json["queue"]) == (201, "a/b")
+        assert api.get("/toc/v1/queues/a%2Fb/tasks/one").status == 200
+        assert api.get("/v1/queues").status == 404
