@@ -65,9 +65,10 @@ class Connection(asyncio.Protocol):
             self.ended.set_exception(exc or ConnectionError(self._read[:500]))
 
     def _next(self, body: bytes) -> None:
-        sent = self._following(body)
+        sent = None if self.ended.done() else self._following(body)
         if sent is None:
-            self.ended.set_result(None)
+            if not self.ended.done():  # else nobody waits any more
+                self.ended.set_result(None)
             self.transport.close()
         else:
             self.transport.write(sent)
@@ -185,6 +186,7 @@ async def waiting(port: int, pid: int, seconds: float) -> float:
     await asyncio.sleep(seconds)
     share = (used(pid) - before) / (time.monotonic() - began)
     tasks.cancel()
+    await asyncio.wait({tasks})
     return 100 * share
 
 
