@@ -14,6 +14,7 @@ EXTRAS = {
     "celery_toc.metrics": ("prometheus_client",),
     "celery_toc.integrations.prometheus": ("prometheus_client",),
     "kombu_toc.aio": ("greenlet",),
+    "kombu_toc.exporter": ("prometheus_client",),
     "kombu_toc.http": ("greenlet", "uvicorn"),
     "kombu_toc.library": ("sqlalchemy", "alembic"),
     "celery_toc.aio": ("greenlet",),

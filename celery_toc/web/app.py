@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import kombu_toc
-from kombu_toc.http import Answer, HttpApi, Operation, Request, Tokens, api_for
+from kombu_toc.http import HttpApi, Tokens, api_for
 
 from .. import aio
 from . import schedules, tasks
@@ -34,27 +33,8 @@ def api_for_app(app: Celery, *, tokens: Tokens | None = None, allow: Iterable[st
         ssl, options = connection.ssl, connection.transport_options
     allowed = tasks.Allowed(app, allow)
     operations = [*tasks.operations(allowed), *schedules.operations(app, allowed)]
-    if find_spec("prometheus_client") is not None:
-        operations.append(METRICS)
 
     async def close() -> None:
         await aio.aclose(app)
 
     return api_for(url, tokens=tokens, operations=operations, on_close=(close,), ssl=ssl, **options)
-
-
-async def _metrics(api: HttpApi, request: Request) -> Answer:
-    """What the exporter tells."""
-    from ..metrics import metrics_text
-
-    text = await api.center.call(metrics_text)
-    return Answer(text.encode(), content_type=b"text/plain; version=0.0.4; charset=utf-8")
-
-
-METRICS = Operation(
-    "GET",
-    ("metrics",),
-    _metrics,
-    "Metrics in Prometheus's text format",
-    answers={200: ("As of celery toc metrics.", {})},
-)

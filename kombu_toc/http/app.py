@@ -320,6 +320,17 @@ async def _readyz(api: HttpApi, request: Request) -> Answer:
     return answer({"status": "ready"})
 
 
+async def _metrics(api: HttpApi, request: Request) -> Answer:
+    try:
+        from ..exporter import metrics_text
+    except ImportError:
+        raise not_found(
+            "metrics need prometheus-client: pip install 'celery-toc[metrics]'"
+        ) from None
+    text = await api.center.call(metrics_text)
+    return Answer(text.encode(), content_type=b"text/plain; version=0.0.4; charset=utf-8")
+
+
 _STATUS = {
     "type": "object",
     "required": ["status"],
@@ -331,6 +342,15 @@ OPERATIONS = (
     *pull.OPERATIONS,
     *queues.OPERATIONS,
     *library.OPERATIONS,
+    Operation(
+        "GET",
+        ("metrics",),
+        _metrics,
+        "Metrics in Prometheus's text format",
+        answers={200: ("As celery toc metrics prints them.", {})},
+        problems=("not-found",),
+        text="text/plain",
+    ),
     Operation(
         "GET",
         ("openapi.json",),

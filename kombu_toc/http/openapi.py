@@ -91,7 +91,7 @@ def _described(one: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
     made["responses"] = {
         str(status): {
             "description": about,
-            "content": {"application/json": {"schema": dict(schema)}} if schema else {},
+            "content": {one.text or "application/json": {"schema": dict(schema)}},
         }
         for status, (about, schema) in one.answers.items()
     }

@@ -50,6 +50,7 @@ class Operation:
     problems: Sequence[str] = ()
     media: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     about: str = ""
+    text: str = ""  #: the type of its answers, if they are not JSON
     kept: bool = True  #: whether an Idempotency-Key counts; of POST only
     #: whether it looks at several queues, and shows of each only what the token may see
     many_queues: bool = False

@@ -194,7 +194,8 @@ def test_schedules_are_put_read_paused_resumed_run_and_deleted(
     found = schedules.get("nightly")
     assert found is not None and found.args == [7]
     assert api.get(one).json["nextTime"] == put.json["nextTime"]
-    assert [s["name"] for s in api.get("/v1/schedules").json["schedules"]] == ["nightly"]
+    listed = api.get("/v1/schedules?queue=celery").json["schedules"]
+    assert "nightly" in [schedule["name"] for schedule in listed]
     assert api.post(f"{one}:pause").json["state"] == "paused"
     assert api.post(f"{one}:resume").json["state"] == "active"
     skipped = api.post(f"{one}:skip").json

@@ -14,6 +14,7 @@ import pytest
 import redis
 
 from kombu_toc import TimeoutCenter, pack
+from kombu_toc.exporter import metrics_text
 
 from ..cluster import Cluster
 from ..http_server import HttpServer
@@ -587,3 +588,18 @@ def test_a_connection_that_is_closed_in_a_request_harms_nobody(api: HttpServer) 
     connection.endheaders(b'{"text"')
     connection.close()
     assert api.get("/readyz").json == {"status": "ready"}
+
+
+def test_the_metrics_are_those_of_the_exporter(api: HttpServer, center: TimeoutCenter) -> None:
+    center.put("mail", "one", b"x")
+    reply = api.get("/metrics")
+    assert reply.headers["content-type"].startswith("text/plain")
+
+    def names(text: str) -> set[str]:
+        return {line.split(" ")[0] for line in text.splitlines() if not line.startswith("#")}
+
+    mine = names(reply.body.decode())
+    assert 'celery_toc_messages{state="ready",topic="mail"}' in mine
+    # Which ones there are; what is counted goes on meanwhile.
+    families = {one.partition("{")[0] for one in names(metrics_text(center))}
+    assert families - {one.partition("{")[0] for one in mine} <= {"celery_toc_events_total"}
