@@ -109,28 +109,43 @@ def _fill(store: Any, first: int, number: int) -> None:
             store.insert(_rows(min(TOGETHER, first + number - start), start))
         return
     from sqlalchemy import text
+    from sqlalchemy.schema import AddConstraint, CreateIndex
 
+    def run(statement: Any) -> None:
+        def work(connection: Any) -> None:
+            connection.exec_driver_sql("SET maintenance_work_mem = '1GB'")
+            connection.execute(text(statement) if isinstance(statement, str) else statement)
+
+        database.run_single(work)
+
+    pending = store.shards.all[0].tables.pending
+    indexes = sorted(pending.indexes, key=lambda index: str(index.name))
     columns = "id, token, topic, status, action_us, task, biz_type, biz_id, attempts, worker, error"
     columns += ", created_us, modified_us, place, priority, basis, traits, body"
-    for start in range(first, first + number, 500_000):
-        end = min(first + number, start + 500_000)
-        database.execute(
-            text(
-                f"INSERT INTO toc_pending_0 ({columns}) SELECT gen_random_uuid()::text, "
-                "to_hex(n), 'celery', 0, now.us + 86400000000 + (n * 7919 % 3600) * 1000000 + n, "
-                "'bench.tick', 'order', n::text, 0, NULL, NULL, now.us, now.us, 0, 0, NULL, '', "
-                "decode(repeat(md5(n::text), 10), 'hex') "
-                f"FROM generate_series({start}::bigint, {end - 1}) AS n, "
-                f"(SELECT {time.time_ns() // 1000}::bigint AS us) AS now"
-            )
+    # All at once is faster than row by row.
+    run(f"ALTER TABLE {pending.name} DROP CONSTRAINT {pending.name}_pkey")
+    for index in indexes:
+        run(f"DROP INDEX {index.name}")
+    now = time.time_ns() // 1000
+    for start in range(first, first + number, 1_000_000):
+        end = min(first + number, start + 1_000_000)
+        run(
+            f"INSERT INTO {pending.name} ({columns}) SELECT gen_random_uuid()::text, "
+            f"to_hex(n), 'celery', 0, {now + 86_400_000_000} + (n * 7919 % 3600) * 1000000 + n, "
+            f"'bench.tick', 'order', n::text, 0, NULL, NULL, {now}, {now}, 0, 0, NULL, '', "
+            "decode(repeat(md5(n::text), 10), 'hex') "
+            f"FROM generate_series({start}::bigint, {end - 1}) AS n"
         )
-    database.run_single(lambda connection: connection.execute(text("ANALYZE toc_pending_0")))
+    run(AddConstraint(pending.primary_key))
+    for index in indexes:
+        run(CreateIndex(index))
+    run(f"VACUUM ANALYZE {pending.name}")
 
 
 def _size(store: Any) -> float:
-    database = store.shards.databases[0]
     from sqlalchemy import text
 
+    database = store.shards.databases[0]
     if database.dialect.name == "postgresql":
         return float(
             database.read(text("SELECT pg_database_size(current_database()) AS b"))[0]["b"]

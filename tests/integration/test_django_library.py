@@ -1,4 +1,4 @@
-"""The task library in Django: models that read its tables, and an admin that shows them (X12)."""
+"""The task library in Django: models that read its tables, an admin that shows them (X12, W8)."""
 
 from __future__ import annotations
 
