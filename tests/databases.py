@@ -114,9 +114,14 @@ class DatabaseServer:
         return [parent, *parent.children(recursive=True)]
 
     def pause(self) -> None:
-        self._signal(signal.SIGSTOP)
-        # It stops a moment after the signal was sent.
-        while any(one.status() != psutil.STATUS_STOPPED for one in self._tree()):
+        # Each stops a moment after the signal was sent, and may have begun another before. One that
+        # has ended stays until its parent goes on.
+        stands = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+        while True:
+            self._signal(signal.SIGSTOP)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if all(one.status() in stands for one in self._tree()):
+                    return
             time.sleep(0.001)
 
     def resume(self) -> None:

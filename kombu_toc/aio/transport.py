@@ -8,8 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 from ..center.center import TimeoutCenter
-from ..center.factory import make_center
-from ..client.connect import connect
 from ..transport.transport import Transport
 from .center import AsyncTimeoutCenter
 from .channel import AsyncChannel
@@ -30,18 +28,7 @@ class AsyncTransport(Transport):
         self.Channel = RecordedAsyncChannel
 
     def _attach(self, center: TimeoutCenter) -> None:
-        attach_in_threads(center, self.settings, self.address, self._another_center)
-
-    def _another_center(self) -> TimeoutCenter:
-        """A center with connections of its own, which wait: threads use it."""
-        client = connect(
-            self.address,
-            self.settings,
-            connect_timeout=self.client.connect_timeout,
-            ssl=self.client.ssl,
-            credential_provider=getattr(self.client, "credential_provider", None),
-        )
-        return make_center(client, self.settings)
+        attach_in_threads(center, self.settings, self.address, self._another_center())
 
     @property
     def async_center(self) -> AsyncTimeoutCenter:

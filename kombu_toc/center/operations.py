@@ -271,7 +271,10 @@ class Operations:
         Messages in flight and dead messages stay. In bounded steps, so that a large topic does not
         block the server; what is put meanwhile may survive.
         """
-        purged = self._purge_far(topic) + self._purge(self._registry.standing(topic))
+        declared = self._registry.standing(topic)
+        if declared.declaration.expires:
+            return self._purge(declared)
+        purged = self._purge_far(topic) + self._purge(declared)
         if self.recorder is not None:
             self.recorder.purged(topic)
         return purged
@@ -308,7 +311,10 @@ class Operations:
         declared = self._registry.standing(topic)
         if if_empty:
             return self._delete_empty(declared, settle)
-        self._purge_far(topic)
+        # What goes away by itself has no rows: nobody waits for a database.
+        recorder = None if declared.declaration.expires else self.recorder
+        if recorder is not None:
+            self._purge_far(topic)
         self._purge(declared)
         copies = [
             slot.copies(id.rpartition("#")[0])
@@ -323,9 +329,9 @@ class Operations:
                 pipe.unlink(as_bytes(key))
             pipe.execute()
         self._undeclare(declared)
-        if self.recorder is not None:
-            self.recorder.purged(topic)
-            self.recorder.unscheduled(topic)
+        if recorder is not None:
+            recorder.purged(topic)
+            recorder.unscheduled(topic)
         return True
 
     def _delete_empty(self, topic: Topic, settle: float) -> bool:

@@ -6,8 +6,9 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import entry_points
 from queue import Empty
 from typing import Any
@@ -161,15 +162,20 @@ class Transport(virtual.Transport):
 
     # -- what it is made of, made when first used
 
-    def _connect(self) -> redis.Redis:
-        made: redis.Redis = connect(
+    def _connecting(self) -> Callable[..., redis.Redis]:
+        """What connects as this connection does, also when it is closed: Kombu has taken its
+        client away by then."""
+        return partial(
+            connect,
             self.address,
             self.settings,
             connect_timeout=self.client.connect_timeout,
             ssl=self.client.ssl,
             credential_provider=getattr(self.client, "credential_provider", None),
-            classes=self.client_classes,
         )
+
+    def _connect(self) -> redis.Redis:
+        made = self._connecting()(classes=self.client_classes)
         if self.address.kind == "sentinel":
             manager: Any = made.connection_pool.sentinel_manager  # type: ignore[attr-defined]
             manager.on_other = self._forget_clocks
@@ -194,11 +200,12 @@ class Transport(virtual.Transport):
 
     def _attach(self, center: TimeoutCenter) -> None:
         """Have the center use the library."""
-        attach(center, self.settings, self.address, self._another_center)
+        attach(center, self.settings, self.address, self._another_center())
 
-    def _another_center(self) -> TimeoutCenter:
-        """A center with connections of its own."""
-        return make_center(self._connect(), self.settings)
+    def _another_center(self) -> Callable[[], TimeoutCenter]:
+        """What makes centers with connections of their own, which wait: threads use them."""
+        connecting, settings = self._connecting(), self.settings
+        return lambda: make_center(connecting(), settings)
 
     @property
     def may_be_away(self) -> bool:

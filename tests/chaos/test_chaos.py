@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ..databases import PostgreSQL
+from ..databases import ENGINES, PostgreSQL
+from ..library import engine, new_url, options
+from ..servers import Server
 from .library import FAMILIES as FAMILIES_OF_LIBRARY
 from .library import LibraryRun
 from .run import FAMILIES, Run, schedule
+from .steps import Chaos
+
+__all__ = ("engine", "new_url", "options")  # fixtures
 
 
 def test_whatever_breaks_no_task_is_lost_early_repeated_or_left(tmp_path: Path) -> None:
@@ -42,6 +48,25 @@ def test_with_a_task_library_no_task_is_lost_though_redis_and_a_database_are(
     assert kinds <= set(report.faults)
     assert report.executed + len(report.gone) >= report.sent > 20
     assert report.faultless, report.table()
+
+
+@pytest.mark.parametrize("engine", list(ENGINES), indirect=True, scope="session")
+def test_whoever_dies_between_two_steps_of_the_library_no_message_is_lost(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """Senders, workers, keepers and rebuilds, at any statement and any command."""
+    server = Server(tmp_path).start()
+    try:
+        with server.client() as client:
+            found = Chaos(client, server.toc_url, options, seed=1).run(lives=80)
+    finally:
+        server.stop()
+    assert found.holds, found
+    assert found.sent > 20
+    assert found.losses
+    assert sum(found.deaths.values()) > 20
+    roles = {what.partition(",")[0] for what in found.deaths}
+    assert {"send", "work", "keep"} <= roles
 
 
 def test_a_schedule_is_told_by_its_seed_and_leaves_time_between_faults() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from kombu import Connection, Producer
+from kombu import Connection, Producer, Queue
 from sqlalchemy import select, text
 
 from kombu_toc import LibraryError
@@ -81,6 +81,12 @@ def away(monkeypatch, store) -> Iterator[Away]:
     made = Away(monkeypatch)
     yield made
     made.numbers.clear()
+
+
+@pytest.fixture
+def threadless(monkeypatch) -> None:
+    """What a recorder's thread does, a test does."""
+    monkeypatch.setattr("kombu_toc.library.recorder.Recorder._start", lambda _: None)
 
 
 def ids_of(store: Store, number: int, many: int = 3) -> list[str]:
@@ -243,7 +249,9 @@ def test_a_process_that_ends_while_the_library_is_away_says_what_is_not_recorded
 # -- one of two databases away
 
 
-def test_with_one_database_away_the_other_is_used_as_ever(broker, recorder, store, away):
+def test_with_one_database_away_the_other_is_used_as_ever(
+    broker, recorder, store, threadless, away
+):
     first, second = ids_of(store, 0), ids_of(store, 1)
     for id in (first[0], second[0]):
         publish(broker, id)
@@ -269,7 +277,7 @@ def test_with_one_database_away_the_other_is_used_as_ever(broker, recorder, stor
 
 
 def test_a_process_that_starts_with_one_database_away_uses_the_other(
-    server, options, store, away, center, monkeypatch
+    server, options, store, threadless, away, center, monkeypatch
 ):
     monkeypatch.setattr("kombu_toc.library.store.DOUBT_US", 0)
     away.numbers.add(1)
@@ -297,7 +305,7 @@ def test_a_process_that_starts_with_one_database_away_uses_the_other(
 
 
 def test_what_takes_long_is_said_to_be_taken_though_another_database_is_away(
-    broker, recorder, store, away, monkeypatch
+    broker, recorder, store, threadless, away, monkeypatch
 ):
     monkeypatch.setattr("kombu_toc.library.recorder.TOUCH_INTERVAL", 0.0)
     [first], [second] = ids_of(store, 0, 1), ids_of(store, 1, 1)
@@ -322,7 +330,7 @@ def test_what_takes_long_is_said_to_be_taken_though_another_database_is_away(
 
 
 def test_a_cancel_whose_row_cannot_be_written_is_recorded_later(
-    server, options, broker, store, away
+    server, options, broker, store, threadless, away
 ):
     publish(broker, "order-1", **{"x-delay": 60_000})
     center = broker.default_channel.center
@@ -333,6 +341,20 @@ def test_a_cancel_whose_row_cannot_be_written_is_recorded_later(
     away.numbers.clear()
     broker.default_channel.recorder.flush()
     assert status_of(store, "order-1") == ["cancelled"]
+
+
+def test_queues_that_go_away_by_themselves_ask_no_database(broker, threadless, away):
+    """A worker that starts deletes the queue of the replies to its greeting."""
+    publish(broker, "order-1")
+    away.numbers.update((0, 1))
+    asked = away.asked
+    reply = Queue("reply", auto_delete=True, expires=10)(broker.default_channel)
+    reply.declare()
+    publish(broker, "answer", queue="reply")
+    reply.purge()
+    publish(broker, "answer", queue="reply")
+    reply.delete()
+    assert away.asked == asked
 
 
 # -- names

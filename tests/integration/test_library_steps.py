@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import redis
+from kombu import Connection
 
 from kombu_toc import LibraryError, center_for
 from kombu_toc.library import rebuild, statuses
@@ -155,3 +156,20 @@ def test_a_publish_that_raises_leaves_no_row_behind(broker, store, center, monke
     publish(broker, "order-1")
     recorder.flush()
     assert status_of(store, "order-1") == ["pending"]
+
+
+def test_the_upkeep_goes_on_when_the_connection_it_began_with_is_closed(
+    server, store, center, options, monkeypatch
+):
+    """A worker makes another one when its connection breaks; Kombu empties the first."""
+    monkeypatch.setattr("kombu_toc.library.recorder.Recorder._start", lambda _: None)
+    with Connection(server.toc_url, transport_options=options) as connection:
+        publish(connection, "order-1")
+        recorder = connection.default_channel.recorder
+    store.place([store.of_ids(["order-1"])[0].key], statuses.NOT_PUT)
+    center.purge("mail")
+    monkeypatch.setattr(statements, "DOUBT_US", 0)
+    recorder._not_put = True
+    recorder._turn()
+    assert center.get("order-1")
+    recorder.close()
