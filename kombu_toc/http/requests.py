@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from .problems import Problem
+
+if sys.version_info >= (3, 11):
+    from asyncio import timeout as timeout_after
+else:
+    from async_timeout import timeout as timeout_after
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -73,7 +79,8 @@ class Request:
         if said.isdigit() and int(said) > most:
             raise _too_large(most)
         try:
-            await asyncio.wait_for(self._read(most), seconds)
+            async with timeout_after(seconds):  # cheaper than wait_for, which makes a task
+                await self._read(most)
         except (asyncio.TimeoutError, TimeoutError):
             detail = f"the body was not there within {seconds:g} seconds"
             raise Problem("timeout", detail, headers=((b"connection", b"close"),)) from None

@@ -13,6 +13,7 @@ import pytest
 from celery import Celery
 from kombu import pools
 
+import celery_toc
 from celery_toc import timeout_center
 from celery_toc.metrics import metrics_text
 from kombu_toc import unpack
@@ -236,3 +237,40 @@ def test_the_document_has_the_paths_of_the_app(api: HttpServer) -> None:
     paths = json.loads(api.get("/openapi.json").body)["paths"]
     assert {"/v1/apps/{app}/tasks", "/v1/schedules/{schedule}:pause", "/metrics"} <= set(paths)
     assert "/v1/queues/{queue}:lease" in paths
+
+
+def test_what_the_library_knows_is_found_and_what_is_cancelled_is_recorded(
+    single_server: Server, tmp_path: Path
+) -> None:
+    from celery import Celery
+
+    url = (
+        f"{single_server.toc_url}?toc_library=sqlite:///{tmp_path}/library.db&global_keyprefix=lib:"
+    )
+    app = Celery("shop", broker=url)
+
+    @app.task(name="shop.expire")
+    def expire(order: int) -> None: ...
+
+    sent = [
+        expire.apply_async((order,), countdown=3600, headers=celery_toc.biz("order", order))
+        for order in (41, 42)
+    ]
+    with HttpServer(url) as api:
+
+        def found(query: str) -> list[Any]:
+            tasks: list[Any] = api.get(f"/v1/library/tasks?{query}").json["tasks"]
+            return tasks
+
+        [one] = found("bizType=order&bizId=42")
+        assert (one["id"], one["task"], one["status"]) == (sent[1].id, "shop.expire", "pending")
+        assert len(found("task=shop.expire")) == 2
+        assert found("status=done") == []
+        assert api.get("/v1/library/tasks?status=gone").status == 422
+        cancelled = api.ask("DELETE", f"/v1/queues/celery/tasks/{sent[1].id}")
+        assert cancelled.json["cancelled"] == 1
+        assert found("bizId=42&status=cancelled")[0]["id"] == sent[1].id
+        [record] = api.get(f"/v1/library/tasks/{sent[1].id}").json["tasks"]
+        assert record["status"] == "cancelled"
+        assert api.get("/v1/library/tasks/nobody").status == 404
+    app.close()

@@ -164,8 +164,8 @@ def test_a_thousand_clients_that_wait_share_one_connection_and_are_all_answered(
         before, threads = connections(center), process.num_threads()
         clients = await waiting(api, 1000)
         await until_all_wait(center.client, api)
-        # Those that carry commands are bounded; beside them there is one that blocks.
-        assert connections(center) <= max(before, 10) + 1
+        # At most ten carry commands; beside them there is one that blocks.
+        assert connections(center) <= before + 10 + 1
         assert process.num_threads() == threads
         answers = asyncio.gather(*(client.answer() for client in clients))
         center.put_many("mail", [(f"m{n}", b"x") for n in range(1000)])
@@ -227,7 +227,7 @@ def test_slow_clients_delay_nobody_and_are_cut_off(api: HttpServer, center: Time
         began = time.monotonic()
         for client in slow[:25]:
             client.writer.write(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nx-slow: ")
-        for number in range(50):
+        for number in range(10):
             reply = await asyncio.to_thread(
                 api.post, "/v1/queues/mail/tasks", {"id": f"m{number}", "text": "x"}
             )
