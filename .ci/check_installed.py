@@ -9,7 +9,7 @@ from kombu_toc import scripts
 from kombu_toc.errors import ConfigurationError
 from kombu_toc.scripts import loader
 
-#: Modules and packages that need an extra, and the modules that the extra brings.
+#: Modules and packages that need an extra, or another library, and the modules that it brings.
 EXTRAS = {
     "celery_toc.metrics": ("prometheus_client",),
     "celery_toc.integrations.prometheus": ("prometheus_client",),
@@ -18,6 +18,7 @@ EXTRAS = {
     "kombu_toc.http": ("greenlet", "uvicorn"),
     "kombu_toc.library": ("sqlalchemy", "alembic"),
     "celery_toc.aio": ("greenlet",),
+    "celery_toc.django": ("django",),
     "celery_toc.web": ("greenlet", "uvicorn"),
 }
 
