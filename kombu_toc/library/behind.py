@@ -40,9 +40,11 @@ BYTES = 1_000_000
 #: what is sent to be run at once.
 AGE_MS = 1000
 
-#: Seconds that one turn takes at most, and after which it is seen which queues have logs.
+#: Seconds that one turn takes at most; after which it is seen which queues are kept behind; and
+#: whether any other has a log, which it may have had before another process was elected.
 TURN = 1.0
 RELOAD = 2.0
+RELOAD_OTHERS = 60.0
 
 
 class _Logged(NamedTuple):
@@ -74,7 +76,7 @@ class Behind:
         self._center = center
         #: the slots that may have logs, and monotonic seconds until which that is believed
         self._slots: list[tuple[Topic, Slot]] = []
-        self._believed = 0.0
+        self._believed = self._next_others = 0.0
         #: by queue
         self._looks: dict[str, _Look] = {}
 
@@ -98,12 +100,16 @@ class Behind:
         """What the logs have, as much as is written together."""
         now = time.monotonic()
         if now >= self._believed:
-            # Also of a queue that is not kept behind any more.
-            topics = self._center.registry.select(None)
+            # Also of a queue that is not kept behind any more; of others, now and then.
+            known = {topic.name for topic, _ in self._slots}
+            others = now >= self._next_others
+            if others:
+                self._next_others = now + RELOAD_OTHERS
             every = [
                 (one, slot)
-                for one in topics
-                if not one.declaration.expires
+                for one in self._center.registry.select(None)
+                if one.declaration.logs
+                or ((others or one.name in known) and not one.declaration.expires)
                 for slot in logs_of(one)
             ]
             lengths = self._lengths(every)

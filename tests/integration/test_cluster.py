@@ -72,6 +72,7 @@ def test_every_operation_works_whatever_the_slots(
     assert len(center.scan("mail", limit=200).messages) == 101
     assert [one.topic for one in center.summary("mail")] == ["mail"]
     assert center.usage("mail").limits == ()
+    assert center.unwritten("mail") == []
     assert center.alter("mail", dead_age=60).declaration.dead_age == 60
     assert center.describe("mail").counts.waiting == 101
     assert not center.delete("mail", if_empty=True)

@@ -517,6 +517,25 @@ def test_a_queue_may_be_kept_otherwise_later(mail, store, client, center, behind
     assert logs(center) == []
 
 
+def test_queues_that_are_kept_otherwise_are_not_asked_about(mail, center, behind, monkeypatch):
+    behind.turn()
+    center.declare("other", slots=64)
+    asked: list[str] = []
+    lengths = behind._lengths
+
+    def counted(slots: Any) -> Any:
+        asked.extend(topic.name for topic, _ in slots)
+        return lengths(slots)
+
+    monkeypatch.setattr(behind, "_lengths", counted)
+    behind._believed = 0.0  # as after two seconds
+    behind.turn()
+    assert set(asked) == {"mail"}
+    behind._believed = behind._next_others = 0.0  # as after a minute
+    behind.turn()
+    assert set(asked) == {"mail", "other"}
+
+
 def test_a_deleted_queue_leaves_no_log(server, mail, store, center, behind, options):
     publish(mail, "order-1", **LATER)
     center_for(server.toc_url, **options).delete("mail")
