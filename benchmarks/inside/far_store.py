@@ -166,7 +166,8 @@ def _lateness(center: Any, far: Any, loader: Any) -> dict[str, float]:
         topic = f"late-{name}"
         center.declare(topic, horizon=NEAR if is_far else None, slots=8)
         begin = time.time() + 5
-        dues = {f"{name}-{n}": begin + n * SECONDS / MESSAGES for n in range(MESSAGES)}
+        step = SECONDS / MESSAGES
+        dues = {f"{name}-{begin:.0f}-{n}": begin + n * step for n in range(MESSAGES)}
         stopping = threading.Event()
         if is_far:
             far.store.note_topic(topic, center.declared(topic).declaration)
