@@ -18,6 +18,7 @@ from typing import Any
 from ..errors import ConfigurationError, SlotCountError
 from ..model.gates import WHOLE_QUEUE, check_gates
 from ..model.keys import Keys, check_name
+from ..model.library_log import check_horizon
 from ..model.limits import PRIORITY_STEPS, TERMS, check_steps
 from ..model.results import Delivery
 from ..model.scores import MAX_RETRIES
@@ -258,6 +259,7 @@ class Registry:
             if self.retries != MAX_RETRIES:
                 said = {**said, "retries": self.retries}
         wanted = replace(Declaration.of(name, **limits), bases=False)
+        check_horizon(name, wanted)
         if not said.keys().isdisjoint(TERMS):
             check_gates(name, wanted, clustered=self._runner.clustered)
         if wanted.expires:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..errors import ConfigurationError, SlotCountError, UnknownTopicError
 from ..model.gates import NEEDS, check_gates
+from ..model.library_log import check_horizon
 from ..model.limits import (
     LIBRARY_TERMS,
     LIMITS,
@@ -141,6 +142,8 @@ class Topics:
             if needed in fields and not fields[needed]:
                 fields.setdefault(name, None)
         changed = replace(topic.declaration, **fields).with_lanes()
+        if not fields.keys().isdisjoint(LIBRARY_TERMS):
+            check_horizon(topic.name, changed)
         if not fields.keys().isdisjoint(TERMS):
             check_gates(topic.name, changed, clustered=self._context.clustered)
         return changed

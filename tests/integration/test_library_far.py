@@ -637,6 +637,38 @@ def test_a_horizon_that_makes_no_sense_is_refused(broker, value, said):
         Queue("mail", queue_arguments={"x-horizon": value})(broker.default_channel).declare()
 
 
+def test_a_queue_without_rows_has_no_horizon(asked):
+    with pytest.raises(ConfigurationError, match="leave one of them out"):
+        asked.declare("mail", horizon=60, library="off")
+    asked.declare("mail", horizon=60, library="through")
+    with pytest.raises(ConfigurationError, match="leave one of them out"):
+        asked.alter("mail", library="off")
+    asked.alter("mail", library="off", horizon=None)
+    with pytest.raises(ConfigurationError, match="leave one of them out"):
+        asked.alter("mail", horizon=60)
+
+
+def test_a_center_puts_what_is_far_ahead_into_the_library(queue, asked, store, load):
+    asked.put("mail", "one", b"x", delay=86_400)
+    asked.put_many("mail", [{"id": f"many-{n}", "body": b"y", "delay": 86_400} for n in range(3)])
+    ids = ["one", "many-0", "many-1", "many-2"]
+    assert {row.place for row in store.of_ids(ids)} == {statuses.FAR}
+    assert {one.far for one in asked.get(ids)} == {True}
+    time_passes(store, *ids)
+    assert load() == 4
+    assert {one.far for one in asked.get(ids)} == {False}
+
+
+def test_a_queue_that_is_written_behind_has_a_horizon(broker, store, load):
+    arguments = {"x-horizon": HORIZON, "x-library": "behind"}
+    Queue("mail", queue_arguments=arguments)(broker.default_channel).declare()
+    send(broker, "far")
+    assert row_of(store, "far").place == statuses.FAR
+    time_passes(store, "far", until_due=0.1)
+    assert load() == 1
+    assert consume(broker, 1) == ["far"]
+
+
 def test_without_a_library_a_horizon_is_refused(server, center):
     with Connection(server.toc_url) as connection, pytest.raises(ConfigurationError) as caught:
         Queue("mail", queue_arguments={"x-horizon": 60})(connection.default_channel).declare()
