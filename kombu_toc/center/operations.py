@@ -212,7 +212,12 @@ class Operations:
         Returns how many. In bounded steps; what dies meanwhile stays dead.
         """
         dead = self._dead(topic, ids, where)
-        return sum(number for _, number in self._run_for(dead, self._commands.requeue))
+        total = 0
+        for place, number in self._run_for(dead, self._commands.requeue):
+            total += number
+            if self.recorder is not None and number:
+                self.recorder.requeued([(place.topic.name, id) for id in place.ids])
+        return total
 
     def purge_dead(
         self,
@@ -227,7 +232,10 @@ class Operations:
             return self._commands.cancel(place, (DEAD,), copies=False, bodies=False)
 
         replies = self._run_for(self._dead(topic, ids, where), command)
-        return sum(one.deleted for _, reply in replies for one in reply.cancelled)
+        deleted = [one for _, reply in replies for one in reply.cancelled if one.deleted]
+        if self.recorder is not None:
+            self.recorder.purged_dead([(one.topic, one.id) for one in deleted])
+        return len(deleted)
 
     def _dead(
         self,
@@ -331,7 +339,7 @@ class Operations:
         self._undeclare(declared)
         if recorder is not None:
             recorder.purged(topic)
-            recorder.unscheduled(topic)
+            recorder.forgotten(topic)
         return True
 
     def _delete_empty(self, topic: Topic, settle: float) -> bool:

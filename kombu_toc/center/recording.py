@@ -212,8 +212,14 @@ class Recorder(Protocol):
     def scheduled(self, topic: str, change: ScheduleChange, at_us: int) -> None:
         """A schedule was changed; at_us: when, by the server's clock. It waits for nobody."""
 
-    def unscheduled(self, topic: str) -> None:
-        """A topic was deleted, with its schedules."""
+    def forgotten(self, topic: str) -> None:
+        """A topic was deleted, with its schedules and its dead letters."""
+
+    def purged_dead(self, named: Sequence[tuple[str, str]]) -> None:
+        """Dead letters were deleted; named: topic and id of each."""
+
+    def requeued(self, named: Sequence[tuple[str, str]]) -> None:
+        """Dead letters wait again; named: as before."""
 
     def purged(self, topic: str) -> None:
         """What waited in a topic was deleted."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +18,7 @@ from sqlalchemy.exc import ProgrammingError
 
 from . import statuses
 from .engines import Dialect
-from .records import Event, Key, now_us
+from .records import Event, Key, Row, now_us
 from .schema import COMMON, ShardTables
 
 #: Microseconds of a day: history is kept by days.
@@ -305,8 +305,32 @@ def write(
     if going_on:
         how.change(connection, tables.pending, going_on)
     ended = {event.key: event for event in events if event.has_ended}
+    dead = _dying(tables.pending, ended, connection)
     if ended and not how.move(connection, tables, list(ended.values())):
         _end(how, dialect, tables, ended, connection)
+    if dead:
+        connection.execute(dialect.insert_missing(tables.pending), dead)
+
+
+def _dying(
+    pending: Table, ended: Mapping[Key, Event], connection: Connection
+) -> list[dict[str, Any]]:
+    """The rows of what is dead from now on: they stay, for a rebuild."""
+    keys = [key for key, event in ended.items() if event.status == statuses.DEAD]
+    if not keys:
+        return []
+    reading = select(*(pending.c[name] for name in Row._fields)).where(are(pending, keys))
+    rows = [Row(*found) for found in connection.execute(reading)]
+    return [
+        row._replace(
+            status=statuses.DEAD,
+            place=statuses.IN_DEAD_QUEUE,
+            attempts=ended[row.key].attempts or row.attempts,
+            error=ended[row.key].error or row.error,
+            modified_us=ended[row.key].at_us,
+        )._asdict()
+        for row in rows
+    ]
 
 
 def put(dialect: Dialect, pending: Table, keys: Sequence[Key], connection: Connection) -> None:

@@ -14,6 +14,7 @@ from ..model.library_log import BEHIND, OFF, OUTBOX
 from ..model.results import Cancelled, Delivery, Rescheduled
 from ..model.topic import Topic
 from . import outbox, statuses
+from .dead import DeadLetters
 from .far import FarMessages, is_far
 from .library import Library
 from .recorder import Recorder, logger
@@ -229,8 +230,15 @@ class OpenLibrary:
         if known is None or known.declaration.library != OFF:
             self.recorder.scheduled(topic, change, at_us)
 
-    def unscheduled(self, topic: str) -> None:
+    def forgotten(self, topic: str) -> None:
         self.recorder.schedules.forget(topic)
+        DeadLetters(self.recorder.store).forget(topic)
+
+    def purged_dead(self, named: Sequence[tuple[str, str]]) -> None:
+        DeadLetters(self.recorder.store).purged(named)
+
+    def requeued(self, named: Sequence[tuple[str, str]]) -> None:
+        DeadLetters(self.recorder.store).requeued(named)
 
     def purged(self, topic: str) -> None:
         self.recorder.purged(topic)

@@ -96,10 +96,26 @@ def ended_rows(store: Store, rows: Sequence[Row]) -> set[Key]:
     over = store.ended_of(
         [row.key for row in rows], since_us=min((row.created_us for row in rows), default=0)
     )
-    again = [row for row in rows if row.key in over and is_raw(row)]
+    again = [row for row in rows if row.key in over]
     if again:
         ends = ends_of(store, [row.id for row in again])
-        over -= {row.key for row in again if ends[row.key].modified_us < row.created_us}
+        for row in again:
+            end = ends.get(row.key)
+            if end is None:
+                continue
+            # What was dead has been requeued since; what a center has put may be put again.
+            requeued = end.status == statuses.DEAD and end.modified_us <= row.modified_us
+            if requeued or (is_raw(row) and end.modified_us < row.created_us):
+                over.discard(row.key)
+    return over
+
+
+def over_of(store: Store, keys: Sequence[Key]) -> set[Key]:
+    """Those of some messages that wait although they have ended. What was dead was requeued."""
+    over = store.ended_of(keys)
+    if over:
+        ends = ends_of(store, [key[0] for key in over])
+        over = {key for key in over if key in ends and ends[key].status != statuses.DEAD}
     return over
 
 

@@ -14,6 +14,7 @@ from ..errors import LibraryError
 from . import statuses
 from .becoming import DAY_US
 from .behind import Behind
+from .dead import DeadLetters
 from .far import is_far
 from .far_store import FarStore
 from .loader import Loader
@@ -118,7 +119,9 @@ class Keeper:
 
     def prune(self) -> None:
         """Drop the days of history that are kept no longer."""
-        self._store.prune((now_us() - self._retention_us) // DAY_US)
+        before_us = now_us() - self._retention_us
+        self._store.prune(before_us // DAY_US)
+        DeadLetters(self._store).prune(before_us)
 
     def put_missing(self) -> int:
         """Put the messages of rows that say they are not in Redis; return how many. Of those that

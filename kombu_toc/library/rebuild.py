@@ -15,6 +15,7 @@ from ..center.center import TimeoutCenter
 from ..model.records import Rebuilt
 from . import statuses
 from .ahead import reading_ahead
+from .dead import DeadLetters
 from .guard import ended_rows
 from .presence import MISSING, states_in_redis
 from .putting import Putter
@@ -114,7 +115,9 @@ class Rebuild:
                 )
                 if on_progress is not None:
                     on_progress(done)
-        if put := Schedules(store).rebuild(self._center, self._putter):
+        put = Schedules(store).rebuild(self._center, self._putter)
+        put += DeadLetters(store).rebuild(self._center, self._putter)
+        if put:
             done = done._replace(put=done.put + put)
             if on_progress is not None:
                 on_progress(done)

@@ -15,7 +15,8 @@ from ..model.library_log import OFF
 from ..model.records import DISAGREEMENTS, Disagreement
 from ..model.results import IN_FLIGHT, WAITING, Found
 from . import statuses
-from .guard import ended_rows
+from .dead import DeadLetters
+from .guard import ended_rows, over_of
 from .presence import DEAD, MISSING, THERE, states_in_redis
 from .putting import Putter
 from .rebuild import rows_by_time
@@ -253,7 +254,7 @@ class Comparison:
             for pair in self._unknown([one for one, _ in messages])
             if (pair[0].topic, pair[0].id, pair[0].body) in still
         ]
-        over = self._store.ended_of([key for _, key in messages])
+        over = over_of(self._store, [key for _, key in messages])
         if fix:
             self._mend(missing, dead, messages, over)
         for row in missing:
@@ -276,6 +277,8 @@ class Comparison:
         new = [row_of_message(one, key) for one, key in messages if key not in over]
         if new:
             self._store.insert(new)
+            # What was requeued by somebody who does not know the library has one already.
+            DeadLetters(self._store).requeued([(row.topic, row.id) for row in new])
         self._center.cancel_found(
             [one for one, key in messages if key in over and one.state == WAITING], dead=False
         )

@@ -31,3 +31,6 @@ LIVE = (PENDING, TAKEN)
 #: Where the message of a pending row is: in Redis as far as is known; not there yet; or in the
 #: library only, because its time is far ahead.
 IN_REDIS, NOT_PUT, FAR = 0, 1, 2
+
+#: Of what is dead: it is kept for a rebuild.
+IN_DEAD_QUEUE = 3

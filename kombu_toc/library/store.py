@@ -40,6 +40,11 @@ def chunks(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
         yield items[start : start + CHUNK]
 
 
+def _is_not_dead(pending: Table) -> Any:
+    """That a row is not of a dead letter: history has that, too."""
+    return pending.c.place != statuses.IN_DEAD_QUEUE
+
+
 def row_columns(table: Table) -> list[Any]:
     """The columns of a row."""
     return [table.c[name] for name in Row._fields]
@@ -284,7 +289,9 @@ class Store:
         for shard, some in self.shards.divided(ids, str).items():
             table = shard.tables.pending
             for chunk in chunks(some):
-                statement = select(*row_columns(table)).where(table.c.id.in_(list(chunk)))
+                statement = select(*row_columns(table)).where(
+                    table.c.id.in_(list(chunk)), _is_not_dead(table)
+                )
                 found += _rows(shard.database, statement)
         return found
 
@@ -353,9 +360,10 @@ class Store:
             pending, history = shard.tables
             for table in (pending, history):
                 many = func.count().label("many")
-                for row in shard.database.read(
-                    select(table.c.status, many).group_by(table.c.status)
-                ):
+                counting = select(table.c.status, many).group_by(table.c.status)
+                if table is pending:  # of what is dead, history says so
+                    counting = counting.where(_is_not_dead(pending))
+                for row in shard.database.read(counting):
                     found[statuses.NAMES[row["status"]]] += row["many"]
             unplaced = select(many).where(pending.c.place == statuses.NOT_PUT)
             found["not put"] += shard.database.read(unplaced)[0]["many"]
@@ -385,6 +393,8 @@ class Store:
             for table in (*[shard.tables.pending] * live, *[shard.tables.history] * past):
                 columns = [table.c[name] for name in order]
                 statement = select(*(table.c[name] for name in COMMON))
+                if table is shard.tables.pending and numbers is None:
+                    statement = statement.where(_is_not_dead(table))
                 for name, value in where.items():
                     column = table.c[name]
                     several = name == "status"
@@ -411,6 +421,8 @@ class Store:
         found: list[Record] = []
         for table in (shard.tables.history, shard.tables.pending):
             statement = select(*(table.c[name] for name in COMMON)).where(table.c.id == id)
+            if table is shard.tables.pending:
+                statement = statement.where(_is_not_dead(table))
             found += _records(shard.database, statement)
         return sorted(found, key=lambda record: (record.created_us, record.modified_us))
 

@@ -1,0 +1,112 @@
+"""Dead letters in the library: history says that they are dead, and their rows stay, so that a
+rebuild makes dead letters of them again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import Table, delete, update
+
+from ..center.burying import bury_call
+from ..center.center import TimeoutCenter
+from ..model import scores
+from ..model.results import Delivery
+from ..model.topic import base_of
+from . import statuses
+from .presence import MISSING, states_in_redis
+from .putting import Putter
+from .records import Row, now_us
+from .store import CHUNK, Store
+
+#: Why a message is dead that was so when Redis was lost.
+REASON = "it was dead when Redis was lost"
+
+#: Rows that a rebuild reads at a time.
+PAGE = 500
+
+
+class DeadLetters:
+    """The rows of dead letters."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def _change(self, named: Iterable[tuple[str, str]], make: Any) -> None:
+        """Run a statement for the dead letters of these queues and ids.
+
+        make: makes it, of a table and a condition
+        """
+        by_topic: dict[str, set[str]] = {}
+        for topic, id in named:
+            by_topic.setdefault(topic, set()).add(base_of(id))
+        for topic, ids in by_topic.items():
+            for shard, some in self._store.shards.divided(sorted(ids), str).items():
+                table = shard.tables.pending
+                for start in range(0, len(some), CHUNK):
+                    which = table.c.id.in_(some[start : start + CHUNK]) & (table.c.topic == topic)
+                    which &= table.c.place == statuses.IN_DEAD_QUEUE
+                    shard.database.execute(make(table, which))
+
+    def purged(self, named: Iterable[tuple[str, str]]) -> None:
+        """Dead letters were deleted; named: queue and id of each. Raises LibraryError."""
+        self._change(named, lambda table, which: delete(table).where(which))
+
+    def requeued(self, named: Iterable[tuple[str, str]]) -> None:
+        """Dead letters wait again. Raises LibraryError."""
+        now = now_us()
+        values = {
+            "status": statuses.PENDING,
+            "place": statuses.IN_REDIS,
+            "action_us": now,
+            "modified_us": now,
+        }
+        self._change(named, lambda table, which: update(table).where(which).values(**values))
+
+    def forget(self, topic: str) -> None:
+        """A queue was deleted, with its dead letters. Raises LibraryError."""
+        self._delete(lambda table: table.c.topic == topic)
+
+    def prune(self, before_us: int) -> None:
+        """Delete those that have died before. Raises LibraryError."""
+        self._delete(lambda table: table.c.modified_us < before_us)
+
+    def _delete(self, condition: Any) -> None:
+        for shard in self._store.shards.all:
+            table: Table = shard.tables.pending
+            dead = table.c.place == statuses.IN_DEAD_QUEUE
+            shard.database.execute(delete(table).where(dead, condition(table)))
+
+    def rebuild(self, center: TimeoutCenter, putter: Putter) -> int:
+        """Make dead letters of what was dead and is not in Redis; return how many. Their age
+        counts from now on."""
+        number = 0
+        for shard in self._store.shards.all:
+            after = None
+            while rows := self._store.page(shard, statuses.IN_DEAD_QUEUE, after, PAGE):
+                after = rows[-1].action_us, *rows[-1].key
+                number += self._bury(center, putter, rows)
+        return number
+
+    @staticmethod
+    def _bury(center: TimeoutCenter, putter: Putter, rows: Sequence[Row]) -> int:
+        calls = []
+        for row, state in zip(rows, states_in_redis(center, rows), strict=True):
+            topic = putter.topic(row.topic)
+            age_us = topic.declaration.limits(center.limits).dead_age * 1_000_000
+            if state != MISSING or row.modified_us + age_us < now_us():
+                continue
+            center.registry.admit(topic, row.id, row.basis)
+            delivery = Delivery(
+                topic=topic.name,
+                slot=topic.slot_for(row.basis or row.id).number,
+                step=topic.step_index(row.priority),
+                id=row.id,
+                score=scores.action(row.action_us),
+                body=row.body,
+                limit=topic.declaration.retries,
+                birth=f"lost{row.traits}",
+            )
+            calls.append(bury_call(center.context, topic, delivery, REASON, row.error or ""))
+        center.run_all(calls)
+        return len(calls)

@@ -1,0 +1,112 @@
+"""Dead letters come back as dead letters when Redis was lost (X12)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kombu_toc import DEAD, TimeoutCenter, center_for
+from kombu_toc.library import statuses
+from kombu_toc.library.dead import DeadLetters
+from kombu_toc.library.records import now_us
+
+from ..library import broker, consume, engine, new_url, options, publish, status_of, store
+
+pytestmark = pytest.mark.usefixtures("client")
+
+__all__ = ("broker", "engine", "new_url", "options", "store")  # fixtures
+
+
+@pytest.fixture
+def recorded(server: Any, options: dict[str, Any]) -> Iterator[TimeoutCenter]:
+    made = center_for(server.toc_url, **options)
+    yield made
+    made.recorder.recorder.close()
+
+
+def die(broker: Any, *ids: str) -> None:
+    for id in ids:
+        publish(broker, id, priority=3)
+
+    def refuse(message: Any) -> None:
+        message.error = "ValueError: no"
+        message.reject()
+
+    consume(broker, len(ids), refuse)
+
+
+def dead(center: TimeoutCenter) -> dict[str, Any]:
+    center.forget("mail")
+    return {one.id: one for one in center.scan("mail", state=DEAD).messages}
+
+
+def test_dead_letters_come_back_as_they_were(client, broker, store, center, recorded):
+    die(broker, "order-1", "order-2")
+    before = dead(center)
+    assert store.count() == {"dead": 2, "not put": 0}
+    assert status_of(store, "order-1") == ["dead"]
+    assert [one.id for one in recorded.library.find(status="dead").records] == list(before)
+    client.flushall()
+    assert recorded.library.rebuild().put == 2
+    assert recorded.library.rebuild().put == 0
+    after = dead(center)
+    assert {id: (one.body, one.error, one.slot, one.step) for id, one in after.items()} == {
+        id: (one.body, one.error, one.slot, one.step) for id, one in before.items()
+    }
+    assert {one.reason for one in after.values()} == {"it was dead when Redis was lost"}
+    assert recorded.library.check() == []
+    assert recorded.requeue_dead("mail") == 2
+    assert sorted(consume(broker, 2)) == ["order-1", "order-2"]
+    assert store.count() == {"done": 2, "not put": 0}
+
+
+def test_one_that_was_requeued_comes_back_to_be_run(client, broker, store, center, recorded):
+    die(broker, "order-1", "order-2")
+    assert recorded.requeue_dead("mail", ids=["order-1"]) == 1
+    client.flushall()
+    assert recorded.library.rebuild().put == 2
+    assert dead(center).keys() == {"order-2"}
+    assert consume(broker, 1) == ["order-1"]
+    assert sorted(status_of(store, "order-1")) == ["done"]
+
+
+def test_one_that_was_requeued_without_the_library_has_a_row_after_a_check(
+    broker, store, center, recorded, monkeypatch
+):
+    monkeypatch.setattr("kombu_toc.library.reconcile.UNDER_WAY_US", 0)
+    die(broker, "order-1")
+    center.forget("mail")
+    assert center.requeue_dead("mail") == 1
+    assert [one.kind for one in recorded.library.check(fix=True)] == ["no row"]
+    assert recorded.library.check() == []
+    [row] = store.of_ids(["order-1"])
+    assert (row.status, row.place) == (statuses.PENDING, statuses.IN_REDIS)
+
+
+def test_what_was_deleted_of_deadqueue_stays_so(client, broker, store, center, recorded):
+    die(broker, *(f"order-{n}" for n in range(5)))
+    assert recorded.purge_dead("mail", ids=["order-0", "order-1"]) == 2
+    assert [one.deleted for one in recorded.cancel("order-2")] == [True]
+    DeadLetters(store).prune(now_us() - 60_000_000)
+    client.flushall()
+    assert recorded.library.rebuild().put == 2
+    assert dead(center).keys() == {"order-3", "order-4"}
+    recorded.delete("mail")
+    assert recorded.library.rebuild().put == 0
+    die(broker, "order-6")
+    DeadLetters(store).prune(now_us() + 1)
+    assert all(not store.page(s, statuses.IN_DEAD_QUEUE, None, 9) for s in store.shards.all)
+
+
+def test_what_is_older_than_deadqueue_keeps_stays_away(client, broker, store, center, recorded):
+    recorded.declare("mail", dead_age=1000)
+    die(broker, "order-1")
+    for shard in store.shards.all:
+        shard.database.execute(
+            shard.tables.pending.update().values(modified_us=now_us() - 1_001_000_000)
+        )
+    client.flushall()
+    assert recorded.library.rebuild().put == 0
+    assert dead(center) == {}
