@@ -134,7 +134,8 @@ class LibraryRun(Run):
         self._busy = False
         self._rebuilds: list[tuple[subprocess.Popen[bytes], Event, float]] = []
         self._deaths = 0
-        self._reborn: dict[int, list[str]] = {}
+        self._breaking = False
+        self._followed: set[int] = set()
         self._options: dict[str, Any] = {}
 
     def _schedule(self, families: Sequence[str] | None) -> list[Fault]:
@@ -197,17 +198,19 @@ class LibraryRun(Run):
                 if worker.process.pid == told["pid"]:
                     worker.killed, event.pid = True, 0  # all of it ends
 
+    def _break_things(self) -> None:
+        self._breaking = True
+        super()._break_things()
+        self._breaking = False
+
     def _watch_producers(self) -> None:
+        """As long as faults go on, another one takes the place of each that ends."""
         for number, producer in enumerate(self._producers):
-            if producer.poll() in (None, 0) or number in self._reborn:
+            if producer.poll() is None or number in self._followed or not self._breaking:
                 continue
-            arguments = [str(one) for one in producer.args]  # type: ignore[union-attr]
-            begin = arguments.index("tests.chaos.producer") + 1
-            name, seed, _, rate = arguments[begin:]
-            self._reborn[number] = arguments
-            left = self._began + self._seconds - time.monotonic()
-            if left > 0:
-                self._produce(f"{name}x{len(self._producers)}", seed, str(left), rate)
+            self._followed.add(number)
+            rate = str(self._rate / 2)
+            self._produce(str(len(self._producers)), str(self._seed), "20", rate)
 
     def _hit(self, fault: Fault) -> bool:
         if fault.family in ("lost", "alone"):

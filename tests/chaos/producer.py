@@ -16,7 +16,7 @@ from .app import QUEUES, RETRY_POLICY, again, work
 from .app_queues import KEYS, LIMITED
 
 
-def main(number: str, seed: int, seconds: float, rate: float) -> None:
+def main(number: int, seed: int, seconds: float, rate: float) -> None:
     rng = random.Random(f"{seed}-{number}")
     end = time.monotonic() + seconds
     sent = 0
@@ -58,4 +58,4 @@ def flood(number: int, queue: str, tasks: int) -> None:
 if sys.argv[1] == "flood":
     flood(int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
 else:
-    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4]))
+    main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4]))

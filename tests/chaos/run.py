@@ -287,7 +287,6 @@ class Run:
             self._workers.append(worker)
             stack.callback(self._kill, worker)
         self._until_ready()
-        self._began = time.monotonic()
         for number in range(2):
             rate = str(self._rate / 2)
             self._produce(str(number), str(self._seed), str(self._seconds), rate)
