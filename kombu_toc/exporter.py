@@ -25,6 +25,8 @@ from .errors import TocError
 from .metrics.counters import Lateness
 from .metrics.reading import read_metrics, read_script_times
 
+__all__ = ("TimeoutCenterCollector", "metrics_text", "registry_of")
+
 
 class TimeoutCenterCollector(Collector):
     """Reads a timeout center at each scrape; for a registry of your own.

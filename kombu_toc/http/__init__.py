@@ -38,3 +38,35 @@ from .tokens import Tokens as Tokens
 from .tokens import new_token as new_token
 from .tokens import read_tokens as read_tokens
 from .tokens import tokens_of as tokens_of
+
+__all__ = (
+    "Answer",
+    "Anything",
+    "Flag",
+    "Headers",
+    "HttpApi",
+    "Listed",
+    "Number",
+    "Object",
+    "Operation",
+    "PORT",
+    "Problem",
+    "Request",
+    "Text",
+    "Time",
+    "Token",
+    "Tokens",
+    "answer",
+    "api_for",
+    "id_of",
+    "invalid",
+    "new_token",
+    "not_found",
+    "read_body",
+    "read_query",
+    "read_tokens",
+    "retry_after",
+    "serve",
+    "tokens_of",
+    "trace_of",
+)
