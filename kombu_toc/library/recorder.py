@@ -433,6 +433,8 @@ class Recorder:
         """Put what was written in transactions that are committed by now."""
         now = time.monotonic()
         with self._lock:
+            for key in [key for key, until in self._expected.items() if until < now]:
+                self._expected.pop(key)
             keys = list(self._expected)
         put = keeper.put_some(keys)
         for _, _, topic in put:
@@ -443,8 +445,6 @@ class Recorder:
         with self._lock:
             for key in put:
                 self._expected.pop(key, None)
-            for key in [key for key, until in self._expected.items() if until < now]:
-                self._expected.pop(key)
 
     def _note_committed(self) -> None:
         for name in list(self._committed):

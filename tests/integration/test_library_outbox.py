@@ -22,6 +22,7 @@ from kombu_toc.library.shards import Shards
 from kombu_toc.library.store import Store
 
 from ..library import broker, consume, engine, new_url, publish, status_of
+from ..ports import free_port
 
 __all__ = ("broker", "engine", "new_url")  # fixtures
 
@@ -164,6 +165,35 @@ def test_an_outbox_needs_one_database_and_a_connection(server, broker, database,
         pytest.raises(LibraryError, match="one database"),
     ):
         publish(other, "order-1")
+
+
+def test_who_cannot_put_a_message_keeps_it_from_nobody(
+    store, database, options, monkeypatch: pytest.MonkeyPatch
+):
+    claims: list[str] = []
+    claim = Store.claim
+
+    def claiming(self: Store, shard: Any, keys: Any, by: str) -> Any:
+        claims.append(by)
+        return claim(self, shard, keys, by)
+
+    monkeypatch.setattr(Store, "claim", claiming)
+    nobody = f"toc+redis://127.0.0.1:{free_port()}/0"
+    with Connection(nobody, transport_options=options) as away:
+        tried: list[float] = []
+        with database.begin() as connection, outbox(connection):
+            publish(away, "order-42")
+        recorder = away.default_channel.recorder
+        keep = recorder._keep
+        monkeypatch.setattr(recorder, "_keep", lambda: (keep(), tried.append(time.monotonic())))
+        deadline = time.monotonic() + 30
+        while len(tried) < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)  # its thread tries
+        recorder.close()
+    assert claims == []
+    [row] = store.of_ids(["order-42"])
+    assert row.place == statuses.NOT_PUT and row.worker is None
 
 
 DJANGO = """
