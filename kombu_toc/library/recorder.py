@@ -365,7 +365,8 @@ class Recorder:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(10)
-        self._stopping = False
+        # One that waits for a database ends when it has an answer.
+        self._stopping = thread is not None and thread.is_alive()
         self._thread = None
         atexit.unregister(self.close)
 
