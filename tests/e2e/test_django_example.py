@@ -189,7 +189,7 @@ def test_orders_are_placed_and_paid_while_the_broker_is_away_and_expire_when_it_
     log = start_worker()
     wait_until(
         lambda: shop.request(f"/orders/{order['id']}/")[1]["status"] == "expired",
-        60,
+        120,
         log.read_text,
     )
     assert shop.request(f"/orders/{paid['id']}/")[1]["status"] == "paid"
@@ -233,5 +233,5 @@ def test_an_order_expires_although_its_process_is_killed_between_commit_and_publ
     assert state() == [("pending",), ("1",)]
     assert not any(center.counts(name).waiting for name in center.topics())
     log = start_worker()
-    wait_until(lambda: state() == [("expired",), ()], 60, log.read_text)
+    wait_until(lambda: state() == [("expired",), ()], 120, log.read_text)
     engine.dispose()
