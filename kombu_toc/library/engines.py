@@ -8,7 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Select, Table, create_engine, event, text
+from sqlalchemy import (
+    Connection,
+    Engine,
+    Integer,
+    LargeBinary,
+    Select,
+    SmallInteger,
+    Table,
+    create_engine,
+    event,
+    text,
+)
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.exc import (
     ArgumentError,
@@ -34,6 +45,18 @@ _AGAIN_NUMBERS = frozenset((1205, 1213, 1493, 1517))
 #: wrong text, a constraint).
 _REFUSED_CLASSES = frozenset(("22", "23", "54"))
 _REFUSED_NUMBERS = frozenset((1118, 1153, 1366, 1406, 3819, 4025))
+
+
+#: Rows that one statement inserts.
+ROWS_PER_STATEMENT = 1000
+
+
+def _array_of(type: Any) -> str:
+    """What PostgreSQL calls the values of a column."""
+    for kind, name in ((SmallInteger, "smallint"), (Integer, "bigint"), (LargeBinary, "bytea")):
+        if isinstance(type, kind):
+            return name
+    return "text"
 
 
 class Dialect:
@@ -63,6 +86,12 @@ class Dialect:
     def insert_missing(self, table: Table) -> Any:
         """INSERT that leaves a row alone that is there already."""
         return sqlite.insert(table).on_conflict_do_nothing()
+
+    def insert_rows(
+        self, connection: Connection, table: Table, values: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """As :meth:`insert_missing`, of many rows."""
+        connection.execute(self.insert_missing(table), values)
 
     def upsert(self, table: Table, keys: Sequence[str], values: Sequence[str]) -> Any:
         """INSERT that replaces these values of a row that is there already."""
@@ -145,6 +174,21 @@ class PostgreSQL(Dialect):
 
     def insert_missing(self, table: Table) -> Any:
         return postgresql.insert(table).on_conflict_do_nothing()
+
+    def insert_rows(
+        self, connection: Connection, table: Table, values: Sequence[Mapping[str, Any]]
+    ) -> None:
+        # One statement, whose arguments are columns: the database reads it once.
+        names = list(values[0])
+        columns = ", ".join(f"%s::{_array_of(table.c[name].type)}[]" for name in names)
+        statement = (
+            f"INSERT INTO {table.name} ({', '.join(names)}) "
+            f"SELECT * FROM unnest({columns}) ON CONFLICT DO NOTHING"
+        )
+        for start in range(0, len(values), ROWS_PER_STATEMENT):
+            some = values[start : start + ROWS_PER_STATEMENT]
+            arrays = tuple([one[name] for one in some] for name in names)
+            connection.exec_driver_sql(statement, arrays)
 
     def upsert(self, table: Table, keys: Sequence[str], values: Sequence[str]) -> Any:
         made = postgresql.insert(table)

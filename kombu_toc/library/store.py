@@ -77,16 +77,18 @@ class Store:
             statement, values = self._insert(shard), row._asdict()
             shard.database.execute(statement, values)
             return
-        by_database: dict[Database, list[tuple[Any, list[dict[str, Any]]]]] = defaultdict(list)
+        by_database: dict[Database, list[tuple[Table, list[dict[str, Any]]]]] = defaultdict(list)
         for shard, some in self.shards.divided(rows, attrgetter("id")).items():
             # In one order, whoever else writes some of them.
             values_of = [row._asdict() for row in sorted(some)]
-            by_database[shard.database].append((self._insert(shard), values_of))
-        for database, statements in by_database.items():
+            by_database[shard.database].append((shard.tables.pending, values_of))
+        for database, tables in by_database.items():
 
-            def work(connection: Connection, all: Any = statements) -> None:
-                for statement, values in all:
-                    connection.execute(statement, values)
+            def work(
+                connection: Connection, dialect: Any = database.dialect, all: Any = tables
+            ) -> None:
+                for table, values in all:
+                    dialect.insert_rows(connection, table, values)
 
             database.run(work)
 
