@@ -13,6 +13,8 @@ from kombu_toc.scripts import loader
 EXTRAS = {
     "celery_toc.metrics": ("prometheus_client",),
     "celery_toc.integrations.prometheus": ("prometheus_client",),
+    "kombu_toc.aio.recorded": ("greenlet", "sqlalchemy"),
+    "kombu_toc.transport.recorded": ("sqlalchemy",),
     "kombu_toc.aio": ("greenlet",),
     "kombu_toc.exporter": ("prometheus_client",),
     "kombu_toc.http": ("greenlet", "uvicorn"),
@@ -33,7 +35,8 @@ for name in ("kombu_toc", "celery_toc"):
     package = importlib.import_module(name)
     assert "site-packages" in package.__file__, f"{name} is not what was installed"
     assert files(name).joinpath("py.typed").is_file(), f"{name} has no py.typed"
-    for module in pkgutil.walk_packages(package.__path__, f"{name}."):
+    # A package that needs an extra is tried below, and has no further modules here.
+    for module in pkgutil.walk_packages(package.__path__, f"{name}.", lambda name: None):
         try:
             importlib.import_module(module.name)
         except (ModuleNotFoundError, ConfigurationError) as exc:
