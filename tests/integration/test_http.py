@@ -603,3 +603,13 @@ def test_the_metrics_are_those_of_the_exporter(api: HttpServer, center: TimeoutC
     # Which ones there are; what is counted goes on meanwhile.
     families = {one.partition("{")[0] for one in names(metrics_text(center))}
     assert families - {one.partition("{")[0] for one in mine} <= {"celery_toc_events_total"}
+
+
+@pytest.mark.alone
+def test_an_answer_leaves_at_once(api: HttpServer) -> None:
+    """If its second part waited for the first to be confirmed, each would take 40 ms."""
+    connection = api.connect()
+    began = time.monotonic()
+    for _ in range(100):
+        assert api.get("/healthz", over=connection).status == 200
+    assert time.monotonic() - began < 2
