@@ -75,7 +75,8 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["worker"]:
         app.worker_main(["worker", "--pool=threads", "--concurrency=4", "--loglevel=error"])
     else:
-        with tempfile.TemporaryDirectory() as folder:
+        # The server ends by itself, and may write there until then.
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             again = {**os.environ, "LIBRARY_EXAMPLE": folder}
             if FOLDER:
                 main()
