@@ -58,11 +58,11 @@ def test_whoever_dies_between_two_steps_of_the_library_no_message_is_lost(
     server = Server(tmp_path).start()
     try:
         with server.client() as client:
-            found = Chaos(client, server.toc_url, options, seed=1).run(lives=80)
+            found = Chaos(client, server.toc_url, options, seed=1).run(lives=150)
     finally:
         server.stop()
     assert found.holds, found
-    assert found.sent > 20
+    assert found.sent > 10
     assert found.losses
     assert sum(found.deaths.values()) > 20
     roles = {what.partition(",")[0] for what in found.deaths}
