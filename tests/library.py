@@ -9,38 +9,51 @@ import pytest
 from kombu import Connection, Consumer, Producer, Queue
 
 from kombu_toc.client.databases import read_databases
-from kombu_toc.library import migrate
+from kombu_toc.library import migrate, opening
 from kombu_toc.library.shards import Shards
 from kombu_toc.library.store import Store
 
 from .databases import ENGINES, DatabaseServer
 
+#: The servers that run, by engine: each test module has the fixture for itself, and all share them.
+_servers: dict[str, DatabaseServer] = {}
+
 
 @pytest.fixture(scope="session", params=list(ENGINES))
-def engine(request: pytest.FixtureRequest) -> Iterator[DatabaseServer | None]:
+def engine(request: pytest.FixtureRequest) -> DatabaseServer | None:
     """A database server; None for SQLite, which needs none."""
     kind = ENGINES[request.param]
     if kind is None:
-        yield None
-        return
+        return None
     if not kind.is_there():
         pytest.skip(f"{request.param} is not installed")
-    server = kind()
-    try:
-        yield server.start()
-    finally:
-        server.stop()
+    if request.param not in _servers:
+        server = _servers[request.param] = kind()
+        request.config.add_cleanup(server.stop)
+        server.start()
+    return _servers[request.param]
 
 
 @pytest.fixture
-def new_url(engine, tmp_path) -> Callable[[], str]:
-    """Gives the URL of a new, empty database."""
+def new_url(engine, tmp_path) -> Iterator[Callable[[], str]]:
+    """Gives the URL of a new, empty database. What this process has opened of libraries is closed
+    after the test."""
     made = iter(range(100))
 
     def new() -> str:
         return engine.new_url() if engine else f"sqlite:///{tmp_path / f'{next(made)}.db'}"
 
-    return new
+    yield new
+    close_libraries()
+
+
+def close_libraries() -> None:
+    """End the threads and close the connections of all task libraries that this process uses. It
+    opens them again if it goes on to use them."""
+    while opening._opened:
+        _, (recorder, _) = opening._opened.popitem()
+        recorder.close()
+        recorder.store.shards.close()
 
 
 @pytest.fixture

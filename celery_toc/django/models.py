@@ -32,6 +32,11 @@ class Place(models.IntegerChoices):
 
     IN_REDIS = 0, "in Redis"
     NOT_PUT = 1, "not in Redis yet"
+    FAR = 2, "in the library only: its time is far ahead"
+
+
+#: The place of what is kept of a dead letter, for a rebuild: it has ended.
+_IN_DEAD_QUEUE = 3
 
 
 class NameField(models.CharField):
@@ -82,6 +87,14 @@ class TaskQuerySet(models.QuerySet):
 
     create = bulk_create = bulk_update = update = delete = _refuse
     get_or_create = update_or_create = _refuse
+
+
+class PendingManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[misc]
+    """Finds what has not ended."""
+
+    def get_queryset(self) -> TaskQuerySet:
+        found: TaskQuerySet = super().get_queryset().filter(place__lt=_IN_DEAD_QUEUE)
+        return found
 
 
 class Task(models.Model):
@@ -156,6 +169,7 @@ def _models(number: int) -> tuple[type[Task], type[Task]]:
         {
             **of,
             "__doc__": "A task that has not ended.",
+            "objects": PendingManager(),
             "place": models.SmallIntegerField(choices=Place.choices),
             "priority": models.SmallIntegerField(),
             # As an index has it: a page of ten million rows costs what a page of ten costs.
