@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 #: Seconds for which databases that did not answer are not waited for.
 AWAY = 1.0
 
+#: Seconds that the thread waits for a question before it ends.
+IDLE = 60.0
+
 #: Ids that one log line names.
 NAMED = 10
 
@@ -170,11 +173,10 @@ class Guard:
         if self._is_away and (now < self._away_until or since is not None):
             return False
         self._questions.append(_Question(deliveries, answer))
-        if self._thread is None:
-            with self._lock:
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="toc-guard", daemon=True)
-                    self._thread.start()
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="toc-guard", daemon=True)
+                self._thread.start()
         self._bell.set()
         return True
 
@@ -191,7 +193,11 @@ class Guard:
 
     def _run(self) -> None:
         while True:
-            self._bell.wait()
+            if not self._bell.wait(IDLE):
+                with self._lock:
+                    if not self._questions:
+                        self._thread = None
+                        return
             self._bell.clear()
             asked: list[_Question] = []
             while self._questions:

@@ -132,6 +132,8 @@ class Database:
         """Close its connections; of those that a forked process has inherited, forget them."""
         for engine in (self.engine, self._single):
             engine.dispose(close=not inherited)
+        if not inherited:
+            self._watchdog.close()
 
 
 class Shard(NamedTuple):

@@ -16,6 +16,9 @@ from collections.abc import Iterator
 #: Seconds between two looks, at most.
 INTERVAL = 0.5
 
+#: Seconds that the thread waits for something to watch before it ends.
+IDLE = 5.0
+
 
 class Watchdog:
     """Watches connections while they are used. Any thread may call it.
@@ -29,7 +32,9 @@ class Watchdog:
         self._numbers = itertools.count()
         #: what is watched: until when, in monotonic seconds, and its socket
         self._watched: dict[int, tuple[float, int]] = {}
-        self._pid = 0
+        self._pid = os.getpid()
+        #: the thread that watches, and what wakes it; None: there is none
+        self._bell: threading.Event | None = None
 
     @contextlib.contextmanager
     def watching(self, descriptor: int, until: float) -> Iterator[None]:
@@ -38,10 +43,8 @@ class Watchdog:
         descriptor: of its socket
         until: monotonic seconds
         """
-        if self._pid != os.getpid():
-            self._start()
         number = next(self._numbers)
-        self._watched[number] = (until, descriptor)
+        self._watch(number, until, descriptor)
         try:
             yield
         finally:
@@ -49,23 +52,42 @@ class Watchdog:
             with self._lock:
                 self._watched.pop(number, None)
 
-    def _start(self) -> None:
-        with self._lock:
-            if self._pid != os.getpid():
-                self._pid = os.getpid()
-                self._watched = {}
-                threading.Thread(target=self._run, name="toc-watchdog", daemon=True).start()
+    def close(self) -> None:
+        """End the thread, if nothing is watched. It starts again when something is."""
+        if (bell := self._bell) is not None:
+            bell.set()
 
-    def _run(self) -> None:
-        pid = self._pid
+    def _watch(self, number: int, until: float, descriptor: int) -> None:
+        if self._pid != os.getpid():  # forked: the thread is the parent's
+            self._pid, self._lock, self._watched = os.getpid(), threading.Lock(), {}
+            self._bell = None
+        with self._lock:
+            self._watched[number] = (until, descriptor)
+            if self._bell is None:
+                bell = self._bell = threading.Event()
+                threading.Thread(
+                    target=self._run, args=(bell,), name="toc-watchdog", daemon=True
+                ).start()
+
+    def _run(self, bell: threading.Event) -> None:
+        pid, used = os.getpid(), time.monotonic()
         while pid == os.getpid():
-            time.sleep(min(INTERVAL, self._timeout / 4))
+            closing = bell.wait(min(INTERVAL, self._timeout / 4))
+            bell.clear()
             now = time.monotonic()
-            for number, (until, descriptor) in list(self._watched.items()):
-                if now > until:
-                    with self._lock:
-                        if self._watched.pop(number, None) is not None:
-                            _cut(descriptor)
+            with self._lock:
+                if self._watched:
+                    used = now
+                elif closing or now > used + IDLE:
+                    self._bell = None
+                    return
+                over = [
+                    self._watched.pop(number)
+                    for number, (until, _) in list(self._watched.items())
+                    if now > until
+                ]
+                for _, descriptor in over:
+                    _cut(descriptor)
 
 
 def _cut(descriptor: int) -> None:

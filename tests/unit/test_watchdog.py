@@ -1,0 +1,57 @@
+"""What cuts connections to a database that does not answer: there while something is watched."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+from kombu_toc.library import watchdog
+from kombu_toc.library.watchdog import Watchdog
+
+
+def threads() -> int:
+    return sum(thread.name == "toc-watchdog" for thread in threading.enumerate())
+
+
+def until_there_are(number: int) -> None:
+    deadline = time.monotonic() + 10
+    while threads() != number:
+        assert time.monotonic() < deadline, threads()
+        time.sleep(0.005)
+
+
+def test_its_thread_ends_when_it_is_closed_and_begins_again() -> None:
+    before = threads()
+    dogs = [Watchdog(5.0) for _ in range(20)]
+    one, other = socket.socketpair()
+    with one, other:
+        for _ in range(2):
+            for dog in dogs:
+                with dog.watching(one.fileno(), time.monotonic() + 60):
+                    pass
+            assert threads() == before + 20
+            for dog in dogs:
+                dog.close()
+            until_there_are(before)
+
+
+def test_its_thread_ends_when_nothing_is_watched_any_more(monkeypatch) -> None:
+    monkeypatch.setattr(watchdog, "IDLE", 0.05)
+    before = threads()
+    one, other = socket.socketpair()
+    with one, other, Watchdog(0.04).watching(one.fileno(), time.monotonic() + 60):
+        time.sleep(0.2)  # for longer than it waits for something to watch
+        assert threads() == before + 1
+    until_there_are(before)
+
+
+def test_a_connection_is_cut_when_its_time_is_over_also_after_it_was_closed() -> None:
+    dog = Watchdog(0.04)
+    one, other = socket.socketpair()
+    with one, other:
+        for _ in range(2):
+            with dog.watching(one.fileno(), time.monotonic() + 60):
+                dog.close()
+        with dog.watching(one.fileno(), time.monotonic()):
+            assert other.recv(1) == b""
