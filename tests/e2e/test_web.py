@@ -24,21 +24,21 @@ from ..servers import Server
 APP = """
 from celery import Celery
 
-app = Celery("shop", broker={broker!r}, backend={backend!r})
+app = Celery("shop", broker={broker!r}, backend={backend!r}, set_as_current=False)
 app.conf.task_routes = {{"shop.mail": {{"queue": "mail"}}}}
 
 
-@app.task(name="shop.add")
+@app.task(name="shop.add", shared=False)
 def add(a, b=1):
     return a + b
 
 
-@app.task(name="shop.mail", bind=True)
+@app.task(name="shop.mail", bind=True, shared=False)
 def mail(self, order):
     return dict(self.request.headers or {{}})
 
 
-@app.task(name="secret.drop")
+@app.task(name="secret.drop", shared=False)
 def drop():
     pass
 """
