@@ -1,5 +1,8 @@
 -- Acknowledges messages that have a place (lanes.lua), as ack.lua does, and frees their places.
 --
+-- What was delivered again since, to somebody who still has it, has a place that is not free yet. It
+-- is only marked (mark.lua): it does not come back, and its place is free when that one is done.
+--
 -- KEYS, per slot: armed, prepare, body, dead, reasons, tokens, store (one per priority step), lanes,
 --      turns, waits, pace, tags, busy, holders
 -- then armed, pace and busy of the slot where the whole queue's limits are kept
@@ -22,6 +25,9 @@ local wake = KEYS[slots * width + 3 + sets + 1]
 local now = clock()
 local count, gone, stale, seen = 0, {}, {}, 0
 
+-- The name of the pop that a token's delivery comes from.
+local function delivery_of(token) return string.match(token, '~([^!]*)') or birth_of(token) end
+
 local at = 6
 for number = 0, slots - 1 do
   local before, many = number * width, tonumber(ARGV[at + 1])
@@ -32,9 +38,15 @@ for number = 0, slots - 1 do
   for step = 1, steps do slot.stores[step] = KEYS[before + 6 + step] end
   local opens
   for i = at + 2, at + 1 + many do
-    local id, there = ARGV[i], 0
+    local id, there, mine = ARGV[i], 0, ARGV[i + many]
     local token = redis.call('HGET', slot.tokens, id)
-    if is_of(token, ARGV[i + many]) then
+    if token and token ~= mine and is_of(token, mine) and has_place(token)
+        and delivery_of(token) ~= delivery_of(mine) and redis.call('ZSCORE', slot.prepare, id) then
+      there = 1
+      if unmarked(token) == token then
+        redis.call('HSET', slot.tokens, id, (string.gsub(token, '([;,]p1)', '%1,a1', 1)))
+      end
+    elseif is_of(token, mine) then
       local was = redis.call('ZREM', slot.prepare, id) == 1
       local other = false -- whether it is another message that waits under the id
       for step = 1, was and 0 or steps do

@@ -14,7 +14,8 @@
 -- Returns {0 unknown | 1 rolled back | 2 dead, announcements, settled}
 --
 -- A message whose lease has ended in the meantime, and perhaps is another's by now, stays where
--- it is, unless it is not to be tried again: that counts as an acknowledgement would.
+-- it is, unless it is not to be tried again: that counts as an acknowledgement would. One that has been
+-- acknowledged meanwhile (mark.lua, ack_limited.lua) does not come back: its lease ends now.
 --@ clock admitted wake failure token sorted unlimited
 
 local steps = tonumber(ARGV[1])
@@ -29,6 +30,11 @@ for step = 1, steps do stores[step] = KEYS[5 + step] end
 if limited then limited.open(KEYS[1], KEYS[2], stores, slot) end
 local token = redis.call('HGET', KEYS[5], id)
 local lease = redis.call('ZSCORE', KEYS[2], id)
+if again and lease and token and token ~= ARGV[11] and unmarked(token) == ARGV[11] then
+  redis.call('ZADD', KEYS[2], tonumber(lease) % 1000, id)
+  announce_if_first(wake, KEYS[1], slot, now, now)
+  return {0, said, unsaid}
+end
 if again and (token ~= ARGV[11] or lease and tonumber(lease) % 1000 ~= tonumber(ARGV[10]))
     or not is_of(token, ARGV[11]) then
   return {0, said, unsaid}

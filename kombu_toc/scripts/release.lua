@@ -7,7 +7,8 @@
 -- ARGV[3...] per message: id, score in store, step index, what its lease says beside its end,
 -- its token
 -- Returns {how many were in prepare, which were not (by number, from 1), announcements, settled}. An
--- id that is not, or whose lease is another's by now, is left alone.
+-- id that is not, or whose lease is another's by now, is left alone. One that has been acknowledged
+-- meanwhile (mark.lua, ack_limited.lua) does not come back: its lease ends now.
 --@ clock admitted wake token unlimited
 
 local steps = tonumber(ARGV[1])
@@ -21,9 +22,8 @@ if limited then
 end
 for i = 3, #ARGV - (limited and limited.args or 0), 5 do
   local id, score = ARGV[i], tonumber(ARGV[i + 1])
-  local lease = redis.call('ZSCORE', KEYS[2], id)
-  if lease and tonumber(lease) % 1000 == tonumber(ARGV[i + 3])
-      and redis.call('HGET', KEYS[3], id) == ARGV[i + 4] then
+  local lease, token = redis.call('ZSCORE', KEYS[2], id), redis.call('HGET', KEYS[3], id)
+  if lease and tonumber(lease) % 1000 == tonumber(ARGV[i + 3]) and token == ARGV[i + 4] then
     redis.call('ZREM', KEYS[2], id)
     count = count + 1
     redis.call('ZADD', KEYS[4 + tonumber(ARGV[i + 2])], score, id)
@@ -33,6 +33,10 @@ for i = 3, #ARGV - (limited and limited.args or 0), 5 do
     announce_if_first(wake, KEYS[1], ARGV[2], us, now)
     if limited then limited.leave(id, ARGV[i + 4], false, now) end
   else
+    if lease and token and token ~= ARGV[i + 4] and unmarked(token) == ARGV[i + 4] then
+      redis.call('ZADD', KEYS[2], tonumber(lease) % 1000, id)
+      announce_if_first(wake, KEYS[1], ARGV[2], now, now)
+    end
     stale[#stale + 1] = (i + 2) / 5
   end
 end

@@ -13,6 +13,7 @@ from kombu import Connection
 from kombu.asynchronous import Hub
 
 from kombu_toc import Delivery, Popped, RateLimitedError, TimeoutCenter, Unique, pack
+from kombu_toc.center.marking import mark_calls
 from kombu_toc.center.requests import PopRequest, PutRequest
 from kombu_toc.center.reshard import reshard_topic
 from kombu_toc.model.results import MISCOUNTED, NO_LANE
@@ -607,3 +608,56 @@ def test_delayed_messages_become_due_and_take_their_place_while_all_waits(declar
         running = pop(center)
         got += ids(running)
     assert got == ["soon", "later"]
+
+
+# -- an acknowledgement that is late
+
+
+@pytest.mark.parametrize("ends", ["ack", "lease", "reject", "release"])
+@pytest.mark.parametrize("limit", ["concurrency", "key_concurrency", "key_order"])
+def test_an_acknowledgement_that_is_late_leaves_the_place_to_who_runs_the_message_now(
+    declare: Any, limit: str, ends: str
+) -> None:
+    center = declare(**{limit: "serial" if limit == "key_order" else 1})
+    for number in range(3):
+        put(center, f"a{number}", "a")
+    [late] = pop(center)
+    time_passes(center, "mail", 200)
+    [other] = pop(center)
+    assert other.id == late.id == "a0"
+    for _ in range(2):
+        assert center.ack([late]) == 1
+        assert pop(center) == []
+    assert center.extend([other]) == []
+    assert center.check("mail") == []
+    if ends == "ack":
+        assert center.ack([other]) == 1
+    elif ends == "lease":
+        time_passes(center, "mail", 200)
+    elif ends == "reject":
+        center.reject(other, requeue=True)
+    else:
+        assert center.release([other]) == 0
+    # It does not come back.
+    assert ids(pop(center)) == ["a1"]
+    assert center.counts("mail").waiting == 1
+    assert center.check("mail") == []
+
+
+def test_of_a_message_that_has_been_delivered_again_an_early_acknowledgement_frees_nothing(
+    declare: Any,
+) -> None:
+    """A worker that was stopped past its lease marks it, and is refused; then it acknowledges."""
+    center = declare(key_concurrency=1)
+    for number in range(2):
+        put(center, f"a{number}", "a")
+    [late] = pop(center)
+    time_passes(center, "mail", 200)
+    [other] = pop(center)
+    [refused] = center.run_all(mark_calls(center.registry.topic_of, [late]))
+    assert refused == [late]
+    assert center.ack([late]) == 1
+    assert center.run_all(mark_calls(center.registry.topic_of, [other])) == [[]]
+    assert pop(center) == []
+    assert center.ack([other]) == 1
+    assert ids(pop(center)) == ["a1"]

@@ -67,6 +67,8 @@ class Model:
         self.live: dict[str, Known] = {}
         self.running: dict[str, Delivery] = {}
         self.stale: list[Delivery] = []
+        #: acknowledged by who had them before: they run, and do not come back
+        self.marked: set[str] = set()
         self.dead: set[str] = set()
         self.numbers = 0
         #: key, '' for the queue -> when something started, in microseconds
@@ -94,6 +96,9 @@ class Model:
             self.ended(id)
         for id in popped.died:
             self.died(id)
+        for id in popped.bare:
+            assert id in self.marked
+            self.gone(id)
         for message in popped.messages:
             self.start(message, popped.now_us)
         assert len(popped.messages) <= limit
@@ -183,9 +188,15 @@ class Model:
         self.ended(id)
         self.live.pop(id, None)
         self.dead.discard(id)
+        self.marked.discard(id)
+
+    def kept(self) -> list[Delivery]:
+        """What runs, and comes back unless it is acknowledged."""
+        return [one for id, one in self.running.items() if id not in self.marked]
 
     def one(self) -> Delivery | None:
-        return self.chance.choice(list(self.running.values())) if self.running else None
+        some = self.kept()
+        return self.chance.choice(some) if some else None
 
     def ack(self) -> None:
         some = [one for one in self.running.values() if self.chance.random() < 0.5]
@@ -199,7 +210,11 @@ class Model:
             one = self.chance.choice(self.stale)
             there = one.id in self.live
             assert self.center.ack([one]) == there, one
-            self.gone(one.id)
+            now = self.running.get(one.id)
+            if now is not None and now.has_place:
+                self.marked.add(one.id)  # its place is free when that one has ended
+            else:
+                self.gone(one.id)
 
     def reject(self) -> None:
         if (one := self.one()) is not None:
@@ -209,7 +224,7 @@ class Model:
             self.died(one.id) if state == "dead" else self.ended(one.id)
 
     def release(self) -> None:
-        some = [one for one in self.running.values() if self.chance.random() < 0.5]
+        some = [one for one in self.kept() if self.chance.random() < 0.5]
         assert self.center.release(some) == len(some)
         for one in some:
             self.ended(one.id)
