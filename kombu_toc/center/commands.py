@@ -77,6 +77,7 @@ class Commands:
             replaces,
             traits,
             counted,
+            goes_on,
         ) = request
         slot = topic.slot_for(basis or id)
         if token is None:
@@ -104,8 +105,14 @@ class Commands:
         )
         declared = topic.declaration
         limits = declared.put_gates if counted and not replaces else ""
-        # Where those of a key start in their order, what is sent again holds its key in its place.
-        ordered = declared.key_order and declared.key_retry != "later" and traits
+        # Where those of a key start in their order, what is sent again holds its key in its place;
+        # but nothing else that happens to have its id.
+        ordered = (
+            (replaces or goes_on)
+            and declared.key_order
+            and declared.key_retry != "later"
+            and traits
+        )
         # Where they take turns, what is due at once goes to its lane; but if those of a key start
         # in their order, not before what has been due for longer and is not there yet.
         turns = declared.key_fair and not declared.key_order and not expires

@@ -28,6 +28,8 @@ class PutRequest(NamedTuple):
     traits: what holds for it and not for its topic, as :func:`.model.traits.traits_of` makes it
     counted: whether it counts among what may be put into its topic; what `replaces` another does
         not
+    goes_on: it goes on for the message of its id that was delivered, as what `replaces` one does:
+        where the messages of a key start in their order, it holds the key in its place
     """
 
     id: str
@@ -43,6 +45,7 @@ class PutRequest(NamedTuple):
     replaces: bool = False
     traits: str = ""
     counted: bool = True
+    goes_on: bool = False
 
 
 class NewMessage(NamedTuple):

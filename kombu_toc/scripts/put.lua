@@ -18,8 +18,9 @@
 -- ARGV[11] its traits as token.lua has them, or '' if it has none; left out as a rule. Where slots
 --          go away by themselves it is given: a token may outlive its body there
 -- ARGV[12] how many may be put, as toll.lua has it; left out as a rule; '' for any number
--- ARGV[13] how many holders: messages of a key start in their order. One put under the id of the one that
---          holds its key holds it from then on, as the retry of a task does; left out as a rule
+-- ARGV[13] how many holders: messages of a key start in their order, and this one goes on for the one of
+--          its id, as the retry of a task does: if that holds its key, this one does from then on; left
+--          out as a rule
 -- ARGV[14] number of its priority step, from 1: keys take turns, and what is due at once goes to its
 --          lane; left out as a rule
 -- Returns {id, -1, 0, microseconds until one more may be put, 'p' for the whole topic or 'P' for its key,

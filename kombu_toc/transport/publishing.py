@@ -277,6 +277,8 @@ class Publisher:
             replaces=bool(headers.get("retries")),
             traits=message_traits(headers, properties, id, key or ""),
             counted=counted,
+            # As Task.replace sends it: under the id of the task.
+            goes_on=bool(headers.get("replaced_task_nesting")),
         )
         if claim is not None:
             # A retry has the claim of the task, and is sent in any case.
@@ -286,7 +288,7 @@ class Publisher:
                 request,
                 claim,
                 takes,
-                goes_on=request.replaces or bool(headers.get("replaced_task_nesting")),
+                goes_on=request.replaces or request.goes_on,
                 adds=request.replaces or not counted,
             )
             self.made_unique(call, topic, request, claim, takes)

@@ -171,6 +171,13 @@ def test_what_comes_back_later_lets_the_others_pass_if_it_is_said_so(declare: An
     assert ids(pop(center)) == ["a1"]
 
 
+def put_again(center: TimeoutCenter, id: str, body: bytes, **more: Any) -> None:
+    traits = traits_of(f"message {id}", key="a")
+    more = {"replaces": True, "delay_us": 100_000_000, **more}
+    request = PutRequest(id, body, basis="a", traits=traits, **more)
+    center.run(center.commands.put(center.topic("mail"), request))
+
+
 def test_what_is_sent_again_under_its_id_holds_the_key_in_its_place(declare: Any) -> None:
     center = declare(key_order="serial")
     for number in range(3):
@@ -178,13 +185,47 @@ def test_what_is_sent_again_under_its_id_holds_the_key_in_its_place(declare: Any
     for number in range(3):
         [first] = pop(center)
         # As a task does that retries: it sends itself again, and is acknowledged then.
-        put(center, "a0", "a", body=b"again %d" % number, delay=100)
+        put_again(center, "a0", b"again %d" % number)
         center.ack([first])
         assert pop(center) == []
         time_passes(center, "mail", 200)
     [again] = pop(center)
     assert again.body == b"again 2"
     center.ack([again])
+    assert ids(pop(center)) == ["a1"]
+
+
+@pytest.mark.parametrize("how", ["replaces", "goes_on"])
+def test_what_takes_the_place_of_what_runs_holds_its_key(declare: Any, how: str) -> None:
+    center = declare(key_order="serial")
+    for number in range(2):
+        put(center, f"a{number}", "a")
+    [first] = pop(center)
+    put_again(center, "a0", b"again", **{"replaces": False, how: True})
+    center.ack([first])
+    assert pop(center) == []
+    time_passes(center, "mail", 200)
+    [again] = pop(center)
+    assert (again.id.partition("#")[0], again.body) == ("a0", b"again")
+
+
+@pytest.mark.parametrize("state", ["runs", "waits for its next try"])
+def test_a_message_that_has_the_id_of_what_holds_a_key_does_not_hold_it(
+    declare: Any, state: str
+) -> None:
+    center = declare(key_order="serial", retry_backoff=100)
+    for number in range(2):
+        put(center, f"a{number}", "a")
+    [first] = pop(center)
+    if state != "runs":
+        center.reject(first, requeue=True)
+    put(center, "a0", "a", body=b"another", delay=3600)
+    assert pop(center) == []
+    if state != "runs":
+        time_passes(center, "mail", 200)
+        [first] = pop(center)
+    assert (first.id, first.body) == ("a0", b"body of a0")
+    center.ack([first])
     assert ids(pop(center)) == ["a1"]
 
 
