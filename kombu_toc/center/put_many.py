@@ -443,6 +443,7 @@ def _traits(number: int, message: NewMessage) -> str:
         max_lease=message.max_lease,
         expiration=message.expiration,
         key=str(message.key or ""),
+        basis=message.basis,
     )
 
 

@@ -98,7 +98,12 @@ class Puts:
             key = key_of(what, key)
             basis = basis or key or None
             traits = traits_of(
-                what, visibility=visibility, max_lease=max_lease, expiration=expiration, key=key
+                what,
+                visibility=visibility,
+                max_lease=max_lease,
+                expiration=expiration,
+                key=key,
+                basis=basis,
             )
         claim = None
         if unique is not None:

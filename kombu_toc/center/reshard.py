@@ -23,9 +23,12 @@ step, and within it, the topic is consistent: if the process is killed, run it a
 
    - To fewer slots: slot n is emptied into slot n mod count; every count is a power of two. This
      is repeated until the slots beyond the new count are empty.
-   - To more slots: the slot of a message follows from its slot basis, which is in its envelope.
-     A body that is no envelope was put by a program that uses the center directly. It stays where
-     it is until it is delivered. Old slots remain slots of the topic, so one look is enough.
+   - To more slots: the slot of a message follows from its slot basis, which is in its envelope,
+     or else from the key that it was put with, which is among its traits. (What its headers say
+     of the key may be another one: the topic's key header may have been changed since.) A body
+     that is no envelope was put by a program that uses the center directly. If it has no key, or
+     another slot basis than its key, or a key of which only the hash is known, it stays where it
+     is until it is delivered. Old slots remain slots of the topic, so one look is enough.
 
 3. When no message lies by another count, ``draining_counts`` is emptied, unless somebody else has
    changed the declaration.
@@ -46,20 +49,21 @@ module empties ``draining_counts``.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import EnvelopeError, ReshardError
 from ..model import envelope
 from ..model.gates import check_one_slot
 from ..model.keys import Slot
 from ..model.limits import MAX_SLOTS
-from ..model.message_key import key_of
+from ..model.message_key import decode_key, encode_key, is_hashed, key_of
 from ..model.topic import Topic, base_of, check_slots, slot_of
-from ..model.traits import key_in
+from ..model.traits import encoded_key_in, trait
 from ..scripts.call import PageSize, ScriptCall
 from ..scripts.loader import load
 from .center import TimeoutCenter
@@ -283,9 +287,8 @@ def _look(center: TimeoutCenter, topic: Topic) -> Iterator[tuple[Slot, dict[int,
             unknown = 0
             for (raw, body), token in zip(page.items(), tokens, strict=True):
                 id = raw.decode("utf-8", "surrogatepass")
-                basis = _basis(id, body, topic.declaration.key_header)
-                if basis is None and token is not None:  # put by a program, with a key
-                    basis = key_in(token.decode())
+                token = "" if token is None else token.decode()
+                basis = _basis(id, body, token, topic.declaration.key_header)
                 counts = (topic.slots, *fewer)
                 if basis is None or number not in {slot_of(basis, count) for count in counts}:
                     unknown += 1
@@ -296,22 +299,34 @@ def _look(center: TimeoutCenter, topic: Topic) -> Iterator[tuple[Slot, dict[int,
                 break
 
 
-def _basis(id: str, body: bytes, key_header: str | None) -> str | None:
-    """The slot basis of a message; None if its body is no envelope.
+def _basis(id: str, body: bytes, token: str, key_header: str | None) -> str | None:
+    """The slot basis of a message; None if nothing says it.
 
+    token: what is known of the message itself
     key_header: the header that names the keys of the topic's messages
     """
-    try:
+    headers: dict[Any, Any] | None = None
+    with contextlib.suppress(EnvelopeError):
         headers = envelope.unpack(body, id)["headers"]
-    except EnvelopeError:
-        return None
-    if (basis := headers.get("x-slot-basis")) is not None and str(basis):
+    if headers and (basis := headers.get("x-slot-basis")) is not None and str(basis):
         return str(basis)
+    if (encoded := encoded_key_in(token)) is not None:
+        return None if trait(token, "o") else _key(id, encoded, headers or {}, key_header)
+    if headers is None:
+        return None
     for name in ("x-key", key_header, envelope.UNIQUE):
         if key := key_of(id, headers.get(name)):
             return key
     named = headers.get("id")
     return named if isinstance(named, str) and named else id
+
+
+def _key(id: str, encoded: str, headers: dict[Any, Any], key_header: str | None) -> str | None:
+    """The key that scripts know as `encoded`; None if it cannot be told."""
+    if not is_hashed(encoded) and encode_key(key := decode_key(encoded)) == encoded:
+        return key
+    keys = (key_of(id, headers.get(name)) for name in ("x-key", key_header))
+    return next((key for key in keys if key and encode_key(key) == encoded), None)
 
 
 def _moving(

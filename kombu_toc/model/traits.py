@@ -14,6 +14,7 @@ letter     what it says
 ``e``      expiration: milliseconds after its due time when it expires
 ``x``      when it expires, in milliseconds since the epoch; known since its first delivery
 ``k``      its key, encoded (:mod:`.message_key`)
+``o``      1: it has a key, and another slot basis, which is nowhere to be read
 ``u``      its unique key (:mod:`.uniqueness`): a number, a dot, and the key encoded
 ``s``      1: a firing of a schedule of which no two may run at once: it is in flight until its
            task has ended
@@ -39,7 +40,7 @@ _UNIQUE = re.compile(r"[;,]u\d\.([\w.%-]+)", re.ASCII)
 _END = re.compile(r"!(\d+)$")
 
 #: The letters of what a message is put with.
-_LASTING = frozenset("vmkues")
+_LASTING = frozenset("vmkuoes")
 
 #: Seconds within which a message expires at most.
 _LIVES = Number(float, 0, unit="seconds")
@@ -55,11 +56,12 @@ _TRAITS: dict[str, tuple[str, Kind, int]] = {
 }
 
 
-def traits_of(what: str, *, key: str = "", **given: object) -> str:
+def traits_of(what: str, *, key: str = "", basis: str | None = None, **given: object) -> str:
     """The entry of a message before its first delivery; empty if it has no traits.
 
     what: which message it is, for an error
     key: its key, as :func:`.message_key.key_of` gives it
+    basis: its slot basis, if its body does not say that
     given: of ``visibility``, ``max_lease`` and ``expiration`` (seconds), or under the names that
         senders know: ``x-visibility`` and ``x-max-lease`` (seconds), ``expiration_ms``
         (milliseconds). What is None is not said.
@@ -77,6 +79,8 @@ def traits_of(what: str, *, key: str = "", **given: object) -> str:
             said.append(f"{letter}{int(number * unit_ms)}")
     if key:
         said.append(f"k{encode_key(key)}")
+        if basis is not None and basis != key:
+            said.append("o1")
     return f";{','.join(said)}" if said else ""
 
 
@@ -111,11 +115,17 @@ def is_still(token: str, score: int) -> bool:
     return score % 1000 < 32 or token.endswith("@") or token.startswith(";")
 
 
+def encoded_key_in(token: str) -> str | None:
+    """The key that a token has, as scripts know it; None if it has none."""
+    found = _KEY.search(token) if ";" in token else None
+    return found[1] if found else None
+
+
 def key_in(token: str) -> str | None:
     """The key that a token has; None if it has none. Of a key that was too long, what stands for
     it."""
-    found = _KEY.search(token) if ";" in token else None
-    return decode_key(found[1]) if found else None
+    encoded = encoded_key_in(token)
+    return None if encoded is None else decode_key(encoded)
 
 
 def unique_in(token: str) -> str | None:

@@ -12,7 +12,7 @@
 -- all, or 0; e, milliseconds after its due time when the message expires; x, when it expires, in
 -- milliseconds since the epoch, known since its first delivery; a1, its delivery is acknowledged, and
 -- its task still runs: see mark.lua; k, its key, percent-encoded; p1, its delivery has a place, see
--- lanes.lua; b1, it is dead if its lease ends although it is acknowledged. The traits p1, b1 and a1
+-- lanes.lua; o1, its slot follows from something else than its key; b1, it is dead if its lease ends although it is acknowledged. The traits p1, b1 and a1
 -- stand behind all others, in this order.
 
 local function birth_of(token) return string.match(token, '^[^;~@!]*') end

@@ -18,6 +18,10 @@ from kombu_toc.model.topic import slot_of
 from ..cluster import Cluster
 from .inspection import keys_left, time_passes
 from .test_limits import ids, pop, put
+from .test_reshard import packed
+
+#: Slots of which another one than the first is very likely.
+MANY = 64
 
 KEYS = [f"key {number}" for number in range(20)] + ["long " * 100]
 
@@ -198,6 +202,94 @@ def test_keys_take_turns_before_during_and_after(
         state = reshard(center, after)
     put(center, "last", "another")
     small_ones()
+
+
+# -- where a message goes whose key can be told, and which stays
+
+
+LONG = "long " * 100
+
+
+def lies(center: TimeoutCenter, id: str) -> int:
+    [found] = center.get(id, topic="mail")
+    return found.slot
+
+
+@one_server
+@pytest.mark.parametrize("key", ["a key", LONG], ids=["short", "long"])
+@pytest.mark.parametrize("header", ["x-key", "tenant"])
+def test_what_has_a_key_goes_to_the_slot_of_its_key(
+    center: TimeoutCenter, key: str, header: str
+) -> None:
+    center.declare("mail", slots=1, key_order="serial", key_header="tenant")
+    for number in range(10):
+        center.put("mail", f"{number}", packed(f"{number}", **{header: key}), key=key)
+    assert reshard(center, MANY)
+    for number in range(10, 12):
+        center.put("mail", f"{number}", packed(f"{number}"), key=key)
+    assert {lies(center, f"{number}") for number in range(12)} == {slot_of(key, MANY)}
+
+
+@one_server
+def test_a_key_is_the_one_that_a_message_was_put_with_whatever_names_keys_now(
+    center: TimeoutCenter,
+) -> None:
+    center.declare("mail", slots=1, key_order="serial", key_header="tenant")
+    for number in range(10):
+        center.put("mail", f"{number}", packed(f"{number}", tenant="anna", other="x"), key="anna")
+    center.alter("mail", key_header="other")
+    assert reshard(center, MANY)
+    assert {lies(center, f"{number}") for number in range(10)} == {slot_of("anna", MANY)}
+    for number in range(10):  # one at a time, in their order
+        [one] = pop(center)
+        assert one.id == f"{number}"
+        center.ack([one])
+
+
+@one_server
+def test_what_has_a_key_of_which_the_hash_is_known_stays_until_it_is_delivered(
+    center: TimeoutCenter,
+) -> None:
+    center.declare("mail", slots=1, key_order="serial")
+    for number in range(3):
+        put(center, f"{number}", LONG)
+    state = reshard_topic(center, "mail", MANY, settle=0)
+    assert (state.moved, state.left, state.done) == (0, 3, False)
+    put(center, "3", LONG)
+    got = []
+    while some := pop(center):
+        assert len(some) == 1
+        got += ids(some)
+        center.ack(some)
+    assert got == ["0", "1", "2", "3"]
+    assert reshard(center, MANY)
+
+
+@one_server
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("body", [b"raw", None], ids=["bytes", "envelopes"])
+def test_what_has_a_key_and_another_slot_basis_stays_and_is_found(
+    center: TimeoutCenter, body: bytes | None, many: bool
+) -> None:
+    center.declare("mail", slots=1, key_concurrency=1)
+    wanted = [
+        {"id": f"{number}", "body": body or packed(f"{number}"), "key": "k", "basis": "b"}
+        for number in range(3)
+    ]
+    if many:
+        center.put_many("mail", wanted)
+    else:
+        for message in wanted:
+            center.put("mail", **message)
+    state = reshard_topic(center, "mail", MANY, settle=0)
+    assert (state.moved, state.left, state.done) == (0, 3, False)
+    for number in range(3):
+        assert [one.key for one in center.get(f"{number}", basis="b")] == ["k"]
+    for number in range(3):
+        [one] = pop(center)
+        assert one.id == f"{number}"
+        center.ack([one])
+    assert reshard(center, MANY)
 
 
 # -- hash slots that move to another node
