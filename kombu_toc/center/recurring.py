@@ -137,6 +137,9 @@ class RecurringCommands:
         """Change a schedule. Result: :class:`ScheduleChanged`."""
         slot = topic.slot(0)
         put = change.put or ScheduleFiring("", b"", 0)
+        # On a Cluster, what counts the whole queue has one slot.
+        said = topic.declaration
+        whole = bool(said.rate or said.concurrency) and not self._context.clustered
         return self._context.announcing(
             topic,
             "recur",
@@ -168,6 +171,7 @@ class RecurringCommands:
                 "".join(f"{line}\n" for line in change.fired),
                 REMEMBERED,
                 int(change.replaces),
+                int(whole),
             ),
             lambda raw: ScheduleChanged(
                 bool(raw[0]), text(raw[1]), raw[2], bool(raw[3]), bool(raw[4])

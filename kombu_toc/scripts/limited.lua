@@ -42,15 +42,23 @@ do
       if score < 0 then
         redis.call('ZREM', slot.lanes, entry_of(key, step, plain_score(score), ids[i]))
       end
+      keys[key] = keys[key] or 'left'
       if key ~= '' and redis.call('HGET', slot.holders, key) == ids[i] then
         redis.call('HDEL', slot.holders, key)
+        keys[key] = 'free'
       end
-      keys[key] = true
     end
-    for key in pairs(keys) do
-      if not head_of(slot, key) then
+    for key, is in pairs(keys) do
+      local head = head_of(slot, key)
+      if not head then
         redis.call('ZREM', slot.turns, key)
         redis.call('ZREM', slot.waits, key)
+      elseif is == 'free' then
+        -- What waited for it may start: the next pop finds out.
+        local step, score = read_entry(head)
+        redis.call('ZREM', slot.waits, key)
+        redis.call('ZADD', slot.turns, 'NX', (step - 1) * 4e15 + score, key)
+        opens = 0
       end
     end
   end

@@ -348,7 +348,34 @@ do
     elseif key ~= '' then
       touch(slot, key)
       of_key[RAN] = of_key[RAN] - 1
-      slot[UNDONE] = true
+      slot[UNDONE], more[3 * i - 1] = true, false
+    else
+      more[3 * i - 1] = false
+    end
+  end
+  -- Nor has it of its key's.
+  for number = 1, key_rate and slots or 0 do
+    local slot = all[number]
+    if slot and slot[UNDONE] and slot[PACED] then
+      local paced = {} -- of each key, where in PACED its rate has been used up to
+      slot[PACED] = {}
+      for i = 1, taken do
+        local of_key = order[4 * i - 3] == number and more[3 * i - 1]
+        local key = of_key and of_key[KEY] or ''
+        if key ~= '' then
+          local at = paced[key]
+          if not at then
+            at = #slot[PACED] + 1
+            local opens = opens_at(slot, key, gates, by)
+            for _, other in ipairs(gates.siblings or {}) do
+              opens = math.max(opens, opens_at(other, key, gates, by))
+            end
+            paced[key], slot[PACED][at], slot[PACED][at + 1] = at, opens + key_slack, key
+          end
+          slot[PACED][at] = math.max(slot[PACED][at], more[3 * i]) + key_rate
+          of_key[OPENS] = slot[PACED][at] - key_slack
+        end
+      end
     end
   end
   for number = 1, slots do

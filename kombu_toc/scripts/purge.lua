@@ -10,6 +10,7 @@ local steps, most = tonumber(ARGV[1]), tonumber(ARGV[3])
 local claims, wake = KEYS[5 + steps], KEYS[6 + steps + (limited and limited.keys or 0)]
 local with_claims = redis.call('EXISTS', claims) == 1
 local count, copies, stores = 0, {}, {}
+if limited then limited.open(KEYS[1], nil, stores, ARGV[2]) end
 for step = 1, steps do
   local store = KEYS[4 + step]
   stores[step] = store
@@ -30,5 +31,6 @@ for step = 1, steps do
     end
   end
 end
+if limited and count == most then limited.announce(wake, clock()) end -- something may be left
 settle_if_empty(wake, KEYS[1], ARGV[2], stores)
 return {count, copies, said, unsaid}

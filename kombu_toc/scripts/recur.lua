@@ -15,7 +15,8 @@
 -- ARGV[13] its traits as token.lua has them, or ''
 -- ARGV[14] lines of what has fired, each ending with a newline. One that begins with the same id
 -- as a line that is there replaces it; the others go before them   ARGV[15] how many are kept
--- ARGV[16] 1: a server that is full accepts it
+-- ARGV[16] 1: a server that is full accepts it   ARGV[17] 1: what the slot announces is announced for
+-- the whole queue, which may hold something although the slot does not
 -- Returns {1 done | 0 the record is another one, the record that stands, now in microseconds,
 --          1 if the message was put, 1 if one was taken out, announcements, settled}
 --@ clock admitted wake spread
@@ -113,7 +114,7 @@ else
 end
 if ARGV[8] ~= '' then removed = take_out(ARGV[8]) end
 if ARGV[9] ~= '' then added = put(ARGV[9], tonumber(ARGV[11])) end
-if removed == 1 and added == 0 then
+if removed == 1 and added == 0 and ARGV[17] ~= '1' then
   local stores = {}
   for step = 1, steps do stores[step] = KEYS[8 + step] end
   settle_if_empty(wake, KEYS[1], ARGV[2], stores)

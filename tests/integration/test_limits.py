@@ -12,7 +12,18 @@ import pytest
 from kombu import Connection
 from kombu.asynchronous import Hub
 
-from kombu_toc import Delivery, Popped, RateLimitedError, TimeoutCenter, Unique, pack
+from kombu_toc import (
+    Delivery,
+    Popped,
+    RateLimitedError,
+    ScheduleChange,
+    ScheduleFiring,
+    TimeoutCenter,
+    Unique,
+    pack,
+)
+from kombu_toc.center import admin_commands
+from kombu_toc.center.admin_commands import AdminCommands
 from kombu_toc.center.marking import mark_calls
 from kombu_toc.center.requests import PopRequest, PutRequest
 from kombu_toc.center.reshard import reshard_topic
@@ -581,6 +592,66 @@ def test_what_is_chosen_and_has_expired_uses_nothing_of_a_limit(declare: Any) ->
     assert (popped.messages, sorted(popped.expired)) == ([], ["old0", "old1", "old2"])
     assert ids(center.pop("mail", ids=["live"]).messages) == ["live"]
     assert center.pop("mail", ids=["last"]).messages == []
+    assert center.check("mail") == []
+
+
+def test_what_is_chosen_with_others_of_its_key_and_has_expired_uses_nothing_of_a_rate(
+    declare: Any,
+) -> None:
+    center = declare(key_rate="3/h", key_burst=3)
+    put(center, "live0", "a")
+    for number in range(2):
+        put(center, f"old{number}", "a", expiration=0.001)
+    for number in range(1, 4):
+        put(center, f"live{number}", "a")
+    time.sleep(0.01)  # the server's clock says what has expired
+    got: list[str] = []
+    gone: list[str] = []
+    for _ in range(3):
+        popped = center.pop("mail", 100)
+        got += ids(popped.messages)
+        gone += popped.expired
+    assert (got, gone) == (["live0", "live1", "live2"], ["old0", "old1"])
+    assert center.check("mail") == []
+
+
+@pytest.mark.one_server("on a Cluster such a queue has one slot")
+@pytest.mark.parametrize("limits", [{"concurrency": 1}, {"rate": "2/h"}], ids=["places", "rate"])
+def test_a_schedule_that_goes_leaves_what_is_announced_for_the_whole_queue(
+    center: TimeoutCenter, limits: dict[str, Any]
+) -> None:
+    center.declare("mail", slots=2, **limits)
+    far = 2 * 10**15
+    change = ScheduleChange("daily", "", "1", far, put=ScheduleFiring("daily@1", b"", far))
+    assert center.recurring.change("mail", change).put
+    key = next(key for key in "abcdefgh" if slot_of(key, 2) == 1)
+    for number in range(2):
+        put(center, f"a{number}", key)
+    [first] = pop(center)
+    assert pop(center) == []
+    center.ack([first])
+    soon = {one for one in announced(center, "mail") if one[1] < far}
+    assert len(soon) == 1
+    change = ScheduleChange("daily", "1", "", take_out="daily@1")
+    assert center.recurring.change("mail", change).taken_out
+    assert announced(center, "mail") >= soon
+
+
+def test_who_purges_a_part_of_a_slot_lets_go_what_waited_for_that(
+    declare: Any, monkeypatch: Any
+) -> None:
+    center = declare(key_order="serial", retry_backoff=100)
+    put(center, "first", "a")
+    put(center, "second", "a", priority=9)
+    [first] = pop(center)
+    center.reject(first, requeue=True)
+    assert pop(center) == []  # it is held
+    monkeypatch.setattr(admin_commands, "PURGE_STEP", 1)
+    topic = center.topic("mail")
+    call = AdminCommands(center.context).purge(topic, topic.slot(0))
+    assert center.run(call) == (1, [])
+    assert min(us for _, us in announced(center, "mail")) <= now_us(center.client)
+    assert ids(pop(center)) == ["second"]
     assert center.check("mail") == []
 
 
