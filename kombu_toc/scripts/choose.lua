@@ -113,9 +113,9 @@ for number = 1, slots do
   if used > 1 or slot and slot.laned then
     slot = slot_at(number)
     look_at_turns(slot)
-    if not gates.fair or not unsorted then read(slot, chunk) end
+    if not unread then read(slot, chunk) end
     line_up(slot)
-  elseif not gates.fair or not unsorted then
+  elseif not unread then
     local first = tonumber(redis.call('ZRANGE', redis_key(number, 7), 0, 0, 'WITHSCORES')[2] or '')
     if first and first < 0 then
       first = tonumber(redis.call('ZRANGEBYSCORE', redis_key(number, 7), 0, '+inf', 'WITHSCORES',

@@ -193,6 +193,7 @@ if gates.key_rate or gates.fair then
   sweep_lanes({pace = redis_key(number, part + 4), tags = redis_key(number, part + 5)}, SWEPT, now)
 end
 
+local unread = gates.fair and unsorted -- then what is not sorted is not looked at
 local running, opens = 0, whole_opens_at(gate, gates, by)
 if gates.most then running = tonumber(redis.call('HGET', gate.busy, '') or 0) end
 local whole_most, key_most = gates.most or math.huge, gates.key_most or math.huge
@@ -438,8 +439,8 @@ for i = 1, #unclaimed do open[string.match(unclaimed[i], '^%d+')] = true end
 local rest = {}
 for number = 1, slots do
   local slot, first = all[number], nil
-  -- Of a slot without lanes it is known when something may start next.
-  if not slot or not slot.laned and not slot[TOUCHED] then
+  -- Of a slot without lanes it is known when something may start next, if it was looked at.
+  if not unread and (not slot or not slot.laned and not slot[TOUCHED]) then
     first = nexts[number] and now or future[number] or false
   end
   if not first or first > by or not open[ARGV[21 + number]] then

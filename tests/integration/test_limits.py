@@ -323,6 +323,27 @@ def test_a_key_in_the_midst_of_what_is_due_together_later_has_its_turn_within_so
         raise AssertionError("it waits for all the others")
 
 
+@pytest.mark.one_server("on a Cluster a pop is of one slot")
+def test_what_is_due_later_stays_announced_beside_a_burst_in_another_slot(
+    center: TimeoutCenter,
+) -> None:
+    """A pop that has not sorted all that is due does not look at what is due later."""
+    center.declare("mail", slots=2, key_fair=True, key_concurrency=1)
+    large, small = (
+        next(key for key in "abcdefgh" if slot_of(key, 2) == number) for number in (0, 1)
+    )
+    due = now_us(center.client) + 300_000
+    together = [{"id": f"l{n}", "body": b"", "key": large, "at": due / 1e6} for n in range(150)]
+    center.put_many("mail", together)
+    put(center, "s", small, at=due / 1e6 + 3600)
+    while now_us(center.client) < due + 10_000:
+        time.sleep(0.01)  # the server's clock says what is due
+    assert ids(pop(center, 1)) == ["l0"]
+    assert any(
+        slot == 1 and due + 3599e6 <= us <= due + 3601e6 for slot, us in announced(center, "mail")
+    )
+
+
 def test_what_takes_turns_is_found_by_its_id_cancelled_and_put_off(declare: Any) -> None:
     """Although it went to its lane at once."""
     center = declare(key_fair=True, key_concurrency=1)
