@@ -1,5 +1,6 @@
 -- Gives a waiting message, and the waiting copies that share its id, another action time. Their
--- retries stay as they are; if they expire, that is counted from the new time.
+-- retries stay as they are; if they expire, that is counted from the new time. Of those of one time, it
+-- goes behind the others.
 --
 -- KEYS[1] armed   KEYS[2] prepare   KEYS[3] dead   KEYS[4] copies of the id
 -- KEYS[5] tokens   KEYS[6...] store (one per priority step)
@@ -10,7 +11,7 @@
 -- ARGV[5] 1: the copies too   ARGV[6] how many entries the log may have, or 0 if nothing is logged
 -- Returns {{id, state: 1 waiting and moved | 2 in flight | 3 dead, score, ...}, announcements,
 --          settled}
---@ clock admitted wake anew sorted log
+--@ clock admitted wake spread anew sorted log
 
 local steps = tonumber(ARGV[1])
 local log, logged, wake = KEYS[6 + steps], tonumber(ARGV[6]), KEYS[7 + steps]
@@ -43,6 +44,8 @@ local function move(id) -- whether it was waiting
       -- Redis refuses what takes memory when it is full, but not after a script's first write:
       -- out of dead, where it is not.
       redis.call('ZREM', KEYS[3], id)
+      redis.call('ZREM', store, id)
+      if low >= 32 then score = free_score(store, score, true) end
       redis.call('ZADD', store, score, id)
       count_anew(KEYS[5], id)
       announce_if_first(wake, KEYS[1], ARGV[2], math.max(us, action_time(score)), now)

@@ -173,6 +173,30 @@ def test_a_key_that_is_served_in_order_is_held_by_what_comes_back(declare: Any) 
     assert ids(pop(center)) == ["a1"]
 
 
+@pytest.mark.parametrize("waited", [False, True], ids=["later", "due before"])
+def test_what_is_put_off_to_one_time_starts_in_the_order_in_which_that_was_done(
+    declare: Any, waited: bool
+) -> None:
+    center = declare(key_order="serial")
+    put(center, "first", "a")
+    [first] = pop(center)
+    names = ["d", "c", "b", "a"]
+    for name in sorted(names):
+        put(center, name, "a", delay=None if waited else 7200)
+    assert pop(center) == []
+    at = now_us(center.client) / 1e6 + 3600
+    put(center, "e", "a", at=at)
+    for name in names:
+        [moved] = center.reschedule(name, at=at, topic="mail")
+        assert moved.moved
+    time_passes(center, "mail", 3700)
+    got: list[str] = []
+    while running := pop(center):
+        got += ids(running)
+        center.ack(running)
+    assert got == [first.id, "e", *names]  # whose lease has ended; and then by their time
+
+
 def test_what_comes_back_later_lets_the_others_pass_if_it_is_said_so(declare: Any) -> None:
     center = declare(key_order="serial", key_retry="later", retry_backoff=100)
     for number in range(3):
