@@ -113,7 +113,8 @@ def pick_call(context: Context, topic: Topic, slot: Slot, request: PickRequest) 
         popped = Popped(now, bool(more), messages, bare, [], [], [], stray, expired)
         return Picked(popped, looked)
 
-    return context.announcing(
+    lanes = topic.declaration.lanes
+    call = context.announcing(
         topic,
         "pick",
         (
@@ -135,8 +136,16 @@ def pick_call(context: Context, topic: Topic, slot: Slot, request: PickRequest) 
             *(value for one in wanted for value in one),
         ),
         parse,
-        limited=slot if topic.declaration.lanes else None,
+        limited=slot if lanes else None,
     )
+    if not lanes or not topic.declaration.draining_counts or context.clustered:
+        return call
+    # A key may have messages in other slots, too.
+    others: list[str] = []
+    for one in topic.all_slots():
+        if one.number != slot.number:
+            others += (one.prepare, one.busy, one.pace, one.holders, *one.stores)
+    return call._replace(keys=(*call.keys, *others))
 
 
 class Picking:

@@ -2,7 +2,9 @@
 --
 -- Before the wake index come: lanes, turns, waits, pace, tags, busy, holders; then armed, pace and
 -- busy of the slot where the whole queue's limits are kept. The last ARGV are: the limits, see
--- lanes.lua; the number of that slot; how many KEYS come before these.
+-- lanes.lua; the number of that slot; how many KEYS come before these. While the topic is being
+-- resharded, its other slots may come behind the wake index, of each: prepare, busy, pace, holders,
+-- stores.
 
 local limited = {keys = LANE_KEYS + 3, args = 3}
 do
@@ -14,6 +16,17 @@ do
   -- The rest of the slot.
   function limited.open(armed, prepare, stores, number)
     slot.armed, slot.prepare, slot.stores, slot.number = armed, prepare, stores, number
+    local from = before + limited.keys + 2
+    if not gates.draining or #KEYS < from then return end
+    gates.siblings = {slot}
+    for at = from, #KEYS, 4 + #stores do
+      local other = {
+        prepare = KEYS[at], busy = KEYS[at + 1], pace = KEYS[at + 2], holders = KEYS[at + 3],
+        stores = {},
+      }
+      for step = 1, #stores do other.stores[step] = KEYS[at + 3 + step] end
+      gates.siblings[#gates.siblings + 1] = other
+    end
   end
 
   -- A message with this token has left PrepareQueue, or was waiting if it `waited`. `ended`: it is
@@ -71,11 +84,15 @@ do
     local key = token and is_still(token, score) and key_of(token) or ''
     if gates.most and tonumber(redis.call('HGET', gate.busy, '') or 0) >= gates.most
         or whole_opens_at(gate, gates, now) > now
-        or is_full(slot, key, gates) or opens_at(slot, key, gates, now) > now then
+        or is_full(slot, key, gates) then
       return false
     end
-    return key == '' or not gates.serial
-      or (redis.call('HGET', slot.holders, key) or id) == id or held_by(slot, key, gates) == nil
+    for _, one in ipairs(gates.siblings or {slot}) do
+      if opens_at(one, key, gates, now) > now then return false end
+    end
+    if key == '' or not gates.serial then return true end
+    local holder = redis.call('HGET', slot.holders, key)
+    return holder == id or not holder and not gates.siblings or held_by(slot, key, gates) == nil
   end
 
   -- A message that waits starts: out of its lane.

@@ -612,6 +612,25 @@ def test_a_retry_holds_its_key_while_the_queue_gets_more_slots(declare: Any) -> 
     assert ids(pop(center)) == ["second"]
 
 
+@pytest.mark.one_server("on a Cluster a key is counted in each of its slots meanwhile")
+@pytest.mark.parametrize("limits", [{"key_concurrency": 1}, {"key_order": "serial"}])
+def test_a_pop_by_id_knows_what_runs_of_the_key_in_its_former_slot(
+    declare: Any, limits: dict[str, Any]
+) -> None:
+    center = declare(**limits)
+    key = next(key for key in "abcdefgh" if slot_of(key, 2) == 1)
+    put(center, "first", key)
+    [first] = pop(center)
+    assert not reshard_topic(center, "mail", 2, settle=0).done
+    put(center, "second", key)
+    put(center, "other", next(key for key in "abcdefgh" if slot_of(key, 2) == 0))
+    wanted = ["second", "other"]
+    assert ids(center.pop("mail", ids=wanted).messages) == ["other"]
+    assert center.pop("mail", where=lambda found: found.id == "second").messages == []
+    center.ack([first])
+    assert ids(center.pop("mail", ids=wanted).messages) == ["second"]
+
+
 def test_what_is_given_again_after_a_lost_reply_keeps_its_start(declare: Any) -> None:
     center = declare(rate="100/s")
     for number in range(5):
