@@ -613,6 +613,31 @@ def test_a_retry_holds_its_key_while_the_queue_gets_more_slots(declare: Any) -> 
 
 
 @pytest.mark.one_server("on a Cluster a key is counted in each of its slots meanwhile")
+def test_a_key_that_comes_free_in_its_former_slot_goes_on_however_many_others_wait(
+    declare: Any,
+) -> None:
+    center = declare(key_concurrency=1)
+    keys = sorted(key for key in map("k{:04}".format, range(400)) if slot_of(key, 2) == 1)[:150]
+    for key in keys:
+        put(center, f"first of {key}", key)
+    running = {message.key: message for message in pop(center, 1000)}
+    assert sorted(running) == keys
+    assert not reshard_topic(center, "mail", 2, settle=0).done
+    for key in keys:
+        put(center, f"second of {key}", key)
+    while center.pop("mail", 1000).more:
+        pass
+    free = keys[-10:]
+    center.ack([running[key] for key in free])
+    got: list[str] = []
+    for _ in range(500):  # each looks at some of those that wait
+        got += ids(pop(center))
+        if len(got) == len(free):
+            break
+    assert sorted(got) == [f"second of {key}" for key in free]
+
+
+@pytest.mark.one_server("on a Cluster a key is counted in each of its slots meanwhile")
 @pytest.mark.parametrize("limits", [{"key_concurrency": 1}, {"key_order": "serial"}])
 def test_a_pop_by_id_knows_what_runs_of_the_key_in_its_former_slot(
     declare: Any, limits: dict[str, Any]
