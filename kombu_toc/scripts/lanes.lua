@@ -176,6 +176,16 @@ local function place_key(slot, key, gates, by)
   return 0
 end
 
+-- Some members of a set that have a score from one up to another: others each time, so that those that
+-- come first keep nobody else from being looked at.
+local function some_of(set, from, to, most, now)
+  local many = redis.call('ZCOUNT', set, from, to)
+  if many == 0 then return {} end
+  local first = redis.call('ZCARD', set) - redis.call('ZCOUNT', set, from, '+inf')
+  local skip = many > most and math.max(now % (many + most) - most, 0) or 0
+  return redis.call('ZRANGE', set, first + skip, first + math.min(skip + most, many) - 1)
+end
+
 -- Enters what is due by `due` (a score) in lanes, at most `most` of each step: what has been due for
 -- longest, or what has become due `last`. Returns whether there may be more.
 local function sort_due(slot, due, most, gates, by, last)
@@ -326,6 +336,12 @@ local function keep_lanes(slot, most, gates, now)
   for _, key in ipairs({slot.turns, slot.waits}) do
     local first = redis.call('ZRANGE', key, 0, 0)[1]
     if first then place_key(slot, first, gates, now) end
+  end
+  -- What waits for longer than its rate says waits by a clock that has been set back since.
+  if gates.key_rate then
+    local far = string.format('(%.0f', now + gates.key_slack + gates.key_rate + 1000000)
+    local late = some_of(slot.waits, far, '(inf', most, now)
+    for i = 1, #late do place_key(slot, late[i], gates, now) end
   end
   sweep_lanes(slot, most, now)
   clear_lanes(slot)

@@ -181,11 +181,7 @@ do
         'LIMIT', 0, SORTED + most)
       for i = 1, #open do place_key(slot, open[i], gates, by) end
       if gates.siblings then -- what one of them waits for may have been freed in another
-        -- Some of them, others each time: those that come first may wait for long.
-        local many = redis.call('ZCOUNT', slot.waits, '+inf', '+inf')
-        local from = many > SORTED and math.max(now % (many + SORTED) - SORTED, 0) or 0
-        local first = redis.call('ZCARD', slot.waits) - many + from
-        local held = many > 0 and redis.call('ZRANGE', slot.waits, first, first + SORTED - 1) or {}
+        local held = some_of(slot.waits, '+inf', '+inf', SORTED, now)
         for i = 1, #held do place_key(slot, held[i], gates, by) end
       end
       slot.laned = redis.call('EXISTS', slot.turns, slot.waits) > 0

@@ -27,6 +27,7 @@ from kombu_toc.center.admin_commands import AdminCommands
 from kombu_toc.center.marking import mark_calls
 from kombu_toc.center.requests import PopRequest, PutRequest
 from kombu_toc.center.reshard import reshard_topic
+from kombu_toc.center.upkeep import Part, keep
 from kombu_toc.model.results import MISCOUNTED, NO_LANE
 from kombu_toc.model.topic import slot_of
 from kombu_toc.model.traits import traits_of
@@ -152,6 +153,28 @@ def test_starts_of_a_key_are_spaced_by_its_rate(declare: Any) -> None:
     assert list(starts) == ["a0", "a1", "a2", "a3", "b"]
     assert starts["a0"] == starts["a1"] == starts["b"] == 0
     assert starts["a3"] - starts["a2"] == 10_050
+
+
+def test_a_clock_that_is_set_back_lets_keys_wait_no_longer_than_their_rate_says(
+    declare: Any,
+) -> None:
+    center = declare(key_rate="1/s")
+    client, slot = center.client, center.topic("mail").slot(0)
+    keys = [f"k{number}" for number in range(30)]
+    for number in range(2):
+        for key in keys:
+            put(center, f"{number} of {key}", key)
+    assert len(pop(center)) == len(keys)
+    assert pop(center) == []
+    for name in (slot.pace, slot.waits):
+        for key in keys:  # as the clock was an hour ahead
+            client.zincrby(name, 3600e6, key)
+    center.run(keep(center.context, [(Part(center.topic("mail"), (0,)), 0)]))
+    latest = now_us(client) + 3_000_000
+    assert max(client.zscore(slot.waits, key) for key in keys) <= latest
+    assert min(us for _, us in announced(center, "mail")) <= latest
+    time_passes(center, "mail", 3)
+    assert sorted(ids(pop(center))) == sorted(f"1 of {key}" for key in keys)
 
 
 # -- order
