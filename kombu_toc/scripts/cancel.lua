@@ -29,10 +29,13 @@ local stores = {}
 for step = 1, steps do stores[step] = KEYS[6 + step] end
 if limited then limited.open(KEYS[1], KEYS[2], stores, ARGV[2]) end
 
-local function place(id) -- (key, state, 1 if it was delivered before)
+local function place(id) -- (key, state, 1 if it was delivered before, its step and score if it waits)
   for step = 1, steps do
     local score = redis.call('ZSCORE', KEYS[6 + step], id)
-    if score then return KEYS[6 + step], 1, plain_score(tonumber(score)) % 1000 < 32 and 1 or 0 end
+    if score then
+      score = tonumber(score)
+      return KEYS[6 + step], 1, plain_score(score) % 1000 < 32 and 1 or 0, step, score
+    end
   end
   for state = 2, 3 do
     if redis.call('ZSCORE', KEYS[state], id) then return KEYS[state], state, 1 end
@@ -47,7 +50,7 @@ for number = 9, last do
   table.insert(ids, 1, ARGV[number])
   for i = 1, #ids do
     local id = ids[i]
-    local key, state, tried = place(id)
+    local key, state, tried, step, score = place(id)
     if key then
       local at = #found
       found[at + 1] = id
@@ -65,6 +68,7 @@ for number = 9, last do
         redis.call('HDEL', KEYS[4], id)
         local token = limited and state < 3 and redis.call('HGET', KEYS[6], id)
         redis.call('HDEL', KEYS[6], id)
+        if limited and step then limited.leave_lane(id, step, score, token) end
         if token then limited.leave(id, token, true, now, state == 1) end
         redis.call('SREM', KEYS[copies + (i == 1 and 1 or 0)], id)
         removed = removed or state == 1

@@ -172,6 +172,23 @@ local function startable(slot, of_key, id, allowed)
   return opens > allowed and opens or allowed
 end
 
+-- Entries of one lane that are looked at together if they say nothing any more.
+local STALE = 100
+
+-- The entry behind one that says nothing any more; those between them that say nothing either go.
+local function behind_stale(slot, key, entry)
+  local some = redis.call('ZRANGE', slot.lanes, '(' .. entry, '(' .. key .. '\1', 'BYLEX',
+    'LIMIT', 0, STALE)
+  local gone, i = slot[GONE], 1
+  while i < #some do
+    local step, score, id = read_entry(some[i])
+    if tonumber(redis.call('ZSCORE', slot.stores[step], id) or '') == sorted_score(score) then break end
+    gone[#gone + 1] = some[i]
+    i = i + 1
+  end
+  return some[i]
+end
+
 -- Something of a lane: the entry is taken out of it if it may start or says nothing any more.
 local function try_turn(slot, allowed)
   local key = slot[TURN]
@@ -194,7 +211,8 @@ local function try_turn(slot, allowed)
     local stands = tonumber(redis.call('ZSCORE', slot.stores[step], id) or '') == sorted_score(score)
     local token = stands and redis.call('HGET', slot.tokens, id)
     if token and not is_still(token, score) then token = false end
-    if stands and key_of(token) == key then
+    local stale = not stands or key_of(token) ~= key
+    if not stale then
       if not choose(slot, step, id, score, token, of_key, at) then return false end
       looks = looks + 1
       if gates.fair then
@@ -212,8 +230,12 @@ local function try_turn(slot, allowed)
     else
       slot[GONE] = slot[GONE] or {}
       slot[GONE][#slot[GONE] + 1] = entry
-      rest = more and redis.call('ZRANGE', slot.lanes, '(' .. entry, '(' .. key .. '\1', 'BYLEX',
-        'LIMIT', 0, 1)[1]
+      if more and stale then
+        rest = behind_stale(slot, key, entry)
+      elseif more then
+        rest = redis.call('ZRANGE', slot.lanes, '(' .. entry, '(' .. key .. '\1', 'BYLEX',
+          'LIMIT', 0, 1)[1]
+      end
     end
   end
   if rest then step, score = read_entry(rest) end

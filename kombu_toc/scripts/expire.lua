@@ -14,7 +14,7 @@ end
 
 -- Takes out of a StoreQueue what has expired; looks at `most` of what was rolled back and is due at
 -- once, and at so many of what was due by `due_ms`. Adds the ids to `expired`; of a topic that is
--- limited, terms.left is told of each: its id and its token.
+-- limited, terms.left is told of each: its id, its token, its step and its score.
 local function expire_waiting(store, step, body, dead, reasons, tokens, most, due_ms, now_ms, terms,
                               untried, expired)
   -- Of a topic that is limited, what has a lane has a score below 0.
@@ -34,7 +34,7 @@ local function expire_waiting(store, step, body, dead, reasons, tokens, most, du
         expire(body, dead, reasons, tokens, ids[i],
           now_ms * 1000 + 32 * (step - 1) + (low < 32 and low or untried), terms.drop)
         expired[#expired + 1] = ids[i]
-        if terms.left then terms.left(ids[i], token or '') end
+        if terms.left then terms.left(ids[i], token or '', step, tonumber(some[2 * i])) end
       end
     end
   end

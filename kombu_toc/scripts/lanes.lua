@@ -293,6 +293,14 @@ local function let_go(slot, id, key, gates, now)
   return place_key(slot, key, gates, now)
 end
 
+-- A message that waits with this score is about to go: out of its lane, if it is in one.
+local function leave_lane(slot, id, step, score, token)
+  if score >= 0 then return end
+  local plain = plain_score(score)
+  local key = token and is_still(token, plain) and key_of(token) or ''
+  redis.call('ZREM', slot.lanes, entry_of(key, step, plain, id))
+end
+
 -- Forgets what is left of the lanes of a slot without messages.
 local function clear_lanes(slot)
   if redis.call('EXISTS', slot.body) == 1 then return end

@@ -41,6 +41,9 @@ do
     if us and (not opens or us < opens) then opens = us end
   end
 
+  -- A message that waits with this score is about to go; limited.leave follows.
+  function limited.leave_lane(...) leave_lane(slot, ...) end
+
   -- Announces what all this has led to.
   function limited.announce(wake, now)
     if opens then announce_opening(slot, gates, gate, wake, opens, now) end

@@ -36,6 +36,7 @@ for part = 7, width do
   stores_here[part - 6], stores_there[part - 6] = KEYS[part], KEYS[width + part]
 end
 local now = clock()
+local laned = redis.call('EXISTS', lanes) == 1
 local function here(part) return KEYS[part] end
 local function there(part) return KEYS[width + part] end
 
@@ -114,6 +115,11 @@ for i = 6, #ARGV, 2 do
       local token = redis.call('HGET', here(6), id)
       local traits = token and (part == 4 or is_still(token, score))
         and string.match(heritage_of(token), ';.*')
+      if laned and part > 6 then
+        local key = traits and string.match(traits, '[;,]k([^,~@!]*)') or ''
+        local place = string.format('%02d%016.0f', part - 6, score)
+        redis.call('ZREM', lanes, key .. '\0' .. place .. '\0' .. id)
+      end
       if traits then
         redis.call('HSET', there(6), name, traits)
         move_claim(id, name, traits)

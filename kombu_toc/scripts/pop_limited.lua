@@ -137,7 +137,10 @@ if recover > 0 then
 end
 for number = 1, terms.ttl and slots or 0 do
   local slot, gone = slot_at(number), {}
-  terms.left = function(id, token) let_go(slot, id, key_of(token), gates, by) end
+  terms.left = function(id, token, step, score)
+    leave_lane(slot, id, step, score, token)
+    let_go(slot, id, key_of(token), gates, by)
+  end
   for step = 1, steps do
     expire_waiting(slot.stores[step], step, slot.body, redis_key(number, 4), redis_key(number, 5),
       slot.tokens, SORTED, now_ms - terms.ttl, now_ms, terms, untried, gone)

@@ -143,7 +143,10 @@ for topic = 1, tonumber(ARGV[1]) do
     most = math.max(math.min(each, left), 0)
     if terms.ttl and most > 0 then
       local gone = {}
-      terms.left = laned and function(id, token) let_go(laned, id, key_of(token), gates, now) end
+      terms.left = laned and function(id, token, step, score)
+        leave_lane(laned, id, step, score, token)
+        let_go(laned, id, key_of(token), gates, now)
+      end
       for step = 1, steps do
         expire_waiting(stores[step], step, body, dead, reasons, tokens, most, now_ms - terms.ttl,
           now_ms, terms, retries, gone)

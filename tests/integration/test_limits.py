@@ -323,6 +323,57 @@ def test_a_key_that_comes_beside_a_backlog_waits_for_one_message(declare: Any) -
         center.ack(some)
 
 
+def test_what_is_put_off_of_a_key_holds_up_no_other_key(declare: Any) -> None:
+    """Its lane has entries that say nothing any more, as many as there were messages."""
+    center = declare(key_fair=True)
+    names = [f"l{number}" for number in range(1500)]
+    center.put_many("mail", [{"id": name, "body": b"", "key": "large"} for name in names])
+    for name in names[:-1]:
+        center.reschedule(name, delay=3600, topic="mail")
+    put(center, "s", "small")
+    assert sorted([*ids(pop(center, 1)), *ids(pop(center, 1))]) == [names[-1], "s"]
+    assert center.client.zcard(center.topic("mail").slot(0).lane_keys[0]) == 0
+
+
+def test_what_is_cancelled_leaves_nothing_in_its_lane(declare: Any) -> None:
+    center = declare(key_fair=True)
+    for number in range(10):
+        put(center, f"a{number}", "a", priority=number % 2 * 9)
+    for number in (0, 3, 4, 9):
+        center.cancel(f"a{number}", topic="mail")
+    lanes = center.topic("mail").slot(0).lane_keys[0]
+    assert center.client.zcard(lanes) == 6
+    assert ids(pop(center)) == ["a2", "a6", "a8", "a1", "a5", "a7"]
+    assert center.client.zcard(lanes) == 0
+
+
+@pytest.mark.parametrize("by", ["pop", "upkeep"])
+def test_what_expires_while_it_waits_leaves_nothing_in_its_lane(declare: Any, by: str) -> None:
+    center = declare(key_concurrency=1, message_ttl=0.5)
+    for number in range(5):
+        put(center, f"a{number}", "a")
+    first = pop(center)
+    assert pop(center) == []
+    assert len(entries(center)) == 4
+    expires = now_us(center.client) + 600_000
+    while now_us(center.client) < expires:
+        time.sleep(0.01)  # the server's clock says what has expired
+    topic = center.topic("mail")
+    if by == "pop":
+        gone = center.pop("mail").expired
+    else:
+        kept = center.run(keep(center.context, [(Part(topic, (0,)), 0)]))
+        gone = [id for event in kept.events for id in event.expired]
+    assert sorted(gone) == ["a1", "a2", "a3", "a4"]
+    assert ids(first) == ["a0"]
+    assert entries(center) == []
+
+
+def entries(center: TimeoutCenter) -> list[str]:
+    lanes = center.topic("mail").slot(0).lane_keys[0]
+    return [entry.decode().split("\0")[2] for entry in center.client.zrange(lanes, 0, -1)]
+
+
 def burst(number: int, **more: Any) -> list[dict[str, Any]]:
     """One message of a key amid so many of another."""
     found = [{"id": f"l{n}", "body": b"", "key": "large", **more} for n in range(number)]
