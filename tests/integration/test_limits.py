@@ -349,7 +349,7 @@ def test_what_is_cancelled_leaves_nothing_in_its_lane(declare: Any) -> None:
 
 @pytest.mark.parametrize("by", ["pop", "upkeep"])
 def test_what_expires_while_it_waits_leaves_nothing_in_its_lane(declare: Any, by: str) -> None:
-    center = declare(key_concurrency=1, message_ttl=0.5)
+    center = declare(key_concurrency=1, message_ttl=500)
     for number in range(5):
         put(center, f"a{number}", "a")
     first = pop(center)
