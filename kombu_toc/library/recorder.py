@@ -20,14 +20,13 @@ from ..center.center import TimeoutCenter
 from ..center.recurring import ScheduleChange
 from ..center.runner import BROKEN
 from ..errors import ConfigurationError, LibraryError
-from ..model.results import WAITING, Cancelled, Rescheduled
-from ..model.topic import Declaration, Topic, base_of
+from ..model.topic import Declaration, Topic
 from . import outbox, statuses
 from .backlog import Backlog
 from .engines import RefusedError
 from .guard import Guard
 from .keeper import Keeper
-from .records import Event, Key, Row, is_storable, key_of, now_us, storable
+from .records import Event, Key, Row, is_storable, now_us, storable
 from .schedules import Schedules
 from .schema import MAX_ERROR
 from .shards import Database
@@ -283,40 +282,11 @@ class Recorder:
         """Events and rows that are not written yet."""
         return len(self._backlog)
 
-    # -- what a center does
+    # -- what operators do
 
-    def cancelled(
-        self, ids: Sequence[str], found: Sequence[Cancelled], topic: str | None
-    ) -> list[Cancelled]:
-        self.deleted(found)
-        there = {(one.topic, base_of(one.id)) for one in found}
-        there |= {(one.topic, one.id) for one in found}
-        only: list[Row] = []
-        for row in self.store.of_ids(ids):
-            known = (row.topic, row.id) in there
-            if not known and row.status == statuses.PENDING and topic in (None, row.topic):
-                only.append(row)
-        self._end([row.key for row in only], statuses.CANCELLED)
-        return [Cancelled(row.topic, row.id, WAITING, True, False, row.body) for row in only]
-
-    def deleted(self, found: Sequence[Cancelled]) -> None:
-        keys = [key_of(one.topic, one.id, one.body) for one in found if one.deleted]
-        self._end(keys, statuses.CANCELLED)
-
-    def rescheduled(self, moved: Sequence[Rescheduled]) -> None:
-        for one in moved:
-            if one.moved:
-                # Copies are known by the id of the message, a mark, and their token.
-                base = base_of(one.id)
-                token = one.id[len(base) + 1 :] if base != one.id else None
-                self.store.set_time([(base, one.topic, token)], one.time_us)
-
-    def purged(self, topic: str) -> None:
-        for rows in self.store.of_topic(topic, now_us()):
-            self._end([row.key for row in rows], statuses.CANCELLED)
-
-    def _end(self, keys: Sequence[Key], status: int) -> None:
-        """Note at once that these have ended: people and tools wait for it."""
+    def end(self, keys: Sequence[Key], status: int) -> None:
+        """Note at once that these have ended: people and tools wait for it. Raises LibraryError,
+        and keeps what is not written."""
         if not keys:
             return
         now = now_us()
@@ -492,6 +462,8 @@ class Recorder:
             if self._not_put:
                 self._keeper.put_missing()
                 self._not_put = self._keeper.doubts
+                if self._keeper.has_more:
+                    self._bell.set()
                 self.away_until = 0.0
             if self._consumes and self._keeper.turn():
                 self._bell.set()  # there is more to do at once
