@@ -11,7 +11,7 @@ from ..center.recurring import ScheduleChange
 from ..center.requests import PutRequest
 from ..errors import LibraryError
 from ..model.library_log import BEHIND, OFF, OUTBOX
-from ..model.results import Cancelled, Delivery, Rescheduled
+from ..model.results import Cancelled, Delivery, Found, Rescheduled
 from ..model.topic import Topic
 from . import outbox, statuses
 from .dead import DeadLetters
@@ -242,6 +242,16 @@ class OpenLibrary:
 
     def purged_dead(self, named: Sequence[tuple[str, str]]) -> None:
         DeadLetters(self.recorder.store).purged(named)
+
+    def requeuing(self, found: Sequence[Found]) -> None:
+        known = {one.topic: self.topic_of(one.topic) for one in found}
+        kept = [
+            one
+            for one in found
+            if (topic := known[one.topic]) is None
+            or not (topic.declaration.expires or topic.declaration.library == OFF)
+        ]
+        DeadLetters(self.recorder.store).requeuing(kept)
 
     def requeued(self, named: Sequence[tuple[str, str]]) -> None:
         DeadLetters(self.recorder.store).requeued(named)
