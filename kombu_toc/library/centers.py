@@ -49,6 +49,7 @@ class OpenLibrary:
             return []
         rows: list[Row | None] = [_row(topic.name, request) for request in requests]
         if written := [row for row in rows if row is not None]:
+            self.recorder.write_ends([row.key for row in written])
             self.recorder.write(written, topic)
         return rows
 

@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -149,6 +150,14 @@ class Recorder:
                     "messages are sent without a record, which is written later: %s", exc
                 )
                 self._start()
+
+    def write_ends(self, keys: Sequence[Key]) -> None:
+        """The same bytes may be put again under an id: write first what has become of those that
+        this process has handled. What is written later would be taken for the end of the new
+        ones."""
+        if self._backlog.has_any(keys):
+            with suppress(LibraryError):  # whoever puts them is told by their rows
+                self._backlog.write()
 
     def _withdraw(self, rows: Sequence[Row]) -> None:
         """Of a publish that fails: some are there, perhaps, and only the reply was lost."""
