@@ -191,8 +191,8 @@ class Recorder:
         if row.place == statuses.FAR:
             if topic is not None:
                 known = partial(self._committed.__setitem__, topic.name, topic.declaration)
-                outbox.when_committed(connection, known)
-            outbox.when_committed(connection, self._bell.set)
+                outbox.when_committed(connection, (self, topic.name), known)
+            outbox.when_committed(connection, self, self._bell.set)
             self._start()
             return
         with self._lock:
@@ -201,7 +201,7 @@ class Recorder:
             self._expected[row.key] = time.monotonic() + EXPECTED
             while len(self._expected) > MAX_EXPECTED:  # a relay finds the others
                 self._expected.pop(next(iter(self._expected)))
-        outbox.when_committed(connection, self._bell.set)
+        outbox.when_committed(connection, self, self._bell.set)
         self._start()
 
     def withdraw(self, row: Row) -> None:
