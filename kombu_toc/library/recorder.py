@@ -314,7 +314,7 @@ class Recorder:
 
     def _start(self) -> None:
         if self._pid != os.getpid():
-            self._after_fork()
+            self.after_fork()
         if self._thread is None:
             with self._lock:
                 if self._thread is None:
@@ -324,8 +324,14 @@ class Recorder:
                     self._thread.start()
                     atexit.register(self.close)
 
-    def _after_fork(self) -> None:
-        """What the parent gathered is the parent's."""
+    def after_fork(self) -> None:
+        """This is a child of the process that has made it: what that has gathered, and its
+        connections, are its own."""
+        self.store.shards.close(inherited=True)
+        self.schedules = Schedules(self.store)
+        self.guard.after_fork()
+        # Its connections to Redis are not closed: the parent uses them.
+        self._keeper = None
         self._pid = os.getpid()
         self.worker = f"{_host}:{self._pid}"
         self._lock = threading.Lock()
@@ -334,6 +340,7 @@ class Recorder:
         self._thread, self._taken = None, {}
         self._consumes = self._not_put = False
         self._expected, self._declared, self._committed = {}, {}, {}
+        self._stopping, self.away_until = False, 0.0
 
     def close(self) -> None:
         """Write what there is, and end the thread."""
