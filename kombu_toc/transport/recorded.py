@@ -235,7 +235,7 @@ class RecordedChannel(Channel):
         if delivery is None:
             return
         topic = self.center.known(delivery.topic)
-        if topic is not None and topic.declaration.library == OFF:
+        if topic is not None and (topic.declaration.library == OFF or topic.declaration.expires):
             return
         headers = message.headers
         id = headers.get("id")
