@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
     from ..schedules.schedules import Schedules
 
-#: Messages that are read from a topic at a time where not all of them may be needed.
-PAGE = 50
-
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
@@ -94,30 +91,18 @@ class TaskCenter:
         """Read messages as tasks."""
         return [self.task(one) for one in found]
 
-    def scheduled(self, topics: Iterable[str], limit: int) -> Iterator[Task]:
+    def scheduled(self, topics: Iterable[str], limit: int, *, far: bool = True) -> Iterator[Task]:
         """Yield the tasks of these topics that wait for their time, the soonest first.
 
         limit: the maximum number of tasks
+        far: also those that are too far ahead to be in Redis; then databases are asked
         """
         seconds, rest = self.client.time()
-        # A little more than what is read of one topic is read of each of the others.
-        page = max(min(limit, PAGE), 1)
+        since = seconds + rest / 1e6
 
         def waiting(topic: str) -> Iterator[kombu_toc.Found]:
-            after = None
-            while True:
-                found = self.scan(
-                    topic,
-                    state=kombu_toc.WAITING,
-                    since=seconds + rest / 1e6,
-                    where=lambda task: task.name is not None,
-                    limit=page,
-                    after=after,
-                )
-                yield from found.messages
-                after = found.after
-                if after is None:
-                    return
+            found = self.center.scans.read(topic, kombu_toc.WAITING, since=since, far=far)
+            return (one for one, _ in found if self.task(one).name is not None)
 
         soonest = heapq.merge(*map(waiting, topics), key=lambda found: found.time_us)
         return map(self.task, itertools.islice(soonest, limit))

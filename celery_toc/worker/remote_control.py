@@ -115,13 +115,15 @@ _celerys = inspecting.commands()
 
 def scheduled(state: Any, limit: int | None = None, **kwargs: Any) -> Any:
     """List of currently scheduled ETA/countdown tasks."""
+    # What is too far ahead to be in Redis is left out: a worker does not wait for a database here.
     found = _celerys.scheduled(state, **kwargs) if _celerys is not None else []
     step = _step(state)
     if step is None:
         return found
     center = TaskCenter(state.app, step.center)
     topics = _spoken_for(center, state)
-    return [*found, *_told(center.scheduled(topics, SCHEDULED if limit is None else limit), state)]
+    most = SCHEDULED if limit is None else limit
+    return [*found, *_told(center.scheduled(topics, most, far=False), state)]
 
 
 def revoked(state: Any, **kwargs: Any) -> Any:

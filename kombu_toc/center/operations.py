@@ -211,12 +211,17 @@ class Operations:
 
         Returns how many. In bounded steps; what dies meanwhile stays dead.
         """
-        dead = self._dead(topic, ids, where)
-        total = 0
-        for place, number in self._run_for(dead, self._commands.requeue):
+        recorder = self.recorder
+        if recorder is None:
+            dead = self._dead(topic, ids, where)
+            return sum(number for _, number in self._run_for(dead, self._commands.requeue))
+        total, dead = 0, self._dead(topic, ids, where, bodies=True)
+        while batch := list(itertools.islice(dead, IDS_PER_CALL)):
+            recorder.requeuing(batch)
+            number = sum(number for _, number in self._run_for(batch, self._commands.requeue))
+            if number:
+                recorder.requeued([(one.topic, one.id) for one in batch])
             total += number
-            if self.recorder is not None and number:
-                self.recorder.requeued([(place.topic.name, id) for id in place.ids])
         return total
 
     def purge_dead(
@@ -242,11 +247,14 @@ class Operations:
         topic: str | None,
         ids: Iterable[str] | None,
         where: Callable[[Found], Any] | None,
+        *,
+        bodies: bool = False,
     ) -> Iterator[Found]:
         """The dead messages, but not those that die from now on."""
         if ids is None:
             seconds, us = self._client.time()
-            until, bodies = seconds + us / 1e6, where is not None
+            until = seconds + us / 1e6
+            bodies = bodies or where is not None
             pairs = self._scan.read(topic, DEAD, until=until, bodies=bodies)
             found: Iterator[Found] = (one for one, _ in pairs)
         else:

@@ -218,6 +218,9 @@ class Recorder(Protocol):
     def purged_dead(self, named: Sequence[tuple[str, str]]) -> None:
         """Dead letters were deleted; named: topic and id of each."""
 
+    def requeuing(self, found: Sequence[Found]) -> None:
+        """Dead letters are about to wait again. Raises LibraryError: then they stay dead."""
+
     def requeued(self, named: Sequence[tuple[str, str]]) -> None:
         """Dead letters wait again; named: as before."""
 

@@ -101,6 +101,10 @@ class Backlog:
         """Whether rows for this database are to be written: it was away a moment ago."""
         return database.number in self._behind
 
+    def has_any(self, keys: Sequence[Key]) -> bool:
+        """Whether there is anything to be written of these."""
+        return bool(self._events) and any(key in self._events for key in keys)
+
     def forget(self, keys: Sequence[Key]) -> None:
         """Write nothing more of these."""
         with self._lock:

@@ -11,14 +11,15 @@ from ..center.recurring import ScheduleChange
 from ..center.requests import PutRequest
 from ..errors import LibraryError
 from ..model.library_log import BEHIND, OFF, OUTBOX
-from ..model.results import Cancelled, Delivery, Rescheduled
+from ..model.results import Cancelled, Delivery, Found, Rescheduled
 from ..model.topic import Topic
 from . import outbox, statuses
 from .dead import DeadLetters
 from .far import FarMessages, is_far
 from .library import Library
+from .operators import Operators
 from .recorder import Recorder, logger
-from .records import Row, identity_of, row_of
+from .records import Row, identity_of, key_of, row_of
 
 
 class OpenLibrary:
@@ -34,6 +35,7 @@ class OpenLibrary:
         self.recorder = recorder
         self.library = library
         self.far = far
+        self.operators = Operators(recorder, center)
         self._center = center
         #: the topic of that name, if it is known; asks nobody
         self.topic_of: Callable[[str], Topic | None] = center.known
@@ -47,6 +49,7 @@ class OpenLibrary:
             return []
         rows: list[Row | None] = [_row(topic.name, request) for request in requests]
         if written := [row for row in rows if row is not None]:
+            self.recorder.write_ends([row.key for row in written])
             self.recorder.write(written, topic)
         return rows
 
@@ -211,19 +214,24 @@ class OpenLibrary:
     def cancelled(
         self, ids: Sequence[str], found: Sequence[Cancelled], topic: str | None
     ) -> list[Cancelled]:
-        return self.recorder.cancelled(ids, self._kept(found), topic)
+        return self.operators.cancelled(ids, self._kept(found), topic)
 
     def deleted(self, found: Sequence[Cancelled]) -> None:
-        self.recorder.deleted(self._kept(found))
+        self.operators.deleted(self._kept(found))
 
     def _kept(self, found: Sequence[Cancelled]) -> list[Cancelled]:
-        """Those of queues that have rows."""
+        """Those of queues that have rows; of the others, what was sent before that was so."""
         known = {one.topic: self.topic_of(one.topic) for one in found}
         off = {name for name, one in known.items() if one and one.declaration.library == OFF}
-        return [one for one in found if one.topic not in off]
+        if not off:
+            return list(found)
+        keys = {id(one): key_of(one.topic, one.id, one.body) for one in found}
+        old = [keys[id(one)][0] for one in found if one.topic in off]
+        rows = {row.key for row in self.recorder.store.of_ids(old)}
+        return [one for one in found if one.topic not in off or keys[id(one)] in rows]
 
     def rescheduled(self, moved: Sequence[Rescheduled]) -> None:
-        self.recorder.rescheduled(moved)
+        self.operators.rescheduled(moved)
 
     def scheduled(self, topic: str, change: ScheduleChange, at_us: int) -> None:
         known = self.topic_of(topic)
@@ -231,17 +239,26 @@ class OpenLibrary:
             self.recorder.scheduled(topic, change, at_us)
 
     def forgotten(self, topic: str) -> None:
-        self.recorder.schedules.forget(topic)
-        DeadLetters(self.recorder.store).forget(topic)
+        self.operators.forgotten(topic)
 
     def purged_dead(self, named: Sequence[tuple[str, str]]) -> None:
         DeadLetters(self.recorder.store).purged(named)
+
+    def requeuing(self, found: Sequence[Found]) -> None:
+        known = {one.topic: self.topic_of(one.topic) for one in found}
+        kept = [
+            one
+            for one in found
+            if (topic := known[one.topic]) is None
+            or not (topic.declaration.expires or topic.declaration.library == OFF)
+        ]
+        DeadLetters(self.recorder.store).requeuing(kept)
 
     def requeued(self, named: Sequence[tuple[str, str]]) -> None:
         DeadLetters(self.recorder.store).requeued(named)
 
     def purged(self, topic: str) -> None:
-        self.recorder.purged(topic)
+        self.operators.purged(topic)
 
 
 def _row(topic: str, request: PutRequest) -> Row | None:

@@ -3,20 +3,33 @@ rebuild makes dead letters of them again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from sqlalchemy import Table, delete, update
 
 from ..center.burying import bury_call
 from ..center.center import TimeoutCenter
-from ..model import scores
-from ..model.results import Delivery
+from ..errors import LibraryError
+from ..model import envelope, scores
+from ..model.results import Delivery, Found
 from ..model.topic import base_of
 from . import statuses
+from .guard import ends_of, over_of
 from .presence import MISSING, states_in_redis
 from .putting import Putter
-from .records import Row, now_us
+from .records import (
+    Event,
+    Key,
+    Row,
+    identity_of,
+    is_storable,
+    now_us,
+    row_of_message,
+    storable,
+)
+from .schema import MAX_ERROR
 from .store import CHUNK, Store
 
 #: Why a message is dead that was so when Redis was lost.
@@ -51,6 +64,36 @@ class DeadLetters:
     def purged(self, named: Iterable[tuple[str, str]]) -> None:
         """Dead letters were deleted; named: queue and id of each. Raises LibraryError."""
         self._change(named, lambda table, which: delete(table).where(which))
+
+    def requeuing(self, found: Sequence[Found]) -> None:
+        """These are about to wait again: see to it that the library has them as dead. A task that
+        was acknowledged when it began is done there, although its worker was lost. Raises
+        LibraryError."""
+        rows: dict[Key, tuple[Row, Mapping[str, Any]]] = {}
+        for one in found:
+            key, headers = identity_of(one.topic, one.id, one.body)
+            if not key[1] or envelope.SCHEDULE in headers or not is_storable(key):
+                continue  # it has no row, as its sender has put it
+            with suppress(LibraryError, ValueError, TypeError):  # nor has what cannot be kept
+                row = row_of_message(one, key)._replace(
+                    status=statuses.DEAD,
+                    place=statuses.IN_DEAD_QUEUE,
+                    error=storable(one.error)[:MAX_ERROR] or None,
+                )
+                rows[key] = row, headers
+        over = over_of(self._store, list(rows))
+        ends = ends_of(self._store, [key[0] for key in over]) if over else {}
+        events = []
+        for key in over:
+            row, headers = rows[key]
+            end = ends[key]
+            said = (headers, end.action_us)
+            worker, error = end.worker or "", row.error or end.error or ""
+            events.append(Event(key, statuses.DEAD, now_us(), end.attempts, worker, error, said))
+        if events:
+            self._store.record(events)
+        if rows:
+            self._store.insert([row for row, _ in rows.values()])
 
     def requeued(self, named: Iterable[tuple[str, str]]) -> None:
         """Dead letters wait again. Raises LibraryError."""

@@ -148,9 +148,10 @@ class Guard:
         self._ready = ready
         self._record = record
         self._worker = worker
-        self._reset()
+        self.after_fork()
 
-    def _reset(self) -> None:
+    def after_fork(self) -> None:
+        """Nobody has asked anything yet in this process."""
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._bell = threading.Event()
@@ -166,7 +167,7 @@ class Guard:
         """Ask which of these have ended; `answer` is called by a thread. False if the databases do
         not answer just now."""
         if self._pid != os.getpid():
-            self._reset()
+            self.after_fork()
         now, since = time.monotonic(), self._since
         if since is not None and now - since > self.patience:
             self._note_away(f"no answer for {self.patience:g} seconds")

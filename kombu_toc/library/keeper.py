@@ -21,6 +21,7 @@ from .loader import Loader
 from .putting import Putter
 from .reconcile import LOOK_INTERVAL, Reconciler
 from .records import Key, Row, now_us
+from .returning import Returner, off_among
 from .shards import Shard
 from .store import CHUNK, Store
 
@@ -29,6 +30,9 @@ from .store import CHUNK, Store
 INTERVAL = 1.0
 ATTEMPT_INTERVAL = 4.0
 ELECTED = 12.0
+
+#: Seconds after which one turn puts no more of what is not put.
+TURN = 0.5
 
 #: Seconds of this that are left for what has begun.
 MARGIN = 2.0
@@ -68,6 +72,7 @@ class Keeper:
         self._name = f"{process}/{os.urandom(6).hex()}"
         self._putter = Putter(center, store.topics, store.take_over)
         self._reconciler = Reconciler(store, center, self._putter)
+        self._returner = Returner(store, center, self._putter)
         self._loader = Loader(FarStore(store), center, self._putter, self._reconciler.watch)
         self._behind = Behind(store, center)
         #: monotonic seconds until which nobody else is elected
@@ -76,8 +81,8 @@ class Keeper:
         self._next_attempt = self._next_turn = self._next_look = 0.0
         self._elected = False
         self._claims = 0
-        #: whether some were left out that are looked at again
-        self.doubts = False
+        #: whether some were left out that are looked at again, and whether there are more to be put
+        self.doubts = self.has_more = False
 
     def turn(self) -> bool:
         """Do what is due, if no other process does; return whether there is more to do at once."""
@@ -101,6 +106,8 @@ class Keeper:
                     do()
                 except LibraryError as exc:
                     error = error or exc
+            if self.has_more:
+                self._next_turn, more = now, True
         if error is not None:
             raise error
         return more
@@ -124,24 +131,29 @@ class Keeper:
         DeadLetters(self._store).prune(before_us)
 
     def put_missing(self) -> int:
-        """Put the messages of rows that say they are not in Redis; return how many. Of those that
-        may be there all the same, `doubts` tells."""
+        """Put the messages of rows that say they are not in Redis, for a while; return how many. Of
+        those that may be there all the same, and of those that are left, `doubts` tells."""
         self._center.client.ping()
-        self.doubts = False
+        self.doubts = self.has_more = False
+        until = time.monotonic() + TURN
         put, error = 0, None
         for shard in self._store.shards.awake():
             try:
                 self._ready([shard.database])
-                put += self._put_missing_of(shard)
+                put += self._put_missing_of(shard, until)
             except LibraryError as exc:
                 error = error or exc
         if error is not None:
             raise error
         return put
 
-    def _put_missing_of(self, shard: Shard) -> int:
+    def _put_missing_of(self, shard: Shard, until: float) -> int:
         put = 0
         while rows := self._store.page(shard, statuses.NOT_PUT, None, CHUNK):
+            if put and time.monotonic() >= until:
+                # The thread has other things to do: what becomes of tasks is written by it.
+                self.doubts = self.has_more = True
+                break
             self._claims += 1
             by = f"{self._name}/{self._claims}"
             # Each is put by whoever has claimed it: it may have run before another looks.
@@ -167,7 +179,10 @@ class Keeper:
             if far:
                 self._store.place(list(far), statuses.FAR)
                 rows = [row for row in rows if row.key not in far]
-            return self._putter.put(rows)
+            put = self._returner.put(rows).number
+            off = off_among(self._center, rows)
+            self._store.forget([row.key for row in rows if row.topic in off])
+            return put
         except BaseException:
             self._store.place([row.key for row in rows], statuses.NOT_PUT)
             raise

@@ -12,6 +12,7 @@ from ..errors import LibraryError
 from .far_store import FarStore
 from .putting import Putter
 from .records import Row
+from .returning import note_expired
 from .shards import Shard
 
 #: Seconds ahead of its time that a message is put whose queue has a horizon no longer, or is known
@@ -156,5 +157,6 @@ class Loader:
         except BaseException:
             self._doubtful(put)
             raise
+        note_expired(self._far.store, self._putter)
         self.loaded += len(rows)
         return rows

@@ -52,8 +52,21 @@ def open_shards(settings: Settings, address: Address) -> Shards:
     return Shards(urls, settings.toc_library_tables, settings.toc_library_timeout)
 
 
-#: What this process has opened: its id, the databases and the server -> the recorder
+#: What this process has opened: the databases and the server -> the recorder
 _opened: dict[Any, tuple[Recorder, _Ready]] = {}
+
+
+def _after_fork() -> None:
+    """In a child: it goes on with what it has inherited, over connections of its own. A center that
+    its parent has made has them, too."""
+    global _lock
+    _lock = threading.Lock()  # one of the parent's threads may have held it
+    for recorder, ready in _opened.values():
+        ready.after_fork()
+        recorder.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def attach(
@@ -78,12 +91,9 @@ def attach(
     urls = databases(settings, address)
     server = (address.kind, address.host, address.port, address.path, address.db, address.hosts)
     how = (settings.toc_library_tables, settings.toc_library_required, settings.prefix)
-    key = (os.getpid(), urls, *how, *server)
+    key = (urls, *how, *server)
     with _lock:
         if key not in _opened:
-            for other in [one for one in _opened if one[0] != os.getpid()]:
-                # Inherited: its connections are the parent's.
-                _opened.pop(other)[0].store.shards.close(inherited=True)
             shards = open_shards(settings, address)
             ready = _Ready(shards)
             made = recording.Recorder(
@@ -110,6 +120,10 @@ class _Ready:
         #: from another, nor from opening a connection
         self._locks = [threading.Lock() for _ in shards.databases]
         self._is: set[int] = set()
+
+    def after_fork(self) -> None:
+        """No thread of this process looks."""
+        self._locks = [threading.Lock() for _ in self._shards.databases]
 
     def __call__(self, databases: Iterable[Database] | None = None) -> None:
         """Raises LibraryError unless these databases, or all, can be used."""

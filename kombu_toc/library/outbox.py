@@ -5,10 +5,12 @@ So a task and the data that it is about are there together, or neither is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from ..errors import LibraryError
 from ..model.library_log import OUTBOX, THROUGH
@@ -96,18 +98,48 @@ def _write_with_django(
             cursor.execute(statement, bound)
 
 
-def when_committed(connection: Any, function: Any) -> None:
-    """Call a function soon after the transaction is committed; perhaps also if it is not."""
+def when_committed(connection: Any, key: Any, function: Callable[[], object]) -> None:
+    """Call a function soon after the transaction is committed.
+
+    key: of what was asked for under one name in a transaction, the last is called
+    """
     if hasattr(connection, "vendor"):
         from django.db import transaction
 
         transaction.on_commit(function, using=connection.alias)
         return
+    if not hasattr(connection, "dispatch"):
+        connection = connection()  # the session that a registry has for this thread
+    with _lock:
+        known = _waiting.get(connection)
+        if known is None:
+            _waiting[connection] = known = {}
+            _listen(connection)
+    known[key] = function
+
+
+#: By connection or session: what is called when its transaction is committed, each by its name.
+_waiting: WeakKeyDictionary[Any, dict[Any, Callable[[], object]]] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def _listen(connection: Any) -> None:
+    """Be told when the transactions of a connection or a session end; done once for each."""
     from sqlalchemy import event
     from sqlalchemy.engine import Connection
 
-    if isinstance(connection, Connection):
-        event.listen(connection, "commit", lambda _: function(), once=True)
-    else:
-        session = connection() if not hasattr(connection, "get_bind") else connection
-        event.listen(session, "after_commit", lambda _: function(), once=True)
+    names = ("commit", "rollback")
+    if not isinstance(connection, Connection):
+        names = ("after_commit", "after_rollback")
+    for name, tell in zip(names, (_committed, _rolled_back), strict=True):
+        event.listen(connection, name, tell)
+
+
+def _committed(connection: Any) -> None:
+    waiting = _waiting.get(connection) or {}
+    while waiting:
+        waiting.popitem()[1]()
+
+
+def _rolled_back(connection: Any) -> None:
+    (_waiting.get(connection) or {}).clear()

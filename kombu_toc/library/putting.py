@@ -11,7 +11,7 @@ from ..center.put_many import BYTES_PER_CALL, MESSAGES_PER_CALL, put_many_call
 from ..model.results import PutTogether
 from ..model.topic import Declaration, Topic
 from ..scripts.call import ScriptCall
-from .records import Row, request_of
+from .records import Row, as_of, now_us, request_of
 from .uniques import is_anothers, is_unique, putting
 
 
@@ -31,6 +31,8 @@ class Putter:
         self._center = center
         self._on_kept = on_kept
         self.declarations = declarations
+        #: rows that were not put, because they have expired: whoever has them put records that
+        self.expired: list[Row] = []
 
     def topic(self, name: str) -> Topic:
         """The topic of that name; if Redis has none, it is declared as it was."""
@@ -46,7 +48,8 @@ class Putter:
 
     def put(self, rows: Iterable[Row]) -> int:
         """Put the messages of these rows, those that are due first in the order of the list;
-        return how many were not there."""
+        return how many were not there. Those that have expired are left out."""
+        now = now_us()
         by_place: dict[tuple[str, int, int], list[Row]] = defaultdict(list)
         topics: dict[str, Topic] = {}
         unique: list[Row] = []
@@ -54,6 +57,12 @@ class Putter:
             topic = topics.get(row.topic)
             if topic is None:
                 topic = topics[row.topic] = self.topic(row.topic)
+            ttl_ms = topic.declaration.limits(self._center.limits).message_ttl
+            timely = as_of(row, ttl_ms, now)
+            if timely is None:
+                self.expired.append(row)
+                continue
+            row = timely
             if is_unique(row):
                 unique.append(row)
                 continue

@@ -20,6 +20,7 @@ from .guard import ended_rows
 from .presence import MISSING, states_in_redis
 from .putting import Putter
 from .records import Row, expires_us, lease_us, now_us
+from .returning import Returned, Returner
 from .schedules import Schedules
 from .shards import Shard
 from .store import Store, chunks
@@ -79,6 +80,7 @@ class Rebuild:
         self._store = store
         self._center = center
         self._putter = Putter(center, store.topics, store.take_over)
+        self._returner = Returner(store, center, self._putter)
         self._doubts: deque[_Doubt] = deque()
         self._name = f"rebuild/{os.urandom(6).hex()}"
         self._claims = 0
@@ -109,26 +111,26 @@ class Rebuild:
                 done = Rebuilt(
                     done.rows + number,
                     max(done.of_rows, done.rows + number),
-                    done.put + put,
+                    done.put + put.number,
                     done.taken + taken,
-                    done.ended + ended,
+                    done.ended + ended + put.expired,
                 )
                 if on_progress is not None:
                     on_progress(done)
-        put = Schedules(store).rebuild(self._center, self._putter)
-        put += DeadLetters(store).rebuild(self._center, self._putter)
-        if put:
-            done = done._replace(put=done.put + put)
+        others = Schedules(store).rebuild(self._center, self._putter)
+        others += DeadLetters(store).rebuild(self._center, self._putter)
+        if others:
+            done = done._replace(put=done.put + others)
             if on_progress is not None:
                 on_progress(done)
         return done
 
-    def _put(self, rows: Sequence[Row]) -> int:
+    def _put(self, rows: Sequence[Row]) -> Returned:
         """Put some rows; those that are not in Redis, as far as they say, if nobody else does."""
         certain = [row for row in rows if row.place != statuses.NOT_PUT]
         claimed = self._claim([row for row in rows if row.place == statuses.NOT_PUT])
         try:
-            return self._putter.put([*certain, *claimed])
+            return self._returner.put([*certain, *claimed])
         except BaseException:
             self._store.place([row.key for row in claimed], statuses.NOT_PUT)
             raise

@@ -16,7 +16,7 @@ from ..model.records import DISAGREEMENTS, Disagreement
 from ..model.results import IN_FLIGHT, WAITING, Found
 from . import statuses
 from .dead import DeadLetters
-from .guard import ended_rows, over_of
+from .guard import over_of
 from .presence import DEAD, MISSING, THERE, states_in_redis
 from .putting import Putter
 from .rebuild import rows_by_time
@@ -24,12 +24,13 @@ from .records import (
     Event,
     Key,
     Row,
-    expires_us,
     identity_of,
+    is_raw_key,
     lease_us,
     now_us,
     row_of_message,
 )
+from .returning import Returner, ended, ended_since, off_among, withdraw
 from .shards import Shard
 from .store import CHUNK, Store
 
@@ -63,7 +64,7 @@ class Reconciler:
     def __init__(self, store: Store, center: TimeoutCenter, putter: Putter) -> None:
         self._store = store
         self._center = center
-        self._putter = putter
+        self._returner = Returner(store, center, putter)
         #: by the number of a shard: where the next look begins
         self._after: dict[int, tuple[int, str, str, str] | None] = {}
         #: by the number of a shard: what was missing in the latest round through it, and what is in
@@ -142,11 +143,7 @@ class Reconciler:
             if state == DEAD:
                 events.append(ended(row, statuses.DEAD))
             elif self._is_confirmed(shard, row):
-                expires = expires_us(row)
-                if expires is not None and expires <= now:
-                    events.append(ended(row, statuses.EXPIRED))
-                else:
-                    confirmed.append(row)
+                confirmed.append(row)
         if events:
             self._store.record(events)
         return self._put(confirmed)
@@ -163,23 +160,14 @@ class Reconciler:
         return False
 
     def _put(self, rows: Sequence[Row]) -> int:
-        if not rows:
-            return 0
-        over = ended_rows(self._store, rows)
-        self._store.forget([row.key for row in rows if row.key in over])
-        wanted = [row for row in rows if row.key not in over]
-        self._store.record(
-            [Event(row.key, statuses.PENDING, now_us(), 0, "", "", ({}, 0)) for row in wanted]
-        )
-        put = self._putter.put(wanted)
-        now = time.monotonic()
-        self._returned.update((row.key, (row, now)) for row in wanted)
+        put = self._returner.put_missing(rows)
+        self.watch(put.rows)
         while len(self._returned) > MAX_SUSPECTS:
             self._returned.pop(next(iter(self._returned)))
-        return put
+        return put.number
 
     def watch(self, rows: Iterable[Row]) -> None:
-        """It is not known whether rows say that these were put."""
+        """These were put, and it is not known what has become of them."""
         now = time.monotonic()
         self._returned.update((row.key, (row, now)) for row in rows)
 
@@ -196,26 +184,8 @@ class Reconciler:
             if self._store.shards.of(row.id).number in awake
         ]
         if asked:
-            over = ended_rows(self._store, asked)
+            over = ended_since(self._store, asked)
             withdraw(self._center, [self._returned.pop(key)[0] for key in over])
-
-
-def ended(row: Row, status: int) -> Event:
-    """That a row has ended."""
-    return Event(row.key, status, now_us(), 0, "", "", ({}, 0))
-
-
-def withdraw(center: TimeoutCenter, rows: Iterable[Row]) -> int:
-    """Delete the messages of rows, where they wait; return how many."""
-    number = 0
-    for row in rows:
-        found = [
-            one
-            for one in center.get(row.id, topic=row.topic, basis=row.basis)
-            if one.body == row.body and one.state == WAITING
-        ]
-        number += sum(one.deleted for one in center.cancel_found(found, dead=False))
-    return number
 
 
 class Comparison:
@@ -254,7 +224,12 @@ class Comparison:
             for pair in self._unknown([one for one, _ in messages])
             if (pair[0].topic, pair[0].id, pair[0].body) in still
         ]
-        over = over_of(self._store, [key for _, key in messages])
+        # Of bytes that a center has put nobody knows whether they are the message that has ended.
+        over = over_of(self._store, [key for one, key in messages if not is_raw_key(key, one.body)])
+        off = off_among(self._center, missing)
+        if fix:
+            self._store.forget([row.key for row in missing if row.topic in off])
+        missing = [row for row in missing if row.topic not in off]
         if fix:
             self._mend(missing, dead, messages, over)
         for row in missing:
@@ -272,11 +247,16 @@ class Comparison:
         messages: Sequence[tuple[Found, Key]],
         over: set[Key],
     ) -> None:
-        Putter(self._center, self._store.topics, self._store.take_over).put(missing)
+        putter = Putter(self._center, self._store.topics, self._store.take_over)
+        Returner(self._store, self._center, putter).put_missing(missing)
         self._store.record([ended(row, statuses.DEAD) for row in dead])
         new = [row_of_message(one, key) for one, key in messages if key not in over]
         if new:
             self._store.insert(new)
+            # What was handled before has ended, and whoever has done that has said so.
+            states = states_in_redis(self._center, new)
+            gone = [row.key for row, state in zip(new, states, strict=True) if state == MISSING]
+            self._store.forget(gone)
             # What was requeued by somebody who does not know the library has one already.
             DeadLetters(self._store).requeued([(row.topic, row.id) for row in new])
         self._center.cancel_found(

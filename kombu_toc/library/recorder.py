@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -20,14 +21,13 @@ from ..center.center import TimeoutCenter
 from ..center.recurring import ScheduleChange
 from ..center.runner import BROKEN
 from ..errors import ConfigurationError, LibraryError
-from ..model.results import WAITING, Cancelled, Rescheduled
-from ..model.topic import Declaration, Topic, base_of
+from ..model.topic import Declaration, Topic
 from . import outbox, statuses
 from .backlog import Backlog
 from .engines import RefusedError
 from .guard import Guard
 from .keeper import Keeper
-from .records import Event, Key, Row, is_storable, key_of, now_us, storable
+from .records import Event, Key, Row, is_storable, now_us, storable
 from .schedules import Schedules
 from .schema import MAX_ERROR
 from .shards import Database
@@ -151,6 +151,14 @@ class Recorder:
                 )
                 self._start()
 
+    def write_ends(self, keys: Sequence[Key]) -> None:
+        """The same bytes may be put again under an id: write first what has become of those that
+        this process has handled. What is written later would be taken for the end of the new
+        ones."""
+        if self._backlog.has_any(keys):
+            with suppress(LibraryError):  # whoever puts them is told by their rows
+                self._backlog.write()
+
     def _withdraw(self, rows: Sequence[Row]) -> None:
         """Of a publish that fails: some are there, perhaps, and only the reply was lost."""
         self._backlog.withdraw(rows)
@@ -183,8 +191,8 @@ class Recorder:
         if row.place == statuses.FAR:
             if topic is not None:
                 known = partial(self._committed.__setitem__, topic.name, topic.declaration)
-                outbox.when_committed(connection, known)
-            outbox.when_committed(connection, self._bell.set)
+                outbox.when_committed(connection, (self, topic.name), known)
+            outbox.when_committed(connection, self, self._bell.set)
             self._start()
             return
         with self._lock:
@@ -193,7 +201,7 @@ class Recorder:
             self._expected[row.key] = time.monotonic() + EXPECTED
             while len(self._expected) > MAX_EXPECTED:  # a relay finds the others
                 self._expected.pop(next(iter(self._expected)))
-        outbox.when_committed(connection, self._bell.set)
+        outbox.when_committed(connection, self, self._bell.set)
         self._start()
 
     def withdraw(self, row: Row) -> None:
@@ -283,40 +291,11 @@ class Recorder:
         """Events and rows that are not written yet."""
         return len(self._backlog)
 
-    # -- what a center does
+    # -- what operators do
 
-    def cancelled(
-        self, ids: Sequence[str], found: Sequence[Cancelled], topic: str | None
-    ) -> list[Cancelled]:
-        self.deleted(found)
-        there = {(one.topic, base_of(one.id)) for one in found}
-        there |= {(one.topic, one.id) for one in found}
-        only: list[Row] = []
-        for row in self.store.of_ids(ids):
-            known = (row.topic, row.id) in there
-            if not known and row.status == statuses.PENDING and topic in (None, row.topic):
-                only.append(row)
-        self._end([row.key for row in only], statuses.CANCELLED)
-        return [Cancelled(row.topic, row.id, WAITING, True, False, row.body) for row in only]
-
-    def deleted(self, found: Sequence[Cancelled]) -> None:
-        keys = [key_of(one.topic, one.id, one.body) for one in found if one.deleted]
-        self._end(keys, statuses.CANCELLED)
-
-    def rescheduled(self, moved: Sequence[Rescheduled]) -> None:
-        for one in moved:
-            if one.moved:
-                # Copies are known by the id of the message, a mark, and their token.
-                base = base_of(one.id)
-                token = one.id[len(base) + 1 :] if base != one.id else None
-                self.store.set_time([(base, one.topic, token)], one.time_us)
-
-    def purged(self, topic: str) -> None:
-        for rows in self.store.of_topic(topic, now_us()):
-            self._end([row.key for row in rows], statuses.CANCELLED)
-
-    def _end(self, keys: Sequence[Key], status: int) -> None:
-        """Note at once that these have ended: people and tools wait for it."""
+    def end(self, keys: Sequence[Key], status: int) -> None:
+        """Note at once that these have ended: people and tools wait for it. Raises LibraryError,
+        and keeps what is not written."""
         if not keys:
             return
         now = now_us()
@@ -335,7 +314,7 @@ class Recorder:
 
     def _start(self) -> None:
         if self._pid != os.getpid():
-            self._after_fork()
+            self.after_fork()
         if self._thread is None:
             with self._lock:
                 if self._thread is None:
@@ -345,8 +324,14 @@ class Recorder:
                     self._thread.start()
                     atexit.register(self.close)
 
-    def _after_fork(self) -> None:
-        """What the parent gathered is the parent's."""
+    def after_fork(self) -> None:
+        """This is a child of the process that has made it: what that has gathered, and its
+        connections, are its own."""
+        self.store.shards.close(inherited=True)
+        self.schedules = Schedules(self.store)
+        self.guard.after_fork()
+        # Its connections to Redis are not closed: the parent uses them.
+        self._keeper = None
         self._pid = os.getpid()
         self.worker = f"{_host}:{self._pid}"
         self._lock = threading.Lock()
@@ -355,6 +340,7 @@ class Recorder:
         self._thread, self._taken = None, {}
         self._consumes = self._not_put = False
         self._expected, self._declared, self._committed = {}, {}, {}
+        self._stopping, self.away_until = False, 0.0
 
     def close(self) -> None:
         """Write what there is, and end the thread."""
@@ -492,6 +478,8 @@ class Recorder:
             if self._not_put:
                 self._keeper.put_missing()
                 self._not_put = self._keeper.doubts
+                if self._keeper.has_more:
+                    self._bell.set()
                 self.away_until = 0.0
             if self._consumes and self._keeper.turn():
                 self._bell.set()  # there is more to do at once

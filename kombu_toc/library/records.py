@@ -110,7 +110,12 @@ def identity_of(topic: str, id: str, body: bytes) -> tuple[Key, Mapping[str, Any
 def is_raw(row: Row) -> bool:
     """Whether a center has put it: then the same bytes may be put again under the same id, and are
     another message."""
-    return row.token == f"{zlib.crc32(row.body):08x}"
+    return is_raw_key(row.key, row.body)
+
+
+def is_raw_key(key: Key, body: bytes) -> bool:
+    """As :func:`is_raw`, of the key of a row and the message."""
+    return key[1] == f"{zlib.crc32(body):08x}"
 
 
 def now_us() -> int:
@@ -166,10 +171,30 @@ def request_of(row: Row) -> PutRequest:
     )
 
 
-def expires_us(row: Row) -> int | None:
-    """When a message has expired, if it ever does and nothing else is said by its queue."""
+def expires_us(row: Row, ttl_ms: int | None = None) -> int | None:
+    """When a message has expired, if it ever does.
+
+    ttl_ms: milliseconds after its due time when a message of its queue has
+    """
     ms = trait(row.traits, "e")
+    if ttl_ms is not None and (ms is None or ttl_ms < ms):
+        ms = ttl_ms
     return None if ms is None else row.action_us + ms * 1000
+
+
+def as_of(row: Row, ttl_ms: int | None, now: int) -> Row | None:
+    """A row as its message is put now; None if it has expired. What is overdue is due when it is
+    put, and Redis counts from then: so it has only what is left of its time.
+
+    ttl_ms: as in :func:`expires_us`; now: microseconds since the epoch
+    """
+    expires = expires_us(row, ttl_ms)
+    if expires is None or row.action_us >= now:
+        return row
+    if expires <= now:
+        return None
+    said = f"{row.traits},x" if row.traits else ";x"
+    return row._replace(traits=as_put(f"{said}{expires // 1000}", now // 1000))
 
 
 def lease_us(row: Row, limits: Limits) -> int:

@@ -130,6 +130,8 @@ class Database:
 
     def close(self, *, inherited: bool = False) -> None:
         """Close its connections; of those that a forked process has inherited, forget them."""
+        if inherited:
+            self._watchdog.after_fork()
         for engine in (self.engine, self._single):
             engine.dispose(close=not inherited)
         if not inherited:

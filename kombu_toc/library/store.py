@@ -260,13 +260,14 @@ class Store:
             statement = update(table).where(which).values(**values)
             shard.database.execute(statement)
 
-    def of_topic(self, topic: str, until_us: int) -> Iterator[list[Row]]:
-        """What is pending in a queue and was sent until then, page by page. Whoever reads it ends
-        each page before the next."""
+    def of_topic(
+        self, topic: str, until_us: int, status: int = statuses.PENDING
+    ) -> Iterator[list[Row]]:
+        """What has this status in a queue and was sent until then, page by page."""
         for shard in self.shards.all:
             table = shard.tables.pending
             which = (table.c.topic == topic) & (table.c.created_us <= until_us)
-            which &= table.c.status == statuses.PENDING
+            which &= table.c.status == status
             after: Key | None = None
             while True:
                 page = (

@@ -36,6 +36,11 @@ class Watchdog:
         #: the thread that watches, and what wakes it; None: there is none
         self._bell: threading.Event | None = None
 
+    def after_fork(self) -> None:
+        """Nothing is watched yet in this process: the thread is its parent's."""
+        self._pid, self._lock, self._watched = os.getpid(), threading.Lock(), {}
+        self._bell = None
+
     @contextlib.contextmanager
     def watching(self, descriptor: int, until: float) -> Iterator[None]:
         """Within this, a connection is cut when the time is over.
@@ -58,9 +63,8 @@ class Watchdog:
             bell.set()
 
     def _watch(self, number: int, until: float, descriptor: int) -> None:
-        if self._pid != os.getpid():  # forked: the thread is the parent's
-            self._pid, self._lock, self._watched = os.getpid(), threading.Lock(), {}
-            self._bell = None
+        if self._pid != os.getpid():
+            self.after_fork()
         with self._lock:
             self._watched[number] = (until, descriptor)
             if self._bell is None:

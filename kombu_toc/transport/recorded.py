@@ -35,9 +35,6 @@ from .publishing import Publisher, publish_of
 from .qos import QoS
 from .uniqueness import is_unique
 
-#: Calls that a thread has made and may be about to run: those of tasks of an event loop.
-MOST_MADE = 256
-
 
 class RecordedPublisher(Publisher):
     """Writes the row of a message, and then puts it."""
@@ -158,9 +155,17 @@ class RecordedPublisher(Publisher):
     ) -> None:
         own = request._replace(traits=claim.among(request.traits))
         made = self._made.__dict__.setdefault("unique", {})
-        while len(made) >= MOST_MADE:
-            made.pop(next(iter(made)))
         made[call.args] = own, takes
+
+    def _put_unique(self, first: ScriptCall, *how: Any) -> None:
+        made = self._made.unique
+        token = made[first.args][0].token
+        try:
+            super()._put_unique(first, *how)
+        finally:
+            # Others are of tasks of an event loop, which are about to run them.
+            for args in [args for args, (own, _) in made.items() if own.token == token]:
+                del made[args]
 
     def run_unique(self, topic: Topic, call: ScriptCall, *, wait: bool = True) -> Any:
         request, takes = self._made.unique[call.args]
@@ -230,7 +235,7 @@ class RecordedChannel(Channel):
         if delivery is None:
             return
         topic = self.center.known(delivery.topic)
-        if topic is not None and topic.declaration.library == OFF:
+        if topic is not None and (topic.declaration.library == OFF or topic.declaration.expires):
             return
         headers = message.headers
         id = headers.get("id")

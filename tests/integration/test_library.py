@@ -161,6 +161,19 @@ def test_tasks_are_found_cancelled_and_moved_by_their_business_id(server, broker
     assert ids(between=(time.time() + 3600, None)) == ["job-0", "job-2", "job-4"]
 
 
+def test_what_becomes_of_messages_without_rows_is_not_recorded(broker, store):
+    channel = broker.default_channel
+    Queue("replies", expires=60)(channel).declare()
+    for number in range(3):
+        publish(broker, f"reply-{number}", queue="replies")
+    queue = Queue("replies", expires=60)(channel)
+    queue.get(no_ack=True)
+    queue.get().ack()
+    queue.get().reject()
+    channel.recorder.flush()
+    assert store.count() == {"not put": 0}
+
+
 # -- rebuild
 
 

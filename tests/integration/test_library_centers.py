@@ -271,3 +271,21 @@ def test_a_batch_of_publishes_writes_its_rows_with_one_statement(
         assert len(written) <= 6, "one for each of two databases, three times"
         assert store.count() == {"pending": 120, "not put": 0}
         recorder.close()
+
+
+def test_bytes_that_are_put_again_as_soon_as_they_were_handled_have_a_row(
+    client, recorded, store, monkeypatch
+):
+    monkeypatch.setattr(recorder_of(recorded), "_start", lambda: None)  # nothing is written yet
+    recorded.put("mail", "order-1", b"one")
+    recorded.ack(recorded.pop("mail").messages)
+    recorded.put("mail", "order-1", b"one", delay=60)
+    flushed(recorded)
+    assert status_of(store, "order-1") == ["done", "pending"]
+    recorded.put_many("mail", [("order-2", b"two")])
+    recorded.ack(recorded.pop("mail").messages)
+    recorded.put_many("mail", [("order-2", b"two", time.time() + 60)])
+    flushed(recorded)
+    client.flushall()
+    recorded.forget("mail")
+    assert recorded.library.rebuild().put == 2

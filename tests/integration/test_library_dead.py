@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from kombu import Queue
 
-from kombu_toc import DEAD, TimeoutCenter, center_for
+from kombu_toc import DEAD, LibraryError, TimeoutCenter, center_for
 from kombu_toc.library import statuses
 from kombu_toc.library.dead import DeadLetters
-from kombu_toc.library.records import now_us
+from kombu_toc.library.records import Event, now_us
 
 from ..library import broker, consume, engine, new_url, options, publish, status_of, store
 
@@ -110,3 +111,52 @@ def test_what_is_older_than_deadqueue_keeps_stays_away(client, broker, store, ce
     client.flushall()
     assert recorded.library.rebuild().put == 0
     assert dead(center) == {}
+
+
+def lose_its_worker(broker: Any, store: Any, center: TimeoutCenter) -> None:
+    """Of a task that is to be dead then, and was acknowledged when it began."""
+    Queue("mail", queue_arguments={"x-guard": True})(broker.default_channel).declare()
+    publish(broker, "order-1", **{"x-biz-id": "7"})
+    [message] = center.pop("mail").messages
+    [row] = store.of_ids(["order-1"])
+    store.record([Event(row.key, statuses.DONE, now_us(), 1, "w:1", "", ({}, 0))])
+    assert center.bury(message, reason="the task failed", error="its worker is gone")
+
+
+def test_one_whose_worker_was_lost_runs_when_it_is_requeued(broker, store, center, recorded):
+    lose_its_worker(broker, store, center)
+    recorded.forget("mail")
+    assert recorded.requeue_dead("mail") == 1
+    assert status_of(store, "order-1") == ["dead", "pending"]
+    [record] = store.history("order-1")[:1]
+    assert (record.error, record.attempts, record.biz_id) == ("its worker is gone", 1, "7")
+    assert consume(broker, 1) == ["order-1"]
+    assert status_of(store, "order-1") == ["done"]
+
+
+def test_check_leaves_what_was_requeued_so(client, broker, store, center, recorded, monkeypatch):
+    monkeypatch.setattr("kombu_toc.library.reconcile.UNDER_WAY_US", 0)
+    lose_its_worker(broker, store, center)
+    recorded.forget("mail")
+    recorded.requeue_dead("mail", ids=["order-1"])
+    assert recorded.library.check(fix=True) == []
+    assert center.get("order-1")
+    client.flushall()
+    assert recorded.library.rebuild().put == 1
+    assert consume(broker, 1) == ["order-1"]
+
+
+def test_nothing_is_requeued_while_the_library_is_away(
+    broker, store, center, recorded, monkeypatch
+):
+    die(broker, "order-1")
+
+    def away(self: Any, rows: Any) -> None:
+        raise LibraryError("it is away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("kombu_toc.library.store.Store.insert", away)
+        with pytest.raises(LibraryError, match="away"):
+            recorded.requeue_dead("mail")
+    assert dead(center).keys() == {"order-1"}
+    assert recorded.requeue_dead("mail") == 1

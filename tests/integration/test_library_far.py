@@ -6,13 +6,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery import Celery
 from kombu import Connection, Producer, Queue
 from redis.exceptions import ConnectionError as RedisConnectionError
 from sqlalchemy import select
 
+import celery_toc
+from celery_toc.worker import remote_control
 from kombu_toc import ConfigurationError, LibraryError, TimeoutCenter, center_for
 from kombu_toc.library import far_store, loader, statuses
 from kombu_toc.library.far_store import FarStore
@@ -679,3 +683,31 @@ def test_without_a_library_a_horizon_is_refused(server, center):
     with pytest.raises(ConfigurationError, match="needs a task library"):
         center.alter("mail", horizon=60)
     assert center.alter("mail", horizon=None)
+
+
+def test_what_a_worker_lists_is_in_redis(server, options, queue, store, monkeypatch):
+    app = Celery("shop", broker=server.toc_url)
+    app.conf.broker_transport_options = options
+    app.conf.task_default_queue = "mail"
+
+    @app.task(name="shop.add")
+    def add() -> None: ...
+
+    far = add.apply_async(countdown=86_400)
+    near = add.apply_async(countdown=60)
+    tasks = celery_toc.timeout_center(app)
+    assert [one.id for one in tasks.scheduled(["mail"], 9)] == [near.id, far.id]
+    state = SimpleNamespace(app=app, hostname="w", consumer=SimpleNamespace())
+    state.consumer.task_consumer = SimpleNamespace(queues=[Queue("mail")])
+    step = SimpleNamespace(center=tasks.center)
+    monkeypatch.setattr(remote_control, "_step", lambda state: step)
+    celerys = SimpleNamespace(scheduled=lambda state, **how: [])
+    monkeypatch.setattr(remote_control, "_celerys", celerys)
+
+    def refuse(*how: Any, **more: Any) -> None:
+        raise AssertionError("a database was asked")
+
+    monkeypatch.setattr("kombu_toc.library.far.FarMessages.read", refuse)
+    listed = remote_control.scheduled(state)
+    assert [one["request"]["id"] for one in listed] == [near.id]
+    app.close()

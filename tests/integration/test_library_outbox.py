@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 from kombu_toc import LibraryError, TimeoutCenter, center_for, outbox
 from kombu_toc.client.databases import DatabaseURL, read_databases
 from kombu_toc.library import migrate, statuses
+from kombu_toc.library import outbox as outboxes
 from kombu_toc.library.shards import Shards
 from kombu_toc.library.store import Store
 
@@ -301,3 +302,24 @@ def test_what_a_queue_is_declared_with_decides_whether_an_outbox_may_send_to_it(
     assert store.of_ids(["order-3"]) == []
     send("order-4", "off")
     assert len(center.get(["order-3", "order-4"])) == 2
+
+
+@pytest.mark.parametrize("how", ["connection", "session"])
+def test_a_connection_that_stays_open_is_listened_to_once(broker, store, center, database, how):
+    opened: Any = database.connect() if how == "connection" else Session(database)
+    with opened as connection:
+        for number in range(5):
+            with outbox(connection):
+                for copy in range(3):
+                    publish(broker, f"order-{number}-{copy}", **{"x-delay": 60_000})
+            if number % 2:
+                connection.rollback()
+            else:
+                connection.commit()
+        dispatch = connection.dispatch
+        committed = dispatch.commit if how == "connection" else dispatch.after_commit
+        assert len(list(committed)) == 1
+        assert not outboxes._waiting[connection]
+    for number in (0, 2, 4):
+        wait_for(center, f"order-{number}-2")
+    assert not center.get("order-1-0")

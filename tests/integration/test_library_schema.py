@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import inspect
+from sqlalchemy import Engine, event, inspect
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from kombu_toc import LibraryError, center_for
@@ -104,3 +104,48 @@ def test_the_tables_that_are_made_are_those_that_this_release_uses(new_url):
 def test_a_version_does_not_follow_the_tables_of_this_release():
     written = Path(v0001_tables.__file__).read_text()
     assert "library.schema" not in written and "library import" not in written
+
+
+def test_rows_are_written_while_the_index_of_an_older_table_is_made(new_url):
+    shards = shards_of(new_url())
+    database = shards.databases[0]
+    migrate._upgrade(shards, database, "0001")
+    said: list[str] = []
+
+    def note(conn: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        said.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        migrate.upgrade(shards)
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+    made = [one for one in said if one.startswith("CREATE INDEX")]
+    assert len(made) == 1
+    assert ("CONCURRENTLY" in made[0]) is (database.dialect.name == "postgresql")
+    shards.close()
+
+
+def test_an_upgrade_that_was_stopped_can_be_repeated(new_url, monkeypatch):
+    shards, fresh = shards_of(new_url()), shards_of(new_url())
+    database = shards.databases[0]
+    migrate._upgrade(shards, database, "0001")
+
+    class Stopped(Exception): ...
+
+    def stop(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        if statement.startswith("CREATE INDEX"):
+            raise Stopped
+
+    event.listen(Engine, "after_cursor_execute", stop)
+    try:
+        with pytest.raises(Stopped):
+            migrate.upgrade(shards)
+    finally:
+        event.remove(Engine, "after_cursor_execute", stop)
+    if database.dialect.name != "mysql":  # whose statements about tables are in no transaction
+        assert migrate.upgrade(shards) == [database]
+        migrate.create(fresh)
+        assert described(shards) == described(fresh)
+    shards.close()
+    fresh.close()

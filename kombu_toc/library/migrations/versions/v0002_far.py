@@ -30,16 +30,30 @@ depends_on = None
 
 def upgrade() -> None:
     connection = op.get_bind()
-    op.execute(CreateTable(_schedules()))
-    # MySQL has no index of some rows only.
-    which = "" if connection.dialect.name in ("mysql", "mariadb") else " WHERE place = 2"
-    for number in range(context.config.attributes["tables"]):
-        connection.execute(
-            text(
-                f"CREATE INDEX toc_pending_{number}_far ON toc_pending_{number} "
-                f"(place, topic, action_us, id){which}"
-            )
-        )
+    kind = connection.dialect.name
+    # What was stopped in between can be repeated: the index is made in no transaction.
+    op.execute(CreateTable(_schedules(), if_not_exists=True))
+    numbers = range(context.config.attributes["tables"])
+    if kind == "postgresql":
+        with op.get_context().autocommit_block():
+            for number in numbers:
+                # One that was stopped is left as an index that nobody uses.
+                op.execute(text(f"DROP INDEX CONCURRENTLY IF EXISTS toc_pending_{number}_far"))
+                # Rows are written meanwhile.
+                op.execute(text(_index(number, "CONCURRENTLY", " WHERE place = 2")))
+        return
+    for number in numbers:
+        if kind == "sqlite":
+            connection.execute(text(_index(number, "IF NOT EXISTS", " WHERE place = 2")))
+        else:  # MySQL has no index of some rows only
+            connection.execute(text(_index(number, "", "")))
+
+
+def _index(number: int, how: str, which: str) -> str:
+    return (
+        f"CREATE INDEX {how} toc_pending_{number}_far ON toc_pending_{number} "
+        f"(place, topic, action_us, id){which}"
+    )
 
 
 def _name(length: int) -> Any:
