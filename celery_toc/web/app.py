@@ -37,4 +37,12 @@ def api_for_app(app: Celery, *, tokens: Tokens | None = None, allow: Iterable[st
     async def close() -> None:
         await aio.aclose(app)
 
-    return api_for(url, tokens=tokens, operations=operations, on_close=(close,), ssl=ssl, **options)
+    return api_for(
+        url,
+        tokens=tokens,
+        operations=operations,
+        on_close=(close,),
+        check_message=allowed.check_message,
+        ssl=ssl,
+        **options,
+    )

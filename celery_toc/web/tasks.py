@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from celery.backends.base import DisabledBackend
 from celery.exceptions import QueueNotFound
+from kombu import serialization
 from kombu.exceptions import EncodeError, OperationalError
+from kombu.utils import json as kombu_json
 
+from kombu_toc import EnvelopeError, unpack
 from kombu_toc.http import (
     Answer,
     Anything,
@@ -86,6 +89,19 @@ class Allowed:
                 "task",
             )
 
+    def check_message(self, id: str, raw: bytes) -> None:
+        """Raises Problem for a message that a worker would read as a task: whoever sends it would
+        choose its name, what follows it and how its arguments are decoded.
+
+        It goes by what a worker does with the bytes, whatever they were made of.
+        """
+        if raw[:1] in _DEFLATED or (raw[:1] == b"{" and _is_task(id, raw)):
+            raise Problem(
+                "forbidden",
+                "a worker would read this message as a task; "
+                f"POST /v1/apps/{self.name}/tasks sends tasks, those that are allowed",
+            )
+
     async def result(self, id: str) -> dict[str, Any]:
         """What the result backend knows of a task."""
         if isinstance(self.app.backend, DisabledBackend):
@@ -105,6 +121,31 @@ class Allowed:
             else:
                 shown["result"] = json.loads(json.dumps(value, default=repr))
         return shown
+
+
+#: What a message begins with that is kept compressed: only its stored id tells what it holds.
+_DEFLATED = (b"\x01", b"\x02")
+
+
+def _is_task(id: str, raw: bytes) -> bool:
+    """Whether a worker might read a message as a task, of protocol 2 or 1."""
+    try:
+        message = unpack(raw, id)
+    except EnvelopeError:
+        return False  # a worker cannot read it either
+    headers, kind = message["headers"], message["content-type"]
+    if "task" in headers or "compression" in headers or message["properties"]:
+        return True
+    serializer = serialization.registry.type_to_name.get(kind) if isinstance(kind, str) else None
+    if serializer in (None, "raw"):
+        return False
+    if serializer != "json":
+        return True  # perhaps with pickle: what it holds is known when it is too late
+    try:
+        body = kombu_json.loads(message["body"])
+    except Exception:  # a worker would fail likewise
+        return False
+    return isinstance(body, Mapping) and isinstance(body.get("task"), str)
 
 
 async def send(allowed: Allowed, request: Request) -> Answer:

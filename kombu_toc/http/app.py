@@ -63,6 +63,8 @@ class HttpApi:
     on_close: awaited when the application ends
     keep_answers: seconds for which answers are kept under an Idempotency-Key
     max_body: bytes of a body
+    check_message: is told the id and the bytes of each message before it is put; it raises a
+        Problem for one that may not be
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class HttpApi:
         on_close: Iterable[Callable[[], Awaitable[None]]] = (),
         keep_answers: float = KEEP_ANSWERS,
         max_body: int = MAX_BODY,
+        check_message: Callable[[str, bytes], None] | None = None,
     ) -> None:
         self.center = center
         self.tokens = tokens or Tokens()
@@ -82,6 +85,7 @@ class HttpApi:
         self.router = Router((*OPERATIONS, *operations))
         self._idempotency = Idempotency(center, keep_answers)
         self._max_body = max_body
+        self.check_message = check_message
         self._recorded = recorded
         self._on_close = tuple(on_close)
         #: what cancels and moves messages, so that the library knows
@@ -205,6 +209,7 @@ def api_for(
     tokens: Tokens | None = None,
     operations: Iterable[Operation] = (),
     on_close: Iterable[Callable[[], Awaitable[None]]] = (),
+    check_message: Callable[[str, bytes], None] | None = None,
     ssl: Any = None,
     **options: Any,
 ) -> HttpApi:
@@ -213,6 +218,8 @@ def api_for(
     tokens: who may do what; without any, only requests from this machine are answered
     operations: more than those of every center
     on_close: awaited when the application ends
+    check_message: is told the id and the bytes of each message before it is put; it raises a
+        Problem for one that may not be
     ssl: as in Celery's ``broker_use_ssl``
     options: as in ``broker_transport_options``
 
@@ -224,6 +231,7 @@ def api_for(
         on_close=on_close,
         tokens=tokens,
         operations=operations,
+        check_message=check_message,
         recorded=recorded if recorded.recorder is not None else None,
     )
 
