@@ -22,6 +22,7 @@ from .openapi import document
 from .operations import Operation, Router, answer, read_parameters
 from .problems import Problem, not_found, problem_of
 from .requests import (
+    CLOSE,
     MAX_HEADERS,
     MAX_TARGET,
     Answer,
@@ -167,6 +168,9 @@ class HttpApi:
             *_ALWAYS,
             *made.headers,
         ]
+        if request is not None and b"upgrade" in request[0].headers and CLOSE not in made.headers:
+            # Nothing is upgraded here, and a server may read no further request after it.
+            headers.append(CLOSE)
         try:
             await send({"type": "http.response.start", "status": made.status, "headers": headers})
             body = b"" if scope["method"] == "HEAD" else made.body

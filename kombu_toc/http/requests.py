@@ -27,6 +27,10 @@ MAX_HEADERS = 32 * 1024
 MAX_TARGET = 16 * 1024
 
 
+#: Of an answer after which the connection cannot be used.
+CLOSE = (b"connection", b"close")
+
+
 class Answer(NamedTuple):
     """What is sent back.
 
@@ -75,15 +79,22 @@ class Request:
 
     async def read_body(self, most: int, seconds: float) -> None:
         """Read the body. Raises Problem if it is too large or does not come in time."""
-        said = self.headers.get(b"content-length", b"0")
-        if said.isdigit() and int(said) > most:
+        said = self.headers.get(b"content-length")
+        if said is not None and said.isdigit() and int(said) > most:
             raise _too_large(most)
+        if b"upgrade" in self.headers and (
+            b"transfer-encoding" in self.headers or (said is not None and said.strip(b"0"))
+        ):
+            # Some servers take what follows the headers for the other protocol's.
+            raise _unreadable("a request with a body cannot ask for another protocol")
         try:
             async with timeout_after(seconds):  # cheaper than wait_for, which makes a task
                 await self._read(most)
         except (asyncio.TimeoutError, TimeoutError):
             detail = f"the body was not there within {seconds:g} seconds"
-            raise Problem("timeout", detail, headers=((b"connection", b"close"),)) from None
+            raise Problem("timeout", detail, headers=(CLOSE,)) from None
+        if said is not None and said.isdigit() and int(said) != len(self.body):
+            raise _unreadable(f"the body has {len(self.body)} bytes, and not {int(said)}")
 
     async def _read(self, most: int) -> None:
         parts, size = [], 0
@@ -134,7 +145,11 @@ def _refuse(constant: str) -> Any:
 
 def _too_large(most: int) -> Problem:
     detail = f"a body may have {most} bytes; send fewer messages in one request"
-    return Problem("too-large", detail, headers=((b"connection", b"close"),))
+    return Problem("too-large", detail, headers=(CLOSE,))
+
+
+def _unreadable(detail: str) -> Problem:
+    return Problem("bad-request", detail, headers=(CLOSE,))
 
 
 def read_query(raw: bytes) -> dict[str, str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import re
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -225,7 +227,10 @@ def test_rejected_messages_come_back_or_die_and_are_requeued_or_purged(
     }
     assert api.post(f"{MAIL}/dead:requeue", {"ids": ["m0"]}).json == {"requeued": 1, "more": False}
     assert api.post(f"{MAIL}/dead:purge", {"limit": 2}).json == {"purged": 2, "more": True}
-    assert api.post(f"{MAIL}/dead:requeue").json == {"requeued": 1, "more": False}
+    for empty in (None, {}):  # it does not mean all of them
+        assert api.post(f"{MAIL}/dead:purge", empty).status in (415, 422)
+    oldest = api.post(f"{MAIL}/dead:requeue", {"limit": 1000}).json
+    assert oldest == {"requeued": 1, "more": False}
     assert api.get(f"{MAIL}/counts").json == {"ready": 2, "scheduled": 0, "inFlight": 0, "dead": 0}
 
 
@@ -438,6 +443,44 @@ def test_large_bodies_and_headers_are_refused_and_the_server_goes_on(api: HttpSe
 def test_a_body_that_is_not_json_needs_its_type(api: HttpServer) -> None:
     reply = api.post(f"{MAIL}/tasks", raw=b'{"text": "x"}', headers={"content-type": "text/plain"})
     assert (reply.status, reply.json["field"]) == (415, "content-type")
+
+
+@pytest.mark.parametrize(
+    "head, status",
+    [
+        ("upgrade: h2c\r\nconnection: Upgrade, HTTP2-Settings\r\ncontent-length: 15", 400),
+        ("upgrade: h2c\r\nconnection: upgrade\r\ntransfer-encoding: chunked", 400),
+        ("upgrade: websocket\r\nconnection: upgrade\r\ncontent-length: 15", 400),
+        ("upgrade: h2c\r\nconnection: upgrade\r\ncontent-length: 0", 422),
+        ("upgrade: h2c\r\nconnection: upgrade", 422),
+    ],
+    ids=["h2c", "chunked", "websocket", "empty", "no body"],
+)
+def test_a_body_behind_an_upgrade_is_refused_and_does_not_get_lost(
+    api: HttpServer, center: TimeoutCenter, head: str, status: int
+) -> None:
+    for id in ("one", "two"):
+        center.put("mail", id, b"x")
+    for message in center.pop("mail", 2).messages:
+        center.reject(message, requeue=False)
+    body = b'{"ids":["one"]}'
+    if "chunked" in head:
+        body = b"f\r\n%b\r\n0\r\n\r\n" % body
+    if status == 422:
+        body = b""
+    with socket.create_connection(("127.0.0.1", api.port)) as raw:
+        raw.sendall(
+            b"POST /v1/queues/mail/dead:purge HTTP/1.1\r\nhost: localhost\r\n"
+            b"content-type: application/json\r\n%b\r\n\r\n%b" % (head.encode(), body)
+        )
+        raw.settimeout(20)
+        said = b""
+        with contextlib.suppress(ConnectionResetError):
+            while some := raw.recv(65_536):  # it closes the connection
+                said += some
+    assert said.startswith(b"HTTP/1.1 %d " % status), said
+    assert b"connection: close" in said
+    assert center.counts("mail").dead == 2
 
 
 def test_a_connection_carries_many_requests(api: HttpServer) -> None:
