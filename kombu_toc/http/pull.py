@@ -11,7 +11,7 @@ from ..errors import ReceiptError
 from ..model.receipts import read_receipt
 from ..model.results import DEAD, WAITING
 from .fields import Flag, Listed, Number, Object, Text
-from .messages import LEASED_TASK, shown_delivery
+from .messages import LEASED_TASK, Room, shown_delivery
 from .operations import Operation, answer, read_body
 from .problems import invalid
 from .requests import Answer, Gone, Request
@@ -89,8 +89,13 @@ async def lease(api: Any, request: Request) -> Answer:
         messages = await _unless_gone(request, desk, asked)
     if not messages:
         return answer({"tasks": []}, keep=1.0)
-    document = {"tasks": [shown_delivery(one) for one in messages]}
-    return answer(document, keep=KEEP_LEASES, undo=partial(desk.give_back, messages))
+    try:
+        room = Room()
+        document = {"tasks": [shown_delivery(one, room) for one in messages]}
+        return answer(document, keep=KEEP_LEASES, undo=partial(desk.give_back, messages))
+    except BaseException:
+        await desk.give_back(messages)
+        raise
 
 
 async def _unless_gone(request: Request, desk: Any, asked: tuple[Any, ...]) -> Any:

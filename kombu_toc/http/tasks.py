@@ -14,6 +14,7 @@ from .messages import (
     NEW_TASK,
     PUT_TASK,
     TASK,
+    Room,
     arguments_of,
     shown_found,
     shown_put,
@@ -174,8 +175,9 @@ async def list_tasks(api: Any, request: Request) -> Answer:
 
 
 def shown_page(page: Page, *, with_body: bool = True) -> dict[str, Any]:
+    room = Room()
     return {
-        "tasks": [shown_found(one, with_body=with_body) for one in page.messages],
+        "tasks": [shown_found(one, with_body=with_body, room=room) for one in page.messages],
         "nextPageToken": page.after,
     }
 

@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import psutil
 import pytest
 import redis
 
 from kombu_toc import TimeoutCenter, pack
 from kombu_toc.exporter import metrics_text
+from kombu_toc.model.envelope import compress
 
 from ..cluster import Cluster
 from ..http_server import HttpServer
@@ -114,6 +116,52 @@ def test_what_a_center_puts_is_leased_also_an_envelope(
     for one in packed:
         assert (one["text"], one["contentType"]) == ("[7]", "application/json")
         assert one["headers"] == {"task": "shop.remind"}
+
+
+LINE = b'{"h":%b,"p":{},"t":%b,"e":"utf-8"}\nbody'
+UUID = b'{"__type__":"uuid","__value__":{"hex":"0af7651916cd43dd8448eb211c80319c","version":4}}'
+
+#: Messages that a Python process may put, and that are hard to show.
+ODD = {
+    "uuid": lambda: LINE % (b'{"x":%b}' % UUID, b'"a/b"'),
+    "number": lambda: LINE % (b'{"x":NaN,"y":-Infinity}', b'"a/b"'),
+    "deep": lambda: LINE % (b'{"x":%b}' % (b"[" * 900 + b"]" * 900), b'"a/b"'),
+    "kind": lambda: LINE % (b"{}", b'{"a":1}'),
+    "half": lambda: LINE % (b'{"x":"\\ud800"}', b'"a/b"'),
+    "bomb": lambda: compress(b"0" * (1 << 27)),
+    "bomb of a body": lambda: compress(LINE % (b"{}", b'"a/b"') + b"0" * (1 << 27)),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_is_hard_to_show_is_shown_and_holds_nothing_up(
+    api: HttpServer, center: TimeoutCenter, name: str
+) -> None:
+    center.put("mail", "odd", ODD[name]())
+    center.put("mail", "plain", b"x")
+
+    def strict(reply: Any) -> Any:
+        assert reply.status == 200, reply.body[:500]
+        assert len(reply.body) < 1 << 20
+
+        def refuse(constant: str) -> None:
+            raise AssertionError(constant)
+
+        return json.loads(reply.body, parse_constant=refuse)
+
+    assert strict(api.get(f"{MAIL}/tasks/odd"))["id"] == "odd"
+    listed = strict(api.get(f"{MAIL}/tasks"))["tasks"]
+    found = strict(api.post(f"{MAIL}:lease", {"limit": 10}))["tasks"]
+    for tasks in (listed, found):
+        assert {one["id"] for one in tasks} == {"odd", "plain"}
+        odd = next(one for one in tasks if one["id"] == "odd")
+        if name == "uuid":
+            assert odd["headers"] == {"x": "0af76519-16cd-43dd-8448-eb211c80319c"}
+        if name == "number":
+            assert odd["headers"] == {"x": "NaN", "y": "-Infinity"}
+    assert psutil.Process(api.process.pid).memory_info().rss < 500 << 20
+    receipts = {"receipts": [one["receipt"] for one in found]}
+    assert api.post(f"{MAIL}:ack", receipts).json["acknowledged"] == 2
 
 
 @pytest.mark.parametrize(
