@@ -85,7 +85,7 @@ class HttpApi:
         self.desk = Desk(center)
         self.router = Router((*OPERATIONS, *operations))
         self._idempotency = Idempotency(center, keep_answers)
-        self._max_body = max_body
+        self.max_body = max_body
         self.check_message = check_message
         self._recorded = recorded
         self._on_close = tuple(on_close)
@@ -152,11 +152,14 @@ class HttpApi:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = None
+        connection = guard.current()
         try:
             request = self._read(scope, receive)
             made = await self._answer(request[0], request[1], request[2])
         except Gone:
-            return
+            if connection is None:
+                return
+            made = Answer(b"", 408)  # for nobody; but the server wants one
         except Exception as exc:
             made = as_answer(problem_of(exc))
         if made.undo is not None and request is not None and await _has_gone(request[0]):
@@ -175,9 +178,11 @@ class HttpApi:
             await send({"type": "http.response.start", "status": made.status, "headers": headers})
             body = b"" if scope["method"] == "HEAD" else made.body
             await send({"type": "http.response.body", "body": body})
-        except OSError:  # the client has gone away meanwhile
-            if made.undo is not None:
-                await made.undo()
+            gone = connection is not None and connection.lost.is_set()
+        except OSError:
+            gone = True
+        if gone and made.undo is not None:  # the client has gone away meanwhile
+            await made.undo()
 
     def _read(self, scope: Scope, receive: Receive) -> tuple[Request, Operation, str]:
         """The request, its operation, and its path below where this is mounted."""
@@ -198,7 +203,7 @@ class HttpApi:
 
     async def _answer(self, request: Request, operation: Operation, path: str) -> Answer:
         if request.method in ("POST", "PUT", "PATCH"):
-            await request.read_body(self._max_body, BODY_WITHIN)
+            await request.read_body(self.max_body, BODY_WITHIN)
         if b"idempotency-key" in request.headers and operation.idempotent_by_key:
             key = request.header(b"idempotency-key")
             return await self._idempotency.run(
@@ -253,6 +258,9 @@ class _InThreads:
 
 async def _has_gone(request: Request) -> bool:
     """Whether the client has gone away, as far as is known by now."""
+    connection = guard.current()
+    if connection is not None and connection.lost.is_set():
+        request.gone = True
     if not request.gone:
         leaving = asyncio.ensure_future(request.wait_until_gone())
         await asyncio.sleep(0)

@@ -10,6 +10,7 @@ import hashlib
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -70,7 +71,15 @@ class Idempotency:
             await self._drop(name)
             raise
         await self._keep(name, asked, made)
+        if made.undo is not None:
+            made = made._replace(undo=partial(self._forget, name, made.undo))
         return made
+
+    async def _forget(self, name: str, undo: Callable[[], Awaitable[Any]]) -> None:
+        """Undo what nobody got the answer to. A repetition does it anew: what the answer says is
+        true no more."""
+        await self._drop(name)
+        await undo()
 
     async def _keep(self, name: str, asked: str, made: Answer) -> None:
         if made.status >= 500 or made.status in _PASSING:

@@ -597,6 +597,21 @@ def test_answers_are_kept_for_a_bounded_time(api: HttpServer, client: redis.Redi
     assert 0 < one <= 300 < two <= 86_400
 
 
+def test_the_answer_to_a_lease_is_kept_no_longer_than_the_lease_lasts(
+    api: HttpServer, center: TimeoutCenter, client: redis.Redis
+) -> None:
+    center.put("mail", "one", b"x", visibility=20)
+    center.put("mail", "two", b"x")
+    for number, fields in enumerate(({"visibility": 30}, {}, {"visibility": 7})):
+        headers = {"idempotency-key": f"k{number}"}
+        leases = api.post(f"{MAIL}:lease", {"limit": 2, **fields}, headers=headers).json["tasks"]
+        assert len(leases) == 2
+        api.post(f"{MAIL}:release", {"receipts": [one["receipt"] for one in leases]})
+        seconds = max(client.ttl(key) for key in client.scan_iter("*answer:*"))
+        assert seconds <= fields.get("visibility", 20)
+        client.delete(*client.scan_iter("*answer:*"))
+
+
 # -- events and traces
 
 
