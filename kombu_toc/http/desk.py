@@ -90,16 +90,24 @@ class Line:
 
     async def _hand_out(self, messages: list[Delivery], visibility: float | None) -> None:
         left = deque(messages)
-        while left and (asks := self._waiting()):
-            ask = asks.popleft()
-            some = [left.popleft() for _ in range(min(ask.limit, len(left)))]
-            if ask.visibility != visibility:
-                lost = {id(one) for one in await self._center.extend(some, ask.visibility)}
-                some = [one for one in some if id(one) not in lost]
-            if some and not ask.give(some):
-                left.extendleft(reversed(some))  # it has gone meanwhile
-        if left:
-            await self._center.release(list(left))
+        extended: set[int] = set()
+        try:
+            while left and (asks := self._waiting()):
+                # It stays at the head of the line, where an error finds it as all others.
+                ask = asks[0]
+                some = [left[place] for place in range(min(ask.limit, len(left)))]
+                given = some
+                if ask.visibility != visibility or not extended.isdisjoint(map(id, some)):
+                    extended.update(map(id, some))
+                    lost = {id(one) for one in await self._center.extend(some, ask.visibility)}
+                    given = [one for one in some if id(one) not in lost]
+                if not given or ask.give(given):
+                    for _ in some:
+                        left.popleft()
+                # Otherwise it has gone meanwhile, and they are for the next one.
+        finally:
+            if left:
+                await give_back(self._center, left)
 
     def end(self, error: BaseException | None = None) -> None:
         """Answer all who wait: with an error, or that nothing has come."""
@@ -113,12 +121,23 @@ class Line:
         self._asks.clear()
 
 
+async def give_back(center: AsyncTimeoutCenter, messages: Iterable[Delivery]) -> None:
+    """Release messages that nobody has got."""
+    some = list(messages)
+    try:
+        if some:
+            await center.release(some)
+    except Exception as exc:
+        logger.warning("%d messages come back when their leases end: %s", len(some), exc)
+
+
 class Desk:
     """Hands out messages to those who lease them."""
 
     def __init__(self, center: AsyncTimeoutCenter) -> None:
         self._center = center
         self._lines: dict[str, Line] = {}
+        self._closed = False
 
     @property
     def waiting(self) -> int:
@@ -137,6 +156,8 @@ class Desk:
             popped = await self._center.pop(queue, limit, visibility=visibility)
             if popped.messages or wait <= 0:
                 return popped.messages
+        if self._closed:  # also if it was meanwhile
+            return []
         loop = asyncio.get_running_loop()
         ask = Ask(loop, limit, visibility)
         self._stand_in_line(queue, ask)
@@ -153,12 +174,7 @@ class Desk:
 
     async def give_back(self, messages: Iterable[Delivery]) -> None:
         """Release what nobody has got. If that fails, it comes back when the leases end."""
-        some = list(messages)
-        try:
-            if some:
-                await self._center.release(some)
-        except Exception as exc:
-            logger.warning("%d messages come back when their leases end: %s", len(some), exc)
+        await give_back(self._center, messages)
 
     def _stand_in_line(self, queue: str, ask: Ask) -> None:
         line = self._lines.get(queue)
@@ -188,6 +204,7 @@ class Desk:
 
     async def aclose(self) -> None:
         """Answer all who wait, and wait for nothing any more."""
+        self._closed = True
         tasks = [line.task for line in islice(self._lines.values(), None) if line.task]
         for line in self._lines.values():
             line.end()
