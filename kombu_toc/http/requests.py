@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import sys
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any, NamedTuple
@@ -132,7 +133,7 @@ class Gone(Exception):
 def read_json(body: bytes) -> Any:
     """Raises Problem for what is no JSON."""
     try:
-        return json.loads(body.decode(), parse_constant=_refuse)
+        return json.loads(body.decode(), parse_constant=_refuse, parse_float=_finite)
     except RecursionError:
         raise Problem("bad-request", "the body is nested too deeply") from None
     except (ValueError, UnicodeDecodeError) as exc:
@@ -141,6 +142,15 @@ def read_json(body: bytes) -> Any:
 
 def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is not JSON")
+
+
+def _finite(text: str) -> float:
+    """A number with a fraction or an exponent. What a float cannot hold would become infinite, and
+    be written as what is no JSON."""
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:40]} is too large a number")
+    return number
 
 
 def _too_large(most: int) -> Problem:

@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import ConfigurationError
 from .app import HttpApi, is_loopback
 from .guard import KEEP_ALIVE, guarded
+from .problems import Problem
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +107,21 @@ def _protocol(max_body: int) -> Any:
         from uvicorn.protocols.http.h11_impl import (  # type: ignore[assignment]
             H11Protocol as protocol,
         )
-    return guarded(protocol, 2 * max_body)
+
+    class Protocol(protocol):  # type: ignore[misc, valid-type]
+        def send_400_response(self, msg: str) -> None:
+            """Answer what is no HTTP, as every error is answered."""
+            self.transport.write(_NO_HTTP)
+            self.transport.close()
+
+    return guarded(Protocol, 2 * max_body)
+
+
+_PROBLEM = Problem("bad-request", "this is no request of HTTP/1.1").body()
+_NO_HTTP = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/problem+json\r\n"
+    b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(_PROBLEM), _PROBLEM)
+)
 
 
 def _raise_file_limit() -> None:

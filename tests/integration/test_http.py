@@ -494,6 +494,43 @@ def test_a_body_that_is_not_json_needs_its_type(api: HttpServer) -> None:
 
 
 @pytest.mark.parametrize(
+    "raw, status, field",
+    [
+        (b'{"text":"x","delay":%b}' % (b"9" * 401), 422, "delay"),
+        (b'{"text":"x","delay":-%b}' % (b"9" * 401), 422, "delay"),
+        (b'{"text":"x","priority":%b}' % (b"9" * 401), 422, "priority"),
+        (b'{"text":"x","delay":1e999}', 400, None),
+        (b'{"json":[-1e999]}', 400, None),
+        (b'{"json":NaN}', 400, None),
+    ],
+    ids=["long", "below", "whole", "delay", "json", "nan"],
+)
+def test_a_number_that_nothing_holds_is_refused(
+    api: HttpServer, raw: bytes, status: int, field: str | None
+) -> None:
+    reply = api.post(f"{MAIL}/tasks", raw=raw, headers={"content-type": "application/json"})
+    assert (reply.status, reply.json.get("field")) == (status, field), reply
+    event = {"content-type": "application/json", "ce-id": "1", "ce-source": "/", "ce-type": "t"}
+    if status == 400:
+        reply = api.post(f"{MAIL}/tasks", raw=raw, headers={**event, "ce-specversion": "1.0"})
+        assert reply.status == 400, reply
+    assert api.get(f"{MAIL}/counts").json["ready"] == 0
+
+
+@pytest.mark.parametrize(
+    "raw", [b"\x16\x03\x01 TLS\r\n\r\n", b"GET\r\n\r\n", b"POST / HTTP/9\r\n\r\n"]
+)
+def test_what_is_no_http_is_answered_by_a_problem(api: HttpServer, raw: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", api.port)) as connection:
+        connection.sendall(raw)
+        reply = http.client.HTTPResponse(connection)
+        reply.begin()
+        assert reply.status == 400
+        assert reply.getheader("content-type") == "application/problem+json"
+        assert json.loads(reply.read())["type"] == "urn:celery-toc:bad-request"
+
+
+@pytest.mark.parametrize(
     "head, status",
     [
         ("upgrade: h2c\r\nconnection: Upgrade, HTTP2-Settings\r\ncontent-length: 15", 400),
