@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from celery.backends.base import DisabledBackend
@@ -31,6 +30,7 @@ from kombu_toc.http import (
     answer,
     id_of,
     invalid,
+    matches,
     not_found,
     read_body,
     retry_after,
@@ -81,7 +81,7 @@ class Allowed:
 
     def check(self, task: str) -> None:
         """Raises Problem for a task that may not be sent."""
-        if not any(fnmatchcase(task, pattern) for pattern in self._allow):
+        if not matches(task, self._allow):
             raise Problem(
                 "forbidden",
                 f"the task {task[:100]!r} is not among those that may be sent: "
@@ -156,9 +156,12 @@ async def send(allowed: Allowed, request: Request) -> Answer:
     allowed.check(name)
     app, args, kwargs = allowed.app, fields.get("args", []), fields.get("kwargs", {})
     options = _options(app, fields, request)
-    queue = _queue(app, name, args, kwargs, options)
-    if not request.token.allows("write", queue):
-        raise Problem("forbidden", f"this needs a token with the role write of queue {queue!r}")
+    queue, alone = queue_of(app, name, args, kwargs, options)
+    if not request.token.allows("write", queue if alone else None):
+        where = f"of queue {queue!r}"
+        if not alone:
+            where = f"of all queues: an exchange decides where {queue!r} leads to"
+        raise Problem("forbidden", f"this needs a token with the role write {where}")
     signature = app.signature(name, args=args, kwargs=kwargs)
     try:
         await aio.send(signature, **options)
@@ -193,20 +196,29 @@ def _options(app: Celery, fields: Mapping[str, Any], request: Request) -> dict[s
     return options
 
 
-def _queue(app: Celery, name: str, args: Any, kwargs: Any, options: Mapping[str, Any]) -> str:
-    """The queue that a task goes to. Raises Problem."""
+def queue_of(
+    app: Celery, name: str, args: Any, kwargs: Any, options: Mapping[str, Any]
+) -> tuple[str, bool]:
+    """The queue that a task goes to, and True; or the routing key with which it goes to an
+    exchange, whose bindings say where, and False. Raises Problem."""
     task = app.tasks.get(name)
-    given = {"queue": options["queue"]} if "queue" in options else {}
-    own = getattr(task, "queue", None)
-    if not given and own:
-        given = {"queue": own}
+    given = {}
+    for part in ("queue", "exchange", "routing_key"):
+        said = options.get(part) or getattr(task, part, None)
+        if said:
+            given[part] = said
     try:
         routed = app.amqp.router.route(given, name, args, kwargs, task)
     except QueueNotFound as exc:
         raise invalid("queue", str(exc)) from None
-    queue = routed.get("queue")
-    found = getattr(queue, "name", queue) or routed.get("routing_key")
-    return str(found or app.conf.task_default_queue)
+    queue, key, exchange = (routed.get(part) for part in ("queue", "routing_key", "exchange"))
+    # As Celery does: with an exchange of type direct, what lacks one of them goes to the queue.
+    if queue is None and exchange is not None:
+        return str(key or exchange), False
+    queue = queue or app.amqp.queues[app.conf.task_default_queue]
+    if (routed.get("exchange_type") or queue.exchange.type) == "direct" and not (key and exchange):
+        return queue.name, True
+    return str(key or queue.routing_key), False
 
 
 _SENT = {

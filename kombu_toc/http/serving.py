@@ -108,7 +108,7 @@ def _protocol(max_body: int) -> Any:
             H11Protocol as protocol,
         )
 
-    class Protocol(protocol):  # type: ignore[misc, valid-type]
+    class Protocol(protocol):
         def send_400_response(self, msg: str) -> None:
             """Answer what is no HTTP, as every error is answered."""
             self.transport.write(_NO_HTTP)

@@ -35,6 +35,13 @@ TOKENS = "TOC_HTTP_TOKENS"
 MAX_TOKENS = 1000
 
 
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Whether one of these is the name, or a pattern of it: ``*`` is any text, ``?`` any
+    character, and anything else is itself."""
+    # fnmatch also knows sets in brackets, in which one bracket stands for itself.
+    return any(fnmatchcase(name, pattern.replace("[", "[[]")) for pattern in patterns)
+
+
 class Token:
     """One token.
 
@@ -58,7 +65,7 @@ class Token:
         self._used_until = 0.0
 
     def _matches(self, queue: str) -> bool:
-        return any(fnmatchcase(queue, pattern) for pattern in self.queues)
+        return matches(queue, self.queues)
 
     def allows(self, role: str, queue: str | None) -> bool:
         """Whether it may do this to a queue; None: to what is of all queues."""

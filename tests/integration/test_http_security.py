@@ -214,6 +214,27 @@ def test_a_line_that_cannot_be_used_is_named_and_not_shown(line: str, said: str)
     assert "toc_secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "pattern, yes, no",
+    [
+        ("sms-*", ["sms-", "sms-1", "sms-a\nb"], ["sms", "xsms-1"]),
+        ("a?c", ["abc", "a?c"], ["ac", "abbc"]),
+        ("mail[1]", ["mail[1]"], ["mail1"]),
+        ("[!a]", ["[!a]"], ["b", "!"]),
+        ("[*]", ["[]", "[x]"], ["*", "x"]),
+        ("a.b", ["a.b"], ["axb"]),
+        ("a]", ["a]"], ["a"]),
+    ],
+)
+def test_a_pattern_has_no_other_wildcards(pattern: str, yes: list[str], no: list[str]) -> None:
+    _, line = new_token("one", "write", pattern)
+    [token] = read_tokens(line, "x")
+    for queue in yes:
+        assert token.allows("write", queue), queue
+    for queue in no:
+        assert not token.allows("write", queue), queue
+
+
 def test_a_rate_counts_by_the_clock() -> None:
     now = 100.0
     secret, line = new_token("one", "read", "*")
