@@ -15,11 +15,18 @@ if TYPE_CHECKING:
     from celery import Celery
 
 
-def api_for_app(app: Celery, *, tokens: Tokens | None = None, allow: Iterable[str] = ()) -> HttpApi:
+def api_for_app(
+    app: Celery,
+    *,
+    tokens: Tokens | None = None,
+    allow: Iterable[str] = (),
+    names: Iterable[str] = (),
+) -> HttpApi:
     """The HTTP API of an app's broker: an ASGI application, to be served or mounted.
 
     tokens: who may do what; without any, only requests from this machine are answered
     allow: names of tasks that may be sent, or patterns with ``*``; none unless given
+    names: names of this server, by which who has no token may read, where that is allowed
 
     Raises ConfigurationError if the app's broker is no timeout center.
     """
@@ -43,6 +50,7 @@ def api_for_app(app: Celery, *, tokens: Tokens | None = None, allow: Iterable[st
         operations=operations,
         on_close=(close,),
         check_message=allowed.check_message,
+        names=names,
         ssl=ssl,
         **options,
     )

@@ -35,6 +35,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="let who has no token look at everything",
     )
+    parser.add_argument(
+        "--name",
+        action="append",
+        default=[],
+        help="a name of this server, by which who has no token may look; may be repeated",
+    )
     parser.add_argument("--certificate", metavar="FILE", help="for TLS")
     parser.add_argument("--key", metavar="FILE", help="of the certificate")
 
@@ -71,7 +77,11 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         if not asked.broker:
             parser.error(f"name the broker: --broker toc+redis://localhost:6379/0, or {BROKER}")
-        api = api_for(asked.broker, tokens=tokens_of(asked.tokens, asked.anonymous_read))
+        api = api_for(
+            asked.broker,
+            tokens=tokens_of(asked.tokens, asked.anonymous_read),
+            names=asked.name,
+        )
         serve(
             api,
             asked.host,

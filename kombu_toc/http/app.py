@@ -66,6 +66,7 @@ class HttpApi:
     max_body: bytes of a body
     check_message: is told the id and the bytes of each message before it is put; it raises a
         Problem for one that may not be
+    names: names of this server, by which who has no token may read, where that is allowed
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class HttpApi:
         keep_answers: float = KEEP_ANSWERS,
         max_body: int = MAX_BODY,
         check_message: Callable[[str, bytes], None] | None = None,
+        names: Iterable[str] = (),
     ) -> None:
         self.center = center
         self.tokens = tokens or Tokens()
@@ -87,6 +89,7 @@ class HttpApi:
         self._idempotency = Idempotency(center, keep_answers)
         self.max_body = max_body
         self.check_message = check_message
+        self._names = frozenset(name.lower() for name in names)
         self._recorded = recorded
         self._on_close = tuple(on_close)
         #: what cancels and moves messages, so that the library knows
@@ -198,6 +201,8 @@ class HttpApi:
         if operation.role:
             request.token = self.tokens.check(request.header(b"authorization"))
             _check_role(request.token, operation, parts)
+            if request.token.is_anonymous:
+                _check_name(request, self._names)
         request.segments = read_parameters(operation, parts)
         return request, operation, f"{'/'.join(parts)}:{verb}"
 
@@ -219,6 +224,7 @@ def api_for(
     operations: Iterable[Operation] = (),
     on_close: Iterable[Callable[[], Awaitable[None]]] = (),
     check_message: Callable[[str, bytes], None] | None = None,
+    names: Iterable[str] = (),
     ssl: Any = None,
     **options: Any,
 ) -> HttpApi:
@@ -229,6 +235,7 @@ def api_for(
     on_close: awaited when the application ends
     check_message: is told the id and the bytes of each message before it is put; it raises a
         Problem for one that may not be
+    names: names of this server, by which who has no token may read, where that is allowed
     ssl: as in Celery's ``broker_use_ssl``
     options: as in ``broker_transport_options``
 
@@ -241,6 +248,7 @@ def api_for(
         tokens=tokens,
         operations=operations,
         check_message=check_message,
+        names=names,
         recorded=recorded if recorded.recorder is not None else None,
     )
 
@@ -286,16 +294,49 @@ def _check_local(scope: Scope, request: Request) -> None:
     client = scope.get("client")
     if client is not None and not is_loopback(client[0]):
         raise _not_local("it comes from another machine")
-    for header in (b"x-forwarded-for", b"forwarded", b"x-real-ip"):
-        if header in request.headers:
+    for header in request.headers:
+        if header in _OF_PROXIES or header.startswith(b"x-forwarded"):
             raise _not_local("it comes through a proxy")
     host = request.header(b"host")
-    named = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-    if named and not is_loopback(named.strip("[]")):
+    named = _named(host)
+    if named and not is_loopback(named):
         raise _not_local("it names another host")
     origin = request.header(b"origin")
     if origin and origin.partition("://")[2] != host:
         raise _not_local("it comes from a page of another site")
+
+
+#: Headers by which a proxy says that it is one; those beginning with x-forwarded are others. A
+#: proxy that says nothing cannot be told from a client.
+_OF_PROXIES = frozenset((b"via", b"forwarded", b"x-real-ip", b"client-ip", b"x-client-ip"))
+
+
+def _named(host: str) -> str:
+    """The host in a header ``Host``, without its port."""
+    name, _, port = host.rpartition(":")
+    return (name if port.isdigit() else host).strip("[]").lower()
+
+
+def _check_name(request: Request, names: frozenset[str]) -> None:
+    """Raises Problem for a request without a token that names a host which is not this server's:
+    a page in a browser can have its own name lead here, and read what its user can reach. By an
+    address no page can."""
+    named = _named(request.header(b"host"))
+    if named and named not in names and not is_loopback(named) and not _is_address(named):
+        raise Problem(
+            "forbidden",
+            f"without a token, this server answers to its address or to a name of its own, and "
+            f"{named[:100]!r} is none: --name {named[:100]} makes it one",
+            "host",
+        )
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _not_local(why: str) -> Problem:

@@ -46,6 +46,7 @@ class Token:
     """One token.
 
     rate: requests a second, 0: any number
+    is_anonymous: whether it is that of everybody who has none
     """
 
     def __init__(
@@ -55,12 +56,14 @@ class Token:
         roles: Iterable[str],
         queues: Iterable[str],
         rate: float = 0.0,
+        is_anonymous: bool = False,
     ) -> None:
         self.name = name
         self.digest = digest
         self.roles = frozenset(roles)
         self.queues = tuple(queues)
         self.rate = rate
+        self.is_anonymous = is_anonymous
         self._may = lru_cache(maxsize=10_000)(self._matches)
         self._used_until = 0.0
 
@@ -109,7 +112,9 @@ class Tokens:
     ) -> None:
         self.tokens = tuple(tokens)
         self._clock = clock
-        self._anonymous = Token("", b"", ("read",), ("*",)) if anonymous_read else None
+        self._anonymous = None
+        if anonymous_read:
+            self._anonymous = Token("", b"", ("read",), ("*",), is_anonymous=True)
         if anonymous_read and not self.tokens:
             raise ConfigurationError(
                 "reading without a token is a choice where there are tokens; without any, "
