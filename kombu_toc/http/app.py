@@ -84,7 +84,7 @@ class HttpApi:
     ) -> None:
         self.center = center
         self.tokens = tokens or Tokens()
-        self.desk = Desk(center)
+        self.desk = Desk(center, len(self.tokens.tokens))
         self.router = Router((*OPERATIONS, *operations))
         self._idempotency = Idempotency(center, keep_answers)
         self.max_body = max_body

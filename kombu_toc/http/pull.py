@@ -83,7 +83,10 @@ async def lease(api: Any, request: Request) -> Answer:
     """Lease messages that are due; wait for some if there are none."""
     fields = read_body(LEASE_MESSAGES, request)
     desk, queue = api.desk, request.segments[0]
-    asked = (queue, fields.get("limit", 1), fields.get("wait", 0), fields.get("visibility"))
+    asked = (
+        *(queue, fields.get("limit", 1), fields.get("wait", 0), fields.get("visibility")),
+        request.token.name,
+    )
     if not asked[2]:
         messages = await desk.lease(*asked)
     else:

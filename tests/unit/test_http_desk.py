@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from kombu_toc.http.desk import Desk
+from kombu_toc.http import Problem
+from kombu_toc.http.desk import SPELL, Desk
 from kombu_toc.model.results import Delivery
 
 from ..loops import in_loop
@@ -141,5 +142,39 @@ def test_after_the_end_nobody_waits() -> None:
         await desk.aclose()
         assert await desk.lease("mail", 1, 20.0, None) == []
         assert center.waits == []
+
+    in_loop(use())
+
+
+def test_each_asker_has_a_share_of_the_queues_and_nobody_elses() -> None:
+    async def use() -> None:
+        center: Any = Center()
+        desk = Desk(center, askers=20)
+        for number in range(10):
+            await ask(desk, f"q{number}", who="one")
+        with pytest.raises(Problem) as caught:
+            await desk.lease("q10", 1, 20.0, None, "one")
+        assert caught.value.status == 429
+        await ask(desk, "q9", who="one")  # others wait for it already
+        await ask(desk, "q10", who="two")
+        assert desk.waiting == 12
+        await desk.aclose()
+
+    in_loop(use())
+
+
+def test_a_pop_waits_no_longer_than_somebody_who_asks() -> None:
+    async def use() -> None:
+        center: Any = Center()
+        desk = Desk(center)
+        assert await desk.lease("mail", 1, 0.2, None) == []
+        while desk.lines:
+            await asyncio.sleep(0.01)
+        assert max(center.waits) <= 0.2
+        await ask(desk, "mail", wait=30.0)
+        while len(center.waits) < 2:
+            await asyncio.sleep(0)
+        assert center.waits[-1] == SPELL
+        await desk.aclose()
 
     in_loop(use())
