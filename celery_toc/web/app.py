@@ -21,12 +21,14 @@ def api_for_app(
     tokens: Tokens | None = None,
     allow: Iterable[str] = (),
     names: Iterable[str] = (),
+    keep_answers: float = 3600.0,
 ) -> HttpApi:
     """The HTTP API of an app's broker: an ASGI application, to be served or mounted.
 
     tokens: who may do what; without any, only requests from this machine are answered
     allow: names of tasks that may be sent, or patterns with ``*``; none unless given
     names: names of this server, by which who has no token may read, where that is allowed
+    keep_answers: seconds for which answers are kept under an Idempotency-Key
 
     Raises ConfigurationError if the app's broker is no timeout center.
     """
@@ -51,6 +53,7 @@ def api_for_app(
         on_close=(close,),
         check_message=allowed.check_message,
         names=names,
+        keep_answers=keep_answers,
         ssl=ssl,
         **options,
     )

@@ -42,7 +42,7 @@ MAX_BODY = 16 << 20
 BODY_WITHIN = 30.0
 
 #: Seconds for which answers are kept under an Idempotency-Key.
-KEEP_ANSWERS = 86_400.0
+KEEP_ANSWERS = 3600.0
 
 #: Headers of every answer: what is answered is for nobody else, and never a page.
 _ALWAYS = (
@@ -225,6 +225,7 @@ def api_for(
     on_close: Iterable[Callable[[], Awaitable[None]]] = (),
     check_message: Callable[[str, bytes], None] | None = None,
     names: Iterable[str] = (),
+    keep_answers: float = KEEP_ANSWERS,
     ssl: Any = None,
     **options: Any,
 ) -> HttpApi:
@@ -236,6 +237,7 @@ def api_for(
     check_message: is told the id and the bytes of each message before it is put; it raises a
         Problem for one that may not be
     names: names of this server, by which who has no token may read, where that is allowed
+    keep_answers: seconds for which answers are kept under an Idempotency-Key
     ssl: as in Celery's ``broker_use_ssl``
     options: as in ``broker_transport_options``
 
@@ -249,6 +251,7 @@ def api_for(
         operations=operations,
         check_message=check_message,
         names=names,
+        keep_answers=keep_answers,
         recorded=recorded if recorded.recorder is not None else None,
     )
 
