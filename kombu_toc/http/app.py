@@ -167,14 +167,16 @@ class HttpApi:
             made = as_answer(problem_of(exc))
         if made.undo is not None and request is not None and await _has_gone(request[0]):
             await made.undo()
-            return
+            if connection is None:
+                return
+            made = Answer(b"", 408)  # as above
         headers = [
             (b"content-type", made.content_type),
             (b"content-length", str(len(made.body)).encode()),
             *_ALWAYS,
             *made.headers,
         ]
-        if request is not None and b"upgrade" in request[0].headers and CLOSE not in made.headers:
+        if CLOSE not in made.headers and any(name == b"upgrade" for name, _ in scope["headers"]):
             # Nothing is upgraded here, and a server may read no further request after it.
             headers.append(CLOSE)
         try:
