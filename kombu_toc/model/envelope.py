@@ -166,7 +166,7 @@ def unpack(data: bytes, id: str = "", most: int = MAX_EXPANDED) -> dict[str, Any
         except zlib.error as exc:
             raise EnvelopeError(f"damaged envelope: {exc}") from exc
         if len(data) > most:
-            raise EnvelopeError(f"an envelope that expands to more than {most} bytes")
+            raise EnvelopeError(f"damaged envelope: it expands to more than {most} bytes")
         if not inflater.eof:
             raise EnvelopeError("damaged envelope: it ends too early")
     elif form != _PLAIN:

@@ -171,10 +171,11 @@ def test_a_pop_waits_no_longer_than_somebody_who_asks() -> None:
         while desk.lines:
             await asyncio.sleep(0.01)
         assert max(center.waits) <= 0.2
+        center.waits.clear()
         await ask(desk, "mail", wait=30.0)
-        while len(center.waits) < 2:
+        while not center.waits:
             await asyncio.sleep(0)
-        assert center.waits[-1] == SPELL
+        assert center.waits == [SPELL]
         await desk.aclose()
 
     in_loop(use())
