@@ -36,6 +36,18 @@ celery -A shop toc web --host 0.0.0.0 --port 8088 --tokens tokens.txt
     help="Who may do what, one a line; or the environment variable TOC_HTTP_TOKENS.",
 )
 @click.option("--anonymous-read", is_flag=True, help="Let who has no token look at everything.")
+@click.option(
+    "--name",
+    multiple=True,
+    help="A name of this server, by which who has no token may look; may be repeated.",
+)
+@click.option(
+    "--keep-answers",
+    type=click.FloatRange(1, 31_536_000),
+    default=3600.0,
+    show_default=True,
+    help="Seconds for which answers are kept under an Idempotency-Key.",
+)
 @click.option("--certificate", type=click.Path(exists=True, dir_okay=False), help="For TLS.")
 @click.option("--key", type=click.Path(exists=True, dir_okay=False), help="Of the certificate.")
 @with_session
@@ -46,6 +58,8 @@ def web(
     allow: tuple[str, ...],
     tokens: str | None,
     anonymous_read: bool,
+    name: tuple[str, ...],
+    keep_answers: float,
     certificate: str | None,
     key: str | None,
 ) -> None:
@@ -61,7 +75,9 @@ def web(
     except ImportError as exc:
         raise Failure(f"{exc}: this command needs: pip install 'celery-toc[http]'", USAGE) from exc
     known: Tokens = tokens_of(tokens, anonymous_read)
-    api: Any = api_for_app(session.app, tokens=known, allow=allow)
+    api: Any = api_for_app(
+        session.app, tokens=known, allow=allow, names=name, keep_answers=keep_answers
+    )
     try:
         serve(
             api,

@@ -15,11 +15,20 @@ if TYPE_CHECKING:
     from celery import Celery
 
 
-def api_for_app(app: Celery, *, tokens: Tokens | None = None, allow: Iterable[str] = ()) -> HttpApi:
+def api_for_app(
+    app: Celery,
+    *,
+    tokens: Tokens | None = None,
+    allow: Iterable[str] = (),
+    names: Iterable[str] = (),
+    keep_answers: float = 3600.0,
+) -> HttpApi:
     """The HTTP API of an app's broker: an ASGI application, to be served or mounted.
 
     tokens: who may do what; without any, only requests from this machine are answered
     allow: names of tasks that may be sent, or patterns with ``*``; none unless given
+    names: names of this server, by which who has no token may read, where that is allowed
+    keep_answers: seconds for which answers are kept under an Idempotency-Key
 
     Raises ConfigurationError if the app's broker is no timeout center.
     """
@@ -37,4 +46,14 @@ def api_for_app(app: Celery, *, tokens: Tokens | None = None, allow: Iterable[st
     async def close() -> None:
         await aio.aclose(app)
 
-    return api_for(url, tokens=tokens, operations=operations, on_close=(close,), ssl=ssl, **options)
+    return api_for(
+        url,
+        tokens=tokens,
+        operations=operations,
+        on_close=(close,),
+        check_message=allowed.check_message,
+        names=names,
+        keep_answers=keep_answers,
+        ssl=ssl,
+        **options,
+    )

@@ -7,13 +7,15 @@ import json
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from celery.backends.base import DisabledBackend
 from celery.exceptions import QueueNotFound
+from kombu import serialization
 from kombu.exceptions import EncodeError, OperationalError
+from kombu.utils import json as kombu_json
 
+from kombu_toc import EnvelopeError, unpack
 from kombu_toc.http import (
     Answer,
     Anything,
@@ -28,6 +30,7 @@ from kombu_toc.http import (
     answer,
     id_of,
     invalid,
+    matches,
     not_found,
     read_body,
     retry_after,
@@ -78,12 +81,25 @@ class Allowed:
 
     def check(self, task: str) -> None:
         """Raises Problem for a task that may not be sent."""
-        if not any(fnmatchcase(task, pattern) for pattern in self._allow):
+        if not matches(task, self._allow):
             raise Problem(
                 "forbidden",
                 f"the task {task[:100]!r} is not among those that may be sent: "
                 "celery toc web --allow NAME allows it",
                 "task",
+            )
+
+    def check_message(self, id: str, raw: bytes) -> None:
+        """Raises Problem for a message that a worker would read as a task: whoever sends it would
+        choose its name, what follows it and how its arguments are decoded.
+
+        It goes by what a worker does with the bytes, whatever they were made of.
+        """
+        if raw[:1] in _DEFLATED or (raw[:1] == b"{" and _is_task(id, raw)):
+            raise Problem(
+                "forbidden",
+                "a worker would read this message as a task; "
+                f"POST /v1/apps/{self.name}/tasks sends tasks, those that are allowed",
             )
 
     async def result(self, id: str) -> dict[str, Any]:
@@ -107,6 +123,31 @@ class Allowed:
         return shown
 
 
+#: What a message begins with that is kept compressed: only its stored id tells what it holds.
+_DEFLATED = (b"\x01", b"\x02")
+
+
+def _is_task(id: str, raw: bytes) -> bool:
+    """Whether a worker might read a message as a task, of protocol 2 or 1."""
+    try:
+        message = unpack(raw, id)
+    except EnvelopeError:
+        return False  # a worker cannot read it either
+    headers, kind = message["headers"], message["content-type"]
+    if "task" in headers or "compression" in headers or message["properties"]:
+        return True
+    serializer = serialization.registry.type_to_name.get(kind) if isinstance(kind, str) else None
+    if serializer in (None, "raw"):
+        return False
+    if serializer != "json":
+        return True  # perhaps with pickle: what it holds is known when it is too late
+    try:
+        body = kombu_json.loads(message["body"])
+    except Exception:  # a worker would fail likewise
+        return False
+    return isinstance(body, Mapping) and isinstance(body.get("task"), str)
+
+
 async def send(allowed: Allowed, request: Request) -> Answer:
     """Send a task as Celery does."""
     allowed.check_app(request.segments[0])
@@ -115,9 +156,12 @@ async def send(allowed: Allowed, request: Request) -> Answer:
     allowed.check(name)
     app, args, kwargs = allowed.app, fields.get("args", []), fields.get("kwargs", {})
     options = _options(app, fields, request)
-    queue = _queue(app, name, args, kwargs, options)
-    if not request.token.allows("write", queue):
-        raise Problem("forbidden", f"this needs a token with the role write of queue {queue!r}")
+    queue, alone = queue_of(app, name, args, kwargs, options)
+    if not request.token.allows("write", queue if alone else None):
+        where = f"of queue {queue!r}"
+        if not alone:
+            where = f"of all queues: an exchange decides where {queue!r} leads to"
+        raise Problem("forbidden", f"this needs a token with the role write {where}")
     signature = app.signature(name, args=args, kwargs=kwargs)
     try:
         await aio.send(signature, **options)
@@ -152,20 +196,29 @@ def _options(app: Celery, fields: Mapping[str, Any], request: Request) -> dict[s
     return options
 
 
-def _queue(app: Celery, name: str, args: Any, kwargs: Any, options: Mapping[str, Any]) -> str:
-    """The queue that a task goes to. Raises Problem."""
+def queue_of(
+    app: Celery, name: str, args: Any, kwargs: Any, options: Mapping[str, Any]
+) -> tuple[str, bool]:
+    """The queue that a task goes to, and True; or the routing key with which it goes to an
+    exchange, whose bindings say where, and False. Raises Problem."""
     task = app.tasks.get(name)
-    given = {"queue": options["queue"]} if "queue" in options else {}
-    own = getattr(task, "queue", None)
-    if not given and own:
-        given = {"queue": own}
+    given = {}
+    for part in ("queue", "exchange", "routing_key"):
+        said = options.get(part) or getattr(task, part, None)
+        if said:
+            given[part] = said
     try:
         routed = app.amqp.router.route(given, name, args, kwargs, task)
     except QueueNotFound as exc:
         raise invalid("queue", str(exc)) from None
-    queue = routed.get("queue")
-    found = getattr(queue, "name", queue) or routed.get("routing_key")
-    return str(found or app.conf.task_default_queue)
+    queue, key, exchange = (routed.get(part) for part in ("queue", "routing_key", "exchange"))
+    # As Celery does: with an exchange of type direct, what lacks one of them goes to the queue.
+    if queue is None and exchange is not None:
+        return str(key or exchange), False
+    queue = queue or app.amqp.queues[app.conf.task_default_queue]
+    if (routed.get("exchange_type") or queue.exchange.type) == "direct" and not (key and exchange):
+        return queue.name, True
+    return str(key or queue.routing_key), False
 
 
 _SENT = {

@@ -35,6 +35,7 @@ from .serving import PORT as PORT
 from .serving import serve as serve
 from .tokens import Token as Token
 from .tokens import Tokens as Tokens
+from .tokens import matches as matches
 from .tokens import new_token as new_token
 from .tokens import read_tokens as read_tokens
 from .tokens import tokens_of as tokens_of
@@ -60,6 +61,7 @@ __all__ = (
     "api_for",
     "id_of",
     "invalid",
+    "matches",
     "new_token",
     "not_found",
     "read_body",

@@ -11,7 +11,7 @@ import sys
 from ..client.urls import mask_password
 from ..errors import TocError
 from ..version import __version__
-from .app import OPERATIONS, api_for
+from .app import KEEP_ANSWERS, OPERATIONS, api_for
 from .openapi import document
 from .operations import ROLES, Router
 from .serving import PORT, serve
@@ -35,8 +35,32 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="let who has no token look at everything",
     )
+    parser.add_argument(
+        "--name",
+        action="append",
+        default=[],
+        help="a name of this server, by which who has no token may look; may be repeated",
+    )
+    parser.add_argument(
+        "--keep-answers",
+        type=_seconds,
+        default=KEEP_ANSWERS,
+        metavar="SECONDS",
+        help="for which answers are kept under an Idempotency-Key (%(default)g)",
+    )
     parser.add_argument("--certificate", metavar="FILE", help="for TLS")
     parser.add_argument("--key", metavar="FILE", help="of the certificate")
+
+
+def _seconds(text: str) -> float:
+    """Seconds, from one to a year. Raises ArgumentTypeError."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 1 <= seconds <= 31_536_000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not from 1 to 31536000 seconds")
+    return seconds
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -71,7 +95,12 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         if not asked.broker:
             parser.error(f"name the broker: --broker toc+redis://localhost:6379/0, or {BROKER}")
-        api = api_for(asked.broker, tokens=tokens_of(asked.tokens, asked.anonymous_read))
+        api = api_for(
+            asked.broker,
+            tokens=tokens_of(asked.tokens, asked.anonymous_read),
+            names=asked.name,
+            keep_answers=asked.keep_answers,
+        )
         serve(
             api,
             asked.host,

@@ -22,6 +22,7 @@ from .openapi import document
 from .operations import Operation, Router, answer, read_parameters
 from .problems import Problem, not_found, problem_of
 from .requests import (
+    CLOSE,
     MAX_HEADERS,
     MAX_TARGET,
     Answer,
@@ -41,7 +42,7 @@ MAX_BODY = 16 << 20
 BODY_WITHIN = 30.0
 
 #: Seconds for which answers are kept under an Idempotency-Key.
-KEEP_ANSWERS = 86_400.0
+KEEP_ANSWERS = 3600.0
 
 #: Headers of every answer: what is answered is for nobody else, and never a page.
 _ALWAYS = (
@@ -63,6 +64,9 @@ class HttpApi:
     on_close: awaited when the application ends
     keep_answers: seconds for which answers are kept under an Idempotency-Key
     max_body: bytes of a body
+    check_message: is told the id and the bytes of each message before it is put; it raises a
+        Problem for one that may not be
+    names: names of this server, by which who has no token may read, where that is allowed
     """
 
     def __init__(
@@ -75,13 +79,17 @@ class HttpApi:
         on_close: Iterable[Callable[[], Awaitable[None]]] = (),
         keep_answers: float = KEEP_ANSWERS,
         max_body: int = MAX_BODY,
+        check_message: Callable[[str, bytes], None] | None = None,
+        names: Iterable[str] = (),
     ) -> None:
         self.center = center
         self.tokens = tokens or Tokens()
-        self.desk = Desk(center)
+        self.desk = Desk(center, len(self.tokens.tokens))
         self.router = Router((*OPERATIONS, *operations))
         self._idempotency = Idempotency(center, keep_answers)
-        self._max_body = max_body
+        self.max_body = max_body
+        self.check_message = check_message
+        self._names = frozenset(name.lower() for name in names)
         self._recorded = recorded
         self._on_close = tuple(on_close)
         #: what cancels and moves messages, so that the library knows
@@ -147,29 +155,39 @@ class HttpApi:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = None
+        connection = guard.current()
         try:
             request = self._read(scope, receive)
             made = await self._answer(request[0], request[1], request[2])
         except Gone:
-            return
+            if connection is None:
+                return
+            made = Answer(b"", 408)  # for nobody; but the server wants one
         except Exception as exc:
             made = as_answer(problem_of(exc))
         if made.undo is not None and request is not None and await _has_gone(request[0]):
             await made.undo()
-            return
+            if connection is None:
+                return
+            made = Answer(b"", 408)  # as above
         headers = [
             (b"content-type", made.content_type),
             (b"content-length", str(len(made.body)).encode()),
             *_ALWAYS,
             *made.headers,
         ]
+        if CLOSE not in made.headers and any(name == b"upgrade" for name, _ in scope["headers"]):
+            # Nothing is upgraded here, and a server may read no further request after it.
+            headers.append(CLOSE)
         try:
             await send({"type": "http.response.start", "status": made.status, "headers": headers})
             body = b"" if scope["method"] == "HEAD" else made.body
             await send({"type": "http.response.body", "body": body})
-        except OSError:  # the client has gone away meanwhile
-            if made.undo is not None:
-                await made.undo()
+            gone = connection is not None and connection.lost.is_set()
+        except OSError:
+            gone = True
+        if gone and made.undo is not None:  # the client has gone away meanwhile
+            await made.undo()
 
     def _read(self, scope: Scope, receive: Receive) -> tuple[Request, Operation, str]:
         """The request, its operation, and its path below where this is mounted."""
@@ -185,12 +203,14 @@ class HttpApi:
         if operation.role:
             request.token = self.tokens.check(request.header(b"authorization"))
             _check_role(request.token, operation, parts)
+            if request.token.is_anonymous:
+                _check_name(request, self._names)
         request.segments = read_parameters(operation, parts)
         return request, operation, f"{'/'.join(parts)}:{verb}"
 
     async def _answer(self, request: Request, operation: Operation, path: str) -> Answer:
         if request.method in ("POST", "PUT", "PATCH"):
-            await request.read_body(self._max_body, BODY_WITHIN)
+            await request.read_body(self.max_body, BODY_WITHIN)
         if b"idempotency-key" in request.headers and operation.idempotent_by_key:
             key = request.header(b"idempotency-key")
             return await self._idempotency.run(
@@ -205,6 +225,9 @@ def api_for(
     tokens: Tokens | None = None,
     operations: Iterable[Operation] = (),
     on_close: Iterable[Callable[[], Awaitable[None]]] = (),
+    check_message: Callable[[str, bytes], None] | None = None,
+    names: Iterable[str] = (),
+    keep_answers: float = KEEP_ANSWERS,
     ssl: Any = None,
     **options: Any,
 ) -> HttpApi:
@@ -213,6 +236,10 @@ def api_for(
     tokens: who may do what; without any, only requests from this machine are answered
     operations: more than those of every center
     on_close: awaited when the application ends
+    check_message: is told the id and the bytes of each message before it is put; it raises a
+        Problem for one that may not be
+    names: names of this server, by which who has no token may read, where that is allowed
+    keep_answers: seconds for which answers are kept under an Idempotency-Key
     ssl: as in Celery's ``broker_use_ssl``
     options: as in ``broker_transport_options``
 
@@ -224,6 +251,9 @@ def api_for(
         on_close=on_close,
         tokens=tokens,
         operations=operations,
+        check_message=check_message,
+        names=names,
+        keep_answers=keep_answers,
         recorded=recorded if recorded.recorder is not None else None,
     )
 
@@ -241,6 +271,9 @@ class _InThreads:
 
 async def _has_gone(request: Request) -> bool:
     """Whether the client has gone away, as far as is known by now."""
+    connection = guard.current()
+    if connection is not None and connection.lost.is_set():
+        request.gone = True
     if not request.gone:
         leaving = asyncio.ensure_future(request.wait_until_gone())
         await asyncio.sleep(0)
@@ -266,16 +299,49 @@ def _check_local(scope: Scope, request: Request) -> None:
     client = scope.get("client")
     if client is not None and not is_loopback(client[0]):
         raise _not_local("it comes from another machine")
-    for header in (b"x-forwarded-for", b"forwarded", b"x-real-ip"):
-        if header in request.headers:
+    for header in request.headers:
+        if header in _OF_PROXIES or header.startswith(b"x-forwarded"):
             raise _not_local("it comes through a proxy")
     host = request.header(b"host")
-    named = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-    if named and not is_loopback(named.strip("[]")):
+    named = _named(host)
+    if named and not is_loopback(named):
         raise _not_local("it names another host")
     origin = request.header(b"origin")
     if origin and origin.partition("://")[2] != host:
         raise _not_local("it comes from a page of another site")
+
+
+#: Headers by which a proxy says that it is one; those beginning with x-forwarded are others. A
+#: proxy that says nothing cannot be told from a client.
+_OF_PROXIES = frozenset((b"via", b"forwarded", b"x-real-ip", b"client-ip", b"x-client-ip"))
+
+
+def _named(host: str) -> str:
+    """The host in a header ``Host``, without its port."""
+    name, _, port = host.rpartition(":")
+    return (name if port.isdigit() else host).strip("[]").lower()
+
+
+def _check_name(request: Request, names: frozenset[str]) -> None:
+    """Raises Problem for a request without a token that names a host which is not this server's:
+    a page in a browser can have its own name lead here, and read what its user can reach. By an
+    address no page can."""
+    named = _named(request.header(b"host"))
+    if named and named not in names and not is_loopback(named) and not _is_address(named):
+        raise Problem(
+            "forbidden",
+            f"without a token, this server answers to its address or to a name of its own, and "
+            f"{named[:100]!r} is none: --name {named[:100]} makes it one",
+            "host",
+        )
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _not_local(why: str) -> Problem:

@@ -18,14 +18,20 @@ from .problems import Problem, retry_after
 
 logger = logging.getLogger(__name__)
 
-#: Seconds for which one pop waits. Then it is asked again, if anybody still waits.
+#: Seconds for which one pop waits, at most. Then it is asked again, if anybody still waits.
 SPELL = 20.0
 
 #: Messages that one pop brings, at most.
 TOGETHER = 1000
 
-#: Queues that are waited for at a time: each takes a connection to the broker.
+#: Queues that are waited for at a time: each takes a connection to the broker. Those who ask have
+#: equal shares, of no less than so many.
 MAX_QUEUES = 200
+LEAST_SHARE = 10
+
+
+#: Seconds for which one pop waits, at least.
+_SHORTEST = 0.01
 
 
 class Ask:
@@ -34,12 +40,17 @@ class Ask:
     until: when it gives up, by the loop's clock
     """
 
-    __slots__ = ("answer", "limit", "visibility")
+    __slots__ = ("answer", "limit", "until", "visibility")
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, limit: int, visibility: float | None
+        self,
+        loop: asyncio.AbstractEventLoop,
+        limit: int,
+        visibility: float | None,
+        until: float,
     ) -> None:
         self.limit = limit
+        self.until = until
         self.visibility = visibility
         self.answer: asyncio.Future[list[Delivery]] = loop.create_future()
 
@@ -52,9 +63,13 @@ class Ask:
 
 
 class Line:
-    """Those who wait for one queue, and the pop that waits for them."""
+    """Those who wait for one queue, and the pop that waits for them.
 
-    def __init__(self, center: AsyncTimeoutCenter, queue: str) -> None:
+    opened_by: who began it, and whose share it is of
+    """
+
+    def __init__(self, center: AsyncTimeoutCenter, queue: str, opened_by: str) -> None:
+        self.opened_by = opened_by
         self._center = center
         self._queue = queue
         self._asks: deque[Ask] = deque()
@@ -76,30 +91,45 @@ class Line:
     async def run(self) -> None:
         """Pop for those who wait, until nobody does."""
         while asks := self._waiting():
-            limit = 0
+            limit, until = 0, 0.0
             for ask in asks:
-                limit += 0 if ask.answer.done() else ask.limit
-                if limit >= TOGETHER:
-                    break
+                if not ask.answer.done():
+                    limit += ask.limit
+                    until = max(until, ask.until)
+                    if limit >= TOGETHER:
+                        break
             visibility = asks[0].visibility
+            # No longer than somebody waits: the queue counts among those that are waited for.
+            wait = until - asyncio.get_running_loop().time()
             popped = await self._center.pop(
-                [self._queue], min(limit, TOGETHER), wait=SPELL, visibility=visibility
+                [self._queue],
+                min(limit, TOGETHER),
+                wait=min(max(wait, _SHORTEST), SPELL),
+                visibility=visibility,
             )
             if popped.messages:
                 await self._hand_out(popped.messages, visibility)
 
     async def _hand_out(self, messages: list[Delivery], visibility: float | None) -> None:
         left = deque(messages)
-        while left and (asks := self._waiting()):
-            ask = asks.popleft()
-            some = [left.popleft() for _ in range(min(ask.limit, len(left)))]
-            if ask.visibility != visibility:
-                lost = {id(one) for one in await self._center.extend(some, ask.visibility)}
-                some = [one for one in some if id(one) not in lost]
-            if some and not ask.give(some):
-                left.extendleft(reversed(some))  # it has gone meanwhile
-        if left:
-            await self._center.release(list(left))
+        extended: set[int] = set()
+        try:
+            while left and (asks := self._waiting()):
+                # It stays at the head of the line, where an error finds it as all others.
+                ask = asks[0]
+                some = [left[place] for place in range(min(ask.limit, len(left)))]
+                given = some
+                if ask.visibility != visibility or not extended.isdisjoint(map(id, some)):
+                    extended.update(map(id, some))
+                    lost = {id(one) for one in await self._center.extend(some, ask.visibility)}
+                    given = [one for one in some if id(one) not in lost]
+                if not given or ask.give(given):
+                    for _ in some:
+                        left.popleft()
+                # Otherwise it has gone meanwhile, and they are for the next one.
+        finally:
+            if left:
+                await give_back(self._center, left)
 
     def end(self, error: BaseException | None = None) -> None:
         """Answer all who wait: with an error, or that nothing has come."""
@@ -113,22 +143,44 @@ class Line:
         self._asks.clear()
 
 
-class Desk:
-    """Hands out messages to those who lease them."""
+async def give_back(center: AsyncTimeoutCenter, messages: Iterable[Delivery]) -> None:
+    """Release messages that nobody has got."""
+    some = list(messages)
+    try:
+        if some:
+            await center.release(some)
+    except Exception as exc:
+        logger.warning("%d messages come back when their leases end: %s", len(some), exc)
 
-    def __init__(self, center: AsyncTimeoutCenter) -> None:
+
+class Desk:
+    """Hands out messages to those who lease them.
+
+    askers: how many may ask: each has a share of the queues that may be waited for
+    """
+
+    def __init__(self, center: AsyncTimeoutCenter, askers: int = 1) -> None:
         self._center = center
+        self._share = max(MAX_QUEUES // max(askers, 1), LEAST_SHARE)
         self._lines: dict[str, Line] = {}
+        self._closed = False
 
     @property
     def waiting(self) -> int:
         """How many clients wait."""
         return sum(map(len, self._lines.values()))
 
+    @property
+    def lines(self) -> int:
+        """How many queues are waited for."""
+        return len(self._lines)
+
     async def lease(
-        self, queue: str, limit: int, wait: float, visibility: float | None
+        self, queue: str, limit: int, wait: float, visibility: float | None, who: str = ""
     ) -> list[Delivery]:
         """Messages that are due; if there are none, wait for some.
+
+        who: whoever asks
 
         Raises Problem if too many queues are waited for, and what a pop raises. If it is
         cancelled, what was meant for the caller is for the next one.
@@ -137,9 +189,11 @@ class Desk:
             popped = await self._center.pop(queue, limit, visibility=visibility)
             if popped.messages or wait <= 0:
                 return popped.messages
+        if self._closed:  # also if it was meanwhile
+            return []
         loop = asyncio.get_running_loop()
-        ask = Ask(loop, limit, visibility)
-        self._stand_in_line(queue, ask)
+        ask = Ask(loop, limit, visibility, loop.time() + wait)
+        self._stand_in_line(queue, ask, who)
         timer = loop.call_later(wait, ask.give, [])
         try:
             return await ask.answer
@@ -153,23 +207,20 @@ class Desk:
 
     async def give_back(self, messages: Iterable[Delivery]) -> None:
         """Release what nobody has got. If that fails, it comes back when the leases end."""
-        some = list(messages)
-        try:
-            if some:
-                await self._center.release(some)
-        except Exception as exc:
-            logger.warning("%d messages come back when their leases end: %s", len(some), exc)
+        await give_back(self._center, messages)
 
-    def _stand_in_line(self, queue: str, ask: Ask) -> None:
+    def _stand_in_line(self, queue: str, ask: Ask, who: str) -> None:
         line = self._lines.get(queue)
         if line is None:
-            if len(self._lines) >= MAX_QUEUES:
+            opened = sum(line.opened_by == who for line in self._lines.values())
+            if opened >= self._share:
                 raise Problem(
                     "rate-limited",
-                    f"clients wait for {MAX_QUEUES} queues already; lease without wait, or later",
+                    f"clients with this token wait for {self._share} queues already; lease "
+                    "without wait, or later",
                     headers=retry_after(SPELL),
                 )
-            line = self._lines[queue] = Line(self._center, queue)
+            line = self._lines[queue] = Line(self._center, queue, who)
         line.add(ask)
         if line.task is None:
             line.task = asyncio.get_running_loop().create_task(self._serve(queue, line))
@@ -188,6 +239,7 @@ class Desk:
 
     async def aclose(self) -> None:
         """Answer all who wait, and wait for nothing any more."""
+        self._closed = True
         tasks = [line.task for line in islice(self._lines.values(), None) if line.task]
         for line in self._lines.values():
             line.end()

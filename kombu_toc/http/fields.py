@@ -94,9 +94,11 @@ class Number:
         what = "a whole number" if self.whole else "a number"
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise invalid(at, f"it must be {what}")
-        if self.whole and isinstance(value, float) and math.isfinite(value) and value.is_integer():
+        if self.whole and isinstance(value, float) and value.is_integer():
             value = int(value)  # JSON has one kind of number
-        if (self.whole and not isinstance(value, int)) or not math.isfinite(value):
+        # No float holds a whole number of 400 digits: it is only compared.
+        finite = isinstance(value, int) or math.isfinite(value)
+        if not finite or (self.whole and not isinstance(value, int)):
             raise invalid(at, f"it must be {what}")
         if not self.least <= value <= self.most:
             raise invalid(at, f"it must be from {self.least:g} to {self.most:g}")

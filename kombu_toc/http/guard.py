@@ -1,4 +1,4 @@
-"""Bounds what a connection may cost while no request of it is being dealt with.
+"""Bounds what a connection may cost, and knows when it is lost.
 
 A server of ASGI tells an application of a request when its headers are there. A client that sends
 them byte by byte, or that does not read its answer, would keep a connection for ever. The guard
@@ -15,13 +15,19 @@ from typing import Any
 
 from .problems import Problem
 
-#: Seconds until the headers of a request must be there, and for which an answer may lie unread.
+#: Seconds until the headers of a request must be there, from their first byte on or from the
+#: beginning of the connection; for which an answer may lie unread without a byte being taken; and
+#: for which a connection is kept that has no request.
 HEADERS_WITHIN = 10.0
 READ_WITHIN = 30.0
+KEEP_ALIVE = 60.0
 
-#: Bytes of headers that are taken before a request begins; more in one piece are bounded by the
-#: event loop, which reads 256 KiB at a time.
+#: Bytes of headers that are taken before a request begins, and bytes that are taken while one
+#: waits; more in one piece are bounded by the event loop, which reads 256 KiB at a time.
 MOST_BYTES = 64 * 1024
+
+#: Bytes that come while a request is dealt with: its body, in chunks of any size.
+MOST_OF_BODY = 32 << 20
 
 _CHECK = 2.0
 
@@ -37,17 +43,27 @@ class Guarded(asyncio.Protocol):
     """A connection.
 
     inner: the server's protocol
+    most_of_body: bytes that may come while a request is dealt with
     """
 
-    def __init__(self, inner: asyncio.Protocol) -> None:
+    def __init__(self, inner: asyncio.Protocol, most_of_body: int = MOST_OF_BODY) -> None:
         self._inner = inner
+        self._most_of_body = most_of_body
         self._transport: Any = None
         self._loop = asyncio.get_running_loop()
+        #: set when it is closed, by whichever side: a server may tell only the last request of
+        #: several that a client has sent
+        self.lost = asyncio.Event()
         #: requests that are being dealt with, and since when there are none
         self._requests = 0
         self._idle_since = self._loop.time()
+        #: seconds for which it may be idle
+        self._idle_for = HEADERS_WITHIN
         self._bytes = 0
+        #: what came while a request waits
+        self._held: bytearray | None = None
         self._unread = 0
+        self._unread_since = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     # -- told by the application
@@ -60,7 +76,22 @@ class Guarded(asyncio.Protocol):
     def end(self) -> None:
         """A request has ended."""
         self._requests -= 1
-        self._idle_since = self._loop.time()
+        self._bytes = 0
+        self._idle_since, self._idle_for = self._loop.time(), KEEP_ALIVE
+        held, self._held = self._held, None
+        if held and not self._transport.is_closing():
+            self.data_received(bytes(held))
+
+    def hold(self) -> None:
+        """The request that is dealt with waits for something, and its body was read: what comes
+        until it ends is of the next one, and is kept back. The server would stop reading for it,
+        and would not see that the client goes away."""
+        if self._held is None:
+            self._held = bytearray()
+
+    async def wait_until_lost(self) -> None:
+        """Return when the connection is closed, by whichever side."""
+        await self.lost.wait()
 
     # -- told by the socket
 
@@ -70,12 +101,23 @@ class Guarded(asyncio.Protocol):
         self._timer = self._loop.call_later(_CHECK, self._check)
 
     def data_received(self, data: bytes) -> None:
-        if not self._requests:
-            if self._bytes > MOST_BYTES:
+        self._bytes += len(data)
+        if self._held is not None:
+            self._held += data
+            if len(self._held) > MOST_BYTES:
+                self._transport.abort()
+            return
+        if self._requests:
+            if self._bytes > self._most_of_body:
+                self._transport.abort()
+                return
+        else:
+            if self._bytes - len(data) > MOST_BYTES:
                 self._transport.write(_TOO_LARGE)
                 self._transport.close()
                 return
-            self._bytes += len(data)
+            if self._idle_for == KEEP_ALIVE:  # the headers of the next request begin
+                self._idle_since, self._idle_for = self._loop.time(), HEADERS_WITHIN
         token = _current.set(self)  # the task of a request has it from here
         try:
             self._inner.data_received(data)
@@ -88,6 +130,7 @@ class Guarded(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self.lost.set()
         self._inner.connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -98,15 +141,23 @@ class Guarded(asyncio.Protocol):
 
     def _check(self) -> None:
         self._timer = self._loop.call_later(_CHECK, self._check)
-        if self._requests:
-            return
-        idle = self._loop.time() - self._idle_since
+        now = self._loop.time()
         unread = self._transport.get_write_buffer_size()
-        if unread and unread < self._unread:
-            self._idle_since = self._loop.time()  # it is being read
-        elif idle > (READ_WITHIN if unread else HEADERS_WITHIN):
+        if unread:
+            if not self._unread or unread < self._unread:
+                self._unread_since = now  # it begins to lie there, or is being read
+            elif now - self._unread_since > READ_WITHIN:
+                self._transport.abort()
+            self._unread = unread
+            return
+        if self._unread:  # it was read to its end this very moment
+            self._unread, self._idle_since = 0, now
+        if self._requests or now - self._idle_since <= self._idle_for:
+            return
+        if self._idle_for == KEEP_ALIVE:
+            self._transport.close()
+        else:
             self._transport.abort()
-        self._unread = unread
 
 
 _current: ContextVar[Guarded | None] = ContextVar("toc_http_connection", default=None)
@@ -117,11 +168,18 @@ def current() -> Guarded | None:
     return _current.get()
 
 
-def guarded(protocol: Callable[..., asyncio.Protocol]) -> Callable[..., asyncio.Protocol]:
+def use(connection: Guarded) -> None:
+    """Have this as the connection of the requests that this task deals with from here on."""
+    _current.set(connection)
+
+
+def guarded(
+    protocol: Callable[..., asyncio.Protocol], most_of_body: int = MOST_OF_BODY
+) -> Callable[..., asyncio.Protocol]:
     """Makes guarded connections of a server's protocol; takes its arguments."""
 
     class Connection(Guarded):
         def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(protocol(*args, **options))
+            super().__init__(protocol(*args, **options), most_of_body)
 
     return Connection

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import secrets
+import time
 from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError
 
@@ -18,16 +22,37 @@ from ..aio.center import AsyncTimeoutCenter
 from .problems import Problem, invalid, retry_after
 from .requests import Answer, Request
 
+logger = logging.getLogger(__name__)
+
 #: Characters of a key, at most.
 MAX_KEY = 255
 
-#: Seconds for which a claim lasts: longer than any request.
+#: Seconds for which a claim lasts: longer than any request. Who has claimed a key reads and writes
+#: it only so long after asking for it: a little less, since a call takes a moment.
 CLAIM = 120
+HELD = CLAIM - 20.0
 
 #: Statuses of answers that are not kept: the same request may get another one.
 _PASSING = (401, 403, 408, 413, 429)
 
 REPLAYED = (b"idempotency-replayed", b"true")
+
+
+class _Claim(NamedTuple):
+    """What this process is at.
+
+    name: of its key in Redis
+    asked: tells the request from others
+    until: until when nobody else can have claimed it, by the monotonic clock
+    """
+
+    name: str
+    asked: str
+    until: float
+
+    @property
+    def holds(self) -> bool:
+        return time.monotonic() < self.until
 
 
 class Idempotency:
@@ -51,44 +76,70 @@ class Idempotency:
             raise invalid(
                 "idempotency-key", f"it must have 1 to {MAX_KEY} characters of printable ASCII"
             )
-        asked = _fingerprint(request, path)
-        name = self._center.center.keys.answer(_hash(request.token.name, key))
-        claim = json.dumps({"asked": asked})
-        if not await self._call("set", name, claim, nx=True, ex=CLAIM):
-            found = await self._call("get", name)
-            if found is not None:
-                return _again(json.loads(found), asked)
-            # It has ended this very moment.
-            if not await self._call("set", name, claim, nx=True, ex=CLAIM):
-                raise _busy()
+        claim = _Claim(
+            self._center.center.keys.answer(_hash(request.token.name, key)),
+            _fingerprint(request, path),
+            time.monotonic() + HELD,
+        )
+        if (found := await self._take(claim)) is not None:
+            return _again(found, claim.asked)
         try:
             made = await run()
         except Problem as problem:
-            await self._keep(name, asked, as_answer(problem))
+            await self._keep(claim, as_answer(problem))
             raise
         except BaseException:
-            await self._drop(name)
+            await self._drop(claim)
             raise
-        await self._keep(name, asked, made)
+        await self._keep(claim, made)
+        if made.undo is not None:
+            made = made._replace(undo=partial(self._forget, claim, made.undo))
         return made
 
-    async def _keep(self, name: str, asked: str, made: Answer) -> None:
+    async def _take(self, claim: _Claim) -> dict[str, Any] | None:
+        """Claim a key; what is there instead. Raises Problem if there is nothing to be had."""
+        text = json.dumps({"asked": claim.asked, "owner": secrets.token_hex(8)})
+        for _ in range(2):
+            if await self._call("set", claim.name, text, nx=True, ex=CLAIM):
+                return None
+            found = await self._call("get", claim.name)
+            if found is not None:
+                entry: dict[str, Any] = json.loads(found)
+                # It may be this one, if the reply was lost and the call repeated.
+                return None if entry == json.loads(text) else entry
+            # What was there has ended this very moment.
+        raise _busy()
+
+    async def _keep(self, claim: _Claim, made: Answer) -> None:
+        """Keep an answer. If that fails, what was done is answered all the same."""
         if made.status >= 500 or made.status in _PASSING:
-            await self._drop(name)
+            await self._drop(claim)
             return
+        if not claim.holds:
+            return  # somebody else may be at it
         entry = {
-            "asked": asked,
+            "asked": claim.asked,
             "status": made.status,
             "type": made.content_type.decode(),
             "headers": [[one.decode("latin-1") for one in pair] for pair in made.headers],
             "body": b64encode(made.body).decode(),
         }
         seconds = max(1, int(min(self._seconds, made.keep)))
-        await self._call("set", name, json.dumps(entry), ex=seconds)
-
-    async def _drop(self, name: str) -> None:
         try:
-            await self._call("delete", name)
+            await self._call("set", claim.name, json.dumps(entry), ex=seconds)
+        except (RedisError, OSError) as exc:
+            logger.warning("an answer is not kept under its Idempotency-Key: %s", exc)
+
+    async def _forget(self, claim: _Claim, undo: Callable[[], Awaitable[Any]]) -> None:
+        """Undo what nobody got the answer to. A repetition does it anew: what the answer says is
+        true no more."""
+        await self._drop(claim)
+        await undo()
+
+    async def _drop(self, claim: _Claim) -> None:
+        try:
+            if claim.holds:
+                await self._call("delete", claim.name)
         except (RedisError, OSError):
             pass  # the claim ends by itself
 

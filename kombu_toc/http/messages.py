@@ -16,6 +16,9 @@ from .fields import Anything, Base64, Headers, Number, Object, Text, Time, shown
 from .problems import invalid
 from .requests import Request
 
+#: Headers that a Python process wrote may have dates, UUIDs, and numbers that JSON has not.
+_encode = json.JSONEncoder(default=str).encode
+
 #: A state as a center names it -> as it is in JSON.
 STATES = {WAITING: "waiting", IN_FLIGHT: "inFlight", DEAD: "dead"}
 
@@ -246,18 +249,45 @@ def shown_put(queue: str, id: str, **more: bool) -> dict[str, Any]:
     return {"name": f"queues/{queue}/tasks/{id}", "id": id, "queue": queue, **more}
 
 
-def content_of(raw: bytes, id: str) -> dict[str, Any]:
+#: Bytes that the compressed messages of one answer may expand to.
+EXPANDED = 64 << 20
+
+
+class Room:
+    """What the compressed messages of one answer may still expand to.
+
+    left: bytes
+    """
+
+    __slots__ = ("left",)
+
+    def __init__(self, left: int = EXPANDED) -> None:
+        self.left = left
+
+    def unpack(self, raw: bytes, id: str) -> dict[str, Any] | None:
+        """The parts of an envelope; None for what is none, and for what cannot be shown."""
+        deflated = raw[:1] in (b"\x01", b"\x02")
+        if not deflated and raw[:5] != b'{"h":':
+            return None
+        try:
+            message = unpack(raw, id, self.left)
+            # Deeper than here, as a part of the answer, it shall not fail.
+            _encode([[[[[[[[message["headers"], message["content-type"]]]]]]]]])
+        except (EnvelopeError, RecursionError):
+            return None  # it only looks like one
+        if deflated:
+            self.left -= len(message["body"])
+        return message
+
+
+def content_of(raw: bytes, id: str, room: Room) -> dict[str, Any]:
     """The bytes of a message, as they are shown."""
     shown: dict[str, Any] = {}
-    if raw[:1] in (b"\x01", b"\x02") or raw[:5] == b'{"h":':
-        try:
-            message = unpack(raw, id)
-        except EnvelopeError:
-            pass  # it only looks like one
-        else:
-            raw = message["body"]
-            shown["headers"] = message["headers"]
-            shown["contentType"] = message["content-type"]
+    message = room.unpack(raw, id)
+    if message is not None:
+        raw, kind = message["body"], message["content-type"]
+        shown["headers"] = message["headers"]
+        shown["contentType"] = kind if kind is None else str(kind)
     try:
         shown["text"] = raw.decode()
     except UnicodeDecodeError:
@@ -265,7 +295,9 @@ def content_of(raw: bytes, id: str) -> dict[str, Any]:
     return shown
 
 
-def shown_found(found: Found, *, with_body: bool = True) -> dict[str, Any]:
+def shown_found(
+    found: Found, *, with_body: bool = True, room: Room | None = None
+) -> dict[str, Any]:
     """A message as it was found."""
     shown: dict[str, Any] = {
         "name": f"queues/{found.topic}/tasks/{found.id}",
@@ -287,11 +319,11 @@ def shown_found(found: Found, *, with_body: bool = True) -> dict[str, Any]:
     }
     shown.update((name, value) for name, value in more.items() if value is not None)
     if with_body:
-        shown.update(content_of(found.body, found.id))
+        shown.update(content_of(found.body, found.id, room or Room()))
     return shown
 
 
-def shown_delivery(one: Delivery) -> dict[str, Any]:
+def shown_delivery(one: Delivery, room: Room) -> dict[str, Any]:
     """A message as it was leased."""
     shown: dict[str, Any] = {"id": one.id, "receipt": one.receipt, "failures": one.failures}
     if one.action_us:
@@ -300,5 +332,5 @@ def shown_delivery(one: Delivery) -> dict[str, Any]:
         shown["startTime"] = shown_time(one.start_us)
     if (key := one.key) is not None:
         shown["key"] = key
-    shown.update(content_of(one.body, one.id))
+    shown.update(content_of(one.body, one.id, room))
     return shown

@@ -149,11 +149,16 @@ def read_body(operation: Operation, request: Request) -> dict[str, Any]:
 
 
 def answer(document: Any, status: int = 200, **how: Any) -> Answer:
-    """An answer in JSON."""
-    return Answer(_encode(document).encode(), status, **how)
+    """An answer in JSON. What JSON has not, such as a date or an infinite number, is text."""
+    try:
+        text = _encode(document)
+    except ValueError:
+        plain = json.loads(json.dumps(document, default=str), parse_constant=str)
+        text = _encode(plain)
+    return Answer(text.encode(), status, **how)
 
 
-_encode = json.JSONEncoder(separators=(",", ":")).encode
+_encode = json.JSONEncoder(separators=(",", ":"), default=str, allow_nan=False).encode
 
 #: The kinds of problems that each operation may answer.
 EVERYWHERE = (

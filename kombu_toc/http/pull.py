@@ -9,9 +9,10 @@ from typing import Any
 
 from ..errors import ReceiptError
 from ..model.receipts import read_receipt
-from ..model.results import DEAD, WAITING
+from ..model.results import DEAD, WAITING, Delivery
+from . import guard
 from .fields import Flag, Listed, Number, Object, Text
-from .messages import LEASED_TASK, shown_delivery
+from .messages import LEASED_TASK, Room, shown_delivery
 from .operations import Operation, answer, read_body
 from .problems import invalid
 from .requests import Answer, Gone, Request
@@ -82,30 +83,60 @@ async def lease(api: Any, request: Request) -> Answer:
     """Lease messages that are due; wait for some if there are none."""
     fields = read_body(LEASE_MESSAGES, request)
     desk, queue = api.desk, request.segments[0]
-    asked = (queue, fields.get("limit", 1), fields.get("wait", 0), fields.get("visibility"))
+    asked = (
+        *(queue, fields.get("limit", 1), fields.get("wait", 0), fields.get("visibility")),
+        request.token.name,
+    )
     if not asked[2]:
         messages = await desk.lease(*asked)
     else:
         messages = await _unless_gone(request, desk, asked)
     if not messages:
         return answer({"tasks": []}, keep=1.0)
-    document = {"tasks": [shown_delivery(one) for one in messages]}
-    return answer(document, keep=KEEP_LEASES, undo=partial(desk.give_back, messages))
+    try:
+        room = Room()
+        document = {"tasks": [shown_delivery(one, room) for one in messages]}
+        keep = KEEP_LEASES
+        if b"idempotency-key" in request.headers:
+            keep = min(keep, await _shortest(api, queue, messages, asked[3]))
+        return answer(document, keep=keep, undo=partial(desk.give_back, messages))
+    except BaseException:
+        await desk.give_back(messages)
+        raise
+
+
+async def _shortest(
+    api: Any, queue: str, messages: Iterable[Delivery], asked: float | None
+) -> float:
+    """Seconds that the first of these leases to end lasts."""
+    if asked is not None:
+        return asked
+    own = [one.visibility for one in messages]
+    found = [seconds for seconds in own if seconds is not None]
+    if len(found) < len(own):
+        topic = await api.center.declared(queue)
+        limits = api.center.limits
+        found.append((limits if topic is None else topic.declaration.limits(limits)).visibility)
+    return min(found)
 
 
 async def _unless_gone(request: Request, desk: Any, asked: tuple[Any, ...]) -> Any:
     """Lease for a client that may go away while it waits. Raises Gone."""
+    leaving = [asyncio.ensure_future(request.wait_until_gone())]
+    connection = guard.current()
+    if connection is not None:
+        connection.hold()
+        leaving.append(asyncio.ensure_future(connection.wait_until_lost()))
     waiting = asyncio.ensure_future(desk.lease(*asked))
-    leaving = asyncio.ensure_future(request.wait_until_gone())
     try:
-        await asyncio.wait({waiting, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if leaving.done():
+        await asyncio.wait({waiting, *leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if any(one.done() for one in leaving):
             if waiting.done() and waiting.exception() is None:
                 await desk.give_back(waiting.result())
             raise Gone
         return waiting.result()
     finally:
-        for task in (waiting, leaving):
+        for task in (waiting, *leaving):
             if not task.done():
                 task.cancel()
 

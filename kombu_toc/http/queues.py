@@ -232,12 +232,13 @@ async def purge_dead(api: Any, request: Request) -> Answer:
 
 
 async def _dead(api: Any, request: Request, operation: Operation) -> tuple[list[str], bool]:
-    """The ids that a request names, or the oldest; and whether there are more."""
+    """The ids that a request names, or the oldest; and whether there are more. What is meant is
+    said in the body: one that got lost on the way means nothing."""
     queue = await api.known_queue(request.segments[0])
     fields = read_body(operation, request)
     if "ids" in fields:
         return list(dict.fromkeys(fields["ids"])), False
-    page = await read_page(api, queue, state=DEAD, limit=fields.get("limit", MAX_DEAD), after=None)
+    page = await read_page(api, queue, state=DEAD, limit=fields["limit"], after=None)
     return [one.id for one in page.messages], page.after is not None
 
 
@@ -250,10 +251,10 @@ _DEAD = Object(
     {
         "ids": IDS.fields["ids"],
         "limit": Number(
-            "Without ids: so many at most, the oldest.", least=1, most=MAX_DEAD, whole=True
+            "Instead of ids: so many at most, the oldest.", least=1, most=MAX_DEAD, whole=True
         ),
     },
-    at_most_one=("ids", "limit"),
+    one_of=("ids", "limit"),
     name="DeadTasks",
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import sys
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any, NamedTuple
@@ -25,6 +26,10 @@ JSON = b"application/json"
 #: Bytes of all headers of a request, and of its path and query, at most.
 MAX_HEADERS = 32 * 1024
 MAX_TARGET = 16 * 1024
+
+
+#: Of an answer after which the connection cannot be used.
+CLOSE = (b"connection", b"close")
 
 
 class Answer(NamedTuple):
@@ -75,15 +80,22 @@ class Request:
 
     async def read_body(self, most: int, seconds: float) -> None:
         """Read the body. Raises Problem if it is too large or does not come in time."""
-        said = self.headers.get(b"content-length", b"0")
-        if said.isdigit() and int(said) > most:
+        said = self.headers.get(b"content-length")
+        if said is not None and said.isdigit() and int(said) > most:
             raise _too_large(most)
+        if b"upgrade" in self.headers and (
+            b"transfer-encoding" in self.headers or (said is not None and said.strip(b"0"))
+        ):
+            # Some servers take what follows the headers for the other protocol's.
+            raise _unreadable("a request with a body cannot ask for another protocol")
         try:
             async with timeout_after(seconds):  # cheaper than wait_for, which makes a task
                 await self._read(most)
         except (asyncio.TimeoutError, TimeoutError):
             detail = f"the body was not there within {seconds:g} seconds"
-            raise Problem("timeout", detail, headers=((b"connection", b"close"),)) from None
+            raise Problem("timeout", detail, headers=(CLOSE,)) from None
+        if said is not None and said.isdigit() and int(said) != len(self.body):
+            raise _unreadable(f"the body has {len(self.body)} bytes, and not {int(said)}")
 
     async def _read(self, most: int) -> None:
         parts, size = [], 0
@@ -121,7 +133,7 @@ class Gone(Exception):
 def read_json(body: bytes) -> Any:
     """Raises Problem for what is no JSON."""
     try:
-        return json.loads(body.decode(), parse_constant=_refuse)
+        return json.loads(body.decode(), parse_constant=_refuse, parse_float=_finite)
     except RecursionError:
         raise Problem("bad-request", "the body is nested too deeply") from None
     except (ValueError, UnicodeDecodeError) as exc:
@@ -132,9 +144,22 @@ def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is not JSON")
 
 
+def _finite(text: str) -> float:
+    """A number with a fraction or an exponent. What a float cannot hold would become infinite, and
+    be written as what is no JSON."""
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:40]} is too large a number")
+    return number
+
+
 def _too_large(most: int) -> Problem:
     detail = f"a body may have {most} bytes; send fewer messages in one request"
-    return Problem("too-large", detail, headers=((b"connection", b"close"),))
+    return Problem("too-large", detail, headers=(CLOSE,))
+
+
+def _unreadable(detail: str) -> Problem:
+    return Problem("bad-request", detail, headers=(CLOSE,))
 
 
 def read_query(raw: bytes) -> dict[str, str]:

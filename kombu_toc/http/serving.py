@@ -10,14 +10,14 @@ from typing import Any
 
 from ..errors import ConfigurationError
 from .app import HttpApi, is_loopback
-from .guard import guarded
+from .guard import KEEP_ALIVE, guarded
+from .problems import Problem
 
 logger = logging.getLogger(__name__)
 
 PORT = 8088
 
-#: Seconds for which an idle connection is kept, and for which requests may go on at the end.
-KEEP_ALIVE = 60
+#: Seconds for which requests may go on at the end.
 END_WITHIN = 10
 
 #: Connections that may wait to be accepted.
@@ -62,14 +62,14 @@ def serve(
     config = uvicorn.Config(
         api,
         loop="asyncio",
-        http=_protocol(),
+        http=_protocol(api.max_body),
         ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        timeout_keep_alive=KEEP_ALIVE,
+        timeout_keep_alive=int(KEEP_ALIVE),
         timeout_graceful_shutdown=END_WITHIN,
         backlog=BACKLOG,
         ssl_certfile=certificate,
@@ -96,15 +96,32 @@ def serve(
     Server(config).run(sockets=[listening])
 
 
-def _protocol() -> Any:
-    """uvicorn's fastest protocol that is installed, guarded."""
+def _protocol(max_body: int) -> Any:
+    """uvicorn's fastest protocol that is installed, guarded.
+
+    max_body: bytes of a body, which may come in small chunks
+    """
     try:
         from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as protocol
     except ImportError:
         from uvicorn.protocols.http.h11_impl import (  # type: ignore[assignment]
             H11Protocol as protocol,
         )
-    return guarded(protocol)
+
+    class Protocol(protocol):
+        def send_400_response(self, msg: str) -> None:
+            """Answer what is no HTTP, as every error is answered."""
+            self.transport.write(_NO_HTTP)
+            self.transport.close()
+
+    return guarded(Protocol, 2 * max_body)
+
+
+_PROBLEM = Problem("bad-request", "this is no request of HTTP/1.1").body()
+_NO_HTTP = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/problem+json\r\n"
+    b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(_PROBLEM), _PROBLEM)
+)
 
 
 def _raise_file_limit() -> None:

@@ -14,6 +14,7 @@ from .messages import (
     NEW_TASK,
     PUT_TASK,
     TASK,
+    Room,
     arguments_of,
     shown_found,
     shown_put,
@@ -89,10 +90,19 @@ async def put(api: Any, request: Request) -> Answer:
         task = read_body(PUT, request)
         arguments = arguments_of(task, request)
         unique = unique_of(task)
+    _check(api, [arguments])
     if there := await _traced_before(api, request, queue, [arguments]):
         return answer(shown_put(queue, there[arguments["id"]]), 201)
     id = await api.center.put(queue, unique=unique, **arguments)
     return answer(shown_put(queue, id), 201)
+
+
+def _check(api: Any, messages: Sequence[dict[str, Any]]) -> None:
+    """Raises Problem for a message that may not be put here."""
+    check = api.check_message
+    if check is not None:
+        for one in messages:
+            check(one["id"], one["body"])
 
 
 async def _traced_before(
@@ -116,6 +126,7 @@ async def put_batch(api: Any, request: Request) -> Answer:
     queue = request.segments[0]
     tasks = read_body(PUT_BATCH, request)["tasks"]
     messages = [arguments_of(task, request, place) for place, task in enumerate(tasks)]
+    _check(api, messages)
     there = await _traced_before(api, request, queue, messages)
     new = [one for one in messages if one["id"] not in there] if there else messages
     try:
@@ -164,8 +175,9 @@ async def list_tasks(api: Any, request: Request) -> Answer:
 
 
 def shown_page(page: Page, *, with_body: bool = True) -> dict[str, Any]:
+    room = Room()
     return {
-        "tasks": [shown_found(one, with_body=with_body) for one in page.messages],
+        "tasks": [shown_found(one, with_body=with_body, room=room) for one in page.messages],
         "nextPageToken": page.after,
     }
 

@@ -35,10 +35,18 @@ TOKENS = "TOC_HTTP_TOKENS"
 MAX_TOKENS = 1000
 
 
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Whether one of these is the name, or a pattern of it: ``*`` is any text, ``?`` any
+    character, and anything else is itself."""
+    # fnmatch also knows sets in brackets, in which one bracket stands for itself.
+    return any(fnmatchcase(name, pattern.replace("[", "[[]")) for pattern in patterns)
+
+
 class Token:
     """One token.
 
     rate: requests a second, 0: any number
+    is_anonymous: whether it is that of everybody who has none
     """
 
     def __init__(
@@ -48,17 +56,19 @@ class Token:
         roles: Iterable[str],
         queues: Iterable[str],
         rate: float = 0.0,
+        is_anonymous: bool = False,
     ) -> None:
         self.name = name
         self.digest = digest
         self.roles = frozenset(roles)
         self.queues = tuple(queues)
         self.rate = rate
+        self.is_anonymous = is_anonymous
         self._may = lru_cache(maxsize=10_000)(self._matches)
         self._used_until = 0.0
 
     def _matches(self, queue: str) -> bool:
-        return any(fnmatchcase(queue, pattern) for pattern in self.queues)
+        return matches(queue, self.queues)
 
     def allows(self, role: str, queue: str | None) -> bool:
         """Whether it may do this to a queue; None: to what is of all queues."""
@@ -102,7 +112,9 @@ class Tokens:
     ) -> None:
         self.tokens = tuple(tokens)
         self._clock = clock
-        self._anonymous = Token("", b"", ("read",), ("*",)) if anonymous_read else None
+        self._anonymous = None
+        if anonymous_read:
+            self._anonymous = Token("", b"", ("read",), ("*",), is_anonymous=True)
         if anonymous_read and not self.tokens:
             raise ConfigurationError(
                 "reading without a token is a choice where there are tokens; without any, "

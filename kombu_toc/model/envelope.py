@@ -66,6 +66,9 @@ _LONGEST = 255
 # A window of 4 KiB holds the dictionary and a message; a larger one costs time, not bytes.
 _WINDOW = -12
 
+#: Bytes that an envelope may expand to: what a string in Redis may have.
+MAX_EXPANDED = 512 << 20
+
 #: A property that a sender may set: the ``eta`` comes from a duration and the sender's clock, which
 #: may be wrong. Its distance from that clock at the moment of sending counts.
 COUNTDOWN = "x-countdown"
@@ -138,10 +141,11 @@ def _bytes(id: str) -> bytes:
     return id.encode("utf-8", "surrogatepass")
 
 
-def unpack(data: bytes, id: str = "") -> dict[str, Any]:
+def unpack(data: bytes, id: str = "", most: int = MAX_EXPANDED) -> dict[str, Any]:
     """The message stored in `data`, its body as bytes.
 
     id: the id that it is stored under
+    most: bytes that it may expand to
 
     Raises EnvelopeError, saying what is wrong, if it cannot be read.
     """
@@ -158,9 +162,11 @@ def unpack(data: bytes, id: str = "") -> dict[str, Any]:
             preset += name[:length]
         inflater = zlib.decompressobj(_WINDOW, preset)
         try:
-            data = inflater.decompress(data[begin:])
+            data = inflater.decompress(data[begin:], most + 1)
         except zlib.error as exc:
             raise EnvelopeError(f"damaged envelope: {exc}") from exc
+        if len(data) > most:
+            raise EnvelopeError(f"damaged envelope: it expands to more than {most} bytes")
         if not inflater.eof:
             raise EnvelopeError("damaged envelope: it ends too early")
     elif form != _PLAIN:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from kombu import pools
 import celery_toc
 from celery_toc import timeout_center
 from celery_toc.metrics import metrics_text
-from kombu_toc import unpack
+from kombu_toc import pack, unpack
 
 from ..http_server import HttpServer
 from ..servers import Server
@@ -167,6 +168,64 @@ def test_what_may_not_be_sent_is_refused_and_nothing_is(
     reply = api.post(TASKS, fields)
     assert (reply.status, reply.json["field"]) == (status, field)
     assert sum(found.counts.waiting for found in timeout_center(app).summary()) == 0
+
+
+HEADERS = {"task": "secret.drop", "id": "one"}
+LINE = json.dumps({"h": HEADERS, "p": {}, "t": "application/json", "e": "utf-8"})
+MESSAGE = {
+    "headers": HEADERS,
+    "properties": {},
+    "content-type": "application/json",
+    "content-encoding": "utf-8",
+    "body": b"[[], {}, {}]",
+}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"json": [[], {}, {}], "headers": HEADERS},
+        {"text": "[[], {}, {}]", "headers": HEADERS, "contentType": "application/json"},
+        {"text": f"{LINE}\n[[], {{}}, {{}}]"},
+        {"text": f"{LINE}\n"},
+        {"body": b64encode(pack(MESSAGE, deflate=True)).decode()},
+        # Under the id that a second message of this id would be kept under.
+        {"body": b64encode(pack(MESSAGE, deflate=True, id="one#12345678")).decode()},
+        {"json": {"task": "secret.drop", "id": "one"}, "contentType": "application/json"},
+        {"json": {"task": "secret.drop", "id": "one"}, "headers": {"x-a": "b"}},
+        {"body": "gASVAA==", "contentType": "application/x-python-serialize"},
+        {"text": "task: secret.drop", "contentType": "application/x-yaml"},
+        {"body": "eJw=", "headers": {"compression": "application/x-gzip"}},
+    ],
+    ids=[
+        *("headers", "text", "envelope", "no body", "deflated", "copy", "protocol 1", "headers 1"),
+        *("pickle", "yaml", "compressed"),
+    ],
+)
+def test_a_message_that_a_worker_would_read_as_a_task_is_refused(
+    api: HttpServer, app: Celery, fields: dict[str, Any]
+) -> None:
+    """Otherwise it would not matter which tasks are allowed."""
+    one = {"id": "one", **fields}
+    many = {"tasks": [{"id": "harmless", "text": "x"}, one]}
+    for path, document in (("tasks", one), ("tasks:batch", many)):
+        reply = api.post(f"/v1/queues/celery/{path}", document)
+        assert reply.status == 403, reply
+        assert "/v1/apps/shop/tasks" in reply.json["detail"]
+    assert sum(found.counts.waiting for found in timeout_center(app).summary()) == 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"json": {"task": "secret.drop"}},
+        {"json": {"task": 7}, "headers": {"x-a": "b"}},
+        {"text": "x", "headers": {"x-task": "shop.add"}},
+        {"text": '{"h": 1}'},
+    ],
+)
+def test_other_messages_are_put(api: HttpServer, fields: dict[str, Any]) -> None:
+    assert api.post("/v1/queues/celery/tasks", fields).status == 201
 
 
 def test_another_app_is_not_found(api: HttpServer) -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import re
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import psutil
 import pytest
 import redis
 
 from kombu_toc import TimeoutCenter, pack
 from kombu_toc.exporter import metrics_text
+from kombu_toc.model.envelope import compress
 
 from ..cluster import Cluster
 from ..http_server import HttpServer
@@ -112,6 +116,52 @@ def test_what_a_center_puts_is_leased_also_an_envelope(
     for one in packed:
         assert (one["text"], one["contentType"]) == ("[7]", "application/json")
         assert one["headers"] == {"task": "shop.remind"}
+
+
+LINE = b'{"h":%b,"p":{},"t":%b,"e":"utf-8"}\nbody'
+UUID = b'{"__type__":"uuid","__value__":{"hex":"0af7651916cd43dd8448eb211c80319c","version":4}}'
+
+#: Messages that a Python process may put, and that are hard to show.
+ODD = {
+    "uuid": lambda: LINE % (b'{"x":%b}' % UUID, b'"a/b"'),
+    "number": lambda: LINE % (b'{"x":NaN,"y":-Infinity}', b'"a/b"'),
+    "deep": lambda: LINE % (b'{"x":%b}' % (b"[" * 900 + b"]" * 900), b'"a/b"'),
+    "kind": lambda: LINE % (b"{}", b'{"a":1}'),
+    "half": lambda: LINE % (b'{"x":"\\ud800"}', b'"a/b"'),
+    "bomb": lambda: compress(b"0" * (1 << 27)),
+    "bomb of a body": lambda: compress(LINE % (b"{}", b'"a/b"') + b"0" * (1 << 27)),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_is_hard_to_show_is_shown_and_holds_nothing_up(
+    api: HttpServer, center: TimeoutCenter, name: str
+) -> None:
+    center.put("mail", "odd", ODD[name]())
+    center.put("mail", "plain", b"x")
+
+    def strict(reply: Any) -> Any:
+        assert reply.status == 200, reply.body[:500]
+        assert len(reply.body) < 1 << 20
+
+        def refuse(constant: str) -> None:
+            raise AssertionError(constant)
+
+        return json.loads(reply.body, parse_constant=refuse)
+
+    assert strict(api.get(f"{MAIL}/tasks/odd"))["id"] == "odd"
+    listed = strict(api.get(f"{MAIL}/tasks"))["tasks"]
+    found = strict(api.post(f"{MAIL}:lease", {"limit": 10}))["tasks"]
+    for tasks in (listed, found):
+        assert {one["id"] for one in tasks} == {"odd", "plain"}
+        odd = next(one for one in tasks if one["id"] == "odd")
+        if name == "uuid":
+            assert odd["headers"] == {"x": "0af76519-16cd-43dd-8448-eb211c80319c"}
+        if name == "number":
+            assert odd["headers"] == {"x": "NaN", "y": "-Infinity"}
+    assert psutil.Process(api.process.pid).memory_info().rss < 500 << 20
+    receipts = {"receipts": [one["receipt"] for one in found]}
+    assert api.post(f"{MAIL}:ack", receipts).json["acknowledged"] == 2
 
 
 @pytest.mark.parametrize(
@@ -225,7 +275,10 @@ def test_rejected_messages_come_back_or_die_and_are_requeued_or_purged(
     }
     assert api.post(f"{MAIL}/dead:requeue", {"ids": ["m0"]}).json == {"requeued": 1, "more": False}
     assert api.post(f"{MAIL}/dead:purge", {"limit": 2}).json == {"purged": 2, "more": True}
-    assert api.post(f"{MAIL}/dead:requeue").json == {"requeued": 1, "more": False}
+    for empty in (None, {}):  # it does not mean all of them
+        assert api.post(f"{MAIL}/dead:purge", empty).status in (415, 422)
+    oldest = api.post(f"{MAIL}/dead:requeue", {"limit": 1000}).json
+    assert oldest == {"requeued": 1, "more": False}
     assert api.get(f"{MAIL}/counts").json == {"ready": 2, "scheduled": 0, "inFlight": 0, "dead": 0}
 
 
@@ -440,6 +493,81 @@ def test_a_body_that_is_not_json_needs_its_type(api: HttpServer) -> None:
     assert (reply.status, reply.json["field"]) == (415, "content-type")
 
 
+@pytest.mark.parametrize(
+    "raw, status, field",
+    [
+        (b'{"text":"x","delay":%b}' % (b"9" * 401), 422, "delay"),
+        (b'{"text":"x","delay":-%b}' % (b"9" * 401), 422, "delay"),
+        (b'{"text":"x","priority":%b}' % (b"9" * 401), 422, "priority"),
+        (b'{"text":"x","delay":1e999}', 400, None),
+        (b'{"json":[-1e999]}', 400, None),
+        (b'{"json":NaN}', 400, None),
+    ],
+    ids=["long", "below", "whole", "delay", "json", "nan"],
+)
+def test_a_number_that_nothing_holds_is_refused(
+    api: HttpServer, raw: bytes, status: int, field: str | None
+) -> None:
+    reply = api.post(f"{MAIL}/tasks", raw=raw, headers={"content-type": "application/json"})
+    assert (reply.status, reply.json.get("field")) == (status, field), reply
+    event = {"content-type": "application/json", "ce-id": "1", "ce-source": "/", "ce-type": "t"}
+    if status == 400:
+        reply = api.post(f"{MAIL}/tasks", raw=raw, headers={**event, "ce-specversion": "1.0"})
+        assert reply.status == 400, reply
+    assert api.get(f"{MAIL}/counts").json["ready"] == 0
+
+
+@pytest.mark.parametrize(
+    "raw", [b"\x16\x03\x01 TLS\r\n\r\n", b"GET\r\n\r\n", b"POST / HTTP/9\r\n\r\n"]
+)
+def test_what_is_no_http_is_answered_by_a_problem(api: HttpServer, raw: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", api.port)) as connection:
+        connection.sendall(raw)
+        reply = http.client.HTTPResponse(connection)
+        reply.begin()
+        assert reply.status == 400
+        assert reply.getheader("content-type") == "application/problem+json"
+        assert json.loads(reply.read())["type"] == "urn:celery-toc:bad-request"
+
+
+@pytest.mark.parametrize(
+    "head, status",
+    [
+        ("upgrade: h2c\r\nconnection: Upgrade, HTTP2-Settings\r\ncontent-length: 15", 400),
+        ("upgrade: h2c\r\nconnection: upgrade\r\ntransfer-encoding: chunked", 400),
+        ("upgrade: websocket\r\nconnection: upgrade\r\ncontent-length: 15", 400),
+        ("upgrade: h2c\r\nconnection: upgrade\r\ncontent-length: 0", 422),
+        ("upgrade: h2c\r\nconnection: upgrade", 422),
+    ],
+    ids=["h2c", "chunked", "websocket", "empty", "no body"],
+)
+def test_a_body_behind_an_upgrade_is_refused_and_does_not_get_lost(
+    api: HttpServer, center: TimeoutCenter, head: str, status: int
+) -> None:
+    for id in ("one", "two"):
+        center.put("mail", id, b"x")
+    for message in center.pop("mail", 2).messages:
+        center.reject(message, requeue=False)
+    body = b'{"ids":["one"]}'
+    if "chunked" in head:
+        body = b"f\r\n%b\r\n0\r\n\r\n" % body
+    if status == 422:
+        body = b""
+    with socket.create_connection(("127.0.0.1", api.port)) as raw:
+        raw.sendall(
+            b"POST /v1/queues/mail/dead:purge HTTP/1.1\r\nhost: localhost\r\n"
+            b"content-type: application/json\r\n%b\r\n\r\n%b" % (head.encode(), body)
+        )
+        raw.settimeout(20)
+        said = b""
+        with contextlib.suppress(ConnectionResetError):
+            while some := raw.recv(65_536):  # it closes the connection
+                said += some
+    assert said.startswith(b"HTTP/1.1 %d " % status), said
+    assert b"connection: close" in said
+    assert center.counts("mail").dead == 2
+
+
 def test_a_connection_carries_many_requests(api: HttpServer) -> None:
     connection = api.connect()
     for number in range(50):
@@ -503,7 +631,22 @@ def test_answers_are_kept_for_a_bounded_time(api: HttpServer, client: redis.Redi
     api.post(f"{MAIL}/tasks", {"text": "x"}, headers={"idempotency-key": "k4"})
     api.post(f"{MAIL}:lease", headers={"idempotency-key": "k5"})
     [one, two] = sorted(client.ttl(key) for key in client.scan_iter("*answer:*"))
-    assert 0 < one <= 300 < two <= 86_400
+    assert 0 < one <= 300 < two <= 3600
+
+
+def test_the_answer_to_a_lease_is_kept_no_longer_than_the_lease_lasts(
+    api: HttpServer, center: TimeoutCenter, client: redis.Redis
+) -> None:
+    center.put("mail", "one", b"x", visibility=20)
+    center.put("mail", "two", b"x")
+    for number, fields in enumerate(({"visibility": 30}, {}, {"visibility": 7})):
+        headers = {"idempotency-key": f"k{number}"}
+        leases = api.post(f"{MAIL}:lease", {"limit": 2, **fields}, headers=headers).json["tasks"]
+        assert len(leases) == 2
+        api.post(f"{MAIL}:release", {"receipts": [one["receipt"] for one in leases]})
+        seconds = max(client.ttl(key) for key in client.scan_iter("*answer:*"))
+        assert seconds <= fields.get("visibility", 20)
+        client.delete(*client.scan_iter("*answer:*"))
 
 
 # -- events and traces

@@ -152,6 +152,30 @@ def test_anonymous_read_allows_looking_and_nothing_else(server: Server | Cluster
         assert api.get("/v1/queues", headers={"authorization": "Bearer no"}).status == 401
 
 
+def test_without_a_token_only_names_of_the_server_are_answered(server: Server | Cluster) -> None:
+    """A page in a browser can have its own name lead here."""
+    secret, line = new_token("one", "read", "*")
+    with HttpServer(
+        server.toc_url,
+        *("--anonymous-read", "--name", "toc.example.com"),
+        environment={"TOC_HTTP_TOKENS": line},
+    ) as api:
+        for host, status in (
+            ("localhost:8088", 200),
+            ("10.1.2.3", 200),
+            ("[2001:db8::1]:80", 200),
+            ("TOC.example.com:80", 200),
+            ("evil.example:8088", 403),
+            ("toc.example.com.evil.example", 403),
+        ):
+            reply = api.get("/v1/queues", headers={"host": host})
+            assert reply.status == status, host
+            if status == 403:
+                assert reply.json["field"] == "host"
+                both = {"host": host, "authorization": f"Bearer {secret}"}
+                assert api.get("/v1/queues", headers=both).status == 200
+
+
 # -- without tokens
 
 
@@ -178,6 +202,9 @@ def test_without_tokens_it_listens_on_loopback_only_and_says_so(server: Server |
         ({"origin": "null"}, 403),
         ({"x-forwarded-for": "10.0.0.1"}, 403),
         ({"forwarded": "for=10.0.0.1"}, 403),
+        ({"via": "1.1 front"}, 403),
+        ({"x-forwarded-proto": "https"}, 403),
+        ({"x-real-ip": "10.0.0.1"}, 403),
     ],
     ids=lambda value: "-".join(value.values()) if isinstance(value, dict) else str(value),
 )
@@ -212,6 +239,27 @@ def test_a_line_that_cannot_be_used_is_named_and_not_shown(line: str, said: str)
         read_tokens(line, "tokens.txt")
     assert said in str(caught.value)
     assert "toc_secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "pattern, yes, no",
+    [
+        ("sms-*", ["sms-", "sms-1", "sms-a\nb"], ["sms", "xsms-1"]),
+        ("a?c", ["abc", "a?c"], ["ac", "abbc"]),
+        ("mail[1]", ["mail[1]"], ["mail1"]),
+        ("[!a]", ["[!a]"], ["b", "!"]),
+        ("[*]", ["[]", "[x]"], ["*", "x"]),
+        ("a.b", ["a.b"], ["axb"]),
+        ("a]", ["a]"], ["a"]),
+    ],
+)
+def test_a_pattern_has_no_other_wildcards(pattern: str, yes: list[str], no: list[str]) -> None:
+    _, line = new_token("one", "write", pattern)
+    [token] = read_tokens(line, "x")
+    for queue in yes:
+        assert token.allows("write", queue), queue
+    for queue in no:
+        assert not token.allows("write", queue), queue
 
 
 def test_a_rate_counts_by_the_clock() -> None:

@@ -12,7 +12,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import pytest
 import redis
 
 from kombu_toc import TimeoutCenter
+from kombu_toc.http import api_for, guard
 
 from ..cluster import Cluster
 from ..http_server import HttpServer
@@ -182,7 +183,7 @@ def connections(center: TimeoutCenter) -> int:
     return len(center.client.client_list())
 
 
-@pytest.mark.parametrize("how", ["closes", "resets", "sends half"])
+@pytest.mark.parametrize("how", ["closes", "resets", "sends half", "asks more"])
 def test_what_a_client_that_went_away_waited_for_is_for_the_next_one(
     api: HttpServer, center: TimeoutCenter, how: str
 ) -> None:
@@ -194,6 +195,9 @@ def test_what_a_client_that_went_away_waited_for_is_for_the_next_one(
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         elif how == "sends half":
             gone.writer.write(b"POST / HTTP/1.1\r\n")
+        elif how == "asks more":  # a server may stop reading behind it, and tell this one alone
+            gone.writer.write(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            await until_all_wait(center.client, api)
         gone.writer.transport.abort() if how == "resets" else gone.close()
         await until_all_wait(center.client, api)
         center.put("mail", "one", b"x")
@@ -202,6 +206,104 @@ def test_what_a_client_that_went_away_waited_for_is_for_the_next_one(
         stays.close()
 
     in_loop(use())
+
+
+def test_what_is_asked_behind_a_wait_is_answered_after_it(
+    api: HttpServer, center: TimeoutCenter
+) -> None:
+    async def use() -> None:
+        [client] = await waiting(api, 1)
+        await client.send("/v1/queues/mail/tasks:cancel", {"ids": ["nobody"]})
+        await client.send("/v1/queues/mail:lease", {})
+        await until_all_wait(center.client, api)
+        center.put("mail", "one", b"x")
+        [task] = (await asyncio.wait_for(client.answer(), 20))["tasks"]
+        assert task["id"] == "one"
+        assert (await asyncio.wait_for(client.answer(), 20))["cancelled"] == 0
+        assert (await asyncio.wait_for(client.answer(), 20))["tasks"] == []
+        client.close()
+
+    in_loop(use())
+
+
+class Asked:
+    """One request to an application of this process.
+
+    on_send: called with each part of the answer
+    """
+
+    def __init__(self, on_send: Callable[[Any], None] = lambda message: None) -> None:
+        self._on_send = on_send
+        self.status = 0
+        self.body = b""
+        self._given = False
+
+    async def ask(self, app: Any, path: str, document: Any, **headers: str) -> Any:
+        named = [(name.replace("_", "-").encode(), said.encode()) for name, said in headers.items()]
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "client": ("127.0.0.1", 1),
+            "headers": [(b"content-type", b"application/json"), *named],
+        }
+        body = json.dumps(document).encode()
+
+        async def receive() -> Any:
+            if self._given:
+                await asyncio.Event().wait()
+            self._given = True
+            return {"type": "http.request", "body": body}
+
+        async def send(message: Any) -> None:
+            self._on_send(message)
+            self.status = message.get("status", self.status)
+            self.body += message.get("body", b"")
+
+        await app(scope, receive, send)
+        return json.loads(self.body) if self.body else None
+
+
+def test_a_lease_that_was_given_back_is_not_repeated(
+    server: Server | Cluster, center: TimeoutCenter
+) -> None:
+    """The receipts of its answer, which nobody got, count no more."""
+    center.declare("mail")
+    center.put("mail", "one", b"x")
+
+    def refuse(message: Any) -> None:
+        raise OSError("the client has gone away")
+
+    async def use() -> None:
+        app = api_for(server.toc_url)
+        await Asked(refuse).ask(app, LEASE, {}, idempotency_key="k")
+        [task] = (await Asked().ask(app, LEASE, {}, idempotency_key="k"))["tasks"]
+        assert (task["id"], task["failures"]) == ("one", 0)
+        receipts = {"receipts": [task["receipt"]]}
+        done = await Asked().ask(app, "/v1/queues/mail:ack", receipts)
+        assert done == {"acknowledged": 1, "stale": []}
+        await app.aclose()
+
+    in_loop(use())
+
+
+def test_what_a_server_sends_to_nobody_is_given_back(
+    server: Server | Cluster, center: TimeoutCenter
+) -> None:
+    """A server may not tell that the client has gone away before the answer was sent."""
+    center.declare("mail")
+    center.put("mail", "one", b"x")
+
+    async def use() -> None:
+        app = api_for(server.toc_url)
+        connection = guard.Guarded(asyncio.Protocol())
+        guard.use(connection)
+        await Asked(lambda message: connection.lost.set()).ask(app, LEASE, {})
+        await app.aclose()
+
+    in_loop(use())
+    [message] = center.pop("mail").messages
+    assert (message.id, message.failures) == ("one", 0)
 
 
 def test_if_all_have_gone_away_the_message_is_there_for_others(

@@ -269,3 +269,14 @@ def test_a_form_of_a_newer_release_is_named(first):
     with pytest.raises(EnvelopeError, match="unknown envelope version") as raised:
         envelope.unpack(first + b'{"h":{}}\n')
     assert repr(first) in str(raised.value)
+
+
+def test_what_expands_to_more_than_may_be_is_not_expanded() -> None:
+    packed = envelope.pack(message(b"0" * 1_000_000), deflate=True)
+    assert len(packed) < 10_000
+    assert len(envelope.unpack(packed, most=1_001_000)["body"]) == 1_000_000
+    with pytest.raises(EnvelopeError, match="expands to more than 500000 bytes"):
+        envelope.unpack(packed, most=500_000)
+    bomb = envelope.compress(b"0" * (1 << 24))
+    with pytest.raises(EnvelopeError, match="expands to more than 4096 bytes"):
+        envelope.unpack(bomb, most=4096)

@@ -58,6 +58,9 @@ class Transport:
     def close(self) -> None:
         self.closed = True
 
+    def is_closing(self) -> bool:
+        return self.closed or self.aborted
+
 
 class Inner(asyncio.Protocol):
     def __init__(self) -> None:
@@ -101,10 +104,78 @@ def test_a_request_may_take_as_long_as_it_takes(loop: Loop) -> None:
     loop.advance(600)
     assert not transport.aborted
     made.end()
-    loop.advance(9)
-    assert not transport.aborted
+    loop.advance(59)
+    assert not transport.closed
+    loop.advance(5)
+    assert transport.closed and not transport.aborted
+
+
+def test_the_headers_of_a_later_request_must_be_there_as_soon(loop: Loop) -> None:
+    made, transport, _ = connected()
+    made.begin()
+    made.end()
+    loop.advance(50)
+    for _ in range(8):
+        made.data_received(b"x")
+        loop.advance(1)
+    assert not transport.closed and not transport.aborted
+    made.data_received(b"x")
     loop.advance(5)
     assert transport.aborted
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_an_answer_that_nobody_reads_is_dropped_whatever_else_goes_on(
+    loop: Loop, busy: bool
+) -> None:
+    made, transport, _ = connected()
+    made.begin()
+    transport.buffered = 1000
+    if not busy:
+        made.end()
+    loop.advance(28)
+    assert not transport.aborted
+    loop.advance(8)
+    assert transport.aborted
+
+
+def test_what_comes_during_a_request_is_bounded(loop: Loop) -> None:
+    made, transport, inner = connected()
+    made.begin()
+    for _ in range(guard.MOST_OF_BODY >> 20):
+        made.data_received(b"x" * (1 << 20))
+    assert not transport.aborted
+    made.data_received(b"x")
+    assert transport.aborted
+    assert len(inner.received) == guard.MOST_OF_BODY
+
+
+def test_what_comes_while_a_request_waits_is_of_the_next_one(loop: Loop) -> None:
+    made, transport, inner = connected()
+    made.data_received(b"first")
+    made.begin()
+    made.hold()
+    made.data_received(b"sec")
+    made.data_received(b"ond")
+    assert inner.received == b"first"
+    made.end()
+    assert inner.received == b"firstsecond"
+    made.begin()
+    made.hold()
+    for _ in range(3):
+        made.data_received(b"x" * 30_000)
+    assert transport.aborted
+    made.end()
+    assert inner.received == b"firstsecond"
+
+
+def test_whoever_waits_learns_that_the_connection_is_lost(loop: Loop) -> None:
+    made, _, _ = connected()
+    made.begin()
+    made.begin()
+    assert not made.lost.is_set()
+    made.connection_lost(None)
+    assert made.lost.is_set()
 
 
 def test_an_answer_that_is_read_slowly_may_be_read_and_one_that_is_not_is_dropped(

@@ -1,0 +1,132 @@
+"""Answers under an Idempotency-Key, when the server that keeps them fails or is slow."""
+
+from __future__ import annotations
+
+import json
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from redis.exceptions import ConnectionError
+
+from kombu_toc.http import Answer, Problem, Request, idempotency
+from kombu_toc.http.idempotency import CLAIM, Idempotency
+from kombu_toc.http.tokens import NOBODY
+
+from ..loops import in_loop
+
+
+class Center:
+    """Keeps strings; a call may fail once, before or after it has done what it is to do."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, str] = {}
+        self.seconds: dict[str, float] = {}
+        self.center = SimpleNamespace(keys=SimpleNamespace(answer=str))
+        self.client = self
+        self.fails: dict[str, int] = {}
+        self.calls = 0
+
+    async def call(self, run: Any) -> Any:
+        return run(self)
+
+    def set(self, name: str, text: str, *, nx: bool = False, ex: float) -> bool:
+        kind = "claim" if nx else "keep"
+        if self.fails.get(kind):
+            self.fails[kind] -= 1
+            raise ConnectionError("it is gone")
+        if nx and name in self.kept:
+            return False
+        self.kept[name], self.seconds[name] = text, ex
+        if self.fails.get("reply"):
+            self.fails["reply"] -= 1
+            return self.set(name, text, nx=nx, ex=ex)  # the client repeats it
+        return True
+
+    def get(self, name: str) -> str | None:
+        return self.kept.get(name)
+
+    def delete(self, name: str) -> None:
+        self.kept.pop(name, None)
+
+
+def request() -> Request:
+    made = Request({"method": "POST", "headers": []}, None, [])  # type: ignore[arg-type]
+    made.token = NOBODY
+    return made
+
+
+class Work:
+    def __init__(self) -> None:
+        self.done = 0
+
+    async def __call__(self) -> Answer:
+        self.done += 1
+        return Answer(b"%d" % self.done)
+
+
+def test_what_was_done_is_answered_although_the_answer_cannot_be_kept(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def use() -> None:
+        center, work = Center(), Work()
+        center.fails["keep"] = 1
+        made = await Idempotency(center, 60).run("k", request(), "p", work)  # type: ignore[arg-type]
+        assert (made.body, work.done) == (b"1", 1)
+        assert "not kept under its Idempotency-Key" in caplog.text
+        with pytest.raises(Problem) as caught:  # nobody knows any more; it ends by itself
+            await Idempotency(center, 60).run("k", request(), "p", work)  # type: ignore[arg-type]
+        assert (caught.value.status, work.done) == (409, 1)
+
+    in_loop(use())
+
+
+def test_if_a_key_cannot_be_claimed_nothing_is_done() -> None:
+    async def use() -> None:
+        center, work = Center(), Work()
+        center.fails["claim"] = 1
+        with pytest.raises(ConnectionError):
+            await Idempotency(center, 60).run("k", request(), "p", work)  # type: ignore[arg-type]
+        assert work.done == 0
+
+    in_loop(use())
+
+
+def test_a_claim_whose_reply_was_lost_is_ones_own() -> None:
+    async def use() -> None:
+        center, work = Center(), Work()
+        center.fails["reply"] = 1
+        made = await Idempotency(center, 60).run("k", request(), "p", work)  # type: ignore[arg-type]
+        assert (made.body, made.headers) == (b"1", ())
+        [kept] = center.kept.values()
+        assert "body" in json.loads(kept)
+
+    in_loop(use())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_who_took_longer_than_a_claim_lasts_touches_nobody_elses(
+    monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    async def use() -> None:
+        center, now = Center(), time.monotonic()
+        monkeypatch.setattr(idempotency, "time", SimpleNamespace(monotonic=lambda: now))
+
+        async def slow() -> Answer:
+            nonlocal now
+            now += CLAIM + 1
+            [name] = center.kept
+            center.kept[name] = "another one's"
+            if fails:
+                raise ValueError
+            return Answer(b"late")
+
+        try:
+            made = await Idempotency(center, 60).run("k", request(), "p", slow)  # type: ignore[arg-type]
+            assert made.body == b"late"
+        except ValueError:
+            assert fails
+        assert list(center.kept.values()) == ["another one's"]
+
+    in_loop(use())
