@@ -53,6 +53,8 @@ def test_what_an_exchange_passes_on_is_of_no_single_queue(
     assert queue_of(shop, task, [], {}, options) == found
 
 
+# Celery advises against it.
+@pytest.mark.filterwarnings("ignore::celery.exceptions.CDeprecationWarning")
 def test_what_a_task_says_itself_counts() -> None:
     shop = app()
 
