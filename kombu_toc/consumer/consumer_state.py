@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from .due_queue import Claim, Entry, Number
     from .sink import EarlyMessage, Sink
 
+#: Seconds after a batch of pops has left, until when the first replies wait for the last ones.
+REST_OF_BATCH = 0.05
+
 
 class ConsumerState:
     """What a consumer waits for, what it has in hand, and what it has asked for.
@@ -38,6 +41,8 @@ class ConsumerState:
         #: pops that are on their way, and monotonic seconds when the latest left
         self.pops_in_flight: set[int] = set()
         self.left_at = 0.0
+        #: the batch that they left in, if its topics take turns, and the server's time then, or 0
+        self.batch = (0, 0)
         #: monotonic seconds of the next look into all slots, and of the latest
         self.next_look = 0.0
         self.looked = 0.0
@@ -76,6 +81,14 @@ class ConsumerState:
     def capacity(self) -> tuple[int, int, int]:
         """How much there is room for: see :class:`.sink.Sink`."""
         return self.sink.capacity(self.buffered, len(self.early))
+
+    def rest_comes_until(self, entry: Entry) -> float:
+        """Monotonic seconds until which what is due waits at most for what was asked for together
+        with it, lest one topic has the turns of all; 0.0 if it does not wait."""
+        batch, asked_us = self.batch
+        if not self.pops_in_flight or entry[1][0] != batch or entry[0] > asked_us:
+            return 0.0
+        return self.left_at + REST_OF_BATCH
 
     def take_claims_of(self, topic: str, slots: set[int] | None) -> list[Claim]:
         """The due claims of a topic, or of some of its slots: they are another's from now on."""

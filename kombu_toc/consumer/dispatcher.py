@@ -65,6 +65,8 @@ class Dispatcher:
         while (first := due.first) is not None:
             if first[0] > (now := clock.at(now_of())) or self.enough:
                 return
+            if first[2].pops_in_flight and first[2].rest_comes_until(first) > now_of():
+                return
             first[2].sink.policy.before_delivery()
             entry = due.pop()
             if entry is None:  # given back by another thread just now
@@ -186,7 +188,7 @@ class Dispatcher:
         """Monotonic seconds when something is to be done, whatever comes in."""
         times = [state.ready[0][0] + MAX_QUEUED for state in self._states.values() if state.ready]
         if (first := self.due.first) is not None:
-            times.append(now + self._clock.until(first[0], now))
+            times.append(self._time_of(first, now))
         if any(state.over_queued() for state in self._states.values()):
             times.append(now + MAX_QUEUED)
         return times
@@ -196,7 +198,11 @@ class Dispatcher:
         first = self.due.first
         if self._loop.hub is not None and first is not None:
             now = self._loop.now()
-            self._alarm.set(now + self._clock.until(first[0], now), now)
+            self._alarm.set(self._time_of(first, now), now)
+
+    def _time_of(self, first: Entry, now: float) -> float:
+        due = now + self._clock.until(first[0], now)
+        return max(due, first[2].rest_comes_until(first)) if first[2].pops_in_flight else due
 
     def _on_alarm(self) -> None:
         # The pool sends what was delivered since the last turn after this: no time to rest.

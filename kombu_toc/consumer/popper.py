@@ -93,6 +93,8 @@ class Popper:
             items.append(self._find_due(state, plan))
         if plan.pops:
             batch = (self.next_number(), self._clock.at(now) if self._clock.known else 0)
+            # The nodes of a Cluster answer each in its time: none waits for another.
+            state.batch = (0, 0) if self._center.clustered else batch
             for pop in plan.pops:
                 self._add_pop(items, state, pop, batch)
         return items

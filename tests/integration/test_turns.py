@@ -130,6 +130,28 @@ def test_queues_that_are_full_get_equal_shares(
     assert_shared(one.taken, names)
 
 
+@pytest.mark.one_server("the nodes of a Cluster answer each in its time")
+@pytest.mark.parametrize("loop", [False, True], ids=["drained", "loop"])
+@pytest.mark.parametrize("early", [False, True], ids=["late", "early"])
+def test_replies_that_come_one_by_one_change_no_shares(
+    connect: Connect,
+    taker: Callable[..., Taker],
+    client: redis.Redis,
+    early: bool,
+    loop: bool,
+) -> None:
+    """A server that knows no script any more is asked again by each pop for itself."""
+    names = ["q0", "q1", "q2"]
+    filler = connect()
+    for name in names:
+        fill(filler, name, 120)
+    one = taker(names, 32, early=early, loop=loop)
+    for taken in range(0, 260, 52):
+        client.script_flush()
+        one.take(taken + 52)
+    assert_shared(one.taken, names)
+
+
 def test_queues_with_priorities_get_equal_shares(
     connect: Connect, taker: Callable[..., Taker]
 ) -> None:
