@@ -138,7 +138,7 @@ def read_body(operation: Operation, request: Request) -> dict[str, Any]:
     fields = operation.request
     assert fields is not None
     if not request.body and not operation.required:
-        return {}
+        return fields.read({}, "")
     if request.media_type != "application/json":
         raise Problem(
             "unsupported-media-type",
