@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import textwrap
 from base64 import b64encode
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +89,21 @@ def api(shared: HttpServer, app: Celery) -> HttpServer:
     return shared
 
 
+@contextmanager
+def worker(folder: Path) -> Iterator[None]:
+    """One of its own process: Celery sets up the logging of the process that it runs in."""
+    options = ("-P", "solo", "-Q", "celery,mail", "-l", "WARNING")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "celery", "-A", "webshop", "worker", *options],
+        env={**os.environ, "PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}"},
+    )
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
 @pytest.mark.parametrize(
     "fields, options",
     [
@@ -128,16 +146,14 @@ def test_a_task_over_http_is_what_celery_sends(
 
 
 def test_a_task_runs_and_its_result_and_trace_come_back(
-    api: HttpServer, app: Celery, folder: Path, single_server: Server
+    api: HttpServer, app: Celery, folder: Path
 ) -> None:
-    from celery.contrib.testing.worker import start_worker
-
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     sent = api.post(TASKS, {"task": "shop.add", "args": [2], "kwargs": {"b": 3}}).json
     traced = api.post(TASKS, {"task": "shop.mail", "args": [7]}, headers={"traceparent": trace})
     assert traced.json["queue"] == "mail"
     assert api.get(f"{TASKS}/{sent['id']}").json == {"id": sent["id"], "state": "PENDING"}
-    with start_worker(app, pool="solo", perform_ping_check=False, queues=["celery", "mail"]):
+    with worker(folder):
         app.AsyncResult(sent["id"]).get(timeout=30)
         headers = app.AsyncResult(traced.json["id"]).get(timeout=30)
     assert headers["traceparent"] == trace
