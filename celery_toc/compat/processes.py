@@ -200,6 +200,8 @@ class FlushesWhatWasNotSent:
         executing = [job for job in jobs if getattr(job, "_accepted", False)]
         for job in sent:
             job.discard = _nothing
+        # Asked now: later, a job's process may be one that only has the file descriptor of its own.
+        sent_to = [(job, job._write_to) for job in sent]
         for process in tuple(pool._pool):
             if not process._is_alive():
                 # Its pipe goes to the process that comes next: not with tasks in it.
@@ -218,6 +220,12 @@ class FlushesWhatWasNotSent:
             for job in {*sent, *executing}:
                 if not job.ready() and job._job not in pool._cache:
                     _remember(pool, job)
+            for job, process in sent_to:
+                # The pool has found meanwhile that it was killed, put the job back, and forgotten
+                # what was put back.
+                if process not in pool._pool and not (job._accepted or job.ready()):
+                    job.discard()
+                    _give_back(job)
 
 
 def _remember(pool: Any, job: Any) -> None:
@@ -228,9 +236,13 @@ def _remember(pool: Any, job: Any) -> None:
     elif job._accepted:
         pool.mark_as_worker_lost(job, getattr(process, "exitcode", None) or 0)
     else:
-        request = getattr(job._callback, "__self__", None)
-        if request is not None and not request.message.acknowledged:
-            request.message.requeue()
+        _give_back(job)
+
+
+def _give_back(job: Any) -> None:
+    request = getattr(job._callback, "__self__", None)
+    if request is not None and not request.message.acknowledged:
+        request.message.requeue()
 
 
 def _nothing() -> None:

@@ -1,0 +1,119 @@
+"""What a pool of processes was sent when the connection is lost, while its processes are killed.
+
+Celery's pool notices in its own time that a process has died: `flush` is where that matters.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from celery_toc.compat.processes import SentTasks
+
+
+class Process:
+    def __init__(self) -> None:
+        self.alive = True
+        self.inq = SimpleNamespace(_reader=SimpleNamespace(poll=lambda timeout: False))
+
+    def _is_alive(self) -> bool:
+        return self.alive
+
+
+class Message:
+    acknowledged = False
+    requeued = 0
+
+    def requeue(self) -> None:
+        self.requeued += 1
+        self.acknowledged = True
+
+
+class Job:
+    """One that was written to a process."""
+
+    def __init__(self, cache: dict[int, Any], number: int, process: Process) -> None:
+        self.message = Message()
+        self.request = SimpleNamespace(message=self.message, on_accepted=None)
+        self.request._apply_result = lambda: self
+        self._callback = SimpleNamespace(__self__=self.request)
+        self._write_to = self._scheduled_for = process
+        self._accepted = False
+        self._job, self._cache = number, cache
+        cache[number] = self
+
+    def ready(self) -> bool:
+        return False
+
+    def discard(self) -> None:
+        self._cache.pop(self._job, None)
+
+
+class Pool:
+    """Billiard's, behind Celery's: as much of it as is asked here.
+
+    notices: what it finds out while it is flushed
+    """
+
+    def __init__(self, notices: Any = lambda: None) -> None:
+        self._cache: dict[int, Any] = {}
+        self._pool = [Process(), Process()]
+        self.outbound_buffer: list[Any] = []
+        self.lost: list[Any] = []
+        self._notices = notices
+
+    def mark_as_worker_lost(self, job: Any, code: int) -> None:
+        self.lost.append(job)
+
+    def flush(self) -> None:
+        for job in list(self._cache.values()):
+            if not job._accepted:
+                job.discard()
+        self._notices()
+        self.outbound_buffer.clear()
+
+    def replace(self, process: Process, job: Job) -> None:
+        """A process is found dead: another takes its place, with its file descriptors."""
+        process.alive = False
+        self._pool[self._pool.index(process)] = successor = Process()
+        self.outbound_buffer.append(job)
+        job._write_to = successor
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["kept before", "not asked for"])
+def test_what_a_process_had_that_is_found_dead_meanwhile_is_given_back(asked: bool) -> None:
+    """Its place is taken at once: nothing of the job tells any more that it was another's."""
+    behind = Pool(lambda: behind.replace(behind._pool[0], killed))
+    pool = SimpleNamespace(_pool=behind, flush=behind.flush)
+    tasks = SentTasks(pool)
+    killed, lives = (Job(behind._cache, n, behind._pool[n]) for n in range(2))
+    if asked:
+        assert tasks.keeps(killed.message) and tasks.keeps(lives.message)
+    pool.flush()
+    assert (killed.message.requeued, lives.message.requeued) == (1, 0)
+    assert list(behind._cache.values()) == [lives]
+
+
+def test_what_a_process_executes_that_is_found_dead_meanwhile_is_the_pools_concern() -> None:
+    behind = Pool(lambda: behind.replace(behind._pool[0], killed))
+    pool = SimpleNamespace(_pool=behind, flush=behind.flush)
+    tasks = SentTasks(pool)
+    killed = Job(behind._cache, 0, behind._pool[0])
+    killed._accepted = True
+    assert tasks.keeps(killed.message)
+    pool.flush()
+    assert killed.message.requeued == 0
+    assert list(behind._cache.values()) == [killed]
+
+
+def test_what_was_not_written_is_forgotten() -> None:
+    behind = Pool()
+    pool = SimpleNamespace(_pool=behind, flush=behind.flush)
+    tasks = SentTasks(pool)
+    waits = Job(behind._cache, 0, behind._pool[0])
+    behind.outbound_buffer.append(waits)
+    assert not tasks.keeps(waits.message)
+    pool.flush()
+    assert behind._cache == {}
