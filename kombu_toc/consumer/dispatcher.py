@@ -21,9 +21,17 @@ if TYPE_CHECKING:
 #: shall have it. (What is fetched ahead is what should have started by then.)
 MAX_QUEUED = 0.05
 
+#: Microseconds after its time beyond which a claim is acted on late: other slots may have come due
+#: meanwhile, and what is due is delivered in the order of its times.
+LATE_US = 5_000
+
 
 class Dispatcher:
-    """Takes from the due queue; states: the consumers, by whom they deliver to."""
+    """Takes from the due queue.
+
+    states: the consumers, by whom they deliver to
+    in_order: whether one pop can ask all slots of a topic for what comes first
+    """
 
     def __init__(
         self,
@@ -31,6 +39,8 @@ class Dispatcher:
         clock: ServerClock,
         states: dict[Any, ConsumerState],
         metrics: Metrics,
+        *,
+        in_order: bool,
     ) -> None:
         self.due = DueQueue()
         self.pool_first = PoolFirst()
@@ -42,6 +52,7 @@ class Dispatcher:
         self._clock = clock
         self._states = states
         self._metrics = metrics
+        self._in_order = in_order
         self._alarm = Alarm(loop, self._on_alarm)
         self._queued_alarm = Alarm(loop, self._watch_queued, early=0.0)
 
@@ -74,7 +85,8 @@ class Dispatcher:
             _, number, state, item = entry
             if not isinstance(item, Delivery):
                 state.due_claims[item] = None
-                state.pending.ask(item[0], item[1])
+                late = self._in_order and now > item[2] + LATE_US
+                state.pending.ask(item[0], None if late else item[1])
             elif state.sink not in self._states:  # it was handed over, and cancelled since
                 self._deliver(state, number, item, now)
             elif state.ready or not state.may_start():

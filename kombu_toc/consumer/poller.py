@@ -83,7 +83,9 @@ class Poller:
         self.tally: Counter[str] = Counter()
         self.loop = wiring.loop(self._on_nudged)
         self._work = wiring.work(self.loop)
-        self.dispatcher = Dispatcher(self.loop, self.clock, self.states, center.metrics)
+        self.dispatcher = Dispatcher(
+            self.loop, self.clock, self.states, center.metrics, in_order=not center.clustered
+        )
         self.outbox = Outbox(center, leases, self.loop, self._work)
         self._reader = BroadcastReader(center, self.loop, wiring, self._work, self.dispatcher)
         self._rereading = Rereading(center, self._work, self.states, self._on_resumed)
