@@ -347,7 +347,7 @@ local function keep_lanes(slot, most, gates, now)
   end
   -- What waits for longer than its rate says waits by a clock that has been set back since.
   if gates.key_rate then
-    local far = string.format('(%.0f', now + gates.key_slack + gates.key_rate + 1000000)
+    local far = string.format('(%.0f', now + gates.key_rate + 1000000)
     local late = some_of(slot.waits, far, '(inf', most, now)
     for i = 1, #late do place_key(slot, late[i], gates, now) end
   end

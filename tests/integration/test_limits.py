@@ -177,6 +177,23 @@ def test_a_clock_that_is_set_back_lets_keys_wait_no_longer_than_their_rate_says(
     assert sorted(ids(pop(center))) == sorted(f"1 of {key}" for key in keys)
 
 
+def test_a_clock_that_is_set_back_lets_keys_of_which_many_start_at_once_wait_no_longer(
+    declare: Any,
+) -> None:
+    center = declare(key_rate="100/h", key_burst=101)
+    client, slot = center.client, center.topic("mail").slot(0)
+    keys = "abc"
+    for key in keys:
+        center.put_many("mail", [{"id": f"{key}{n}", "body": b"", "key": key} for n in range(102)])
+    assert len(pop(center, 400)) == 101 * len(keys)
+    assert pop(center) == []
+    for name in (slot.pace, slot.waits):
+        for key in keys:  # as the clock was an hour ahead
+            client.zincrby(name, 3600e6, key)
+    center.run(keep(center.context, [(Part(center.topic("mail"), (0,)), 0)]))
+    assert max(client.zscore(slot.waits, key) for key in keys) <= now_us(client) + 40e6
+
+
 # -- order
 
 
