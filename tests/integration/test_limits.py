@@ -817,6 +817,29 @@ def test_a_schedule_that_goes_leaves_what_is_announced_for_the_whole_queue(
     assert announced(center, "mail") >= soon
 
 
+@pytest.mark.parametrize("others", [1, 25])
+def test_a_firing_that_held_its_key_and_is_taken_out_lets_it_go(declare: Any, others: int) -> None:
+    center = declare(key_order="serial", retry_backoff=100)
+    for number in range(others):  # which come first among those that wait
+        put(center, f"a{number}", f"a{number:02}")
+        put(center, f"b{number}", f"a{number:02}")
+    firing = ScheduleFiring("daily@1", b"", now_us(center.client), traits=";kb")
+    assert center.recurring.change("mail", ScheduleChange("daily", "", "1", put=firing)).put
+    put(center, "second", "b")
+    [*_, fired] = sorted(pop(center), key=lambda one: one.key or "")
+    assert fired.id == "daily@1"
+    center.reject(fired, requeue=True)
+    assert pop(center) == []
+    change = ScheduleChange("daily", "1", "", take_out="daily@1")
+    assert center.recurring.change("mail", change).taken_out
+    topic = center.topic("mail")
+    for _ in range(300):  # each looks at some of the keys that wait
+        center.run(keep(center.context, [(Part(topic, (0,)), 0)]))
+        if some := pop(center):
+            break
+    assert ids(some) == ["second"]
+
+
 def test_who_purges_a_part_of_a_slot_lets_go_what_waited_for_that(
     declare: Any, monkeypatch: Any
 ) -> None:
