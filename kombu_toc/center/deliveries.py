@@ -278,7 +278,9 @@ class Deliveries:
         backoff: seconds until it is due again; as the topic says unless given
 
         Returns the state it is in now, or None if the delivery is stale: the message is gone, or
-        with `requeue` no longer in flight by this delivery. Raises ReceiptError.
+        with `requeue` no longer in flight by this delivery. What is not to be tried again, and
+        has been delivered again to somebody who has a place of a limit for it, is dead when that
+        one is done with it, unless that one acknowledges it. Raises ReceiptError.
         """
         [delivery] = self._receipts.read([message]).deliveries
         for tell in self.on_settled:
