@@ -269,6 +269,34 @@ def test_only_the_consumers_of_a_limited_queue_are_told_of_new_slots_before(
     assert found == ([(2, (4,))] if limits and not center.clustered else [])
 
 
+@one_server
+@pytest.mark.parametrize("then", [4, 2, 8])
+def test_who_is_killed_before_anything_is_put_into_new_slots_is_followed_by_whoever_comes(
+    center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch, then: int
+) -> None:
+    center.declare("mail", slots=2, key_order="serial")
+    for key in KEYS[:4]:
+        put(center, f"first of {key}", key)
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(reshard_module, "_sleep", killed)
+        with pytest.raises(KeyboardInterrupt):
+            reshard_topic(center, "mail", 4)
+    for key in KEYS[:4]:
+        put(center, f"second of {key}", key)
+    got = pop(center)
+    assert sorted(ids(got)) == sorted(f"first of {key}" for key in KEYS[:4])
+    center.ack(got)
+    assert reshard(center, then)
+    said = center.describe("mail")
+    assert (said.slots, said.draining_counts) == (then, ())
+    assert sorted(ids(pop(center))) == sorted(f"second of {key}" for key in KEYS[:4])
+    assert center.check("mail") == []
+
+
 # -- where a message goes whose key can be told, and which stays
 
 
