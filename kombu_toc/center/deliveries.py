@@ -302,7 +302,9 @@ class Deliveries:
 
         Returns the id that it is kept under, which is another one if a later message has its own;
         None if no id is free. To repeat it does no harm: while the same bytes are there under that
-        id, dead or put again, nothing is done. Raises ReceiptError for a receipt.
+        id, dead or put again, nothing is done. What has been delivered again to somebody who has a
+        place of a limit for it is dead when that one is done with it, as :meth:`reject` says.
+        Raises ReceiptError for a receipt.
         """
         if not isinstance(message, Delivery):
             raise ReceiptError(
