@@ -278,7 +278,9 @@ class Deliveries:
         backoff: seconds until it is due again; as the topic says unless given
 
         Returns the state it is in now, or None if the delivery is stale: the message is gone, or
-        with `requeue` no longer in flight by this delivery. Raises ReceiptError.
+        with `requeue` no longer in flight by this delivery. What is not to be tried again, and
+        has been delivered again to somebody who has a place of a limit for it, is dead when that
+        one is done with it, unless that one acknowledges it. Raises ReceiptError.
         """
         [delivery] = self._receipts.read([message]).deliveries
         for tell in self.on_settled:
@@ -300,7 +302,9 @@ class Deliveries:
 
         Returns the id that it is kept under, which is another one if a later message has its own;
         None if no id is free. To repeat it does no harm: while the same bytes are there under that
-        id, dead or put again, nothing is done. Raises ReceiptError for a receipt.
+        id, dead or put again, nothing is done. What has been delivered again to somebody who has a
+        place of a limit for it is dead when that one is done with it, as :meth:`reject` says.
+        Raises ReceiptError for a receipt.
         """
         if not isinstance(message, Delivery):
             raise ReceiptError(

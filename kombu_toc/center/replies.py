@@ -91,4 +91,4 @@ def read_reject(counts: TopicCounts, raw: list[Any]) -> str | None:
     """The state that a rejected message is in now."""
     counts.rolled_back += raw[0] == 1
     counts.dead += raw[0] == 2
-    return {1: WAITING, 2: DEAD}.get(raw[0])
+    return {1: WAITING, 2: DEAD, 3: DEAD}.get(raw[0])

@@ -6,6 +6,10 @@ counts and look-ups by id read the slots of all these counts. So a message is de
 wherever it lies, and no message has to be moved for that. The change consists of steps. After each
 step, and within it, the topic is consistent: if the process is killed, run it again.
 
+0. Only on one server, of a topic that is limited: the new count is added to ``draining_counts``.
+   Nothing is put by it yet. Six seconds later all consumers read the slots of both counts, and
+   count what runs of a key in all of them together.
+
 1. The declaration gets the new count, and the old count is added to ``draining_counts``, by one
    write, unless somebody else has changed the declaration. From now on:
 
@@ -69,10 +73,15 @@ from ..scripts.loader import load
 from .center import TimeoutCenter
 from .claims import move_claims
 from .paces import move_paces
+from .registry import RELOAD
 
 #: Seconds after which no producer uses a count that was changed: one of an older release reads a
 #: declaration again after 30.
 SETTLE = 35.0
+
+#: Seconds after which all consumers have read a declaration that was changed, and what they had
+#: sent by the former one has run.
+KNOWN = RELOAD + 1.0
 
 #: Messages that one call moves.
 BATCH = 100
@@ -117,6 +126,7 @@ def reshard_topic(
     """
     check_slots(topic, slots)
     tell = on_progress or report or _tell_nobody
+    _make_known(center, topic, slots, min(settle, KNOWN))
     found = _switch(center, topic, slots)
     declaration = found.declaration
     counts = bool(declaration.lanes or declaration.put_gates)
@@ -149,13 +159,33 @@ def reshard_topic(
                 return state
         tell(state)
         # For producers, or for who has messages.
-        getattr(center.client, "sleep", time.sleep)(max(min(rest, pause), 0.01))
+        _sleep(center, max(min(rest, pause), 0.01))
         found = _standing(center, topic, slots)
     return Resharded(topic, slots, moved, 0, True)
 
 
 def _tell_nobody(state: Resharded) -> None:
     """Progress that nobody has asked for."""
+
+
+def _sleep(center: TimeoutCenter, seconds: float) -> None:
+    getattr(center.client, "sleep", time.sleep)(seconds)
+
+
+def _make_known(center: TimeoutCenter, name: str, slots: int, seconds: float) -> None:
+    """Have the consumers of a limited topic read the slots of the new count before anything is put
+    there: a key is counted over all the slots that they know of."""
+    for _ in range(100):
+        topic = center.declared(name)
+        if topic is None or center.clustered:
+            return
+        old = topic.declaration
+        if not old.lanes or old.expires or old.slots == slots:
+            return
+        wanted = replace(old, draining_counts=tuple(sorted({*old.draining_counts, slots})))
+        if wanted == old or center.redeclare(topic, wanted):
+            _sleep(center, seconds)
+            return
 
 
 def _switch(center: TimeoutCenter, name: str, slots: int) -> Topic:

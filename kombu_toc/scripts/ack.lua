@@ -27,11 +27,10 @@ local function settle_rest(before, number, ids, births, tokens)
     local id, is_it = ids[i], is_of(tokens[i], births[i])
     local lease = is_it and string.find(tokens[i], '[;,]p1') and redis.call('ZSCORE', KEYS[before + 2], id)
     if lease then
-      -- By now it is delivered again, and has a place, which whoever ends its lease makes free.
-      if not string.find(tokens[i], '[;,]a1') then
-        redis.call('HSET', KEYS[before + 6], id, (string.gsub(tokens[i], '([;,]p1)', '%1,a1', 1)))
-      end
-      redis.call('ZADD', KEYS[before + 2], tonumber(lease) % 1000, id)
+      -- By now it is delivered again, and has a place, which is free when that delivery is done: see
+      -- redelivered.lua.
+      write_nothing(KEYS[before + 2])
+      redis.call('HSET', KEYS[before + 6], id, (string.gsub(unmarked(tokens[i]), '([;,]p1)', '%1,a1', 1)))
       count = count + 1
       is_it = false
     elseif is_it and redis.call('ZREM', KEYS[before + 2], id) == 0 then

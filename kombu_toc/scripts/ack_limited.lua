@@ -15,7 +15,7 @@
 -- then, per copies set: the number of its slot, the id that is recorded there
 -- Returns {how many there were, which of them were not (by number, from 1, in the order of ARGV),
 --          announcements, settled}
---@ clock admitted wake token sorted lanes openings
+--@ clock admitted wake token redelivered sorted lanes openings
 
 local slots, steps, sets = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local gates = read_gates(ARGV[4])
@@ -24,9 +24,6 @@ local gate = gate_at(slots * width, ARGV[5])
 local wake = KEYS[slots * width + 3 + sets + 1]
 local now = clock()
 local count, gone, stale, seen = 0, {}, {}, 0
-
--- The name of the pop that a token's delivery comes from.
-local function delivery_of(token) return string.match(token, '~([^!]*)') or birth_of(token) end
 
 local at = 6
 for number = 0, slots - 1 do
@@ -40,12 +37,9 @@ for number = 0, slots - 1 do
   for i = at + 2, at + 1 + many do
     local id, there, mine = ARGV[i], 0, ARGV[i + many]
     local token = redis.call('HGET', slot.tokens, id)
-    if token and token ~= mine and is_of(token, mine) and has_place(token)
-        and delivery_of(token) ~= delivery_of(mine) and redis.call('ZSCORE', slot.prepare, id) then
+    if is_redelivered(slot.prepare, id, token, mine) then
       there = 1
-      if unmarked(token) == token then
-        redis.call('HSET', slot.tokens, id, (string.gsub(token, '([;,]p1)', '%1,a1', 1)))
-      end
+      note_end(slot.prepare, slot.tokens, id, token, 'a1')
     elseif is_of(token, mine) then
       local was = redis.call('ZREM', slot.prepare, id) == 1
       local other = false -- whether it is another message that waits under the id

@@ -7,13 +7,14 @@
 -- ARGV[5] what a score of DeadQueue says beside the time   ARGV[6] reason   ARGV[7] error, or ''
 -- ARGV[8] milliseconds after which the slot goes away unless something is put again, or 0
 -- ARGV[9...] its id, then those under which it is kept if other messages have that one
--- Returns {id it is kept under, 1 dead since now | 0 it was there already | -1 no id is free,
---          announcements, settled}
+-- Returns {id it is kept under, 1 dead since now | 0 it was there already, or is dead as soon as who has it
+--          by now is done with it, unless that one acknowledges it | -1 no id is free, announcements,
+--          settled}
 --
 -- If it is still there, in flight or rolled back, it is taken from there: it counts as an
 -- acknowledgement would, and one that comes later finds nothing. If it was acknowledged and the same
 -- bytes are there under its id, this call is repeated or the message was put again: nothing is done.
---@ clock admitted wake failure token sorted unlimited
+--@ clock admitted wake failure token redelivered sorted unlimited
 
 local steps, slot, envelope, token = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
 local prepare, body, dead, tokens = KEYS[2], KEYS[3], KEYS[4], KEYS[6]
@@ -27,6 +28,13 @@ for step = 1, steps do stores[step] = KEYS[6 + step] end
 write_nothing(prepare)
 local known = redis.call('HGET', tokens, id)
 local was_there, waited = false, false
+if is_redelivered(prepare, id, known, token) then
+  if not string.find(known, '[;,]b1,a1') then
+    note_end(prepare, tokens, id, known, 'b1,a1')
+    note_reason(KEYS[5], id, ARGV[6], ARGV[7])
+  end
+  return {id, 0, said, unsaid}
+end
 if is_of(known, token) then
   if redis.call('ZSCORE', dead, id) then return {id, 0, said, unsaid} end
   was_there = redis.call('ZREM', prepare, id) == 1

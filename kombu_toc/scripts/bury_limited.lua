@@ -3,4 +3,4 @@
 -- KEYS as those of bury.lua; before the wake index those of limited.lua
 -- ARGV as those of bury.lua, then those of limited.lua
 -- Returns what bury.lua does
---@ clock admitted wake failure token sorted lanes openings limited bury
+--@ clock admitted wake failure token redelivered sorted lanes openings limited bury

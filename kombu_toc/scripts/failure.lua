@@ -1,7 +1,8 @@
 -- Fragment: what a failed delivery leads to.
 --
 -- The hash `reasons` holds, per id, why the message died and the last error that a consumer told
--- of it, a line each; the first is empty as long as the message lives.
+-- of it, a line each; the first is empty as long as the message lives, unless it is to be dead when who has
+-- it is done with it.
 
 local function back_off(first_ms, most_ms, failures) -- milliseconds until the next delivery
   if first_ms <= 0 then return 0 end
@@ -13,7 +14,11 @@ local function last_error(reasons, id)
   return note and string.match(note, '\n(.*)') or ''
 end
 
+local function note_reason(reasons, id, reason, err)
+  redis.call('HSET', reasons, id, reason .. '\n' .. (err ~= '' and err or last_error(reasons, id)))
+end
+
 local function bury(dead, reasons, id, score, reason, err)
   redis.call('ZADD', dead, score, id)
-  redis.call('HSET', reasons, id, reason .. '\n' .. (err ~= '' and err or last_error(reasons, id)))
+  note_reason(reasons, id, reason, err)
 end

@@ -345,9 +345,13 @@ local function keep_lanes(slot, most, gates, now)
     local first = redis.call('ZRANGE', key, 0, 0)[1]
     if first then place_key(slot, first, gates, now) end
   end
+  -- Some of the keys that wait for what runs, or holds them: that may have gone by what knows nothing of
+  -- lanes.
+  local held = some_of(slot.waits, '+inf', '+inf', math.min(most, 10), now)
+  for i = 1, #held do place_key(slot, held[i], gates, now) end
   -- What waits for longer than its rate says waits by a clock that has been set back since.
   if gates.key_rate then
-    local far = string.format('(%.0f', now + gates.key_slack + gates.key_rate + 1000000)
+    local far = string.format('(%.0f', now + gates.key_rate + 1000000)
     local late = some_of(slot.waits, far, '(inf', most, now)
     for i = 1, #late do place_key(slot, late[i], gates, now) end
   end

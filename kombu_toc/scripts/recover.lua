@@ -1,7 +1,7 @@
 -- Fragment: what keeps a slot in order. Needs failure.lua and token.lua.
 
--- The error of what was acknowledged while it ran, and is to be dead if it has failed.
-local LOST = 'the worker that ran it is gone: its lease ended'
+-- What was acknowledged while it ran, and is to be dead if it has failed: why, unless that was said.
+local LOST = 'the task failed\nthe worker that ran it is gone: its lease ended'
 
 -- Rolls back leases that ended by `until_score`, at most so many; adds the ids to `rolled`, or to
 -- `died` if they had no retries left. What was acknowledged while it ran is deleted, to `over`, or died. Of a
@@ -18,7 +18,9 @@ local function roll_back(prepare, body, dead, reasons, stores, most, until_score
     local token = redis.call('HGET', tokens, id) or ''
     local acknowledged = string.find(token, '[;,]a1')
     if acknowledged and string.find(token, '[;,]b1,a1') then
-      bury(dead, reasons, id, now_ms * 1000 + low, 'the task failed', LOST)
+      local note = redis.call('HGET', reasons, id)
+      if not note or string.byte(note) == 10 then note = LOST end
+      bury(dead, reasons, id, now_ms * 1000 + low, string.match(note, '^([^\n]*)\n(.*)$'))
       redis.call('HSET', tokens, id, unmarked(token)) -- an acknowledgement that is late still counts
       died[#died + 1] = id
     elseif acknowledged then

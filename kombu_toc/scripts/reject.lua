@@ -11,12 +11,13 @@
 -- ARGV[7] reason   ARGV[8] error, or ''
 -- ARGV[9] retries of a message that has not been tried
 -- ARGV[10] what its lease says beside its end   ARGV[11] its token
--- Returns {0 unknown | 1 rolled back | 2 dead, announcements, settled}
+-- Returns {0 unknown | 1 rolled back | 2 dead | 3 dead as soon as who has it by now is done with it, unless
+--          that one acknowledges it; announcements, settled}
 --
 -- A message whose lease has ended in the meantime, and perhaps is another's by now, stays where
 -- it is, unless it is not to be tried again: that counts as an acknowledgement would. One that has been
 -- acknowledged meanwhile (mark.lua, ack_limited.lua) does not come back: its lease ends now.
---@ clock admitted wake failure token sorted unlimited
+--@ clock admitted wake failure token redelivered sorted unlimited
 
 local steps = tonumber(ARGV[1])
 local wake = KEYS[6 + steps + (limited and limited.keys or 0)]
@@ -30,7 +31,14 @@ for step = 1, steps do stores[step] = KEYS[5 + step] end
 if limited then limited.open(KEYS[1], KEYS[2], stores, slot) end
 local token = redis.call('HGET', KEYS[5], id)
 local lease = redis.call('ZSCORE', KEYS[2], id)
+if not again and is_redelivered(KEYS[2], id, token, ARGV[11]) then
+  if unmarked(token) ~= token then return {0, said, unsaid} end
+  note_end(KEYS[2], KEYS[5], id, token, 'b1,a1')
+  note_reason(KEYS[4], id, ARGV[7], ARGV[8])
+  return {3, said, unsaid}
+end
 if again and lease and token and token ~= ARGV[11] and unmarked(token) == ARGV[11] then
+  write_nothing(KEYS[2])
   redis.call('ZADD', KEYS[2], tonumber(lease) % 1000, id)
   announce_if_first(wake, KEYS[1], slot, now, now)
   return {0, said, unsaid}

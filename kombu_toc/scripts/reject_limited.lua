@@ -4,4 +4,4 @@
 -- KEYS as those of reject.lua; before the wake index those of limited.lua
 -- ARGV as those of reject.lua, then those of limited.lua
 -- Returns what reject.lua does
---@ clock admitted wake failure token sorted lanes openings limited reject
+--@ clock admitted wake failure token redelivered sorted lanes openings limited reject

@@ -34,6 +34,7 @@ for i = 3, #ARGV - (limited and limited.args or 0), 5 do
     if limited then limited.leave(id, ARGV[i + 4], false, now) end
   else
     if lease and token and token ~= ARGV[i + 4] and unmarked(token) == ARGV[i + 4] then
+      write_nothing(KEYS[2])
       redis.call('ZADD', KEYS[2], tonumber(lease) % 1000, id)
       announce_if_first(wake, KEYS[1], ARGV[2], now, now)
     end

@@ -67,7 +67,7 @@ class Model:
         self.live: dict[str, Known] = {}
         self.running: dict[str, Delivery] = {}
         self.stale: list[Delivery] = []
-        #: acknowledged by who had them before: they run, and do not come back
+        #: of which who had them before has said the end: they run, and do not come back
         self.marked: set[str] = set()
         self.dead: set[str] = set()
         self.numbers = 0
@@ -183,6 +183,7 @@ class Model:
     def died(self, id: str) -> None:
         self.ended(id)
         self.dead.add(id)
+        self.marked.discard(id)
 
     def gone(self, id: str) -> None:
         self.ended(id)
@@ -215,6 +216,20 @@ class Model:
                 self.marked.add(one.id)  # its place is free when that one has ended
             else:
                 self.gone(one.id)
+
+    def dead_for_stale(self) -> None:
+        """Who had a message before rejects or buries it; somebody else may have it by now."""
+        if self.stale:
+            one = self.chance.choice(self.stale)
+            now = self.running.get(one.id)
+            if now is None or not now.has_place:
+                return
+            if self.chance.random() < 0.5:
+                state = self.center.reject(one, requeue=False)
+                assert state == (None if one.id in self.marked else "dead")
+            else:
+                assert self.center.bury(one, reason="test") == one.id
+            self.marked.add(one.id)
 
     def reject(self) -> None:
         if (one := self.one()) is not None:
@@ -329,6 +344,7 @@ class Model:
     def run(self, steps: int) -> None:
         operations = [
             *(self.puts, self.pop, self.pop, self.pop, self.ack, self.ack_stale, self.reject),
+            self.dead_for_stale,
             *(self.release, self.bury, self.cancel, self.reschedule, self.requeue, self.purge),
             *(self.alter, self.time_passes, self.pick),
         ]

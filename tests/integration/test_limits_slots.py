@@ -12,6 +12,7 @@ import pytest
 
 import kombu_toc
 from kombu_toc import Delivery, TimeoutCenter
+from kombu_toc.center import reshard as reshard_module
 from kombu_toc.center.reshard import reshard_topic
 from kombu_toc.model.topic import slot_of
 
@@ -202,6 +203,98 @@ def test_keys_take_turns_before_during_and_after(
         state = reshard(center, after)
     put(center, "last", "another")
     small_ones()
+
+
+@one_server
+@pytest.mark.parametrize("limits", [{"key_concurrency": 1}, {"key_order": "serial"}])
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+def test_who_has_not_read_of_new_slots_yet_starts_nothing_beside_what_runs_there(
+    center: TimeoutCenter,
+    client: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    limits: dict[str, Any],
+    before: int,
+    after: int,
+) -> None:
+    center.declare("mail", slots=before, **limits)
+    key = next(key for key in "abcdefgh" if slot_of(key, 2) == 1)
+    seconds = 0.0
+    other = TimeoutCenter(client, grace=0)
+    other.registry.clock = lambda: seconds
+    assert pop(other) == []
+    pauses: list[float] = []
+
+    def sleep(pause: float) -> None:
+        nonlocal seconds
+        if len(pauses) == 0:
+            put(other, "first", key)  # by the former count
+        elif len(pauses) == 1:
+            # The new count is there; `other` has not read of it since.
+            put(center, "second", key)
+            put(other, "third", key)
+            got = []
+            while running := [*pop(center, 1), *pop(other, 1), *pop(center, 1), *pop(other, 1)]:
+                [one] = running
+                got.append(one.id)
+                assert center.ack(running) == 1
+            assert sorted(got) == ["first", "second", "third"]
+            assert got.index("first") < got.index("third")
+            raise Enough
+        pauses.append(pause)
+        seconds += pause
+        other.topic("mail")  # read again if that is due
+
+    class Enough(Exception):
+        pass
+
+    monkeypatch.setattr(reshard_module, "_sleep", lambda _, pause: sleep(pause))
+    with pytest.raises(Enough):
+        reshard_topic(center, "mail", after)
+    assert pauses == [reshard_module.KNOWN]
+
+
+@pytest.mark.parametrize("limits", [{}, {"key_concurrency": 1}])
+def test_only_the_consumers_of_a_limited_queue_are_told_of_new_slots_before(
+    center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch, limits: dict[str, Any]
+) -> None:
+    center.declare("mail", slots=2, **limits)
+    found: list[tuple[int, tuple[int, ...]]] = []
+
+    def sleep(_: TimeoutCenter, pause: float) -> None:
+        said = center.describe("mail")
+        found.append((said.slots, said.draining_counts))
+
+    monkeypatch.setattr(reshard_module, "_sleep", sleep)
+    assert reshard_topic(center, "mail", 4, settle=0).done
+    assert found == ([(2, (4,))] if limits and not center.clustered else [])
+
+
+@one_server
+@pytest.mark.parametrize("then", [4, 2, 8])
+def test_who_is_killed_before_anything_is_put_into_new_slots_is_followed_by_whoever_comes(
+    center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch, then: int
+) -> None:
+    center.declare("mail", slots=2, key_order="serial")
+    for key in KEYS[:4]:
+        put(center, f"first of {key}", key)
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(reshard_module, "_sleep", killed)
+        with pytest.raises(KeyboardInterrupt):
+            reshard_topic(center, "mail", 4)
+    for key in KEYS[:4]:
+        put(center, f"second of {key}", key)
+    got = pop(center)
+    assert sorted(ids(got)) == sorted(f"first of {key}" for key in KEYS[:4])
+    center.ack(got)
+    assert reshard(center, then)
+    said = center.describe("mail")
+    assert (said.slots, said.draining_counts) == (then, ())
+    assert sorted(ids(pop(center))) == sorted(f"second of {key}" for key in KEYS[:4])
+    assert center.check("mail") == []
 
 
 # -- where a message goes whose key can be told, and which stays
