@@ -93,7 +93,8 @@ def test_a_reply_sent_while_redis_seems_away_has_no_row_and_goes_with_its_queue(
     monkeypatch.setattr(Recorder, "_start", lambda _: None)  # nobody sees that it is back
     asks, answers = connect(options), connect(options)
     replies = Queue(
-        "1234.reply.pidbox", Exchange("replies"), "1234", durable=False, auto_delete=True, expires=10
+        *("1234.reply.pidbox", Exchange("replies"), "1234"),
+        **{"durable": False, "auto_delete": True, "expires": 10},
     )
     replies(asks.default_channel).declare()
     channel = answers.default_channel
