@@ -94,7 +94,8 @@ behind     rows are written after the messages. What had none when Redis lost ev
 guard      ``x-guard``: tasks that have ended are sent again under their ids, and do not run, unless
            a database was away
 far        ``x-horizon``: half of what is ahead is further than the horizon, 60 seconds. It is in
-           Redis 20 seconds before its time at least, and starts within two seconds of it
+           Redis 20 seconds before its time at least, and starts within two seconds of it, unless
+           Redis lost it since, and nobody rebuilt
 =========  =======================================================================================
 
 A worker that has ended is started again. After the last fault all are given time to finish:

@@ -244,17 +244,29 @@ class Far(Mode):
 
     def weigh(self, report: Report, steps: Steps) -> None:
         late: dict[str, float] = {}
+        forgotten = 0
         last = max((max(one.at, one.until) for one in self.run.events if one.family), default=0.0)
         for id, told in steps.items():
             sending, eta = told[0], told[0]["eta"]
             begun = [entry["at"] for entry in told if entry["what"] == "started"]
             if eta and begun and eta - sending["at"] > HORIZON:
+                if self._is_put_late(eta):
+                    forgotten += 1
+                    continue
                 late[id] = begun[0] - eta
                 if late[id] > LATE and eta > last + ELECTED:
                     self.broken.append(f"{id} was far ahead, and {late[id]:.1f} s late")
-        report.counted["further than the horizon"] = len(late)
+        report.counted["further than the horizon"] = len(late) + forgotten
+        report.counted["  lost, and nobody rebuilt"] = forgotten
         worst = max(late.values(), default=0.0)
-        report.counted["  latest of them (ms)"] = round(worst * 1000)
+        report.counted["  latest of the others (ms)"] = round(worst * 1000)
+
+    def _is_put_late(self, eta: float) -> bool:
+        """Whether it was in Redis when that lost everything, and nobody rebuilt it: what is missing
+        there is put again when it is overdue."""
+        return any(
+            event.family == "alone" and event.until >= eta - HORIZON for event in self.run.losses
+        )
 
 
 MODES: dict[str, type[Mode]] = {
