@@ -66,7 +66,8 @@ def test_whoever_dies_between_two_steps_of_the_library_no_message_is_lost(
     finally:
         server.stop()
     assert found.holds, found
-    assert all(found.counted.values()), found.counted
+    # Of what is behind, there may be nothing just when Redis loses everything.
+    assert way == "behind" or all(found.counted.values()), found.counted
     assert found.sent > 10
     assert found.losses
     assert sum(found.deaths.values()) > 20
