@@ -158,8 +158,6 @@ class Behind(Way):
 
     def __init__(self, chaos: Chaos, options: Mapping[str, Any]) -> None:
         super().__init__(chaos, options)
-        #: sent before the recorder's latest turn
-        self._recorded: set[str] = set()
         #: what had no row when Redis lost everything
         self.missing: set[str] = set()
 
@@ -173,17 +171,18 @@ class Behind(Way):
             yield
 
     def keep(self, keeper: Keeper) -> None:
-        sent = set(self._chaos.sent)
         while keeper._behind.turn():
             pass
-        self._recorded = sent
+        for id in sorted(self._chaos.aside(self._without_row)):
+            self.broken.append(f"{id} has no row after the recorder's turn")
 
     def losing(self) -> None:
+        self.missing |= self._without_row()
+
+    def _without_row(self) -> set[str]:
+        """What waits, and has no row."""
         waits = self._chaos.sent - self._chaos.ran.keys() - self.missing
-        gone = waits - {row.id for row in self._store.of_ids(sorted(waits))}
-        for id in sorted(gone & self._recorded):
-            self.broken.append(f"{id} had no row after the recorder's turn")
-        self.missing |= gone
+        return waits - {row.id for row in self._store.of_ids(sorted(waits))}
 
     def promised(self) -> set[str]:
         return self._chaos.sent - self.missing
@@ -229,7 +228,7 @@ class Guard(Way):
 
 class Far(Way):
     """What is further ahead than the horizon is in the library only; and nothing that is within it
-    after the loader's turn."""
+    after the loader's turn: that is in Redis."""
 
     #: seconds
     horizon = 0.4
@@ -238,7 +237,9 @@ class Far(Way):
 
     def __init__(self, chaos: Chaos, options: Mapping[str, Any]) -> None:
         super().__init__(chaos, options)
-        self.far = 0
+        #: what was far ahead when it was sent, and what of it Redis may have lost
+        self._far: set[str] = set()
+        self._lost: set[str] = set()
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -254,7 +255,7 @@ class Far(Way):
     def send(self, producer: Producer, id: str, ms: int) -> bool:
         super().send(producer, id, ms)
         rows = self._chaos.aside(self._store.of_ids, [id])
-        self.far += any(row.place == statuses.FAR for row in rows)
+        self._far.update(row.id for row in rows if row.place == statuses.FAR)
         return True
 
     def keep(self, keeper: Keeper) -> None:
@@ -263,12 +264,24 @@ class Far(Way):
             pass
         for row in self._chaos.aside(self._far_until, until_us):
             self.broken.append(f"{row.id} is still far ahead after the loader's turn")
+        for id in self._chaos.aside(self._not_there, keeper._center):
+            self.broken.append(f"{id} is not far ahead any more, and not in Redis")
+
+    def losing(self) -> None:
+        self._lost |= self._far
+
+    def _not_there(self, center: Any) -> list[str]:
+        """What was loaded, has not run, and is not in Redis."""
+        waits = sorted(self._far - self._lost - self._chaos.ran.keys())
+        loaded = {row.id for row in self._store.of_ids(waits) if row.place == statuses.IN_REDIS}
+        there = {one.id for one in center.get(sorted(loaded))} if loaded else set()
+        return sorted(loaded - there)
 
     def _far_until(self, us: int) -> list[Any]:
         return list(FarStore(self._store).read(QUEUE, (0, "", ""), None, us, 1000))
 
     def counted(self) -> dict[str, int]:
-        return {"far ahead": self.far}
+        return {"far ahead": len(self._far)}
 
 
 WAYS: dict[str, type[Way]] = {
