@@ -36,11 +36,11 @@ from kombu_toc.library.shards import Database
 
 from .ways import QUEUE, WAYS, make_library
 
-#: Seconds after which what a dead worker had comes back; no life may last so long.
-LEASE = 2.0
-
 #: The most steps that one lives to take.
 STEPS = 24
+
+#: Seconds after which what a dead worker had comes back; no life may last so long.
+LEASE = 2.0
 
 
 class DiedError(BaseException):
@@ -192,7 +192,8 @@ class Chaos:
         roles = (self._send, self._work, self._work, self._keep, self._lose)
         role = self.dice.choices(roles, (8, 5, 5, 4, 1))[0]
         dies = self.dice.random() < 0.6
-        self._as(role, self.dice.randrange(STEPS) if dies else None)
+        most = self.way.keeper_steps if role == self._keep else STEPS
+        self._as(role, self.dice.randrange(most) if dies else None)
 
     def _as(self, role: Callable[[], None], left: int | None) -> bool:
         """Live once; return whether nobody died."""

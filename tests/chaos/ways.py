@@ -47,6 +47,8 @@ class Way:
     delays = (0, 0, 200, 1000)
     #: how many databases the library may have at most
     databases = 2
+    #: the most steps that a keeper lives to take
+    keeper_steps = 24
 
     def __init__(self, chaos: Chaos, options: Mapping[str, Any]) -> None:
         self._chaos = chaos
@@ -155,6 +157,10 @@ class Behind(Way):
     what was sent before the recorder had its turn, nothing is."""
 
     terms: Mapping[str, Any] = {"library": "behind"}
+    #: most of it waits for longer than until the next turn
+    delays = (0, 500, 1500, 3000)
+    #: each slot's log is a step to read
+    keeper_steps = 80
 
     def __init__(self, chaos: Chaos, options: Mapping[str, Any]) -> None:
         super().__init__(chaos, options)
