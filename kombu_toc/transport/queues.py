@@ -190,8 +190,7 @@ class Queues:
             return known if known is not None and expires else self._declare_topic(queue, {})
         if known is None and queue in self._others_transient:
             # Its consumer has gone, or is about to declare it: it must not stay for ever.
-            stale_ms = int(self._settings.toc_stale_after * 1000)
-            return self._center.declare(queue, slots=1, expires=stale_ms)
+            return self._center.declare(queue, slots=1, expires=self.lifetime(queue))
         return known or self._declare_topic(queue, {})
 
     # -- queues that expire when nobody uses them
@@ -251,6 +250,15 @@ class Queues:
         if len(self._others_transient) > MAX_KNOWN:  # reply queues come and go
             self._others_transient.clear()
         self._others_transient.update(queues)
+
+    def lifetime(self, queue: str) -> int | None:
+        """Milliseconds for which a queue that goes away by itself outlives who uses it, as far as
+        this process has declared it, or has met its binding; None of any other. Asks nobody."""
+        if queue in self.transient:
+            return self.transient[queue]
+        if queue in self._others_transient:
+            return int(self._settings.toc_stale_after * 1000)
+        return None
 
     def forget(self, queue: str) -> None:
         """It is deleted, or is to be."""

@@ -42,6 +42,9 @@ class RecordedPublisher(Publisher):
     #: where what this process sends and consumes is recorded
     library: OpenLibrary
 
+    #: milliseconds after which a queue goes away by itself, as far as this process knows
+    lifetime_of: Callable[[str], int | None]
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         #: what a thread has made of the message that it sends
@@ -129,8 +132,10 @@ class RecordedPublisher(Publisher):
             return None
 
     def _provisional(self, queue: str) -> Topic:
-        """Stands for a topic that nobody can be asked about."""
-        return Topic(queue, Declaration(), self._settings.prefix)
+        """Stands for a topic that nobody can be asked about. One of replies is known by its
+        binding, which was read just before: put later, they would stay for ever."""
+        declaration = Declaration(expires=self.lifetime_of(queue))
+        return Topic(queue, declaration, self._settings.prefix)
 
     def _made_for(
         self, topic: Topic, message: dict[str, Any], batch: PublishBatch | None, *, away: bool
@@ -224,7 +229,7 @@ class RecordedChannel(Channel):
 
     def _make_publisher(self, *args: Any) -> Publisher:
         made = RecordedPublisher(*args)
-        made.library = self.center.recorder
+        made.library, made.lifetime_of = self.center.recorder, self.queues.lifetime
         return made
 
     # -- what becomes of messages

@@ -70,6 +70,8 @@ database   of the two one is away: SIGKILL, and started again some seconds later
 step       a worker, a process of its pool, or a producer kills itself: before or after any
            statement to a database, or command to the broker (`deaths`). Producers are started
            again, too
+keeper     SIGKILL of the worker that looks after the library: it puts what is missing or far ahead,
+           and writes rows behind the messages
 =========  =======================================================================================
 
 There, a killed process explains that a task runs again only if the first run had ended less than
@@ -77,6 +79,24 @@ two seconds before, or if its database was away since: only then it may be unsai
 The loss of Redis explains it only of what ended while its database was away. At the end no row may
 be pending, each task that has run must be done in the library, and library and Redis must agree
 (``center.library.check()``).
+
+``--library MODE`` declares all queues so, and looks at what that promises besides (`modes`):
+
+=========  =======================================================================================
+through    as queues are by default
+outbox     producers commit an order and its task in one transaction, in the one database that
+           there is, and roll back one in ten. Whether they were told or not: the order is there if
+           and only if its task has run
+behind     rows are written after the messages. What had none when Redis lost everything may be
+           missing: only what was sent since the oldest entry that was unwritten then. That is three
+           seconds old at most, unless nobody could write rows: the worker that does so was killed,
+           or a database was away
+guard      ``x-guard``: tasks that have ended are sent again under their ids, and do not run, unless
+           a database was away
+far        ``x-horizon``: half of what is ahead is further than the horizon, 60 seconds. It is in
+           Redis 20 seconds before its time at least, and starts within two seconds of it, unless
+           Redis lost it since, and nobody rebuilt
+=========  =======================================================================================
 
 A worker that has ended is started again. After the last fault all are given time to finish:
 until everything that was sent has run and nothing is left in the broker, or until nothing has

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from . import library
+from .modes import MODES
 from .run import BROKERS, FAMILIES, TRANSPORTS, Run
 
 
@@ -23,9 +24,15 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="the report, for programs")
     parser.add_argument("--python", default=sys.executable, help="of workers and producers")
     parser.add_argument("--directory", type=Path, help="where logs are to stay")
-    parser.add_argument("--library", action="store_true", help="with a task library")
-    kinds = "postgresql,sqlite"
-    parser.add_argument("--engines", default=kinds, help=f"of the library's databases ({kinds})")
+    parser.add_argument(
+        "--library",
+        nargs="?",
+        const="through",
+        choices=list(MODES),
+        help="with a task library, and how queues are declared there (through)",
+    )
+    kinds = ",".join(MODES["through"].engines)
+    parser.add_argument("--engines", help=f"of the library's databases ({kinds})")
     options = parser.parse_args()
     if options.broker != "redis" and options.transport != "toc":
         parser.error(f"--transport {options.transport} has no --broker {options.broker}")
@@ -47,8 +54,8 @@ def main() -> int:
             "python": options.python,
         }
         if options.library:
-            engines = options.engines.split(",")
-            report = library.LibraryRun(directory, engines=engines, **how).run()
+            how["engines"] = options.engines.split(",") if options.engines else None
+            report = library.LibraryRun(directory, mode=options.library, **how).run()
         else:
             how |= {"transport": options.transport, "broker": options.broker}
             report = Run(directory, **how).run()

@@ -28,8 +28,10 @@ if BROKER.startswith("valkey"):
 
 OPTIONS: dict[str, Any] = {"visibility_timeout": VISIBILITY_TIMEOUT}
 if BROKER.startswith("toc"):
-    OPTIONS["toc_topics"] = LIMITED
     QUEUES = (*QUEUES, *LIMITED)
+    TERMS = json.loads(os.environ.get("CHAOS_TERMS", "{}"))
+    topics = {name: {**LIMITED.get(name, {}), **TERMS} for name in QUEUES}
+    OPTIONS["toc_topics"] = {name: terms for name, terms in topics.items() if terms}
 
 if "CHAOS_LIBRARY" in os.environ:
     OPTIONS.update(json.loads(os.environ["CHAOS_LIBRARY"]))
@@ -55,6 +57,7 @@ def work(self: Task, seconds: float) -> None:
     _started(self, time.time())
     time.sleep(seconds)
     _finished(self)
+    ledger.note_end(self.request.id)
 
 
 @app.task(bind=True, name="chaos.again", acks_late=False, max_retries=None)

@@ -10,3 +10,7 @@ LIMITED: dict[str, dict[str, object]] = {
     "few": {"concurrency": 3},
 }
 KEYS = 6
+
+#: Seconds ahead of their time that tasks are put into Redis, where queues have a horizon. It is the
+#: shortest that there is.
+HORIZON = 60.0

@@ -64,6 +64,12 @@ def _pass(step: str, when: str, what: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def step(when: str, what: str) -> None:
+    """A step of the application's own, to its database."""
+    if "CHAOS_DEATHS" in os.environ:
+        _pass("statement", when, what)
+
+
 def install() -> None:
     """Have this process, and those that it forks, die some time."""
     broker = urlsplit(os.environ["CHAOS_BROKER"]).port

@@ -22,6 +22,17 @@ def write(what: str, id: str, **details: Any) -> None:
     client.rpush("ledger", json.dumps(entry))
 
 
+def note_end(id: str) -> None:
+    """A task has ended for good; anybody can ask for that."""
+    _clients[os.getpid()].zadd("ended", {id: time.time()})
+
+
+def ended(id: str) -> float | None:
+    """When a task has ended for good, in seconds since the epoch."""
+    found: float | None = _clients[os.getpid()].zscore("ended", id)
+    return found
+
+
 class Ledger:
     """Reads it, each line once."""
 

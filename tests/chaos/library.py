@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kombu_toc import center_for
+from kombu_toc import TimeoutCenter, center_for
 from kombu_toc.client.databases import read_databases
 from kombu_toc.library import migrate
 from kombu_toc.library.shards import Shards
@@ -25,8 +26,9 @@ from kombu_toc.library.shards import Shards
 from ..databases import ENGINES, DatabaseServer
 from .brokers import HASH_SLOTS, Single
 from .deaths import DEATHS
+from .modes import MODES, by_id
 from .run import ROOT, Fault, Run, Worker, schedule
-from .verdict import NETWORK, Event
+from .verdict import NETWORK, Event, Report
 
 #: Seconds that a statement may take.
 TIMEOUT = 1.0
@@ -53,6 +55,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "lost": ("redis flushed", "redis replaced"),
     "alone": ("redis flushed, nobody rebuilds",),
     "database": ("database killed", "database stopped", "database locked"),
+    "keeper": ("kill keeper",),
     "step": (),
 }
 
@@ -64,6 +67,8 @@ class LostEvent(Event):
     """
 
     away: Sequence[Event] = ()
+    #: seconds that the oldest had waited of what had no row
+    unwritten = 0.0
 
     def forgot(self, queue: str, id: str, earlier: dict[str, Any], run: dict[str, Any]) -> bool:
         """Whether the earlier run's end may have been unsaid, for its database was away."""
@@ -112,26 +117,33 @@ class OfLibrary(Single):
 
 
 class LibraryRun(Run):
-    """engines: of the databases of the library, by their names in `tests.databases`"""
+    """engines: of the databases of the library, by their names in `tests.databases`; mode: how
+    queues are kept in it, of MODES"""
 
     patience = PATIENCE
+    unsaid = UNSAID
 
     def __init__(
         self,
         directory: Path,
         *,
-        engines: Sequence[str] = ("postgresql", "sqlite"),
+        mode: str = "through",
+        engines: Sequence[str] | None = None,
         families: Sequence[str] | None = None,
         **how: Any,
     ) -> None:
+        self._mode = MODES[mode](self)
         self._dies = families is None or "step" in families
-        self._engines = engines
+        self._engines = engines or self._mode.engines
+        if len(self._engines) > self._mode.most_engines:
+            raise ValueError(f"{mode} is for {self._mode.most_engines} database")
         super().__init__(directory, families=families, **how)
         self._servers: list[DatabaseServer | None] = []
-        self._urls: list[str] = []
-        self._away: list[Event] = []
+        self.urls: list[str] = []
+        self.away: list[Event] = []
+        self.losses: list[LostEvent] = []
         #: whether one of them is away just now
-        self._busy = False
+        self.is_busy = False
         self._rebuilds: list[tuple[subprocess.Popen[bytes], Event, float]] = []
         self._deaths = 0
         self._breaking = False
@@ -142,6 +154,8 @@ class LibraryRun(Run):
         there = dict(FAMILIES)
         if "sqlite" not in self._engines:
             there["database"] = FAMILIES["database"][:2]
+        elif all(name == "sqlite" for name in self._engines):
+            there["database"] = FAMILIES["database"][2:]
         return schedule(self._seed, self._seconds, families, there=there, gap=1.0)
 
     # -- the start
@@ -154,18 +168,20 @@ class LibraryRun(Run):
             kind = ENGINES[name]
             if kind is None:
                 self._servers.append(None)
-                self._urls.append(f"sqlite:///{self._directory / f'library{number}.db'}")
+                self.urls.append(f"sqlite:///{self._directory / f'library{number}.db'}")
                 continue
             server = kind()
             stack.callback(server.stop)
             server.start()
             self._servers.append(server)
-            self._urls.append(server.new_url())
-        self._options = {"toc_library": self._urls, "toc_library_timeout": TIMEOUT}
-        shards = Shards(read_databases("toc_library", self._urls), 1, 5.0)
+            self.urls.append(server.new_url())
+        self._options = {"toc_library": self.urls, "toc_library_timeout": TIMEOUT}
+        shards = Shards(read_databases("toc_library", self.urls), 1, 5.0)
         migrate.create(shards)
         shards.close()
         more = {"CHAOS_LIBRARY": json.dumps(self._options)}
+        more |= self._mode.environment()
+        more["CHAOS_TERMS"] = json.dumps(self._mode.terms)
         if self._dies:
             more["CHAOS_DEATHS"] = str(LIFE)
             more["CHAOS_DEATHS_UNTIL"] = str(time.time() + self._seconds + 10)
@@ -181,6 +197,7 @@ class LibraryRun(Run):
                 worker.killed = True
         self._watch_producers()
         self._watch_rebuilds()
+        self._mode.watch()
         super()._watch_workers()
 
     def _was_cut(self, worker: Worker) -> bool:
@@ -217,14 +234,33 @@ class LibraryRun(Run):
             return self._lose(fault)
         if fault.family == "database":
             return self._take_away(fault)
+        if fault.family == "keeper":
+            return self._kill_keeper(fault)
         return super()._hit(fault)
+
+    def _kill_keeper(self, fault: Fault) -> bool:
+        """Kill the worker that looks after the library: it loads, records and compares."""
+        for client in self._broker.clients():
+            for key in client.keys("toc:{toc}:speaker: library*"):
+                name = (client.get(key) or b"").decode().partition("/")[0]
+                for worker in self._workers:
+                    if name.endswith(f":{worker.process.pid}") and worker.hittable:
+                        event = Event(time.time(), fault.what, fault.family, worker.incarnation)
+                        event.explains = worker.killed = True
+                        self._events.append(event)
+                        worker.signal(signal.SIGKILL)
+                        return True
+        return False  # none is elected just now
 
     def _lose(self, fault: Fault) -> bool:
         if self._rebuilds:
             return False
         event = LostEvent(time.time(), fault.what, fault.family)
-        event.away, event.forgets = self._away, frozenset(HASH_SLOTS)
+        event.away, event.forgets = self.away, frozenset(HASH_SLOTS)
+        event.unwritten = self._mode.losing()
+        event.at = time.time()
         self._events.append(event)
+        self.losses.append(event)
         self._broker.lose(fault.what, 0.3)
         event.until = time.time()
         if fault.family == "lost":
@@ -258,9 +294,9 @@ class LibraryRun(Run):
                 self._rebuild(event, float("inf"))
 
     def _take_away(self, fault: Fault) -> bool:
-        if self._busy or any(one.until > time.time() for one in self._away):
+        if self.is_busy or any(one.until > time.time() for one in self.away):
             return False
-        self._busy = True
+        self.is_busy = True
         number = fault.dice % len(self._servers)
         if fault.what == "database locked":
             number = next(n for n, one in enumerate(self._servers) if one is None)
@@ -269,10 +305,10 @@ class LibraryRun(Run):
         event = Event(time.time(), fault.what, fault.family)
         event.until = event.at + fault.seconds
         self._events.append(event)
-        self._away.append(event)
+        self.away.append(event)
         server = self._servers[number]
         if server is None:
-            self._lock(self._urls[number].removeprefix("sqlite:///"), fault.seconds)
+            self._lock(self.urls[number].removeprefix("sqlite:///"), fault.seconds)
         elif fault.what == "database killed":
             server.kill()
             self._back_after(fault.seconds, server.launch)
@@ -296,11 +332,27 @@ class LibraryRun(Run):
     def _back_after(self, seconds: float, do: Callable[[], None]) -> None:
         def back() -> None:
             do()
-            self._busy = False
+            self.is_busy = False
 
         self._later(seconds, back)
 
     # -- the end
+
+    @property
+    def report(self) -> Report:
+        return self._report
+
+    @property
+    def events(self) -> Sequence[Event]:
+        return self._events
+
+    @property
+    def entries(self) -> Sequence[dict[str, Any]]:
+        """What producers and tasks have written down."""
+        return self._ledger.entries
+
+    def center(self) -> TimeoutCenter:
+        return center_for(self._broker.url, **self._options)
 
     def _is_empty(self) -> bool:
         return super()._is_empty() and not self._rebuilds and not self._pending()
@@ -310,7 +362,7 @@ class LibraryRun(Run):
         return found.get("pending", 0) + found.get("taken", 0)
 
     def _drain(self) -> None:
-        self._library = center_for(self._broker.url, **self._options).library
+        self._library = self.center().library
         super()._drain()
 
     def _finish(self) -> None:
@@ -321,7 +373,7 @@ class LibraryRun(Run):
         for event in self._events:
             if type(event) is Event and event.explains:
                 event.__class__ = Kill
-                event.away = self._away  # type: ignore[attr-defined]
+                event.away = self.away  # type: ignore[attr-defined]
         for one in self._library.check():
             broken.append(f"library and Redis disagree: {one.kind}: {one.id} of {one.topic}")
         counts = self._library.counts()
@@ -332,5 +384,11 @@ class LibraryRun(Run):
             broken += [repr(one)[:300] for one in found.records]
         for id in sorted(self._ledger.done()):
             ended = {record.status for record in self._library.history(id)}
-            if "done" not in ended:
+            if "done" not in ended and not self._mode.is_unsaid(id):
                 broken.append(f"{id} has run, and its record says {ended or 'nothing'}")
+        self._ledger.read()
+        self._mode.finish(by_id(self.entries))
+
+    def _weigh(self) -> None:
+        self._mode.weigh(self._report, by_id(self.entries))
+        self._report.broken += self._mode.broken

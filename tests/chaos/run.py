@@ -258,7 +258,9 @@ class Run:
             self._report.broken += self._broker.broken
             self._report.keys_left = self._keys()
             self._ledger.read()
-        return judge(self._report, self._ledger.entries, self._events)
+        judge(self._report, self._ledger.entries, self._events)
+        self._weigh()
+        return self._report
 
     # -- the start
 
@@ -505,6 +507,9 @@ class Run:
 
     def _finish(self) -> None:
         """Look at what is left when the workers have ended."""
+
+    def _weigh(self) -> None:
+        """Add to what the ledger says."""
 
     def _is_empty(self) -> bool:
         return self._transport != "toc" or not self._keys()

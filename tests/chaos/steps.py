@@ -1,12 +1,12 @@
 """The task library under deaths between any two steps, in one process.
 
-``python -m tests.chaos.steps --lives 2000 --seed 1 --engine postgresql``
+``python -m tests.chaos.steps --lives 2000 --seed 1 --engine postgresql --way behind``
 
 Senders, workers, keepers and rebuilds live one after the other, each with connections and a memory
 of its own. Many die: before or after any statement to a database, and any command to Redis; what
 they knew is gone. Now and then Redis loses everything. At the end each message whose publish
 returned has run; what has run twice was with a worker that died before it could say so; and library
-and Redis agree.
+and Redis agree. What each way of keeping a queue promises beyond that is in `tests.chaos.ways`.
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ from kombu_toc.library.keeper import Keeper
 from kombu_toc.library.recorder import Recorder
 from kombu_toc.library.shards import Database
 
-#: Seconds after which what a dead worker had comes back; no life may last so long.
-LEASE = 2.0
+from .ways import QUEUE, WAYS, make_library
 
 #: The most steps that one lives to take.
 STEPS = 24
+
+#: Seconds after which what a dead worker had comes back; no life may last so long.
+LEASE = 2.0
 
 
 class DiedError(BaseException):
@@ -109,10 +111,13 @@ class Verdict(NamedTuple):
     losses: int
     deaths: Counter[str]
     seconds: float
+    early: list[str]  #: ids that were delivered before their time
+    broken: list[str]  #: what else is promised of a queue that is kept so, and does not hold
+    counted: dict[str, int]  #: what shows that this way was gone
 
     @property
     def holds(self) -> bool:
-        return not (self.lost or self.unexplained or self.left)
+        return not (self.lost or self.unexplained or self.left or self.early or self.broken)
 
 
 class Chaos:
@@ -120,52 +125,79 @@ class Chaos:
 
     client: of the server, which may be flushed; url: of the same, for centers
     options: with the library, whose tables are there
+    way: how the queue is kept, of WAYS
     """
 
-    def __init__(self, client: redis.Redis, url: str, options: dict[str, Any], seed: int) -> None:
+    def __init__(
+        self,
+        client: redis.Redis,
+        url: str,
+        options: dict[str, Any],
+        seed: int,
+        way: str = "through",
+    ) -> None:
         self._client, self._url = client, url
-        self._options = {**options, "visibility_timeout": LEASE}
-        self._random = random.Random(seed)
-        self._fate = Fate()
+        self._options = {**options, "visibility_timeout": LEASE, "toc_library_timeout": 30.0}
+        self.dice = random.Random(seed)
+        self.fate = Fate()
         self._number = self._losses = 0
-        self._sent: set[str] = set()
-        self._ran: Counter[str] = Counter()
+        #: ids whose publish returned, and how often each was delivered
+        self.sent: set[str] = set()
+        self.ran: Counter[str] = Counter()
+        #: seconds since the epoch before which they must not be, as far as they are ahead
+        self._due: dict[str, float] = {}
+        self._early: list[str] = []
         #: runs whose worker has not said so
         self._unsaid: Counter[str] = Counter()
         self._keeper: Keeper | None = None
+        self.way = WAYS[way](self, options)
 
     def run(self, lives: int) -> Verdict:
         began = time.monotonic()
-        with self._fate.installed(), _hastily():
+        with self.way.installed(), self.fate.installed(), _hastily():
             for _ in range(lives):
                 self._live()
             self._settle()
             left = self._disagreements()
             self._dismiss()
             self._forget()
-        lost = sorted(self._sent - self._ran.keys())
-        more = {id: number - 1 - self._unsaid[id] for id, number in self._ran.items()}
-        again = sum(number - 1 for number in self._ran.values())
+            self.way.judge()
+            lost = sorted(self.way.promised() - self.ran.keys())
+            counted = self.way.counted()
+        more = {id: number - 1 - self._unsaid[id] for id, number in self.ran.items()}
+        again = sum(number - 1 for number in self.ran.values())
         return Verdict(
-            len(self._sent),
+            len(self.sent),
             lost,
             sorted(id for id, number in more.items() if number > 0),
             again,
             left,
             self._losses,
-            self._fate.deaths,
+            self.fate.deaths,
             time.monotonic() - began,
+            self._early,
+            self.way.broken,
+            counted,
         )
+
+    def aside(self, do: Callable[..., Any], *args: Any) -> Any:
+        """Look at something: that is no step of whoever lives."""
+        left, self.fate.left = self.fate.left, None
+        try:
+            return do(*args)
+        finally:
+            self.fate.left = left
 
     def _live(self) -> None:
         roles = (self._send, self._work, self._work, self._keep, self._lose)
-        role = self._random.choices(roles, (8, 5, 5, 4, 1))[0]
-        dies = self._random.random() < 0.6
-        self._as(role, self._random.randrange(STEPS) if dies else None)
+        role = self.dice.choices(roles, (8, 5, 5, 4, 1))[0]
+        dies = self.dice.random() < 0.6
+        most = self.way.keeper_steps if role == self._keep else STEPS
+        self._as(role, self.dice.randrange(most) if dies else None)
 
     def _as(self, role: Callable[[], None], left: int | None) -> bool:
         """Live once; return whether nobody died."""
-        fate = self._fate
+        fate = self.fate
         fate.left, fate.is_over, fate.role = left, False, role.__name__.strip("_")
         try:
             role()
@@ -195,17 +227,17 @@ class Chaos:
 
     def _send(self) -> None:
         with Connection(self._url, transport_options=self._options) as connection:
-            producer = Producer(connection.default_channel)
-            for _ in range(self._random.randrange(1, 4)):
+            channel = connection.default_channel
+            self.way.declare(channel.center)
+            producer = Producer(channel)
+            for _ in range(self.dice.randrange(1, 4)):
                 self._number += 1
                 id = f"order-{self._number}"
-                ms = self._random.choice((0, 0, 200, 1000))
-                producer.publish(
-                    {}, routing_key="mail", headers={"id": id, "task": "t", "x-delay": ms}
-                )
-                self._sent.add(id)
-            recorder = connection.default_channel.recorder
-            recorder._turn()
+                ms = self.dice.choice(self.way.delays)
+                self._due[id] = time.time() + ms / 1000
+                if self.way.send(producer, id, ms):
+                    self.sent.add(id)
+            channel.recorder._turn()
 
     def _work(self) -> None:
         began = time.monotonic()
@@ -213,13 +245,18 @@ class Chaos:
         ran: list[str] = []
         said = False
         try:
-            for one in center.pop("mail", self._random.choice((1, 4, 16))).messages:
+            self.way.declare(center)
+            for one in center.pop(QUEUE, self.dice.choice((1, 4, 16))).messages:
                 id = one.id.partition("#")[0]
-                self._ran[id] += 1
+                if time.time() < self._due[id]:
+                    self._early.append(id)
+                self.ran[id] += 1
                 ran.append(id)
                 center.ack([one])
             center.recorder.recorder.flush()  # type: ignore[union-attr]
             said = time.monotonic() - began < LEASE - 0.5
+            if said:
+                self.way.said(ran)
         finally:
             if not said:
                 self._unsaid.update(ran)
@@ -229,18 +266,21 @@ class Chaos:
             center = center_for(self._url, **self._options)
             recorder = center.recorder.recorder  # type: ignore[union-attr]
             self._keeper = Keeper(recorder.store, recorder._make_center(), "keeper", 86_400)
+        self.way.keep(self._keeper)
         self._keeper.put_missing()
         self._keeper._reconciler.look()
 
     def _lose(self) -> None:
         """Redis loses everything; somebody puts it back, and may die at that, too."""
         self._losses += 1
-        self._client.flushall()
-        left = self._fate.left
-        self._fate.left = None
-        library = center_for(self._url, **self._options).library
-        self._fate.left, self._fate.role = left, "rebuild"
+        library = self.aside(self._flush)
+        self.fate.role = "rebuild"
         library.rebuild()
+
+    def _flush(self) -> Any:
+        self.way.losing()
+        self._client.flushall()
+        return center_for(self._url, **self._options).library
 
     # -- the end
 
@@ -277,10 +317,6 @@ def _hastily() -> Iterator[None]:
 
 
 def main() -> int:
-    from kombu_toc.client.databases import read_databases
-    from kombu_toc.library import migrate
-    from kombu_toc.library.shards import Shards
-
     from ..databases import ENGINES
     from ..servers import Server
 
@@ -288,6 +324,7 @@ def main() -> int:
     parser.add_argument("--lives", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--engine", choices=list(ENGINES), default="sqlite")
+    parser.add_argument("--way", choices=list(WAYS), default="through", help="to keep the queue")
     chosen = parser.parse_args()
     kind = ENGINES[chosen.engine]
     with tempfile.TemporaryDirectory() as folder:
@@ -296,13 +333,11 @@ def main() -> int:
         try:
             urls = [
                 database.new_url() if database else f"sqlite:///{folder}/{number}.db"
-                for number in range(2)
+                for number in range(WAYS[chosen.way].databases)
             ]
-            shards = Shards(read_databases("toc_library", urls), 1, 5.0)
-            migrate.create(shards)
-            shards.close()
             with server.client() as client:
-                run = Chaos(client, server.toc_url, {"toc_library": urls}, chosen.seed)
+                options = make_library(urls)
+                run = Chaos(client, server.toc_url, options, chosen.seed, chosen.way)
                 found = run.run(chosen.lives)
         finally:
             server.stop()
@@ -312,7 +347,11 @@ def main() -> int:
     print(f"lost         {len(found.lost)} {found.lost[:3]}")
     print(f"run twice    {found.again}, unexplained {len(found.unexplained)}")
     print(f"             {found.unexplained[:3]}")
+    print(f"early        {len(found.early)} {found.early[:3]}")
     print(f"left         {len(found.left)} {found.left[:3]}")
+    print(f"broken       {len(found.broken)} {found.broken[:3]}")
+    for what, number in found.counted.items():
+        print(f"{what:12} {number}")
     print(f"Redis lost   {found.losses}")
     for what, number in sorted(found.deaths.items()):
         print(f"deaths       {number:6} {what}")

@@ -118,6 +118,8 @@ class Report:
     keys_left: list[str] = field(default_factory=list)
     #: what else should not have happened: a worker that does not stop, or ends by itself
     broken: list[str] = field(default_factory=list)
+    #: what else was counted, in the words of who did so
+    counted: dict[str, int] = field(default_factory=dict)
     late_p50: float = 0.0
     late_p99: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
@@ -159,6 +161,7 @@ class Report:
             *((f"  by {name}", number) for name, number in sorted(self.explained.items())),
             ("  unexplained", len(self.unexplained)),
             ("    of which published twice", len(self.republished)),
+            *self.counted.items(),
             ("stuck", len(self.stuck)),
             ("keys left", len(self.keys_left)),
             ("broken", len(self.broken)),

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kombu import Connection, Queue
+from kombu import Connection, Exchange, Producer, Queue
 
 from kombu_toc import LibraryError
 from kombu_toc.library import statuses
+from kombu_toc.library.recorder import Recorder
 
 from ..library import consume, engine, new_url, options, publish, status_of, store
 from ..servers import Server
@@ -83,6 +84,32 @@ def test_a_producer_that_starts_without_redis_publishes(redis_server, connect, o
         assert time.monotonic() < deadline
         time.sleep(0.05)  # its thread looks once a second
     assert consume(connect(options), 1) == ["order-1"]
+
+
+def test_a_reply_sent_while_redis_seems_away_has_no_row_and_goes_with_its_queue(
+    redis_server, connect, options, store, monkeypatch
+):
+    """As workers answer remote control: it was away a moment ago, and a publish has noted that."""
+    monkeypatch.setattr(Recorder, "_start", lambda _: None)  # nobody sees that it is back
+    asks, answers = connect(options), connect(options)
+    replies = Queue(
+        *("1234.reply.pidbox", Exchange("replies"), "1234"),
+        **{"durable": False, "auto_delete": True, "expires": 10},
+    )
+    replies(asks.default_channel).declare()
+    channel = answers.default_channel
+    publish(answers, "warm-up")
+    channel.recorder.away_until = time.monotonic() + 60
+    publish(answers, "order-1")
+    assert store.of_ids(["order-1"])[0].place == statuses.NOT_PUT, "Redis seems to be away"
+    channel.recorder.away_until = time.monotonic() + 60
+    Producer(channel).publish({"ok": "pong"}, exchange="replies", routing_key="1234")
+    assert replies(asks.default_channel).get(no_ack=True).payload == {"ok": "pong"}
+    assert store.count() == {"pending": 2, "not put": 1}, "those of orders"
+    redis_server.stop()
+    with pytest.raises(answers.connection_errors):
+        Producer(channel).publish({"ok": "late"}, exchange="replies", routing_key="1234")
+    assert store.count() == {"pending": 2, "not put": 1}
 
 
 @SERVERS
