@@ -190,6 +190,7 @@ class OpenLibrary:
             error=error,
             message=(headers, message.action_us),
             watched=False,
+            has_row=topic is None or topic.declaration.library != BEHIND,
         )
 
     def _with_bodies(self, messages: Sequence[Delivery]) -> list[Delivery]:

@@ -249,17 +249,20 @@ class Recorder:
         error: str = "",
         message: tuple[Mapping[str, Any], int] = ({}, 0),
         watched: bool = True,
+        has_row: bool = True,
     ) -> None:
         """Something has happened to a message; it is written soon.
 
         message: its headers and its action time, for one that has no row
+        has_row: whether it is likely to have one
         watched: of one that was taken, whether to say now and then that this process has it, until
             it says something else
         """
         if not is_storable(key):
             return  # it has no row: its publish would have been refused
-        error = storable(error)[:MAX_ERROR]
-        event = Event(key, status, now_us(), attempts, self.worker, error, message)
+        if error:
+            error = storable(error)[:MAX_ERROR]
+        event = Event(key, status, now_us(), attempts, self.worker, error, message, has_row)
         self.gather(event, watched=watched)
 
     def gather(self, event: Event, *, watched: bool = False) -> None:

@@ -61,6 +61,7 @@ class Event(NamedTuple):
     at_us: when
     worker: which process says so; empty if it is none that has consumed it
     message: its headers and its action time, if it has no row
+    has_row: whether it is likely to have one: it is first looked for, if so
     """
 
     key: Key
@@ -70,6 +71,7 @@ class Event(NamedTuple):
     worker: str
     error: str
     message: tuple[Mapping[str, Any], int]
+    has_row: bool = True
 
     @property
     def has_ended(self) -> bool:

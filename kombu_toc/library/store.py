@@ -156,9 +156,9 @@ class Store:
     def forget(self, keys: Sequence[Key]) -> None:
         """Delete rows of messages that have ended."""
         for shard, some in self.shards.divided(keys, lambda key: key[0]).items():
-            table = shard.tables.pending
             for chunk in chunks(some):
-                shard.database.execute(delete(table).where(are(table, chunk)))
+                work = partial(becoming.forget, shard.database.dialect, shard.tables.pending, chunk)
+                shard.database.run_single(work)
 
     def take_over(self, rows: Sequence[Row]) -> None:
         """Other messages have the places of these by now: they have ended."""

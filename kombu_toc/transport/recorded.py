@@ -235,8 +235,11 @@ class RecordedChannel(Channel):
         if delivery is None:
             return
         topic = self.center.known(delivery.topic)
-        if topic is not None and (topic.declaration.library == OFF or topic.declaration.expires):
-            return
+        mode = None
+        if topic is not None:
+            mode = topic.declaration.library
+            if mode == OFF or topic.declaration.expires:
+                return
         headers = message.headers
         id = headers.get("id")
         key = (
@@ -249,6 +252,7 @@ class RecordedChannel(Channel):
             attempts=delivery.failures + 1,
             error=message.error,
             message=(headers, delivery.action_us),
+            has_row=mode != BEHIND,
         )
 
     def note_dead(self, message: Message, error: str) -> None:
