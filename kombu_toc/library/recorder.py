@@ -100,6 +100,9 @@ class Recorder:
         self._stopping = False
         #: what this process has: since when it was last said
         self._taken: dict[Key, float] = {}
+        #: by their identities, messages that have not ended before their tasks although they are
+        #: acknowledged: what says that they end. They do if this process does
+        self.running: dict[int, Callable[[bool], Any]] = {}
         #: rows in transactions of callers: until when they are looked for
         self._expected: dict[Key, float] = {}
         #: what the queues of these were declared with
@@ -340,7 +343,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._bell = threading.Event()
         self._backlog = Backlog(self.store, self._ready, self._count)
-        self._thread, self._taken = None, {}
+        self._thread, self._taken, self.running = None, {}, {}
         self._consumes = self._not_put = False
         self._expected, self._declared, self._committed = {}, {}, {}
         self._stopping, self.away_until = False, 0.0
@@ -349,6 +352,8 @@ class Recorder:
         """Write what there is, and end the thread."""
         if self._pid != os.getpid():
             return
+        for end in list(self.running.values()):
+            end(True)
         self._stopping = True
         self._bell.set()
         thread = self._thread
