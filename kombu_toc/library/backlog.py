@@ -73,7 +73,8 @@ class Backlog:
         """Have an event written; return how many there are to be written."""
         with self._lock:
             self._add(event)
-            self._keep_bounds()
+            if len(self._events) > MAX_EVENTS:
+                self._keep_bounds()
             return len(self._events)
 
     def _add(self, event: Event) -> None:

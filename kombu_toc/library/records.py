@@ -236,8 +236,12 @@ def storable(text: str) -> str:
 def is_storable(key: Key) -> bool:
     """Whether a row may have this key."""
     id, token, topic = key
-    fits = len(id) <= 255 and len(token) <= 16 and len(topic) <= 255
-    return fits and all(storable(one) == one for one in key)
+    if len(id) > 255 or len(token) > 16 or len(topic) > 255:
+        return False
+    # What can be printed can be kept.
+    if id.isprintable() and token.isprintable() and topic.isprintable():
+        return True
+    return all(storable(one) == one for one in key)
 
 
 def key_of(topic: str, id: str, body: bytes) -> Key:
