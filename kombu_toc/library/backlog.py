@@ -196,7 +196,7 @@ class Backlog:
         part.events.sort(key=lambda event: (self._store.shards.of(event.key[0]).number, event.key))
         self._write_some(part.events, self._store.record)
 
-    def _write_some(self, items: list[Any], write: Callable[[Sequence[Any]], None]) -> None:
+    def _write_some(self, items: list[Any], write: Callable[[Sequence[Any]], Any]) -> None:
         while items:
             some = items[:CHUNK]
             try:
@@ -210,7 +210,7 @@ class Backlog:
             else:
                 del items[: len(some)]
 
-    def _write_one(self, one: Any, write: Callable[[Sequence[Any]], None]) -> None:
+    def _write_one(self, one: Any, write: Callable[[Sequence[Any]], Any]) -> None:
         try:
             write([one])
         except _UNSENDABLE as exc:

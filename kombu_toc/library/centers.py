@@ -96,6 +96,7 @@ class OpenLibrary:
         """These were not put."""
         for row in rows:
             if row is not None:
+                self.recorder.again.withdraw(row)
                 self.recorder.withdraw(row)
 
     def not_put(self, rows: Sequence[Row | None]) -> None:

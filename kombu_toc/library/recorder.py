@@ -23,6 +23,7 @@ from ..center.runner import BROKEN
 from ..errors import ConfigurationError, LibraryError
 from ..model.topic import Declaration, Topic
 from . import outbox, statuses
+from .again import PutAgain
 from .backlog import Backlog
 from .engines import RefusedError
 from .guard import Guard
@@ -115,6 +116,7 @@ class Recorder:
         self._consumes = False
         self._not_put = False
         self.schedules = Schedules(store)
+        self.again = PutAgain(store)
         #: says of queues with ``x-guard`` what has ended
         self.guard = Guard(store, ready, self.gather, lambda: self.worker, patience)
 
@@ -140,7 +142,8 @@ class Recorder:
                     owed = self.store.note_topic(topic.name, topic.declaration, database)
                     if owed:
                         self._start()
-                self.store.insert(some)
+                if not self.store.insert(some) and self.again.add(some):
+                    self._start()
             except RefusedError:  # nor would it be taken later
                 self._withdraw(rows)
                 raise
@@ -334,7 +337,7 @@ class Recorder:
         """This is a child of the process that has made it: what that has gathered, and its
         connections, are its own."""
         self.store.shards.close(inherited=True)
-        self.schedules = Schedules(self.store)
+        self.schedules, self.again = Schedules(self.store), PutAgain(self.store)
         self.guard.after_fork()
         # Its connections to Redis are not closed: the parent uses them.
         self._keeper = None
@@ -471,7 +474,7 @@ class Recorder:
 
     def _keep(self) -> None:
         """Put what is not in Redis, and look after the rest, if this process is to do that."""
-        if not (self._consumes or self._not_put or self._expected):
+        if not (self._consumes or self._not_put or self._expected or self.again):
             return
         if self._stopping:
             return
@@ -483,6 +486,8 @@ class Recorder:
                 )
             if self._expected:
                 self._put_expected(self._keeper)
+            if self.again:
+                self.again.look(self._keeper.center)
             if self._not_put:
                 self._keeper.put_missing()
                 self._not_put = self._keeper.doubts
