@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,16 +28,24 @@ def missing() -> list[str]:
 @contextmanager
 def database(name: str) -> Iterator[str | None]:
     """The URL of a new, empty database of that kind; None if there is none on this machine."""
+    with timed_database(name) as (url, _):
+        yield url
+
+
+@contextmanager
+def timed_database(name: str) -> Iterator[tuple[str | None, Callable[[], float]]]:
+    """As :func:`database`, and what gives the seconds of processor time that its server has used;
+    SQLite has none."""
     kind = ENGINES[name]
     if kind is None:
         with tempfile.TemporaryDirectory(prefix="toc-bench-") as folder:
-            yield f"sqlite:///{Path(folder) / 'library.db'}"
+            yield f"sqlite:///{Path(folder) / 'library.db'}", lambda: 0.0
     elif not kind.is_there():
-        yield None
+        yield None, lambda: 0.0
     else:
         server = kind()
         try:
             server.start()
-            yield server.new_url()
+            yield server.new_url(), server.processor_seconds
         finally:
             server.stop()

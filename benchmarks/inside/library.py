@@ -68,6 +68,15 @@ def _store(url: str) -> Any:
     return Store(Shards(read_databases("toc_library", [url]), 1, 600.0))
 
 
+def settle(center: Any, _: str, number: int) -> dict[str, float]:
+    """Return when it is written that so many tasks are done, and nothing else is to be written."""
+    while center.library.counts().get("done", 0) < number or any(
+        one.entries for one in center.unwritten()
+    ):
+        time.sleep(0.3)  # the worker writes it, in its own time
+    return {}
+
+
 def rebuild(center: Any, url: str, number: int) -> dict[str, float]:
     """Rows a second that are put into an empty Redis."""
     store = _store(url)
@@ -185,5 +194,6 @@ def _ended(store: Any, rows: list[Any]) -> float:
 if __name__ == "__main__":
     what, broker, library, *numbers = sys.argv[1:]
     opened = kombu_toc.center_for(broker, toc_library=library, toc_library_timeout=600)
-    do = {"create": create, "put_many": put_many, "rebuild": rebuild, "growth": growth}[what]
+    does = (create, put_many, settle, rebuild, growth)
+    do = {one.__name__: one for one in does}[what]
     print(json.dumps(do(opened, library, *map(int, numbers))))

@@ -43,6 +43,19 @@ class Entry(NamedTuple):
         return int(self.name.partition("-")[0])
 
 
+class Read(NamedTuple):
+    """What was read of a log.
+
+    entries: the oldest first
+    gone: how many more there were, whose messages are gone: these are deleted
+    more: whether there may be more
+    """
+
+    entries: list[Entry]
+    gone: int
+    more: bool
+
+
 def logging(
     topic: Topic, slot: Slot, script: str, keys: Sequence[str], args: Sequence[Any]
 ) -> tuple[str, Sequence[str], Sequence[Any]]:
@@ -52,27 +65,30 @@ def logging(
 
 
 def read_call(slot: Slot, limit: int, bytes: int, age_ms: int = 0) -> ScriptCall:
-    """Read a log. Result: a list of :class:`Entry`, the oldest first.
+    """Read a log, and delete what it says of messages that are gone by now, but for those that
+    were cancelled. Result: a :class:`Read`.
 
-    limit: how many at most
+    limit: how many entries at most
     bytes: that their bodies may have together; the first may have any
     age_ms: how old they are at least, in milliseconds
     """
 
-    def parse(raw: list[Any]) -> list[Entry]:
-        return [
+    def parse(raw: list[Any]) -> Read:
+        gone, more, found = raw
+        entries = [
             Entry(
-                text(raw[i]),
-                text(raw[i + 1]),
-                text(raw[i + 2]),
-                STATES.get(raw[i + 3], ""),
-                raw[i + 4],
-                int(float(raw[i + 5])),
-                raw[i + 6],
-                text(raw[i + 7]),
+                text(found[i]),
+                text(found[i + 1]),
+                text(found[i + 2]),
+                STATES.get(found[i + 3], ""),
+                found[i + 4],
+                int(float(found[i + 5])),
+                found[i + 6],
+                text(found[i + 7]),
             )
-            for i in range(0, len(raw), 8)
+            for i in range(0, len(found), 8)
         ]
+        return Read(entries, gone, bool(more))
 
     keys = (slot.log, slot.prepare, slot.dead, slot.body, slot.tokens, *slot.stores)
     return ScriptCall(load("logged"), keys, (limit, bytes, age_ms), parse)

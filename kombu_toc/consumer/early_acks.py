@@ -8,7 +8,7 @@ nobody executes.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -26,16 +26,30 @@ class EarlyAcks:
         self._lock = lock
         #: by who executes them, and by what tells one execution from others
         self._running: dict[WorkerPolicy, dict[Hashable, Delivery]] = {}
+        #: by the identity of a delivery: what is to be called when its task has ended
+        self._on_end: dict[int, Callable[[bool], Any]] = {}
         #: whether the process ends, and whatever it executes with it
         self.process_ends = False
 
     def __bool__(self) -> bool:
         return bool(self._running)
 
-    def add(self, policy: WorkerPolicy, execution: Hashable, delivery: Delivery) -> None:
-        """A message is acknowledged whose task runs on."""
+    def add(
+        self,
+        policy: WorkerPolicy,
+        execution: Hashable,
+        delivery: Delivery,
+        on_end: Callable[[bool], Any] | None = None,
+    ) -> None:
+        """A message is acknowledged whose task runs on.
+
+        on_end: is called once: with True when that has ended, or the process with it, and the
+            message is acknowledged for good; with False when its lease has ended before
+        """
         with self._lock:
             self._running.setdefault(policy, {})[execution] = delivery
+            if on_end is not None:
+                self._on_end[id(delivery)] = on_end
 
     def take_ended(self) -> list[Delivery]:
         """The messages whose tasks have ended: the caller acknowledges them for good."""
@@ -46,23 +60,40 @@ class EarlyAcks:
                     taken.append(running.pop(execution))
                 if not running:
                     del self._running[policy]
+        self._tell(taken)
         return taken
+
+    def _tell(self, deliveries: list[Delivery], is_over: bool = True) -> None:
+        if self._on_end:
+            for delivery in deliveries:
+                if (on_end := self._on_end.pop(id(delivery), None)) is not None:
+                    on_end(is_over)
 
     def take_all(self) -> list[Delivery]:
         """All of them, when the process ends."""
         with self._lock:
             taken = [one for running in self._running.values() for one in running.values()]
             self._running.clear()
+        self._tell(taken)
         return taken
 
-    def drop(self, delivery: Delivery) -> bool:
-        """It is not to be acknowledged once more. Whether it was."""
+    def drop(self, delivery: Delivery, *, is_over: bool = False) -> bool:
+        """It is not to be acknowledged once more. Whether it was.
+
+        is_over: whether it is acknowledged for good, by somebody else
+        """
         with self._lock:
-            for policy, running in self._running.items():
-                for execution, one in running.items():
-                    if one is delivery:
-                        del running[execution]
-                        if not running:
-                            del self._running[policy]
-                        return True
+            found = self._take(delivery)
+        if found:
+            self._tell([delivery], is_over)
+        return found
+
+    def _take(self, delivery: Delivery) -> bool:
+        for policy, running in self._running.items():
+            for execution, one in running.items():
+                if one is delivery:
+                    del running[execution]
+                    if not running:
+                        del self._running[policy]
+                    return True
         return False

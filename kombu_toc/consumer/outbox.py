@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -64,13 +64,15 @@ class Outbox:
         execution: Hashable,
         *,
         buries: bool = False,
+        on_end: Callable[[bool], Any] | None = None,
     ) -> None:
         """It is acknowledged, and its task runs on: it is acknowledged for good when that has
         ended. Whoever crashes meanwhile does not have it delivered again.
 
         buries: it is dead then, and not gone
+        on_end: is called when it has ended: see :meth:`.early_acks.EarlyAcks.add`
         """
-        self._leases.early_acks.add(policy, execution, delivery)
+        self._leases.early_acks.add(policy, execution, delivery, on_end)
         if self._loop.hub is not None:
             self.settlements.marks[id(delivery)] = delivery, buries
             self._leaves_with_next_turn()
@@ -99,7 +101,7 @@ class Outbox:
     def _marked(self, call: ScriptCall, raw: Any) -> None:
         for delivery in call.parse(raw):
             # Its lease had ended before: as it counts however late, it is acknowledged for good.
-            if self._leases.early_acks.drop(delivery):
+            if self._leases.early_acks.drop(delivery, is_over=True):
                 self.ack(delivery)
 
     def reject(self, delivery: Delivery, requeue: bool, reason: str = "", error: str = "") -> None:

@@ -73,7 +73,8 @@ class Backlog:
         """Have an event written; return how many there are to be written."""
         with self._lock:
             self._add(event)
-            self._keep_bounds()
+            if len(self._events) > MAX_EVENTS:
+                self._keep_bounds()
             return len(self._events)
 
     def _add(self, event: Event) -> None:
@@ -195,7 +196,7 @@ class Backlog:
         part.events.sort(key=lambda event: (self._store.shards.of(event.key[0]).number, event.key))
         self._write_some(part.events, self._store.record)
 
-    def _write_some(self, items: list[Any], write: Callable[[Sequence[Any]], None]) -> None:
+    def _write_some(self, items: list[Any], write: Callable[[Sequence[Any]], Any]) -> None:
         while items:
             some = items[:CHUNK]
             try:
@@ -209,7 +210,7 @@ class Backlog:
             else:
                 del items[: len(some)]
 
-    def _write_one(self, one: Any, write: Callable[[Sequence[Any]], None]) -> None:
+    def _write_one(self, one: Any, write: Callable[[Sequence[Any]], Any]) -> None:
         try:
             write([one])
         except _UNSENDABLE as exc:

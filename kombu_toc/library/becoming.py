@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -32,6 +32,9 @@ ENDED = ("status", "action_us", "attempts", "worker", "error", "modified_us")
 
 #: The columns of history that are a row's, whatever becomes of its message.
 _KEPT = ("id", "token", "topic", "action_us", "task", "biz_type", "biz_id", "created_us")
+
+#: Those of them that a message tells itself which has no row.
+TOLD = ("action_us", "task", "biz_type", "biz_id")
 
 #: The same, with those that an event gives; as history has them.
 _MOVED = (*_KEPT, "day", "status", "attempts", "worker", "error", "modified_us")
@@ -72,6 +75,28 @@ class Becoming:
         none is deleted yet."""
         return False
 
+    def end(
+        self,
+        connection: Connection,
+        dialect: Dialect,
+        tables: ShardTables,
+        events: Sequence[Event],
+    ) -> None:
+        """As :meth:`move`, also of messages that have no rows: of these, history has what they say
+        themselves."""
+        pending, history = tables
+        keys = [event.key for event in events]
+        reading = select(*(pending.c[name] for name in COMMON)).where(are(pending, keys))
+        if dialect.partitions:
+            reading = reading.with_for_update()
+        there = {
+            (row["id"], row["token"], row["topic"]): row
+            for row in connection.execute(reading).mappings()
+        }
+        written = [_record(event, there.get(event.key)) for event in events]
+        connection.execute(dialect.upsert(history, (*KEY, "day"), ENDED), written)
+        self.forget(connection, pending, keys)
+
     def forget(self, connection: Connection, pending: Table, keys: Sequence[Key]) -> None:
         """Delete the rows of messages that have ended."""
         connection.execute(delete(pending).where(are(pending, keys)))
@@ -98,6 +123,12 @@ class SQLiteBecoming(Becoming):
         "(SELECT value ->> 0 AS id, value ->> 1 AS token, value ->> 2 AS topic, "
         "value ->> 3 AS status, value ->> 4 AS attempts, value ->> 5 AS worker, "
         "value ->> 6 AS error, value ->> 7 AS at_us FROM json_each(:events)) AS e"
+    )
+    #: the same, with what they say of themselves
+    _TOLD = _EVENTS.replace(
+        " FROM",
+        ", value ->> 8 AS action_us, value ->> 9 AS task, value ->> 10 AS biz_type, "
+        "value ->> 11 AS biz_id FROM",
     )
     _SAME = " AND ".join(f"p.{name} = e.{name}" for name in KEY)
 
@@ -126,6 +157,26 @@ class SQLiteBecoming(Becoming):
             return False
         self.forget(connection, tables.pending, [event.key for event in events])
         return True
+
+    def end(
+        self,
+        connection: Connection,
+        dialect: Dialect,
+        tables: ShardTables,
+        events: Sequence[Event],
+    ) -> None:
+        pending, history = tables.pending.name, tables.history.name
+        statement = _text(
+            _inserting(history) + f" SELECT {_told(str)}, e.at_us / {DAY_US}, e.status, "
+            "coalesce(e.attempts, p.attempts, 0), coalesce(e.worker, p.worker), "
+            f"coalesce(e.error, p.error), e.at_us FROM {self._TOLD} LEFT JOIN {pending} AS p "
+            # SQLite takes what is behind ON for a condition, unless there is another one.
+            f"ON {self._SAME} WHERE true ORDER BY e.id, e.token, e.topic "
+            "ON CONFLICT (id, token, topic, day) DO UPDATE SET "
+            + ", ".join(f"{name} = excluded.{name}" for name in ENDED)
+        )
+        connection.execute(statement, {"events": _as_json(events, told=True)})
+        self.forget(connection, tables.pending, [event.key for event in events])
 
     def forget(self, connection: Connection, pending: Table, keys: Sequence[Key]) -> None:
         statement = _text(
@@ -159,6 +210,11 @@ class PostgreSQLBecoming(SQLiteBecoming):
         "v ->> 5 AS worker, v ->> 6 AS error, CAST(v ->> 7 AS bigint) AS at_us "
         "FROM jsonb_array_elements(CAST(:events AS jsonb)) AS v) AS e"
     )
+    _TOLD = _EVENTS.replace(
+        " FROM",
+        ", CAST(v ->> 8 AS bigint) AS action_us, v ->> 9 AS task, v ->> 10 AS biz_type, "
+        "v ->> 11 AS biz_id FROM",
+    )
 
     def forget(self, connection: Connection, pending: Table, keys: Sequence[Key]) -> None:
         statement = _text(
@@ -189,6 +245,15 @@ class MySQLBecoming(Becoming):
             )
         )
         + ")) AS e"
+    )
+    _TOLD = _EVENTS.replace(
+        ")) AS e",
+        ", action_us BIGINT PATH '$[8]', "
+        + ", ".join(
+            f"{name} VARCHAR({length}) CHARACTER SET utf8mb4 PATH '$[{at}]'"
+            for at, name, length in ((9, "task", 255), (10, "biz_type", 64), (11, "biz_id", 255))
+        )
+        + ")) AS e",
     )
     _SAME = " AND ".join(f"p.{name} = CONVERT(e.{name} USING binary)" for name in KEY)
 
@@ -226,6 +291,29 @@ class MySQLBecoming(Becoming):
         connection.execute(statement, {"events": said})
         self.forget(connection, tables.pending, [event.key for event in events])
         return True
+
+    def end(
+        self,
+        connection: Connection,
+        dialect: Dialect,
+        tables: ShardTables,
+        events: Sequence[Event],
+    ) -> None:
+        if not self._plain:
+            pending, history = tables.pending.name, tables.history.name
+            changes = ", ".join(f"{name} = VALUES({name})" for name in ENDED)
+            columns = _told("CONVERT({} USING binary)".format)
+            statement = _text(
+                _inserting(history) + f" SELECT {columns}, e.at_us DIV {DAY_US}, e.status, "
+                "coalesce(e.attempts, p.attempts, 0), "
+                "coalesce(CONVERT(e.worker USING binary), p.worker), coalesce(e.error, p.error), "
+                f"e.at_us FROM {self._TOLD} LEFT JOIN {pending} AS p ON {self._SAME} "
+                f"ON DUPLICATE KEY UPDATE {changes}"
+            )
+            if self._knows(connection, statement, _as_json(events, told=True)) is not None:
+                self.forget(connection, tables.pending, [event.key for event in events])
+                return
+        super().end(connection, dialect, tables, events)
 
     def forget(self, connection: Connection, pending: Table, keys: Sequence[Key]) -> None:
         if not self._plain:
@@ -270,15 +358,32 @@ class MySQLBecoming(Becoming):
             return None
 
 
-def _as_json(events: Sequence[Event]) -> str:
+def _as_json(events: Sequence[Event], *, told: bool = False) -> str:
+    """told: with what they say of themselves"""
     return json.dumps(
         [
             (
                 *(*event.key, event.status, event.attempts or None),
                 *(event.worker or None, event.error or None, event.at_us),
+                *(map(event.known.get, TOLD) if told else ()),
             )
             for event in events
         ]
+    )
+
+
+def _told(text_of: Callable[[str], str]) -> str:
+    """The first columns of history: those of the row, or, where there is none, what its message
+    says.
+
+    text_of: what the columns of an event's texts are written as
+    """
+    told = {name: f"e.{name}" for name in _KEPT} | {"created_us": "e.at_us"}
+    for name in (*KEY, "task", "biz_type", "biz_id"):
+        told[name] = text_of(told[name])
+    return ", ".join(
+        said if name in KEY else f"CASE WHEN p.id IS NULL THEN {said} ELSE p.{name} END"
+        for name, said in told.items()
     )
 
 
@@ -306,8 +411,12 @@ def write(
         how.change(connection, tables.pending, going_on)
     ended = {event.key: event for event in events if event.has_ended}
     dead = _dying(tables.pending, ended, connection)
-    if ended and not how.move(connection, tables, list(ended.values())):
-        _end(how, dialect, tables, ended, connection)
+    with_rows = [event for event in ended.values() if event.has_row]
+    without = [event for event in ended.values() if not event.has_row]
+    if with_rows and not how.move(connection, tables, with_rows):
+        how.end(connection, dialect, tables, with_rows)
+    if without:
+        how.end(connection, dialect, tables, without)
     if dead:
         connection.execute(dialect.insert_missing(tables.pending), dead)
 
@@ -338,32 +447,16 @@ def put(dialect: Dialect, pending: Table, keys: Sequence[Key], connection: Conne
     _OF[dialect.name].put(connection, pending, keys, now_us())
 
 
+def forget(dialect: Dialect, pending: Table, keys: Sequence[Key], connection: Connection) -> None:
+    """Delete the rows of messages that have ended."""
+    _OF[dialect.name].forget(connection, pending, keys)
+
+
 def ended_of(
     dialect: Dialect, history: Table, keys: Sequence[Key], since: int, connection: Connection
 ) -> set[Key]:
     """Which of these messages have ended on that day or later, as far as history is kept."""
     return _OF[dialect.name].ended_of(connection, history, keys, since)
-
-
-def _end(
-    how: Becoming,
-    dialect: Dialect,
-    tables: ShardTables,
-    ended: dict[Key, Event],
-    connection: Connection,
-) -> None:
-    """Write history, also of messages that have no rows: of these, what they say themselves."""
-    pending, history = tables
-    reading = select(*(pending.c[name] for name in COMMON)).where(are(pending, ended))
-    if dialect.partitions:
-        reading = reading.with_for_update()
-    there = {
-        (row["id"], row["token"], row["topic"]): row
-        for row in connection.execute(reading).mappings()
-    }
-    written = [_record(event, there.get(key)) for key, event in ended.items()]
-    connection.execute(dialect.upsert(history, (*KEY, "day"), ENDED), written)
-    how.forget(connection, pending, list(ended))
 
 
 def _record(event: Event, row: Any) -> dict[str, Any]:

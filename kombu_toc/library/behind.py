@@ -4,6 +4,9 @@ The scripts log which messages have changed, and each is read as it is by then: 
 read twice, late, or by two processes, and a message that has ended meanwhile needs no row. Entries
 are deleted when the rows are written. A process that is killed in between leaves them to the next.
 
+A backlog, as after a time without workers, is mostly run soon, if workers are not held up by those
+who write its rows. So a process that is busy with tasks takes some seconds for it.
+
 What the log of a slot has no room for is not in it, but it says so. Then all that waits in the
 queue is looked through.
 """
@@ -46,6 +49,12 @@ TURN = 1.0
 RELOAD = 2.0
 RELOAD_OTHERS = 60.0
 
+#: Seconds within which a process that is busy has written a backlog, about; the part of a processor
+#: that other threads of it use if it is; and seconds until the next turn.
+CATCH_UP = 30.0
+BUSY = 0.25
+INTERVAL = 0.5
+
 
 class _Logged(NamedTuple):
     """What was read of the log of one slot."""
@@ -53,6 +62,49 @@ class _Logged(NamedTuple):
     topic: Topic
     slot: Slot
     entries: list[Entry]
+    gone: int
+    more: bool
+
+
+class _Pace:
+    """How fast a backlog is written: at once, or, if this process is busy with other things, so
+    that what is left of it falls evenly to nothing."""
+
+    def __init__(self) -> None:
+        #: whether it is busy: it is, until that is known; monotonic seconds and the processor's
+        #: seconds of other threads when that was last looked at
+        self._busy = True
+        self._used: tuple[float, float] | None = None
+        #: when the backlog was met, and how many entries it had; None: there is none
+        self._met: tuple[float, int] | None = None
+
+    def look(self) -> None:
+        """See whether the process is busy."""
+        now, used = time.monotonic(), time.process_time() - time.thread_time()
+        if self._used is None:
+            self._used = now, used
+        elif now - self._used[0] >= INTERVAL / 2:
+            self._busy = used - self._used[1] >= BUSY * (now - self._used[0])
+            self._used = now, used
+
+    def met(self, whole: int) -> None:
+        """There is a backlog, of so many entries when it was first met."""
+        if self._met is None:
+            self._met = time.monotonic(), whole
+
+    def over(self) -> None:
+        """There is none any more."""
+        self._met = None
+
+    def waits(self, left: int) -> bool:
+        """Whether nothing needs to be done until the next turn, with so many entries left."""
+        if left <= ENTRIES:
+            self._met = None
+        if self._met is None or not self._busy:
+            return False
+        since, whole = self._met
+        done = (time.monotonic() + INTERVAL - since) / CATCH_UP
+        return left <= whole * (1 - done)
 
 
 class _Look:
@@ -79,14 +131,25 @@ class Behind:
         self._believed = self._next_others = 0.0
         #: by queue
         self._looks: dict[str, _Look] = {}
+        self._pace = _Pace()
 
     def turn(self) -> bool:
-        """Write what is logged, for a while; return whether there is more. Raises LibraryError."""
+        """Write what is logged, for a while; return whether there is more to do at once. Raises
+        LibraryError."""
         until = time.monotonic() + TURN
+        self._pace.look()
         while True:
-            read = self._read()
-            if not any(one.entries for one in read):
+            lengths = self._see()
+            if not self._looks and self._pace.waits(sum(lengths)):
                 return False
+            read = self._read(lengths)
+            if not any(one.entries or one.gone for one in read):
+                self._pace.over()
+                return False
+            if any(one.more for one in read):
+                self._pace.met(sum(lengths))
+            else:
+                self._pace.over()
             self._write(read)
             self._begin_looks(read)
             for look in list(self._looks.values()):
@@ -96,8 +159,8 @@ class Behind:
 
     # -- what is logged
 
-    def _read(self) -> list[_Logged]:
-        """What the logs have, as much as is written together."""
+    def _see(self) -> list[int]:
+        """How many entries there are in the log of each slot."""
         now = time.monotonic()
         if now >= self._believed:
             # Also of a queue that is not kept behind any more; of others, now and then.
@@ -119,13 +182,16 @@ class Behind:
                 if pair[0].declaration.logs or length
             ]
             self._believed = now + RELOAD
-        lengths = self._lengths(self._slots)
+        return self._lengths(self._slots)
+
+    def _read(self, lengths: Sequence[int]) -> list[_Logged]:
+        """What the logs have, as much as is written together."""
         some = [pair for pair, length in zip(self._slots, lengths, strict=True) if length][:SLOTS]
         # The next time it is the turn of others.
         self._slots = [*(pair for pair in self._slots if pair not in some), *some]
         calls = [read_call(slot, ENTRIES // len(some), BYTES, AGE_MS) for _, slot in some]
         read = self._center.run_all(calls)
-        return [_Logged(*pair, entries) for pair, entries in zip(some, read, strict=True)]
+        return [_Logged(*pair, *one) for pair, one in zip(some, read, strict=True)]
 
     def _lengths(self, slots: Sequence[tuple[Topic, Slot]]) -> list[int]:
         if not slots:
@@ -144,7 +210,7 @@ class Behind:
         cancelled: dict[str, set[str]] = {}
         #: by the place of its log: id -> key of the row
         written: list[dict[str, Key]] = []
-        for topic, slot, entries in read:
+        for topic, slot, entries, *_ in read:
             ids: dict[str, Key] = {}
             written.append(ids)
             for entry in entries:
@@ -176,7 +242,7 @@ class Behind:
 
     def _delete(self, read: Sequence[_Logged], written: Sequence[dict[str, Key]]) -> None:
         calls, keys = [], []
-        for (_, slot, entries), ids in zip(read, written, strict=True):
+        for (_, slot, entries, *_), ids in zip(read, written, strict=True):
             names = [entry.name for entry in entries if entry.what != FULL]
             if names:
                 calls.append(written_call(slot, names, list(ids)))
@@ -226,7 +292,7 @@ class Behind:
     # -- what is not logged
 
     def _begin_looks(self, read: Iterable[_Logged]) -> None:
-        for topic, slot, entries in read:
+        for topic, slot, entries, *_ in read:
             marks = [(slot, entry.name) for entry in entries if entry.what == FULL]
             if not marks:
                 continue

@@ -96,6 +96,7 @@ class OpenLibrary:
         """These were not put."""
         for row in rows:
             if row is not None:
+                self.recorder.again.withdraw(row)
                 self.recorder.withdraw(row)
 
     def not_put(self, rows: Sequence[Row | None]) -> None:
@@ -190,6 +191,7 @@ class OpenLibrary:
             error=error,
             message=(headers, message.action_us),
             watched=False,
+            has_row=topic is None or topic.declaration.library != BEHIND,
         )
 
     def _with_bodies(self, messages: Sequence[Delivery]) -> list[Delivery]:

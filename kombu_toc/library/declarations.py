@@ -5,9 +5,10 @@ Each database has all of it, so that one which is away is not missed.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import delete, select
 
 from ..errors import LibraryError
 from ..model.topic import Declaration
@@ -15,19 +16,23 @@ from .records import now_us
 from .schema import TOPICS
 from .shards import Database, Shards
 
+#: Seconds after which a process writes again what a queue was declared with: somebody may have
+#: deleted the queue, and another has declared it again.
+AGAIN = 60.0
+
 
 class Declarations:
     """The declarations that a library keeps."""
 
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
-        #: topic -> its declaration as it was written last
-        self._declared: dict[str, str] = {}
+        #: topic -> its declaration as it was written last, and monotonic seconds when that was
+        self._declared: dict[str, tuple[str, float]] = {}
         #: what a database which was away is to have, by its number and the topic
         self._owed: dict[tuple[int, str], dict[str, Any]] = {}
 
     def note(self, name: str, declaration: Declaration, database: Database | None = None) -> bool:
-        """Keep what a queue was declared with, if that is new to this process.
+        """Keep what a queue was declared with, if this process has not done so for a while.
 
         database: the one that must have it now; the others get it later if they are away: all
             unless given
@@ -35,7 +40,8 @@ class Declarations:
         Returns whether one of them is to get it later.
         """
         text = declaration.to_json()
-        if self._declared.get(name) == text:
+        before, now = self._declared.get(name), time.monotonic()
+        if before is not None and before[0] == text and now < before[1] + AGAIN:
             return False
         values = {"name": name, "declaration": text, "modified_us": now_us()}
         if database is not None:
@@ -43,7 +49,7 @@ class Declarations:
         for other in self._shards.databases:
             if other is not database:
                 self._owed[other.number, name] = values
-        self._declared[name] = text
+        self._declared[name] = text, now
         error = self.write_owed(patient=database is not None)
         if error is not None and database is None:
             self._declared.pop(name, None)
@@ -72,6 +78,14 @@ class Declarations:
     def _write(self, database: Database, values: dict[str, Any]) -> None:
         changed = ("declaration", "modified_us")
         database.execute(database.dialect.upsert(TOPICS, ("name",), changed), values)
+
+    def forget(self, name: str) -> None:
+        """A queue was deleted. Raises LibraryError."""
+        self._declared.pop(name, None)
+        for database in self._shards.databases:
+            self._owed.pop((database.number, name), None)
+        for database in self._shards.databases:
+            database.execute(delete(TOPICS).where(TOPICS.c.name == name))
 
     def all(self) -> dict[str, Declaration]:
         """What queues were declared with when something was last sent to them. Each database has

@@ -89,9 +89,14 @@ class Dialect:
 
     def insert_rows(
         self, connection: Connection, table: Table, values: Sequence[Mapping[str, Any]]
-    ) -> None:
-        """As :meth:`insert_missing`, of many rows."""
-        connection.execute(self.insert_missing(table), values)
+    ) -> int | None:
+        """As :meth:`insert_missing`, of many rows; how many were not there, if that is known."""
+        return self.inserted(connection.execute(self.insert_missing(table), values).rowcount)
+
+    def inserted(self, counted: int) -> int | None:
+        """How many rows a statement has inserted that says to have changed so many; None if that
+        is not known."""
+        return counted
 
     def upsert(self, table: Table, keys: Sequence[str], values: Sequence[str]) -> Any:
         """INSERT that replaces these values of a row that is there already."""
@@ -177,7 +182,7 @@ class PostgreSQL(Dialect):
 
     def insert_rows(
         self, connection: Connection, table: Table, values: Sequence[Mapping[str, Any]]
-    ) -> None:
+    ) -> int | None:
         # One statement, whose arguments are columns: the database reads it once.
         names = list(values[0])
         columns = ", ".join(f"%s::{_array_of(table.c[name].type)}[]" for name in names)
@@ -185,10 +190,12 @@ class PostgreSQL(Dialect):
             f"INSERT INTO {table.name} ({', '.join(names)}) "
             f"SELECT * FROM unnest({columns}) ON CONFLICT DO NOTHING"
         )
+        inserted = 0
         for start in range(0, len(values), ROWS_PER_STATEMENT):
             some = values[start : start + ROWS_PER_STATEMENT]
             arrays = tuple([one[name] for one in some] for name in names)
-            connection.exec_driver_sql(statement, arrays)
+            inserted += connection.exec_driver_sql(statement, arrays).rowcount
+        return inserted
 
     def upsert(self, table: Table, keys: Sequence[str], values: Sequence[str]) -> Any:
         made = postgresql.insert(table)
@@ -262,6 +269,9 @@ class MySQL(Dialect):
     def insert_missing(self, table: Table) -> Any:
         made = mysql.insert(table)
         return made.on_duplicate_key_update(id=table.c.id)
+
+    def inserted(self, counted: int) -> int | None:
+        return None  # one that was there counts as well
 
     def upsert(self, table: Table, keys: Sequence[str], values: Sequence[str]) -> Any:
         made = mysql.insert(table)

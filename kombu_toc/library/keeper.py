@@ -68,7 +68,7 @@ class Keeper:
         self._next_prune = 0.0
         self._store = store
         self._ready = ready
-        self._center = center
+        self.center = center
         self._name = f"{process}/{os.urandom(6).hex()}"
         self._putter = Putter(center, store.topics, store.take_over)
         self._reconciler = Reconciler(store, center, self._putter)
@@ -89,7 +89,7 @@ class Keeper:
         now = time.monotonic()
         if now >= self._next_attempt:
             self._next_attempt = now + ATTEMPT_INTERVAL
-            self._elected = bool(self._center.speaks_for([self._speaker], self._name, ELECTED))
+            self._elected = bool(self.center.speaks_for([self._speaker], self._name, ELECTED))
             self._until = now + ELECTED - MARGIN
         if not self._elected:
             return False
@@ -133,7 +133,7 @@ class Keeper:
     def put_missing(self) -> int:
         """Put the messages of rows that say they are not in Redis, for a while; return how many. Of
         those that may be there all the same, and of those that are left, `doubts` tells."""
-        self._center.client.ping()
+        self.center.client.ping()
         self.doubts = self.has_more = False
         until = time.monotonic() + TURN
         put, error = 0, None
@@ -167,7 +167,7 @@ class Keeper:
     def put_some(self, keys: Sequence[Key]) -> list[Key]:
         """Put the messages of these rows, as far as these are there; return which."""
         # Whoever cannot put them must not keep them from others who can.
-        self._center.client.ping()
+        self.center.client.ping()
         self._claims += 1
         mine = self._store.claim_if_there(keys, f"{self._name}/{self._claims}")
         self._put_claimed(mine)
@@ -180,7 +180,7 @@ class Keeper:
                 self._store.place(list(far), statuses.FAR)
                 rows = [row for row in rows if row.key not in far]
             put = self._returner.put(rows).number
-            off = off_among(self._center, rows)
+            off = off_among(self.center, rows)
             self._store.forget([row.key for row in rows if row.topic in off])
             return put
         except BaseException:
@@ -193,7 +193,7 @@ class Keeper:
 
     def close(self) -> None:
         """Close its connections to Redis."""
-        self._center.client.close()
-        pool = getattr(self._center.client, "connection_pool", None)
+        self.center.client.close()
+        pool = getattr(self.center.client, "connection_pool", None)
         if pool is not None:
             pool.disconnect()

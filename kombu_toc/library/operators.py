@@ -76,3 +76,4 @@ class Operators:
             self._recorder.end([row.key for row in rows], statuses.CANCELLED)
         self._recorder.schedules.forget(topic)
         DeadLetters(self._store).forget(topic)
+        self._store.declarations.forget(topic)

@@ -23,6 +23,7 @@ from ..center.runner import BROKEN
 from ..errors import ConfigurationError, LibraryError
 from ..model.topic import Declaration, Topic
 from . import outbox, statuses
+from .again import PutAgain
 from .backlog import Backlog
 from .engines import RefusedError
 from .guard import Guard
@@ -100,6 +101,9 @@ class Recorder:
         self._stopping = False
         #: what this process has: since when it was last said
         self._taken: dict[Key, float] = {}
+        #: by their identities, messages that have not ended before their tasks although they are
+        #: acknowledged: what says that they end. They do if this process does
+        self.running: dict[int, Callable[[bool], Any]] = {}
         #: rows in transactions of callers: until when they are looked for
         self._expected: dict[Key, float] = {}
         #: what the queues of these were declared with
@@ -112,6 +116,7 @@ class Recorder:
         self._consumes = False
         self._not_put = False
         self.schedules = Schedules(store)
+        self.again = PutAgain(store)
         #: says of queues with ``x-guard`` what has ended
         self.guard = Guard(store, ready, self.gather, lambda: self.worker, patience)
 
@@ -137,7 +142,8 @@ class Recorder:
                     owed = self.store.note_topic(topic.name, topic.declaration, database)
                     if owed:
                         self._start()
-                self.store.insert(some)
+                if not self.store.insert(some) and self.again.add(some):
+                    self._start()
             except RefusedError:  # nor would it be taken later
                 self._withdraw(rows)
                 raise
@@ -249,17 +255,20 @@ class Recorder:
         error: str = "",
         message: tuple[Mapping[str, Any], int] = ({}, 0),
         watched: bool = True,
+        has_row: bool = True,
     ) -> None:
         """Something has happened to a message; it is written soon.
 
         message: its headers and its action time, for one that has no row
+        has_row: whether it is likely to have one
         watched: of one that was taken, whether to say now and then that this process has it, until
             it says something else
         """
         if not is_storable(key):
             return  # it has no row: its publish would have been refused
-        error = storable(error)[:MAX_ERROR]
-        event = Event(key, status, now_us(), attempts, self.worker, error, message)
+        if error:
+            error = storable(error)[:MAX_ERROR]
+        event = Event(key, status, now_us(), attempts, self.worker, error, message, has_row)
         self.gather(event, watched=watched)
 
     def gather(self, event: Event, *, watched: bool = False) -> None:
@@ -328,7 +337,7 @@ class Recorder:
         """This is a child of the process that has made it: what that has gathered, and its
         connections, are its own."""
         self.store.shards.close(inherited=True)
-        self.schedules = Schedules(self.store)
+        self.schedules, self.again = Schedules(self.store), PutAgain(self.store)
         self.guard.after_fork()
         # Its connections to Redis are not closed: the parent uses them.
         self._keeper = None
@@ -337,7 +346,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._bell = threading.Event()
         self._backlog = Backlog(self.store, self._ready, self._count)
-        self._thread, self._taken = None, {}
+        self._thread, self._taken, self.running = None, {}, {}
         self._consumes = self._not_put = False
         self._expected, self._declared, self._committed = {}, {}, {}
         self._stopping, self.away_until = False, 0.0
@@ -346,6 +355,8 @@ class Recorder:
         """Write what there is, and end the thread."""
         if self._pid != os.getpid():
             return
+        for end in list(self.running.values()):
+            end(True)
         self._stopping = True
         self._bell.set()
         thread = self._thread
@@ -463,7 +474,7 @@ class Recorder:
 
     def _keep(self) -> None:
         """Put what is not in Redis, and look after the rest, if this process is to do that."""
-        if not (self._consumes or self._not_put or self._expected):
+        if not (self._consumes or self._not_put or self._expected or self.again):
             return
         if self._stopping:
             return
@@ -475,6 +486,8 @@ class Recorder:
                 )
             if self._expected:
                 self._put_expected(self._keeper)
+            if self.again:
+                self.again.look(self._keeper.center)
             if self._not_put:
                 self._keeper.put_missing()
                 self._not_put = self._keeper.doubts

@@ -61,6 +61,7 @@ class Event(NamedTuple):
     at_us: when
     worker: which process says so; empty if it is none that has consumed it
     message: its headers and its action time, if it has no row
+    has_row: whether it is likely to have one: it is first looked for, if so
     """
 
     key: Key
@@ -70,6 +71,7 @@ class Event(NamedTuple):
     worker: str
     error: str
     message: tuple[Mapping[str, Any], int]
+    has_row: bool = True
 
     @property
     def has_ended(self) -> bool:
@@ -234,8 +236,12 @@ def storable(text: str) -> str:
 def is_storable(key: Key) -> bool:
     """Whether a row may have this key."""
     id, token, topic = key
-    fits = len(id) <= 255 and len(token) <= 16 and len(topic) <= 255
-    return fits and all(storable(one) == one for one in key)
+    if len(id) > 255 or len(token) > 16 or len(topic) > 255:
+        return False
+    # What can be printed can be kept.
+    if id.isprintable() and token.isprintable() and topic.isprintable():
+        return True
+    return all(storable(one) == one for one in key)
 
 
 def key_of(topic: str, id: str, body: bytes) -> Key:

@@ -166,10 +166,15 @@ class Shards:
 
     def of(self, id: str) -> Shard:
         """The shard of a job id."""
+        if len(self.all) == 1:
+            return self.all[0]
         return self.all[slot_of(id, len(self.all))]
 
     def divided(self, items: Iterable[R], id_of: Callable[[R], str]) -> dict[Shard, list[R]]:
         """Items, by the shards of their ids."""
+        if len(self.all) == 1:
+            every = list(items)
+            return {self.all[0]: every} if every else {}
         found: dict[int, list[R]] = defaultdict(list)
         for item in items:
             found[slot_of(id_of(item), len(self.all))].append(item)

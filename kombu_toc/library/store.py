@@ -69,28 +69,37 @@ class Store:
 
     # -- what is sent
 
-    def insert(self, rows: Sequence[Row]) -> None:
-        """Write rows; one that is there already is left alone."""
+    def insert(self, rows: Sequence[Row]) -> bool:
+        """Write rows; one that is there already is left alone. Returns whether it is certain that
+        none was."""
         if len(rows) == 1:
             [row] = rows
             shard = self.shards.of(row.id)
             statement, values = self._insert(shard), row._asdict()
-            shard.database.execute(statement, values)
-            return
+
+            def insert(connection: Connection) -> int:
+                return connection.execute(statement, values).rowcount
+
+            return shard.database.dialect.inserted(shard.database.run_single(insert)) == 1
         by_database: dict[Database, list[tuple[Table, list[dict[str, Any]]]]] = defaultdict(list)
         for shard, some in self.shards.divided(rows, attrgetter("id")).items():
             # In one order, whoever else writes some of them.
             values_of = [row._asdict() for row in sorted(some)]
             by_database[shard.database].append((shard.tables.pending, values_of))
+        fresh = True
         for database, tables in by_database.items():
 
             def work(
                 connection: Connection, dialect: Any = database.dialect, all: Any = tables
-            ) -> None:
-                for table, values in all:
-                    dialect.insert_rows(connection, table, values)
+            ) -> bool:
+                counts = [
+                    dialect.insert_rows(connection, table, values) == len(values)
+                    for table, values in all
+                ]
+                return False not in counts
 
-            database.run(work)
+            fresh = database.run(work) and fresh
+        return fresh
 
     def insert_with(self, connection: Any, rows: Sequence[Row]) -> None:
         """Write rows over a connection of the caller's, to the only database."""
@@ -156,9 +165,9 @@ class Store:
     def forget(self, keys: Sequence[Key]) -> None:
         """Delete rows of messages that have ended."""
         for shard, some in self.shards.divided(keys, lambda key: key[0]).items():
-            table = shard.tables.pending
             for chunk in chunks(some):
-                shard.database.execute(delete(table).where(are(table, chunk)))
+                work = partial(becoming.forget, shard.database.dialect, shard.tables.pending, chunk)
+                shard.database.run_single(work)
 
     def take_over(self, rows: Sequence[Row]) -> None:
         """Other messages have the places of these by now: they have ended."""

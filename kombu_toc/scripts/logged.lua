@@ -1,16 +1,19 @@
 -- Reads the oldest entries of a slot's log, and the messages that they are about as these are now.
+-- Deletes those that tell nothing any more: their messages are gone, as most of what is sent to be run
+-- at once.
 --
 -- KEYS[1] log   KEYS[2] prepare   KEYS[3] dead   KEYS[4] body   KEYS[5] tokens
 -- KEYS[6...] store (one per priority step)
 -- ARGV[1] how many entries at most
 -- ARGV[2] bytes that the envelopes may have together; the first may have any
 -- ARGV[3] milliseconds that an entry is old at least
--- Returns {entry, what has happened (log.lua), id, state: 0 gone | 1 waiting | 2 in flight | 3 dead,
---          index of the priority step, score, envelope, token, ...}
+-- Returns {entries that were deleted, 1 if there may be more to read, {entry, what has happened
+--          (log.lua), id, state: 0 gone | 1 waiting | 2 in flight | 3 dead, index of the priority step,
+--          score, envelope, token, ...}}
 
 local now = redis.call('TIME')
 local latest = string.format('%.0f', now[1] * 1000 + math.floor(now[2] / 1000) - ARGV[3])
-local found, bytes, most = {}, 0, tonumber(ARGV[2])
+local found, gone, bytes, most, more = {}, {}, 0, tonumber(ARGV[2]), 0
 
 local function place(id) -- (state, index of the step, score)
   for number = 6, #KEYS do
@@ -24,20 +27,33 @@ local function place(id) -- (state, index of the step, score)
   return 0, 0, '0'
 end
 
-for _, entry in ipairs(redis.call('XRANGE', KEYS[1], '-', latest, 'COUNT', ARGV[1])) do
+local entries = redis.call('XRANGE', KEYS[1], '-', latest, 'COUNT', ARGV[1])
+if #entries >= tonumber(ARGV[1]) then more = 1 end
+for _, entry in ipairs(entries) do
   local what, id = entry[2][1], entry[2][2]
   local state, step, score, body, token = 0, 0, '0', '', ''
   if what ~= 'full' then
     body = redis.call('HGET', KEYS[4], id) or ''
     bytes = bytes + #body
-    if bytes > most and #found > 0 then break end
+    if bytes > most and #found > 0 then
+      more = 1
+      break
+    end
     if body ~= '' then
       state, step, score = place(id)
       token = redis.call('HGET', KEYS[5], id) or ''
     end
   end
-  local n = #found
-  found[n + 1], found[n + 2], found[n + 3], found[n + 4] = entry[1], what, id, state
-  found[n + 5], found[n + 6], found[n + 7], found[n + 8] = step, score, body, token
+  if body == '' and (what == 'p' or what == 'm') then
+    gone[#gone + 1] = entry[1]
+  else
+    local n = #found
+    found[n + 1], found[n + 2], found[n + 3], found[n + 4] = entry[1], what, id, state
+    found[n + 5], found[n + 6], found[n + 7], found[n + 8] = step, score, body, token
+  end
 end
-return found
+if #gone > 0 then
+  redis.call('XDEL', KEYS[1], unpack(gone))
+  if redis.call('XLEN', KEYS[1]) == 0 then redis.call('DEL', KEYS[1]) end
+end
+return {#gone, more, found}

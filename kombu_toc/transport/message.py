@@ -25,6 +25,9 @@ class Message(kombu_message.Message):
     #: that runs it is lost
     dies_if_lost = False
 
+    #: whether that is so now, and the task library is to be told when the task has ended
+    dies_later = False
+
     def __init__(
         self,
         channel: Any,

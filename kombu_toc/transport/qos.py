@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from kombu.transport import virtual
@@ -64,7 +65,16 @@ class QoS(virtual.QoS):
             self._poller.ack_at_end(delivery)
         else:
             buries = message.dies_if_lost
-            self._poller.ack_early(delivery, policy, execution, buries=buries)
+            self._poller.ack_early(
+                *(delivery, policy, execution),
+                buries=buries,
+                on_end=self._runs_on(message) if buries else None,
+            )
+
+    def _runs_on(self, message: Message) -> Callable[[bool], Any] | None:
+        """What is acknowledged now is dead if its task is lost; returns what is to be called when
+        that has ended: see :meth:`.early_acks.EarlyAcks.add`."""
+        return None
 
     def reject(self, delivery_tag: int, requeue: bool = False) -> None:
         message = self._delivered.pop(delivery_tag, None)

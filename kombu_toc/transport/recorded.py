@@ -192,8 +192,15 @@ class RecordedQoS(QoS):
     def ack(self, delivery_tag: int) -> None:
         message = self._delivered.get(delivery_tag)
         super().ack(delivery_tag)
-        if message is not None:
+        if message is not None and not message.dies_later:
             self.channel.note(message, DONE)
+
+    def _runs_on(self, message: Message) -> Callable[[bool], Any]:
+        # Until its task has ended it may be dead yet.
+        message.dies_later = True
+        end = partial(self.channel.note_end, message)
+        self.channel.recorder.running[id(message)] = end
+        return end
 
     def reject(self, delivery_tag: int, requeue: bool = False) -> None:
         message = self._delivered.get(delivery_tag)
@@ -234,14 +241,20 @@ class RecordedChannel(Channel):
 
     # -- what becomes of messages
 
-    def note(self, message: Message, status: int) -> None:
-        """Something has become of a message that was delivered here."""
+    def note(self, message: Message, status: int, *, watched: bool = True) -> None:
+        """Something has become of a message that was delivered here.
+
+        watched: as in :meth:`.recorder.Recorder.note`
+        """
         delivery = message.delivery
         if delivery is None:
             return
         topic = self.center.known(delivery.topic)
-        if topic is not None and (topic.declaration.library == OFF or topic.declaration.expires):
-            return
+        mode = None
+        if topic is not None:
+            mode = topic.declaration.library
+            if mode == OFF or topic.declaration.expires:
+                return
         headers = message.headers
         id = headers.get("id")
         key = (
@@ -254,12 +267,23 @@ class RecordedChannel(Channel):
             attempts=delivery.failures + 1,
             error=message.error,
             message=(headers, delivery.action_us),
+            watched=watched,
+            has_row=mode != BEHIND,
         )
 
     def note_dead(self, message: Message, error: str) -> None:
         """A message is buried."""
         message.error = error
+        message.dies_later = False
         self.note(message, DEAD)
+
+    def note_end(self, message: Message, is_over: bool) -> None:
+        """A message is acknowledged for good whose task has run on, or its lease had ended before:
+        then Redis says what has become of it."""
+        self.recorder.running.pop(id(message), None)
+        if message.dies_later:  # it is not dead
+            message.dies_later = False
+            self.note(message, DONE if is_over else TAKEN, watched=False)
 
     def note_failure(self, message: Message) -> None:
         """What a message was for has failed after it was acknowledged."""

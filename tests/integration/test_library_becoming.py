@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import sqlalchemy.event
+from sqlalchemy import Engine
 
 from kombu_toc.library import becoming, statuses
 from kombu_toc.library.ahead import reading_ahead
@@ -29,14 +32,16 @@ def rows(number: int) -> list[Row]:
     ]
 
 
-def event(row: Row, status: int, error: str = "", attempts: int = 1) -> Event:
-    return Event(row.key, status, now_us(), attempts, "w:1", error, ({"task": "other"}, 7))
+def event(row: Row, status: int, error: str = "", attempts: int = 1, has_row: bool = True) -> Event:
+    said = {"task": "other", "x-biz-type": "order", "x-biz-id": "ü-9"}
+    return Event(row.key, status, now_us(), attempts, "w:1", error, (said, 7), has_row)
 
 
 class Unknowing(becoming.MySQLBecoming):
     """As if the database had no JSON_TABLE."""
 
     _EVENTS = becoming.MySQLBecoming._EVENTS.replace("JSON_TABLE", "NO_SUCH_THING")
+    _TOLD = becoming.MySQLBecoming._TOLD.replace("JSON_TABLE", "NO_SUCH_THING")
 
 
 @pytest.fixture(params=["as it is", "an older database"])
@@ -50,11 +55,16 @@ def how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, store: 
 
 
 @pytest.mark.usefixtures("how")
-def test_whatever_has_become_of_messages_is_written_together(store: Store) -> None:
+@pytest.mark.parametrize("has_row", [True, False], ids=["likely", "unlikely"])
+def test_whatever_has_become_of_messages_is_written_together(store: Store, has_row: bool) -> None:
+    """Whether they are taken to have rows or not."""
     all_ = rows(60)
     store.insert(all_[:50])  # ten have no rows
     ends = (statuses.DONE, statuses.DEAD, statuses.TAKEN, statuses.PENDING, statuses.EXPIRED)
-    events = [event(row, ends[n % 5], f"error {n} ü" * (n % 2)) for n, row in enumerate(all_)]
+    events = [
+        event(row, ends[n % 5], f"error {n} ü" * (n % 2), has_row=has_row)
+        for n, row in enumerate(all_)
+    ]
     store.record(events)
     for n, (row, told) in enumerate(zip(all_, events, strict=True)):
         found = store.history(row.id)
@@ -68,8 +78,10 @@ def test_whatever_has_become_of_messages_is_written_together(store: Store) -> No
         if told.has_ended:
             assert (record.error, record.modified_us) == (told.error or None, told.at_us)
         # What has no row has what its message says.
-        known = (row.task, row.biz_id, row.action_us) if n < 50 else ("other", None, 7)
+        known = (row.task, row.biz_id, row.action_us) if n < 50 else ("other", "ü-9", 7)
         assert (record.task, record.biz_id, record.action_us) == known
+        assert record.biz_type == "order"
+        assert record.created_us == (row.created_us if n < 50 else told.at_us)
     live = {row.id: row for row in store.of_ids([row.id for row in all_])}
     assert sorted(live) == [row.id for n, row in enumerate(all_[:50]) if n % 5 in (2, 3)]
     assert {live[row.id].place for row in all_[2:50:5]} == {statuses.IN_REDIS}
@@ -110,6 +122,37 @@ def test_what_has_ended_is_found_from_the_day_on_which_it_was_sent(store: Store)
     assert store.ended_of(keys) == set(keys[:3])
     assert store.ended_of(keys, since_us=all_[0].created_us) == set(keys[:3])
     assert store.ended_of(keys, since_us=now_us() + 3 * DAY_US) == set()
+
+
+def test_ends_without_rows_take_few_statements(store: Store) -> None:
+    """As those with rows do: most of what is run at once from a queue that is kept behind."""
+    said: list[str] = []
+
+    def note(conn: Any, cursor: Any, statement: str, parameters: Any, *rest: Any) -> None:
+        said.append(statement)
+        most.append(len(parameters) if isinstance(parameters, list) else 1)
+
+    most: list[int] = []
+    all_ = rows(400)
+    others = all_[40:]
+    store.record([event(row, statuses.DONE) for row in all_[:40]])  # there is room for the day
+    sqlalchemy.event.listen(Engine, "before_cursor_execute", note)
+    try:
+        store.record([event(row, statuses.DONE, has_row=False) for row in others])
+    finally:
+        sqlalchemy.event.remove(Engine, "before_cursor_execute", note)
+    assert len(said) == 2 * len(store.shards.all)
+    assert max(most) < 10, "each names all its messages in one value"
+    assert store.count() == {"done": 400, "not put": 0}
+
+
+@pytest.mark.usefixtures("how")
+def test_rows_of_what_has_ended_are_forgotten(store: Store) -> None:
+    all_ = rows(400)
+    store.insert(all_)
+    store.forget([row.key for row in all_[:300]])
+    left = store.of_ids([row.id for row in all_])
+    assert sorted(row.id for row in left) == [row.id for row in all_[300:]]
 
 
 def test_two_who_end_the_same_messages_do_not_stop_each_other(store: Store) -> None:

@@ -27,6 +27,7 @@ from kombu_toc import (
     center_for,
     reshard_topic,
 )
+from kombu_toc.center.logs import read_call
 from kombu_toc.library import behind as behind_module
 from kombu_toc.library.behind import Behind
 from kombu_toc.library.keeper import Keeper
@@ -150,6 +151,56 @@ def test_what_has_ended_before_its_row_was_written_gets_none(mail, store, center
     assert store.of_ids([f"order-{number}" for number in range(3)]) == []
     assert [status_of(store, f"order-{number}") for number in range(3)] == [["done"]] * 3
     assert logs(center) == []
+
+
+def test_what_a_log_says_of_messages_that_are_gone_is_deleted_when_it_is_read(
+    mail, center, monkeypatch
+):
+    for number in range(4):
+        publish(mail, f"order-{number}", **({} if number else LATER))
+    center.cancel("order-0")
+    consume(mail, 3)
+    read = [center.run(read_call(slot, 10, 10**6)) for slot in center.topic("mail").all_slots()]
+    assert sum(one.gone for one in read) == 4
+    assert not any(one.more for one in read)
+    # A row of what was cancelled may be there.
+    [entry] = [entry for one in read for entry in one.entries]
+    assert (entry.what, entry.id, entry.state) == ("c", "order-0", "")
+    assert center.unwritten("mail")[0].entries == 1
+    assert len(logs(center)) == 1
+
+
+def test_a_busy_worker_takes_its_time_for_a_backlog(mail, store, center, monkeypatch):
+    """Most of it has run by then, and needs no row."""
+    monkeypatch.setattr(behind_module, "ENTRIES", 4)
+    monkeypatch.setattr(behind_module, "INTERVAL", 0.0)
+    monkeypatch.setattr(behind_module, "CATCH_UP", 3600.0)
+    monkeypatch.setattr(behind_module, "BUSY", -1.0)
+    for number in range(40):
+        publish(mail, f"order-{number}")
+    behind = Behind(store, center)
+    assert not behind.turn()
+    written = store.count()["pending"]
+    assert written in (4, 8), "what is read together, and no more"
+    assert center.unwritten("mail")[0].entries == 40 - written
+    while messages := center.pop("mail", 10).messages:
+        center.ack(messages)
+    monkeypatch.setattr(behind_module, "CATCH_UP", 1e-9)  # now it is late
+    assert not behind.turn()
+    assert center.unwritten("mail")[0].entries == 0
+    assert store.count().get("pending") == written, "and none more"
+
+
+def test_a_worker_with_time_to_spare_writes_a_backlog_at_once(mail, store, center, monkeypatch):
+    monkeypatch.setattr(behind_module, "ENTRIES", 4)
+    monkeypatch.setattr(behind_module, "INTERVAL", 0.0)
+    monkeypatch.setattr(behind_module, "BUSY", 1e9)
+    for number in range(40):
+        publish(mail, f"order-{number}", **LATER)
+    behind = Behind(store, center)
+    behind.turn()
+    behind.turn()
+    assert store.count()["pending"] == 40
 
 
 def test_what_ends_between_the_look_and_the_row_leaves_none_behind(
@@ -629,7 +680,7 @@ def test_large_bodies_are_read_a_few_at_a_time(mail, store, center, behind, monk
     monkeypatch.setattr("kombu_toc.library.behind.BYTES", 1000)
     for number in range(20):
         publish(mail, f"order-{number}", **{"x-note": "n" * 900, "x-biz-id": number})
-    read = behind._read()
+    read = behind._read(behind._see())
     assert all(1 <= len(one.entries) <= 2 for one in read)
     behind.turn()
     assert store.count()["pending"] == 20

@@ -19,9 +19,12 @@ from kombu_toc import (
     TimeoutCenter,
     center_for,
 )
+from kombu_toc.center.requests import PutRequest
+from kombu_toc.library import again as again_module
 from kombu_toc.library import guard as guarding
-from kombu_toc.library import statuses
+from kombu_toc.library import opening, statuses
 from kombu_toc.library.putting import Putter
+from kombu_toc.library.records import identity_of, row_of
 from kombu_toc.library.store import Store
 
 from ..library import engine, new_url, options, status_of, store
@@ -289,3 +292,102 @@ def test_bytes_that_are_put_again_as_soon_as_they_were_handled_have_a_row(
     client.flushall()
     recorded.forget("mail")
     assert recorded.library.rebuild().put == 2
+
+
+@pytest.fixture
+def other(server: Any, options: dict[str, Any], recorded: Any, monkeypatch: Any) -> Any:
+    """A center of another process, as it were; that of the first says nothing by itself."""
+    monkeypatch.setattr(recorder_of(recorded), "_start", lambda: None)
+    monkeypatch.setattr(again_module, "FIRST", 0.0)
+    with monkeypatch.context() as apart:
+        apart.setattr(opening, "_opened", {})
+        made = center_for(server.toc_url, **options)
+    made.grace = 0
+    assert recorder_of(made) is not recorder_of(recorded)
+    yield made
+    recorder_of(made).close()
+    recorder_of(made).store.shards.close()
+    made.client.close()
+
+
+def wait_for(store: Store, id: str, statuses: list[str]) -> None:
+    deadline = time.monotonic() + 20
+    while status_of(store, id) != statuses:
+        assert time.monotonic() < deadline, status_of(store, id)
+        time.sleep(0.02)  # the recorder's thread writes it
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
+def test_bytes_that_another_process_puts_again_have_a_row_when_the_first_has_ended(
+    client, recorded, other, store, many
+):
+    def put(center: TimeoutCenter, delay: float) -> None:
+        if many:
+            center.put_many("mail", [(id, b"one", time.time() + delay) for id in ("a", "b")])
+        else:
+            center.put("mail", "a", b"one", delay=delay)
+
+    put(recorded, 0)
+    recorded.ack(recorded.pop("mail", 5).messages)
+    put(other, 60)
+    assert status_of(store, "a") == ["pending"], "of the first"
+    flushed(recorded)
+    wait_for(store, "a", ["done", "pending"])
+    [row] = store.of_ids(["a"])
+    assert row.action_us == pytest.approx((time.time() + 60) * 1e6, abs=30e6)
+    deadline = time.monotonic() + 20
+    while recorder_of(other).again:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)  # the thread looks once more
+    client.flushall()
+    recorded.forget("mail")
+    assert recorded.library.rebuild().put == 1 + many
+
+
+def test_a_row_is_that_of_bytes_that_were_put_again_if_nobody_says_what_has_become_of_the_first(
+    recorded, other, store, monkeypatch
+):
+    monkeypatch.setattr(again_module, "LAST", 0.0)
+    recorded.put("mail", "order-1", b"one")
+    [before] = store.of_ids(["order-1"])
+    recorded.ack(recorded.pop("mail").messages)
+    other.put("mail", "order-1", b"one", delay=60)
+    deadline = time.monotonic() + 20
+    while store.of_ids(["order-1"])[0].created_us == before.created_us:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)  # the recorder's thread writes it
+    [row] = store.of_ids(["order-1"])
+    assert (row.status, row.place) == (statuses.PENDING, statuses.IN_REDIS)
+    assert row.action_us == pytest.approx((time.time() + 60) * 1e6, abs=30e6)
+
+
+def test_what_was_not_put_again_is_not_looked_at(recorded, store, monkeypatch):
+    monkeypatch.setattr(recorder_of(recorded), "_start", lambda: None)
+    monkeypatch.setattr(again_module, "FIRST", 0.0)
+    monkeypatch.setattr(again_module, "LAST", 0.0)
+    recorded.put("mail", "order-1", b"one", delay=60)
+    [before] = store.of_ids(["order-1"])
+    again = recorder_of(recorded).again
+    recorded.put("mail", "order-1", b"one", delay=3600)
+    recorded.put_many("mail", [("order-1", b"one", time.time() + 3600)])
+    assert not again
+    again.look(recorded)
+    assert store.of_ids(["order-1"]) == [before]
+
+
+def test_what_may_have_been_put_again_is_bounded(recorded, monkeypatch):
+    monkeypatch.setattr(recorder_of(recorded), "_start", lambda: None)
+    monkeypatch.setattr(again_module, "MAX_ROWS", 5)
+    monkeypatch.setattr(again_module, "MAX_BYTES", 40)
+    again = recorder_of(recorded).again
+
+    def add(id: str, body: bytes) -> None:
+        key = identity_of("mail", id, body)[0]
+        again.add([row_of("mail", PutRequest(id, body, token=key[1]), {})])
+
+    for number in range(9):
+        add(f"order-{number}", b"x" * number)
+    assert len(again) == 5
+    add("big", b"y" * 39)
+    assert len(again) == 1
+    again.look(recorded)

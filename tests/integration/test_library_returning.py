@@ -290,6 +290,25 @@ def test_a_deleted_queue_does_not_come_back(broker, store, center, recorded, loo
     assert recorded.library.rebuild().put == 0
     assert center.registry.declared("mail") is None
     assert status_of(store, "order-1") == ["cancelled"]
+    assert "mail" not in store.topics()
+
+
+def test_a_deleted_queue_that_is_declared_again_is_known_again(
+    broker, store, center, recorded, monkeypatch
+):
+    """Also to a process that did not delete it, after a minute."""
+    publish(broker, "order-1")
+    assert "mail" in store.topics()
+    store.declarations.forget("mail")  # as another process does that deletes it
+    assert center.delete("mail")
+    center.forget("mail")
+    before = broker.default_channel.center.topic("mail").declaration
+    center.declare("mail", **{name: getattr(before, name) for name in ("slots", "retries")})
+    publish(broker, "order-2")
+    assert "mail" not in store.topics(), "it has written that already"
+    monkeypatch.setattr("kombu_toc.library.declarations.AGAIN", 0.0)
+    publish(broker, "order-3")
+    assert store.topics()["mail"] == before
 
 
 # -- the thread that does it

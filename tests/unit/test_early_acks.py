@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 from kombu_toc.consumer.early_acks import EarlyAcks
@@ -72,3 +73,26 @@ def test_what_is_dropped_is_not_given() -> None:
     assert early_acks.drop(held)
     assert not early_acks.drop(held)
     assert not early_acks
+
+
+def test_whoever_wants_to_know_is_told_once_whether_it_is_acknowledged_for_good() -> None:
+    pool = Pool()
+    told: list[tuple[str, bool]] = []
+    early_acks = EarlyAcks(threading.RLock())
+    made = {name: delivery(id=name) for name in "abcd"}
+    pool.executed = set("abcde")
+    for name, one in made.items():
+        early_acks.add(pool, name, one, partial(note, told, name))
+    early_acks.add(pool, "e", delivery(id="e"))
+    assert early_acks.drop(made["a"])
+    assert early_acks.drop(made["b"], is_over=True)
+    assert not early_acks.drop(made["b"])
+    pool.executed.discard("c")
+    early_acks.take_ended()
+    early_acks.take_all()
+    assert early_acks.take_all() == []
+    assert told == [("a", False), ("b", True), ("c", True), ("d", True)]
+
+
+def note(told: list[tuple[str, bool]], name: str, is_over: bool) -> None:
+    told.append((name, is_over))

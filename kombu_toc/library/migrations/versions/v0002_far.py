@@ -17,6 +17,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    inspect,
     text,
 )
 from sqlalchemy.dialects import mysql
@@ -45,8 +46,15 @@ def upgrade() -> None:
     for number in numbers:
         if kind == "sqlite":
             connection.execute(text(_index(number, "IF NOT EXISTS", " WHERE place = 2")))
-        else:  # MySQL has no index of some rows only
-            connection.execute(text(_index(number, "", "")))
+        elif f"toc_pending_{number}_far" not in _indexes(connection, number):
+            # MySQL has no index of some rows only. Rows are written meanwhile, or it says that it
+            # cannot do that.
+            connection.execute(text(_index(number, "", " ALGORITHM=INPLACE LOCK=NONE")))
+
+
+def _indexes(connection: Any, number: int) -> set[str | None]:
+    """The indexes of a table."""
+    return {one["name"] for one in inspect(connection).get_indexes(f"toc_pending_{number}")}
 
 
 def _index(number: int, how: str, which: str) -> str:
