@@ -270,7 +270,7 @@ class Far(Way):
             pass
         for row in self._chaos.aside(self._far_until, until_us):
             self.broken.append(f"{row.id} is still far ahead after the loader's turn")
-        for id in self._chaos.aside(self._not_there, keeper._center):
+        for id in self._chaos.aside(self._not_there, keeper.center):
             self.broken.append(f"{id} is not far ahead any more, and not in Redis")
 
     def losing(self) -> None:
