@@ -27,11 +27,7 @@ LATE_US = 5_000
 
 
 class Dispatcher:
-    """Takes from the due queue.
-
-    states: the consumers, by whom they deliver to
-    in_order: whether one pop can ask all slots of a topic for what comes first
-    """
+    """Takes from the due queue; states: the consumers, by whom they deliver to."""
 
     def __init__(
         self,
@@ -39,8 +35,6 @@ class Dispatcher:
         clock: ServerClock,
         states: dict[Any, ConsumerState],
         metrics: Metrics,
-        *,
-        in_order: bool,
     ) -> None:
         self.due = DueQueue()
         self.pool_first = PoolFirst()
@@ -52,7 +46,6 @@ class Dispatcher:
         self._clock = clock
         self._states = states
         self._metrics = metrics
-        self._in_order = in_order
         self._alarm = Alarm(loop, self._on_alarm)
         self._queued_alarm = Alarm(loop, self._watch_queued, early=0.0)
 
@@ -85,8 +78,9 @@ class Dispatcher:
             _, number, state, item = entry
             if not isinstance(item, Delivery):
                 state.due_claims[item] = None
-                late = self._in_order and now > item[2] + LATE_US
-                state.pending.ask(item[0], None if late else item[1])
+                state.pending.ask(item[0], item[1])
+                if now > item[2] + LATE_US:
+                    state.pending.late.add(item[0])
             elif state.sink not in self._states:  # it was handed over, and cancelled since
                 self._deliver(state, number, item, now)
             elif state.ready or not state.may_start():

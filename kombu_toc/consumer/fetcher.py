@@ -219,6 +219,10 @@ class Fetcher:
             lookahead_us = min(lookahead_us, MOST_AHEAD_US)
             if topic.counts_together and not self._clustered:
                 slots = None
+        # Where slots are divided, between nodes or between workers, each is asked by itself.
+        divided = self._clustered or self.preferred is not None
+        if slots and name in state.pending.late and not divided and max(slots) < topic.slot_span:
+            slots = None
         state.pending.take(name)
         again = state.recovered.get(name, 0.0) + self._interval
         recover = slots is None and now >= again and not kept_up

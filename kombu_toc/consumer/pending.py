@@ -30,6 +30,8 @@ class PendingTopics:
         self.slots: dict[str, Slots] = {}
         #: those of them that are known to hold something; the others are looked into
         self.sure: set[str] = set()
+        #: topics of which a slot is asked late: another one may hold what was due before
+        self.late: set[str] = set()
         #: topics that have held more than there was room for: what has been due for a while may
         #: be queued here, for no idle consumer has wanted it
         self.backlog: set[str] = set()
@@ -63,6 +65,7 @@ class PendingTopics:
     def take(self, topic: str) -> Slots:
         """The slots of a topic that are asked now: they are pending no longer."""
         self.sure.discard(topic)
+        self.late.discard(topic)
         return self.slots.pop(topic)
 
     def miss(self, topic: str, slots: Slots, now: float) -> None:
@@ -84,7 +87,7 @@ class PendingTopics:
         self.topics.remove(topic)
         for known in (self.slots, self._missed):
             known.pop(topic, None)
-        for some in (self.sure, self.backlog, self.paused):
+        for some in (self.sure, self.late, self.backlog, self.paused):
             some.discard(topic)
 
     def pause(self, paused: Collection[str]) -> set[str]:
@@ -102,6 +105,7 @@ class PendingTopics:
         for topic in self.paused:
             self.slots.pop(topic, None)
             self.sure.discard(topic)
+            self.late.discard(topic)
             self.backlog.discard(topic)
 
     def unknown(self) -> list[str]:

@@ -83,11 +83,7 @@ class Poller:
         self.tally: Counter[str] = Counter()
         self.loop = wiring.loop(self._on_nudged)
         self._work = wiring.work(self.loop)
-        # Where slots are divided, between nodes or between workers, each is asked by itself.
-        in_order = not (center.clustered or settings.toc_prefer_slots)
-        self.dispatcher = Dispatcher(
-            self.loop, self.clock, self.states, center.metrics, in_order=in_order
-        )
+        self.dispatcher = Dispatcher(self.loop, self.clock, self.states, center.metrics)
         self.outbox = Outbox(center, leases, self.loop, self._work)
         self._reader = BroadcastReader(center, self.loop, wiring, self._work, self.dispatcher)
         self._rereading = Rereading(center, self._work, self.states, self._on_resumed)

@@ -18,26 +18,20 @@ class Sink:
 
 
 @pytest.mark.parametrize(
-    "us, in_order, asked",
-    [
-        (NOW + 20_000, True, {3}),
-        (NOW - LATE_US, True, {3}),
-        (NOW - LATE_US - 1, True, None),
-        (NOW - LATE_US - 1, False, {3}),
-    ],
-    ids=["ahead", "in time", "late", "late on a Cluster"],
+    "us, late",
+    [(NOW + 20_000, False), (NOW - LATE_US, False), (NOW - LATE_US - 1, True)],
+    ids=["ahead", "in time", "late"],
 )
-def test_a_claim_that_is_acted_on_late_asks_for_whatever_is_due(
-    us: int, in_order: bool, asked: set[int] | None
-) -> None:
+def test_a_claim_that_is_acted_on_late_is_told_from_others(us: int, late: bool) -> None:
     """Of another slot something may have come due before it."""
     loop: Any = SimpleNamespace(now=lambda: 1.0, hub=None)
     clock: Any = SimpleNamespace(at=lambda now: NOW)
     sink: Any = Sink()
     metrics: Any = None
     state = ConsumerState(sink, "round_robin")
-    dispatcher = Dispatcher(loop, clock, {sink: state}, metrics, in_order=in_order)
+    dispatcher = Dispatcher(loop, clock, {sink: state}, metrics)
     dispatcher.due.push_claim(NOW, (1, 0, 0), state, ("mail", 3, us))
     dispatcher.run_due()
-    assert state.pending.slots == {"mail": asked}
+    assert state.pending.slots == {"mail": {3}}
     assert list(state.due_claims) == [("mail", 3, us)]
+    assert state.pending.late == ({"mail"} if late else set())

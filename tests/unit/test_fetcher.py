@@ -77,6 +77,27 @@ def test_who_kept_them_up_and_is_gone_is_made_up_for_within_an_interval() -> Non
     assert asked(plan(fetch, state, 101.0, kept_up=False)) == [("a", None, 4, 4)]
 
 
+@pytest.mark.parametrize(
+    "slot, clustered, late, slots",
+    [
+        (3, False, False, {3}),
+        (3, False, True, None),
+        (3, True, True, {3}),
+        (60, False, True, {60}),  # a slot of which this declaration knows nothing
+    ],
+)
+def test_who_comes_late_for_a_slot_asks_all_of_them_for_what_was_due_first(
+    slot: int, clustered: bool, late: bool, slots: set[int] | None
+) -> None:
+    fetch, state = fetcher(clustered), consumer("a")
+    settled(fetch, state)
+    state.pending.ask("a", slot)
+    if late:
+        state.pending.late.add("a")
+    assert [found[1] for found in asked(plan(fetch, state))] == [slots]
+    assert not state.pending.late
+
+
 def test_a_busy_consumer_looks_for_nothing() -> None:
     fetch, state = fetcher(), consumer("a", free=0, ahead=2)
     assert plan(fetch, state, 1e6, kept_up=False) is None
