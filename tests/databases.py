@@ -34,6 +34,9 @@ def unprivileged() -> str | None:
 class DatabaseServer:
     """A database server with an empty database for each of its URLs."""
 
+    #: what tells it to end without waiting for its clients
+    ends_by = signal.SIGINT
+
     def __init__(self) -> None:
         self.port = free_port()
         # Not in pytest's folder, which other users must not read.
@@ -141,7 +144,7 @@ class DatabaseServer:
     def stop(self) -> None:
         if self._process is not None and self._process.poll() is None:
             self.resume()
-            self._process.send_signal(signal.SIGINT)
+            self._process.send_signal(self.ends_by)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(10)
             if self._process.poll() is None:
@@ -197,6 +200,8 @@ class PostgreSQL(DatabaseServer):
 
 class MariaDB(DatabaseServer):
     """The MariaDB that is installed."""
+
+    ends_by = signal.SIGTERM  # it ignores the other
 
     @staticmethod
     def is_there() -> bool:
