@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from .model.envelope import unpack as unpack
     from .model.limits import LIBRARY_TERMS as LIBRARY_TERMS
     from .model.limits import LIMITS as LIMITS
+    from .model.limits import NOTIFIER_TERMS as NOTIFIER_TERMS
     from .model.limits import TERMS as TERMS
     from .model.limits import Limits as Limits
     from .model.records import Disagreement as Disagreement
@@ -171,6 +172,7 @@ _PLACES = {
     "LIMITS": "model.limits",
     "Limits": "model.limits",
     "LIBRARY_TERMS": "model.limits",
+    "NOTIFIER_TERMS": "model.limits",
     "TERMS": "model.limits",
     "Topic": "model.topic",
     "Usage": "model.usage",

@@ -75,6 +75,11 @@ class TimeoutCenterCollector(Collector):
             labels=("topic",),
         )
         slots = GaugeMetricFamily("celery_toc_slots", "Slots of a topic.", labels=("topic",))
+        stopped = GaugeMetricFamily(
+            "celery_toc_target_stopped",
+            "Whether the target of a topic has answered 410, and nothing is sent there any more.",
+            labels=("topic",),
+        )
         for found in self._center.summary():
             topic = self._center.known(found.topic)
             if topic is not None and topic.declaration.expires:
@@ -83,7 +88,9 @@ class TimeoutCenterCollector(Collector):
                 messages.add_metric((found.topic, state), number)
             overdue.add_metric((found.topic,), found.oldest_us / 1_000_000)
             slots.add_metric((found.topic,), found.slots)
-        return [messages, overdue, slots]
+            if topic is not None and topic.declaration.target:
+                stopped.add_metric((found.topic,), bool(topic.declaration.target_stopped))
+        return [messages, overdue, slots, stopped]
 
     def _limits(self) -> list[Any]:
         used = GaugeMetricFamily(

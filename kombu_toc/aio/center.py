@@ -20,7 +20,7 @@ import redis.asyncio
 
 from ..center.center import TimeoutCenter
 from ..center.delegate import Option
-from ..center.factory import make_center
+from ..center.factory import make_center, trace_if_asked
 from ..client.connect import connect
 from ..client.options import read
 from ..client.urls import read_url
@@ -119,6 +119,7 @@ class AsyncTimeoutCenter:
             address,
             lambda: make_center(connect(address, settings, ssl=ssl), settings),
         )
+        trace_if_asked(center, settings, address)
         return cls.over(center)
 
     @classmethod
@@ -236,6 +237,7 @@ class AsyncTimeoutCenter:
 
     scan = Awaited(TimeoutCenter.scan)
     count = Awaited(TimeoutCenter.count)
+    count_far = Awaited(TimeoutCenter.count_far)
     requeue_dead = Awaited(TimeoutCenter.requeue_dead)
     purge_dead = Awaited(TimeoutCenter.purge_dead)
 

@@ -9,16 +9,21 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from ..center.admin_commands import Position
 from ..center.center import TimeoutCenter
+from ..center.requests import PutRequest
 from ..client.options import Settings
 from ..client.urls import Address
 from ..errors import ConfigurationError
+from ..library import outbox
 from ..library.opening import attach
 from ..model.results import Delivery, Found
+from ..model.topic import Topic
 from .bridge import wait_for
+
+R = TypeVar("R")
 
 #: What one turn of a thread reads of what is far ahead.
 PAGE = 200
@@ -54,8 +59,8 @@ class RecorderInThreads(InThreads):
     """The recorder of a process. What it writes over a connection of the caller's, it writes in the
     caller's thread."""
 
-    def write_with(self, *args: Any) -> None:
-        self._inner.write_with(*args)
+    def write_with(self, connection: Any, *args: Any) -> None:
+        _with(connection, self._inner, lambda given: self._inner.write_with(given, *args))
 
 
 class LibraryInThreads(InThreads):
@@ -66,6 +71,19 @@ class LibraryInThreads(InThreads):
         self.recorder = RecorderInThreads(inner.recorder)
         self.far = FarInThreads(inner.far)
         self.library = inner.library
+        self.server_time = InThreads(inner.server_time)
+
+    def keep_far(self, topic: Topic, requests: Sequence[PutRequest]) -> set[int]:
+        connection = outbox.current()
+        if connection is None:
+            return _in_thread(self._inner.keep_far, topic, requests)
+
+        def keep(given: Any) -> set[int]:
+            with outbox.outbox(given):
+                kept: set[int] = self._inner.keep_far(topic, requests)
+            return kept
+
+        return _with(connection, self._inner.recorder, keep)
 
     def acked(self, messages: Sequence[Delivery]) -> None:
         self._told(self._inner.acked, messages)
@@ -134,6 +152,18 @@ def library_of(center: TimeoutCenter) -> AsyncLibrary:
     return AsyncLibrary(center.library)
 
 
-def _in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _with(connection: Any, recorder: Any, write: Callable[[Any], R]) -> R:
+    """Write over a connection of the caller's, in the caller's thread.
+
+    write: given the connection, or what a connection of SQLAlchemy's asyncio extension wraps
+    """
+    _in_thread(recorder.ready)  # or this thread would ask
+    if not outbox.is_awaited(connection):
+        return write(connection)
+    written: R = wait_for(connection.run_sync(write))
+    return written
+
+
+def _in_thread(function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
     """Call something in a thread, where waiting does not block the loop."""
     return wait_for(asyncio.to_thread(function, *args, **kwargs))

@@ -207,6 +207,7 @@ class TimeoutCenter(OldNames):
 
     scan = Delegate("scans", Scan.scan)
     count = Delegate("scans", Scan.count)
+    count_far = Delegate("scans", Scan.count_far)
     requeue_dead = Delegate("operations", Operations.requeue_dead)
     purge_dead = Delegate("operations", Operations.purge_dead)
 

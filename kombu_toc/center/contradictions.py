@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..model.limits import LIBRARY_TERMS, LIMITS, TERMS, same
+from ..model.limits import LIBRARY_TERMS, LIMITS, NOTIFIER_TERMS, TERMS, same
 from ..model.topic import Declaration, Topic
 
 logger = logging.getLogger(__name__)
@@ -17,6 +17,9 @@ MAX_WARNED = 4096
 
 #: What was warned of in this process: the declarations' key, the topic, and what was asked for.
 _warned: set[tuple[str, str, str]] = set()
+
+#: Limits that a topic has only if it was declared with them.
+_UNLESS_SAID = frozenset((*TERMS, *LIBRARY_TERMS, *NOTIFIER_TERMS))
 
 #: Limits that `declare` answers for by itself.
 _ANSWERED = ("slots", "expires")
@@ -60,7 +63,7 @@ def option_of(limit: str) -> str:
 def shown(limit: str, value: Any) -> str:
     """A limit's value as that option takes it."""
     if value is None:
-        return "none" if limit in TERMS or limit in LIBRARY_TERMS else "default"
+        return "none" if limit in _UNLESS_SAID else "default"
     if limit == "key_weights":
         return ",".join(f"{key}={weight:.15g}" for key, weight in value)
     if limit == "steps":

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ..errors import ReceiptError
+from ..errors import ConfigurationError, ReceiptError
 from ..model.receipts import shown
 from ..model.results import DEAD, Delivery, Found, Popped, Settled
 from ..model.topic import Topic
@@ -26,6 +26,21 @@ from .runner import Runner
 from .scan import Scan
 from .waiting import Flown, PopNames, Waiting
 from .wake import sleep_of
+
+#: Seconds by which a pop looks ahead at most. Of a rate that is used up for longer than it says and
+#: a second, scripts take it that it was another one before (lanes.lua).
+MOST_AHEAD = 0.9
+
+
+def ahead_us_of(ahead: float) -> int:
+    """Microseconds of the argument `ahead` of a pop. Raises ConfigurationError."""
+    if (
+        isinstance(ahead, bool)
+        or not isinstance(ahead, (int, float))
+        or not 0 <= ahead <= MOST_AHEAD
+    ):
+        raise ConfigurationError(f"ahead must be from 0 to {MOST_AHEAD} seconds, not {ahead!r:.60}")
+    return int(ahead * 1_000_000)
 
 
 class Deliveries:
@@ -74,6 +89,7 @@ class Deliveries:
         visibility: float | None = None,
         slots: Iterable[int] | None = None,
         recover: int = RECOVER,
+        ahead: float = 0.0,
     ) -> Popped:
         """Deliver up to `limit` messages that are due: the next ones, or those that are chosen.
 
@@ -95,6 +111,9 @@ class Deliveries:
         slots: only these; all unless given
         recover: expired leases to roll back first, per slot, and messages that DeadQueue need
             not keep any longer
+        ahead: of topics with a rate, deliver also what may start within so many seconds, 0.9 at
+            most: who asks for that waits until :attr:`Delivery.start_us` or its action time.
+            So the rate is used up although each pop takes a moment
 
         Of slots on several nodes of a Cluster, those that cannot be asked for now are left out:
         :attr:`Popped.errors` says why. If the others have nothing, that error is raised.
@@ -102,7 +121,7 @@ class Deliveries:
         Raises PriorityStepsError as :meth:`declare`, ConfigurationError for topics or times that
         make no sense.
         """
-        chosen = (ids, where, early, look, visibility, slots, recover)
+        chosen = (ids, where, early, look, visibility, slots, recover, ahead_us_of(ahead))
         if self.recorder is not None:
             return self._pop_recorded(topic, limit, wait, chosen)
         return self._pop(topic, limit, wait, *chosen)
@@ -144,17 +163,20 @@ class Deliveries:
         visibility: float | None,
         slots: Iterable[int] | None,
         recover: int,
+        ahead_us: int,
     ) -> Popped:
         chooses = ids is not None or where is not None or early
         if wait != 0 or not isinstance(topic, str):
             how = {"visibility": visibility, "slots": slots, "recover": recover}
+            if ahead_us:
+                how["ahead_us"] = ahead_us
             return self._waiting.pop(self._pop_now, topic, limit, wait, how, chooses=chooses)
         if chooses:
             ids = [ids] if isinstance(ids, str) else ids
             only = None if slots is None else frozenset(slots)
             chosen = Choice(limit, ids, where, early, look, visibility, only, recover)
             return self._picking.pick(topic, chosen, self.pop, self.release)
-        return self._pop_now(topic, limit, visibility, slots, recover)
+        return self._pop_now(topic, limit, visibility, slots, recover, ahead_us=ahead_us)
 
     def _pop_now(
         self,
@@ -164,6 +186,7 @@ class Deliveries:
         slots: Iterable[int] | None,
         recover: int,
         flown: Flown | None = None,
+        ahead_us: int = 0,
     ) -> Popped:
         """Deliver messages of a topic at once; see :meth:`pop`.
 
@@ -189,6 +212,7 @@ class Deliveries:
             self._name(declared, numbers, together),
             slots=None if slots is None else numbers,
             ready_limit=1 if limit is None else limit,
+            lookahead_us=ahead_us if declared.declaration.paced else 0,
             visibility=visibility,
             recover=recover,
             # What goes away by itself leaves nothing behind.
@@ -221,7 +245,7 @@ class Deliveries:
             self._runner.client.srem(as_bytes(key), as_bytes(member))
         for message in popped.messages:
             if message.action_us:
-                self._runner.metrics.late(topic, popped.now_us - message.action_us)
+                self._runner.metrics.late(topic, max(popped.now_us - message.action_us, 0))
         self._runner.send_counters()
         return popped
 

@@ -90,7 +90,7 @@ class Expiring:
         name, declaration = topic.name, topic.declaration
         return ScriptCall(
             load("use"),
-            (self._keys.topics, self._keys.expiring, self._keys.users(name)),
+            (self._keys.topics, self._keys.expiring, self._keys.users(name), self._keys.names),
             (name, declaration.to_json(), declaration.expires or 0, str(_user), hold_ms),
             lambda raw: self._registry.learn(name, raw),
         )
@@ -106,6 +106,11 @@ class Expiring:
     def stale(self, most: int = 100) -> list[str]:
         """Take the names of what has expired: ``topic:NAME`` and ``exchange:NAME``."""
         names: list[str] = self._runner.run(
-            ScriptCall(load("sweep"), (self._keys.expiring, self._keys.topics), (most,), texts)
+            ScriptCall(
+                load("sweep"),
+                (self._keys.expiring, self._keys.topics, self._keys.names),
+                (most,),
+                texts,
+            )
         )
         return names

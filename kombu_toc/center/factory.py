@@ -7,6 +7,7 @@ from typing import Any
 import redis
 
 from ..client.options import Settings
+from ..client.urls import Address
 from ..metrics.sender import Metrics
 from .center import TimeoutCenter
 
@@ -25,6 +26,16 @@ def make_center(client: redis.Redis, settings: Settings) -> TimeoutCenter:
         metrics=_metrics_of(client, settings),
         pop_bytes=settings.toc_pop_bytes,
     )
+
+
+def trace_if_asked(center: TimeoutCenter, settings: Settings, address: Address) -> None:
+    """Have spans for what is done by a center, if its settings say so. Raises ConfigurationError
+    without OpenTelemetry's API."""
+    if settings.toc_otel:
+        from ..tracing import tracing_of  # it needs an extra
+        from .traced import trace_center
+
+        trace_center(center, tracing_of(settings, address))
 
 
 def _metrics_of(client: redis.Redis, settings: Settings) -> Metrics:

@@ -393,6 +393,7 @@ class Operations:
             zones = [keys.passed_on(topic, slot) for slot in range(declared.slot_span)]
             pipe.unlink(keys.wake(topic), keys.users(topic), *zones)
             pipe.hdel(keys.topics, topic)
+            pipe.zrem(keys.names, topic)
             pipe.srem(keys.paused, topic)
             pipe.zrem(keys.expiring, f"topic:{topic}")
             pipe.unlink(keys.counted(topic), *keys.minutes(topic))

@@ -123,8 +123,11 @@ class Far(Protocol):
         step: how many are read together at first
         """
 
-    def count(self, topic: str, limit: int | None = None) -> int:
-        """How many there are of a topic; about `limit` are counted at most."""
+    def count(self, topic: str, limit: int | None = None, until_us: int | None = None) -> int:
+        """How many there are of a topic; about `limit` are counted at most.
+
+        until_us: only what is due by then, in microseconds since the epoch
+        """
 
     def cancel(self, ids: Sequence[str], topic: str | None) -> list[Cancelled]:
         """Cancel what there is of these ids; return that."""

@@ -26,6 +26,7 @@ from ..model.topic import Declaration, Topic
 from ..scripts.call import ScriptCall, text, texts
 from ..scripts.loader import load
 from .contradictions import warn_of_contradictions
+from .names import Names
 from .runner import Runner
 from .steps import agreed, check_unused
 
@@ -74,6 +75,7 @@ class Registry:
         self._runner = runner
         self._client = runner.client
         self._keys = keys
+        self._names = Names(runner, keys)
         self.steps = None if steps is None else check_steps(steps)
         self.slots = slots
         self.retries = retries
@@ -207,9 +209,18 @@ class Registry:
         library only."""
         return [topic for topic in self.select(name) if topic.declaration.far]
 
-    def topics(self) -> list[str]:
-        """The names of all declared topics, sorted."""
-        return sorted(texts(self._client.hkeys(self._keys.topics)))
+    def topics(self, *, prefix: str = "", after: str = "", limit: int | None = None) -> list[str]:
+        """The names of declared topics, sorted: of all topics unless something is said.
+
+        prefix: only those that begin with it
+        after: only those behind this name
+        limit: how many at most; with it, a call costs as much as it returns, however many topics
+            there are
+        """
+        if limit is not None:
+            return self._names.page(prefix, after, limit)
+        found = sorted(texts(self._client.hkeys(self._keys.topics)))
+        return [name for name in found if name > after and name.startswith(prefix)]
 
     def _remember(self, name: str, raw: bytes) -> Topic:
         known = self._known.get(name)
@@ -237,7 +248,8 @@ class Registry:
             ``rate_burst``, ``concurrency``, ``key_rate``, ``key_burst``, ``key_concurrency``,
             ``key_order``, ``key_retry``, ``key_fair``, ``key_weights``, ``put_rate``,
             ``key_put_rate``, ``key_header``; ``library``, ``guard`` and ``horizon``
-            (docs/library.md). What is left out agrees with any declaration.
+            (docs/library.md); ``target`` (docs/notifier.md). What is left out agrees with any
+            declaration.
 
         The first declaration stands, until :meth:`.topics.Topics.alter` changes it. One that asks
         for other limits is logged, once. Raises SlotCountError if it has another slot count than
@@ -304,7 +316,7 @@ class Registry:
 
         return ScriptCall(
             load("declare"),
-            (self._keys.topics, self._keys.expiring),
+            (self._keys.topics, self._keys.expiring, self._keys.names),
             (name, wanted.to_json(), wanted.expires or 0),
             parse,
         )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from ..errors import LibraryError
 from ..model.keys import Slot
 from ..model.results import STATES, WAITING, Found, Page
 from ..model.topic import Topic
@@ -22,6 +23,9 @@ from .runner import Runner
 
 #: Messages that one call of scan reads from a slot, at most.
 SCAN_STEP = 200
+
+#: What is far ahead of a topic is counted up to so many in each table of the library.
+MOST_FAR = 100_000
 
 
 class Scan:
@@ -48,6 +52,7 @@ class Scan:
         where: Callable[[Found], Any] | None = None,
         limit: int = 100,
         after: str | None = None,
+        size: int | None = None,
     ) -> Page:
         """Read messages in the order of their times, of one topic or of all together.
 
@@ -57,6 +62,7 @@ class Scan:
         where: only messages for which this is true
         limit: how many at most
         after: where to go on: `after` of the page before this one
+        size: bytes of bodies from which on the page ends; any number unless given
 
         Reads in small steps that each take the server O(log n). A message that is moved meanwhile
         may be seen twice, or not at all; one that stays is seen once. Raises ValueError for an
@@ -66,15 +72,17 @@ class Scan:
             raise ValueError(f"limit must be at least 1, not {limit!r}")
         step = SCAN_STEP if where else min(SCAN_STEP, limit + 1)
         messages: list[Found] = []
+        held = 0
         cursor = _read_cursor(after)
         for found, position in self.read(
             topic, state, since=since, until=until, cursor=cursor, step=step
         ):
-            if len(messages) == limit:
+            if len(messages) == limit or (size is not None and held >= size):
                 return Page(messages, _write_cursor(cursor))
             cursor = position
             if where is None or where(found):
                 messages.append(found)
+                held += len(found.body)
         return Page(messages, None)
 
     def count(
@@ -93,6 +101,24 @@ class Scan:
         if not far and self.far is not None and WAITING in _checked_states(state):
             number += sum(self.far.count(one.name) for one in self._registry.far(topic))
         return number
+
+    def count_far(self, topic: str | None = None, *, limit: int = MOST_FAR) -> dict[str, int]:
+        """How many messages are in the task library only, because they are further ahead than the
+        horizon (``x-horizon``) of their topic. The other counts are of what is in Redis.
+
+        topic: all declared topics unless given
+        limit: of each topic, so many are counted in each table of the library at most
+
+        Returns the number of each topic with a horizon. Raises LibraryError, also if there is such
+        a topic and this center has no library.
+        """
+        topics = self._registry.far(topic)
+        if topics and self.far is None:
+            raise LibraryError(
+                f"topic {topics[0].name!r} has a horizon, and this process no task library: set "
+                "toc_library"
+            )
+        return {one.name: self.far.count(one.name, limit) for one in topics if self.far}
 
     def read(
         self,

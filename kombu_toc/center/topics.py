@@ -11,6 +11,7 @@ from ..model.library_log import check_horizon
 from ..model.limits import (
     LIBRARY_TERMS,
     LIMITS,
+    NOTIFIER_TERMS,
     PRIORITY_STEPS,
     TERMS,
     Limits,
@@ -83,7 +84,7 @@ class Topics:
             else Limit(value, DECLARED)
             for name, value in said.items()
         }
-        for name in (*TERMS, *LIBRARY_TERMS):
+        for name in (*TERMS, *LIBRARY_TERMS, *NOTIFIER_TERMS):
             value = getattr(standing, name)
             limits[name] = Limit(value, DEFAULT if value is None else DECLARED)
         if standing.key_weights:
@@ -99,6 +100,7 @@ class Topics:
             topic in self._operations.paused(),
             self._statistics.counts(topic),
             self._statistics.consumers().get(topic, []),
+            standing.target_stopped,
         )
 
     def require(self, topic: str) -> Topic:
@@ -141,6 +143,8 @@ class Topics:
         for name, needed in NEEDS.items():  # what says nothing any more goes with the other
             if needed in fields and not fields[needed]:
                 fields.setdefault(name, None)
+        if "target" in fields:  # whoever names one wants something sent there
+            fields["target_stopped"] = None
         changed = replace(topic.declaration, **fields).with_lanes()
         if not fields.keys().isdisjoint(LIBRARY_TERMS):
             check_horizon(topic.name, changed)

@@ -22,12 +22,23 @@ Claim: TypeAlias = tuple[str, int, int]
 LOOK = 1.0
 LOOK_RARELY = 120.0
 
+#: Looks a second, while nobody keeps the topics up, and the seconds between two into one topic
+#: because there are many, at most.
+LOOKS = 200
+LOOK_OF_MANY = 10.0
+
 #: Seconds for which it is taken for granted that somebody still keeps the topics up.
 KEPT_UP = 5.0
 
 #: Claims of one slot that are held, at most: a slot announces two times at most, so that most of
 #: more are out of date.
 MAX_CLAIMS = 4
+
+
+def early_us(ahead_us: int) -> int:
+    """How long before the time of a claim its slot is popped, if the pop looks so far ahead: so
+    that it brings what may start then in time, and some of what may start after that."""
+    return ahead_us // 2
 
 
 class Wait:
@@ -67,18 +78,27 @@ class Wait:
                 found.setdefault(topic, set()).add(slot)
         return found
 
-    def popped(self, topic: str, slots: Collection[int] | None, now_us: int, now: float) -> None:
-        """Slots of a topic were popped (all if None) when the server's clock showed `now_us`.
+    def popped(
+        self,
+        topic: str,
+        slots: Collection[int] | None,
+        now_us: int,
+        now: float,
+        ahead_us: int = 0,
+    ) -> None:
+        """Slots of a topic were popped (all if None) when the server's clock showed `now_us`, for
+        what was due then, or is `ahead_us` later.
 
         That has settled what they had announced until then. What is still to come is popped when
         it is due by that clock: this is how a claim that was acted on too early waits on.
         """
         for claim in list(self._claims):
             if claim[0] == topic and (slots is None or claim[1] in slots):
-                if claim[2] <= now_us:
+                if claim[2] <= now_us + ahead_us:
                     del self._claims[claim]
                 else:
-                    self._claims[claim] = now + (claim[2] - now_us) / 1_000_000
+                    left_us = claim[2] - now_us - early_us(ahead_us)
+                    self._claims[claim] = now + left_us / 1_000_000
 
     def give_up(self) -> list[Claim]:
         """Hold no claims any more; returns those that others shall have."""
@@ -101,6 +121,9 @@ class Looks:
     def __init__(self) -> None:
         #: topic -> when somebody here looked last
         self._looked: dict[str, float] = {}
+        #: seconds between two looks into a topic
+        self._pause = LOOK
+        self._counted_at = -inf
         self._kept_until = self._asked = -inf
 
     def due(self, topics: Iterable[str], now: float) -> list[str]:
@@ -110,6 +133,18 @@ class Looks:
     def looked(self, topic: str, now: float) -> None:
         """Somebody looks into a topic."""
         self._looked[topic] = now
+        if now >= self._counted_at + LOOK:
+            self._count(now)
+
+    def _count(self, now: float) -> None:
+        """Learn how many topics are looked into; forget those that nobody waits for any more."""
+        self._counted_at = now
+        number = 0
+        for topic, at in list(self._looked.items()):
+            number += at > now - 2 * LOOK_OF_MANY
+            if at < now - 2 * LOOK_RARELY:
+                del self._looked[topic]
+        self._pause = max(LOOK, min(number / LOOKS, LOOK_OF_MANY))
 
     def asks(self, now: float) -> bool:
         """Whether it is to be asked, before a look, if somebody keeps the topics up."""
@@ -126,7 +161,7 @@ class Looks:
 
     def _due_at(self, topic: str) -> float:
         looked = self._looked.get(topic, -inf)
-        return max(looked + LOOK, min(looked + LOOK_RARELY, self._kept_until))
+        return max(looked + self._pause, min(looked + LOOK_RARELY, self._kept_until))
 
 
 class Gathered:

@@ -29,7 +29,7 @@ from .clock import ServerClock
 from .commands import Commands
 from .registry import Registry
 from .runner import BROKEN, Runner
-from .wait import Claim, Gathered, Looks, Shares, Wait
+from .wait import Claim, Gathered, Looks, Shares, Wait, early_us
 from .wake import WakeConnection, sleep_of
 
 logger = logging.getLogger(__name__)
@@ -205,28 +205,34 @@ class _Pop:
 
     def run(self) -> Popped:
         try:
-            while True:
-                try:
-                    if self._turn():
-                        return self._found.result()
-                    self._pause = 0.0
-                except (RedisError, *BROKEN) as exc:
-                    if self._found:
-                        # Nobody else has it; whoever pops next meets the error, if it lasts.
-                        self._warn_of(exc)
-                        with suppress(RedisError, *BROKEN):
-                            self._recall()
-                        return self._found.result()
-                    self._survive(exc)
+            try:
+                return self._gather()
+            finally:
+                self._leave()
         except BaseException:
             self._release()
             raise
-        finally:
-            self._leave()
+
+    def _gather(self) -> Popped:
+        while True:
+            try:
+                if self._turn():
+                    return self._found.result()
+                self._pause = 0.0
+            except (RedisError, *BROKEN) as exc:
+                if self._found:
+                    # Nobody else has it; whoever pops next meets the error, if it lasts.
+                    self._warn_of(exc)
+                    with suppress(RedisError, *BROKEN):
+                        self._recall()
+                    return self._found.result()
+                self._survive(exc)
 
     def _release(self) -> None:
-        """Give back what was delivered so far: it would be with nobody. If that fails, it comes
-        back when its leases end."""
+        """Give back what was delivered so far, also by pops whose replies were not read: it would
+        be with nobody. If that fails, it comes back when its leases end."""
+        with suppress(RedisError, *BROKEN):
+            self._recall()
         if self._found:
             commands, runner = self._shared.commands, self._shared.runner
             with suppress(RedisError, *BROKEN):
@@ -305,7 +311,7 @@ class _Pop:
         self._found.add(topic, popped)
         if slots is not None or not self._shared.runner.clustered:
             self._clock.sample(popped.now_us, now)
-            self._wait.popped(topic, slots, popped.now_us, now)
+            self._wait.popped(topic, slots, popped.now_us, now, self._ahead_us(topic))
 
     # -- claims
 
@@ -329,8 +335,19 @@ class _Pop:
     def _claim(self, claim: Claim) -> None:
         now = time.monotonic()
         # Of a clock that is not known, the pop will tell.
-        at = now + self._clock.until(claim[2], now) if self._clock.known else now
+        if self._clock.known:
+            us = claim[2] - early_us(self._ahead_us(claim[0]))
+            at = now + self._clock.until(us, now)
+        else:
+            at = now
         self._hand_back(self._wait.add(claim, at))
+
+    def _ahead_us(self, topic: str) -> int:
+        """Microseconds by which a pop of a topic looks ahead."""
+        ahead_us: int = self._how.get("ahead_us", 0)
+        if ahead_us and self._shared.registry.topic(topic).declaration.paced:
+            return ahead_us
+        return 0
 
     def _hand_back(self, claims: Iterable[Claim]) -> None:
         """Announce these again: somebody else shall have them."""

@@ -26,6 +26,10 @@ ROUND_ROBIN, PRIORITY, SORTED = "round_robin", "priority", "sorted"
 STRATEGIES = (ROUND_ROBIN, PRIORITY, SORTED)
 
 
+#: What ``toc_otel`` may be beside nothing: whether a message begins a trace that links to its
+#: sender's, or goes on in that if it was due when it was sent.
+LINKS, PARENTS = "links", "parents"
+
 #: Names of options whose values are secret.
 _SECRET = re.compile("password|secret|token|credential", re.IGNORECASE)
 
@@ -42,6 +46,17 @@ def _flag(name: str, value: Any) -> bool:
 
 def _text(name: str, value: Any) -> str:
     return str(value)
+
+
+def _tracing(name: str, value: Any) -> str:
+    if value in (LINKS, PARENTS):
+        return str(value)
+    try:
+        return LINKS if _flag(name, value) else ""
+    except ConfigurationError:
+        raise ConfigurationError(
+            f"{name} must be true, false, {LINKS!r} or {PARENTS!r}, not {value!r}"
+        ) from None
 
 
 def _steps(name: str, value: Any) -> tuple[int, ...]:
@@ -177,6 +192,9 @@ class Settings:
     toc_stale_after: float = 60.0
     #: whether operations and lateness are counted
     toc_metrics: bool = True
+    #: whether OpenTelemetry has a span for what is sent, received and settled: ``links``, or
+    #: ``parents``; empty: it has none
+    toc_otel: str = ""
     #: databases of the task library; empty: there is none
     toc_library: tuple[DatabaseURL, ...] = ()
     #: tables of each kind that each of these databases has
@@ -277,6 +295,7 @@ _OPTIONS: dict[str, Option] = {
     "toc_fanout_length": Option(_NATURAL),
     "toc_stale_after": Option(_POSITIVE_SECONDS),
     "toc_metrics": Option(_flag),
+    "toc_otel": Option(_tracing),
     "toc_library": Option(read_databases, may_be_none=True, read_in_url=read_from_url),
     "toc_library_tables": Option(Number(int, 1, most=256).read),
     "toc_library_required": Option(_flag),

@@ -125,6 +125,7 @@ def calls_of(center: TimeoutCenter, deletion: Deletion) -> Iterator[ScriptCall]:
     ]
     entries += [
         (keys.topics, "hash", queue),
+        (keys.names, "zset", queue),
         (keys.paused, "set", queue),
         (keys.expiring, "zset", f"topic:{queue}"),
     ]

@@ -143,7 +143,7 @@ class Dispatcher:
         if sink.policy.queues_in_pool:
             queued = sink.policy.take_queued(MAX_QUEUED)
             taken += [message.delivery for message in queued if sink.take_back(message)]
-        if state.ready and now >= state.ready[0][0] + MAX_QUEUED:
+        if state.ready and (taken or now >= state.ready[0][0] + MAX_QUEUED):
             while state.ready:
                 try:
                     _, (_, number, _, delivery) = state.ready.popleft()
@@ -180,23 +180,25 @@ class Dispatcher:
         if self._loop.hub is None or self._queued_alarm.is_set:
             return
         now = self._loop.now()
-        since = [
-            state.ready[0][0] if state.ready else now
+        if times := self._give_back_at(now):
+            self._queued_alarm.set(min(times), now)
+
+    def _give_back_at(self, now: float) -> list[float]:
+        """When to look whether something has waited too long, in monotonic seconds."""
+        return [
+            # Not while pops are on their way: nothing is given back then.
+            (state.ready[0][0] if state.ready and not state.pops_in_flight else now) + MAX_QUEUED
             for state in self._states.values()
             if state.ready or state.over_queued()
         ]
-        if since:
-            self._queued_alarm.set(min(since) + MAX_QUEUED, now)
 
     # -- when it comes due
 
     def next_times(self, now: float) -> list[float]:
         """Monotonic seconds when something is to be done, whatever comes in."""
-        times = [state.ready[0][0] + MAX_QUEUED for state in self._states.values() if state.ready]
+        times = self._give_back_at(now)
         if (first := self.due.first) is not None:
             times.append(self._time_of(first, now))
-        if any(state.over_queued() for state in self._states.values()):
-            times.append(now + MAX_QUEUED)
         return times
 
     def set_alarm(self) -> None:

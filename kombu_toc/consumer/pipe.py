@@ -56,7 +56,7 @@ class PipelinedConnection:
     longer than the socket's timeout and the time for which its command may block: see
     :meth:`check`.
 
-    It has sixteen fields: the eight arguments above, and what is on its way.
+    It has seventeen fields: the eight arguments above, and what is on its way.
     """
 
     def __init__(
@@ -83,6 +83,8 @@ class PipelinedConnection:
         self._arguments = arguments
         self._waiting: deque[Waiting] = deque()
         self._used = 0.0
+        #: the SHA-1 of each script that was sent whole over this connection
+        self._brought: set[str] = set()
         #: monotonic seconds when the latest reply had come
         self._heard = 0.0
         self._patience = SOCKET_TIMEOUT
@@ -128,7 +130,7 @@ class PipelinedConnection:
             for number, item in enumerate(made):
                 self._waiting.append(Waiting(item, number < owed, latest))
             packed = [
-                item.what.packed()
+                self._packed(item.what)
                 if isinstance(item.what, ScriptCall)
                 else pack_command(*item.what)
                 for item in made
@@ -139,6 +141,15 @@ class PipelinedConnection:
                 self._waiting.extend(Waiting(item, n < owed, 0.0) for n, item in enumerate(made))
             self.close()
             raise
+
+    def _packed(self, call: ScriptCall) -> bytes:
+        """The first call of a script brings its text: one that the server does not know would be
+        sent again, and run behind what was sent after it."""
+        sha = call.script.sha
+        if sha in self._brought:
+            return call.packed()
+        self._brought.add(sha)
+        return pack_command(*call.command(whole=True))
 
     def check(self) -> None:
         """Raise redis-py's TimeoutError, and close the connection, if a reply is overdue."""
@@ -251,6 +262,7 @@ class PipelinedConnection:
             connection.socket_timeout = self._patience
             socket_of(connection).settimeout(self._patience)
         self._connection = connection
+        self._brought.clear()
         self._fd = socket_of(connection).fileno()
         self._on_open(self._fd, self.read)
 

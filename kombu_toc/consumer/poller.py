@@ -466,6 +466,8 @@ class Poller:
     def _release_overdue(self, state: ConsumerState, now: float) -> None:
         """Let others have what has waited here too long for a free process. It is asked for again
         when a process is free."""
+        if state.pops_in_flight:
+            return  # what they bring was behind it, and would start before it
         taken = self.dispatcher.take_overdue(state, now)
         if not taken:
             return

@@ -9,7 +9,7 @@ An example::
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ..model.keys import MINUTES, Keys
@@ -101,6 +101,37 @@ def read_metrics(
             _lateness(recent),
         )
     return found
+
+
+def read_minutes(
+    center: Source, topics: Iterable[str], minutes: Sequence[int]
+) -> dict[str, list[dict[str, int]]]:
+    """What all processes have counted in each of some minutes, by topic; one round trip.
+
+    minutes: since the epoch; those of the last 14 are kept
+
+    Of a minute in which nothing was counted, the numbers are empty.
+    """
+    client, keys = center.client, center.keys
+    names = list(topics)
+    with client.pipeline(transaction=False) as pipe:
+        for name in names:
+            ring = keys.minutes(name)
+            for minute in minutes:
+                pipe.hgetall(ring[minute % MINUTES])
+        replies = iter(pipe.execute() if names and minutes else ())
+    found: dict[str, list[dict[str, int]]] = {}
+    for name in names:
+        found[name] = []
+        for minute in minutes:
+            numbers = _numbers(next(replies))
+            found[name].append(numbers if numbers.get("minute") == minute else {})
+    return found
+
+
+def lateness_of(numbers: Mapping[str, int]) -> Lateness:
+    """The lateness in what was counted in a minute."""
+    return _lateness(numbers)
 
 
 def read_script_times(center: Source) -> dict[str, ScriptTimes]:

@@ -141,6 +141,37 @@ def _bytes(id: str) -> bytes:
     return id.encode("utf-8", "surrogatepass")
 
 
+def first_line(data: bytes, id: str, most: int) -> bytes:
+    """The beginning of a message, where its headers are: of so many bytes, without its body.
+
+    id: the id that it is stored under
+
+    Raises EnvelopeError, saying what is wrong, if it cannot be read.
+    """
+    if data[:1] in (_DEFLATED, _DEFLATED_WITH_ID):
+        inflater, begin = _inflater(data, id)
+        try:
+            data = inflater.decompress(data[begin:], most)
+        except zlib.error as exc:
+            raise EnvelopeError(f"damaged envelope: {exc}") from exc
+    end = data.find(b"\n", 0, most)
+    return data[: most if end < 0 else end]
+
+
+def _inflater(data: bytes, id: str) -> tuple[Any, int]:
+    """What expands a compressed message, and where in it that begins."""
+    preset, begin = DICTIONARY, 1
+    if data[:1] == _DEFLATED_WITH_ID:
+        length, name, begin = int.from_bytes(data[1:2], "big"), _bytes(id), 2
+        if len(name) < length:
+            raise EnvelopeError(
+                f"damaged envelope: it was written under an id of {length} bytes and is read "
+                f"as that of {id!r}; give the id that it is kept under"
+            )
+        preset += name[:length]
+    return zlib.decompressobj(_WINDOW, preset), begin
+
+
 def unpack(data: bytes, id: str = "", most: int = MAX_EXPANDED) -> dict[str, Any]:
     """The message stored in `data`, its body as bytes.
 
@@ -151,16 +182,7 @@ def unpack(data: bytes, id: str = "", most: int = MAX_EXPANDED) -> dict[str, Any
     """
     form = data[:1]
     if form in (_DEFLATED, _DEFLATED_WITH_ID):
-        preset, begin = DICTIONARY, 1
-        if form == _DEFLATED_WITH_ID:
-            length, name, begin = int.from_bytes(data[1:2], "big"), _bytes(id), 2
-            if len(name) < length:
-                raise EnvelopeError(
-                    f"damaged envelope: it was written under an id of {length} bytes and is read "
-                    f"as that of {id!r}; give the id that it is kept under"
-                )
-            preset += name[:length]
-        inflater = zlib.decompressobj(_WINDOW, preset)
+        inflater, begin = _inflater(data, id)
         try:
             data = inflater.decompress(data[begin:], most + 1)
         except zlib.error as exc:

@@ -30,6 +30,7 @@ class Keys:
 
     __slots__ = (
         "answer_",
+        "audit",
         "bindings_",
         "bound_",
         "cancelled",
@@ -39,7 +40,9 @@ class Keys:
         "editions_",
         "expiring",
         "fanout_",
+        "job_",
         "minute_",
+        "names",
         "part_",
         "parts_",
         "paused",
@@ -48,6 +51,7 @@ class Keys:
         "scheduled",
         "scripts",
         "sent_",
+        "session_",
         "speaker_",
         "topics",
         "upkeep",
@@ -63,6 +67,8 @@ class Keys:
         self.prefix = prefix
         #: hash: topic -> its declaration
         self.topics = f"{prefix}{{toc}}:topics"
+        #: sorted set: the names of all topics, each with 0: they are read in order, in pages
+        self.names = f"{prefix}{{toc}}:names"
         #: sorted set: transient topic or binding -> when it expires unless it is refreshed, in ms
         self.expiring = f"{prefix}{{toc}}:expiring"
         #: sorted set: a consumer and its topics -> when that entry expires, in ms
@@ -79,6 +85,10 @@ class Keys:
         self.scheduled = f"{prefix}{{toc}}:scheduled"
         #: string: the process elected for the upkeep of all topics; expires unless it is renewed
         self.upkeep = f"{prefix}{{toc}}:upkeep"
+        #: stream: what people have done on the page
+        self.audit = f"{prefix}{{toc}}:audit"
+        self.session_ = f"{prefix}{{toc}}:session:"
+        self.job_ = f"{prefix}{{toc}}:job:"
         self.answer_ = f"{prefix}{{toc}}:answer:"
         self.wake_ = f"{prefix}{{toc}}:wake:"
         self.bindings_ = f"{prefix}{{toc}}:bindings:"
@@ -100,6 +110,14 @@ class Keys:
         """String: the answer to a request over HTTP that has an Idempotency-Key, or that somebody
         is at it; expires."""
         return self.answer_ + name
+
+    def session(self, name: str) -> str:
+        """String: the token with which a session of the page was begun; expires."""
+        return self.session_ + name
+
+    def job(self, name: str) -> str:
+        """Hash: how far the page has come with what it does to many messages; expires."""
+        return self.job_ + name
 
     def wake(self, topic: str) -> str:
         """Sorted set: the topic's announcements that no consumer has claimed."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 from ..errors import ConfigurationError, SlotCountError
 from .library_log import MODES, THROUGH
 from .scores import TRIED
-from .terms import Choice, Header, Rate, Weights, interval_us
+from .terms import Choice, Header, Rate, Url, Weights, interval_us
 
 #: Slots of a topic that is declared without a number.
 DEFAULT_SLOTS = 8
@@ -84,9 +84,9 @@ class Number:
         else:
             try:
                 number = float(cast(Any, value))
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 number = float("nan")
-            if self._fits(number):
+            if self._fits(number) and not isinstance(value, bool):
                 return number
         raise self.error(f"{what} must be {self.must}, not {value!r}")
 
@@ -128,7 +128,7 @@ class Flag:
 
 
 #: What a limit may be.
-Kind = Number | Flag | Rate | Choice | Weights | Header
+Kind = Number | Flag | Rate | Choice | Weights | Header | Url
 
 #: Limits of starts, of keys and of puts: without one there is none.
 TERMS: dict[str, Kind] = {
@@ -154,6 +154,9 @@ LIBRARY_TERMS: dict[str, Kind] = {
     "horizon": Number(float, 60, unit="seconds"),
 }
 
+#: What the notifier does for a topic: without one, nothing.
+NOTIFIER_TERMS: dict[str, Kind] = {"target": Url()}
+
 #: The limits that a topic may be declared with, except its priority steps.
 LIMITS: dict[str, Kind] = {
     "slots": Number(
@@ -171,6 +174,7 @@ LIMITS: dict[str, Kind] = {
     "dead_expired": Flag(),
     **TERMS,
     **LIBRARY_TERMS,
+    **NOTIFIER_TERMS,
 }
 
 

@@ -44,7 +44,7 @@ class RecordPage(NamedTuple):
 class Rebuilt(NamedTuple):
     """What a rebuild has done so far.
 
-    rows: how many it has looked at, of about how many
+    rows: how many it has looked at, of about how many; 0: that is still being counted
     put: how many messages were not in Redis, and are again
     taken: how many it has left to the workers that took them a moment ago; if one of these is gone,
         the upkeep puts its messages back

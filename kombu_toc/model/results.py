@@ -396,6 +396,7 @@ class Description(NamedTuple):
     paused: bool
     counts: Counts
     consumers: list[Consumer]  #: the processes that consume it, as they have reported
+    target_stopped: str | None = None  #: why nothing is sent to its target any more
 
 
 class Summary(NamedTuple):

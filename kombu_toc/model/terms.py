@@ -1,4 +1,4 @@
-"""What a limit on starts, on keys or on puts may be: rates, choices, weights, names.
+"""What a limit on starts, on keys or on puts may be: rates, choices, weights, names; and a target.
 
 The kinds have what :class:`.limits.Number` has: ``check`` for a value from a program, ``read`` for
 one that may be text, ``must`` and ``error`` for who gives another.
@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from ..errors import ConfigurationError
 
@@ -26,6 +27,9 @@ MAX_WEIGHTS = 100
 
 _RATE = re.compile(r"\s*(\d{1,9}(?:\.\d{1,6})?)\s*(?:/\s*([smhd]))?\s*", re.ASCII)
 _HEADER = re.compile(r"[\x21-\x7e]{1,100}")
+
+#: What readers of URLs take for different things is in none of them.
+_URL = re.compile(r"[!$-;=?-\[\]_a-z~]{1,2000}")
 
 
 def interval_us(rate: str) -> float:
@@ -136,6 +140,37 @@ class Header:
         if isinstance(value, str) and _HEADER.fullmatch(value):
             return value
         raise self.error(f"{what} must be {self.must}, not {value!r}")
+
+    read = check
+
+
+@dataclass(frozen=True)
+class Url:
+    """An address that messages are sent to by HTTP."""
+
+    called: str = ""
+    error: type[ConfigurationError] = ConfigurationError
+
+    #: what it must be, for an error
+    must = (
+        "a URL such as https://shop.example.com/hook: https or http, at most 2000 ASCII "
+        "characters, without user, password and fragment"
+    )
+
+    def check(self, what: str, value: object) -> Any:
+        """The URL. Raises `error`, naming `what`; a password that the URL has is not told."""
+        if isinstance(value, str) and _URL.fullmatch(value):
+            try:
+                found = urlsplit(value)
+                port = found.port
+            except ValueError:
+                found, port = urlsplit(""), None
+            is_web = found.scheme in ("https", "http") and found.hostname and port != 0
+            if is_web and "@" not in found.netloc:
+                return value
+        if "@" in str(value):  # there may be a password before it
+            raise self.error(f"{what} must be {self.must}")
+        raise self.error(f"{what} must be {self.must}, not {value!r:.100}")
 
     read = check
 

@@ -14,7 +14,7 @@ import crcmod.predefined
 from ..errors import ConfigurationError
 from .gates import gates_of, put_gates_of
 from .keys import Slot
-from .library_log import BEHIND, log_bound
+from .library_log import BEHIND, OFF, log_bound
 from .limits import (
     DEFAULT_SLOTS,
     LIMITS,
@@ -48,7 +48,7 @@ def check_slots(topic: str, slots: object) -> int:
 #: Fields that are not declared: they record what has happened to the topic.
 _NOT_SAID = (
     *("draining_counts", "previous_counts", "bases", "named", "closed_steps", "altered"),
-    *("kept", "lanes", "unique", "far"),
+    *("kept", "lanes", "unique", "far", "target_stopped"),
 )
 
 #: Fields whose names in Redis are older than those here.
@@ -80,10 +80,12 @@ class Declaration:
         refused then
     lanes: whether its starts are limited, or have been: then something may wait in lanes
     far: whether it has a horizon, or has had one: then something may be in the task library only
+    target_stopped: why nothing is sent to its target any more, if that has said so
 
     Those from `rate` to `key_header` limit starts, keys and puts (docs/limits.md); None: they do
-    not. `library`, `guard` and `horizon` are for the task library (docs/library.md). The others
-    are those of :class:`Limits`, or None for the limits of the consumer's connection.
+    not. `library`, `guard` and `horizon` are for the task library (docs/library.md), `target` is
+    for the notifier (docs/notifier.md). The others are those of :class:`Limits`, or None for the
+    limits of the consumer's connection.
 
     Its fields are what Redis has of a topic, in one flat document that other languages read, which
     is why they are more than fifteen.
@@ -124,14 +126,21 @@ class Declaration:
     guard: bool | None = None
     library: str | None = None
     horizon: float | None = None
+    target: str | None = None
     lanes: bool | None = None
     unique: bool | None = None
     far: bool | None = None
+    target_stopped: str | None = None
 
     @cached_property
     def gates(self) -> str:
         """What limits its starts, as text for scripts; empty if nothing does."""
         return gates_of(self)
+
+    @cached_property
+    def paced(self) -> bool:
+        """Whether it has a rate, or its keys have: what may start in a moment is known."""
+        return bool(self.rate or self.key_rate)
 
     @cached_property
     def put_gates(self) -> str:
@@ -142,6 +151,13 @@ class Declaration:
     def logs(self) -> int:
         """Entries that the log of a slot may have, for the task library; 0: nothing is logged."""
         return log_bound(self.slots) if self.library == BEHIND and not self.expires else 0
+
+    @cached_property
+    def rows_first(self) -> bool:
+        """Whether the task library has the row of a message before Redis has it, or may have."""
+        if self.expires or self.library == OFF:
+            return False
+        return self.library != BEHIND or self.horizon is not None
 
     @property
     def keys_ms(self) -> int:

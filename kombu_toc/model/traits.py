@@ -16,6 +16,8 @@ letter     what it says
 ``k``      its key, encoded (:mod:`.message_key`)
 ``o``      1: it has a key, and another slot basis, which is nowhere to be read
 ``u``      its unique key (:mod:`.uniqueness`): a number, a dot, and the key encoded
+``i``      where a message that was moved was delivered first: the number of the slot, a dot, and
+           its birth there
 ``s``      1: a firing of a schedule of which no two may run at once: it is in flight until its
            task has ended
 =========  ==============================================================================
@@ -37,6 +39,7 @@ from .uniqueness import key_of_name
 _TRAIT = re.compile(r"[;,]([a-z])(\d+)")
 _KEY = re.compile(r"[;,]k([\w.%-]+)", re.ASCII)
 _UNIQUE = re.compile(r"[;,]u\d\.([\w.%-]+)", re.ASCII)
+_ORIGIN = re.compile(r"[;,]i(\d+)\.([^,~@!]+)")
 _END = re.compile(r"!(\d+)$")
 
 #: The letters of what a message is put with.
@@ -132,6 +135,17 @@ def unique_in(token: str) -> str | None:
     """The unique key that a token has, as its sender named it; None if it has none."""
     found = _UNIQUE.search(token) if ";" in token else None
     return key_of_name(decode_key(found[1])) if found else None
+
+
+def origin_in(token: str, slot: int) -> tuple[int, str]:
+    """The slot in which a message was delivered first, and its birth there: they tell it from all
+    others of its topic that have its id, and stay for as long as it lives.
+
+    slot: where it is
+    """
+    if ";" in token and (found := _ORIGIN.search(token)):
+        return int(found[1]), found[2]
+    return slot, re.split("[;~@!]", token, maxsplit=1)[0]
 
 
 def last_end(token: str) -> int | None:

@@ -18,7 +18,8 @@
 -- A message finds its id taken there if two live messages share it; it is a copy from then on, as
 -- if it had been put there second. If the other one is the same, byte for byte, one of them stays.
 -- Its token stays behind, but for its traits: acknowledgements go to the slot of their delivery, and
--- one pop may have delivered a message of the same id here and there.
+-- one pop may have delivered a message of the same id here and there. What its birth was, and where,
+-- becomes a trait.
 --@ clock admitted wake token sorted claim log
 
 local steps = tonumber(ARGV[1])
@@ -114,7 +115,7 @@ for i = 6, #ARGV, 2 do
       if logged > 0 then log_change(log_there, logged, 'p', name) end
       local token = redis.call('HGET', here(6), id)
       local traits = token and (part == 4 or is_still(token, score))
-        and string.match(heritage_of(token), ';.*')
+        and origin(token, ARGV[2])
       if laned and part > 6 then
         local key = traits and string.match(traits, '[;,]k([^,~@!]*)') or ''
         local place = string.format('%02d%016.0f', part - 6, score)

@@ -130,4 +130,5 @@ if ttl > 0 then
   for i = 1, 3 do keep(KEYS[i]) end
   if wake then keep(wake) end
 end
+--? put_logged log_change(log, most, 'p', id)
 return {id, 1, now, said, unsaid}

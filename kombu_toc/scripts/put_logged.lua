@@ -8,10 +8,4 @@
 local most = tonumber(table.remove(ARGV))
 local log = table.remove(KEYS, tonumber(table.remove(ARGV)))
 
-local function put()
 --< put
-end
-
-local reply = put()
-if reply[2] == 1 and reply[3] > 0 then log_change(log, most, 'p', reply[1]) end
-return reply

@@ -12,13 +12,22 @@
 -- all, or 0; e, milliseconds after its due time when the message expires; x, when it expires, in
 -- milliseconds since the epoch, known since its first delivery; a1, its delivery is acknowledged, and
 -- its task still runs: see mark.lua; k, its key, percent-encoded; p1, its delivery has a place, see
--- lanes.lua; o1, its slot follows from something else than its key; b1, it is dead if its lease ends although it is acknowledged. The traits p1, b1 and a1
--- stand behind all others, in this order.
+-- lanes.lua; o1, its slot follows from something else than its key; i, of a message that was moved
+-- after it had been delivered, the number of the slot where it was first, a dot, and its birth there;
+-- b1, it is dead if its lease ends although it is acknowledged. The traits p1, b1 and a1 stand behind
+-- all others, in this order.
 
 local function birth_of(token) return string.match(token, '^[^;~@!]*') end
 
 -- What a redelivery takes over: the birth, and the traits.
 local function heritage_of(token) return string.match(token, '^[^~@!]*') end
+
+-- What a message that is moved from a slot takes along: its traits, among them what its birth was.
+local function origin(token, slot)
+  local birth, traits = birth_of(token), string.match(heritage_of(token), ';.*')
+  if birth == '' or (traits and string.find(traits, '[;,]i')) then return traits end
+  return ';i' .. slot .. '.' .. birth .. (traits and ',' .. string.sub(traits, 2) or '')
+end
 
 -- Whether a token is of the message that was delivered with the other.
 local function is_of(token, other)

@@ -1,6 +1,6 @@
 -- Says that a process uses a topic that expires, or uses it no more; declares the topic.
 --
--- KEYS[1] topics   KEYS[2] expiring   KEYS[3] users of the topic
+-- KEYS[1] topics   KEYS[2] expiring   KEYS[3] users of the topic   KEYS[4] names of topics
 -- ARGV[1] topic    ARGV[2] declaration as JSON, if there is none
 -- ARGV[3] milliseconds after which the topic expires when nobody uses it
 -- ARGV[4] the process   ARGV[5] milliseconds for which it uses the topic, unless it says so again;
@@ -18,6 +18,7 @@ if hold > 0 then
   if not standing then
     standing = ARGV[2]
     redis.call('HSET', KEYS[1], ARGV[1], standing)
+    redis.call('ZADD', KEYS[4], 0, ARGV[1])
   end
   redis.call('ZADD', KEYS[3], now + hold, ARGV[4])
   if redis.call('PTTL', KEYS[3]) < hold then redis.call('PEXPIRE', KEYS[3], hold) end

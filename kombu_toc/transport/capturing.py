@@ -38,13 +38,17 @@ class _CapturingPublisher(Publisher):
         self._message: dict[str, Any] = {}
 
     def put(
-        self, queue: str, message: dict[str, Any], batch: PublishBatch | None = None, **kwargs: Any
-    ) -> Any:
+        self,
+        queue: str,
+        message: dict[str, Any],
+        batch: PublishBatch | None = None,
+        topic: Topic | None = None,
+    ) -> None:
         if is_unique(message.get("headers") or {}, message["properties"]):
             self.captured.append(Captured(None, message, unique=True))
             return
         self._message = message
-        self.putting(self._topic_of(queue), message, admit=False)
+        self.putting(topic or self._topic_of(queue), message, admit=False)
 
     def call_of(self, topic: Topic, request: PutRequest) -> ScriptCall:
         made = Captured(topic.name, self._message, request.priority, request.traits)
@@ -62,9 +66,7 @@ class CapturingChannel(Channel):
     """
 
     publisher: _CapturingPublisher
-
-    def _make_publisher(self, *args: Any) -> _CapturingPublisher:
-        return _CapturingPublisher(*args)
+    publisher_class = _CapturingPublisher
 
     @property
     def captured(self) -> list[Captured]:

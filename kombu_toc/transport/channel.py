@@ -50,6 +50,7 @@ class Channel(virtual.Channel):
 
     QoS = QoS
     Message = DeliveredMessage  # type: ignore[assignment]  # made in another way than Kombu's
+    publisher_class: type[Publisher] = Publisher
     exchange_types = {**virtual.Channel.exchange_types, "topic": TopicExchange}
     supports_fanout = True
     do_restore = True
@@ -107,7 +108,7 @@ class Channel(virtual.Channel):
     # -- publishing
 
     def _make_publisher(self, *args: Any) -> Publisher:
-        return Publisher(*args)
+        return self.publisher_class(*args)
 
     def basic_publish(
         self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any

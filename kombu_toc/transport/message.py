@@ -28,6 +28,9 @@ class Message(kombu_message.Message):
     #: whether that is so now, and the task library is to be told when the task has ended
     dies_later = False
 
+    #: what a traced channel knows of the span that received it
+    trace: Any = None
+
     def __init__(
         self,
         channel: Any,
@@ -98,6 +101,8 @@ class Message(kombu_message.Message):
             self.channel.poller.bury(self.delivery, reason, error)
             if self.channel.recorder is not None:
                 self.channel.note_dead(self, error)
+            if self.trace is not None:
+                self.channel.trace_burial(self, reason)
 
     def note_failure(self) -> None:
         """What it was for has failed, and that stays so, for it was acknowledged before."""

@@ -46,7 +46,7 @@ GROUP = "MessageGroupId"
 class PublishName(str):
     """The producer's name, a dot, and a number: no other publish has the same."""
 
-    __slots__ = ("slots", "takes")
+    __slots__ = ("slots", "takes", "trace")
 
     #: queue -> slot count by which it was sent there first: where a repeated publish is recognised
     slots: dict[str, int]
@@ -54,6 +54,9 @@ class PublishName(str):
     #: queue -> the message there whose place it was to take: if the publish is repeated, perhaps it
     #: has done so
     takes: dict[str, Conflict | None]
+
+    #: of a traced channel: queue -> the headers that went along, which a repeated publish has too
+    trace: dict[str, dict[str, str]]
 
 
 class Publisher:
@@ -103,12 +106,20 @@ class Publisher:
             producer = self._producer = (os.getpid(), token_urlsafe(9), count(1))
         return f"{producer[1]}.{next(producer[2])}"
 
-    def put(self, queue: str, message: dict[str, Any], batch: PublishBatch | None = None) -> None:
+    def put(
+        self,
+        queue: str,
+        message: dict[str, Any],
+        batch: PublishBatch | None = None,
+        topic: Topic | None = None,
+    ) -> None:
         """Put an addressed message into a queue.
 
         batch: takes the call instead of the server
+        topic: of the queue, where that was just asked for
         """
-        topic = self._topic_of(queue)
+        if topic is None:
+            topic = self._topic_of(queue)
         slots = message["properties"]["delivery_tag"].slots.setdefault(queue, topic.slots)
         if slots != topic.slots:  # resharded between two attempts
             topic = replace(topic, declaration=replace(topic.declaration, slots=slots))

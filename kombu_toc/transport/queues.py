@@ -16,7 +16,7 @@ from ..consumer.lease_keeper import LeaseKeeper
 from ..consumer.pipe import BROKEN
 from ..consumer.sweeping import sweep
 from ..errors import ConfigurationError
-from ..model.limits import LIBRARY_TERMS, LIMITS, TERMS, Limits
+from ..model.limits import LIBRARY_TERMS, LIMITS, NOTIFIER_TERMS, TERMS, Limits
 from ..model.topic import Topic, check_slots
 
 #: Queues whose declarations a channel remembers.
@@ -26,7 +26,7 @@ MAX_KNOWN = 4096
 TOUCH_MS = 500
 
 #: Limits of a topic that a queue's arguments may set.
-_LIMITS = ("slots", "retries", *Limits._fields, *TERMS, *LIBRARY_TERMS)
+_LIMITS = ("slots", "retries", *Limits._fields, *TERMS, *LIBRARY_TERMS, *NOTIFIER_TERMS)
 _ARGUMENTS = {f"x-{name.replace('_', '-')}": name for name in _LIMITS}
 
 #: Other arguments that have the effect that is meant: priorities need no declaration here.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
+from time import time_ns
 from typing import Any
 
 from amqp.protocol import queue_declare_ok_t
@@ -22,7 +23,8 @@ from ..errors import AlreadyThereError, NotPermittedError, ReplicationError
 from ..library import outbox
 from ..library.centers import OpenLibrary
 from ..library.far import is_far
-from ..library.records import Row, row_of
+from ..library.notes import FLUSH_AT
+from ..library.records import BIZ_ID, BIZ_TYPE, Event, Row, row_of
 from ..library.statuses import DEAD, DONE, FAR, NOT_PUT, PENDING, TAKEN
 from ..model.library_log import BEHIND, OFF, OUTBOX
 from ..model.topic import Declaration, Topic
@@ -50,15 +52,26 @@ class RecordedPublisher(Publisher):
         #: what a thread has made of the message that it sends
         self._made = threading.local()
 
-    def put(self, queue: str, message: dict[str, Any], batch: PublishBatch | None = None) -> None:
+    def put(
+        self,
+        queue: str,
+        message: dict[str, Any],
+        batch: PublishBatch | None = None,
+        topic: Topic | None = None,
+    ) -> None:
+        recorder = self.library.recorder
+        if topic is None and not (recorder.away_until and recorder.is_away):
+            topic = self._topic(queue)
+        connection = outbox.current()
+        if topic is not None and connection is None and not topic.declaration.rows_first:
+            super().put(queue, message, batch, topic)
+            return
         headers = message.get("headers") or {}
         if is_unique(headers, message["properties"]):
             # Which of two is kept is known in Redis only.
             outbox.refuse(queue, "a message with a unique key")
             super().put(queue, message, batch)
             return
-        recorder = self.library.recorder
-        topic = None if recorder.is_away else self._topic(queue)
         if topic is None:
             topic = self._center.registry.known(queue) or self._provisional(queue)
             away = True
@@ -68,7 +81,7 @@ class RecordedPublisher(Publisher):
             outbox.refuse(queue, "a message to a queue that goes away by itself")
             super().put(queue, message, batch)
             return
-        mode, connection = topic.declaration.library, outbox.current()
+        mode = topic.declaration.library
         if mode == OFF:
             outbox.refuse(queue, f"a message to a queue that is declared with library={OFF!r}")
         behind = mode == BEHIND and connection is None
@@ -79,8 +92,10 @@ class RecordedPublisher(Publisher):
             raise outbox.needed(queue)
         # What is wrong with a message is found before its row is written.
         call = self._made_for(topic, message, batch, away=away)
-        row = row_of(queue, self._made.request, headers)
-        far = is_far(topic.declaration, row.action_us) and not self._made.request.ensure
+        request = self._made.request
+        server_us = None if away else self.library.server_time.of(request)
+        row = row_of(queue, request, headers, server_us=server_us)
+        far = is_far(topic.declaration, row.action_us) and not request.ensure
         if connection is not None:
             row = row._replace(place=FAR if far else NOT_PUT)
             recorder.write_with(connection, row, None if away else topic)
@@ -179,25 +194,55 @@ class RecordedPublisher(Publisher):
 
     def call_of(self, topic: Topic, request: PutRequest) -> ScriptCall:
         self._made.request = request
-        return super().call_of(topic, request)
+        return self._center.commands.put(topic, request)
 
 
 class RecordedQoS(QoS):
     """Tells the library what becomes of each message."""
 
+    def __init__(self, channel: RecordedChannel, prefetch_count: int = 0) -> None:
+        super().__init__(channel, prefetch_count)
+        self._recorder = channel.recorder
+        self._notes = self._recorder.gathering.notes_of(self, channel.center.known)
+
     def append(self, message: Message, delivery_tag: int) -> None:
         super().append(message, delivery_tag)
-        self.channel.note(message, TAKEN)
+        if message.delivery is not None:
+            self._notes.fresh[delivery_tag] = time_ns()
+            if self._recorder.sleeps:
+                self._recorder.wake()
+
+    def taken(self, tag: int, at_us: int) -> Event | None:
+        message = self._delivered.get(tag)
+        return None if message is None else self.channel.event_of(message, TAKEN, at_us=at_us)
 
     def ack(self, delivery_tag: int) -> None:
         message = self._delivered.get(delivery_tag)
         super().ack(delivery_tag)
-        if message is not None and not message.dies_later:
-            self.channel.note(message, DONE)
+        if message is None or message.dies_later or (delivery := message.delivery) is None:
+            return
+        # Of each message that is handled: see notes.py.
+        notes, headers = self._notes, message.headers.get
+        notes.fresh.pop(delivery_tag, None)
+        ended = notes.ended
+        ended.append(
+            (
+                *(headers("id"), message.properties.get("k"), delivery.id, delivery.topic),
+                *(time_ns(), delivery.score, delivery.limit, message.error),
+                *(headers("task"), headers(BIZ_TYPE), headers(BIZ_ID)),
+            )
+        )
+        if not len(ended) % FLUSH_AT:
+            self._recorder.gathering.bound(notes)
+            self._recorder.wake()
+        elif self._recorder.sleeps:
+            self._recorder.wake()
 
     def _runs_on(self, message: Message) -> Callable[[bool], Any]:
         # Until its task has ended it may be dead yet.
         message.dies_later = True
+        if self._notes.fresh.pop(message.delivery_tag, None) is not None:
+            self.channel.note(message, TAKEN)
         end = partial(self.channel.note_end, message)
         self.channel.recorder.running[id(message)] = end
         return end
@@ -227,6 +272,7 @@ class RecordedChannel(Channel):
     """
 
     QoS = RecordedQoS
+    publisher_class = RecordedPublisher
 
     def __init__(self, connection: Any, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
@@ -235,7 +281,8 @@ class RecordedChannel(Channel):
         self._undeclared: dict[Any, Callable[[], Any]] = {}
 
     def _make_publisher(self, *args: Any) -> Publisher:
-        made = RecordedPublisher(*args)
+        made = super()._make_publisher(*args)
+        assert isinstance(made, RecordedPublisher)
         made.library, made.lifetime_of = self.center.recorder, self.queues.lifetime
         return made
 
@@ -246,15 +293,24 @@ class RecordedChannel(Channel):
 
         watched: as in :meth:`.recorder.Recorder.note`
         """
+        event = self.event_of(message, status)
+        if event is not None:
+            self.recorder.gather(event, watched=watched)
+
+    def event_of(self, message: Message, status: int, *, at_us: int = 0) -> Event | None:
+        """What is written of something that has become of a message; None if nothing is.
+
+        at_us: as in :meth:`.notes.Gathering.event_of`
+        """
         delivery = message.delivery
         if delivery is None:
-            return
+            return None
         topic = self.center.known(delivery.topic)
         mode = None
         if topic is not None:
             mode = topic.declaration.library
             if mode == OFF or topic.declaration.expires:
-                return
+                return None
         headers = message.headers
         id = headers.get("id")
         key = (
@@ -262,14 +318,15 @@ class RecordedChannel(Channel):
             str(message.properties.get("k") or ""),
             delivery.topic,
         )
-        self.recorder.note(
+        event: Event | None = self.recorder.gathering.event_of(
             *(key, status),
+            at_us=at_us,
             attempts=delivery.failures + 1,
             error=message.error,
             message=(headers, delivery.action_us),
-            watched=watched,
             has_row=mode != BEHIND,
         )
+        return event
 
     def note_dead(self, message: Message, error: str) -> None:
         """A message is buried."""

@@ -30,6 +30,7 @@ from ..client.databases import hide
 from ..client.health import check_server
 from ..client.options import Settings, read
 from ..client.urls import Address, mask_password, read_url, sentinel_url
+from ..compat import http_protocol  # noqa: F401 - so that its part can be switched off
 from ..compat.redis_connections import SOCKET
 from ..consumer.lease_keeper import LeaseKeeper
 from ..consumer.pipe import BROKEN
@@ -114,6 +115,8 @@ class Transport(virtual.Transport):
         self.address, self.settings = self._read(client)
         if self.settings.toc_library:
             self._record(client)
+        if self.settings.toc_otel:
+            self._trace()
         if self.address.kind == "cluster":
             # Kombu tries once more after it has connected again, and as often as it was told to if
             # there is this: that it could connect says nothing of the node that it needs.
@@ -159,6 +162,15 @@ class Transport(virtual.Transport):
         client.transport_options = dict(client.transport_options or {})
         hide(client.transport_options, "toc_library")
         self.Channel = RecordedChannel
+
+    def _trace(self) -> None:
+        """Have a span for each message. Raises ConfigurationError without OpenTelemetry's API."""
+        from ..tracing import tracing_of  # it needs an extra
+        from .traced import traced
+
+        #: what the channels make spans with
+        self.tracing = tracing_of(self.settings, self.address)
+        self.Channel = traced(self.Channel)
 
     # -- what it is made of, made when first used
 

@@ -5,8 +5,8 @@
 Virtual workers share a real server. Each pops, takes what it was given as a worker does, and
 acknowledges it. It dies at random: before or after any command that it sends, so that the reply to
 a pop, to a change of a schedule or to an acknowledgement may be lost. Its messages come back when
-their leases end. Now and then a message that waits for a firing is cancelled; what keeps the queues
-up puts the following one.
+their leases end. Now and then a message that waits for a firing is cancelled, which may be one that
+comes back; what keeps the queues up puts the following one.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Verdict(NamedTuple):
     firings: int  #: planned times that have come
     duplicates: list[str]  #: ids for which there was more than one message
     missed: list[str]  #: ids of planned times for which there was none
-    never_run: list[str]  #: ids of messages that were never run
+    never_run: list[str]  #: ids of messages that were never run, although nobody withdrew them
     cancelled: int
     deaths: Counter[tuple[str, str]]
     seconds: float
@@ -114,6 +114,8 @@ class Chaos:
         self._births: dict[str, set[str]] = defaultdict(set)
         self._ran: Counter[str] = Counter()
         self._cancelled: set[str] = set()
+        #: ids of those that a pause withdrew
+        self._paused: set[str] = set()
         self._firsts: dict[str, int] = {}
 
     def run(self, firings: int, seconds: float) -> Verdict:
@@ -132,7 +134,7 @@ class Chaos:
             if self._random.random() < 0.01:
                 self._follow()
         for name in self._names:
-            self._center.schedules.pause(name)
+            self._pause(name)
         self._mortal.left = None
         deadline = time.monotonic() + 30
         while self._center.count("jobs") and time.monotonic() < deadline:
@@ -157,7 +159,9 @@ class Chaos:
                 self._ran[delivery.id] += 1
                 worker.ack([delivery])
         except DiedError:
-            pass
+            # What it was delivered is still there, and may be withdrawn before it comes back.
+            if self._random.random() < 0.1:
+                self._cancel()
 
     def _cancel(self) -> None:
         made = self._center.schedules.get(self._random.choice(self._names))
@@ -165,6 +169,14 @@ class Chaos:
             for one in self._center.cancel(made.next_id):
                 if one.deleted:
                     self._cancelled.add(one.id)
+
+    def _pause(self, name: str) -> None:
+        """It withdraws a firing that waits, also one that a dead worker was delivered."""
+        made = self._center.schedules.get(name)
+        next_id = made.next_id if made is not None else None
+        if next_id and [one.state for one in self._center.get(next_id)] == [kombu_toc.WAITING]:
+            self._paused.add(next_id)
+        self._center.schedules.pause(name)
 
     def _follow(self) -> None:
         self._followers(self._center.center, lambda *_: None, lambda: True)
@@ -181,7 +193,8 @@ class Chaos:
                 id = firing_id(name, us)
                 if id not in self._births and id not in self._cancelled:
                     missed.append(id)
-        never = [id for id in self._births if not self._ran[id]]
+        withdrawn = self._cancelled | self._paused
+        never = [id for id in self._births if not self._ran[id] and id not in withdrawn]
         return Verdict(
             planned, duplicates, missed, never, len(self._cancelled), self._mortal.deaths, seconds
         )

@@ -6,6 +6,7 @@ backend, workers and an app. Where pytest-celery has a container, a node here ha
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -164,6 +165,16 @@ class WorkerProcess:
             for process in self.processes():
                 process.kill()
             raise AssertionError(f"the worker did not stop:\n{self.logs()[-3000:]}") from None
+
+    def end(self) -> None:
+        """Kill it and its pool, where nothing more is asked of it."""
+        if self.status != "running":
+            return
+        os.kill(self.pid, _signals.SIGSTOP)  # so that it forks nobody after they are counted
+        for process in reversed(self.processes()):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._process.wait()
 
 
 _signals = signal

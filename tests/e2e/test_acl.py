@@ -13,8 +13,11 @@ import redis
 from celery import Celery
 
 import kombu_toc
+from kombu_toc.http import new_token
 from kombu_toc.scripts.loader import commands_of
 
+from ..http_server import HttpServer
+from ..page_visitor import Visitor
 from ..servers import Server
 from .conftest import Journal, wait_until
 from .nodes import ROOT, Worker, WorkerProcess
@@ -212,6 +215,35 @@ def test_an_operator_needs_its_rules_and_no_more(
         rare |= {"ping"} if find_spec("prometheus_client") is None else set()  # the exporter's
         assert unused(client, commands("operator") - in_scripts) <= rare
     app.close()
+
+
+def test_the_page_needs_the_rules_of_an_operator(guarded: Server) -> None:
+    center = kombu_toc.center_for(guarded.toc_url)
+    for number in range(4):
+        center.put("mail", f"m-{number}", b"{}", delay=100, key="anna")
+    center.put("mail", "dead", b"{}")
+    center.reject(center.pop("mail").messages[0], requeue=False, error="boom")
+    secret, line = new_token("anna", "read,write,operate", "*")
+    with HttpServer(url(guarded, "operator"), environment={"TOC_HTTP_TOKENS": line}) as made:
+        visitor = Visitor(made)
+        assert visitor.sign_in(secret).status == 303
+        queue = {"queue": "mail"}
+        assert visitor.post("limits", **queue, **{"limit.key_concurrency": "1"}).status == 303
+        for view in ("", "queue?queue=mail&text=x", "message?queue=mail&id=m-1", "dead"):
+            assert visitor.get(view).status == 200
+        for view in ("limits", "limits?queue=mail"):
+            assert visitor.get(view).status == 200
+        for id, act in (("m-0", "cancel"), ("m-1", "run"), ("dead", "requeue")):
+            assert visitor.post("do", **queue, id=id, act=act, sure="1").status == 303
+        assert visitor.post("pause", **queue, act="pause").status == 303
+        job = visitor.post("all", **queue, act="run", text="{").headers["location"]
+        wait_until(lambda: "match" in visitor.get(job).body.decode(), 20)
+        assert visitor.post("job", id=job.partition("=")[2], do="go").status == 303
+        wait_until(lambda: "Done:" in visitor.get(job).body.decode(), 20)
+        assert visitor.post("job", id=job.partition("=")[2], do="stop").status == 303
+        assert visitor.get("audit").status == 200
+        assert visitor.post("leave").status == 303
+    assert refused(guarded, "operator") == set()
 
 
 @pytest.mark.parametrize("role", [*SCRIPTS])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import statistics
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -100,6 +103,36 @@ def test_tasks_with_one_eta_start_in_the_order_in_which_they_were_sent(
     for i in range(300):
         app.tasks["e2e.note"].apply_async((f"same-{i:04}",), queue="one-slot", eta=due)
     names = [entry["name"] for entry in journal.wait_for("same-", 300)]
+    assert names == sorted(names)
+
+
+@pytest.mark.one_server("one process is the server")
+@pytest.mark.parametrize("who", ["worker", "server"])
+def test_tasks_start_in_order_although_somebody_stands_still_now_and_then(
+    start_workers: StartWorkers, app: Celery, journal: Journal, single_server: Server, who: str
+) -> None:
+    """K5: what has waited too long for the process is given back, and starts before what came
+    later all the same."""
+    [worker] = start_workers(1, "-c", "1", "-Q", "one-slot")
+    pid = worker.container.pid if who == "worker" else single_server.pid
+    due = at(1)
+    for i in range(300):
+        app.tasks["e2e.note"].apply_async((f"still-{i:04}",), queue="one-slot", eta=due)
+    over = threading.Event()
+
+    def stand_still() -> None:
+        while not over.wait(0.03):
+            os.kill(pid, signal.SIGSTOP)
+            over.wait(0.1)
+            os.kill(pid, signal.SIGCONT)
+
+    thread = threading.Thread(target=stand_still)
+    thread.start()
+    try:
+        names = [entry["name"] for entry in journal.wait_for("still-", 300, timeout=60)]
+    finally:
+        over.set()
+        thread.join()
     assert names == sorted(names)
 
 

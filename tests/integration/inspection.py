@@ -23,7 +23,9 @@ def residue(client: redis.Redis) -> list[str]:
     for key in client.scan_iter():
         if b"}:sent:to:" in key or b"}:sent:many:" in key:
             assert client.ttl(key) in (-2, *range(61))  # or gone by now
-        elif not key.endswith(b"}:topics") and not _counts(client, key):
+        elif key.endswith(b"}:topics") or _names(client, key) or _counts(client, key):
+            continue
+        else:
             left.append(key.decode())
     return sorted(left)
 
@@ -40,9 +42,15 @@ def keys_left(client: redis.Redis, pattern: str = "*") -> list[str]:
     for key in client.keys(pattern):
         if b"}:sent:" in key:
             assert client.ttl(key) in (-2, *range(61))  # or gone by now
-        elif not _counts(client, key):
+        elif not _names(client, key) and not _counts(client, key):
             left.append(key.decode())
     return sorted(left)
+
+
+def _names(client: redis.Redis, key: bytes) -> bool:
+    """Whether these are the names of topics, of those that there are."""
+    stem, mark, _ = key.partition(b"{toc}:names")
+    return bool(mark) and {*client.zrange(key, 0, -1)} == {*client.hkeys(stem + b"{toc}:topics")}
 
 
 def _counts(client: redis.Redis, key: bytes) -> bool:

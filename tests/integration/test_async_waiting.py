@@ -15,6 +15,7 @@ import pytest
 import redis
 
 from kombu_toc import AsyncTaken, AsyncTimeoutCenter, TimeoutCenter
+from kombu_toc.aio.links import Link
 
 from ..cluster import Cluster
 from ..loops import in_loop, watched
@@ -109,6 +110,44 @@ def test_a_task_that_is_cancelled_hands_back_what_it_had_claimed(
     in_loop(use())
     assert announced(center, "mail") == before
     assert blocked(client) == 0
+
+
+@pytest.mark.parametrize("topics", ["mail", ["mail", "sms"]])
+def test_a_task_that_is_cancelled_gives_back_what_it_was_just_delivered(
+    url: str, center: TimeoutCenter, topics: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it was cancelled before it has read the reply, or while it hands back its claims."""
+    waits: asyncio.Task[Any] | None = None
+    delivered = 0
+
+    async def exchange(self: Link, *args: Any, real: Any = Link.exchange) -> Any:
+        nonlocal delivered
+        replies = await real(self, *args)
+        if waits is not None and center.counts("mail").in_flight:
+            delivered += 1
+            if delivered == turn:
+                waits.cancel()
+        return replies
+
+    async def use() -> None:
+        nonlocal waits
+        async with center_at(url) as toc:
+            await toc.pop(topics, wait=0.01)  # so that its scripts are known
+            waits = asyncio.create_task(toc.pop(topics, wait=60))
+            await toc.put("mail", "m", b"")
+            await asyncio.wait({waits})
+
+    monkeypatch.setattr(Link, "exchange", exchange)
+    for turn in range(1, 4):
+        waits, delivered = None, 0
+        in_loop(use())
+        assert waits is not None
+        if waits.cancelled():
+            assert center.counts("mail") == (1, 0, 0, 0)
+        else:  # it had ended before
+            assert turn > 1 and center.counts("mail").in_flight == 1
+            break
+        center.purge("mail")
 
 
 def test_a_loop_over_messages_renews_their_leases_and_settles_them(

@@ -379,3 +379,23 @@ def test_whatever_is_in_there_a_scan_reads_what_was_asked_for(
     times = [one.time_us for one in found]
     assert times == sorted(times)
     assert center.count(state=state, **bounds) == len(found)
+
+
+def test_a_page_ends_with_so_many_bytes_and_the_next_one_goes_on(center: TimeoutCenter) -> None:
+    for place in range(10):
+        center.put("mail", f"m-{place}", b"x" * 1_000, delay=3600 + place)
+    center.put("mail", "large", b"x" * 100_000, delay=4000)
+    pages, after = [], None
+    while True:
+        page = center.scan("mail", limit=8, size=2_500, after=after)
+        pages.append([one.id for one in page.messages])
+        after = page.after
+        if after is None:
+            break
+    assert pages == [
+        ["m-0", "m-1", "m-2"],
+        ["m-3", "m-4", "m-5"],
+        ["m-6", "m-7", "m-8"],
+        ["m-9", "large"],  # the last one may have any size
+    ]
+    assert len(center.scan("mail", where=lambda one: one.id == "m-7", size=100).messages) == 1

@@ -24,6 +24,7 @@ from celery_toc import timeout_center
 from celery_toc.integrations.prometheus import TimeoutCenterCollector, metrics_text, serve
 from kombu_toc import TimeoutCenter
 from kombu_toc.metrics.counters import COUNTERS
+from kombu_toc.notify.targets import stop_target
 
 from ..cluster import Cluster
 from ..servers import Server
@@ -56,6 +57,24 @@ def busy(center: TimeoutCenter) -> TimeoutCenter:
     center.reject(messages[2], requeue=False)
     center.metrics.send(center)
     return center
+
+
+def test_the_exporter_tells_which_targets_are_stopped(center: TimeoutCenter) -> None:
+    center.declare("plain")
+    for topic in ("mail", "sms"):
+        center.declare(topic, target="https://shop.example.com/hook")
+
+    def told() -> dict[str, float]:
+        name = "celery_toc_target_stopped"
+        return {k[1]: n for k, n in samples(metrics_text(center)).items() if k[0] == name}
+
+    assert told() == {"mail": 0, "sms": 0}
+    other = TimeoutCenter(center.client)
+    stop_target(other, "sms", "https://shop.example.com/hook", "HTTP 410")
+    deadline = time.monotonic() + 30
+    while told() != {"mail": 0, "sms": 1}:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_the_exporter_tells_depths_counters_and_lateness(busy: TimeoutCenter) -> None:

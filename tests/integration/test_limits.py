@@ -13,6 +13,7 @@ from kombu import Connection
 from kombu.asynchronous import Hub
 
 from kombu_toc import (
+    ConfigurationError,
     Delivery,
     Popped,
     RateLimitedError,
@@ -141,6 +142,33 @@ def test_starts_of_a_queue_are_spaced_by_its_rate(declare: Any, client: Any) -> 
     assert not popped.more
     [(_, at)] = client.zrange(center.keys.wake("mail"), 0, -1, withscores=True)
     assert at == starts[-1] + 5025
+
+
+@pytest.mark.parametrize("wait", [0, 60])
+def test_a_pop_that_looks_ahead_delivers_what_the_rate_lets_start_by_then(
+    declare: Any, wait: float
+) -> None:
+    center = declare(rate="10/s")
+    for number in range(20):
+        center.put("mail", f"c{number}", b"x")
+    first = center.pop("mail", 20, wait=wait, ahead=0.85)
+    starts = [first.now_us, *(one.start_us for one in first.messages[1:])]
+    assert [one.id for one in first.messages] == [f"c{number}" for number in range(9)]
+    assert all(later - sooner >= 100_000 for sooner, later in itertools.pairwise(starts))
+    assert starts[-1] <= first.now_us + 850_000
+    # What comes next starts when these have: it does not matter when it is asked for.
+    second = center.pop("mail", 20, wait=60, ahead=0.85)
+    assert (second.messages[0].start_us or second.now_us) - starts[-1] >= 100_000
+
+
+def test_a_pop_of_a_queue_without_a_rate_does_not_look_ahead(declare: Any) -> None:
+    center = declare(concurrency=5)
+    center.put("mail", "now", b"x")
+    center.put("mail", "soon", b"x", delay=30)
+    assert [one.id for one in center.pop("mail", 5, ahead=0.9).messages] == ["now"]
+    for wrong in (-1, 1, True, "1", None, float("nan")):
+        with pytest.raises(ConfigurationError, match=r"ahead must be from 0 to 0\.9 s"):
+            center.pop("mail", 5, ahead=wrong)
 
 
 def test_starts_of_a_key_are_spaced_by_its_rate(declare: Any) -> None:

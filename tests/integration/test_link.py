@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,8 @@ import redis
 
 from kombu_toc.consumer.pipe import BROKEN, PipelinedConnection
 from kombu_toc.metrics.sender import Metrics
+from kombu_toc.scripts.call import ScriptCall
+from kombu_toc.scripts.loader import Script
 
 from ..proxy import Proxy
 from ..servers import Server
@@ -17,10 +20,40 @@ from ..servers import Server
 pytestmark = pytest.mark.one_server("the proxy that cuts connections stands before one")
 
 
+#: Notes in a list that it ran.
+TEXT = "redis.call('RPUSH', KEYS[1], ARGV[1]); return 0"
+NOTE = Script("note", TEXT, hashlib.sha1(TEXT.encode()).hexdigest())
+
+
 @pytest.fixture
 def proxy(server: Server) -> Iterator[Proxy]:
     with Proxy(server.port) as made:
         yield made
+
+
+def test_a_script_that_the_server_does_not_know_runs_before_what_is_sent_after_it(
+    server: Server, client: redis.Redis
+) -> None:
+    """A release that runs behind the next pop lets what comes later start first."""
+    link = PipelinedConnection(
+        lambda: client.connection_pool,
+        lambda fd, callback: None,
+        lambda fd: None,
+        lambda calls: None,
+        Metrics(active=False),
+    )
+    for _ in range(2):
+        client.script_flush()
+        link.close()  # as who takes over knows nothing
+        link.send([(ScriptCall(NOTE, ("noted",), ("script",), int), None)])
+        link.send([(("RPUSH", "noted", "command"), None)])
+        link.send([(ScriptCall(NOTE, ("noted",), ("again",), int), None)])
+        while link.busy:
+            assert link.wait(10)
+            link.read()
+        assert client.lrange("noted", 0, -1) == [b"script", b"command", b"again"]
+        client.delete("noted")
+    link.close()
 
 
 def test_a_connection_that_ends_while_somebody_waits_for_it_is_found_broken_when_it_is_read(

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
+from itertools import product
 from typing import Any
 
 import pytest
@@ -468,10 +469,12 @@ def test_who_has_read_a_schedule_before_others_went_on_with_it_changes_nothing(
 def test_a_firing_is_one_message_whoever_dies_when(
     server: Server | Cluster, client: redis.Redis
 ) -> None:
-    found = chaos(server.toc_url, 1500, seed=2, seconds=60)
-    assert found.firings >= 1400
+    found = chaos(server.toc_url, 3000, seed=2, seconds=60)
+    assert found.firings >= 2800
     assert (found.duplicates, found.missed, found.never_run) == ([], [], [])
-    assert len(found.deaths) == 8
+    # Now and then one dies at a command between these, as when it asks for its queue.
+    steps = product(("before", "after"), ("pop", "recurring", "recur", "ack"))
+    assert found.deaths.keys() >= set(steps)
 
 
 def test_schedules_are_put_and_changed_from_an_event_loop(

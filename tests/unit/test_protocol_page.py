@@ -83,7 +83,7 @@ def test_an_entry_ends_where_the_next_one_begins() -> None:
         "ARGV[3] how many may be taken that are due within ARGV[4] microseconds from now",
     ]
     assert said.keys[0].startswith("KEYS, per slot: armed, prepare, body, dead, reasons, tokens")
-    assert head("declare").keys == ["KEYS[1] topics", "KEYS[2] expiring"]
+    assert head("declare").keys[:2] == ["KEYS[1] topics", "KEYS[2] expiring"]
 
 
 def test_the_document_has_what_evalsha_needs() -> None:

@@ -37,14 +37,15 @@ def submitted(ends: Nudges) -> SubmittedRequests:
 def test_what_no_thread_has_begun_is_taken_back_when_it_has_waited(
     submitted: SubmittedRequests,
 ) -> None:
+    """And what the pool was given behind it, which would start before it."""
     begun, queued, new = Request(), Request(), Request()
     submitted.add(begun, 10.0, starts=False)
     submitted.add(queued, 10.0, starts=False)
     submitted.add(new, 10.5, starts=False)
     assert submitted.accept(begun)
     assert submitted.take_queued(9.9) == []
-    assert submitted.take_queued(10.2) == [queued.message]
-    assert queued.message.given_back
+    assert submitted.take_queued(10.2) == [queued.message, new.message]
+    assert queued.message.given_back and new.message.given_back
     assert submitted.take_queued(10.2) == []
 
 

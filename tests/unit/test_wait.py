@@ -11,6 +11,7 @@ from kombu_toc.center.wait import (
     KEPT_UP,
     LOOK,
     LOOK_RARELY,
+    LOOKS,
     MAX_CLAIMS,
     Gathered,
     Looks,
@@ -35,6 +36,17 @@ def test_a_claim_is_acted_on_when_it_is_due_and_not_before() -> None:
     assert (wait.due(9.9), wait.next_time()) == ({}, 10.0)
     assert wait.due(10.0) == {"sms": {1}}
     assert wait.due(20.0) == {"sms": {1}, "mail": {3}}
+
+
+def test_a_pop_that_looks_ahead_settles_what_it_has_looked_at_and_comes_early_for_the_rest() -> (
+    None
+):
+    wait = Wait(["mail"], until=100.0)
+    for slot, second in enumerate((20, 21, 22)):
+        wait.add(("mail", slot, second * US), at=second)
+    wait.popped("mail", None, now_us=20 * US, now=50.0, ahead_us=US)
+    assert len(wait) == 1
+    assert wait.next_time() == 51.5  # a second and a half before its time, half a second early
 
 
 def test_the_end_of_the_wait_comes_before_a_later_claim() -> None:
@@ -126,6 +138,29 @@ def test_while_somebody_keeps_them_up_it_is_only_asked_whether_that_is_still_so(
     now = looks.next_time(["mail"])
     looks.asked(False, now)
     assert looks.due(["mail"], now) == ["mail"]
+
+
+@pytest.mark.parametrize(
+    ("number", "most"), [(100, 100), (1000, LOOKS), (2000, LOOKS), (4000, 400)]
+)
+def test_however_many_topics_there_are_somebody_looks_into_each(number: int, most: int) -> None:
+    """But into no more of them a second than a process has time for."""
+    looks, now, looked = Looks(), 0.0, []
+    topics = [f"mail-{n}" for n in range(number)]
+    while now < 40.0:
+        for topic in looks.due(topics, now):
+            looks.looked(topic, now)
+            looked.append((now, topic))
+        now += 0.25
+    late = [(at, topic) for at, topic in looked if at >= 20.0]
+    assert {topic for _, topic in late} == set(topics)
+    assert len(late) <= 20 * most * 1.1
+    # One that is left alone has as few again as it had at first.
+    while now < 80.0:
+        for topic in looks.due(topics[:1], now):
+            looks.looked(topic, now)
+        now += 0.25
+    assert looks.next_time(topics[:1]) <= now + LOOK
 
 
 def test_somebody_looks_rarely_although_the_topics_are_kept_up() -> None:

@@ -1,0 +1,10 @@
+-- Reads names of topics, in their order.
+--
+-- KEYS[1] topics   KEYS[2] names of topics
+-- ARGV[1] from where   ARGV[2] up to where, as ZRANGE with BYLEX has them
+-- ARGV[3] how many at most
+-- Returns the names, or false if KEYS[2] has more or fewer than there are: somebody declares or
+-- deletes topics who does not know it.
+
+if redis.call('HLEN', KEYS[1]) ~= redis.call('ZCARD', KEYS[2]) then return false end
+return redis.call('ZRANGE', KEYS[2], ARGV[1], ARGV[2], 'BYLEX', 'LIMIT', 0, tonumber(ARGV[3]))
