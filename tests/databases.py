@@ -213,6 +213,7 @@ class MariaDB(DatabaseServer):
             self.run(
                 *("mariadb-install-db", "--no-defaults", f"--datadir={data}"),
                 *("--auth-root-authentication-method=normal", "--skip-test-db"),
+                f"--tmpdir={self.directory}",  # as below: it starts a server
             )
             super().start()
             self.execute("CREATE USER toc@'127.0.0.1' IDENTIFIED BY 'se@same'")
@@ -225,7 +226,9 @@ class MariaDB(DatabaseServer):
             *(shutil.which("mariadbd"), "--no-defaults", f"--datadir={self.directory / 'data'}"),
             *(f"--port={self.port}", "--bind-address=127.0.0.1", "--skip-name-resolve"),
             *(f"--socket={self.directory / 'socket'}", f"--pid-file={self.directory / 'pid'}"),
+            # A server that starts deletes what others have in a folder for temporary files.
             *("--max-connections=300", "--innodb-flush-log-at-trx-commit=2"),
+            f"--tmpdir={self.directory}",
         )
 
     def admin_url(self) -> str:

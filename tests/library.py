@@ -47,6 +47,21 @@ def new_url(engine, tmp_path) -> Iterator[Callable[[], str]]:
     close_libraries()
 
 
+@pytest.fixture
+def library_url(new_url) -> str:
+    """The URL of a database with the tables of a library."""
+    url = new_url()
+    shards = Shards(read_databases("toc_library", [url]), 1, 5.0)
+    migrate.create(shards)
+    shards.close()
+    return url
+
+
+def on_engines(*names: str) -> pytest.MarkDecorator:
+    """Has a test run on these engines, where they are installed."""
+    return pytest.mark.parametrize("engine", names, indirect=True, scope="session")
+
+
 def close_libraries() -> None:
     """End the threads and close the connections of all task libraries that this process uses. It
     opens them again if it goes on to use them."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import truediv
+from statistics import median
 from typing import Any
 
 from ..databases import database, missing, timed_database
@@ -16,6 +18,9 @@ ENGINES = ("sqlite", "postgresql", "mariadb")
 _TITLES = {"sqlite": "SQLite", "postgresql": "PostgreSQL", "mariadb": "MariaDB"}
 _PREFORK = ("-P", "prefork", "-c", "2")
 
+#: Drains with rows behind, each beside one without: an even number.
+_PAIRS = 4
+
 
 def _for_each(name: str, title: str, unit: str) -> dict[str, Metric]:
     return {
@@ -23,6 +28,43 @@ def _for_each(name: str, title: str, unit: str) -> dict[str, Metric]:
         for engine in ENGINES
     }
 
+
+#: What is measured of a library of each size: title, unit, whether more is better.
+_GROWING = {
+    "put": ("one message more, through", "ms", False),
+    "put_many": ("each of 1,000 messages more, through", "ms", False),
+    "taken": ("each of 500 that are taken", "ms", False),
+    "done": ("each of 500 that are done", "ms", False),
+    "find_biz": ("find by business id", "ms", False),
+    "find_ended": ("find by business id, ended", "ms", False),
+    "find_time": ("find 100 pending, by time", "ms", False),
+    "find_soon": ("find the soonest 100", "ms", False),
+    "find_dead": ("find 100 that are dead", "ms", False),
+    "find_past": ("find 100 that are done, by time", "ms", False),
+    "history": ("history of an id, pending", "ms", False),
+    "history_ended": ("history of an id, ended", "ms", False),
+    "cancel": ("cancel by business id", "ms", False),
+    "rebuild_first": ("rebuild, until the first are back", "ms", False),
+    "rebuild": ("rebuild, the first 20,000", "tasks/s", True),
+    "load": ("loaded ahead, the first 20,000", "tasks/s", True),
+    "look": ("a look at 2,000 that are overdue", "ms", False),
+    "counts": ("count all rows by status", "ms", False),
+    "prune": ("drop some days of history", "ms", False),
+    "fill": ("rows made in", "s", False),
+    "bytes": ("in the database, for each row", "bytes", False),
+    "purge": ("purge of a queue of 100 rows, each row", "ms", False),
+}
+
+
+def _label(rows: int) -> str:
+    """10k, 1M."""
+    return f"{rows // 1_000_000}M" if rows >= 1_000_000 else f"{rows // 1000}k"
+
+
+SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
+
+#: Of MariaDB, with the buffer pool of 128 MB that it has by default: more rows are not tried.
+MARIADB_SIZES = SIZES[:3]
 
 METRICS = {
     "publish_none": Metric("published one by one, no library", "tasks/s", more_is_better=True),
@@ -33,8 +75,18 @@ METRICS = {
     **_for_each("drain", "drained", "tasks/s"),
     **_for_each("drain_ratio", "drained, against without", ""),
     **_for_each("rebuild", "rebuilt", "tasks/s"),
+    "none_publish": Metric(
+        "published in turns with those, rows none", "tasks/s", more_is_better=True
+    ),
     "behind_publish": Metric("published, rows behind", "tasks/s", more_is_better=True),
     "behind_publish_ratio": Metric("published, rows behind, against none", "", more_is_better=True),
+    **{
+        f"{mode}_publish_{part}": Metric(
+            f"processor time of a published task: {title}, rows {mode}", "us"
+        )
+        for mode in ("none", "behind")
+        for part, title in (("sender", "sender"), ("redis", "Redis"))
+    },
     "behind_drain": Metric("drained, rows behind", "tasks/s", more_is_better=True),
     "behind_drain_ratio": Metric("drained, rows behind, against none", "", more_is_better=True),
     "none_worker": Metric("processor time of a drained task: worker, rows none", "us"),
@@ -45,14 +97,6 @@ METRICS = {
     "behind_time_ratio": Metric(
         "processor time, none : behind, but for the database's", "", more_is_better=True
     ),
-    "rows": Metric("rows at last", ""),
-    "find_small": Metric("search by business id, few rows, p50", "ms"),
-    "find_large": Metric("search by business id, all rows, p50", "ms"),
-    "insert_small": Metric("one row more, few rows", "ms"),
-    "insert_large": Metric("one row more, all rows", "ms"),
-    "ended_small": Metric("an end of 300, few rows", "us"),
-    "ended_large": Metric("an end of 300, all rows", "us"),
-    "bytes": Metric("in PostgreSQL, for each row", "bytes"),
     "fill_seconds": Metric("rows made in", "s"),
     "bytes_per_row": Metric("in PostgreSQL, for each far row", "bytes"),
     "near": Metric("tasks within the horizon", ""),
@@ -66,6 +110,18 @@ METRICS = {
     "late_far_p50": Metric("lateness of what was far ahead, p50", "ms"),
     "late_far_p99": Metric("lateness of what was far ahead, p99", "ms"),
     "late_ratio": Metric("of far against direct, p50", ""),
+    **{
+        f"{name}@{_label(size)}": Metric(f"{title}, {_label(size)} rows", unit, more)
+        for name, (title, unit, more) in _GROWING.items()
+        for size in SIZES
+    },
+    **{
+        f"{name}_mariadb@{_label(size)}": Metric(
+            f"{title}, MariaDB, {_label(size)} rows", unit, more
+        )
+        for name, (title, unit, more) in _GROWING.items()
+        for size in MARIADB_SIZES
+    },
 }
 
 CASES = {
@@ -73,12 +129,9 @@ CASES = {
     "library-put_many": ({"messages": 50_000}, {"messages": 10_000}),
     "library-drain": ({"drain": 20_000}, {"drain": 3000}),
     "library-rebuild": ({"rebuild": 200_000}, {"rebuild": 20_000}),
-    "library-behind": ({"behind": 20_000}, {"behind": 3000}),
+    "library-behind": ({"behind": 10_000}, {"behind": 4000}),
     "library-far": ({"far": 10_000_000}, {"far": 200_000}),
-    "library-growth": (
-        {"growth": (10_000, 100_000, 1_000_000, 10_000_000)},
-        {"growth": (10_000, 100_000)},
-    ),
+    "library-growth": ({"growth": SIZES}, {"growth": SIZES[:2]}),
 }
 ROUNDS = (3, 1)
 
@@ -178,9 +231,13 @@ def _drained_and_timed(
     url: str | None,
     mode: str,
     of_database: Callable[[], float] = lambda: 0.0,
+    warm_up: int = 10,
 ) -> tuple[float, dict[str, float]]:
     """Starts a second, and microseconds of processor time for a task, until everything is
-    written: of the worker, Redis and the database."""
+    written: of the worker, Redis and the database.
+
+    warm_up: which part of the tasks is warm-up: one in so many
+    """
     with _trial(peer, url, mode) as trial:
         if url is not None:
             _inside(trial, "create", url)
@@ -197,10 +254,10 @@ def _drained_and_timed(
                 "database": of_database(),
             }
 
-        trial.wait(tasks // 10, 60.0)
+        trial.wait(tasks // warm_up, 60.0)
         began, first = used(), trial.count()
         trial.wait(tasks, 60 + tasks / 100)
-        times = [at for _, at, _ in trial.starts()][tasks // 10 :]
+        times = [at for _, at, _ in trial.starts()][tasks // warm_up :]
         if mode == "behind":
             _inside(trial, "settle", url, tasks)
         ended = used()
@@ -211,31 +268,34 @@ def _drained_and_timed(
 def behind(peer: Peer, tasks: int) -> dict[str, Any]:
     """Publishes, and a drained backlog, of a queue whose rows are written behind, against none.
 
+    Publishes are sent in turns by one process, and no worker runs: a sender writes no rows. Drains
+    are run in pairs, for the machine is not as fast at any time; each number is their median.
+
     On a machine that has few processors the database's time counts as slowness as well; so the
     processor time of each part is told, and the ratio of that without the database's.
     """
     found: dict[str, Any] = {}
-    rates: dict[str, list[float]] = {"publish": [], "drain": []}
-    with _recording() as (url, of_database):
-        for mode, library in (("off", None), ("behind", url)):
-            with _trial(peer, library, mode) as trial:
-                if library is not None:
-                    _inside(trial, "create", library)
-                trial.tell("prepare")
-                trial.tell("publish", tasks=200)
-                rates["publish"].append(tasks / trial.tell("publish", tasks=tasks))
-        own: dict[str, float] = {}
-        for mode, library in (("off", None), ("behind", url)):
-            rate, each = _drained_and_timed(peer, tasks, library, mode, of_database)
-            rates["drain"].append(rate)
-            name = "none" if mode == "off" else mode
-            found |= {f"{name}_{part}": each[part] for part in ("worker", "redis")}
-            own[name] = each["worker"] + each["redis"]
-        found["behind_database"] = each["database"]
-        found["behind_time_ratio"] = own["none"] / own["behind"]
-    for name, (without, behind) in rates.items():
-        found[f"behind_{name}"] = behind
-        found[f"behind_{name}_ratio"] = behind / without
+    rates: dict[str, list[float]] = {"off": [], "behind": []}
+    times: dict[str, list[dict[str, float]]] = {"off": [], "behind": []}
+    with _recording() as (url, _), Trial(peer) as trial:
+        _inside(trial, "create", url)
+        found |= _inside(trial, "publish", url, tasks, script="behind_publish.py")
+    for mode in ("off", "behind", "behind", "off") * (_PAIRS // 2):
+        with _recording() as (url, of_database):
+            library = None if mode == "off" else url
+            # In the first quarter the worker opens its database, once.
+            rate, each = _drained_and_timed(peer, tasks, library, mode, of_database, 4)
+            rates[mode].append(rate)
+            each["own"] = each["worker"] + each["redis"]
+            times[mode].append(each)
+    for mode, name in (("off", "none"), ("behind", "behind")):
+        for part in ("worker", "redis"):
+            found[f"{name}_{part}"] = median(one[part] for one in times[mode])
+    found["behind_database"] = median(one["database"] for one in times["behind"])
+    own = [[one["own"] for one in times[mode]] for mode in ("off", "behind")]
+    found["behind_time_ratio"] = median(map(truediv, *own))
+    found["behind_drain"] = median(rates["behind"])
+    found["behind_drain_ratio"] = median(map(truediv, rates["behind"], rates["off"]))
     return found
 
 
@@ -262,7 +322,20 @@ def _recording() -> Iterator[tuple[str, Callable[[], float]]]:
 
 
 def growth(peer: Peer, sizes: tuple[int, ...]) -> dict[str, Any]:
-    """On PostgreSQL; on SQLite if there is none."""
-    with _recording() as (url, _), Trial(peer) as trial:
-        _inside(trial, "create", url)
-        return _inside(trial, "growth", url, *sizes)
+    """What each operation costs in libraries of these sizes: see the script. On PostgreSQL, or on
+    SQLite if there is none; and on MariaDB."""
+    found: dict[str, Any] = {}
+    for size in sizes:
+        with _recording() as (url, _):
+            found |= _grown(peer, url, size, f"@{_label(size)}")
+        if size in MARIADB_SIZES:
+            with database("mariadb") as url:
+                if url is not None:
+                    found |= _grown(peer, url, size, f"_mariadb@{_label(size)}")
+    return found
+
+
+def _grown(peer: Peer, url: str, size: int, which: str) -> dict[str, Any]:
+    with Trial(peer) as trial:
+        done = trial.run_inside("growth.py", trial.broker.url, url, size, timeout=3600)
+        return {f"{name}{which}": value for name, value in done.items()}

@@ -66,7 +66,7 @@ def find(
 ) -> None:
     """Find tasks in the library, by the order of their action times.
 
-    It needs no Redis. A search without --biz-id reads all tables.
+    It needs no Redis. A search by --task alone may read all tables.
     """
     between = _bound(session, "--since", since), _bound(session, "--until", until)
     page = session.library.find(

@@ -198,7 +198,7 @@ class _Progress:
         self._bar: Any = None
 
     def __call__(self, done: kombu_toc.Rebuilt) -> None:
-        if not self._shows:
+        if not self._shows or not done.of_rows:
             return
         if self._bar is None:
             self._bar = click.progressbar(

@@ -35,8 +35,9 @@ class Place(models.IntegerChoices):
     FAR = 2, "in the library only: its time is far ahead"
 
 
-#: The place of what is kept of a dead letter, for a rebuild: it has ended.
-_IN_DEAD_QUEUE = 3
+#: The places of what has not ended: a row that is kept of a dead letter, for a rebuild, has another
+#: one. Named one by one, an index leads to the times of each.
+_PLACES = tuple(Place.values)
 
 
 class NameField(models.CharField):
@@ -93,7 +94,7 @@ class PendingManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignor
     """Finds what has not ended."""
 
     def get_queryset(self) -> TaskQuerySet:
-        found: TaskQuerySet = super().get_queryset().filter(place__lt=_IN_DEAD_QUEUE)
+        found: TaskQuerySet = super().get_queryset().filter(place__in=_PLACES)
         return found
 
 
@@ -149,6 +150,20 @@ class Task(models.Model):
         return time_of(self.modified_us)
 
 
+class Center(models.Model):
+    """The timeout center, which has no table: what users may do on its page
+    (:mod:`celery_toc.web.django`)."""
+
+    class Meta:
+        managed = False
+        default_permissions = ()
+        permissions = (
+            ("read_center", "Can look at queues and messages"),
+            ("write_center", "Can move and cancel messages"),
+            ("operate_center", "Can change queues, schedules and dead letters"),
+        )
+
+
 def _models(number: int) -> tuple[type[Task], type[Task]]:
     """The models of the tables with that number."""
     which, shown = str(number or ""), f" (table {number})" if number else ""
@@ -184,7 +199,7 @@ def _models(number: int) -> tuple[type[Task], type[Task]]:
             "__doc__": "A task that has ended.",
             "day": models.BigIntegerField(help_text="on which it has ended, since the epoch"),
             "KEY": (*Task.KEY, "day"),
-            "Meta": type("Meta", (meta("history", "ended"),), {"ordering": ("-day", "id")}),
+            "Meta": type("Meta", (meta("history", "ended"),), {"ordering": ENDED_ORDER}),
         },
     )
     return pending, ended
@@ -192,6 +207,10 @@ def _models(number: int) -> tuple[type[Task], type[Task]]:
 
 #: The order of what is pending.
 ORDER = ("place", "action_us", "id")
+
+#: The order of what has ended: what has failed before what is done, the latest first. An index has
+#: them so; of a table with partitions, no index has one more column.
+ENDED_ORDER = ("-status", "-action_us")
 
 #: How many tables of each kind there are.
 TABLES = getattr(settings, "TOC_LIBRARY_TABLES", 1)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ..errors import LibraryError
@@ -69,10 +70,11 @@ class Backlog:
         rows = sum(len(some) for some in self._rows.values())
         return len(self._events) + rows + len(self._withdrawn)
 
-    def add(self, event: Event) -> int:
-        """Have an event written; return how many there are to be written."""
+    def add(self, events: Iterable[Event]) -> int:
+        """Have events written; return how many there are to be written."""
         with self._lock:
-            self._add(event)
+            for event in events:
+                self._add(event)
             if len(self._events) > MAX_EVENTS:
                 self._keep_bounds()
             return len(self._events)
@@ -193,7 +195,9 @@ class Backlog:
         self._write_some(part.withdrawn, self._store.take_back)
         self._write_some(part.rows, self._store.insert)
         # In one order, so that two processes do not wait for each other.
-        part.events.sort(key=lambda event: (self._store.shards.of(event.key[0]).number, event.key))
+        part.events.sort(key=attrgetter("key"))
+        if len(self._store.shards.all) > 1:
+            part.events.sort(key=lambda event: self._store.shards.of(event.key[0]).number)
         self._write_some(part.events, self._store.record)
 
     def _write_some(self, items: list[Any], write: Callable[[Sequence[Any]], Any]) -> None:

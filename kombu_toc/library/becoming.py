@@ -18,8 +18,8 @@ from sqlalchemy.exc import ProgrammingError
 
 from . import statuses
 from .engines import Dialect
-from .records import Event, Key, Row, now_us
-from .schema import COMMON, ShardTables
+from .records import Event, Key, Row, now_us, texts_of
+from .schema import COMMON, MAX_ATTEMPTS, ShardTables
 
 #: Microseconds of a day: history is kept by days.
 DAY_US = 86_400_000_000
@@ -153,9 +153,10 @@ class SQLiteBecoming(Becoming):
             "ON CONFLICT (id, token, topic, day) DO UPDATE SET "
             + ", ".join(f"{name} = excluded.{name}" for name in ENDED)
         )
-        if connection.execute(statement, {"events": _as_json(events)}).rowcount < len(events):
+        said = {"events": _as_json(events)}
+        if connection.execute(statement, said).rowcount < len(events):
             return False
-        self.forget(connection, tables.pending, [event.key for event in events])
+        connection.execute(self._forgetting(pending), said)
         return True
 
     def end(
@@ -175,15 +176,19 @@ class SQLiteBecoming(Becoming):
             "ON CONFLICT (id, token, topic, day) DO UPDATE SET "
             + ", ".join(f"{name} = excluded.{name}" for name in ENDED)
         )
-        connection.execute(statement, {"events": _as_json(events, told=True)})
-        self.forget(connection, tables.pending, [event.key for event in events])
+        said = {"events": _as_json(events, told=True)}
+        connection.execute(statement, said)
+        connection.execute(self._forgetting(pending), said)
 
     def forget(self, connection: Connection, pending: Table, keys: Sequence[Key]) -> None:
-        statement = _text(
-            f"DELETE FROM {pending.name} WHERE (id, token, topic) IN "
+        connection.execute(self._forgetting(pending.name), {"events": json.dumps(list(keys))})
+
+    def _forgetting(self, pending: str) -> Any:
+        """Deletes the rows of these keys, or events: they begin alike."""
+        return _text(
+            f"DELETE FROM {pending} WHERE (id, token, topic) IN "
             f"(SELECT id, token, topic FROM {self._EVENTS})"
         )
-        connection.execute(statement, {"events": json.dumps(list(keys))})
 
     def put(self, connection: Connection, pending: Table, keys: Sequence[Key], at_us: int) -> None:
         statement = _text(
@@ -216,11 +221,8 @@ class PostgreSQLBecoming(SQLiteBecoming):
         "v ->> 11 AS biz_id FROM",
     )
 
-    def forget(self, connection: Connection, pending: Table, keys: Sequence[Key]) -> None:
-        statement = _text(
-            f"DELETE FROM {pending.name} AS p USING {self._EVENTS} WHERE {self._SAME}"
-        )
-        connection.execute(statement, {"events": json.dumps(list(keys))})
+    def _forgetting(self, pending: str) -> Any:
+        return _text(f"DELETE FROM {pending} AS p USING {self._EVENTS} WHERE {self._SAME}")
 
 
 class MySQLBecoming(Becoming):
@@ -360,16 +362,21 @@ class MySQLBecoming(Becoming):
 
 def _as_json(events: Sequence[Event], *, told: bool = False) -> str:
     """told: with what they say of themselves"""
-    return json.dumps(
-        [
-            (
-                *(*event.key, event.status, event.attempts or None),
-                *(event.worker or None, event.error or None, event.at_us),
-                *(map(event.known.get, TOLD) if told else ()),
-            )
-            for event in events
-        ]
-    )
+    rows: list[tuple[Any, ...]] = [
+        (*key, status, attempts or None, worker or None, error or None, at_us)
+        for key, status, at_us, attempts, worker, error, *_ in events
+    ]
+    if told:
+        # Messages of a task share what they say.
+        texts: dict[int, tuple[str | None, ...]] = {}
+        for place, event in enumerate(events):
+            headers, action_us = event.message
+            said = texts.get(id(headers))
+            if said is None:
+                said = texts[id(headers)] = texts_of(headers)
+            rows[place] += (action_us, *said)
+    # Or a long error takes three times as many bytes.
+    return json.dumps(rows, ensure_ascii=False)
 
 
 def _told(text_of: Callable[[str], str]) -> str:
@@ -406,11 +413,20 @@ def write(
 ) -> None:
     """Write what has become of messages, of each the latest."""
     how = _OF[dialect.name]
-    going_on = [event for event in events if not event.has_ended]
+    if any(event.attempts > MAX_ATTEMPTS for event in events):
+        events = [event._replace(attempts=min(event.attempts, MAX_ATTEMPTS)) for event in events]
+    live = statuses.LIVE
+    going_on = [event for event in events if event.status in live]
     if going_on:
         how.change(connection, tables.pending, going_on)
-    ended = {event.key: event for event in events if event.has_ended}
-    dead = _dying(tables.pending, ended, connection)
+    ended = {event.key: event for event in events if event.status not in live}
+    rows = _dead_rows(tables.pending, ended, connection)
+    for row in rows:
+        # Whoever has taken it up again was told that it is dead before its worker could say so.
+        was_changed = row.status == statuses.PENDING and row.created_us < row.modified_us
+        if was_changed and ended[row.key].at_us < row.modified_us:
+            del ended[row.key]
+    dead = [_dead(row, ended[row.key]) for row in rows if row.key in ended]
     with_rows = [event for event in ended.values() if event.has_row]
     without = [event for event in ended.values() if not event.has_row]
     if with_rows and not how.move(connection, tables, with_rows):
@@ -421,25 +437,24 @@ def write(
         connection.execute(dialect.insert_missing(tables.pending), dead)
 
 
-def _dying(
-    pending: Table, ended: Mapping[Key, Event], connection: Connection
-) -> list[dict[str, Any]]:
-    """The rows of what is dead from now on: they stay, for a rebuild."""
+def _dead_rows(pending: Table, ended: Mapping[Key, Event], connection: Connection) -> list[Row]:
+    """The rows of what is dead, as it is said."""
     keys = [key for key, event in ended.items() if event.status == statuses.DEAD]
     if not keys:
         return []
     reading = select(*(pending.c[name] for name in Row._fields)).where(are(pending, keys))
-    rows = [Row(*found) for found in connection.execute(reading)]
-    return [
-        row._replace(
-            status=statuses.DEAD,
-            place=statuses.IN_DEAD_QUEUE,
-            attempts=ended[row.key].attempts or row.attempts,
-            error=ended[row.key].error or row.error,
-            modified_us=ended[row.key].at_us,
-        )._asdict()
-        for row in rows
-    ]
+    return [Row(*found) for found in connection.execute(reading)]
+
+
+def _dead(row: Row, event: Event) -> dict[str, Any]:
+    """The row of what is dead from now on: it stays, for a rebuild."""
+    return row._replace(
+        status=statuses.DEAD,
+        place=statuses.IN_DEAD_QUEUE,
+        attempts=event.attempts or row.attempts,
+        error=event.error or row.error,
+        modified_us=event.at_us,
+    )._asdict()
 
 
 def put(dialect: Dialect, pending: Table, keys: Sequence[Key], connection: Connection) -> None:

@@ -50,10 +50,12 @@ RELOAD = 2.0
 RELOAD_OTHERS = 60.0
 
 #: Seconds within which a process that is busy has written a backlog, about; the part of a processor
-#: that other threads of it use if it is; and seconds until the next turn.
+#: that other threads of it use if it is; seconds until the next turn; and seconds after everything
+#: was read for which what is there has come since.
 CATCH_UP = 30.0
 BUSY = 0.25
 INTERVAL = 0.5
+RECENT = 2.0
 
 
 class _Logged(NamedTuple):
@@ -77,6 +79,8 @@ class _Pace:
         self._used: tuple[float, float] | None = None
         #: when the backlog was met, and how many entries it had; None: there is none
         self._met: tuple[float, int] | None = None
+        #: monotonic seconds when all that was old enough had been read, if it ever was
+        self._read: float | None = None
 
     def look(self) -> None:
         """See whether the process is busy."""
@@ -95,16 +99,22 @@ class _Pace:
     def over(self) -> None:
         """There is none any more."""
         self._met = None
+        self._read = time.monotonic()
 
     def waits(self, left: int) -> bool:
         """Whether nothing needs to be done until the next turn, with so many entries left."""
+        now = time.monotonic()
         if left <= ENTRIES:
             self._met = None
+        elif self._read is None or now - self._read > RECENT:
+            # Nobody has read for a while: to begin at once would be to write rows of what is about
+            # to be run.
+            self.met(left)
         if self._met is None or not self._busy:
             return False
         since, whole = self._met
-        done = (time.monotonic() + INTERVAL - since) / CATCH_UP
-        return left <= whole * (1 - done)
+        done = (now + INTERVAL - since) / CATCH_UP
+        return left - ENTRIES <= whole * (1 - done)
 
 
 class _Look:

@@ -20,6 +20,7 @@ from .library import Library
 from .operators import Operators
 from .recorder import Recorder, logger
 from .records import Row, identity_of, key_of, row_of
+from .server_time import ServerTime
 
 
 class OpenLibrary:
@@ -37,6 +38,7 @@ class OpenLibrary:
         self.far = far
         self.operators = Operators(recorder, center)
         self._center = center
+        self.server_time = ServerTime(center.client)
         #: the topic of that name, if it is known; asks nobody
         self.topic_of: Callable[[str], Topic | None] = center.known
 
@@ -47,7 +49,7 @@ class OpenLibrary:
         Raises LibraryError."""
         if topic.declaration.expires or topic.declaration.library in (BEHIND, OFF):
             return []
-        rows: list[Row | None] = [_row(topic.name, request) for request in requests]
+        rows: list[Row | None] = [self._row(topic.name, request) for request in requests]
         if written := [row for row in rows if row is not None]:
             self.recorder.write_ends([row.key for row in written])
             self.recorder.write(written, topic)
@@ -72,7 +74,7 @@ class OpenLibrary:
             place: row._replace(place=statuses.FAR)
             for place, request in enumerate(requests)
             if not request.ensure
-            and (row := _row(topic.name, request)) is not None
+            and (row := self._row(topic.name, request)) is not None
             and is_far(topic.declaration, row.action_us)
         }
         kept = bool(rows) and self.recorder.write_far(list(rows.values()), topic)
@@ -81,7 +83,7 @@ class OpenLibrary:
     def _keep_with(self, connection: Any, topic: Topic, requests: Sequence[PutRequest]) -> None:
         """Write rows in a transaction of the caller's: their messages are put after it."""
         for request in requests:
-            row = _row(topic.name, request)
+            row = self._row(topic.name, request)
             if row is None or request.ensure:
                 raise LibraryError(
                     f"message {request.id!r:.80} has no row, or is to be put only if there is none "
@@ -262,11 +264,11 @@ class OpenLibrary:
     def purged(self, topic: str) -> None:
         self.operators.purged(topic)
 
-
-def _row(topic: str, request: PutRequest) -> Row | None:
-    """The row of a message that a center puts; None if what is delivered would not tell whose it
-    is."""
-    key, headers = identity_of(topic, request.id, request.body)
-    if key[0] != request.id:
-        return None
-    return row_of(topic, request._replace(token=key[1]), headers)
+    def _row(self, topic: str, request: PutRequest) -> Row | None:
+        """The row of a message that a center puts; None if what is delivered would not tell whose
+        it is."""
+        key, headers = identity_of(topic, request.id, request.body)
+        if key[0] != request.id:
+            return None
+        made = request._replace(token=key[1])
+        return row_of(topic, made, headers, server_us=self.server_time.of(request))

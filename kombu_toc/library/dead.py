@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from sqlalchemy import Table, delete, update
+from sqlalchemy import Table, delete, select, text, update
 
 from ..center.burying import bury_call
 from ..center.center import TimeoutCenter
@@ -16,6 +16,7 @@ from ..model import envelope, scores
 from ..model.results import Delivery, Found
 from ..model.topic import base_of
 from . import statuses
+from .becoming import are
 from .guard import ends_of, over_of
 from .presence import MISSING, states_in_redis
 from .putting import Putter
@@ -29,7 +30,7 @@ from .records import (
     row_of_message,
     storable,
 )
-from .schema import MAX_ERROR
+from .schema import IS_NOT_FAR, MAX_ERROR
 from .store import CHUNK, Store
 
 #: Why a message is dead that was so when Redis was lost.
@@ -94,6 +95,14 @@ class DeadLetters:
             self._store.record(events)
         if rows:
             self._store.insert([row for row, _ in rows.values()])
+            # Of some, their workers could not say yet that they are dead.
+            values = {"status": statuses.DEAD, "place": statuses.IN_DEAD_QUEUE}
+            for shard, keys in self._store.shards.divided(rows, lambda key: key[0]).items():
+                table = shard.tables.pending
+                for start in range(0, len(keys), CHUNK):
+                    which = are(table, keys[start : start + CHUNK])
+                    which &= table.c.status == statuses.TAKEN
+                    shard.database.execute(update(table).where(which).values(**values))
 
     def requeued(self, named: Iterable[tuple[str, str]]) -> None:
         """Dead letters wait again. Raises LibraryError."""
@@ -108,7 +117,7 @@ class DeadLetters:
 
     def forget(self, topic: str) -> None:
         """A queue was deleted, with its dead letters. Raises LibraryError."""
-        self._delete(lambda table: table.c.topic == topic)
+        self._delete(lambda table: text(IS_NOT_FAR) & (table.c.topic == topic))
 
     def prune(self, before_us: int) -> None:
         """Delete those that have died before. Raises LibraryError."""
@@ -118,7 +127,11 @@ class DeadLetters:
         for shard in self._store.shards.all:
             table: Table = shard.tables.pending
             dead = table.c.place == statuses.IN_DEAD_QUEUE
-            shard.database.execute(delete(table).where(dead, condition(table)))
+            some = select(table.c.id, table.c.token, table.c.topic).where(dead, condition(table))
+            # A few at a time: however many there are, no statement takes long.
+            while found := shard.database.read(some.limit(CHUNK)):
+                keys: list[Key] = [(row["id"], row["token"], row["topic"]) for row in found]
+                shard.database.execute(delete(table).where(dead, are(table, keys)))
 
     def rebuild(self, center: TimeoutCenter, putter: Putter) -> int:
         """Make dead letters of what was dead and is not in Redis; return how many. Their age

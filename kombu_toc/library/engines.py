@@ -5,8 +5,9 @@ Statements are plain SQL for one shard, in one transaction or none: no RETURNING
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     Connection,
@@ -46,9 +47,30 @@ _AGAIN_NUMBERS = frozenset((1205, 1213, 1493, 1517))
 _REFUSED_CLASSES = frozenset(("22", "23", "54"))
 _REFUSED_NUMBERS = frozenset((1118, 1153, 1366, 1406, 3819, 4025))
 
+#: What MySQL says of a statement that is too large, and what its client says when the server has
+#: closed the connection, as it does then, too.
+TOO_LARGE = 1153
+_CLOSED_NUMBERS = frozenset((2006, 2013))
 
-#: Rows that one statement inserts.
+
+#: Rows that one statement inserts, and deletes of a day that is dropped.
 ROWS_PER_STATEMENT = 1000
+ROWS_PER_DELETE = 5000
+
+#: Bytes that MySQL takes in one statement in any case, as it is configured.
+SMALLEST_PACKET = 1 << 20
+
+
+#: The lock of who changes tables. MySQL has its locks for all databases of a server together.
+TURN = "toc_library_tables"
+_TURN_IN_MYSQL = f"MD5(CONCAT(DATABASE(), '.{TURN}'))"
+
+
+class Dropped(NamedTuple):
+    """days: how many are gone; goes_on: whether there may be more to be dropped"""
+
+    days: int
+    goes_on: bool
 
 
 def _array_of(type: Any) -> str:
@@ -120,6 +142,11 @@ class Dialect:
     def _refuses(self, error: DBAPIError) -> bool:
         return False
 
+    def is_too_large(self, error: DBAPIError, engine: Engine) -> bool:
+        """Whether the database has closed the connection because a statement is too large for it:
+        another one may succeed."""
+        return False
+
     # -- rows that nobody else is to change meanwhile
 
     def lock(self, connection: Connection, seconds: float, *, lasts: bool = True) -> None:
@@ -138,21 +165,31 @@ class Dialect:
         """
         return wanted
 
+    # -- tables, which one process changes at a time
+
+    def take_turn(self, connection: Connection) -> bool:
+        """Whether this process may change tables, until :meth:`end_turn`."""
+        return True
+
+    def end_turn(self, connection: Connection) -> None:
+        """Let the next one change tables."""
+
     # -- history, by days
 
     def add_day(self, history: Table, day: int, connection: Connection) -> None:
         """Make room for a day, where each has a partition of its own."""
 
-    def drop_before(self, history: Table, day: int, connection: Connection) -> int:
-        """Drop the days before this one; return how many. Without partitions, one day's rows
-        are deleted."""
-        found = connection.execute(
-            text(f"SELECT MIN(day) FROM {history.name} WHERE day < :day"), {"day": day}
-        ).scalar()
-        if found is None:
-            return 0
-        connection.execute(text(f"DELETE FROM {history.name} WHERE day = :day"), {"day": found})
-        return 1
+    def drop_before(self, history: Table, day: int, connection: Connection) -> Dropped:
+        """Drop the days before this one. Without partitions, some rows of the first of them are
+        deleted: who writes meanwhile waits no longer than that takes."""
+        found = connection.execute(text(f"SELECT MIN(day) FROM {history.name}")).scalar()
+        if found is None or found >= day:
+            return Dropped(0, False)
+        rows = f"SELECT rowid FROM {history.name} WHERE day = :day LIMIT"
+        some = text(f"DELETE FROM {history.name} WHERE rowid IN ({rows} {ROWS_PER_DELETE})")
+        connection.execute(some, {"day": found})
+        left = connection.execute(text(f"{rows} 1"), {"day": found}).first()
+        return Dropped(int(left is None), True)
 
 
 class PostgreSQL(Dialect):
@@ -222,6 +259,15 @@ class PostgreSQL(Dialect):
     def locking(self, wanted: Select[Any], *, waits: bool = False) -> Select[Any]:
         return wanted.with_for_update(skip_locked=not waits)
 
+    def take_turn(self, connection: Connection) -> bool:
+        # Of a transaction, which a pooler of connections keeps together. It holds nothing else
+        # that whoever makes an index waits for.
+        asked = f"SELECT pg_try_advisory_xact_lock(hashtext('{TURN}'), 0)"
+        return _took_turn(connection, asked)
+
+    def end_turn(self, connection: Connection) -> None:
+        connection.rollback()
+
     def add_day(self, history: Table, day: int, connection: Connection) -> None:
         connection.execute(
             text(
@@ -230,7 +276,7 @@ class PostgreSQL(Dialect):
             )
         )
 
-    def drop_before(self, history: Table, day: int, connection: Connection) -> int:
+    def drop_before(self, history: Table, day: int, connection: Connection) -> Dropped:
         rows = connection.execute(
             text(
                 "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = :of ::regclass"
@@ -241,7 +287,7 @@ class PostgreSQL(Dialect):
         old = [one for one in days if one < day]
         for one in old:
             connection.execute(text(f"DROP TABLE IF EXISTS {history.name}_{one}"))
-        return len(old)
+        return Dropped(len(old), False)
 
 
 class MySQL(Dialect):
@@ -283,12 +329,33 @@ class MySQL(Dialect):
     def _refuses(self, error: DBAPIError) -> bool:
         return _number(error) in _REFUSED_NUMBERS
 
+    def is_too_large(self, error: DBAPIError, engine: Engine) -> bool:
+        # It says so at times, and closes the connection: then the latest error is that of what was
+        # sent next.
+        numbers = list(map(_number, _with_earlier(error)))
+        if TOO_LARGE in numbers:
+            return True
+        if numbers[0] not in _CLOSED_NUMBERS:
+            return False
+        size = _bytes_sent(error.params)
+        if size < SMALLEST_PACKET:
+            return False
+        with engine.connect() as connection:
+            limit = connection.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one()
+        return size > int(limit)
+
     def lock(self, connection: Connection, seconds: float, *, lasts: bool = True) -> None:
         if connection.dialect.name == "mariadb" or getattr(connection.dialect, "is_mariadb", False):
             connection.exec_driver_sql(f"SET SESSION idle_transaction_timeout = {int(seconds)}")
 
     def locking(self, wanted: Select[Any], *, waits: bool = False) -> Select[Any]:
         return wanted.with_for_update(skip_locked=not waits)
+
+    def take_turn(self, connection: Connection) -> bool:
+        return _took_turn(connection, f"SELECT GET_LOCK({_TURN_IN_MYSQL}, 0)")
+
+    def end_turn(self, connection: Connection) -> None:
+        connection.exec_driver_sql(f"DO RELEASE_LOCK({_TURN_IN_MYSQL})")
 
     def _days(self, connection: Connection, history: Table) -> list[int]:
         """The days that have partitions."""
@@ -304,27 +371,65 @@ class MySQL(Dialect):
 
     def add_day(self, history: Table, day: int, connection: Connection) -> None:
         # Each partition ends where the next begins: one for a later day has room for this one.
-        if max(self._days(connection, history), default=-1) >= day:
-            return
-        connection.execute(
-            text(
-                f"ALTER TABLE {history.name} ADD PARTITION IF NOT EXISTS "
-                f"(PARTITION d{day} VALUES LESS THAN ({day + 1}))"
-            )
-        )
+        days = self._days(connection, history)
+        holder = min((one for one in days if one >= day), default=None)
+        mine = f"PARTITION d{day} VALUES LESS THAN ({day + 1})"
+        change = f"ALTER TABLE {history.name} "
+        if holder is None:
+            connection.execute(text(f"{change}ADD PARTITION IF NOT EXISTS ({mine})"))
+        elif day < holder != days[0] and holder > time.time() // 86_400 + 2:
+            # A machine's clock was far ahead: nothing of what comes before that day would be
+            # dropped until then.
+            its = f"PARTITION d{holder} VALUES LESS THAN ({holder + 1})"
+            connection.execute(text(f"{change}REORGANIZE PARTITION d{holder} INTO ({mine}, {its})"))
 
-    def drop_before(self, history: Table, day: int, connection: Connection) -> int:
+    def drop_before(self, history: Table, day: int, connection: Connection) -> Dropped:
         days = self._days(connection, history)
         # A table keeps one partition at least.
         old = [one for one in days if one < day and one != max(days)]
         for one in old:
             connection.execute(text(f"ALTER TABLE {history.name} DROP PARTITION d{one}"))
-        return len(old)
+        return Dropped(len(old), False)
 
 
-def _number(error: DBAPIError) -> Any:
+def _bytes_sent(parameters: Any) -> int:
+    """Bytes that a statement of MySQL's has about its values; of one for many rows, about those of
+    the largest: PyMySQL sends few in one packet."""
+    rows = parameters if isinstance(parameters, list) else [parameters or ()]
+    return max((sum(map(_size_sent, _values(row))) for row in rows), default=0)
+
+
+def _values(row: Any) -> Iterable[Any]:
+    return row.values() if isinstance(row, Mapping) else row
+
+
+def _size_sent(value: Any) -> int:
+    if isinstance(value, (bytes, bytearray)):
+        return 2 * len(value)  # in hexadecimal digits
+    if isinstance(value, str):
+        return len(value.encode()) + sum(map(value.count, "\"'\\"))
+    return 8
+
+
+def _with_earlier(error: BaseException | None) -> Iterable[BaseException]:
+    """An error, and those during whose handling it was raised."""
+    while error is not None:
+        yield error
+        error = error.__context__
+
+
+def _took_turn(connection: Connection, asked: str) -> bool:
+    try:
+        return bool(connection.exec_driver_sql(asked).scalar())
+    except DBAPIError as exc:
+        if exc.connection_invalidated:
+            raise
+        return True  # there are engines of this protocol that have no such locks
+
+
+def _number(error: BaseException) -> Any:
     """MySQL's number of an error."""
-    arguments: tuple[Any, ...] = getattr(error.orig, "args", ())
+    arguments: tuple[Any, ...] = getattr(getattr(error, "orig", error), "args", ())
     return arguments[0] if arguments else None
 
 

@@ -61,8 +61,8 @@ class FarMessages:
             id = f"{row.action_us:0{DIGITS}d}{row.id}\0{row.token}"
             yield found, Position(found.score, topic.name, id.encode(), -1, 0)
 
-    def count(self, topic: str, limit: int | None = None) -> int:
-        return self._store.count(topic, limit)
+    def count(self, topic: str, limit: int | None = None, until_us: int | None = None) -> int:
+        return self._store.count(topic, limit, until_us)
 
     def _found(self, row: Row, topic: Topic | None = None) -> Found:
         topic = topic or self._center.registry.resolved(row.topic)

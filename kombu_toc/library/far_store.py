@@ -91,26 +91,39 @@ class FarStore:
         wanted = select(*row_columns(table)).where(text(IS_FAR), table.c.topic == topic)
         if until_us is not None:
             wanted = wanted.where(table.c.action_us < until_us)
+        since, begun = since_us or 0, after[0] >= (since_us or 0)
         while True:
-            # The first condition is what an index serves.
-            first = table.c.action_us >= max(after[0], since_us or 0)
-            page = wanted.where(first, tuple_(*order) > after).order_by(*order).limit(step)
-            rows = [Row(*row.values()) for row in shard.database.read(page)]
+            rows: list[Row] = []
+            if begun:  # apart what is due at the same moment, however much that is
+                same = [table.c.action_us == after[0], table.c.id >= after[1]]
+                page = wanted.where(*same, tuple_(*order[1:]) > after[1:])
+                rows += self._rows(shard, page.order_by(*order).limit(step))
+            if len(rows) < step:
+                later = table.c.action_us > after[0] if begun else table.c.action_us >= since
+                page = wanted.where(later).order_by(*order).limit(step - len(rows))
+                rows += self._rows(shard, page)
             yield from rows
             if len(rows) < step:
                 return
-            after = (rows[-1].action_us, rows[-1].id, rows[-1].token)
+            after, begun = (rows[-1].action_us, rows[-1].id, rows[-1].token), True
             step = min(4 * step, CHUNK)
 
-    def count(self, topic: str, limit: int | None = None) -> int:
+    @staticmethod
+    def _rows(shard: Shard, statement: Any) -> list[Row]:
+        return [Row(*row.values()) for row in shard.database.read(statement)]
+
+    def count(self, topic: str, limit: int | None = None, until_us: int | None = None) -> int:
         """How many rows are far ahead in a queue.
 
         limit: count so many of each table at most
+        until_us: only what is due by then
         """
         number = 0
         for shard in self.shards.all:
             table = shard.tables.pending
             wanted = select(table.c.action_us).where(text(IS_FAR), table.c.topic == topic)
+            if until_us is not None:
+                wanted = wanted.where(table.c.action_us <= until_us)
             if limit is not None:
                 wanted = wanted.limit(limit)
             counted = select(func.count().label("many")).select_from(wanted.subquery())

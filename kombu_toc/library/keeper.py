@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
@@ -85,15 +86,20 @@ class Keeper:
         self.doubts = self.has_more = False
 
     def turn(self) -> bool:
-        """Do what is due, if no other process does; return whether there is more to do at once."""
+        """Do what is due, if no other process does; return whether there is more to do at once.
+        Raises LibraryError of the first database that cannot be used; the others are looked
+        after."""
+        error = self._first_unusable()
         now = time.monotonic()
         if now >= self._next_attempt:
             self._next_attempt = now + ATTEMPT_INTERVAL
             self._elected = bool(self.center.speaks_for([self._speaker], self._name, ELECTED))
             self._until = now + ELECTED - MARGIN
         if not self._elected:
+            if error is not None:
+                raise error
             return False
-        more, error = False, None
+        more = False
         for turn in (partial(self._loader.turn, self._until), self._behind.turn):
             try:
                 more = turn() or more
@@ -112,6 +118,22 @@ class Keeper:
             raise error
         return more
 
+    def _first_unusable(self) -> LibraryError | None:
+        """The error of the first database whose tables cannot be used; raises it if no other one
+        can."""
+        errors, usable = [], False
+        for database in self._store.shards.databases:
+            if database.rests:
+                continue  # it was away a moment ago
+            try:
+                self._ready([database])
+                usable = True
+            except LibraryError as exc:
+                errors.append(exc)
+        if errors and not usable:
+            raise errors[0]
+        return errors[0] if errors else None
+
     def _look_if_due(self) -> None:
         now = time.monotonic()
         if now >= self._next_look:
@@ -122,13 +144,18 @@ class Keeper:
         now = time.monotonic()
         if now >= self._next_prune:
             self._next_prune = now + PRUNE_INTERVAL
-            self.prune()
+            if not self.prune(now + TURN):
+                self._next_prune = now  # the thread has other things to do as well
 
-    def prune(self) -> None:
-        """Drop the days of history that are kept no longer."""
+    def prune(self, until: float = math.inf) -> bool:
+        """Drop the days of history that are kept no longer; return whether all are gone.
+
+        until: monotonic seconds after which nothing more is begun
+        """
         before_us = now_us() - self._retention_us
-        self._store.prune(before_us // DAY_US)
+        _, all_of_them = self._store.prune(before_us // DAY_US, until)
         DeadLetters(self._store).prune(before_us)
+        return all_of_them
 
     def put_missing(self) -> int:
         """Put the messages of rows that say they are not in Redis, for a while; return how many. Of
@@ -160,7 +187,7 @@ class Keeper:
             mine = self._store.claim(shard, [row.key for row in rows], by)
             put += self._put_claimed(mine)
             self.doubts = self.doubts or len(mine) < len(rows)
-            if len(rows) < CHUNK or not mine:
+            if not mine:
                 break
         return put
 

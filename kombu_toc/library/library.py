@@ -13,11 +13,15 @@ from . import migrate, statuses
 from .becoming import DAY_US
 from .rebuild import Rebuild
 from .reconcile import Comparison
-from .records import now_us
+from .records import now_us, storable
 from .store import Store
 
 #: Records that are read at a time where all are meant.
 PAGE = 500
+
+#: Records of one search, and seconds (or days) from the epoch, at most: what a database counts to.
+MOST = 1 << 31
+SECONDS = 9e12
 
 
 class Library:
@@ -48,15 +52,15 @@ class Library:
         after: str | None = None,
     ) -> RecordPage:
         self._ready()
-        where: dict[str, Any] = {"biz_type": biz_type, "biz_id": biz_id, "task": task}
-        where = {name: str(value) for name, value in where.items() if value is not None}
+        given = {"biz_type": biz_type, "biz_id": biz_id, "task": task}
+        where: dict[str, Any] = {
+            name: _text(name, value) for name, value in given.items() if value is not None
+        }
         if status is not None:
-            where["status"] = _numbers([status] if isinstance(status, str) else status)
-        if limit < 1:
-            raise LibraryError(f"limit must be 1 or more, not {limit!r}")
-        since, until = between or (None, None)
-        bounds = tuple(None if one is None else round(one * 1_000_000) for one in (since, until))
-        return self.store.find(where, (bounds[0], bounds[1]), limit, after)
+            where["status"] = _numbers(status)
+        if not isinstance(limit, int) or limit < 1:
+            raise LibraryError(f"limit must be a whole number from 1 on, not {limit!r}")
+        return self.store.find(where, _bounds(between), min(limit, MOST), after)
 
     def rebuild(self, on_progress: Callable[[Rebuilt], None] | None = None) -> Rebuilt:
         self._ready()
@@ -78,10 +82,10 @@ class Library:
 
     def prune(self, days: float) -> int:
         self._ready()
-        if days < 1:
+        if not isinstance(days, (int, float)) or not days >= 1:
             raise LibraryError(f"days must be 1 or more, not {days!r}")
-        before = (now_us() - int(days * DAY_US)) // DAY_US
-        return sum(self.store.prune(before).values())
+        before = (now_us() - int(min(days, SECONDS) * DAY_US)) // DAY_US
+        return self.store.prune(before)[0]
 
     def status(self) -> list[LibraryStatus]:
         found = []
@@ -101,7 +105,7 @@ class Library:
 
     def history(self, id: str) -> list[Record]:
         self._ready()
-        return self.store.history(id)
+        return self.store.history(_text("id", id))
 
     def cancel(self, *, biz_id: str, biz_type: str | None = None) -> list[Cancelled]:
         found: list[Cancelled] = []
@@ -125,6 +129,7 @@ class Library:
 
     def _pending(self, biz_id: str, biz_type: str | None) -> dict[str, list[str]]:
         """The ids of what is pending, by queue."""
+        biz_id = _text("biz_id", biz_id)  # without one, this would be everything
         found: dict[str, list[str]] = {}
         after = None
         while True:
@@ -144,8 +149,39 @@ class Library:
                 return found
 
 
-def _numbers(names: Collection[str]) -> list[int]:
-    unknown = sorted(set(names) - set(statuses.NUMBERS))
+def _text(name: str, value: Any) -> str:
+    """What a column is to be, as it is kept."""
+    text = str(value)
+    if value is None or isinstance(value, bytes):
+        raise LibraryError(f"{name} must be a text, not {value!r}")
+    if storable(text) != text:
+        raise LibraryError(f"{name} {text[:80]!r} has characters that no database keeps")
+    return text
+
+
+def _bounds(between: Any) -> tuple[int | None, int | None]:
+    """The microseconds of two times."""
+    try:
+        since, until = (None, None) if between is None else between
+        return _us(since), _us(until)
+    except (TypeError, ValueError):
+        raise LibraryError(
+            "between must be two times, in seconds since the epoch, either of which may be None, "
+            f"not {between!r}"
+        ) from None
+
+
+def _us(seconds: float | None) -> int | None:
+    if seconds is None:
+        return None
+    return round(max(min(seconds, SECONDS), -SECONDS) * 1_000_000)
+
+
+def _numbers(status: Any) -> list[int]:
+    names = [status] if isinstance(status, str) else status
+    if not isinstance(names, Collection) or isinstance(names, bytes):
+        raise LibraryError(f"status must be a name or several, not {status!r}")
+    unknown = [name for name in names if name not in statuses.NUMBERS]
     if unknown:
         raise LibraryError(
             f"there is no status {unknown[0]!r}; there are {', '.join(statuses.NUMBERS)}"

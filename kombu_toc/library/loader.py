@@ -22,7 +22,8 @@ HORIZON, UNKNOWN = 3600.0, 60.0
 #: Seconds between two looks at the queues with a horizon, and at whatever else is far ahead.
 LOOK_INTERVAL, ALL_INTERVAL = 2.0, 10.0
 
-#: Rows of one transaction, and seconds after which a turn ends: the thread has other things to do.
+#: Rows of one transaction, and seconds of putting after which a turn ends: the thread has other
+#: things to do. Each turn puts something, however long its looks or one transaction take.
 TOGETHER = 1000
 TURN = 0.5
 
@@ -86,7 +87,6 @@ class Loader:
             name: seconds * 1_000_000 + us + int(horizon * 1_000_000)
             for name, horizon in horizons.items()
         }
-        ends = min(now + TURN, until)
         heads: list[_Head] = []
         error: LibraryError | None = None
         for shard in self._far.shards.awake():
@@ -95,7 +95,8 @@ class Loader:
                     self._see(heads, shard, topic, 0, bound)
             except LibraryError as exc:  # another database may be there
                 error = error or exc
-        while heads and time.monotonic() < ends:
+        ends = time.monotonic() + TURN
+        while heads and time.monotonic() < until:
             head = heapq.heappop(heads)
             if head.shard.database.rests:
                 continue
@@ -106,6 +107,8 @@ class Loader:
                     self._see(heads, head.shard, head.topic, rows[-1].action_us, bound)
             except LibraryError as exc:
                 error = error or exc
+            if time.monotonic() >= ends:
+                break
         if not heads:
             self._next_look = now + LOOK_INTERVAL
             if look_at_all:

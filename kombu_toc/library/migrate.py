@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -11,13 +16,30 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, insert, inspect, select
+from sqlalchemy.exc import SQLAlchemyError
 
 from ..errors import LibraryError
+from .engines import library_error
 from .schema import LAYOUT, REVISION, VERSION_TABLE
 from .shards import Database, Shards
 
-#: Seconds that a change of a large table may take.
+logger = logging.getLogger(__name__)
+
+#: Seconds that a change of a large table may take, and between two looks whether another process
+#: is still at it.
 PATIENCE = 6 * 3600.0
+PAUSE = 0.1
+
+#: Alembic has one environment for all threads of a process.
+_alembic = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _alembic
+    _alembic = threading.Lock()  # one of the parent's threads may have held it
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 _FOLDER = Path(__file__).parent / "migrations"
 
@@ -34,6 +56,17 @@ def _version(connection: Connection) -> str | None:
     return made.get_current_revision()
 
 
+def _is_made(connection: Connection) -> bool:
+    """Whether there are tables. Which database this is, is said last of all."""
+    if _version(connection) is None:
+        return False
+    return connection.execute(select(LAYOUT.c.id)).first() is not None
+
+
+def _is_of_this_release(connection: Connection) -> bool:
+    return _version(connection) == REVISION
+
+
 def create(shards: Shards, databases: Iterable[Database] | None = None) -> list[Database]:
     """Make the tables of databases that have none; return these databases. Raises LibraryError.
 
@@ -41,11 +74,10 @@ def create(shards: Shards, databases: Iterable[Database] | None = None) -> list[
     """
     made = []
     for database in shards.databases if databases is None else databases:
-        if version_of(database) is None:
-            _upgrade(shards, database)
-            made.append(database)
-        else:
+        if database.run(_is_made):
             database.run(partial(shards.check_layout, database))
+        elif _change(shards, database, unless=_is_made):
+            made.append(database)
     return made
 
 
@@ -59,8 +91,8 @@ def upgrade(shards: Shards) -> list[Database]:
             raise _missing(database)
         if found != REVISION:
             _refuse_newer(database, found)
-            _upgrade(shards, database)
-            older.append(database)
+            if _change(shards, database, unless=_is_of_this_release):
+                older.append(database)
     return older
 
 
@@ -112,13 +144,29 @@ def _config() -> Config:
     return config
 
 
-def _upgrade(shards: Shards, database: Database, to: str = "head") -> None:
+def _change(
+    shards: Shards,
+    database: Database,
+    to: str = "head",
+    unless: Callable[[Connection], bool] = lambda _: False,
+) -> bool:
+    """Bring the tables of a database to a version; return whether that was done here.
+
+    unless: says that another process has done it. One does it at a time
+    """
     config = _config()
     config.attributes["tables"] = shards.number_of_tables
 
-    def work(connection: Connection) -> None:
+    def work(connection: Connection) -> bool:
+        # SQLite does all of it or nothing, and who writes waits; the others let Alembic begin.
+        patient.dialect.lock(connection, PATIENCE)
+        if unless(connection):
+            return False
+        if not patient.url.is_sqlite:
+            connection.rollback()
         config.attributes["connection"] = connection
-        command.upgrade(config, to)
+        with _alembic:
+            command.upgrade(config, to)
         if connection.execute(select(LAYOUT.c.id)).first() is None:
             connection.execute(
                 insert(LAYOUT).values(
@@ -128,12 +176,45 @@ def _upgrade(shards: Shards, database: Database, to: str = "head") -> None:
                     of_tables=shards.number_of_tables,
                 )
             )
+        return True
 
-    if database.url.is_sqlite:
-        database.run(work)  # whose statements may take any time
+    with database.patiently(PATIENCE) as patient, _alone(patient):
+        return patient.run(work)
+
+
+@contextmanager
+def _alone(database: Database) -> Iterator[None]:
+    """While no other process changes the tables of a database."""
+    if database.url.is_sqlite:  # which sees to that itself
+        yield
         return
-    patient = Database(database.number, database.url, PATIENCE)
-    try:
-        patient.run(work)
-    finally:
-        patient.close()
+    with ExitStack() as stack:
+        try:
+            connection = stack.enter_context(database.engine.connect())
+            _wait_for_turn(database, connection)
+        except SQLAlchemyError as exc:
+            raise library_error(database.url, exc) from None
+        try:
+            yield
+        finally:
+            with suppress(SQLAlchemyError):  # it is over with the connection
+                database.dialect.end_turn(connection)
+
+
+def _wait_for_turn(database: Database, connection: Connection) -> None:
+    until, waits = time.monotonic() + PATIENCE, False
+    # Nobody waits within a statement: to make an index, PostgreSQL waits for it to end.
+    while not database.dialect.take_turn(connection):
+        connection.rollback()
+        if time.monotonic() >= until:
+            raise LibraryError(
+                f"another process has changed the tables of the library {database.url} for "
+                f"{PATIENCE / 3600:g} hours: run the command again when it has ended"
+            )
+        if not waits:
+            waits = True
+            logger.warning(
+                "another process changes the tables of the library %s: this one waits for it",
+                database.url,
+            )
+        time.sleep(PAUSE)

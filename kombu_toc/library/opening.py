@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..center.center import TimeoutCenter
-from ..center.factory import make_center
+from ..center.factory import make_center, trace_if_asked
 from ..client.connect import connect
 from ..client.databases import DatabaseURL
 from ..client.options import Settings, read
@@ -160,4 +160,5 @@ def center_for(url: str, *, ssl: Any = None, **options: Any) -> TimeoutCenter:
 
     center = make()
     attach(center, settings, address, make)
+    trace_if_asked(center, settings, address)
     return center

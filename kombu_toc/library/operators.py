@@ -63,17 +63,18 @@ class Operators:
         gone."""
         until, limits = now_us(), self._center.limits
         for rows in self._store.of_topic(topic, until):
-            self._recorder.end([row.key for row in rows], statuses.CANCELLED)
-        for rows in self._store.of_topic(topic, until, statuses.TAKEN):
-            lost = [row for row in rows if row.modified_us + lease_us(row, limits) < now_us()]
+            gone = [row.key for row in rows if row.status == statuses.PENDING]
+            taken = [row for row in rows if row.status == statuses.TAKEN]
+            lost = [row for row in taken if row.modified_us + lease_us(row, limits) < now_us()]
             states = states_in_redis(self._center, lost)
-            gone = [row.key for row, state in zip(lost, states, strict=True) if state == MISSING]
+            gone += [row.key for row, state in zip(lost, states, strict=True) if state == MISSING]
             self._recorder.end(gone, statuses.CANCELLED)
 
     def forgotten(self, topic: str) -> None:
         """A queue was deleted, with its schedules, its dead letters, and what workers have."""
-        for rows in self._store.of_topic(topic, now_us(), statuses.TAKEN):
-            self._recorder.end([row.key for row in rows], statuses.CANCELLED)
+        for rows in self._store.of_topic(topic, now_us()):
+            taken = [row.key for row in rows if row.status == statuses.TAKEN]
+            self._recorder.end(taken, statuses.CANCELLED)
         self._recorder.schedules.forget(topic)
         DeadLetters(self._store).forget(topic)
         self._store.declarations.forget(topic)

@@ -21,7 +21,10 @@ _current: ContextVar[Any] = ContextVar("kombu_toc.outbox", default=None)
 
 def current() -> Any:
     """The connection whose transaction rows are written in; None: there is no outbox."""
-    return _current.get()
+    connection = _current.get()
+    if connection is None or _is_django(connection) or hasattr(connection, "in_transaction"):
+        return connection
+    return connection()  # the session that a registry has for this thread
 
 
 @contextmanager
@@ -35,10 +38,18 @@ def outbox(connection: Any) -> Iterator[None]:
 
     connection: a connection or a session of SQLAlchemy's, or a connection of Django's
         (``django.db.connection``), to the database that is the library of the app; there must be
-        one only
+        one only. With an ``AsyncSession`` or an ``AsyncConnection``, what an event loop awaits is
+        sent so: :func:`celery_toc.aio.send`, and an ``AsyncTimeoutCenter``
 
-    Raises LibraryError where something is sent without a library, or if it has several databases.
+    Raises LibraryError for anything else, where something is sent without a library, or if it has
+    several databases.
     """
+    takes = _is_django(connection) or hasattr(connection, "in_transaction")
+    if not takes and not hasattr(connection, "session_factory"):
+        raise LibraryError(
+            "an outbox takes a connection or a session of SQLAlchemy's, or Django's, not a "
+            f"{type(connection).__name__}"
+        )
     token = _current.set(connection)
     try:
         yield
@@ -70,15 +81,25 @@ def write(connection: Any, table: Any, insert: Any, rows: Sequence[Row]) -> None
     table: of what is pending; insert: the statement, for this kind of database
     """
     values = [row._asdict() for row in rows]
-    if hasattr(connection, "cursor") and hasattr(connection, "vendor"):  # Django's
+    if _is_django(connection):
         _write_with_django(connection, table, insert, values)
-    elif hasattr(connection, "execute"):
-        connection.execute(insert, values)
-    else:
+    elif is_awaited(connection):
         raise LibraryError(
-            f"an outbox takes a connection or a session of SQLAlchemy's, or Django's, not a "
-            f"{type(connection).__name__}; nothing was sent"
+            f"within an outbox of an {type(connection).__name__}, send with celery_toc.aio.send, "
+            "or in a function that its run_sync calls, within an outbox of what that is given; "
+            "nothing was sent"
         )
+    else:
+        connection.execute(insert, values)
+
+
+def _is_django(connection: Any) -> bool:
+    return hasattr(connection, "cursor") and hasattr(connection, "vendor")
+
+
+def is_awaited(connection: Any) -> bool:
+    """Whether it is a connection or a session of SQLAlchemy's asyncio extension."""
+    return hasattr(connection, "run_sync")
 
 
 def _write_with_django(
@@ -108,8 +129,6 @@ def when_committed(connection: Any, key: Any, function: Callable[[], object]) ->
 
         transaction.on_commit(function, using=connection.alias)
         return
-    if not hasattr(connection, "dispatch"):
-        connection = connection()  # the session that a registry has for this thread
     with _lock:
         known = _waiting.get(connection)
         if known is None:

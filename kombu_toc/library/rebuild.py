@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import heapq
-import itertools
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from . import statuses
 from .ahead import reading_ahead
 from .dead import DeadLetters
 from .guard import ended_rows
+from .pages import together
 from .presence import MISSING, states_in_redis
 from .putting import Putter
 from .records import Row, expires_us, lease_us, now_us
@@ -36,15 +38,15 @@ SOON_US = 5_000_000
 SETTLE = 1.5
 YOUNG = 0.5
 
+#: Seconds for which a rebuild waits to know how many rows there are.
+FEW = 0.5
+
 
 def rows_by_time(store: Store, shard: Shard, place: int) -> Iterator[Row]:
     """The rows of a shard, the soonest first, a page at a time."""
     after = None
-    while True:
-        page = store.page(shard, place, after, PAGE)
+    while page := store.page(shard, place, after, PAGE):
         yield from page
-        if len(page) < PAGE:
-            return
         last = page[-1]
         after = (last.action_us, *last.key)
 
@@ -73,6 +75,26 @@ class _Doubt(NamedTuple):
     row: Row
 
 
+class _Total:
+    """How many rows there are: to count many takes long, and nothing waits for that."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._rows: int | None = None
+        thread = threading.Thread(target=self._count, name="toc-count", daemon=True)
+        thread.start()
+        thread.join(FEW)
+
+    def _count(self) -> None:
+        # It is an estimate that is missing then, and no more.
+        with suppress(Exception):
+            self._rows = self._store.count_pending()
+
+    def of(self, rows: int) -> int:
+        """The number, if so many have been looked at; 0: it is not known yet."""
+        return 0 if self._rows is None else max(self._rows, rows)
+
+
 class Rebuild:
     """One rebuild. What is done already is found out as it goes: it can be repeated."""
 
@@ -89,7 +111,8 @@ class Rebuild:
         store = self._store
         for name in store.topics():
             self._center.forget(name)  # Redis may have been lost since it was read
-        done = Rebuilt(0, store.count_pending(), 0, 0, 0)
+        total = _Total(store)
+        done = Rebuilt(0, 0, 0, 0, 0)
         places = (statuses.IN_REDIS, statuses.NOT_PUT)
         sources = [
             rows_by_time(store, shard, place) for shard in store.shards.all for place in places
@@ -97,7 +120,7 @@ class Rebuild:
         soonest = heapq.merge(*sources, key=attrgetter("action_us"))
 
         def batches() -> Iterator[_Batch]:
-            while batch := list(itertools.islice(soonest, TOGETHER)):
+            for batch in together(soonest, TOGETHER):
                 yield self._wanted(batch)
                 yield from self._settled()
             while self._doubts:
@@ -110,13 +133,14 @@ class Rebuild:
                 put = self._put(wanted)
                 done = Rebuilt(
                     done.rows + number,
-                    max(done.of_rows, done.rows + number),
+                    total.of(done.rows + number),
                     done.put + put.number,
                     done.taken + taken,
                     done.ended + ended + put.expired,
                 )
                 if on_progress is not None:
                     on_progress(done)
+        done = done._replace(of_rows=max(total.of(done.rows), done.rows))
         others = Schedules(store).rebuild(self._center, self._putter)
         others += DeadLetters(store).rebuild(self._center, self._putter)
         if others:
@@ -158,7 +182,8 @@ class Rebuild:
         states = states_in_redis(self._center, near)
         held = [row for row, state in zip(near, states, strict=True) if state == MISSING]
         for row in held:
-            young = max(YOUNG - (now_us() - row.created_us) / 1e6, 0.0)
+            # By the clock of its sender, which may be wrong.
+            young = min(max(YOUNG - (now_us() - row.created_us) / 1e6, 0.0), YOUNG)
             self._doubts.append(_Doubt(now + SETTLE + young, row))
         left = {row.key for row in near}
         wanted = [row for row in wanted if row.key not in left]

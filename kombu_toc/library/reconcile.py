@@ -17,6 +17,7 @@ from ..model.results import IN_FLIGHT, WAITING, Found
 from . import statuses
 from .dead import DeadLetters
 from .guard import over_of
+from .pages import together
 from .presence import DEAD, MISSING, THERE, states_in_redis
 from .putting import Putter
 from .rebuild import rows_by_time
@@ -51,6 +52,11 @@ MAX_SUSPECTS = 100_000
 
 #: Seconds for which it is watched whether what was put back has ended elsewhere meanwhile.
 WATCH = 600.0
+
+
+#: How many that disagree a comparison has in memory at a time, and bytes of their bodies. Each time
+#: costs a moment of waiting.
+MAX_FOUND, MAX_FOUND_BYTES = 50_000, 64_000_000
 
 
 class _Suspect(NamedTuple):
@@ -123,10 +129,9 @@ class Reconciler:
         rows = self._store.page(
             shard, statuses.IN_REDIS, self._after.get(shard.number), CHUNK, until
         )
-        ends = len(rows) < CHUNK
-        last = None if ends else rows[-1]
+        last = rows[-1] if rows else None
         self._after[shard.number] = None if last is None else (last.action_us, *last.key)
-        return rows, ends
+        return rows, last is None
 
     def _judge(self, shard: Shard, rows: Sequence[Row]) -> int:
         now, limits = now_us(), self._center.limits
@@ -207,10 +212,25 @@ class Comparison:
 
     def run(self, *, fix: bool = False) -> Iterator[Disagreement]:
         """Yield what disagrees; with `fix`, mend it."""
-        suspects = [row for rows in self._rows() for row in self._apart(rows)]
-        messages = [one for page in self._messages() for one in self._unknown(page)]
-        if not suspects and not messages:
-            return
+        suspects: list[Row] = []
+        messages: list[tuple[Found, Key]] = []
+        for rows in self._rows():
+            suspects += self._apart(rows)
+            if _is_much(suspects):
+                yield from self._settle(suspects, [], fix)
+                suspects = []
+        for page in self._messages():
+            messages += self._unknown(page)
+            if _is_much([one for one, _ in messages]):
+                yield from self._settle(suspects, messages, fix)
+                suspects, messages = [], []
+        if suspects or messages:
+            yield from self._settle(suspects, messages, fix)
+
+    def _settle(
+        self, suspects: Sequence[Row], messages: Sequence[tuple[Found, Key]], fix: bool
+    ) -> Iterator[Disagreement]:
+        """Yield what disagrees still, of what did a moment ago."""
         self._sleep(UNDER_WAY_US / 1e6)
         again = {row.key: row for row in self._store.of_ids([row.id for row in suspects])}
         rows = [row for row in suspects if again.get(row.key, row._replace(body=b"")) == row]
@@ -266,14 +286,10 @@ class Comparison:
     def _rows(self) -> Iterator[list[Row]]:
         """Rows whose messages are to be in Redis, and not just now."""
         for shard in self._store.shards.all:
-            page: list[Row] = []
-            for row in rows_by_time(self._store, shard, statuses.IN_REDIS):
-                if row.modified_us < now_us() - UNDER_WAY_US:
-                    page.append(row)
-                if len(page) >= CHUNK:
-                    yield page
-                    page = []
-            yield page
+            rows = rows_by_time(self._store, shard, statuses.IN_REDIS)
+            yield from together(
+                (row for row in rows if row.modified_us < now_us() - UNDER_WAY_US), CHUNK
+            )
 
     def _apart(self, rows: Sequence[Row]) -> list[Row]:
         now, limits = now_us(), self._center.limits
@@ -304,6 +320,11 @@ class Comparison:
         keyed = [(one, key) for one in messages if (key := _key(one)) is not None]
         known = {row.key for row in self._store.of_ids([key[0] for _, key in keyed])}
         return [(one, key) for one, key in keyed if key not in known]
+
+
+def _is_much(found: Sequence[Row | Found]) -> bool:
+    """Whether no more are to be in memory at a time."""
+    return len(found) >= MAX_FOUND or sum(len(one.body) for one in found) >= MAX_FOUND_BYTES
 
 
 def _key(found: Found) -> Key | None:

@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -28,17 +28,16 @@ from .backlog import Backlog
 from .engines import RefusedError
 from .guard import Guard
 from .keeper import Keeper
-from .records import Event, Key, Row, is_storable, now_us, storable
+from .notes import FLUSH_AT, Gathering
+from .records import Event, Key, Row, now_us
 from .schedules import Schedules
-from .schema import MAX_ERROR
 from .shards import Database
 from .store import Store
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that an event waits for others at most, and how many do not wait.
+#: Seconds that an event waits for others at most.
 FLUSH_INTERVAL = 0.5
-FLUSH_AT = 1000
 
 #: Seconds until the next attempt where the database does not answer, at most.
 LONGEST_PAUSE = 5.0
@@ -91,16 +90,16 @@ class Recorder:
         self._backlog = Backlog(store, ready, count)
         self._retention = retention
         self._make_center = make_center
-        self._ready = ready
+        self.ready = ready
         self._required = required
         self.worker = f"{_host}:{os.getpid()}"
+        #: what consumers note, until it is to be written
+        self.gathering = Gathering(self._backlog, self.worker)
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._bell = threading.Event()
         self._thread: threading.Thread | None = None
         self._stopping = False
-        #: what this process has: since when it was last said
-        self._taken: dict[Key, float] = {}
         #: by their identities, messages that have not ended before their tasks although they are
         #: acknowledged: what says that they end. They do if this process does
         self.running: dict[int, Callable[[bool], Any]] = {}
@@ -137,7 +136,7 @@ class Recorder:
                 self._backlog.add_rows(some)  # it does not answer: who sends does not wait again
                 continue
             try:
-                self._ready([database])
+                self.ready([database])
                 if topic is not None:
                     owed = self.store.note_topic(topic.name, topic.declaration, database)
                     if owed:
@@ -161,6 +160,7 @@ class Recorder:
         """The same bytes may be put again under an id: write first what has become of those that
         this process has handled. What is written later would be taken for the end of the new
         ones."""
+        self.gathering.look(only_ended=True)
         if self._backlog.has_any(keys):
             with suppress(LibraryError):  # whoever puts them is told by their rows
                 self._backlog.write()
@@ -178,7 +178,7 @@ class Recorder:
             return False  # it does not answer: who sends does not wait again
         try:
             for database in databases:
-                self._ready([database])
+                self.ready([database])
                 if self.store.note_topic(topic.name, topic.declaration, database):
                     self._start()
             self.store.insert(rows)
@@ -192,7 +192,7 @@ class Recorder:
     def write_with(self, connection: Any, row: Row, topic: Topic | None = None) -> None:
         """Write a row in a transaction of the caller's; its message is put when that is
         committed. Raises LibraryError."""
-        self._ready()
+        self.ready()
         self.store.insert_with(connection, [row])
         if row.place == statuses.FAR:
             if topic is not None:
@@ -246,48 +246,39 @@ class Recorder:
             self._consumes = True
             self._start()
 
-    def note(
-        self,
-        key: Key,
-        status: int,
-        *,
-        attempts: int = 0,
-        error: str = "",
-        message: tuple[Mapping[str, Any], int] = ({}, 0),
-        watched: bool = True,
-        has_row: bool = True,
-    ) -> None:
+    def note(self, key: Key, status: int, *, watched: bool = True, **about: Any) -> None:
         """Something has happened to a message; it is written soon.
 
-        message: its headers and its action time, for one that has no row
-        has_row: whether it is likely to have one
+        about: as for :meth:`.notes.Gathering.event_of`
         watched: of one that was taken, whether to say now and then that this process has it, until
             it says something else
         """
-        if not is_storable(key):
-            return  # it has no row: its publish would have been refused
-        if error:
-            error = storable(error)[:MAX_ERROR]
-        event = Event(key, status, now_us(), attempts, self.worker, error, message, has_row)
-        self.gather(event, watched=watched)
+        event = self.gathering.event_of(key, status, **about)
+        if event is not None:
+            self.gather(event, watched=watched)
 
     def gather(self, event: Event, *, watched: bool = False) -> None:
         """Something that has happened is to be written soon."""
-        key = event.key
-        with self._lock:
-            if watched and event.status == statuses.TAKEN:
-                self._taken[key] = time.monotonic()
-            else:
-                self._taken.pop(key, None)
-        if self._backlog.add(event) >= FLUSH_AT:
+        if self.gathering.add(event, watched=watched) >= FLUSH_AT:
             self._bell.set()
+        self._start()
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether nobody writes what is noted: :meth:`wake` changes that."""
+        return self._thread is None
+
+    def wake(self) -> None:
+        """Have what is noted written, now if it is much."""
+        self._bell.set()
         self._start()
 
     def flush(self) -> None:
         """Write everything now. Raises LibraryError, and keeps what is not written."""
+        self.gathering.look()
         self._backlog.write()
         if self.schedules:
-            self._ready()
+            self.ready()
             self.schedules.write()
 
     def scheduled(self, topic: str, change: ScheduleChange, at_us: int) -> None:
@@ -298,6 +289,7 @@ class Recorder:
     @property
     def backlog(self) -> int:
         """Events and rows that are not written yet."""
+        self.gathering.look()
         return len(self._backlog)
 
     # -- what operators do
@@ -308,14 +300,14 @@ class Recorder:
         if not keys:
             return
         now = now_us()
+        self.gathering.look()
         self._backlog.forget(keys)
         events = [Event(key, status, now, 0, "", "", ({}, 0)) for key in keys]
         try:
             self.store.record(events)
         except LibraryError:
             # It has happened: if nobody repeats it, it is still to be recorded.
-            for event in events:
-                self._backlog.add(event)
+            self._backlog.add(events)
             self._start()
             raise
 
@@ -345,8 +337,9 @@ class Recorder:
         self.worker = f"{_host}:{self._pid}"
         self._lock = threading.Lock()
         self._bell = threading.Event()
-        self._backlog = Backlog(self.store, self._ready, self._count)
-        self._thread, self._taken, self.running = None, {}, {}
+        self._backlog = Backlog(self.store, self.ready, self._count)
+        self.gathering.after_fork(self._backlog, self.worker)
+        self._thread, self.running = None, {}
         self._consumes = self._not_put = False
         self._expected, self._declared, self._committed = {}, {}, {}
         self._stopping, self.away_until = False, 0.0
@@ -425,6 +418,7 @@ class Recorder:
             raise error
 
     def _write_backlog(self) -> None:
+        self.gathering.look()
         self._backlog.write(patient=not self._stopping)
 
     def _put_expected(self, keeper: Keeper) -> None:
@@ -451,26 +445,7 @@ class Recorder:
 
     def _touch(self) -> None:
         """Say again of what takes long that this process has it."""
-        now = time.monotonic()
-        with self._lock:
-            long = [key for key, since in self._taken.items() if now - since >= TOUCH_INTERVAL]
-        if not long:
-            return
-        error: LibraryError | None = None
-        for shard, some in self.store.shards.divided(long, lambda key: key[0]).items():
-            if shard.database.rests:
-                continue
-            try:
-                self.store.touch(some)
-            except LibraryError as exc:
-                error = error or exc
-                continue
-            with self._lock:
-                for key in some:
-                    if key in self._taken:
-                        self._taken[key] = now
-        if error is not None:
-            raise error
+        self.gathering.touch(self.store, TOUCH_INTERVAL)
 
     def _keep(self) -> None:
         """Put what is not in Redis, and look after the rest, if this process is to do that."""
@@ -482,7 +457,7 @@ class Recorder:
             if self._keeper is None:
                 self._keeper = Keeper(
                     *(self.store, self._make_center(), self.worker, self._retention),
-                    ready=self._ready,
+                    ready=self.ready,
                 )
             if self._expected:
                 self._put_expected(self._keeper)

@@ -20,6 +20,12 @@ from . import statuses
 #: Headers with the business id and type of a task.
 BIZ_ID, BIZ_TYPE = "x-biz-id", "x-biz-type"
 
+#: Headers that history is told where a message has no row.
+TOLD_HEADERS = ("task", BIZ_TYPE, BIZ_ID)
+
+#: What is told of a message that has not ended, or is not known.
+NOTHING: tuple[Mapping[str, Any], int] = ({}, 0)
+
 #: Characters that the library keeps of what a sender names.
 _LENGTHS = {"id": 255, "topic": 255, "basis": 255, BIZ_ID: 255, BIZ_TYPE: 64, "task": 255}
 
@@ -81,14 +87,12 @@ class Event(NamedTuple):
     def known(self) -> dict[str, Any]:
         """The columns of its row as far as the message says them."""
         headers, action_us = self.message
-        kind, biz = (one and storable(one) for one in biz_of(headers))
-        task = headers.get("task")
-        task = storable(task) if isinstance(task, str) else None
+        task, kind, biz = texts_of(headers)
         return {
             "action_us": action_us,
-            "task": task[: _LENGTHS["task"]] if isinstance(task, str) else None,
-            "biz_type": kind and kind[: _LENGTHS[BIZ_TYPE]],
-            "biz_id": biz and biz[: _LENGTHS[BIZ_ID]],
+            "task": task,
+            "biz_type": kind,
+            "biz_id": biz,
             "attempts": 0,
             "worker": None,
             "error": None,
@@ -126,10 +130,17 @@ def now_us() -> int:
 
 
 def row_of(
-    topic: str, request: PutRequest, headers: Mapping[str, Any], place: int = statuses.IN_REDIS
+    topic: str,
+    request: PutRequest,
+    headers: Mapping[str, Any],
+    place: int = statuses.IN_REDIS,
+    server_us: int | None = None,
 ) -> Row:
     """The row of a message that is about to be put. Raises LibraryError if it has what no row can
-    have."""
+    have.
+
+    server_us: from when its time counts, if it does not say its time itself and this is known
+    """
     now = now_us()
     id = request.id
     business = _business(id, headers)
@@ -143,7 +154,7 @@ def row_of(
         token=request.token or "",
         topic=topic,
         status=statuses.PENDING,
-        action_us=_action_us(request, now),
+        action_us=_action_us(request, now if server_us is None else server_us),
         task=task[: _LENGTHS["task"]] if isinstance(task, str) else None,
         biz_type=business[0],
         biz_id=business[1],
@@ -228,6 +239,12 @@ def row_of_message(found: Found, key: Key, content: Mapping[str, Any] | None = N
     return row_of(found.topic, request, headers)
 
 
+def told_of(headers: Mapping[str, Any], action_us: int) -> tuple[Mapping[str, Any], int]:
+    """What an event tells of its message. Not the whole: what lives until it is written has the
+    interpreter look for garbage, which cost a task more than to note what becomes of it."""
+    return {name: headers[name] for name in TOLD_HEADERS if name in headers}, action_us
+
+
 def storable(text: str) -> str:
     """A text as every database keeps it."""
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
@@ -253,6 +270,17 @@ def biz_of(headers: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """Business type and business id of a message, as they are kept."""
     kind, id = headers.get(BIZ_TYPE), headers.get(BIZ_ID)
     return None if kind is None else str(kind), None if id is None else str(id)
+
+
+def texts_of(headers: Mapping[str, Any]) -> tuple[str | None, str | None, str | None]:
+    """Task, business type and business id of a message, as every database takes them."""
+    kind, biz = (one and storable(one) for one in biz_of(headers))
+    task = headers.get("task")
+    return (
+        storable(task)[: _LENGTHS["task"]] if isinstance(task, str) else None,
+        kind and kind[: _LENGTHS[BIZ_TYPE]],
+        biz and biz[: _LENGTHS[BIZ_ID]],
+    )
 
 
 def _business(id: str, headers: Mapping[str, Any]) -> tuple[str | None, str | None]:

@@ -29,7 +29,7 @@ from sqlalchemy.types import TypeDecorator
 from .statuses import FAR
 
 #: The version that these tables are of: the latest of ``migrations/versions``.
-REVISION = "0002"
+REVISION = "0004"
 
 #: Alembic's own record of it, beside that of the application whose database this may be.
 VERSION_TABLE = "toc_library_version"
@@ -40,9 +40,14 @@ MAX_ID = 255
 #: Characters of an error that are kept.
 MAX_ERROR = 4000
 
+#: How many attempts are told apart: more are as many.
+MAX_ATTEMPTS = 32_767
 
 #: That a row is far ahead: in these words, an index serves it that has only such rows.
 IS_FAR = f"place = {FAR}"
+
+#: That it is not: in these words, an index serves it that has only the others.
+IS_NOT_FAR = f"place <> {FAR}"
 
 
 class Name(TypeDecorator[str]):
@@ -80,6 +85,10 @@ def _name(length: int) -> Any:
 #: Of any text, whatever the database keeps where nothing is said.
 _ERROR = Text().with_variant(mysql.TEXT(charset="utf8mb4"), "mysql", "mariadb")
 _BODY = LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
+
+
+#: What an index's ``info`` names the only kinds of databases by that have it.
+ONLY = "only"
 
 
 class ShardTables(NamedTuple):
@@ -139,6 +148,14 @@ def tables(number: int) -> ShardTables:
             sqlite_where=text(IS_FAR),
             postgresql_where=text(IS_FAR),
         ),
+        # The others, likewise: what a purge looks for. MySQL has them all in the one before.
+        Index(
+            f"toc_pending_{number}_queue",
+            *("place", "topic", "action_us", "id"),
+            sqlite_where=text(IS_NOT_FAR),
+            postgresql_where=text(IS_NOT_FAR),
+            info={ONLY: ("sqlite", "postgresql")},
+        ),
     )
     history = Table(
         f"toc_history_{number}",
@@ -148,9 +165,19 @@ def tables(number: int) -> ShardTables:
         *_columns(),
         PrimaryKeyConstraint("id", "token", "topic", "day"),
         Index(f"toc_history_{number}_biz", "biz_id", "biz_type"),
+        # By action time, each status apart: of many that are done, few are dead.
+        Index(f"toc_history_{number}_time", "status", "action_us"),
+        # Where a day is no partition of its own.
+        Index(f"toc_history_{number}_day", "day", info={ONLY: ("sqlite",)}),
         postgresql_partition_by="RANGE (day)",
     )
     return ShardTables(pending, history)
+
+
+def indexes_of(table: Table, kind: str) -> list[Index]:
+    """The indexes that a table has in this kind of database, in the order of their names."""
+    there = (index for index in table.indexes if kind in index.info.get(ONLY, (kind,)))
+    return sorted(there, key=lambda index: str(index.name))
 
 
 _METADATA = MetaData()

@@ -6,7 +6,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import Connection, Engine, RowMapping, select
@@ -93,6 +93,11 @@ class Database:
                 self._rests_until = 0.0
                 return found
             except DBAPIError as exc:
+                if self._is_too_large(exc, engine):
+                    raise RefusedError(
+                        f"the library {self.url} does not take a message or a list of this size: "
+                        "raise its max_allowed_packet, to more than twice the largest message"
+                    ) from None
                 late = time.monotonic() >= until
                 # Also the others in the pool are closed by then.
                 if exc.connection_invalidated and not broken and not late:
@@ -114,12 +119,21 @@ class Database:
                 raise self._unusable(exc) from None
         raise AssertionError
 
+    def _is_too_large(self, error: DBAPIError, engine: Engine) -> bool:
+        try:
+            return self.dialect.is_too_large(error, engine)
+        except (SQLAlchemyError, self._raw):
+            return False  # it is away
+
     def _unusable(self, error: Exception) -> LibraryError:
         self._rests_until = time.monotonic() + REST
         return library_error(self.url, error)
 
     def _attempt(self, engine: Engine, until: float, work: Callable[[Connection], T]) -> T:
-        connection = engine.connect()
+        try:
+            connection = engine.connect()
+        except TypeError as exc:  # what the URL asks for, and the driver does not know
+            raise library_error(self.url, exc) from None
         descriptor = self.dialect.socket_of(connection)
         # Until it is back in the pool: what was not committed is rolled back before.
         watching = self._watchdog.watching(descriptor, until) if descriptor else nullcontext()
@@ -127,6 +141,20 @@ class Database:
             found = work(connection)
             connection.commit()
         return found
+
+    @contextmanager
+    def patiently(self, seconds: float) -> Iterator[Database]:
+        """The same database over connections of its own, whose statements may take so long. Raises
+        LibraryError, as soon as ever, if it does not answer."""
+        if self.url.is_sqlite:  # whose statements may take any time
+            yield self
+            return
+        self.run_single(lambda connection: connection.exec_driver_sql("SELECT 1"))
+        patient = Database(self.number, self.url, seconds)
+        try:
+            yield patient
+        finally:
+            patient.close()
 
     def close(self, *, inherited: bool = False) -> None:
         """Close its connections; of those that a forked process has inherited, forget them."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
-import json
+import math
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -12,15 +12,14 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, RowMapping, Table, delete, func, select, text, tuple_, update
 
-from ..client.databases import DatabaseURL
 from ..errors import LibraryError
 from ..model.records import Record, RecordPage
 from ..model.topic import Declaration
-from . import becoming, outbox, statuses
+from . import becoming, outbox, pages, search, statuses
 from .becoming import DAY_US, are
 from .declarations import Declarations
 from .records import Event, Key, Row, now_us
-from .schema import COMMON, IS_FAR, LAYOUT
+from .schema import COMMON, IS_FAR, IS_NOT_FAR, LAYOUT
 from .shards import Database, Shard, Shards
 
 #: Microseconds for which it may be unsaid that a worker has had a message.
@@ -28,6 +27,9 @@ DOUBT_US = 3_000_000
 
 #: Rows that one statement names.
 CHUNK = 500
+
+#: Seconds that it may take to count the rows of a table.
+COUNTING = 600.0
 
 #: What history says of a message that has a unique key no more.
 TAKEN_OVER = "another message has its unique key"
@@ -231,7 +233,7 @@ class Store:
             if ended:
                 self._make_room(shard, {event.at_us // DAY_US for event in ended})
             # In one order, so that two processes do not wait for each other.
-            some.sort(key=lambda event: event.key)
+            some.sort(key=attrgetter("key"))
             for chunk in chunks(some):
                 work = partial(becoming.write, shard.database.dialect, shard.tables, chunk)
                 shard.database.run(work)
@@ -269,29 +271,22 @@ class Store:
             statement = update(table).where(which).values(**values)
             shard.database.execute(statement)
 
-    def of_topic(
-        self, topic: str, until_us: int, status: int = statuses.PENDING
-    ) -> Iterator[list[Row]]:
-        """What has this status in a queue and was sent until then, page by page."""
-        for shard in self.shards.all:
-            table = shard.tables.pending
-            which = (table.c.topic == topic) & (table.c.created_us <= until_us)
-            which &= table.c.status == status
-            after: Key | None = None
-            while True:
-                page = (
-                    select(*row_columns(table))
-                    .where(which)
-                    .order_by(table.c.id, table.c.token)
-                    .limit(CHUNK)
-                )
-                if after is not None:
-                    page = page.where(tuple_(table.c.id, table.c.token) > after[:2])
-                rows = _rows(shard.database, page)
-                if not rows:
-                    break
-                after = rows[-1].key
-                yield rows
+    def of_topic(self, topic: str, until_us: int) -> Iterator[list[Row]]:
+        """What has not ended of a queue, was sent until then, and is not far ahead, page by page.
+
+        That may take longer than a statement usually may: a database has to go over what was
+        deleted a moment ago.
+        """
+        for database, shards in self._patiently():
+            for shard in shards:
+                columns = shard.tables.pending.c
+                mine = text(IS_NOT_FAR), columns.topic == topic, columns.created_us <= until_us
+                for place in (statuses.IN_REDIS, statuses.NOT_PUT):
+                    conditions, after = [columns.place == place, *mine], None
+                    patient = shard._replace(database=database)
+                    while rows := self._after(patient, conditions, after, CHUNK):
+                        yield rows
+                        after = rows[-1].action_us, *rows[-1].key
 
     # -- what is there
 
@@ -330,31 +325,55 @@ class Store:
         limit: int,
         until_us: int | None = None,
     ) -> list[Row]:
-        """Rows of what has not ended, the soonest first.
+        """Rows of what has not ended, the soonest first: as many as the limit and as :mod:`.pages`
+        allow; none if there are no more.
 
         place: whether they are in Redis, as far as is known
         after: action time and key of the row before the first
         until_us: those that are due until then
         """
-        table = shard.tables.pending
-        order = [table.c[name] for name in _ORDER]
-        statement = select(*row_columns(table)).where(table.c.place == place)
+        columns = shard.tables.pending.c
+        conditions = [columns.place == place]
         if until_us is not None:
-            statement = statement.where(table.c.action_us <= until_us)
-        if after is not None:
-            # The first condition is what an index serves.
-            statement = statement.where(table.c.action_us >= after[0], tuple_(*order) > after)
-        statement = statement.order_by(*order).limit(limit)
-        return _rows(shard.database, statement)
+            conditions.append(columns.action_us <= until_us)
+        return self._after(shard, conditions, after, limit)
+
+    @staticmethod
+    def _after(
+        shard: Shard,
+        conditions: Sequence[Any],
+        after: tuple[int, str, str, str] | None,
+        limit: int,
+    ) -> list[Row]:
+        columns = shard.tables.pending.c
+        order = [columns[name] for name in _ORDER]
+        if after is None:
+            return pages.read(shard, conditions, order, limit)[0]
+        # Apart what is due at the same moment, and what is later: so an index leads to either,
+        # however many are due at once.
+        key = tuple_(columns.id, columns.token, columns.topic)
+        same = [columns.action_us == after[0], columns.id >= after[1], key > after[1:]]
+        rows, ends = pages.read(shard, [*conditions, *same], order, limit)
+        if ends and len(rows) < limit:
+            later = [*conditions, columns.action_us > after[0]]
+            rows += pages.read(shard, later, order, limit - len(rows))[0]
+        return rows
 
     def count_pending(self) -> int:
         """How many rows have not ended, but for what is far ahead."""
         many, number = func.count().label("many"), 0
-        for shard in self.shards.all:
-            table = shard.tables.pending
-            near = table.c.place.in_((statuses.IN_REDIS, statuses.NOT_PUT))
-            number += shard.database.read(select(many).select_from(table).where(near))[0]["many"]
+        for database, shards in self._patiently():
+            for shard in shards:
+                table = shard.tables.pending
+                near = table.c.place.in_((statuses.IN_REDIS, statuses.NOT_PUT))
+                number += database.read(select(many).select_from(table).where(near))[0]["many"]
         return number
+
+    def _patiently(self) -> Iterator[tuple[Database, list[Shard]]]:
+        """The databases, for statements that read all rows of their shards."""
+        for database in self.shards.databases:
+            with database.patiently(COUNTING) as patient:
+                yield patient, [one for one in self.shards.all if one.database is database]
 
     def touch(self, keys: Sequence[Key]) -> None:
         """Note that whoever has taken these still has them."""
@@ -368,21 +387,26 @@ class Store:
         """How many rows have each status; ``not put``: how many of them are not in Redis, as far
         as is known; ``far``: how many are too far ahead for it, if any are."""
         found: dict[str, int] = defaultdict(int)
-        for shard in self.shards.all:
-            pending, history = shard.tables
-            for table in (pending, history):
-                many = func.count().label("many")
-                counting = select(table.c.status, many).group_by(table.c.status)
-                if table is pending:  # of what is dead, history says so
-                    counting = counting.where(_is_not_dead(pending))
-                for row in shard.database.read(counting):
-                    found[statuses.NAMES[row["status"]]] += row["many"]
-            unplaced = select(many).where(pending.c.place == statuses.NOT_PUT)
-            found["not put"] += shard.database.read(unplaced)[0]["many"]
-            far = shard.database.read(select(many).select_from(pending).where(text(IS_FAR)))
-            if far[0]["many"]:
-                found["far"] += far[0]["many"]
+        for database, shards in self._patiently():
+            for shard in shards:
+                self._count(database, shard, found)
         return dict(found)
+
+    @staticmethod
+    def _count(database: Database, shard: Shard, found: dict[str, int]) -> None:
+        pending, history = shard.tables
+        for table in (pending, history):
+            many = func.count().label("many")
+            counting = select(table.c.status, many).group_by(table.c.status)
+            if table is pending:  # of what is dead, history says so
+                counting = counting.where(_is_not_dead(pending))
+            for row in database.read(counting):
+                found[statuses.NAMES[row["status"]]] += row["many"]
+        unplaced = select(many).where(pending.c.place == statuses.NOT_PUT)
+        found["not put"] += database.read(unplaced)[0]["many"]
+        far = database.read(select(many).select_from(pending).where(text(IS_FAR)))
+        if far[0]["many"]:
+            found["far"] += far[0]["many"]
 
     def find(
         self,
@@ -393,39 +417,10 @@ class Store:
     ) -> RecordPage:
         """Records by the values of columns, in the order of their action times.
 
+        where: values by the names of columns; of ``status``, several
         between: microseconds, both inclusive; None: without a bound
         """
-        order = ("action_us", "id", "token", "topic", "created_us")
-        start = None if after is None else _read_after(after)
-        numbers = where.get("status")
-        live = numbers is None or any(number in statuses.LIVE for number in numbers)
-        past = numbers is None or any(number not in statuses.LIVE for number in numbers)
-        parts: list[list[Record]] = []
-        for shard in self.shards.all:
-            for table in (*[shard.tables.pending] * live, *[shard.tables.history] * past):
-                columns = [table.c[name] for name in order]
-                statement = select(*(table.c[name] for name in COMMON))
-                if table is shard.tables.pending and numbers is None:
-                    statement = statement.where(_is_not_dead(table))
-                for name, value in where.items():
-                    column = table.c[name]
-                    several = name == "status"
-                    statement = statement.where(column.in_(value) if several else column == value)
-                since, until = between
-                if since is not None:
-                    statement = statement.where(table.c.action_us >= since)
-                if until is not None:
-                    statement = statement.where(table.c.action_us <= until)
-                if start is not None:
-                    first = table.c.action_us >= start[0]
-                    statement = statement.where(first, tuple_(*columns) > start)
-                statement = statement.order_by(*columns).limit(limit + 1)
-                parts.append(_records(shard.database, statement))
-        ordered = list(heapq.merge(*parts, key=attrgetter(*order)))
-        if len(ordered) <= limit:
-            return RecordPage(ordered, None)
-        last = ordered[limit - 1]
-        return RecordPage(ordered[:limit], json.dumps([getattr(last, name) for name in order]))
+        return search.find(self.shards, where, between, limit, after)
 
     def history(self, id: str) -> list[Record]:
         """Everything that is known of an id, the oldest first."""
@@ -435,20 +430,25 @@ class Store:
             statement = select(*(table.c[name] for name in COMMON)).where(table.c.id == id)
             if table is shard.tables.pending:
                 statement = statement.where(_is_not_dead(table))
-            found += _records(shard.database, statement)
+            found += search.records(shard.database, statement)
         return sorted(found, key=lambda record: (record.created_us, record.modified_us))
 
-    def prune(self, before_day: int) -> dict[DatabaseURL, int]:
-        """Drop the days of history before this one; return how many, by database."""
-        dropped: dict[DatabaseURL, int] = defaultdict(int)
+    def prune(self, before_day: int, until: float = math.inf) -> tuple[int, bool]:
+        """Drop the days of history before this one; return how many, and whether these are all.
+
+        until: monotonic seconds after which nothing more is begun
+        """
+        dropped = 0
         for shard in self.shards.all:
             database, history = shard.database, shard.tables.history
             drop = partial(database.dialect.drop_before, history, before_day)
-            while days := database.run(drop):
-                dropped[database.url] += days
-                if database.dialect.partitions:
-                    break
-        return dict(dropped)
+            goes_on = True
+            while goes_on:
+                if time.monotonic() >= until:
+                    return dropped, False
+                days, goes_on = database.run(drop)
+                dropped += days
+        return dropped, True
 
     def layout(self) -> list[RowMapping]:
         """What each database was created as."""
@@ -462,20 +462,3 @@ def _rows(database: Database, statement: Any) -> list[Row]:
         return [Row(*row) for row in connection.execute(statement)]
 
     return database.run_single(work)
-
-
-def _records(database: Database, statement: Any) -> list[Record]:
-    return [
-        Record(**{**row, "status": statuses.NAMES.get(row["status"], str(row["status"]))})
-        for row in database.read(statement)
-    ]
-
-
-def _read_after(after: str) -> tuple[Any, ...]:
-    try:
-        action_us, id, token, topic, created_us = json.loads(after)
-        return int(action_us), str(id), str(token), str(topic), int(created_us)
-    except (ValueError, TypeError):
-        raise LibraryError(
-            f"after={after[:80]!r} is not where a page ends: give what the page before has in after"
-        ) from None

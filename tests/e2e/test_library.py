@@ -14,21 +14,25 @@ from celery import Celery
 import celery_toc
 import kombu_toc
 
+from ..library import engine, library_url, new_url, on_engines
 from .conftest import POOLS, Journal, wait_until
 from .nodes import ROOT, Worker
+
+__all__ = ("engine", "library_url", "new_url")  # fixtures
 
 StartWorkers = Callable[..., list[Worker]]
 
 
 @pytest.fixture
-def options(tmp_path) -> dict[str, Any]:
-    return {"broker_transport_options": {"toc_library": f"sqlite:///{tmp_path}/library.db"}}
+def options(library_url: str) -> dict[str, Any]:
+    return {"broker_transport_options": {"toc_library": library_url}}
 
 
 def statuses(library: Any, id: str) -> list[str]:
     return [record.status for record in library.history(id)]
 
 
+@on_engines("sqlite")
 @pytest.mark.parametrize("pool", list(POOLS))
 def test_history_tells_what_has_become_of_each_task(
     start_workers: StartWorkers, app: Celery, journal: Journal, options: dict[str, Any], pool: str
@@ -69,6 +73,7 @@ def test_history_tells_what_has_become_of_each_task(
     }
 
 
+@on_engines("sqlite", "postgresql")
 def test_what_waits_when_redis_is_lost_runs_on_time_and_once(
     start_workers: StartWorkers,
     app: Celery,
@@ -88,6 +93,7 @@ def test_what_waits_when_redis_is_lost_runs_on_time_and_once(
     wait_until(lambda: library.counts() == {"done": 100, "not put": 0}, what=library.counts)
 
 
+@on_engines("sqlite", "postgresql")
 def test_a_task_that_is_lost_in_redis_alone_starts_within_two_periods(
     start_workers: StartWorkers,
     app: Celery,

@@ -11,22 +11,26 @@ from celery import Celery
 import celery_toc
 import kombu_toc
 
+from ..library import engine, library_url, new_url, on_engines
 from .conftest import Journal, wait_until
 from .nodes import Worker
+
+__all__ = ("engine", "library_url", "new_url")  # fixtures
 
 StartWorkers = Callable[..., list[Worker]]
 
 
 @pytest.fixture
-def options(tmp_path) -> dict[str, Any]:
+def options(library_url: str) -> dict[str, Any]:
     return {
         "broker_transport_options": {
-            "toc_library": f"sqlite:///{tmp_path}/library.db",
+            "toc_library": library_url,
             "toc_topics": {"celery": {"library": "behind"}},
         }
     }
 
 
+@on_engines("sqlite")
 def test_what_waits_when_redis_is_lost_runs_on_time_and_once(
     start_workers: StartWorkers,
     app: Celery,
@@ -55,6 +59,7 @@ def test_what_waits_when_redis_is_lost_runs_on_time_and_once(
     assert record.task == "e2e.add"
 
 
+@on_engines("sqlite", "postgresql")
 def test_recorders_that_are_killed_leave_what_they_have_not_written_to_others(
     start_workers: StartWorkers,
     app: Celery,

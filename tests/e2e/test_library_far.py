@@ -16,15 +16,18 @@ from kombu_toc.library.records import now_us
 from kombu_toc.library.shards import Shards
 from kombu_toc.library.store import Store
 
+from ..library import engine, library_url, new_url, on_engines
 from .conftest import Journal, wait_until
 from .nodes import Worker
+
+__all__ = ("engine", "library_url", "new_url")  # fixtures
 
 StartWorkers = Callable[..., list[Worker]]
 
 
 @pytest.fixture
-def url(tmp_path) -> str:
-    return f"sqlite:///{tmp_path}/library.db"
+def url(library_url: str) -> str:
+    return library_url
 
 
 @pytest.fixture
@@ -58,6 +61,7 @@ def bring_near(far: FarStore, ids: list[str], seconds: float) -> int:
     return at_us
 
 
+@on_engines("sqlite")
 def test_a_far_task_is_found_moved_and_revoked_and_runs_on_time(
     start_workers: StartWorkers,
     app: Celery,
@@ -89,6 +93,7 @@ def test_a_far_task_is_found_moved_and_revoked_and_runs_on_time(
     assert not journal.entries("far-2")
 
 
+@on_engines("sqlite", "postgresql")
 def test_a_killed_loader_is_followed_by_another_and_nothing_is_late_or_run_twice(
     start_workers: StartWorkers,
     app: Celery,

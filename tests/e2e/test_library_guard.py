@@ -12,17 +12,20 @@ from celery import Celery
 
 import celery_toc
 
+from ..library import engine, library_url, new_url, on_engines
 from .conftest import LOOPS, POOLS, Journal, wait_until
 from .nodes import Worker
+
+__all__ = ("engine", "library_url", "new_url")  # fixtures
 
 StartWorkers = Callable[..., list[Worker]]
 
 
 @pytest.fixture
-def options(tmp_path) -> dict[str, Any]:
+def options(library_url: str) -> dict[str, Any]:
     return {
         "broker_transport_options": {
-            "toc_library": f"sqlite:///{tmp_path}/library.db",
+            "toc_library": library_url,
             "toc_topics": {"celery": {"guard": True}},
             "visibility_timeout": 5,
         }
@@ -40,7 +43,12 @@ def bring_back(client: redis.Redis, copy: dict[bytes, bytes]) -> None:
         client.restore(key, 0, value)
 
 
-@pytest.mark.parametrize("pool", LOOPS)
+@pytest.mark.parametrize(
+    ("engine", "pool"),
+    [*(("sqlite", pool) for pool in LOOPS), ("postgresql", LOOPS[0])],
+    indirect=["engine"],
+    scope="session",
+)
 def test_what_had_ended_does_not_run_again_when_an_older_copy_of_redis_comes_back(
     start_workers: StartWorkers,
     app: Celery,
@@ -81,6 +89,7 @@ def test_what_had_ended_does_not_run_again_when_an_older_copy_of_redis_comes_bac
     )
 
 
+@on_engines("sqlite")
 def test_a_task_is_carried_on_to_its_end_under_one_id(
     start_workers: StartWorkers, app: Celery, journal: Journal, options: dict[str, Any]
 ) -> None:

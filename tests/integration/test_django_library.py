@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from kombu_toc.client.databases import read_databases
 from kombu_toc.library import migrate, statuses
@@ -22,6 +23,7 @@ from kombu_toc.library.store import Store
 
 from ..databases import DatabaseServer
 from ..library import engine
+from .test_library_growth import Reading, ends_of, rows_of
 
 __all__ = ("engine",)  # a fixture
 
@@ -109,6 +111,14 @@ def refused(change):
     except Exception as error:
         return type(error).__name__
 
+def asked(path):
+    # What a page asks the library, with all values in it.
+    from django.test.utils import CaptureQueriesContext
+
+    with CaptureQueriesContext(connections["library"]) as queries:
+        get(path)
+    return [one["sql"] for one in queries if "toc_" in one["sql"]]
+
 for line in sys.stdin:
     print(json.dumps(eval(line), default=str), flush=True)
 """
@@ -131,6 +141,7 @@ class Project:
     """Runs the project; its library has five tasks, of which two have ended."""
 
     def __init__(self, url: str, many: int, own: Path) -> None:
+        self.url = url
         shards = Shards(read_databases("toc_library", [url]), many, 5.0)
         migrate.create(shards)
         store = Store(shards)
@@ -172,6 +183,12 @@ def ask(engine, tmp_path_factory) -> Iterator[Project]:
 
 
 @pytest.fixture
+def ask_alone(engine, tmp_path) -> Iterator[Project]:
+    """The same for one test."""
+    yield from running(engine, tmp_path, 1)
+
+
+@pytest.fixture
 def ask_of_three(engine, tmp_path) -> Iterator[Project]:
     """The same with three."""
     yield from running(engine, tmp_path, 3)
@@ -196,9 +213,8 @@ def test_the_models_read_what_the_library_has(ask: Project) -> None:
     until = at.format(ROWS[4].action_us / 1e6)
     assert ask(f"models.PendingTask.objects.due(until={until}).count()") == 3
     assert ask(f"models.PendingTask.objects.due(since={until}).count()") == 1
-    assert ask("[(e.id, e.get_status_display(), e.error) for e in models.EndedTask.objects.all()]")[
-        -1
-    ] == ["id-3", "dead", "ValueError: ü"]
+    said = ask("[(e.id, e.get_status_display(), e.error) for e in models.EndedTask.objects.all()]")
+    assert said == [["id-3", "dead", "ValueError: ü"], ["id-2", "done", None]]
 
 
 def test_they_write_nothing(ask: Project) -> None:
@@ -265,6 +281,82 @@ def test_a_list_is_counted_up_to_a_bound(ask: Project) -> None:
     ask(f"setattr({admin}, 'COUNTED', 3)")
     assert "3 pending tasks" in ask("get('pendingtask/')")
     ask(f"setattr({admin}, 'COUNTED', 10_000)")
+
+
+PAGES = (
+    *("pendingtask/", "pendingtask/?p=2", "pendingtask/?status__exact=0", "pendingtask/?o=3.-1"),
+    *(f"pendingtask/?due={due}" for due in ("overdue", "hour", "day", "later", "past_day")),
+    *("pendingtask/?q=soon7", "pendingtask/?q=order+soon7", "pendingtask/?q=00007-soon"),
+    *("endedtask/", "endedtask/?p=2", "endedtask/?status__exact=4", "endedtask/?status__exact=2"),
+    *("endedtask/?status__exact=5", "endedtask/?o=7", "endedtask/?q=00007-end"),
+    *("endedtask/?q=end7", "endedtask/?q=end7+order", "endedtask/?q=nobody"),
+    *(f"endedtask/?ended={ended}" for ended in (0, 1, 7)),
+)
+
+
+OF_ADMIN = "setattr(__import__('celery_toc.django.admin').django.admin{}, {!r}, {})"
+
+
+def test_pages_of_what_has_ended_have_every_task_once(ask_alone: Project) -> None:
+    ask = ask_alone
+    shards = Shards(read_databases("toc_library", [ask.url]), 1, 5.0)
+    statuses_of = [statuses.DONE, statuses.EXPIRED, statuses.DONE, statuses.CANCELLED]
+    ends = [
+        end._replace(status=statuses_of[number % 4]) for number, end in enumerate(ends_of(100, 111))
+    ]
+    Store(shards).record(ends)
+    shards.close()
+    # What has failed first, and the latest of each; two were there before.
+    ends.sort(key=lambda end: (-end.status, end.key[0]))
+    wanted = [end.key[0] for end in ends]
+    wanted.insert(sum(end.status > statuses.DEAD for end in ends), "id-3")
+    for size in (1, 2, 4, 5, 12, 13):
+        ask(OF_ADMIN.format(".TaskAdmin", "list_per_page", size))
+        pages = [
+            listed(ask(f"get('endedtask/?p={page}')")) for page in range(1, -(-13 // size) + 1)
+        ]
+        assert all(len(page) == size for page in pages[:-1])
+        assert [id for page in pages for id in page if id != "id-2"] == wanted
+
+
+def test_a_list_reads_no_more_of_a_library_that_has_grown(ask_alone: Project) -> None:
+    ask = ask_alone
+    shards = Shards(read_databases("toc_library", [ask.url]), 1, 5.0)
+    store, [database] = Store(shards), shards.databases
+    reading, read = Reading(store), {page: [] for page in PAGES}
+    day = 86_400_000_000
+    if database.dialect.name == "mysql":
+        # The tables are as old as what has ended.
+        today = now_us() // day
+        days = ", ".join(
+            f"PARTITION d{one} VALUES LESS THAN ({one + 1})" for one in (today - 9, today)
+        )
+        table = shards.all[0].tables.history.name
+        database.execute(text(f"ALTER TABLE {table} REORGANIZE PARTITION d{today} INTO ({days})"))
+    ask(OF_ADMIN.format("", "COUNTED", 40))
+    ask(OF_ADMIN.format(".TaskAdmin", "list_per_page", 20))
+    try:
+        for first, last in ((0, 300), (300, 3000)):
+            store.insert(rows_of(first, last))
+            ends = ends_of(first, last)
+            # Most of them have ended before what the filters show. Of each, there is more than is
+            # counted.
+            for number, end in enumerate(ends):
+                status = statuses.DEAD if number % 5 == 0 else statuses.DONE
+                at_us = end.at_us - (number % 7 and 9) * day
+                ends[number] = end._replace(status=status, at_us=at_us)
+            store.record(ends)
+            for table in shards.all[0].tables:
+                analyze = f"ANALYZE {'TABLE ' * (database.dialect.name == 'mysql')}{table.name}"
+                database.execute(text(analyze))
+            for page in PAGES:
+                statements = [(one, ()) for one in ask(f"asked({page!r})")]
+                assert statements, page
+                read[page].append(reading.of_statements(statements))
+    finally:
+        shards.close()
+    grown = {page: pair for page, pair in read.items() if pair[1] > 2 * pair[0] + 100}
+    assert grown == {}
 
 
 def test_migrations_and_routers_leave_the_tables_to_the_library(ask: Project) -> None:

@@ -3,8 +3,10 @@ away (X12)."""
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -118,6 +120,27 @@ def refuse_poison(store: Store) -> None:
             check = "CHECK (error IS NULL OR error <> 'poison')"
             statement = f"ALTER TABLE {table} ADD CONSTRAINT {table}_c {check}"
         shard.database.execute(text(statement))
+
+
+def test_what_is_to_be_written_keeps_nothing_of_its_message_but_what_history_is_told(
+    broker, recorder, monkeypatch
+):
+    class Headers(dict[str, Any]):
+        """A mapping whose end can be seen."""
+
+    monkeypatch.setattr(recorder, "_start", lambda: None)
+    headers = Headers({"task": "remind", "x-biz-type": "order", "x-biz-id": "42", "meta": ["a"]})
+    kept = weakref.ref(headers)
+    for status in (statuses.TAKEN, statuses.DONE):
+        recorder.note(("lone", "t", "mail"), status, message=(headers, 7), has_row=False)
+    del headers
+    gc.collect()
+    assert kept() is None
+    assert recorder.backlog == 1
+    recorder.flush()
+    [record] = broker.default_channel.center.library.history("lone")
+    assert (record.status, record.task) == ("done", "remind")
+    assert (record.biz_type, record.biz_id) == ("order", "42")
 
 
 def test_what_a_database_does_not_take_is_named_and_the_rest_is_written(
@@ -291,7 +314,7 @@ def test_a_process_that_starts_with_one_database_away_uses_the_other(
         row = store.of_ids([first])[0]
         store.place([row.key], statuses.NOT_PUT)
         assert center.purge("mail") == 1
-        keeper = Keeper(recorder.store, center, "test", 86_400, recorder._ready)
+        keeper = Keeper(recorder.store, center, "test", 86_400, recorder.ready)
         away.asked = 0
         assert keeper.put_missing() == 1
         assert away.asked == 0  # it rests

@@ -180,15 +180,13 @@ def test_a_busy_worker_takes_its_time_for_a_backlog(mail, store, center, monkeyp
         publish(mail, f"order-{number}")
     behind = Behind(store, center)
     assert not behind.turn()
-    written = store.count()["pending"]
-    assert written in (4, 8), "what is read together, and no more"
-    assert center.unwritten("mail")[0].entries == 40 - written
+    assert center.unwritten("mail")[0].entries == 40, "it does not begin at once"
     while messages := center.pop("mail", 10).messages:
         center.ack(messages)
     monkeypatch.setattr(behind_module, "CATCH_UP", 1e-9)  # now it is late
     assert not behind.turn()
     assert center.unwritten("mail")[0].entries == 0
-    assert store.count().get("pending") == written, "and none more"
+    assert not store.count().get("pending")
 
 
 def test_a_worker_with_time_to_spare_writes_a_backlog_at_once(mail, store, center, monkeypatch):

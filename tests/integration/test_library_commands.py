@@ -93,6 +93,23 @@ def test_the_tables_are_made_shown_and_pruned(app, run):
     assert_alike(rebuilt, json.loads(run("library", "rebuild", "--json")[0]))
 
 
+def test_the_status_of_a_library_that_cannot_be_used_says_why(app, run):
+    said, code = run("library", "status")
+    assert code == 1
+    assert "run 'celery toc library create'" in " ".join(said.split())
+    printed, code = run("library", "status", "--json")
+    assert (code, json.loads(printed)["counts"]) == (1, {})
+    assert run("library", "create")[1] == 0
+    assert run("library", "status")[1] == 0
+
+
+def test_an_option_that_a_driver_does_not_know_is_named(app, run):
+    app.conf.broker_transport_options = {"toc_library": "mysql://toc:hunter2@127.0.0.1:1/x?none=1"}
+    said, code = run("library", "status")
+    assert code == 1
+    assert "none" in said and "hunter2" not in said
+
+
 def test_check_says_what_is_missing_and_mends_it(app, run, client, monkeypatch):
     monkeypatch.setattr("kombu_toc.library.reconcile.UNDER_WAY_US", 0)
     id = send(app, 1)
@@ -128,6 +145,23 @@ def test_a_rebuild_says_what_it_has_put_back(app, run, client):
     client.flushall()
     assert "Put 3 messages back, of 3 rows." in run("library", "rebuild")[0]
     assert run("status")[1] == 0
+
+
+def test_what_is_in_the_library_only_has_a_figure_of_its_own(app, run):
+    assert "FAR" not in run("status")[0]
+    timeout_center(app).declare("mail", horizon=600)
+    for order in range(3):
+        send(app, order)
+    timeout_center(app).put("other", "x", b"x")
+    mail, other = json.loads(run("status", "--json")[0])["topics"]
+    assert (mail["far"], mail["scheduled"], "far" in other) == (3, 0, False)
+    heading, row, _ = run("status")[0].splitlines()[1:4]
+    assert heading.split()[5:7] == ["DEAD", "FAR"]
+    assert row.split()[:7] == ["mail", "8", "0", "0", "0", "0", "3"]
+    # Who has no library, or cannot reach it, is told that there may be more.
+    app.conf.broker_transport_options = {}
+    pools.reset()
+    assert json.loads(run("status", "--json")[0])["topics"][0]["far"] is None
 
 
 def test_tasks_are_found_and_tables_shown_without_redis(app, run):

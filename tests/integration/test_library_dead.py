@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from kombu import Queue
+from sqlalchemy import event
 
 from kombu_toc import DEAD, LibraryError, TimeoutCenter, center_for
 from kombu_toc.library import statuses
@@ -101,6 +102,22 @@ def test_what_was_deleted_of_deadqueue_stays_so(client, broker, store, center, r
     assert all(not store.page(s, statuses.IN_DEAD_QUEUE, None, 9) for s in store.shards.all)
 
 
+def test_many_are_deleted_a_few_at_a_time(broker, store, monkeypatch):
+    monkeypatch.setattr("kombu_toc.library.dead.CHUNK", 2)
+    die(broker, *(f"order-{n}" for n in range(15)))
+    deleted: list[int] = []
+
+    def note(_: Any, cursor: Any, statement: str, *__: Any) -> None:
+        if statement.startswith("DELETE"):
+            deleted.append(cursor.rowcount)
+
+    for database in store.shards.databases:
+        event.listen(database._single, "after_cursor_execute", note)
+    DeadLetters(store).prune(now_us() + 1)
+    assert sum(deleted) == 15
+    assert max(deleted) == 2
+
+
 def test_what_is_older_than_deadqueue_keeps_stays_away(client, broker, store, center, recorded):
     recorded.declare("mail", dead_age=1000)
     die(broker, "order-1")
@@ -160,3 +177,35 @@ def test_nothing_is_requeued_while_the_library_is_away(
             recorded.requeue_dead("mail")
     assert dead(center).keys() == {"order-1"}
     assert recorded.requeue_dead("mail") == 1
+
+
+@pytest.mark.parametrize("late", [True, False], ids=["after", "before"])
+def test_one_that_was_requeued_before_its_worker_could_say_that_it_died_comes_back_to_be_run(
+    client, store, center, recorded, late
+):
+    """Its worker's database was away; then Redis is lost."""
+    recorder = recorded.recorder.recorder
+    recorded.put("mail", "order-1", b"1")
+    [message] = recorded.pop("mail").messages
+    recorder.flush()
+    [row] = store.of_ids(["order-1"])
+    recorded.bury(message, reason="no use")
+    recorder._backlog.forget([row.key])
+    died = Event(row.key, statuses.DEAD, now_us(), 1, "w:1", "no use", ({}, 0))
+    if not late:
+        store.record([died])
+    assert recorded.requeue_dead("mail") == 1
+    if late:
+        store.record([died])
+    [row] = store.of_ids(["order-1"])
+    assert row.status == statuses.PENDING
+    client.flushall()
+    assert recorded.library.rebuild().put == 1
+    [found] = center.get("order-1")
+    assert found.state == "waiting"
+    # One that dies after that is dead.
+    [message] = recorded.pop("mail").messages
+    recorded.bury(message, reason="no use")
+    recorder.flush()
+    assert store.of_ids(["order-1"]) == []
+    assert store.history("order-1")[0].status == "dead"

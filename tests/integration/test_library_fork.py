@@ -65,8 +65,8 @@ def test_a_child_records_over_connections_of_its_own(server, options, store):
 def test_a_child_waits_for_no_lock_and_writes_nothing_of_its_parent(server, options, store):
     center: Any = center_for(server.toc_url, **options)
     recorder = center.recorder.recorder
-    center.put("mail", "order-1", b"1")
     recorder._start = lambda: None  # the test says when it is written
+    center.put("mail", "order-1", b"1")
     [message] = center.pop("mail").messages
     assert recorder.backlog == 1
 

@@ -99,6 +99,27 @@ def test_a_task_is_not_sent_when_the_transaction_is_rolled_back(broker, store, c
     assert not center.get("order-1")
 
 
+@pytest.mark.parametrize("how", ["connection", "session"])
+def test_what_a_savepoint_has_sent_goes_with_it(broker, store, center, database, how):
+    opened: Any = database.connect() if how == "connection" else Session(database)
+    with opened as connection, outbox(connection):
+        publish(broker, "outside", **{"x-delay": 60_000})
+        with connection.begin_nested():
+            publish(broker, "released", **{"x-delay": 60_000})
+        with pytest.raises(KeyError), connection.begin_nested():
+            publish(broker, "rolled-back", **{"x-delay": 60_000})
+            raise KeyError
+        # Its thread looks for what is committed every so often.
+        recorder = broker.default_channel.recorder
+        looked = len(recorder._expected)
+        recorder._bell.set()
+        assert looked == 3 and not center.get(["outside", "released"])
+        connection.commit()
+    wait_for(center, "outside")
+    wait_for(center, "released")
+    assert not center.get("rolled-back") and store.of_ids(["rolled-back"]) == []
+
+
 def test_what_is_far_ahead_is_there_after_the_commit_and_only_then(broker, store, center, database):
     Queue("mail", queue_arguments={"x-horizon": 60})(broker.default_channel).declare()
     with database.connect() as connection, outbox(connection):
@@ -153,8 +174,9 @@ def test_what_a_batch_had_not_sent_when_it_was_aborted_has_no_row(broker, store)
 
 
 def test_an_outbox_needs_one_database_and_a_connection(server, broker, database, new_url):
-    with outbox("a string"), pytest.raises(LibraryError, match="not a str"):
-        publish(broker, "order-1")
+    for nothing, said in ((None, "NoneType"), ("a string", "str"), (database, "Engine")):
+        with pytest.raises(LibraryError, match=f"not a {said}"), outbox(nothing):
+            publish(broker, "order-1")
     options = {"toc_library": [new_url(), new_url()]}
     shards = Shards(read_databases("toc_library", options["toc_library"]), 1, 5.0)
     migrate.create(shards)

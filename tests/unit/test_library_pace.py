@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from kombu_toc.library import behind
-from kombu_toc.library.behind import CATCH_UP, ENTRIES, INTERVAL, _Pace
+from kombu_toc.library.behind import CATCH_UP, ENTRIES, INTERVAL, RECENT, _Pace
 
 
 class Clock:
@@ -78,3 +78,27 @@ def test_one_backlog_is_not_the_next(clock: Clock) -> None:
     clock.now = began = 1000.0
     run(clock, 20 * ENTRIES, busy=0.9)
     assert clock.now - began >= CATCH_UP / 2
+
+
+def test_a_busy_process_that_is_elected_leaves_a_backlog_to_those_who_run_it(clock: Clock) -> None:
+    """At first nobody knows whether it is busy, and most of what is there is run in moments."""
+    pace = _Pace()
+    left = 6 * ENTRIES
+    for _ in range(4):
+        pace.look()
+        assert pace.waits(left)
+        clock.go_on(INTERVAL, busy=0.9)
+        left -= ENTRIES // 2  # as others run it, and it is read no more
+    assert left == 4 * ENTRIES
+
+
+def test_a_busy_process_that_keeps_up_writes_what_comes_at_once(clock: Clock) -> None:
+    pace = _Pace()
+    for _ in range(20):
+        pace.look()
+        assert not pace.waits(ENTRIES)
+        pace.over()
+        clock.go_on(INTERVAL, busy=0.9)
+        assert not pace.waits(5 * ENTRIES)  # it has all come since
+    clock.go_on(RECENT, busy=0.9)
+    assert pace.waits(5 * ENTRIES)

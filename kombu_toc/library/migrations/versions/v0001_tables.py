@@ -17,6 +17,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    inspect,
     text,
 )
 from sqlalchemy.dialects import mysql
@@ -32,13 +33,16 @@ def upgrade() -> None:
     connection = op.get_bind()
     dialect = connection.dialect.name
     today = int(time.time() // 86400)
+    # What was stopped in between can be repeated: not every database undoes it.
     for table in _shared():
-        op.execute(CreateTable(table))
+        op.execute(CreateTable(table, if_not_exists=True))
     for number in range(context.config.attributes["tables"]):
         for table in (_pending(number), _history(number)):
             if table.name.startswith("toc_history") and dialect in ("mysql", "mariadb"):
                 # In one statement with the table: a partitioned table has one partition at least.
-                made = str(CreateTable(table).compile(dialect=connection.dialect))
+                made = str(
+                    CreateTable(table, if_not_exists=True).compile(dialect=connection.dialect)
+                )
                 connection.execute(
                     text(
                         f"{made} PARTITION BY RANGE (day) "
@@ -46,9 +50,11 @@ def upgrade() -> None:
                     )
                 )
             else:
-                op.execute(CreateTable(table))
+                op.execute(CreateTable(table, if_not_exists=True))
+            there = {one["name"] for one in inspect(connection).get_indexes(table.name)}
             for index in sorted(table.indexes, key=lambda one: str(one.name)):
-                op.execute(CreateIndex(index))
+                if index.name not in there:
+                    op.execute(CreateIndex(index))
 
 
 def _name(length: int) -> Any:

@@ -1,0 +1,273 @@
+"""What consumers note for the task library, until it is looked at: in which order it counts,
+whoever notes it at the same time, and what is left of it."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kombu_toc.library import backlog, notes, statuses
+from kombu_toc.library.backlog import Backlog
+from kombu_toc.library.notes import Gathering
+from kombu_toc.library.records import BIZ_ID, BIZ_TYPE, Event
+from kombu_toc.model import scores
+from kombu_toc.model.topic import Declaration, Topic
+
+MODES = {"mail": "behind", "plain": None, "off": "off"}
+
+
+def known(name: str) -> Topic | None:
+    if name == "reply":
+        return Topic(name, Declaration(expires=1000), "toc")
+    return Topic(name, Declaration(library=MODES[name]), "toc") if name in MODES else None
+
+
+def end(
+    id: Any,
+    queue: str = "mail",
+    *,
+    token: str | None = "t",
+    own: str = "own",
+    at_ns: int = 5_000,
+    score: int = scores.action(7_000_000),
+    error: str = "",
+    task: Any = "remind",
+    kind: Any = None,
+    biz: Any = None,
+) -> notes.End:
+    """What a consumer notes of a message that it has acknowledged."""
+    return id, token, own, queue, at_ns, score, 3, error, task, kind, biz
+
+
+class Consumer:
+    """Has taken what is in `delivered`; `meanwhile` happens while it is asked."""
+
+    def __init__(self, gathering: Gathering) -> None:
+        self.gathering = gathering
+        self.delivered: dict[int, str] = {}
+        self.meanwhile: Callable[[], Any] = lambda: None
+        self.notes = gathering.notes_of(self, known)
+
+    def take(self, tag: int) -> None:
+        self.delivered[tag] = f"order-{tag}"
+        self.notes.fresh[tag] = 1000 * tag
+
+    def ack(self, tag: int) -> None:
+        id = self.delivered.pop(tag)
+        self.notes.fresh.pop(tag, None)
+        self.notes.ended.append(end(id))
+
+    def taken(self, tag: int, at_us: int) -> Event | None:
+        id = self.delivered.get(tag)
+        if id is None:
+            return None
+        event = self.gathering.event_of((id, "t", "mail"), statuses.TAKEN, at_us=at_us, attempts=1)
+        self.meanwhile()
+        return event
+
+
+@pytest.fixture
+def lost() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def gathered(lost) -> Backlog:
+    store: Any = None
+    return Backlog(store, lambda _: None, lost.append)
+
+
+@pytest.fixture
+def gathering(gathered) -> Gathering:
+    return Gathering(gathered, "w:1")
+
+
+@pytest.fixture
+def consumer(gathering) -> Consumer:
+    return Consumer(gathering)
+
+
+def statuses_of(gathered: Backlog) -> dict[str, str]:
+    return {key[0]: statuses.NAMES[one.status] for key, one in gathered._events.items()}
+
+
+def test_what_is_acknowledged_before_anybody_looks_was_never_taken(
+    consumer, gathering, gathered
+) -> None:
+    consumer.take(1)
+    consumer.take(2)
+    consumer.ack(1)
+    gathering.look()
+    assert statuses_of(gathered) == {"order-1": "done", "order-2": "taken"}
+    assert gathered._events["order-2", "t", "mail"].at_us == 2
+    assert list(gathering._taken) == [("order-2", "t", "mail")]
+    consumer.ack(2)
+    gathering.look()
+    assert statuses_of(gathered) == {"order-1": "done", "order-2": "done"}
+    assert gathering._taken == {}
+
+
+def test_what_is_acknowledged_while_somebody_looks_is_done(consumer, gathering, gathered) -> None:
+    consumer.take(1)
+    consumer.meanwhile = lambda: consumer.ack(1)
+    gathering.look()
+    gathering.look()
+    assert statuses_of(gathered) == {"order-1": "done"}
+    assert gathering._taken == {}
+
+
+@pytest.mark.parametrize("status", [statuses.PENDING, statuses.DEAD])
+def test_what_is_given_back_while_somebody_looks_is_not_taken(
+    consumer, gathering, gathered, status
+) -> None:
+    def give_back() -> None:
+        consumer.delivered.pop(1)
+        event = gathering.event_of(("order-1", "t", "mail"), status)
+        other.append(threading.Thread(target=gathering.add, args=(event,)))
+        other[0].start()
+
+    other: list[threading.Thread] = []
+    consumer.take(1)
+    consumer.meanwhile = give_back
+    gathering.look()
+    other[0].join()
+    assert statuses_of(gathered) == {"order-1": statuses.NAMES[status]}
+    assert gathering._taken == {}
+
+
+def test_what_dies_after_it_was_acknowledged_is_dead(consumer, gathering, gathered) -> None:
+    consumer.take(1)
+    consumer.ack(1)
+    gathering.add(gathering.event_of(("order-1", "t", "mail"), statuses.DEAD))
+    gathering.look()
+    assert statuses_of(gathered) == {"order-1": "dead"}
+
+
+def test_what_was_given_back_and_comes_again_has_its_last_status(
+    consumer, gathering, gathered
+) -> None:
+    consumer.take(1)
+    consumer.delivered.pop(1)
+    gathering.add(gathering.event_of(("order-1", "t", "mail"), statuses.PENDING))
+    consumer.delivered[2] = "order-1"
+    consumer.notes.fresh[2] = 9_000
+    gathering.look()
+    assert statuses_of(gathered) == {"order-1": "taken"}
+    consumer.ack(2)
+    gathering.look()
+    assert statuses_of(gathered) == {"order-1": "done"}
+
+
+def test_an_end_says_what_is_known_of_its_message(consumer, gathering, gathered) -> None:
+    tried = scores.tried(7_000, 1)
+    consumer.notes.ended += [
+        end("order-1", at_ns=5_000_999, kind="order", biz=42),
+        end("order-2", "plain", error="no \0 file", score=tried, task=None),
+        end("order-3", "unknown", task=["no name"]),
+        end(None, own="kept-4", token=None),
+        end("order-5", "off"),
+        end("order-6", "reply"),
+        end("x" * 256),
+    ]
+    gathering.look()
+    found = {event.key: event for event in gathered._events.values()}
+    assert list(found) == [
+        ("order-1", "t", "mail"),
+        ("order-2", "t", "plain"),
+        ("order-3", "t", "unknown"),
+        ("kept-4", "", "mail"),
+    ]
+    first, second, third, _ = found.values()
+    said = {"task": "remind", BIZ_TYPE: "order", BIZ_ID: 42}
+    assert first[1:] == (statuses.DONE, 5000, 1, "w:1", "", (said, 7_000_000), False)
+    assert (second.attempts, second.error, second.has_row) == (3, "no \ufffd file", True)
+    assert second.message == ({}, 7_000_000)
+    assert third.known["task"] is None and third.has_row
+
+
+def test_what_was_noted_is_written_when_its_consumer_is_gone(gathering, gathered) -> None:
+    consumer = Consumer(gathering)
+    consumer.take(1)
+    consumer.take(2)
+    consumer.ack(1)
+    del consumer
+    gc.collect()
+    another = Consumer(gathering)  # which leaves what the first has noted
+    gathering.look()
+    assert statuses_of(gathered) == {"order-1": "done"}
+    del another
+    Consumer(gathering)
+    assert len(gathering._all) == 1
+
+
+def test_what_a_consumer_notes_is_bounded_if_nobody_writes(
+    consumer, gathering, gathered, lost, monkeypatch
+) -> None:
+    monkeypatch.setattr(notes, "MOST", 20)
+    monkeypatch.setattr(backlog, "MAX_EVENTS", 50)
+    for tag in range(1, 201):
+        consumer.take(tag)
+        consumer.ack(tag)
+        gathering.bound(consumer.notes)
+        assert len(consumer.notes.ended) < 20
+    assert consumer.notes.fresh == {}
+    assert len(gathered) == 50 and lost == ["mail"] * 150
+    assert list(statuses_of(gathered))[-1] == "order-200"
+
+
+def test_a_child_has_noted_nothing(consumer, gathering, lost) -> None:
+    consumer.take(1)
+    consumer.take(2)
+    consumer.ack(1)
+    gathering._lock.acquire()  # as a thread of the parent's may have at that moment
+    store: Any = None
+    own = Backlog(store, lambda _: None, lost.append)
+    gathering.after_fork(own, "w:2")
+    gathering.look()
+    assert len(own) == 0
+    consumer.ack(2)
+    gathering.look()
+    [event] = own._events.values()
+    assert (event.key[0], event.worker) == ("order-2", "w:2")
+
+
+def test_what_is_noted_while_ends_are_read_is_read_the_next_time(
+    consumer, gathering, gathered
+) -> None:
+    class Ends(list[Any]):
+        def __getitem__(self, which: Any) -> Any:
+            found = super().__getitem__(which)
+            self.append(end(f"order-{len(self) + 1}"))
+            return found
+
+    consumer.notes.ended = Ends([end("order-1")])
+    gathering.look()
+    assert statuses_of(gathered) == {"order-1": "done"}
+    consumer.notes.ended = list(consumer.notes.ended)
+    gathering.look()
+    assert statuses_of(gathered) == {"order-1": "done", "order-2": "done"}
+
+
+def test_nothing_that_is_noted_while_others_look_is_missed(consumer, gathering, gathered) -> None:
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            gathering.look()
+
+    threads = [threading.Thread(target=look) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for tag in range(1, 3001):
+        consumer.take(tag)
+        consumer.ack(tag)
+    over.set()
+    for thread in threads:
+        thread.join()
+    gathering.look()
+    assert statuses_of(gathered) == {f"order-{tag}": "done" for tag in range(1, 3001)}
+    assert gathering._taken == {} and consumer.notes.fresh == {}
