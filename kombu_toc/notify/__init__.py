@@ -1,0 +1,31 @@
+"""The notifier: sends what is due of topics with a target there, by HTTP, signed.
+
+::
+
+    python -m kombu_toc.notify --broker toc+redis://localhost:6379/0 --secrets secrets.txt
+
+docs/notifier.md explains it. It needs the extra ``[notify]``; importing `kombu_toc` loads nothing
+of it, and importing this nothing of aiohttp.
+"""
+
+from __future__ import annotations
+
+from .notifier import BACKOFF as BACKOFF
+from .notifier import CONCURRENCY as CONCURRENCY
+from .notifier import TIMEOUT as TIMEOUT
+from .notifier import Notifier as Notifier
+from .running import beside as beside
+from .running import notify as notify
+from .signing import SecretsFile as SecretsFile
+from .signing import new_secret as new_secret
+
+__all__ = (
+    "BACKOFF",
+    "CONCURRENCY",
+    "Notifier",
+    "SecretsFile",
+    "TIMEOUT",
+    "beside",
+    "new_secret",
+    "notify",
+)

@@ -1,0 +1,398 @@
+"""The notifier: fetches what is due of topics with a target, and sends it there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timezone
+from functools import partial
+from math import inf
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from ..aio.center import AsyncTimeoutCenter
+from ..center.runner import BROKEN
+from ..errors import ConfigurationError, EnvelopeError, TocError
+from ..model.results import DEAD, Delivery, Popped
+from .addresses import Addresses
+from .keeping import LEASE, Keeper
+from .lanes import Lane
+from .message import COMPRESSED, content_of, headers_of, host_of
+from .presence import Presence
+from .settling import Settler
+from .signing import SecretsFile
+from .targets import Target, read_targets, stop_target
+from .verdicts import AGAIN, DONE, GONE, Verdict, backoff_of, judge, shown
+
+logger = logging.getLogger(__name__)
+
+#: Seconds for a request, unless given; how many may be under way to one target; and how long a
+#: message waits after its first failure if its topic does not say.
+TIMEOUT = 15.0
+CONCURRENCY = 100
+BACKOFF = 5.0
+
+#: How many may be under way to all targets. Each has its share, of no less than so many.
+MOST_UNDER_WAY = 2000
+LEAST_SHARE = 4
+
+#: Seconds between two looks at the declarations of topics, and at the secrets: less than the five
+#: after which a topic that was deleted would be declared again by who still pops it.
+REREAD = 3.0
+
+#: Seconds for which one pop waits, at most.
+SPELL = 20.0
+
+#: Seconds by which messages of a queue with a rate are fetched before they may be sent.
+AHEAD = 0.05
+
+#: Pops that wait at a time: each has a connection to the broker.
+MAX_GROUPS = 50
+
+#: Seconds until the next attempt, if the broker cannot be used.
+PAUSE = 1.0
+
+
+class Notifier:
+    """Sends messages to the targets of their topics. It belongs to one event loop.
+
+    center: the center whose messages these are
+    secrets: those that sign what is sent; None: nothing is signed
+    allow: networks and addresses that may be connected to although they are not public
+    timeout: seconds for a request
+    concurrency: how many requests of one topic may be under way, from this process
+    backoff: seconds that a message waits after its first failure, doubled with each further one,
+        if neither its topic nor the connection says so
+
+    Raises ConfigurationError for what makes no sense, and if the package aiohttp is not installed.
+    """
+
+    def __init__(
+        self,
+        center: AsyncTimeoutCenter,
+        secrets: SecretsFile | None,
+        *,
+        allow: Iterable[str] = (),
+        timeout: float = TIMEOUT,
+        concurrency: int = CONCURRENCY,
+        backoff: float = BACKOFF,
+    ) -> None:
+        try:
+            from .posting import Poster
+        except ImportError as exc:
+            raise ConfigurationError(
+                "the notifier needs the package aiohttp: pip install 'celery-toc[notify]'"
+            ) from exc
+        if not 0.1 <= timeout <= 3600:
+            raise ConfigurationError(f"timeout must be from 0.1 to 3600 seconds, not {timeout}")
+        if not 1 <= concurrency <= MOST_UNDER_WAY:
+            raise ConfigurationError(
+                f"concurrency must be from 1 to {MOST_UNDER_WAY}, not {concurrency}"
+            )
+        if not 0 <= backoff <= 86_400:
+            raise ConfigurationError(f"backoff must be from 0 to 86400 seconds, not {backoff}")
+        if secrets is not None and not secrets.secrets:
+            raise ConfigurationError(
+                "there are no secrets, so nothing could be signed: make one by "
+                "'python -m kombu_toc.notify --new-secret URL', put its line into a file, and name "
+                "that with --secrets; or give --unsigned"
+            )
+        self._center = center
+        self._secrets = secrets
+        self._concurrency = concurrency
+        self._backoff = backoff
+        patience = 2 * timeout + 2
+        #: seconds of a lease, unless it is renewed
+        self.lease = min(patience, LEASE)
+        addresses = Addresses(allow)
+        self._make_poster = partial(Poster, addresses, timeout)
+        self._poster: Any = None
+        self._settler = Settler(center, patience)
+        self._keeper = Keeper(center, self.lease)
+        self._presence = Presence(center)
+        self._lanes: dict[str, Lane] = {}
+        self._groups: list[_Group] = []
+        self._deliveries: set[asyncio.Task[None]] = set()
+        #: whether it could not read which topics have targets
+        self._blind = False
+        #: targets without a secret that the log has a line of
+        self._unsigned: set[tuple[str, str]] = set()
+
+    async def run(self, until: asyncio.Event) -> None:
+        """Send what is due until that is set. Then what is under way ends first."""
+        async with self._make_poster() as self._poster:
+            stopped = asyncio.ensure_future(until.wait())
+            keeping = asyncio.create_task(self._keeper.run())
+            try:
+                while not until.is_set():
+                    await self._look()
+                    await asyncio.wait({stopped}, timeout=REREAD)
+            finally:
+                stopped.cancel()
+                await self._regroup({})
+                while self._deliveries:
+                    await asyncio.wait(set(self._deliveries))
+                keeping.cancel()
+                await self._presence.tell(())
+
+    # -- which topics there are
+
+    async def _look(self) -> None:
+        """Read which topics have targets, and the secrets."""
+        if self._secrets is not None:
+            try:
+                if self._secrets.refresh():
+                    self._unsigned.clear()
+            except (ConfigurationError, OSError) as exc:
+                logger.error("the secrets stay as they were: %s", exc)
+        try:
+            found = await self._center.call(read_targets)
+        except Exception as exc:
+            if not self._blind:
+                logger.warning("cannot read which queues have targets: %s", exc)
+            self._blind = True
+            return
+        self._blind = False
+        wanted = {name: one for name, one in found.items() if self._may_send(name, one.url)}
+        await self._regroup(wanted)
+        await self._presence.tell(self._lanes)
+
+    def _may_send(self, queue: str, target: str) -> bool:
+        """Whether this process has what it needs for a target."""
+        if self._secrets is None or self._secrets.secrets.of(target) is not None:
+            return True
+        if (queue, target) not in self._unsigned:
+            self._unsigned.add((queue, target))
+            logger.error(
+                "queue %s: there is no secret for its target %s, so nothing is sent there: add a "
+                "line to the secrets",
+                *(queue, shown(target)),
+            )
+        return False
+
+    async def _regroup(self, wanted: dict[str, Target]) -> None:
+        """Fetch for these topics, and for no others."""
+        lanes = self._lanes
+        for name, lane in list(lanes.items()):
+            if lane.closed or name not in wanted or wanted[name].url != lane.target:
+                lane.close()
+                del lanes[name]
+        share = max(MOST_UNDER_WAY // max(len(wanted), 1), LEAST_SHARE)
+        for name, target in wanted.items():
+            if name not in lanes:
+                lanes[name] = Lane(name, target.url, 0)
+            lane = lanes[name]
+            lane.limit = min(self._concurrency, share)
+            lane.own_backoff = target.retry_backoff
+            lane.longest_backoff = target.retry_backoff_max
+            lane.spacing = target.spacing
+        every = list(lanes.values())
+        parts = [every[number::MAX_GROUPS] for number in range(MAX_GROUPS)]
+        parts = [part for part in parts if part]
+        kept = {id(group): group for group in self._groups if group.lanes in parts}
+        ended = [group for group in self._groups if id(group) not in kept]
+        for group in ended:
+            group.task.cancel()
+        if ended:
+            await asyncio.wait({group.task for group in ended})
+        running = [group.lanes for group in kept.values()]
+        self._groups = list(kept.values())
+        for part in parts:
+            if part not in running:
+                self._groups.append(_Group(self, part))
+
+    # -- one message
+
+    def start(self, popped: Popped, lanes: dict[str, Lane]) -> None:
+        """Send messages that were fetched."""
+        now = asyncio.get_running_loop().time()
+        for message in popped.messages:
+            lane = lanes[message.topic]
+            lane.begin(now, len(message.body))
+            ahead = max(message.start_us, message.action_us) - popped.now_us
+            task = asyncio.create_task(self._handle(lane, message, max(ahead, 0) / 1e6))
+            self._deliveries.add(task)
+            task.add_done_callback(self._deliveries.discard)
+
+    async def _handle(self, lane: Lane, message: Delivery, ahead: float) -> None:
+        """Send a message, and settle it.
+
+        ahead: seconds until it may start
+        """
+        self._keeper.hold(message)
+        try:
+            if ahead:
+                await asyncio.sleep(ahead)
+            if lane.spacing and (left := lane.turn(asyncio.get_running_loop().time())):
+                await asyncio.sleep(left)
+            if not lane.wants(asyncio.get_running_loop().time()):  # any more
+                await self._settler.release(message)
+            elif await self._keeper.has(message):
+                await self._deliver(lane, message)
+        finally:
+            self._keeper.drop(message)
+            lane.end(len(message.body))
+
+    async def _deliver(self, lane: Lane, message: Delivery) -> None:
+        host = host_of(message)
+        if not host:
+            await self._attempt(lane, message)
+            return
+        async with lane.hosts.visit(host, lane.limit):
+            if not lane.wants(asyncio.get_running_loop().time()):  # any more
+                await self._settler.release(message)
+            elif await self._keeper.has(message):
+                await self._attempt(lane, message)
+
+    async def _attempt(self, lane: Lane, message: Delivery) -> None:
+        try:
+            verdict, target = await self._send(lane, message)
+        except Exception as exc:
+            logger.exception("message %s of %s cannot be sent", message.id, message.topic)
+            error = f"{type(exc).__name__}: {exc}"
+            verdict, target = Verdict(AGAIN, "cannot be sent", error), lane.target
+        if verdict.what == DONE:
+            lane.worked()
+            await self._settler.ack(message)
+        elif verdict.what == GONE and target == lane.target:
+            await self._stop(lane, verdict)
+            await self._settler.release(message)
+        else:
+            await self._reject(lane, message, verdict, target)
+
+    async def _send(self, lane: Lane, message: Delivery) -> tuple[Verdict, str]:
+        """Send a message once; what becomes of it, and where it was sent to."""
+        if not message.body.startswith(COMPRESSED):
+            return await self._post(lane, message)
+        async with lane.expanding() as tell:
+            return await self._post(lane, message, tell)
+
+    async def _post(
+        self, lane: Lane, message: Delivery, tell: Callable[[int], None] | None = None
+    ) -> tuple[Verdict, str]:
+        """As :meth:`_send`; tell: is told its bytes, if they are more than those that wait"""
+        try:
+            content = content_of(message)
+        except (ConfigurationError, EnvelopeError) as exc:
+            return Verdict(GONE, "it cannot be sent", str(exc)), ""
+        if tell is not None:
+            tell(len(content.body))
+        target = content.target or lane.target
+        keys: Sequence[bytes] | None = ()
+        if self._secrets is not None:
+            keys = self._secrets.secrets.of(target)
+        if keys is None:
+            why = f"there is no secret for its target {shown(target)}"
+            return Verdict(AGAIN, "there is no secret for its target", why), target
+        headers = headers_of(message, content, keys, int(time.time()))
+        answer = await self._poster.post(target, headers, content.body)
+        return judge(answer, target, datetime.now(timezone.utc)), target
+
+    async def _stop(self, lane: Lane, verdict: Verdict) -> None:
+        """The target of a topic wants nothing any more."""
+        lane.close()
+        at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        try:
+            stopped = await self._center.call(
+                stop_target, lane.queue, lane.target, f"{verdict.reason} at {at}"
+            )
+        except (RedisError, *BROKEN, TocError) as exc:
+            logger.warning("queue %s: its target cannot be stopped: %s", lane.queue, exc)
+            return
+        if stopped:
+            logger.error(
+                "queue %s: its target %s has answered 410 Gone and is stopped: its messages wait; "
+                "'celery toc topic set %s --target URL' goes on",
+                *(lane.queue, shown(lane.target), lane.queue),
+            )
+
+    async def _reject(self, lane: Lane, message: Delivery, verdict: Verdict, target: str) -> None:
+        now = asyncio.get_running_loop().time()
+        if verdict.rest and target == lane.target:
+            lane.rest(now + verdict.rest)
+        backoff = verdict.backoff
+        if backoff is None and not lane.own_backoff:
+            backoff = backoff_of(message.failures, self._backoff, lane.longest_backoff)
+        state = await self._settler.reject(
+            message,
+            requeue=verdict.what != GONE,
+            reason=verdict.reason,
+            error=verdict.error,
+            backoff=backoff,
+        )
+        lane.failed(verdict.error, now, dead=state == DEAD)
+
+    # -- for groups
+
+    async def pop(self, queues: list[str], limit: int) -> Popped:
+        """Wait for messages of these topics."""
+        return await self._center.pop(queues, limit, wait=SPELL, visibility=self.lease, ahead=AHEAD)
+
+
+class _Group:
+    """Lanes that are fetched for together, by one pop that waits."""
+
+    def __init__(self, notifier: Notifier, lanes: list[Lane]) -> None:
+        self.lanes = lanes
+        self._notifier = notifier
+        self._loop = asyncio.get_running_loop()
+        self._bell: asyncio.Future[None] = self._loop.create_future()
+        for lane in lanes:
+            lane.on_room = self._ring
+        self.task = asyncio.create_task(self._run())
+
+    def _ring(self) -> None:
+        if not self._bell.done():
+            self._bell.set_result(None)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._fetch()
+            except Exception as exc:
+                names = ", ".join(lane.queue for lane in self.lanes[:5])
+                logger.warning("cannot fetch messages of %s for now: %s", names, exc)
+                await asyncio.sleep(PAUSE)
+
+    async def _fetch(self) -> None:
+        """Fetch once for the lanes that have room; return when others have."""
+        now = self._loop.time()
+        if self._bell.done():
+            self._bell = self._loop.create_future()
+        ready = {lane.queue: lane for lane in self.lanes if lane.ready_at() <= now}
+        for lane in self.lanes:
+            lane.left_out = lane.queue not in ready
+        if not ready:
+            await self._others(ready)
+            return
+        limit = min(lane.room for lane in ready.values())
+        pop = asyncio.create_task(self._notifier.pop(list(ready), limit))
+        others = asyncio.create_task(self._others(ready))
+        try:
+            await asyncio.wait({pop, others}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            others.cancel()
+            if pop.cancel():
+                await asyncio.wait({pop})
+            # If it has ended, nothing is awaited: whoever ends this group may do so twice.
+            if not pop.cancelled() and pop.exception() is None:
+                self._notifier.start(pop.result(), ready)
+        if not pop.cancelled():
+            pop.result()
+
+    async def _others(self, ready: dict[str, Lane]) -> None:
+        """Wait until a lane that is not among these can be fetched for, or one of these must not
+        be any more."""
+        others = [lane for lane in self.lanes if lane.queue not in ready]
+        while True:
+            now = self._loop.time()
+            left = min((lane.ready_at() for lane in others), default=inf) - now
+            if left <= 0 or not all(lane.wants(now) for lane in ready.values()):
+                return
+            # Nothing is awaited between this and the bell: it cannot have rung meanwhile.
+            await asyncio.wait({self._bell}, timeout=None if left == inf else left)
+            if self._bell.done():
+                self._bell = self._loop.create_future()
