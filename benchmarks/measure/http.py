@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-
 from ..metrics import Metric
-from ..peers import INSIDE, Peer
+from ..peers import Peer
 from ..trial import Trial
 
 METRICS = {
@@ -27,12 +23,4 @@ def takes_part(peer: Peer, case: str) -> bool:
 def measure(peer: Peer, seconds: float) -> dict[str, float]:
     """Messages a second, milliseconds, and percent of a processor."""
     with Trial(peer) as trial:
-        made = subprocess.run(
-            [str(peer.python), str(INSIDE / "http_load.py"), trial.broker.url, str(seconds)],
-            env={**os.environ, "PYTHONPATH": peer.path, "PYTHONWARNINGS": "ignore"},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=True,
-        )
-    return dict(json.loads(made.stdout))
+        return trial.inside("http_load.py", seconds)

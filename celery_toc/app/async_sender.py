@@ -177,7 +177,8 @@ class AsyncSender:
 
     def _send(self, _: Any, signature: Any, lane: Lane, options: dict[str, Any]) -> Any:
         """Send a signature; called where waiting does not block the loop."""
-        if type(signature) is not Signature or self._transport.settings.toc_library:
+        settings = self._transport.settings
+        if type(signature) is not Signature or settings.toc_library or settings.toc_otel:
             return self._by_celery(signature, lane, options)
         # As Signature.apply_async merges them.
         given = {name: value for name, value in options.items() if value is not None}

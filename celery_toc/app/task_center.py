@@ -170,6 +170,7 @@ class TaskCenter:
         where: Callable[[Task], Any] | None = None,
         limit: int = 100,
         after: str | None = None,
+        size: int | None = None,
     ) -> kombu_toc.Page:
         """Read messages in the order of their times: :meth:`kombu_toc.TimeoutCenter.scan`.
 
@@ -183,6 +184,7 @@ class TaskCenter:
             where=self._on_tasks(where),
             limit=limit,
             after=after,
+            size=size,
         )
 
     def count(
@@ -262,6 +264,7 @@ class TaskCenter:
     edition = _delegate(TimeoutCenter.edition)
 
     counts = _delegate(TimeoutCenter.counts)
+    count_far = _delegate(TimeoutCenter.count_far)
     counts_by_slot = _delegate(TimeoutCenter.counts_by_slot)
     coming = _delegate(TimeoutCenter.coming)
     summary = _delegate(TimeoutCenter.summary)

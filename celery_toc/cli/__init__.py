@@ -46,6 +46,7 @@ COMMANDS = {
     "migrate": "celery_toc.cli.migrate:migrate",
     "metrics": "celery_toc.cli.metrics:metrics",
     "web": "celery_toc.cli.web:web",
+    "notify": "celery_toc.cli.notify:notify",
 }
 
 

@@ -276,7 +276,7 @@ class Screen:
                 grid.add_row(name, rich.text.Text(*_shown(value)))
             self.console.print(grid)
         else:
-            width = max(len(name) for name, _ in pairs)
+            width = max((len(name) for name, _ in pairs), default=0)
             for name, value in pairs:
                 click.echo(f"{name.ljust(width)}  {_plain(value)}")
 

@@ -30,6 +30,9 @@ COLUMNS = (
     Column("memory", right=True, spare=4),
 )
 
+#: Behind "dead", where a queue has messages in the task library only.
+FAR = Column("far", right=True, spare=2)
+
 #: Of these, how late messages were delivered in the last minutes.
 LATE = ("late_p50_seconds", "late_p99_seconds")
 
@@ -48,12 +51,17 @@ def status(session: Session, queues: tuple[str, ...], every: bool) -> None:
     """What each queue holds, and how late its messages were delivered in the last minutes.
 
     Scheduled: waiting for their time. Ready: due and not taken yet; oldest: for how long. In
-    flight: taken by a worker, running or about to run. Dead: given up on. Consumers: processes
-    that take from the queue. Memory: what its messages use in Redis, an estimate.
+    flight: taken by a worker, running or about to run. Dead: given up on. Far: in the task library
+    only, and so in no other number. Consumers: processes that take from the queue. Memory: what
+    its messages use in Redis, an estimate.
     """
     rows = survey(session, queues, every=every, memory=True)
     server = server_of(session)
-    warnings = [*kombu_toc.durability_warnings(session.center.client), *unconsumed(rows)]
+    warnings = [
+        *kombu_toc.durability_warnings(session.center.client),
+        *unconsumed(rows),
+        *stopped(rows),
+    ]
     if session.as_json:
         session.screen.json(
             {"broker": session.broker, "server": server, "topics": rows, "warnings": warnings}
@@ -61,7 +69,11 @@ def status(session: Session, queues: tuple[str, ...], every: bool) -> None:
         return
     session.screen.say(title(session, server), "bold")
     if rows:
-        session.screen.table(COLUMNS, [line(row) for row in rows])
+        far = any("far" in row for row in rows)
+        columns = list(COLUMNS)
+        if far:
+            columns.insert([one.name for one in COLUMNS].index("dead") + 1, FAR)
+        session.screen.table(columns, [line(row, far=far) for row in rows])
     else:
         session.screen.say("There are no queues yet: a worker declares its own when it starts.")
     for warning in warnings:
@@ -105,27 +117,69 @@ def survey(
                 # Replies are consumed for moments only, which nobody records.
                 "consumers": None if passing else len(consumers.get(found.topic, ())),
                 "paused": found.topic in paused,
+                "target": None if declared is None else declared.declaration.target,
+                "target_stopped": None if declared is None else declared.declaration.target_stopped,
             }
         )
     if memory:
+        note_far(center, names, rows)
         sizes = kombu_toc.estimate_memory(center.center, [row["queue"] for row in rows])
         for row in rows:
             row["memory_bytes"] = None if sizes is None else sizes[row["queue"]]
     return rows
 
 
+def note_far(center: Any, names: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
+    """Note how much of each queue with a horizon is in the task library only; None: it cannot be
+    asked."""
+    far: dict[str, int | None] = {}
+    for topic in names:
+        known = center.known(topic)
+        if known is None or not known.declaration.far:
+            continue
+        try:
+            far.update(center.count_far(topic))
+        except kombu_toc.LibraryError:
+            far[topic] = None
+    for row in rows:
+        if row["topic"] in far:
+            row["far"] = far[row["topic"]]
+
+
 def unconsumed(rows: Sequence[dict[str, Any]]) -> list[str]:
     """A warning for each queue in which messages wait and which nobody consumes."""
     return [
-        f"nobody consumes {row['queue']!r}, in which {counted(waiting, 'message')} "
-        f"{'waits' if waiting == 1 else 'wait'}; start a worker with -Q {row['queue']}"
+        f"nobody sends {row['queue']!r} to its target, in which {waiting(row)}; start "
+        "'celery toc notify'"
+        if row["target"]
+        else f"nobody consumes {row['queue']!r}, in which {waiting(row)}; start a worker with -Q "
+        f"{row['queue']}"
         for row in rows
-        if row["consumers"] == 0 and (waiting := row["ready"] + row["scheduled"])
+        if row["consumers"] == 0 and row["ready"] + row["scheduled"] and not row["target_stopped"]
     ]
 
 
-def line(row: dict[str, Any]) -> list[Any]:
-    """A row of the table."""
+def stopped(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """A warning for each queue whose target wants nothing any more."""
+    return [
+        f"the target of {row['queue']!r} is stopped ({row['target_stopped']}), and {waiting(row)}; "
+        f"'celery toc topic set {row['queue']} --target URL' goes on"
+        for row in rows
+        if row["target_stopped"]
+    ]
+
+
+def waiting(row: dict[str, Any]) -> str:
+    """How many messages wait in a queue."""
+    number = row["ready"] + row["scheduled"]
+    return f"{counted(number, 'message')} {'waits' if number == 1 else 'wait'}"
+
+
+def line(row: dict[str, Any], *, far: bool = False) -> list[Any]:
+    """A row of the table.
+
+    far: with what is in the task library only
+    """
     oldest, consumers = row["oldest_seconds"], row["consumers"]
     waits = row["ready"] + row["scheduled"]
     if row["paused"]:
@@ -140,11 +194,18 @@ def line(row: dict[str, Any]) -> list[Any]:
         Cell(row["ready"], "yellow" if row["ready"] else ""),
         row["in_flight"],
         Cell(row["dead"], "red" if row["dead"] else ""),
+        *([_far(row)] if far else []),
         Cell(times.span(oldest), "yellow" if oldest >= 1 else "") if oldest else None,
         *(None if row[late] is None else times.milliseconds(row[late]) for late in LATE),
         consumers,
         None if size is None else _bytes(size),
     ]
+
+
+def _far(row: dict[str, Any]) -> Any:
+    if "far" not in row:
+        return None
+    return Cell("?", "yellow") if row["far"] is None else row["far"]
 
 
 def _bytes(number: float) -> str:

@@ -41,7 +41,7 @@ DEFAULT = "default"
 NONE = "none"
 
 #: Limits that a queue has only if it was declared with them.
-_UNLESS_SAID = frozenset((*kombu_toc.TERMS, *kombu_toc.LIBRARY_TERMS))
+_UNLESS_SAID = frozenset((*kombu_toc.TERMS, *kombu_toc.LIBRARY_TERMS, *kombu_toc.NOTIFIER_TERMS))
 
 #: Limits that only `declare` takes.
 _DECLARED_ONCE = ("slots", "expires")
@@ -138,6 +138,7 @@ _HELP = {
     "library": "How the task library keeps the queue: through, outbox, behind, or off.",
     "guard": "Whether what has ended in the library is not run again.",
     "horizon": "What is further away is in the task library only.",
+    "target": "The URL that the notifier sends the queue's messages to.",
     "steps": "The priority levels, such as 0,3,6,9.",
 }
 _METAVARS = {
@@ -160,6 +161,7 @@ _METAVARS = {
     "key_header": "NAME",
     "library": "MODE",
     "guard": "yes|no",
+    "target": "URL",
     "steps": "N,N...",
 }
 _ALTERABLE = (*(name for name in kombu_toc.LIMITS if name not in _DECLARED_ONCE), "steps")
@@ -239,6 +241,7 @@ celery -A shop toc topic set mail --retries 3 --visibility 5m
 celery -A shop toc topic set mail --visibility default
 celery -A shop toc topic set mail --rate 100/s --key-concurrency 1
 celery -A shop toc topic set mail --rate none
+celery -A shop toc topic set mail --target https://shop.example.com/hook
 """,
 )
 @_queue
@@ -266,6 +269,8 @@ def set_(session: Session, queue: str, **limits: Any) -> None:
     for name in changed:
         was, now = (_shown(name, one.limits[name]) for one in (before, after))
         session.screen.say(f"{name.replace('_', ' ')} of {queue!r}: {now}; it was {was}.")
+    if before.target_stopped and not after.target_stopped and after.limits["target"].value:
+        session.screen.say("Its target was stopped, and is sent to again.")
     if changed:
         session.screen.say("Workers and senders know within five seconds.")
     if same := [name.replace("_", " ") for name in wanted if name not in changed]:
@@ -290,6 +295,7 @@ def document(found: kombu_toc.Description) -> dict[str, Any]:
         "expires_seconds": None if expires is None else expires / 1000,
         "draining_counts": list(found.draining_counts),
         "paused": found.paused,
+        "target_stopped": found.target_stopped,
         **found.counts._asdict(),
         "consumers": sorted(one.name for one in found.consumers),
     }
@@ -311,6 +317,8 @@ def _show(session: Session, found: kombu_toc.Description) -> None:
         fields.append(("closed steps", ",".join(map(str, found.closed_steps))))
     if found.expires_ms is not None:
         fields.append(("expires", f"{_exactly(found.expires_ms / 1000)} after its last use"))
+    if found.target_stopped is not None:
+        fields.append(("target stopped", found.target_stopped))
     fields.append(("paused", "yes" if found.paused else "no"))
     fields += [(name.replace("_", " "), number) for name, number in found.counts._asdict().items()]
     consumers = sorted(one.name for one in found.consumers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import Any
 
@@ -48,8 +49,27 @@ celery -A shop toc web --host 0.0.0.0 --port 8088 --tokens tokens.txt
     show_default=True,
     help="Seconds for which answers are kept under an Idempotency-Key.",
 )
+@click.option(
+    "--notify",
+    metavar="FILE",
+    help="Also send what is due to the targets of queues, signed by the secrets in this file.",
+)
+@click.option(
+    "--notify-allow",
+    multiple=True,
+    metavar="NETWORK",
+    help="That these may be sent to although they are not public; may be repeated.",
+)
+@click.option(
+    "--mask",
+    multiple=True,
+    metavar="NAME",
+    help="An argument that is hidden on the page, and from tokens that may not write; or a "
+    "pattern; may be repeated. * for all.",
+)
 @click.option("--certificate", type=click.Path(exists=True, dir_okay=False), help="For TLS.")
 @click.option("--key", type=click.Path(exists=True, dir_okay=False), help="Of the certificate.")
+@click.option("--openapi", is_flag=True, help="Print the OpenAPI document, and serve nothing.")
 @with_session
 def web(
     session: Session,
@@ -60,10 +80,14 @@ def web(
     anonymous_read: bool,
     name: tuple[str, ...],
     keep_answers: float,
+    notify: str | None,
+    notify_allow: tuple[str, ...],
+    mask: tuple[str, ...],
     certificate: str | None,
     key: str | None,
+    openapi: bool,
 ) -> None:
-    """Serve the HTTP API until Ctrl-C: messages, tasks, queues, schedules, metrics.
+    """Serve the page and the HTTP API until Ctrl-C: messages, tasks, queues, schedules, metrics.
 
     Without tokens it listens on this machine's loopback only. `python -m kombu_toc.http
     --new-token NAME` makes a token.
@@ -75,9 +99,26 @@ def web(
     except ImportError as exc:
         raise Failure(f"{exc}: this command needs: pip install 'celery-toc[http]'", USAGE) from exc
     known: Tokens = tokens_of(tokens, anonymous_read)
+    beside = []
+    if notify is not None:
+        from kombu_toc.notify import beside as notifier_beside
+
+        try:
+            beside.append(notifier_beside(notify, allow=notify_allow))
+        except OSError as exc:
+            raise Failure(f"the secrets cannot be read: {exc}", FAILED) from exc
     api: Any = api_for_app(
-        session.app, tokens=known, allow=allow, names=name, keep_answers=keep_answers
+        session.app,
+        tokens=known,
+        allow=allow,
+        names=name,
+        keep_answers=keep_answers,
+        beside=beside,
+        mask=mask,
     )
+    if openapi:
+        click.echo(json.dumps(api.document, indent=1))
+        return
     try:
         serve(
             api,

@@ -66,16 +66,26 @@ _NAMES = {"maxRuns": "max_runs"}
 _RULES = ("args", "kwargs", "queue", "timezone", "misfire", "grace", "overlap", "jitter")
 
 
-def shown(found: Schedule) -> dict[str, Any]:
-    """A schedule, as in JSON."""
+def shown(found: Schedule, masking: Any = None) -> dict[str, Any]:
+    """A schedule, as in JSON.
+
+    masking: what hides arguments; None: nothing is hidden
+    """
+    args: Any = list(found.args)
+    kwargs: Any = dict(found.kwargs)
+    if masking is not None:
+        # They stay what clients know them as: a list, and an object.
+        args = masking.args(found.task, args)
+        args = args if isinstance(args, list) else [args]
+        kwargs = masking.members(kwargs)
     return {
         "name": found.name,
         "task": found.task,
         "schedule": found.text,
         "timezone": found.timezone,
         "queue": found.queue,
-        "args": list(found.args),
-        "kwargs": dict(found.kwargs),
+        "args": args,
+        "kwargs": kwargs,
         "misfire": found.misfire,
         "grace": float(found.grace),
         "overlap": found.overlap,
@@ -139,6 +149,32 @@ _LISTED = {
         "nextPageToken": {"type": ["string", "null"]},
     },
 }
+_FIRINGS = {
+    "type": "object",
+    "required": ["firings"],
+    "properties": {
+        "firings": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["id", "plannedTime", "outcome"],
+                "properties": {
+                    **{
+                        name: {"type": "string"}
+                        for name in ("id", "plannedTime", "outcome", "reason")
+                    },
+                    "startTime": {"type": ["string", "null"]},
+                    "byHand": {"type": "boolean"},
+                },
+            },
+        }
+    },
+}
+_DELETED = {
+    "type": "object",
+    "required": ["deleted"],
+    "properties": {"deleted": {"type": "boolean"}},
+}
 _ALL = ("v1", "schedules")
 _ONE = (*_ALL, "{schedule}")
 
@@ -154,8 +190,12 @@ def operations(app: Celery, allowed: Allowed) -> Iterable[Operation]:
             )
         except ScheduleError as exc:
             raise invalid("after", str(exc)) from None
+        hides = api.masking_for(request.token)
         return answer(
-            {"schedules": [shown(one) for one in page.schedules], "nextPageToken": page.after}
+            {
+                "schedules": [shown(one, hides) for one in page.schedules],
+                "nextPageToken": page.after,
+            }
         )
 
     def _schedules() -> Any:
@@ -165,7 +205,7 @@ def operations(app: Celery, allowed: Allowed) -> Iterable[Operation]:
         found = await _schedules().get(request.segments[0])
         if found is None:
             raise _unknown(request.segments[0])
-        return answer(shown(found))
+        return answer(shown(found, api.masking_for(request.token)))
 
     async def put(api: Any, request: Request) -> Answer:
         name = request.segments[0]
@@ -183,7 +223,7 @@ def operations(app: Celery, allowed: Allowed) -> Iterable[Operation]:
             raise invalid("", str(exc)) from None
         except (TypeError, KombuError) as exc:
             raise invalid("args", str(exc)) from None
-        return answer(shown(found))
+        return answer(shown(found, api.masking_for(request.token)))
 
     def change(method: str) -> Any:
         async def run(api: Any, request: Request) -> Answer:
@@ -197,7 +237,9 @@ def operations(app: Celery, allowed: Allowed) -> Iterable[Operation]:
             if method == "history":
                 return answer({"firings": [shown_firing(one) for one in found]})
             after = await _schedules().get(name)
-            return answer({"deleted": True} if after is None else shown(after))
+            if after is None:
+                return answer({"deleted": True})
+            return answer(shown(after, api.masking_for(request.token)))
 
         return run
 
@@ -238,7 +280,7 @@ def operations(app: Celery, allowed: Allowed) -> Iterable[Operation]:
         (*_ONE, "history"),
         change("history"),
         "Show the latest firings",
-        answers={200: ("At most 20, the latest first.", {"type": "object"})},
+        answers={200: ("At most 20, the latest first.", _FIRINGS)},
         problems=("not-found",),
     )
     yield Operation(
@@ -247,7 +289,7 @@ def operations(app: Celery, allowed: Allowed) -> Iterable[Operation]:
         change("delete"),
         "Delete a schedule",
         role="operate",
-        answers={200: ("It is gone.", {"type": "object"})},
+        answers={200: ("It is gone.", _DELETED)},
         problems=("not-found",),
     )
     for verb, method, summary in (

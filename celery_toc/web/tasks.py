@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,7 @@ from kombu import serialization
 from kombu.exceptions import EncodeError, OperationalError
 from kombu.utils import json as kombu_json
 
-from kombu_toc import EnvelopeError, unpack
+from kombu_toc import ActionTimeError, EnvelopeError, unpack
 from kombu_toc.http import (
     Answer,
     Anything,
@@ -102,14 +104,17 @@ class Allowed:
                 f"POST /v1/apps/{self.name}/tasks sends tasks, those that are allowed",
             )
 
-    async def result(self, id: str) -> dict[str, Any]:
-        """What the result backend knows of a task."""
+    async def result(self, id: str, masking: Any = None) -> dict[str, Any]:
+        """What the result backend knows of a task.
+
+        masking: what hides it from who asks; None: nothing is hidden
+        """
         if isinstance(self.app.backend, DisabledBackend):
             raise not_found("the app has no result backend")
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._asks, self._ask, id)
+        return await loop.run_in_executor(self._asks, self._ask, id, masking)
 
-    def _ask(self, id: str) -> dict[str, Any]:
+    def _ask(self, id: str, masking: Any) -> dict[str, Any]:
         found = self.app.AsyncResult(id)
         shown: dict[str, Any] = {"id": id, "state": found.state}
         if found.state in ("SUCCESS", "FAILURE"):
@@ -117,10 +122,23 @@ class Allowed:
             if isinstance(done, datetime):
                 shown["doneTime"] = done.isoformat()
             if found.state == "FAILURE":
-                shown["error"] = f"{type(value).__name__}: {value}"
+                error = f"{type(value).__name__}: {value}"
+                shown["error"] = error if masking is None else masking.error(error)
             else:
-                shown["result"] = json.loads(json.dumps(value, default=repr))
+                result = json.loads(json.dumps(value, default=repr))
+                shown["result"] = result if masking is None else _hidden(masking, found, result)
         return shown
+
+
+def _hidden(masking: Any, found: Any, result: Any) -> Any:
+    """A result without what is hidden. The backend knows the arguments with Celery's setting
+    ``result_extended``."""
+    name, args, kwargs = found.name, found.args, found.kwargs
+    is_known = name is not None and isinstance(args, (list, tuple)) and isinstance(kwargs, dict)
+    if is_known:
+        masking.args(name, args)
+        masking.kwargs(kwargs)
+    return masking.result(result, is_known=is_known)
 
 
 #: What a message begins with that is kept compressed: only its stored id tells what it holds.
@@ -164,15 +182,38 @@ async def send(allowed: Allowed, request: Request) -> Answer:
         raise Problem("forbidden", f"this needs a token with the role write {where}")
     signature = app.signature(name, args=args, kwargs=kwargs)
     try:
-        await aio.send(signature, **options)
+        with _traced(request):
+            await aio.send(signature, **options)
     except (TypeError, EncodeError) as exc:  # arguments that the task does not take
         raise invalid("args", str(exc)) from None
+    except ActionTimeError as exc:
+        raise invalid("countdown" if "countdown" in fields else "eta", str(exc)) from None
     except OperationalError as exc:
         detail = "the broker cannot be reached or refuses this for now; try again later"
         raise Problem("broker", detail, headers=retry_after(1)) from exc
     id = options["task_id"]
     shown = {"name": f"apps/{allowed.name}/tasks/{id}", "id": id, "task": name, "queue": queue}
     return answer(shown, 201)
+
+
+@contextmanager
+def _traced(request: Request) -> Iterator[None]:
+    """While a task is sent: in the trace that its request names, if this process makes any. What
+    makes a span for ``apply_async`` goes by it, and writes over the task's headers."""
+    headers = trace_of(request)
+    if not headers or "opentelemetry.propagate" not in sys.modules:
+        yield
+        return
+    from opentelemetry import context, propagate, trace
+
+    if trace.get_current_span().get_span_context().is_valid:  # of whoever serves the request
+        yield
+        return
+    token = context.attach(propagate.extract(headers))
+    try:
+        yield
+    finally:
+        context.detach(token)
 
 
 def _options(app: Celery, fields: Mapping[str, Any], request: Request) -> dict[str, Any]:
@@ -261,7 +302,8 @@ def operations(allowed: Allowed) -> Iterable[Operation]:
 
     async def run_result(api: Any, request: Request) -> Answer:
         allowed.check_app(request.segments[0])
-        return answer(await allowed.result(request.segments[1]))
+        masking = api.masking_for(request.token)
+        return answer(await allowed.result(request.segments[1], masking))
 
     yield SEND.run_by(run_send)
     yield Operation(

@@ -81,18 +81,21 @@ class SubmittedRequests:
         return busy.union(map(ref, tuple(self._since)))
 
     def take_queued(self, until: float) -> list[kombu_toc.Message]:
-        """Take back what the pool was given until then and no thread has begun.
+        """Take back what no thread has begun, if some of it was given to the pool until then: of
+        what is left, the later ones would start before those that are taken back.
 
         until: monotonic seconds
         """
         if len(self._since) <= len(self._started):
             return []
-        taken = []
+        taken: list[kombu_toc.Message] = []
         with self.deciding:
             for request, since in tuple(self._since.items()):
                 message = request.message
-                if since > until or request in self._started or message.acknowledged:
+                if request in self._started or message.acknowledged:
                     continue
+                if since > until and not taken:  # they are in the order in which it was given them
+                    break
                 message.given_back = True  # the thread that comes to it goes on to the next
                 self._since.pop(request, None)
                 forget(request)

@@ -40,10 +40,19 @@ STOP_TIMEOUT = 10
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="first-run", description=__doc__.splitlines()[0])
     parser.add_argument("--tasks", type=int, default=300, help="how many (300)")
-    parser.add_argument("--first", type=float, default=2, help="shortest countdown, seconds (2)")
-    parser.add_argument("--last", type=float, default=12, help="longest countdown, seconds (12)")
+    parser.add_argument(
+        "--first", type=float, help="shortest countdown, seconds (2; with --page 15)"
+    )
+    parser.add_argument(
+        "--last", type=float, help="longest countdown, seconds (12; with --page 300)"
+    )
     parser.add_argument("--concurrency", type=int, default=4, help="worker processes (4)")
+    parser.add_argument("--page", action="store_true", help="show them in a browser, until Ctrl-C")
+    parser.add_argument("--port", type=int, default=8088, help="of the page (8088)")
     chosen = parser.parse_args()
+    first, last = (15, 300) if chosen.page else (2, 12)
+    chosen.first = first if chosen.first is None else chosen.first
+    chosen.last = max(last, chosen.first) if chosen.last is None else chosen.last
     if chosen.tasks < 1 or chosen.concurrency < 1 or not 0 <= chosen.first <= chosen.last:
         parser.error("there must be a task, a process, and a countdown from 0 up")
     return chosen
@@ -83,6 +92,41 @@ def worker(directory: str, concurrency: int) -> Iterator[subprocess.Popen[bytes]
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+@contextmanager
+def page(directory: str, port: int) -> Iterator[str]:
+    """The address of the page, which lasts as long as the block."""
+    command = [sys.executable, "-m", "celery", "--app", "tasks", "--workdir", str(HERE)]
+    command += ["toc", "web", "--port", str(port)]
+    with open(Path(directory, "page.log"), "w") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+    assert process.stderr is not None
+    try:
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if "Listening at " in line:
+                yield f"{line.split('Listening at ')[1].strip()}/page/"
+                return
+        raise SystemExit(
+            f"The page cannot be served. {''.join(said[-3:])}--port NUMBER chooses another port."
+        )
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stderr.close()
 
 
 class Progress:
@@ -135,18 +179,22 @@ def run(options: argparse.Namespace, directory: str) -> bool:
         print(f"Worker: Celery {celery.__version__}, {options.concurrency} processes", flush=True)
 
         dice = random.Random(1)
-        countdowns = [dice.uniform(options.first, options.last) for _ in range(options.tasks)]
-        pending = {note_lateness.apply_async(countdown=countdown) for countdown in countdowns}
-        last = time.monotonic() + options.last
-        print(
-            f"Sent {options.tasks} tasks with countdowns of {options.first:g} to "
-            f"{options.last:g} seconds. They wait in Redis.",
-            flush=True,
-        )
-
         latenesses: list[float] = []
+        pending: set[celery.result.AsyncResult] = set()
         progress = Progress()
         try:
+            for _ in range(options.tasks):
+                countdown = dice.uniform(options.first, options.last)
+                pending.add(note_lateness.apply_async(countdown=countdown))
+            last = time.monotonic() + options.last
+            print(
+                f"Sent {options.tasks} tasks with countdowns of {options.first:g} to "
+                f"{options.last:g} seconds. They wait in Redis.",
+                flush=True,
+            )
+            if options.page:
+                show_page(directory, options.port)
+                return True
             while pending and time.monotonic() < last + GRACE and process.poll() is None:
                 for result in [result for result in pending if result.ready()]:
                     pending.remove(result)
@@ -173,10 +221,22 @@ def run(options: argparse.Namespace, directory: str) -> bool:
     early = sum(1 for lateness in latenesses if lateness < 0)
     if not early and len(latenesses) == started == options.tasks:
         print("Every task ran once, and none before its ETA.")
+        print("See them count down in a browser: ./first-run --page")
         return True
     print("NOT as it should be: a task was early, or missing, or ran twice. The worker's log:")
     print(log)
     return False
+
+
+def show_page(directory: str, port: int) -> None:
+    """Show what waits in a browser, until Ctrl-C."""
+    with page(directory, port) as address:
+        print(f"\n  Open {address} and see them count down. Ctrl-C ends it.\n", flush=True)
+        try:
+            while True:
+                time.sleep(3600)
+        except KeyboardInterrupt:
+            print("\nStopped.", flush=True)
 
 
 def main() -> int:

@@ -88,7 +88,7 @@ class TimeoutCenter {
   /** Declare a topic, and return it as it was declared first. */
   async topic(name, limits = {}) {
     const wanted = { slots: 8, retries: 16, steps: [0, 3, 6, 9], bases: false, named: true, ...limits };
-    const keys = ["topics", "expiring"].map((key) => `${this.prefix}{toc}:${key}`);
+    const keys = ["topics", "expiring", "names"].map((key) => `${this.prefix}{toc}:${key}`);
     const raw = await this.run("declare", keys, [name, JSON.stringify(wanted), wanted.expires ?? 0]);
     const topic = { steps: [0, 3, 6, 9], visibility: 60, ...JSON.parse(utf8(raw)), name, prefix: this.prefix };
     return { ...topic, numbers: [...Array(Math.max(topic.slots, ...(topic.was ?? []))).keys()] };

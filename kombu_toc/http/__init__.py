@@ -25,6 +25,14 @@ from .operations import Operation as Operation
 from .operations import answer as answer
 from .operations import read_body as read_body
 from .operations import read_query as read_query
+from .page import FiringRow as FiringRow
+from .page import Mask as Mask
+from .page import Page as Page
+from .page import PageExtras as PageExtras
+from .page import Parts as Parts
+from .page import ScheduleRow as ScheduleRow
+from .page import Visitor as Visitor
+from .page import WorkerRow as WorkerRow
 from .problems import Problem as Problem
 from .problems import invalid as invalid
 from .problems import not_found as not_found
@@ -43,20 +51,28 @@ from .tokens import tokens_of as tokens_of
 __all__ = (
     "Answer",
     "Anything",
+    "FiringRow",
     "Flag",
     "Headers",
     "HttpApi",
     "Listed",
+    "Mask",
     "Number",
     "Object",
     "Operation",
     "PORT",
+    "Page",
+    "PageExtras",
+    "Parts",
     "Problem",
     "Request",
+    "ScheduleRow",
     "Text",
     "Time",
     "Token",
     "Tokens",
+    "Visitor",
+    "WorkerRow",
     "answer",
     "api_for",
     "id_of",

@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import sys
+from collections.abc import Iterator
 
-from ..client.urls import mask_password
+from ..client.programs import Program, say
 from ..errors import TocError
-from ..version import __version__
 from .app import KEEP_ANSWERS, OPERATIONS, api_for
+from .background import Beside
 from .openapi import document
 from .operations import ROLES, Router
+from .page import Mask
 from .serving import PORT, serve
 from .tokens import TOKENS, new_token, tokens_of
 
@@ -48,6 +49,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="for which answers are kept under an Idempotency-Key (%(default)g)",
     )
+    parser.add_argument(
+        "--notify",
+        metavar="FILE",
+        help="also send what is due to the targets of queues, signed by the secrets in this file",
+    )
+    parser.add_argument(
+        "--notify-allow",
+        action="append",
+        default=[],
+        metavar="NETWORK",
+        help="that these may be sent to although they are not public; may be repeated",
+    )
+    parser.add_argument(
+        "--mask",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a member of messages that is hidden on the page, and from tokens that may not write; "
+        "or a pattern; may be repeated; '*': all of every message",
+    )
     parser.add_argument("--certificate", metavar="FILE", help="for TLS")
     parser.add_argument("--key", metavar="FILE", help="of the certificate")
 
@@ -63,19 +84,20 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _beside(asked: argparse.Namespace) -> Iterator[Beside]:
+    """What runs beside the server."""
+    if asked.notify is not None:
+        from ..notify import beside
+
+        yield beside(asked.notify, allow=asked.notify_allow)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Serve a center, or write what is asked for."""
-    parser = argparse.ArgumentParser(
-        prog="python -m kombu_toc.http",
-        description="Put, lease, find, move and cancel messages over HTTP: docs/http.md.",
-    )
-    parser.add_argument("--version", action="version", version=__version__)
-    parser.add_argument(
-        "--broker",
-        metavar="URL",
-        default=os.environ.get(BROKER),
-        help=f"as toc+redis://localhost:6379/0; or the environment variable {BROKER}, which no "
-        "list of processes shows",
+    parser = Program(
+        "python -m kombu_toc.http",
+        "Put, lease, find, move and cancel messages over HTTP: docs/http.md.",
+        BROKER,
     )
     add_options(parser)
     parser.add_argument("--new-token", metavar="NAME", help="make a token and print its line")
@@ -93,13 +115,13 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{line}", flush=True)
             print(f"The token, which is shown this once: {secret}", file=sys.stderr)
             return 0
-        if not asked.broker:
-            parser.error(f"name the broker: --broker toc+redis://localhost:6379/0, or {BROKER}")
         api = api_for(
-            asked.broker,
+            parser.broker_of(asked),
             tokens=tokens_of(asked.tokens, asked.anonymous_read),
             names=asked.name,
             keep_answers=asked.keep_answers,
+            beside=_beside(asked),
+            mask=Mask(asked.mask),
         )
         serve(
             api,
@@ -107,12 +129,10 @@ def main(arguments: list[str] | None = None) -> int:
             asked.port,
             certificate=asked.certificate,
             key=asked.key,
-            say=lambda text: print(text, file=sys.stderr, flush=True),
+            say=say,
         )
     except (TocError, OSError) as exc:
-        broker = asked.broker or ""
-        shown = str(exc).replace(broker, mask_password(broker)) if broker else str(exc)
-        print(f"{parser.prog}: {shown}", file=sys.stderr)
+        parser.tell(exc, asked)
         return 1
     return 0
 

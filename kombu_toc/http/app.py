@@ -7,19 +7,26 @@ a colon in it, and a request costs little beside what it asks of the broker.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
+from urllib.parse import quote
 
 from ..aio.center import AsyncTimeoutCenter
 from ..center.center import TimeoutCenter
+from ..client.faults import is_demoted, is_temporary
 from ..library.opening import center_for
-from . import guard, library, pull, queues, tasks
+from ..model.results import Found
+from . import guard, library, pull, queues, scale, tasks
+from .background import Background, Beside
 from .desk import Desk
 from .idempotency import Idempotency, as_answer
+from .mask import Masking
+from .messages import Room, shown_found, shown_masked
 from .openapi import document
 from .operations import Operation, Router, answer, read_parameters
+from .origins import check_local, check_name
+from .page import Mask, Page, PageExtras
 from .problems import Problem, not_found, problem_of
 from .requests import (
     CLOSE,
@@ -31,6 +38,9 @@ from .requests import (
     Request,
     Scope,
     Send,
+    check_single,
+    discard_body,
+    has_body,
     path_of,
 )
 from .tokens import Token, Tokens
@@ -41,16 +51,20 @@ logger = logging.getLogger(__name__)
 MAX_BODY = 16 << 20
 BODY_WITHIN = 30.0
 
+#: Methods whose bodies are read; of others they are thrown away.
+WITH_BODY = ("POST", "PUT", "PATCH")
+
+#: The status of an answer to a body that is larger: the rest of it was not read.
+TOO_LARGE = 413
+
+#: Seconds within which the broker must answer to be ready.
+READY_WITHIN = 5.0
+
 #: Seconds for which answers are kept under an Idempotency-Key.
 KEEP_ANSWERS = 3600.0
 
-#: Headers of every answer: what is answered is for nobody else, and never a page.
-_ALWAYS = (
-    (b"cache-control", b"no-store"),
-    (b"x-content-type-options", b"nosniff"),
-)
-
-_LOCAL_NAMES = ("localhost", "ip6-localhost")
+#: A header of every answer: it is what it says that it is.
+_ALWAYS = (b"x-content-type-options", b"nosniff")
 
 
 class HttpApi:
@@ -67,6 +81,9 @@ class HttpApi:
     check_message: is told the id and the bytes of each message before it is put; it raises a
         Problem for one that may not be
     names: names of this server, by which who has no token may read, where that is allowed
+    beside: what runs while the application does, made of its center; told by an event to end
+    extras: what the page shows beside what every center has
+    mask: what is hidden of messages: on the page, and from tokens that may not write
     """
 
     def __init__(
@@ -81,24 +98,33 @@ class HttpApi:
         max_body: int = MAX_BODY,
         check_message: Callable[[str, bytes], None] | None = None,
         names: Iterable[str] = (),
+        beside: Iterable[Beside] = (),
+        extras: PageExtras | None = None,
+        mask: Mask | None = None,
     ) -> None:
         self.center = center
         self.tokens = tokens or Tokens()
         self.desk = Desk(center, len(self.tokens.tokens))
-        self.router = Router((*OPERATIONS, *operations))
         self._idempotency = Idempotency(center, keep_answers)
         self.max_body = max_body
         self.check_message = check_message
-        self._names = frozenset(name.lower() for name in names)
+        self.names = frozenset(name.lower() for name in names)
         self._recorded = recorded
         self._on_close = tuple(on_close)
+        self._beside = Background(make(center) for make in beside)
         #: what cancels and moves messages, so that the library knows
         self.acting: Any = center if recorded is None else _InThreads(recorded)
+        self._extras = extras or PageExtras()
+        self._mask = mask or Mask()
+        self.page = Page(self, self._extras, self._mask)
+        self.router = Router((*OPERATIONS, *operations, *self.page.operations()))
         self._document: Any = None
 
     async def aclose(self) -> None:
         """Answer all who wait, and close the connections to the broker."""
         await self.desk.aclose()
+        await self._beside.end()
+        await self.page.aclose()
         await self.center.aclose()
         for close in self._on_close:
             await close()
@@ -113,15 +139,36 @@ class HttpApi:
             raise not_found(f"there is no queue {queue!r}")
         return queue
 
+    @property
+    def has_library(self) -> bool:
+        """Whether there is a task library."""
+        return self._recorded is not None
+
     async def ask_library(self, method: str, *args: Any, **options: Any) -> Any:
         """Call a method of the task library, in a thread. Raises Problem if there is none."""
         if self._recorded is None:
             raise not_found("there is no task library: set toc_library in the broker's URL")
         return await asyncio.to_thread(getattr(self._recorded.library, method), *args, **options)
 
+    def masking_for(self, token: Token, queue: str | None = None) -> Masking | None:
+        """What hides arguments of messages of a queue, or of all, from a token: who may write may
+        lease them, and gets them as they are. None: nothing is hidden."""
+        if not self._mask or token.allows("write", queue):
+            return None
+        return Masking(self._mask, self._extras.parameters)
+
+    def shown(
+        self, token: Token, found: Found, *, with_body: bool = True, room: Room | None = None
+    ) -> dict[str, Any]:
+        """A message that was found, as a token sees it."""
+        if self.masking_for(token, found.topic) is None:
+            return shown_found(found, with_body=with_body, room=room)
+        reading = self.page.tools.reader
+        return shown_masked(found, reading.read(found, 0, room or Room()), with_body=with_body)
+
     @property
     def document(self) -> Any:
-        """The OpenAPI document."""
+        """The OpenAPI document, for an application that is not mounted."""
         if self._document is None:
             self._document = document(self.router)
         return self._document
@@ -147,6 +194,7 @@ class HttpApi:
         while True:
             message = await receive()
             if message["type"] == "lifespan.startup":
+                self._beside.begin()
                 await send({"type": "lifespan.startup.complete"})
             else:
                 await self.aclose()
@@ -155,16 +203,21 @@ class HttpApi:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = None
+        is_unread = False
         connection = guard.current()
         try:
             request = self._read(scope, receive)
             made = await self._answer(request[0], request[1], request[2])
+            is_unread = scope["method"] not in WITH_BODY and has_body(scope)
         except Gone:
             if connection is None:
                 return
             made = Answer(b"", 408)  # for nobody; but the server wants one
         except Exception as exc:
             made = as_answer(problem_of(exc))
+            is_unread = (
+                request is None or made.status == TOO_LARGE or scope["method"] not in WITH_BODY
+            ) and has_body(scope)
         if made.undo is not None and request is not None and await _has_gone(request[0]):
             await made.undo()
             if connection is None:
@@ -173,7 +226,8 @@ class HttpApi:
         headers = [
             (b"content-type", made.content_type),
             (b"content-length", str(len(made.body)).encode()),
-            *_ALWAYS,
+            (b"cache-control", made.cache),
+            _ALWAYS,
             *made.headers,
         ]
         if CLOSE not in made.headers and any(name == b"upgrade" for name, _ in scope["headers"]):
@@ -182,6 +236,12 @@ class HttpApi:
         try:
             await send({"type": "http.response.start", "status": made.status, "headers": headers})
             body = b"" if scope["method"] == "HEAD" else made.body
+            if is_unread:
+                # Closed with a part of the body unread, a connection is reset, and a client that
+                # still sends may never see the answer.
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+                await discard_body(receive, BODY_WITHIN)
+                body = b""
             await send({"type": "http.response.body", "body": body})
             gone = connection is not None and connection.lost.is_set()
         except OSError:
@@ -198,18 +258,20 @@ class HttpApi:
         parts, verb = path_of(scope, self.router.verbs)
         operation = self.router.find(scope["method"], parts, verb)
         request = Request(scope, receive, parts)
+        if len(request.headers) != len(scope["headers"]):
+            check_single(scope)
         if not self.tokens:
-            _check_local(scope, request)
+            check_local(scope, request)
         if operation.role:
             request.token = self.tokens.check(request.header(b"authorization"))
             _check_role(request.token, operation, parts)
             if request.token.is_anonymous:
-                _check_name(request, self._names)
+                check_name(request, self.names)
         request.segments = read_parameters(operation, parts)
         return request, operation, f"{'/'.join(parts)}:{verb}"
 
     async def _answer(self, request: Request, operation: Operation, path: str) -> Answer:
-        if request.method in ("POST", "PUT", "PATCH"):
+        if request.method in WITH_BODY:
             await request.read_body(self.max_body, BODY_WITHIN)
         if b"idempotency-key" in request.headers and operation.idempotent_by_key:
             key = request.header(b"idempotency-key")
@@ -228,6 +290,9 @@ def api_for(
     check_message: Callable[[str, bytes], None] | None = None,
     names: Iterable[str] = (),
     keep_answers: float = KEEP_ANSWERS,
+    beside: Iterable[Beside] = (),
+    extras: PageExtras | None = None,
+    mask: Mask | None = None,
     ssl: Any = None,
     **options: Any,
 ) -> HttpApi:
@@ -240,6 +305,9 @@ def api_for(
         Problem for one that may not be
     names: names of this server, by which who has no token may read, where that is allowed
     keep_answers: seconds for which answers are kept under an Idempotency-Key
+    beside: what runs while the application does, such as :func:`kombu_toc.notify.beside`
+    extras: what the page shows beside what every center has
+    mask: what is hidden of messages: on the page, and from tokens that may not write
     ssl: as in Celery's ``broker_use_ssl``
     options: as in ``broker_transport_options``
 
@@ -254,6 +322,9 @@ def api_for(
         check_message=check_message,
         names=names,
         keep_answers=keep_answers,
+        beside=beside,
+        extras=extras,
+        mask=mask,
         recorded=recorded if recorded.recorder is not None else None,
     )
 
@@ -293,82 +364,13 @@ def _check_role(token: Token, operation: Operation, parts: list[str]) -> None:
         raise Problem("forbidden", f"this needs a token with the role {operation.role} {where}")
 
 
-def _check_local(scope: Scope, request: Request) -> None:
-    """Raises Problem for what does not come from this machine: there are no tokens. Neither a page
-    in a browser nor a proxy may reach it: they ask for somebody else."""
-    client = scope.get("client")
-    if client is not None and not is_loopback(client[0]):
-        raise _not_local("it comes from another machine")
-    for header in request.headers:
-        if header in _OF_PROXIES or header.startswith(b"x-forwarded"):
-            raise _not_local("it comes through a proxy")
-    host = request.header(b"host")
-    named = _named(host)
-    if named and not is_loopback(named):
-        raise _not_local("it names another host")
-    origin = request.header(b"origin")
-    if origin and origin.partition("://")[2] != host:
-        raise _not_local("it comes from a page of another site")
-
-
-#: Headers by which a proxy says that it is one; those beginning with x-forwarded are others. A
-#: proxy that says nothing cannot be told from a client.
-_OF_PROXIES = frozenset((b"via", b"forwarded", b"x-real-ip", b"client-ip", b"x-client-ip"))
-
-
-def _named(host: str) -> str:
-    """The host in a header ``Host``, without its port."""
-    name, _, port = host.rpartition(":")
-    return (name if port.isdigit() else host).strip("[]").lower()
-
-
-def _check_name(request: Request, names: frozenset[str]) -> None:
-    """Raises Problem for a request without a token that names a host which is not this server's:
-    a page in a browser can have its own name lead here, and read what its user can reach. By an
-    address no page can."""
-    named = _named(request.header(b"host"))
-    if named and named not in names and not is_loopback(named) and not _is_address(named):
-        raise Problem(
-            "forbidden",
-            f"without a token, this server answers to its address or to a name of its own, and "
-            f"{named[:100]!r} is none: --name {named[:100]} makes it one",
-            "host",
-        )
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
-def _not_local(why: str) -> Problem:
-    return Problem(
-        "forbidden",
-        f"without tokens, only requests from this machine are answered, and {why}; "
-        "make a token: python -m kombu_toc.http --new-token NAME",
-    )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a name or an address is of this machine only."""
-    if host.lower() in _LOCAL_NAMES:
-        return True
-    try:
-        found = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    mapped = getattr(found, "ipv4_mapped", None)
-    return (mapped or found).is_loopback
-
-
 # -- what is of no queue
 
 
 async def _openapi(api: HttpApi, request: Request) -> Answer:
-    return answer(api.document)
+    return answer(
+        {**api.document, **({"servers": [{"url": quote(request.root)}]} if request.root else {})}
+    )
 
 
 async def _healthz(api: HttpApi, request: Request) -> Answer:
@@ -377,13 +379,25 @@ async def _healthz(api: HttpApi, request: Request) -> Answer:
 
 async def _readyz(api: HttpApi, request: Request) -> Answer:
     try:
-        await asyncio.wait_for(api.center.call(lambda center: center.client.time()), 5)
+        await asyncio.wait_for(api.center.call(_write_nothing), READY_WITHIN)
+    except asyncio.TimeoutError:
+        detail = "the broker does not answer"
     except Exception as exc:
-        problem = problem_of(exc) if not isinstance(exc, asyncio.TimeoutError) else None
-        raise Problem(
-            "broker", "the broker does not answer" if problem is None else problem.detail
-        ) from None
-    return answer({"status": "ready"})
+        said = exc.__cause__ or exc
+        if is_demoted(said):
+            detail = "the broker is a replica now, and takes nothing"
+        elif is_temporary(said):
+            detail = "the broker answers, and takes nothing for now"
+        else:
+            detail = problem_of(exc).detail
+    else:
+        return answer({"status": "ready"})
+    raise Problem("broker", detail)
+
+
+def _write_nothing(center: TimeoutCenter) -> None:
+    """Ask for a change that changes nothing: a server that only reads refuses it."""
+    center.client.zrem(center.keys.consumers, "")
 
 
 async def _metrics(api: HttpApi, request: Request) -> Answer:
@@ -408,6 +422,7 @@ OPERATIONS = (
     *pull.OPERATIONS,
     *queues.OPERATIONS,
     *library.OPERATIONS,
+    *scale.OPERATIONS,
     Operation(
         "GET",
         ("metrics",),

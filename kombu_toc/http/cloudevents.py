@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 from .fields import Number, Text, Time
 from .messages import trace_of
+from .operations import check_encoding
 from .problems import Problem, invalid
 from .requests import Request, read_json
 
@@ -51,6 +52,7 @@ def is_event(request: Request) -> bool:
 def arguments_of(request: Request) -> dict[str, Any]:
     """An event as the arguments of :meth:`.puts.Puts.put`. Raises Problem."""
     kind = request.media_type
+    check_encoding(request)
     if kind.startswith("application/cloudevents") and kind != STRUCTURED:
         raise Problem(
             "unsupported-media-type",

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Iterable
+from contextvars import Context
 from itertools import islice
 
 from ..aio.center import AsyncTimeoutCenter
@@ -223,7 +224,9 @@ class Desk:
             line = self._lines[queue] = Line(self._center, queue, who)
         line.add(ask)
         if line.task is None:
-            line.task = asyncio.get_running_loop().create_task(self._serve(queue, line))
+            # It is for all who wait: of the request that came first, it knows nothing.
+            make = asyncio.get_running_loop().create_task
+            line.task = Context().run(make, self._serve(queue, line))
 
     async def _serve(self, queue: str, line: Line) -> None:
         try:

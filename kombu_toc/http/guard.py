@@ -82,6 +82,10 @@ class Guarded(asyncio.Protocol):
         if held and not self._transport.is_closing():
             self.data_received(bytes(held))
 
+    def discard(self, number: int) -> None:
+        """So many bytes more may come while this request is dealt with: they are thrown away."""
+        self._bytes = -number
+
     def hold(self) -> None:
         """The request that is dealt with waits for something, and its body was read: what comes
         until it ends is of the next one, and is kept back. The server would stop reading for it,

@@ -35,6 +35,9 @@ HELD = CLAIM - 20.0
 #: Statuses of answers that are not kept: the same request may get another one.
 _PASSING = (401, 403, 408, 413, 429)
 
+#: Claims that are remembered because Redis was away, at most.
+MOST_LEFT = 10_000
+
 REPLAYED = (b"idempotency-replayed", b"true")
 
 
@@ -44,11 +47,13 @@ class _Claim(NamedTuple):
     name: of its key in Redis
     asked: tells the request from others
     until: until when nobody else can have claimed it, by the monotonic clock
+    owner: tells this claim from others
     """
 
     name: str
     asked: str
     until: float
+    owner: str
 
     @property
     def holds(self) -> bool:
@@ -64,6 +69,8 @@ class Idempotency:
     def __init__(self, center: AsyncTimeoutCenter, seconds: float) -> None:
         self._center = center
         self._seconds = seconds
+        #: claims that may be in Redis although nobody is at it, because it was away: name -> owner
+        self._left: dict[str, str] = {}
 
     async def run(
         self, key: str, request: Request, path: str, run: Callable[[], Awaitable[Answer]]
@@ -80,6 +87,7 @@ class Idempotency:
             self._center.center.keys.answer(_hash(request.token.name, key)),
             _fingerprint(request, path),
             time.monotonic() + HELD,
+            secrets.token_hex(8),
         )
         if (found := await self._take(claim)) is not None:
             return _again(found, claim.asked)
@@ -98,17 +106,38 @@ class Idempotency:
 
     async def _take(self, claim: _Claim) -> dict[str, Any] | None:
         """Claim a key; what is there instead. Raises Problem if there is nothing to be had."""
-        text = json.dumps({"asked": claim.asked, "owner": secrets.token_hex(8)})
-        for _ in range(2):
-            if await self._call("set", claim.name, text, nx=True, ex=CLAIM):
-                return None
-            found = await self._call("get", claim.name)
-            if found is not None:
+        text = json.dumps({"asked": claim.asked, "owner": claim.owner})
+        try:
+            for _ in range(2):
+                if await self._call("set", claim.name, text, nx=True, ex=CLAIM):
+                    return None
+                found = await self._call("get", claim.name)
+                if found is None:
+                    continue  # what was there has ended this very moment
                 entry: dict[str, Any] = json.loads(found)
-                # It may be this one, if the reply was lost and the call repeated.
-                return None if entry == json.loads(text) else entry
-            # What was there has ended this very moment.
+                if entry.get("owner") == claim.owner:
+                    return None  # the reply was lost, and the call repeated
+                if not self._is_left(claim, entry):
+                    return entry
+                if await self._call("set", claim.name, text, xx=True, ex=CLAIM):
+                    return None
+        except (RedisError, OSError):
+            self._leave(claim)  # it may be there all the same
+            raise
         raise _busy()
+
+    def _leave(self, claim: _Claim) -> None:
+        """Nobody is at it any more, and Redis cannot be told."""
+        if len(self._left) >= MOST_LEFT:
+            self._left.clear()
+        self._left[claim.name] = claim.owner
+
+    def _is_left(self, claim: _Claim, entry: dict[str, Any]) -> bool:
+        """Whether this process has left what is there, a request for the same. One may go on."""
+        if entry["asked"] != claim.asked or entry.get("owner") != self._left.get(claim.name, ""):
+            return False
+        del self._left[claim.name]
+        return True
 
     async def _keep(self, claim: _Claim, made: Answer) -> None:
         """Keep an answer. If that fails, what was done is answered all the same."""
@@ -141,7 +170,7 @@ class Idempotency:
             if claim.holds:
                 await self._call("delete", claim.name)
         except (RedisError, OSError):
-            pass  # the claim ends by itself
+            self._leave(claim)
 
     def _call(self, method: str, *args: Any, **options: Any) -> Awaitable[Any]:
         return self._center.call(lambda center: getattr(center.client, method)(*args, **options))

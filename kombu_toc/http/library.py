@@ -6,6 +6,7 @@ from typing import Any
 
 from ..model.records import Record
 from .fields import Number, Text, Time, shown_time
+from .mask import Mask, Masking
 from .operations import Operation, answer, read_query
 from .problems import invalid, not_found
 from .requests import Answer, Request
@@ -30,7 +31,14 @@ _RECORD = {
 }
 
 
-def shown_record(record: Record) -> dict[str, Any]:
+def shown_record(record: Record, mask: Mask | Masking | None = None) -> dict[str, Any]:
+    """A record, as in JSON.
+
+    mask: what is hidden; its arguments are not known here, so of its error only the type is shown
+    """
+    error = record.error
+    if mask and error:
+        error = mask.error(error)
     shown = {
         "id": record.id,
         "queue": record.topic,
@@ -40,7 +48,7 @@ def shown_record(record: Record) -> dict[str, Any]:
         "bizType": record.biz_type,
         "bizId": record.biz_id,
         "worker": record.worker,
-        "error": record.error,
+        "error": error,
         "scheduleTime": shown_time(record.action_us),
         "createTime": shown_time(record.created_us),
         "updateTime": shown_time(record.modified_us),
@@ -65,8 +73,9 @@ async def find(api: Any, request: Request) -> Answer:
         )
     except ValueError:
         raise invalid("after", "no page goes on there; use the nextPageToken of one") from None
+    mask = api.masking_for(request.token)
     return answer(
-        {"tasks": [shown_record(one) for one in page.records], "nextPageToken": page.after}
+        {"tasks": [shown_record(one, mask) for one in page.records], "nextPageToken": page.after}
     )
 
 
@@ -76,7 +85,8 @@ async def history(api: Any, request: Request) -> Answer:
     records = await api.ask_library("history", id)
     if not records:
         raise not_found(f"the library knows no task {id!r}")
-    return answer({"tasks": [shown_record(one) for one in records]})
+    mask = api.masking_for(request.token)
+    return answer({"tasks": [shown_record(one, mask) for one in records]})
 
 
 _PAGE = {

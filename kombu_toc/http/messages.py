@@ -323,6 +323,22 @@ def shown_found(
     return shown
 
 
+def shown_masked(found: Found, masked: Any, *, with_body: bool = True) -> dict[str, Any]:
+    """A message as it was found, for who may not see all of it.
+
+    masked: what may be seen: a :class:`.page.reading.Shown`
+    """
+    shown = shown_found(found, with_body=False)
+    for name in ("key", "unique", "reason", "error"):
+        if name in shown:
+            shown[name] = getattr(masked, name)
+    if with_body:
+        if masked.headers or masked.content_type is not None:
+            shown["headers"], shown["contentType"] = masked.headers, masked.content_type
+        shown["text"] = masked.body
+    return shown
+
+
 def shown_delivery(one: Delivery, room: Room) -> dict[str, Any]:
     """A message as it was leased."""
     shown: dict[str, Any] = {"id": one.id, "receipt": one.receipt, "failures": one.failures}

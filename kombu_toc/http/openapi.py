@@ -19,6 +19,8 @@ def document(router: Router) -> dict[str, Any]:
     schemas: dict[str, Any] = {"Problem": SCHEMA}
     paths: dict[str, dict[str, Any]] = {}
     for one in router.operations:
+        if not one.is_shown:
+            continue
         described = _described(one, schemas)
         paths.setdefault(one.shown_path, {})[one.method.lower()] = described
     return {

@@ -54,6 +54,7 @@ class Operation:
     kept: bool = True  #: whether an Idempotency-Key counts; of POST only
     #: whether it looks at several queues, and shows of each only what the token may see
     many_queues: bool = False
+    is_shown: bool = True  #: whether the OpenAPI document has it
 
     def run_by(self, run: Callable[[Any, Request], Awaitable[Answer]]) -> Operation:
         """The same, done by another function."""
@@ -97,7 +98,7 @@ class Router:
         others = set()
         for one in self._by_form.get((len(parts), verb), ()):
             for wanted, part in zip(one.path, parts, strict=True):
-                if wanted != part and (wanted[0] != "{" or not part):
+                if wanted != part and (wanted[:1] != "{" or not part):
                     break
             else:
                 if one.method == method or (method == "HEAD" and one.method == "GET"):
@@ -114,7 +115,7 @@ def read_parameters(operation: Operation, parts: list[str]) -> list[str]:
     """The parameters of a path. Raises Problem."""
     found = []
     for wanted, part in zip(operation.path, parts, strict=True):
-        if wanted[0] == "{":
+        if wanted[:1] == "{":
             name = wanted[1:-1]
             found.append(PARAMETERS[name].read(part, name))
     return found
@@ -133,12 +134,23 @@ def read_query(operation: Operation, query: Mapping[str, str]) -> dict[str, Any]
     return made
 
 
+def check_encoding(request: Request) -> None:
+    """Raises Problem for a compressed body: what it expands to has no bound."""
+    if request.header(b"content-encoding").strip().lower() not in ("", "identity"):
+        raise Problem(
+            "unsupported-media-type",
+            "send the body as it is, without a content-encoding such as gzip",
+            "content-encoding",
+        )
+
+
 def read_body(operation: Operation, request: Request) -> dict[str, Any]:
     """The fields of a JSON body. Raises Problem."""
     fields = operation.request
     assert fields is not None
     if not request.body and not operation.required:
         return fields.read({}, "")
+    check_encoding(request)
     if request.media_type != "application/json":
         raise Problem(
             "unsupported-media-type",

@@ -75,6 +75,12 @@ SCHEMA: dict[str, Any] = {
             "type": "string",
             "description": "The field of the body, the parameter or the header that is wrong.",
         },
+        "tasks": {
+            "type": "array",
+            "items": {"type": "object"},
+            "description": "Of a list of which some were put: what became of each, in order. What "
+            "has an error was not put, or perhaps not.",
+        },
     },
 }
 

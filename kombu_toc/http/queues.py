@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from ..center.topics import ALTERABLE
+from ..errors import ConfigurationError
 from ..model.limits import LIMITS
 from ..model.results import DEAD, Counts
+from ..model.topic import Topic
+from .far import far_of
 from .fields import Anything, Flag, Number, Object, Text
 from .operations import Operation, answer, read_body, read_query
-from .problems import invalid
+from .problems import Problem, invalid
 from .requests import Answer, Request
+from .seen import page_of_names
 from .tasks import IDS, PAGE, read_page, shown_page
 
 #: Dead messages that one request requeues or purges, at most, and queues of a page.
@@ -39,7 +44,13 @@ _COUNTS = {
     "type": "object",
     "required": ["ready", "scheduled", "inFlight", "dead"],
     "properties": {
-        name: {"type": "integer"} for name in ("ready", "scheduled", "inFlight", "dead", "due")
+        **{name: {"type": "integer"} for name in ("ready", "scheduled", "inFlight", "dead", "due")},
+        "far": {
+            "type": ["integer", "null"],
+            "description": "Of a queue with a horizon: how many are in the task library only, "
+            "because they are further ahead, and so in none of the other numbers. Of each table of "
+            "the library, 100,000 are counted at most. null: it cannot be asked.",
+        },
     },
 }
 _QUEUE = {
@@ -50,11 +61,36 @@ _QUEUE = {
         "slots": {"type": "integer"},
         "limits": {"type": "object", "description": "Each with its value and source."},
         "paused": {"type": "boolean"},
+        "targetStopped": {
+            "type": ["string", "null"],
+            "description": "Why nothing is sent to its target any more; null: it is, if there is.",
+        },
         "counts": _COUNTS,
         "consumers": {"type": "array", "items": {"type": "string"}},
     },
 }
 _NUMBER = {"type": "integer"}
+_SUMMARY = {
+    "type": "object",
+    "required": ["name", "slots", "counts", "oldestSeconds"],
+    "properties": {
+        "name": {"type": "string"},
+        "slots": _NUMBER,
+        "counts": _COUNTS,
+        "oldestSeconds": {"type": "number", "description": "How overdue its oldest message is."},
+    },
+}
+_USED = {
+    "type": "object",
+    "required": ["name", "value", "used", "of", "opensSeconds"],
+    "properties": {
+        "name": {"type": "string"},
+        "value": {"type": ["string", "null"], "description": "As it is declared."},
+        "used": {**_NUMBER, "description": "How much is used of it."},
+        "of": {"type": ["integer", "null"], "description": "How much there is."},
+        "opensSeconds": {"type": "number", "description": "Until something may start again."},
+    },
+}
 
 
 def shown_counts(counts: Counts) -> dict[str, int]:
@@ -65,10 +101,7 @@ async def list_queues(api: Any, request: Request) -> Answer:
     """The queues that the caller may see, by name, with what they hold."""
     asked = read_query(LIST, request.query)
     limit, after = asked.get("limit", 100), asked.get("after", "")
-    names = [
-        one for one in sorted(await api.center.topics()) if one > after and request.token.sees(one)
-    ]
-    page = names[:limit]
+    page, more = await page_of_names(api, request.token, after, limit)
     found = await asyncio.gather(*(api.center.summary(name) for name in page))
     queues = [
         {
@@ -80,7 +113,7 @@ async def list_queues(api: Any, request: Request) -> Answer:
         for some in found
         for one in some
     ]
-    return answer({"queues": queues, "nextPageToken": page[-1] if len(names) > limit else None})
+    return answer({"queues": queues, "nextPageToken": more})
 
 
 async def describe(api: Any, request: Request) -> Answer:
@@ -89,7 +122,7 @@ async def describe(api: Any, request: Request) -> Answer:
 
 
 async def _described(api: Any, queue: str) -> dict[str, Any]:
-    found = await api.center.describe(queue)
+    found, declared = await asyncio.gather(api.center.describe(queue), api.center.declared(queue))
     return {
         "name": found.topic,
         "slots": found.slots,
@@ -98,7 +131,8 @@ async def _described(api: Any, queue: str) -> dict[str, Any]:
             for name, one in found.limits.items()
         },
         "paused": found.paused,
-        "counts": shown_counts(found.counts),
+        "targetStopped": found.target_stopped,
+        "counts": await _with_far(api, declared, shown_counts(found.counts)),
         "consumers": [one.name for one in found.consumers],
     }
 
@@ -108,7 +142,10 @@ async def declare(api: Any, request: Request) -> Answer:
     queue = request.segments[0]
     fields = read_body(DECLARE_QUEUE, request)
     limits = {_DECLARABLE[name]: value for name, value in fields.items() if value is not None}
-    await api.center.declare(queue, **limits)
+    try:
+        await api.center.declare(queue, **limits)
+    except ConfigurationError as exc:
+        raise Problem("invalid-field", str(exc), _meant(str(exc), queue, fields)) from None
     return answer(await _described(api, queue))
 
 
@@ -118,8 +155,21 @@ async def alter(api: Any, request: Request) -> Answer:
     fields = read_body(ALTER_QUEUE, request)
     if not fields:
         raise invalid("", f"say what to change; there are {', '.join(_ALTERABLE)}")
-    await api.center.alter(queue, **{_ALTERABLE[name]: value for name, value in fields.items()})
+    try:
+        await api.center.alter(queue, **{_ALTERABLE[name]: value for name, value in fields.items()})
+    except ConfigurationError as exc:
+        raise Problem("invalid-field", str(exc), _meant(str(exc), queue, fields)) from None
     return answer(await _described(api, queue))
+
+
+def _meant(error: str, queue: str, fields: Mapping[str, Any]) -> str:
+    """Of the fields of a request, the one that an error is about; empty if that is not known."""
+    if len(fields) == 1:
+        return next(iter(fields))
+    said = error.replace(f"{queue!r}", "").replace("the slot count", "slots")
+    at = {name: re.search(rf"\b{_DECLARABLE[name]}\b|_{name}\b", said) for name in fields}
+    found = {name: match.start() for name, match in at.items() if match is not None}
+    return min(found, key=found.__getitem__, default="")
 
 
 async def delete(api: Any, request: Request) -> Answer:
@@ -132,34 +182,26 @@ async def delete(api: Any, request: Request) -> Answer:
 async def counts(api: Any, request: Request) -> Answer:
     """How many messages a queue holds."""
     within = read_query(COUNTS, request.query).get("within")
-    return answer(await _counts(api, await api.known_queue(request.segments[0]), within))
+    queue = await api.known_queue(request.segments[0])
+    declared = await api.center.known(queue)
+    return answer(await _with_far(api, declared, await counts_of(api, queue, within)))
 
 
-async def _counts(api: Any, queue: str, within: float | None) -> dict[str, int]:
+async def _with_far(api: Any, declared: Topic | None, shown: dict[str, int]) -> dict[str, Any]:
+    """Counts, and what is in the task library only, if the queue has a horizon."""
+    if declared is None or not declared.declaration.far:
+        return shown
+    return {**shown, "far": await far_of(api, declared.name)}
+
+
+async def counts_of(api: Any, queue: str, within: float | None) -> dict[str, int]:
+    """What Redis holds of a queue, and ``due``: what is due within so many seconds."""
     if within is None:
         return shown_counts(await api.center.counts(queue))
     found, [due] = await asyncio.gather(
         api.center.counts(queue), api.center.coming(queue, [within])
     )
     return {**shown_counts(found), "due": due}
-
-
-async def scale(api: Any, request: Request) -> Answer:
-    """How much work there is, for KEDA: ready and in flight, and what comes due."""
-    queue = request.segments[0]
-    within = read_query(SCALE, request.query).get("within", 0.0)
-    if await api.center.declared(queue) is None:  # nobody has put anything yet
-        return answer({"value": 0, "ready": 0, "inFlight": 0, "due": 0})
-    found = await _counts(api, queue, within)
-    due = max(found["due"], found["ready"])
-    return answer(
-        {
-            "value": due + found["inFlight"],
-            "ready": found["ready"],
-            "inFlight": found["inFlight"],
-            "due": due,
-        }
-    )
 
 
 async def usage(api: Any, request: Request) -> Answer:
@@ -214,7 +256,7 @@ async def list_dead(api: Any, request: Request) -> Answer:
     queue = await api.known_queue(request.segments[0])
     limit, after = asked.get("limit", 100), asked.get("after")
     page = await read_page(api, queue, state=DEAD, limit=limit, after=after)
-    return answer(shown_page(page))
+    return answer(shown_page(api, request, page))
 
 
 async def requeue(api: Any, request: Request) -> Answer:
@@ -244,7 +286,7 @@ async def _dead(api: Any, request: Request, operation: Operation) -> tuple[list[
 
 _ALL = ("v1", "queues")
 _ONE = (*_ALL, "{queue}")
-_WITHIN = Number("Count also what comes due within so many seconds.", most=31_536_000)
+WITHIN = Number("Count also what comes due within so many seconds.", most=31_536_000)
 _LIMIT = Number("How many at most.", least=1, most=MAX_PAGE, whole=True, default=100)
 _AFTER = Text("The nextPageToken of the page before.", most=4000)
 _DEAD = Object(
@@ -282,8 +324,12 @@ LIST = Operation(
                 "type": "object",
                 "required": ["queues", "nextPageToken"],
                 "properties": {
-                    "queues": {"type": "array", "items": {"type": "object"}},
-                    "nextPageToken": {"type": ["string", "null"]},
+                    "queues": {"type": "array", "items": _SUMMARY},
+                    "nextPageToken": {
+                        "type": ["string", "null"],
+                        "description": "The parameter after of the next page; null: this is the "
+                        "last one. A page may have fewer than limit, or none.",
+                    },
                 },
             },
         )
@@ -341,7 +387,7 @@ COUNTS = Operation(
     (*_ONE, "counts"),
     counts,
     "Count messages",
-    query={"within": _WITHIN},
+    query={"within": WITHIN},
     answers={200: ("How many there are.", _COUNTS)},
     problems=("not-found",),
 )
@@ -356,7 +402,7 @@ USAGE = Operation(
             {
                 "type": "object",
                 "properties": {
-                    "limits": {"type": "array", "items": {"type": "object"}},
+                    "limits": {"type": "array", "items": _USED},
                     "running": _NUMBER,
                     "waiting": _NUMBER,
                     "keysWaiting": _NUMBER,
@@ -436,16 +482,6 @@ PURGE_DEAD = Operation(
     answers={200: ("How many.", _numbered("purged"))},
     problems=("not-found",),
 )
-SCALE = Operation(
-    "GET",
-    ("scale", "{queue}"),
-    scale,
-    "Tell an autoscaler how much work there is",
-    query={"within": _WITHIN},
-    answers={200: ("The value is ready and in flight, and what comes due.", _numbered("value"))},
-    about="For KEDA's metrics-api scaler. A queue that nobody has declared has no work.",
-)
-
 OPERATIONS = (
     LIST,
     DESCRIBE,
@@ -460,5 +496,4 @@ OPERATIONS = (
     LIST_DEAD,
     REQUEUE,
     PURGE_DEAD,
-    SCALE,
 )

@@ -8,8 +8,9 @@ import math
 import sys
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, unquote_to_bytes
+from urllib.parse import parse_qsl, quote, unquote_to_bytes
 
+from . import guard
 from .problems import Problem
 
 if sys.version_info >= (3, 11):
@@ -27,6 +28,9 @@ JSON = b"application/json"
 MAX_HEADERS = 32 * 1024
 MAX_TARGET = 16 * 1024
 
+#: Bytes of a body that are read although its request was refused, so that the answer is seen.
+MOST_DISCARDED = 256 << 20
+
 
 #: Of an answer after which the connection cannot be used.
 CLOSE = (b"connection", b"close")
@@ -37,6 +41,7 @@ class Answer(NamedTuple):
 
     keep: seconds for which the answer to a request with an Idempotency-Key is kept, at most
     undo: what is awaited if nobody gets the answer
+    cache: for how long it may be kept
     """
 
     body: bytes
@@ -45,6 +50,7 @@ class Answer(NamedTuple):
     headers: tuple[tuple[bytes, bytes], ...] = ()
     keep: float = 86_400.0
     undo: Callable[[], Awaitable[Any]] | None = None
+    cache: bytes = b"no-store"
 
 
 class Request:
@@ -52,13 +58,26 @@ class Request:
 
     segments: the parts of its path, decoded
     query: its parameters; of several with one name, the last
+    root: where the application is mounted, such as ``/toc``; empty if it is not
     token: who asks: see :mod:`.tokens`
     """
 
-    __slots__ = ("_receive", "body", "gone", "headers", "method", "query", "segments", "token")
+    __slots__ = (
+        "_receive",
+        "_scheme",
+        "body",
+        "gone",
+        "headers",
+        "method",
+        "query",
+        "root",
+        "segments",
+        "token",
+    )
 
     def __init__(self, scope: Scope, receive: Receive, segments: list[str]) -> None:
         self.method: str = scope["method"]
+        self.root: str = scope.get("root_path", "")
         self.segments = segments
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.query = read_query(scope.get("query_string", b""))
@@ -67,6 +86,14 @@ class Request:
         #: whether the client has gone away
         self.gone = False
         self._receive = receive
+        self._scheme: str = scope.get("scheme", "http")
+
+    @property
+    def is_secure(self) -> bool:
+        """Whether the client speaks TLS, also to a proxy that says so."""
+        # Each proxy adds what it was spoken to with: the first one is the client's.
+        said = self.header(b"x-forwarded-proto").partition(",")[0]
+        return self._scheme == "https" or said.strip().lower() == "https"
 
     def header(self, name: bytes) -> str:
         """What a header says; empty if it is not there."""
@@ -124,6 +151,41 @@ class Request:
         if not self.body:
             return None
         return read_json(self.body)
+
+
+#: Headers of which two would say different things to whoever reads them.
+_SINGLE = (b"host", b"authorization", b"content-type", b"content-encoding", b"idempotency-key")
+
+
+def check_single(scope: Scope) -> None:
+    """Raises Problem for a request that has twice what there is one of."""
+    names = [name for name, _ in scope["headers"]]
+    for name in _SINGLE:
+        if names.count(name) > 1:
+            raise _unreadable(f"the header {name.decode()} is there twice")
+
+
+def has_body(scope: Scope) -> bool:
+    """Whether a body comes with a request."""
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and said.strip(b"0 "))
+        for name, said in scope["headers"]
+    )
+
+
+async def discard_body(receive: Receive, seconds: float) -> None:
+    """Read what is left of a body, and keep nothing of it; for so long at most."""
+    connection = guard.current()
+    if connection is not None:
+        connection.discard(MOST_DISCARDED)
+    try:
+        async with timeout_after(seconds):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return
+    except (asyncio.TimeoutError, TimeoutError):
+        pass
 
 
 class Gone(Exception):
@@ -191,10 +253,16 @@ def path_of(scope: Scope, verbs: Collection[str]) -> tuple[list[str], str]:
     if raw is None:
         raw = scope["path"].encode("utf-8", "surrogateescape")
     path = raw.partition(b"?")[0]
-    stem = root.encode("utf-8", "surrogateescape")
-    if stem and path.startswith(stem):
-        path = path[len(stem) :]
-    parts = path.lstrip(b"/").split(b"/")
+    if root:
+        # Where it is mounted is decoded, and the path need not be.
+        for stem in (
+            root.encode("utf-8", "surrogateescape"),
+            quote(root, errors="replace").encode(),
+        ):
+            if path.startswith(stem):
+                path = path[len(stem) :]
+                break
+    parts = path.removeprefix(b"/").split(b"/")
     name, _, verb = parts[-1].rpartition(b":")
     found = verb.decode("latin-1")
     if not name or found not in verbs:

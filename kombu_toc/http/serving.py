@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import logging
+import signal
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..client.files import raise_file_limit
 from ..errors import ConfigurationError
-from .app import HttpApi, is_loopback
+from .app import HttpApi
 from .guard import KEEP_ALIVE, guarded
+from .origins import is_loopback
 from .problems import Problem
-
-logger = logging.getLogger(__name__)
 
 PORT = 8088
 
@@ -58,7 +60,7 @@ def serve(
             "serving HTTP needs the package uvicorn: pip install 'celery-toc[http]'"
         ) from exc
     check_exposure(host, api)
-    _raise_file_limit()
+    raise_file_limit()
     config = uvicorn.Config(
         api,
         loop="asyncio",
@@ -93,7 +95,28 @@ def serve(
     elif not certificate and not is_loopback(host):
         say("Tokens come unencrypted here: end TLS in a proxy before it, or give a certificate.")
     say(f"Listening at {scheme}://{shown}:{listening.getsockname()[1]}")
-    Server(config).run(sockets=[listening])
+    server = Server(config)
+    with _ended_by_signals(server):
+        server.run(sockets=[listening])
+
+
+@contextmanager
+def _ended_by_signals(server: Any) -> Iterator[None]:
+    """When uvicorn has ended in order, it raises the signal that it got once more: the process
+    would die of it, or show a traceback, before it has closed what it uses."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # nobody else gets signals
+        return
+
+    def end(*_: Any) -> None:
+        server.should_exit = True
+
+    before = {one: signal.signal(one, end) for one in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler or signal.SIG_DFL)
 
 
 def _protocol(max_body: int) -> Any:
@@ -122,16 +145,3 @@ _NO_HTTP = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/problem+json\r\n"
     b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(_PROBLEM), _PROBLEM)
 )
-
-
-def _raise_file_limit() -> None:
-    """Let as many clients wait as the system allows: each is a file."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
-    if soft < wanted:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        except (ValueError, OSError) as exc:
-            logger.debug("the limit of open files stays %d: %s", soft, exc)

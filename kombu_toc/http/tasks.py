@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..errors import MessageError
-from ..model.results import DEAD, IN_FLIGHT, WAITING, Found, Page
+from ..errors import MessageError, PutManyError, RateLimitedError, ReplicationError
+from ..model.results import DEAD, IN_FLIGHT, WAITING, Found, Page, Put
 from . import cloudevents
 from .fields import Flag, Listed, Number, Object, Text, Time, shown_time
 from .messages import (
@@ -16,14 +16,13 @@ from .messages import (
     TASK,
     Room,
     arguments_of,
-    shown_found,
     shown_put,
     trace_of,
     unique_of,
     without_trace,
 )
 from .operations import Operation, answer, read_body, read_query
-from .problems import Problem, invalid, not_found
+from .problems import Problem, invalid, not_found, problem_of
 from .requests import Answer, Request
 
 #: Messages of one page, and of one request, at most.
@@ -130,17 +129,45 @@ async def put_batch(api: Any, request: Request) -> Answer:
     there = await _traced_before(api, request, queue, messages)
     new = [one for one in messages if one["id"] not in there] if there else messages
     try:
-        puts = iter(await api.center.put_many(queue, new))
+        puts = await api.center.put_many(queue, new)
     except MessageError as exc:
         raise invalid("tasks", str(exc)) from None
-    shown = []
+    except (PutManyError, RateLimitedError, ReplicationError) as exc:
+        raise _in_part(exc, _shown_puts(queue, messages, there, exc.results)) from exc
+    return answer({"tasks": _shown_puts(queue, messages, there, puts)}, 201)
+
+
+def _shown_puts(
+    queue: str, messages: Sequence[dict[str, Any]], there: dict[str, str], puts: Iterable[Any]
+) -> list[dict[str, Any]]:
+    """What became of each message of a list.
+
+    there: of those that were there already, under which id
+    puts: for each of the others, a :class:`Put`, or the error that took its place
+    """
+    rest = iter(puts)
+    shown: list[dict[str, Any]] = []
     for one in messages:
         if one["id"] in there:
             shown.append(shown_put(queue, there[one["id"]], added=False))
-        else:
-            made = next(puts)
+        elif isinstance(made := next(rest, None), Put):
             shown.append(shown_put(queue, made.id, added=made.added))
-    return answer({"tasks": shown}, 201)
+        else:
+            refused = isinstance(made, RateLimitedError)
+            shown.append({"id": one["id"], "error": str(made) if refused else _PERHAPS})
+    return shown
+
+
+#: What is known of a message whose put had no answer.
+_PERHAPS = "it was not put, or perhaps not: the broker has not said; put it again"
+
+
+def _in_part(exc: Exception, shown: list[dict[str, Any]]) -> Problem:
+    """The problem of a list of which some were put."""
+    problem = problem_of(exc)
+    problem.detail = problem.detail.replace("The error's results say", "tasks says")
+    problem.more["tasks"] = shown
+    return problem
 
 
 async def get(api: Any, request: Request) -> Answer:
@@ -150,7 +177,7 @@ async def get(api: Any, request: Request) -> Answer:
     if not found:
         raise not_found(f"queue {queue!r} has no message {id!r}: it is done, or was never there")
     found.sort(key=lambda one: one.id != id)
-    shown = shown_found(found[0])
+    shown = api.shown(request.token, found[0])
     if len(found) > 1:
         shown["copies"] = [one.id for one in found[1:]]
     return answer(shown)
@@ -171,13 +198,13 @@ async def list_tasks(api: Any, request: Request) -> Answer:
         after=asked.get("after"),
     )
     with_body = asked.get("bodies", True)
-    return answer(shown_page(page, with_body=with_body))
+    return answer(shown_page(api, request, page, with_body=with_body))
 
 
-def shown_page(page: Page, *, with_body: bool = True) -> dict[str, Any]:
-    room = Room()
+def shown_page(api: Any, request: Request, page: Page, *, with_body: bool = True) -> dict[str, Any]:
+    room, token = Room(), request.token
     return {
-        "tasks": [shown_found(one, with_body=with_body, room=room) for one in page.messages],
+        "tasks": [api.shown(token, one, with_body=with_body, room=room) for one in page.messages],
         "nextPageToken": page.after,
     }
 
@@ -190,7 +217,9 @@ async def read_page(api: Any, queue: str, *, limit: int, after: str | None, **ho
     while True:
         try:
             step = min(_STEP, limit - len(found))
-            page = await api.center.scan(queue, limit=step, after=after, **how)
+            page = await api.center.scan(
+                queue, limit=step, after=after, size=PAGE_BYTES - size, **how
+            )
         except ValueError:
             raise invalid("after", "no page goes on there; use the nextPageToken of one") from None
         found += page.messages

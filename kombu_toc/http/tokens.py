@@ -130,13 +130,26 @@ class Tokens:
         if not self.tokens:
             return NOBODY
         found = self._find(authorization)
-        if left := found.spend(self._clock()):
+        self.spend(found)
+        return found
+
+    @property
+    def anonymous(self) -> Token | None:
+        """That of everybody who has none, if they may look."""
+        return self._anonymous
+
+    def named(self, name: str) -> Token | None:
+        """The token of that name."""
+        return next((one for one in self.tokens if one.name == name), None)
+
+    def spend(self, token: Token) -> None:
+        """Count a request. Raises Problem if there were too many."""
+        if left := token.spend(self._clock()):
             raise Problem(
                 "rate-limited",
-                f"the token {found.name!r} may send {found.rate:g} requests a second",
+                f"the token {token.name!r} may send {token.rate:g} requests a second",
                 headers=retry_after(left),
             )
-        return found
 
     def _find(self, authorization: str) -> Token:
         if not authorization and self._anonymous is not None:

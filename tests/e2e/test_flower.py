@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
-from importlib.util import find_spec
 from typing import Any
 from urllib.parse import quote
 from urllib.request import Request, urlopen
@@ -27,6 +26,7 @@ from pytest_celery import CeleryBackendCluster, CeleryBrokerCluster
 from celery_toc import timeout_center
 from kombu_toc import TimeoutCenter, center_for
 
+from ..browser import browser_program, require_browser
 from ..ports import free_port
 from ..servers import Server
 from .conftest import wait_until
@@ -39,30 +39,9 @@ pytestmark = pytest.mark.timeout(120)
 START_TIMEOUT = 30
 
 
-def lacking() -> str | None:
-    """What these tests need and do not find."""
-    for package in "flower", "selenium":
-        if find_spec(package) is None:
-            return f"{package} is not installed: pip install 'celery-toc[test-flower]'"
-    if browser_program() is None:
-        return "no Chromium: apt-get install chromium chromium-driver"
-    if shutil.which("chromedriver") is None:
-        return "no chromedriver: apt-get install chromium-driver"
-    return None
-
-
-def browser_program() -> str | None:
-    names = ("chromium", "chromium-browser", "google-chrome")
-    return next(filter(None, map(shutil.which, names)), None)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def needs() -> None:
-    what = lacking()
-    if what is not None and os.environ.get("TOC_TEST_FLOWER") == "required":
-        pytest.fail(what, pytrace=False)
-    if what is not None:
-        pytest.skip(what)
+    require_browser("flower")
 
 
 class Pages:

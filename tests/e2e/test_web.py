@@ -10,6 +10,7 @@ import textwrap
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import celery_toc
 from celery_toc import timeout_center
 from celery_toc.metrics import metrics_text
 from kombu_toc import pack, unpack
+from kombu_toc.http import new_token
 
 from ..http_server import HttpServer
 from ..servers import Server
@@ -48,6 +50,8 @@ def drop():
 """
 
 TASKS = "/v1/apps/shop/tasks"
+
+ROLES_OF = {"reader": "read,operate", "writer": "read,write"}
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +116,20 @@ def worker(folder: Path) -> Iterator[None]:
         ({"args": [2], "queue": "other", "priority": 5}, {"queue": "other", "priority": 5}),
         ({"args": [2], "headers": {"x-key": "anna"}}, {"headers": {"x-key": "anna"}}),
         ({"args": [2], "expires": 60}, {"expires": 60}),
+        (
+            {"args": [2], "eta": "2035-01-01T02:00:00.123456+02:00"},
+            {"eta": datetime(2035, 1, 1, 0, 0, 0, 123456, timezone.utc)},
+        ),
+        (
+            {"args": ["t\u00e4sk \U0001f600", {"a": [None, True, 2**60]}], "priority": 0},
+            {"priority": 0},
+        ),
+        (
+            {"args": [], "kwargs": {"a": 1}, "countdown": 0.5, "expires": 1.5},
+            {"countdown": 0.5, "expires": 1.5},
+        ),
     ],
-    ids=["args", "countdown", "queue", "headers", "expires"],
+    ids=["args", "countdown", "queue", "headers", "expires", "eta", "texts", "both"],
 )
 def test_a_task_over_http_is_what_celery_sends(
     api: HttpServer, app: Celery, fields: dict[str, Any], options: dict[str, Any]
@@ -175,6 +191,8 @@ def test_a_task_runs_and_its_result_and_trace_come_back(
         ),
         ({"task": "shop.add", "args": [1], "serializer": "pickle"}, 422, "serializer"),
         ({"task": "shop.add", "args": [1], "eta": "now"}, 422, "eta"),
+        ({"task": "shop.add", "args": [1], "eta": "9999-12-31T23:59:59Z"}, 422, "eta"),
+        ({"task": "shop.add", "args": [1], "countdown": 1e308}, 422, "countdown"),
         ({"args": [1]}, 422, "task"),
     ],
 )
@@ -294,6 +312,65 @@ def test_schedules_are_put_read_paused_resumed_run_and_deleted(
     assert api.post(f"{one}:pause").status == 404
 
 
+def test_arguments_are_hidden_from_a_token_that_only_reads(
+    api: HttpServer, app: Celery, folder: Path, single_server: Server
+) -> None:
+    secrets = {name: new_token(name, roles, "*") for name, roles in ROLES_OF.items()}
+    task = {"task": "shop.add", "args": ["s3cret"], "kwargs": {"b": "t0ken"}}
+    sent = api.post(TASKS, {**task, "countdown": 3600}).json["id"]
+    api.ask("PUT", "/v1/schedules/hidden", {**task, "every": 3600})
+    failed = {"status": "FAILURE", "traceback": None, "children": [], "task_id": "failed-1"}
+    failed["result"] = {
+        "exc_type": "ValueError",
+        "exc_message": ["s3cret is weak"],
+        "exc_module": "builtins",
+    }
+    done = {**failed, "status": "SUCCESS", "result": {"of": ["s3cret", 7], "x1": "s3cret"}}
+    named = {"name": "shop.add", "args": ["s3cret"], "kwargs": {"b": "t0ken"}}
+    said = {"result": "s3cret is for t0ken"}
+    for id, meta in (
+        ("failed-1", failed),
+        ("done-1", {**done, **named}),
+        ("done-2", {**done, **named, **said}),
+        ("done-3", {**done, **said}),
+    ):
+        app.backend.set(app.backend.get_key_for_task(id), app.backend.encode(meta))
+    with HttpServer(
+        single_server.toc_url,
+        *("--allow", "shop.*", "--mask", "a", "--mask", "x*"),
+        command=("-m", "celery", "-A", "webshop", "toc", "web"),
+        environment={
+            "PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}",
+            "TOC_HTTP_TOKENS": ";".join(line for _, line in secrets.values()),
+        },
+    ) as made:
+
+        def ask(path: str, name: str) -> Any:
+            headers = {"authorization": f"Bearer {secrets[name][0]}"}
+            reply = made.get(path, headers=headers)
+            assert reply.status == 200, reply
+            assert (b"s3cret" in reply.body) == (name == "writer"), (path, name, reply)
+            return reply.json
+
+        for name in secrets:
+            found = ask(f"/v1/queues/celery/tasks/{sent}", name)
+            listed = ask("/v1/schedules?queue=celery", name)["schedules"]
+            one = ask("/v1/schedules/hidden", name)
+            assert one in listed
+            ask(f"{TASKS}/failed-1", name)
+            dots = "\u2022" * 4
+            results = [ask(f"{TASKS}/done-{n}", name)["result"] for n in (1, 2, 3)]
+            if name == "reader":
+                assert results == [{"of": [dots, 7], "x1": dots}, f"{dots} is for t0ken", dots]
+            else:
+                assert results == [done["result"], said["result"], said["result"]]
+            # The mask names the first parameter of the task, and not the second.
+            args = ["s3cret"] if name == "writer" else ["\u2022" * 4]
+            assert json.loads(found["text"])[:2] == [args, {"b": "t0ken"}]
+            assert (one["args"], one["kwargs"]) == (args, {"b": "t0ken"})
+    api.ask("DELETE", "/v1/schedules/hidden")
+
+
 def test_the_metrics_are_those_of_the_exporter(api: HttpServer, app: Celery) -> None:
     api.post(TASKS, {"task": "shop.add", "args": [1]})
     reply = api.get("/metrics")
@@ -348,4 +425,7 @@ def test_what_the_library_knows_is_found_and_what_is_cancelled_is_recorded(
         [record] = api.get(f"/v1/library/tasks/{sent[1].id}").json["tasks"]
         assert record["status"] == "cancelled"
         assert api.get("/v1/library/tasks/nobody").status == 404
+        headers = {"x-biz-type": "order", "x-biz-id": "43"}
+        api.post("/v1/queues/other/tasks", {"id": "note", "text": "x", "headers": headers})
+        assert [one["id"] for one in found("bizType=order&bizId=43")] == ["note"]
     app.close()

@@ -455,7 +455,7 @@ def test_what_is_no_json_is_refused(api: HttpServer, raw: bytes, status: int) ->
 @pytest.mark.parametrize(
     "method, path, status",
     [
-        ("GET", "/", 404),
+        ("GET", "/nothing", 404),
         ("GET", "/v1", 404),
         ("GET", "/v1/queues/", 404),
         ("PUT", f"{MAIL}/tasks", 405),
@@ -473,6 +473,16 @@ def test_what_is_not_there_says_so(api: HttpServer, method: str, path: str, stat
     assert (reply.status, reply.json["status"]) == (status, status)
     if status == 405:
         assert reply.headers["allow"]
+
+
+def test_without_a_library_nothing_is_found_in_it(api: HttpServer) -> None:
+    for path in ("tasks?bizId=42", "tasks/order-7"):
+        refused = api.get(f"/v1/library/{path}")
+        assert (refused.status, refused.headers["content-type"]) == (
+            404,
+            "application/problem+json",
+        )
+        assert "set toc_library in the broker's URL" in refused.json["detail"]
 
 
 def test_large_bodies_and_headers_are_refused_and_the_server_goes_on(api: HttpServer) -> None:

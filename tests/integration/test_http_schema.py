@@ -5,9 +5,11 @@ refused."""
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from ..http_server import HttpServer
 from ..servers import Server
@@ -23,6 +25,32 @@ CHECKS = (
 )
 
 
+APP = """
+from celery import Celery
+
+app = Celery("shop", broker={broker!r}, backend={backend!r})
+"""
+
+
+def check(api: HttpServer, document: dict[str, Any], folder: Path) -> None:
+    """Ask a server for what a document says."""
+    (folder / "openapi.json").write_text(json.dumps(document))
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "schemathesis.cli", "run", str(folder / "openapi.json")),
+            *("--url", api.url, "--checks", ",".join(CHECKS), "--phases", "fuzzing"),
+            *("--max-examples", "6", "--seed", "1", "--workers", "2", "--no-color"),
+        ],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    assert "Traceback" not in api.stop()
+    assert "Selected: " in done.stdout
+
+
 def test_every_answer_is_as_the_document_says(single_server: Server, tmp_path: Path) -> None:
     with single_server.client() as client:
         client.flushall()
@@ -32,19 +60,29 @@ def test_every_answer_is_as_the_document_says(single_server: Server, tmp_path: P
         del document["components"]["schemas"]["Lease"]["properties"]["wait"]
         parameters = document["paths"]["/v1/queues/{queue}"]["delete"]["parameters"]
         parameters[:] = [one for one in parameters if one["name"] != "ifEmpty"]
-        (tmp_path / "openapi.json").write_text(json.dumps(document))
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "schemathesis.cli", "run", str(tmp_path / "openapi.json")),
-                *("--url", api.url, "--checks", ",".join(CHECKS), "--phases", "fuzzing"),
-                *("--max-examples", "6", "--seed", "1", "--workers", "2", "--no-color"),
-            ],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=150,
-        )
-        assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-        said = api.stop()
-    assert "Traceback" not in said
-    assert "Selected: " in done.stdout
+        check(api, document, tmp_path)
+
+
+def test_so_is_every_answer_of_what_knows_celery(single_server: Server, tmp_path: Path) -> None:
+    with single_server.client() as client:
+        client.flushall()
+    text = APP.format(broker=single_server.toc_url, backend=single_server.url)
+    (tmp_path / "schemashop.py").write_text(text)
+    with HttpServer(
+        single_server.toc_url,
+        *("--allow", "*"),
+        command=("-m", "celery", "-A", "schemashop", "toc", "web"),
+        environment={"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"},
+    ) as api:
+        document = api.get("/openapi.json").json
+        own = re.compile("/v1/(apps|schedules)/?")
+        document["paths"] = {
+            path: operations for path, operations in document["paths"].items() if own.match(path)
+        }
+        assert len(document["paths"]) == 9
+        for operations in document["paths"].values():
+            for operation in operations.values():
+                for one in operation.get("parameters", ()):
+                    if one["name"] == "app":  # any other one is not found
+                        one["schema"] = {"type": "string", "enum": ["shop"]}
+        check(api, document, tmp_path)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import pytest
 from starlette.applications import Starlette
 
 from kombu_toc import ConfigurationError, TimeoutCenter
-from kombu_toc.http import Problem, Tokens, new_token, read_tokens
+from kombu_toc.http import Problem, Token, Tokens, matches, new_token, read_tokens
 from kombu_toc.http.problems import problem_of
+from kombu_toc.http.seen import page_of_names
 
 from ..cluster import Cluster
 from ..http_server import HttpServer
@@ -76,6 +80,27 @@ def test_a_token_allows_its_roles_for_its_queues_and_nothing_else(
     assert center.counts("orders").ready == 0
 
 
+def test_no_operation_is_open_to_who_has_not_its_role_for_its_queue(api: HttpServer) -> None:
+    """All that the document has, however the name of another queue is written."""
+    connection, asked = api.connect(), 0
+    for path, operations in api.get("/openapi.json").json["paths"].items():
+        for method, operation in operations.items():
+            if "security" not in operation:
+                continue  # it needs no token
+            body = {} if method in ("post", "put", "patch") else None
+            for queue in ("orders", "mail/../orders", "MAIL", " mail", "mail\0", "mail/", "sms"):
+                there = path.format(queue=quote(queue, safe=""), id="x")
+                for who in ("", "toc_wrong", SECRET["producer"], SECRET["reader"]):
+                    if (path, who) == ("/v1/queues", SECRET["reader"]):
+                        continue  # it gets those that it may see
+                    sent = {"authorization": f"Bearer {who}"} if who else {}
+                    reply = api.ask(method.upper(), there, body, headers=sent, over=connection)
+                    known = who.startswith("toc_") and who != "toc_wrong"
+                    assert reply.status == (403 if known else 401), (method, there, reply)
+                    asked += 1
+    assert asked > 800
+
+
 def test_a_list_of_queues_has_those_that_the_token_may_see(api: HttpServer) -> None:
     def names(who: str) -> list[str]:
         headers = {"authorization": f"Bearer {SECRET[who]}"}
@@ -83,6 +108,49 @@ def test_a_list_of_queues_has_those_that_the_token_may_see(api: HttpServer) -> N
 
     assert names("reader") == ["mail"]
     assert names("all") == ["mail", "orders", "sms-1"]
+
+
+def test_pages_of_queues_have_all_that_a_token_may_see(
+    api: HttpServer, center: TimeoutCenter
+) -> None:
+    for number in range(9):
+        for name in ("a-{}", "sms-{}", "{}-mail", "sms"):
+            center.declare(name.format(number))
+
+    def names(patterns: str, limit: int) -> list[str]:
+        _, line = new_token("one", "read", patterns)
+        [token] = read_tokens(line, "x")
+        found: list[str] = []
+        after: str | None = ""
+        while after is not None:
+            page, after = listed(token, after, limit)
+            assert len(page) <= limit
+            found += page
+        return found
+
+    def listed(token: Token, after: str, limit: int) -> tuple[list[str], str | None]:
+        async def use() -> tuple[list[str], str | None]:
+            return await page_of_names(Same(), token, after, limit)
+
+        return asyncio.run(use())
+
+    class Same:
+        """As an application has it."""
+
+        @property
+        def center(self) -> Same:
+            return self
+
+        async def topics(self, **how: Any) -> list[str]:
+            return center.topics(**how)
+
+    every = center.topics()
+    for patterns in ("*", "sms-*", "mail,sms-*", "*-mail", "sms", "nobody", "s*,sms-*,a-?", "?-*"):
+        allowed = patterns.split(",")
+        expected = [one for one in every if matches(one, allowed)]
+        for limit in (1, 2, 5, 100):
+            assert names(patterns, limit) == expected, (patterns, limit)
+    assert len(every) > 25
 
 
 def test_a_receipt_gives_no_right_to_another_queue(api: HttpServer, center: TimeoutCenter) -> None:
@@ -302,13 +370,16 @@ def test_a_fault_of_the_server_tells_nothing(caplog: pytest.LogCaptureFixture) -
 # -- mounted
 
 
-def test_it_is_mounted_in_another_application(server: Server | Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["/toc", "/to c/\N{SNOWMAN}", "/v1"], ids=["toc", "text", "v1"])
+def test_it_is_mounted_in_another_application(
+    server: Server | Cluster, tmp_path: Path, where: str
+) -> None:
     (tmp_path / "outer.py").write_text(
         "import sys, uvicorn\n"
         "from starlette.applications import Starlette\n"
         "from starlette.routing import Mount\n"
         "from kombu_toc.http import api_for\n"
-        f"app = Starlette(routes=[Mount('/toc', api_for({server.toc_url!r}))])\n"
+        f"app = Starlette(routes=[Mount({where!r}, api_for({server.toc_url!r}))])\n"
         "import socket\n"
         "sock = socket.create_server(('127.0.0.1', 0))\n"
         "print(f'Listening at http://127.0.0.1:{sock.getsockname()[1]}', file=sys.stderr, "
@@ -317,7 +388,9 @@ def test_it_is_mounted_in_another_application(server: Server | Cluster, tmp_path
     )
     assert Starlette is not None
     with HttpServer(server.toc_url, command=(str(tmp_path / "outer.py"),)) as api:
-        made = api.post("/toc/v1/queues/a%2Fb/tasks", {"id": "one", "text": "x"})
+        root = quote(where)
+        made = api.post(f"{root}/v1/queues/a%2Fb/tasks", {"id": "one", "text": "x"})
         assert (made.status, made.json["queue"]) == (201, "a/b")
-        assert api.get("/toc/v1/queues/a%2Fb/tasks/one").status == 200
+        assert api.get(f"{root}/v1/queues/a%2Fb/tasks/one").status == 200
         assert api.get("/v1/queues").status == 404
+        assert api.get(f"{root}/openapi.json").json["servers"] == [{"url": root}]

@@ -31,8 +31,14 @@ class Center:
     async def call(self, run: Any) -> Any:
         return run(self)
 
-    def set(self, name: str, text: str, *, nx: bool = False, ex: float) -> bool:
+    def set(self, name: str, text: str, *, nx: bool = False, xx: bool = False, ex: float) -> bool:
         kind = "claim" if nx else "keep"
+        if nx and self.fails.get("late"):
+            self.fails["late"] -= 1
+            self.kept[name] = text  # it stood still, and does it when nobody waits any more
+            raise ConnectionError("no reply")
+        if xx and name not in self.kept:
+            return False
         if self.fails.get(kind):
             self.fails[kind] -= 1
             raise ConnectionError("it is gone")
@@ -48,6 +54,9 @@ class Center:
         return self.kept.get(name)
 
     def delete(self, name: str) -> None:
+        if self.fails.get("delete"):
+            self.fails["delete"] -= 1
+            raise ConnectionError("it is gone")
         self.kept.pop(name, None)
 
 
@@ -89,6 +98,39 @@ def test_if_a_key_cannot_be_claimed_nothing_is_done() -> None:
         with pytest.raises(ConnectionError):
             await Idempotency(center, 60).run("k", request(), "p", work)  # type: ignore[arg-type]
         assert work.done == 0
+
+    in_loop(use())
+
+
+@pytest.mark.parametrize("how", ["late", "delete"])
+def test_what_failed_because_the_broker_was_away_may_be_repeated_at_once(how: str) -> None:
+    """A claim that nobody is at would refuse a repetition for two minutes."""
+
+    async def use() -> None:
+        center, work = Center(), Work()
+        center.fails[how] = 1
+        kept = Idempotency(center, 60)  # type: ignore[arg-type]
+
+        async def fail() -> Answer:
+            raise ConnectionError("no reply")
+
+        with pytest.raises(ConnectionError):
+            await kept.run("k", request(), "p", fail)
+        assert len(center.kept) == 1
+        for other, path, status in ((kept, "q", 422), (Idempotency(center, 60), "p", 409)):  # type: ignore[arg-type]
+            with pytest.raises(Problem) as caught:
+                await other.run("k", request(), path, work)
+            assert caught.value.status == status
+
+        async def again() -> Answer:
+            with pytest.raises(Problem) as caught:  # one goes on, and no other
+                await kept.run("k", request(), "p", work)
+            assert caught.value.status == 409
+            return await work()
+
+        assert (await kept.run("k", request(), "p", again)).body == b"1"
+        repeated = await kept.run("k", request(), "p", work)
+        assert (repeated.body, work.done) == (b"1", 1)
 
     in_loop(use())
 

@@ -1,4 +1,5 @@
-"""docs/openapi.json is what the code says, and docs/http.md names every path."""
+"""docs/openapi.json is what the code says, and docs/http.md names every path; each command of the
+pages says all that it needs."""
 
 from __future__ import annotations
 
@@ -6,32 +7,55 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+from celery import Celery
+
+from celery_toc.web import api_for_app
 from kombu_toc.http.app import OPERATIONS
 from kombu_toc.http.openapi import document
 from kombu_toc.http.operations import ROLES, Router
 from kombu_toc.http.problems import KINDS
 
 ROOT = Path(__file__).parents[2]
+WITH_APP = api_for_app(Celery("shop", broker="toc+redis://localhost:1/0", set_as_current=False))
 PAGE = (ROOT / "docs" / "http.md").read_text()
 
 
 def test_the_document_in_the_repository_is_that_of_the_code() -> None:
-    """Else: python -m kombu_toc.http --openapi >docs/openapi.json"""
+    """Else: celery -b toc+redis:// toc web --openapi >docs/openapi.json"""
     kept = json.loads((ROOT / "docs" / "openapi.json").read_text())
-    assert kept == json.loads(json.dumps(document(Router(OPERATIONS))))
+    assert kept == json.loads(json.dumps(WITH_APP.document))
+
+
+def test_what_a_server_without_an_app_says_is_part_of_it() -> None:
+    without = document(Router(OPERATIONS))["paths"]
+    more = WITH_APP.document["paths"]
+    assert {path: more[path] for path in without} == without
+    others = more.keys() - without.keys()
+    assert {path.split("/")[2] for path in others} == {"apps", "schedules"}
 
 
 def test_every_operation_has_an_id_of_its_own() -> None:
     every = [
-        one["operationId"]
-        for path in document(Router(OPERATIONS))["paths"].values()
-        for one in path.values()
+        one["operationId"] for path in WITH_APP.document["paths"].values() for one in path.values()
     ]
-    assert len(every) == len(set(every)) > 30
+    assert len(every) == len(set(every)) > 40
+
+
+@pytest.mark.parametrize("program", ["http", "notify"])
+def test_the_commands_of_the_pages_name_what_they_cannot_do_without(program: str) -> None:
+    found = []
+    for page in (ROOT / "docs").glob("*.md"):
+        for block in re.findall(r"^```sh\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE):
+            found += re.findall(rf"^python -m kombu_toc\.{program} .*", block, re.MULTILINE)
+    assert len(found) >= 2
+    assert [one for one in found if "--broker " not in one and "--new-" not in one] == []
 
 
 def test_the_page_names_every_path_role_and_kind_of_problem() -> None:
-    for one in OPERATIONS:
+    for one in WITH_APP.router.operations:
+        if not one.is_shown:
+            continue
         stem = "/" + "/".join(one.path)
         assert stem in PAGE, one.shown_path
         assert not one.verb or re.search(f":{one.verb}\\b", PAGE), one.shown_path

@@ -1,0 +1,243 @@
+"""What the page shows of an app: tasks as Celery reads them, workers, schedules."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from celery.backends.base import DisabledBackend
+
+import kombu_toc
+from kombu_toc.http import (
+    FiringRow,
+    Mask,
+    PageExtras,
+    Parts,
+    Problem,
+    ScheduleRow,
+    WorkerRow,
+    invalid,
+    not_found,
+)
+
+from .. import aio, timeout_center
+from ..app.revoked import mark_revoked, remember_revoked
+from ..app.task import Task
+from ..schedules.errors import ScheduleError, UnknownScheduleError
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from ..schedules.view import Firing, Schedule
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two questions to the workers, and for which their answers are waited for.
+ASK_EVERY = 5.0
+ANSWER_WITHIN = 1.0
+
+#: act of the page -> method of the schedules
+_CHANGES = {"pause": "pause", "resume": "resume", "skip": "skip_next", "run": "run_now"}
+
+
+def mask_of(app: Celery, more: Sequence[str] = ()) -> Mask:
+    """What is not shown: the app's setting ``toc_web_mask``, and more.
+
+    Raises ConfigurationError.
+    """
+    mask = Mask.of(app.conf.get("toc_web_mask"))
+    return Mask((*mask.patterns, *more)) if more else mask
+
+
+class AppExtras(PageExtras):
+    """What the page of an app shows."""
+
+    has_schedules = True
+    has_workers = True
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        self._parameters: dict[str, Sequence[str] | None] = {}
+        self._workers: list[WorkerRow] | None = None
+        self._asked_at = 0.0
+        self._asking: asyncio.Task[None] | None = None
+        #: one asks the workers, whose replies go to a queue for each thread; one the result
+        #: backend, which need not be safe for threads
+        self._asks = ThreadPoolExecutor(1, "toc-page-workers")
+        self._marks = ThreadPoolExecutor(1, "toc-page-results")
+
+    # -- messages
+
+    def parts(self, found: kombu_toc.Found, room: Any) -> Parts:
+        """As JSON tells them, and as a worker of this app would read what is not JSON."""
+        parts = super().parts(found, room)
+        if not parts.problem and (parts.task is not None or parts.content_type is None):
+            return parts
+        task = Task(self._app, found)
+        if task.name is None:
+            return parts
+        return parts._replace(
+            task=str(task.name),
+            args=task.args,
+            kwargs=task.kwargs,
+            rest=task.embedded,
+            problem=task.problem,
+        )
+
+    def parameters(self, task: str) -> Sequence[str] | None:
+        """Names of the parameters of a task that is registered here."""
+        if task not in self._parameters:
+            if len(self._parameters) > 10_000:
+                self._parameters.clear()
+            self._parameters[task] = self._names_of(task)
+        return self._parameters[task]
+
+    def _names_of(self, name: str) -> Sequence[str] | None:
+        task = self._app.tasks.get(name)
+        try:
+            signature = None if task is None else inspect.signature(task.run)
+        except (TypeError, ValueError):
+            signature = None
+        if signature is None:
+            return None
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        return [one.name for one in signature.parameters.values() if one.kind in kinds]
+
+    async def cancelled(self, cancelled: Sequence[kombu_toc.Cancelled]) -> None:
+        """Results of tasks that never run are marked REVOKED, as a revoke marks them."""
+        if isinstance(self._app.backend, DisabledBackend):
+            return
+        try:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._marks, self._mark, cancelled)
+        except Exception as exc:  # whatever a result backend raises
+            logger.warning("results of cancelled tasks are not marked REVOKED: %s", exc)
+
+    def _mark(self, cancelled: Sequence[kombu_toc.Cancelled]) -> None:
+        tasks = [Task(self._app, one) for one in cancelled]
+        revoked = [task.id for task in tasks if mark_revoked(self._app, task)]
+        if revoked:
+            remember_revoked(timeout_center(self._app), revoked)
+
+    # -- workers
+
+    async def workers(self) -> list[WorkerRow] | None:
+        """What workers have said lately; None until the first have answered. They are asked while
+        somebody wants to know, for all viewers together."""
+        now = time.monotonic()
+        if self._asking is None and now - self._asked_at >= ASK_EVERY:
+            self._asked_at = now
+            self._asking = asyncio.get_running_loop().create_task(self._ask())
+        return self._workers
+
+    async def _ask(self) -> None:
+        try:
+            loop = asyncio.get_running_loop()
+            self._workers = await loop.run_in_executor(self._asks, self._answers)
+        except Exception as exc:  # the broker is away
+            logger.info("the workers cannot be asked what they hold: %s", exc)
+        finally:
+            self._asked_at = time.monotonic()
+            self._asking = None
+
+    async def aclose(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.wait((self._asking,))
+        self._asks.shutdown(wait=False)
+        self._marks.shutdown(wait=False)
+
+    def _answers(self) -> list[WorkerRow]:
+        running = self._told("active")
+        reports = self._told("toc") if running else {}
+        return [_worker(name, said, reports.get(name)) for name, said in sorted(running.items())]
+
+    def _told(self, command: str) -> dict[str, Any]:
+        """What workers answer, by their names."""
+        replies = self._app.control.broadcast(command, reply=True, timeout=ANSWER_WITHIN)
+        return {name: said for reply in replies or () for name, said in reply.items()}
+
+    # -- schedules
+
+    def _schedules(self) -> Any:
+        return aio.timeout_center(self._app).schedules
+
+    async def schedules(
+        self, limit: int, after: str | None
+    ) -> tuple[list[ScheduleRow], str | None]:
+        try:
+            page = await self._schedules().list(limit=limit, after=after)
+        except ScheduleError as exc:
+            raise invalid("after", str(exc)) from None
+        return [_row(one) for one in page.schedules], page.after
+
+    async def schedule(self, name: str) -> tuple[ScheduleRow, list[FiringRow]]:
+        found = await self._schedules().get(name)
+        if found is None:
+            raise _unknown(name)
+        return _row(found), [_firing(one) for one in await self._schedules().history(name)]
+
+    async def change_schedule(self, name: str, act: str) -> Any:
+        try:
+            return await getattr(self._schedules(), _CHANGES[act])(name)
+        except UnknownScheduleError:
+            raise _unknown(name) from None
+        except ScheduleError as exc:
+            raise Problem("conflict", str(exc)) from None
+
+
+def _worker(name: str, running: Sequence[Any], report: Any) -> WorkerRow:
+    """What a worker has said.
+
+    report: of ``inspect toc``; None of a worker whose broker is another one
+    """
+    active = [(one["id"], one["name"]) for one in running if isinstance(one, dict)]
+    ids = {id for id, _ in active}
+    said = report if isinstance(report, dict) and "leases" in report else None
+    held = []
+    if said is not None:
+        messages = [*said["leases"]["messages"], *said["held"]]
+        named = {one["id"]: one.get("task") or "" for one in messages}
+        held = [(id, task) for id, task in named.items() if id not in ids]
+    return WorkerRow(
+        name,
+        sorted(said["topics"]) if said is not None else [],
+        active,
+        held,
+        said["capacity"]["free"] if said is not None else None,
+        bool(said is not None and said["paused"]),
+    )
+
+
+def _row(found: Schedule) -> ScheduleRow:
+    return ScheduleRow(
+        found.name,
+        found.task,
+        found.queue,
+        found.text,
+        found.timezone,
+        found.state,
+        _us(found.next),
+        _us(found.last),
+        found.runs,
+        found.owner or "",
+    )
+
+
+def _firing(found: Firing) -> FiringRow:
+    outcome = f"{found.outcome}, by hand" if found.by_hand else found.outcome
+    return FiringRow(found.id, _us(found.planned), _us(found.started), outcome, found.reason)
+
+
+def _us(moment: datetime | None) -> int:
+    return 0 if moment is None else round(moment.timestamp() * 1e6)
+
+
+def _unknown(name: str) -> Problem:
+    return not_found(f"there is no schedule {name!r}")

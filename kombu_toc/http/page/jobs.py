@@ -1,0 +1,367 @@
+"""What is done to all messages that match: counted first, asked for, done in steps, and stopped.
+
+How far a job has come is kept in Redis, so each process of several can show it, begin it and stop
+it. One process counts, and one does it, which need not be the same: each writes a field of its own.
+Beside these are the marks of what was counted, in parts (:mod:`.marks`). It is done to nothing
+else: who confirms has seen a number, and means these.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from itertools import count
+from typing import Any, NamedTuple
+
+from ...aio.center import AsyncTimeoutCenter
+from ...model.results import Found
+from ..messages import Room
+from ..problems import Problem, not_found, problem_of, retry_after
+from . import marks, words
+from .acts import ACTS, Acting, narrowed
+from .audit import Audit
+from .marks import Marks, read_part, those_of
+from .reading import Reader, state_of
+from .selection import Selection
+
+logger = logging.getLogger(__name__)
+
+#: Messages that are read at a time, and bytes from which on these are enough.
+PAGE = 500
+PAGE_BYTES = 8 << 20
+
+#: Jobs that a process has under way, at most.
+MAX_JOBS = 8
+
+#: Seconds for which a job is kept after it was written last; and after which one that was not
+#: written is taken for lost, with its process.
+KEPT = 3_600
+SILENT = 20.0
+
+#: Seconds for which steps that are under way may go on when the server ends.
+END_WITHIN = 1.5
+
+COUNTING, ASKING, RUNNING = "counting", "asking", "running"
+DONE, STOPPED, FAILED, LOST = "done", "stopped", "failed", "lost"
+
+
+class Job(NamedTuple):
+    """Something that is done to all that match.
+
+    at: the new time of what is rescheduled, seconds since the epoch
+    phase: COUNTING, ASKING, RUNNING, DONE, STOPPED, FAILED or LOST
+    matching: how many matched when it was counted
+    looked: how many were looked at, or tried, in this phase
+    number, late: how many it was done to, and for how many it was too late
+    said: why it has failed
+    is_meant: whether somebody has confirmed it
+    parts: in how many parts those are that were counted
+    more: whether there are more than may be counted
+    """
+
+    id: str
+    act: str
+    selection: Selection
+    who: str
+    at: float | None = None
+    phase: str = COUNTING
+    matching: int = 0
+    looked: int = 0
+    number: int = 0
+    late: int = 0
+    said: str = ""
+    is_meant: bool = False
+    parts: int = 0
+    more: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        return self.phase in (DONE, STOPPED, FAILED, LOST)
+
+    def to_json(self) -> str:
+        return json.dumps([*self._replace(selection=list(self.selection))])  # type: ignore[arg-type]
+
+    @classmethod
+    def of_json(cls, raw: bytes) -> Job:
+        said = json.loads(raw)
+        said[2] = Selection(*said[2])
+        return cls(*said)
+
+
+class Jobs:
+    """The jobs that somebody has begun.
+
+    changed: is told the queue of which messages were changed
+    """
+
+    def __init__(
+        self,
+        center: AsyncTimeoutCenter,
+        reader: Reader,
+        acting: Acting,
+        audit: Audit,
+        changed: Callable[[str], None] = lambda queue: None,
+    ) -> None:
+        self._center = center
+        self._reader = reader
+        self._acting = acting
+        self._audit = audit
+        self._changed = changed
+        self._closing = False
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def begin(self, act: str, selection: Selection, who: str, at: float | None) -> Job:
+        """Begin to count what matches. Raises Problem if too much is under way."""
+        self._check_room()
+        selection = selection._replace(state=narrowed(ACTS[act], selection.state))
+        job = Job(secrets.token_urlsafe(16), act, selection, who, at)
+        await self._write(job)
+        self._start(job, self._count)
+        return job
+
+    async def get(self, id: str) -> Job:
+        """How far a job has come. Raises Problem if there is none."""
+
+        def read(center: Any) -> Any:
+            with center.client.pipeline(transaction=False) as pipe:
+                pipe.hmget(self._key(id), "run", "job")
+                pipe.pttl(self._key(id))
+                return pipe.execute()
+
+        (run, counted), left = await self._center.call(read)
+        raw = run or counted
+        if raw is None:
+            raise not_found("there is no such job: it is over for an hour, or was never begun")
+        job = Job.of_json(raw)
+        silent = KEPT - left / 1000  # by Redis's clock: those of several machines differ
+        if job.phase in (COUNTING, RUNNING) and silent > SILENT and id not in self._tasks:
+            return job._replace(phase=LOST)
+        return job
+
+    async def confirm(self, id: str, who: str) -> Job:
+        """Do what a job has counted; once, whoever says so. Raises Problem, also while it counts:
+        nobody knows yet what it would be done to."""
+        job = await self.get(id)
+        if job.phase == COUNTING:
+            raise Problem(
+                "conflict", "they are still being counted: wait until it is known how many"
+            )
+        if job.phase != ASKING:
+            return job
+        self._check_room()
+        if not await self._call("hset", self._key(id), "go", who):
+            return job  # somebody else was first
+        job = job._replace(phase=RUNNING, who=who, looked=0, is_meant=True)
+        if await self._write(job):  # somebody has wanted before that it stops
+            await self._end(job, STOPPED)
+            return job
+        await self._note(job, "begins")
+        self._start(job, self._do)
+        return job
+
+    async def stop(self, id: str) -> None:
+        """Have a job end where it is."""
+        job = await self.get(id)
+        if job.phase == ASKING:
+            await self._drop(job)
+            await self._write(job._replace(phase=STOPPED))
+        elif not job.is_over:
+            await self._call("hset", self._key(id), "stop", "1")
+
+    @property
+    def busy(self) -> int:
+        """How many are under way in this process."""
+        return len(self._tasks)
+
+    async def aclose(self) -> None:
+        """Stop all that is under way here, if it can be between two steps: then it is known how far
+        each has come."""
+        self._closing = True
+        tasks = list(self._tasks.values())
+        if tasks:
+            await asyncio.wait(tasks, timeout=END_WITHIN)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    # -- doing
+
+    def _check_room(self) -> None:
+        if len(self._tasks) >= MAX_JOBS:
+            raise Problem(
+                "rate-limited",
+                f"{MAX_JOBS} jobs are under way here: wait for one, or stop one",
+                headers=retry_after(5),
+            )
+
+    def _start(self, job: Job, run: Callable[[Job], Any]) -> None:
+        task = asyncio.get_running_loop().create_task(self._run(job, run))
+        self._tasks[job.id] = task
+
+    async def _run(self, job: Job, run: Callable[[Job], Any]) -> None:
+        try:
+            await run(job)
+        except asyncio.CancelledError:
+            raise
+        except Exception as exc:
+            problem = problem_of(exc)
+            failed = await self._latest(job)
+            failed = failed._replace(phase=FAILED, said=problem.detail)
+            await self._note(failed, "fails")
+            try:
+                await self._write(failed)
+            except Exception:
+                logger.warning("a job of the page has failed, and the broker cannot be told")
+        finally:
+            if self._tasks.get(job.id) is asyncio.current_task():
+                del self._tasks[job.id]
+
+    async def _latest(self, job: Job) -> Job:
+        try:
+            return await self.get(job.id)
+        except Exception:
+            return job
+
+    async def _count(self, job: Job) -> None:
+        counted = Marks()
+        async for page, looked in self._matching(job):
+            left = marks.MOST - job.matching
+            if len(page) > left:
+                page, job = page[:left], job._replace(more=True)
+            first = counted.made
+            parts = counted.add(page)
+            job = job._replace(
+                matching=job.matching + len(page),
+                looked=job.looked + looked,
+                parts=counted.made,
+            )
+            is_stopped = await self._write(job, zip(count(first), parts, strict=False))
+            if is_stopped or self._closing:
+                await self._drop(job)
+                await self._write(job._replace(phase=STOPPED if is_stopped else LOST))
+                return
+            if job.more:
+                break
+        first = counted.made
+        rest = counted.rest()
+        job = job._replace(phase=ASKING, parts=counted.made)
+        await self._write(job, zip(count(first), rest, strict=False))
+
+    async def _do(self, job: Job) -> None:
+        for number in range(job.parts):
+            raw = await self._call("hget", self._key(job.id), _part(number))
+            counted = read_part(raw) if raw is not None else []
+            done = await self._acting.run(job.act, await self._still(job, counted), job.at)
+            self._changed(job.selection.queue)
+            job = job._replace(
+                looked=job.looked + len(counted),
+                number=job.number + done.number,
+                late=job.late + done.late,
+            )
+            if await self._write(job):
+                await self._end(job, STOPPED)
+                return
+            if self._closing and number + 1 < job.parts:
+                await self._end(job, LOST)
+                return
+        await self._end(job, DONE)
+
+    async def _still(self, job: Job, counted: Sequence[marks.Mark]) -> list[Found]:
+        """Of what was counted, what is still there, as it was, in a state in which it can be
+        done."""
+        if not counted:
+            return []
+        ids = [one.id for one in counted]
+        found = await self._center.get(ids, topic=job.selection.queue)
+        now_us = round(await self._now() * 1e6)
+        states = ACTS[job.act].states
+        there = [one for one in those_of(counted, found) if state_of(one, now_us) in states]
+        places = {id: place for place, id in enumerate(ids)}
+        return sorted(there, key=lambda one: places[one.id])  # in the order of their times
+
+    async def _end(self, job: Job, phase: str) -> None:
+        said = {DONE: "ends", STOPPED: "is stopped", LOST: "ends with its server"}
+        job = job._replace(phase=phase)
+        await self._note(job, said[phase])
+        await self._drop(job)
+        await self._write(job)
+
+    async def _note(self, job: Job, what: str) -> None:
+        """Write into the audit log what becomes of a job that was confirmed."""
+        if job.is_meant:
+            to = "" if job.at is None else f" to {words.iso(round(job.at * 1e6))}"
+            said = f"{what}: {job.selection.described()}{to}"
+            begun = what == "begins"
+            await self._audit.write(
+                job.who,
+                f"{job.act} all",
+                job.selection.queue,
+                said,
+                job.matching if begun else job.number,
+            )
+
+    async def _matching(self, job: Job) -> AsyncIterator[tuple[list[Found], int]]:
+        """The messages that match, page by page, and how many were looked at for each."""
+        selection = job.selection
+        now = await self._now()
+        now_us = round(now * 1e6)
+        how = selection.scanned(now)
+        states = ACTS[job.act].states
+        after: str | None = None
+        while True:
+            page = await self._center.scan(
+                selection.queue, limit=PAGE, after=after, size=PAGE_BYTES, **how
+            )
+            found = [one for one in page.messages if state_of(one, now_us) in states]
+            if selection.looks_inside:
+                room = Room()
+                read = ((one, self._reader.read(one, now_us, room)) for one in found)
+                found = [one for one, shown in read if selection.matches(shown)]
+            yield found, len(page.messages)
+            after = page.after
+            if after is None:
+                return
+
+    async def _now(self) -> float:
+        seconds, us = await self._center.call(lambda center: center.client.time())
+        return float(seconds + us / 1e6)
+
+    # -- keeping
+
+    async def _write(self, job: Job, parts: Iterable[tuple[int, bytes]] = ()) -> bool:
+        """Keep how far a job has come; return whether somebody wants it to stop.
+
+        parts: of what it has counted, with their numbers
+        """
+        fields: dict[str, Any] = {_part(number): raw for number, raw in parts}
+        fields["run" if job.is_meant else "job"] = job.to_json()
+
+        def write(center: Any) -> Any:
+            with center.client.pipeline(transaction=False) as pipe:
+                pipe.hset(self._key(job.id), mapping=fields)
+                pipe.expire(self._key(job.id), KEPT)
+                pipe.hget(self._key(job.id), "stop")
+                return pipe.execute()
+
+        return (await self._center.call(write))[-1] is not None
+
+    async def _drop(self, job: Job) -> None:
+        """Forget what it has counted."""
+        if job.parts:
+            names = [_part(number) for number in range(job.parts)]
+            await self._call("hdel", self._key(job.id), *names)
+
+    def _key(self, id: str) -> str:
+        return self._center.center.keys.job(id)
+
+    def _call(self, method: str, *args: Any) -> Any:
+        return self._center.call(lambda center: getattr(center.client, method)(*args))
+
+
+def _part(number: int) -> str:
+    """The field of a part of what was counted."""
+    return f"part-{number}"

@@ -1,0 +1,331 @@
+"""The page: finds the view of a request, and answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+from urllib.parse import parse_qsl
+
+from ..far import FarAhead
+from ..mask import Mask
+from ..operations import Operation
+from ..problems import Problem, not_found, problem_of, retry_after
+from ..requests import Answer, Request
+from . import bulk, dead, limits, message, overview, queue, records, schedules
+from .acts import Acting
+from .audit import Audit
+from .board import Board
+from .door import LASTS, Door, Visitor, cookie_header
+from .extras import PageExtras
+from .finds import Finds
+from .graves import Graves
+from .html import Markup, h, markup
+from .jobs import Jobs
+from .layout import FILES, HEADERS, HTML, Ask, View, file_of, form, labelled, page_of, redirect
+from .reading import Reader
+from .tools import Api, Tools, Viewing
+
+logger = logging.getLogger(__name__)
+
+#: Where it is, below where the application is mounted.
+ROOT = "page"
+
+#: Seconds that a view may take; the script waits for ten.
+WITHIN = 7.0
+
+#: Fields of a form, and its bytes, at most: who has not signed in may send one.
+MAX_FIELDS = 3_000
+MAX_FORM = 1 << 20
+
+VIEWS: Mapping[str, Viewing] = {
+    "": overview.overview,
+    "queue": queue.queue,
+    "message": message.message,
+    "job": bulk.job,
+    "dead": dead.dead,
+    "limits": limits.limits,
+    "schedules": schedules.schedules,
+    "library": records.library,
+    "audit": records.audit,
+}
+
+#: What forms are sent to.
+FORMS: Mapping[str, Viewing] = {
+    "do": queue.do,
+    "all": queue.begin_all,
+    "pause": queue.pause,
+    "job": bulk.control,
+    "limits": limits.change,
+    "schedules": schedules.change,
+}
+
+
+class Page:
+    """The page of an application.
+
+    api: the application
+    extras: what it can show beside what every center has
+    mask: what is not shown
+    """
+
+    def __init__(self, api: Api, extras: PageExtras, mask: Mask) -> None:
+        center = api.center
+        reader, audit = Reader(mask, extras), Audit(center)
+        acting = Acting(api.acting, extras)
+        graves, finds = Graves(center, reader), Finds(center, reader)
+
+        def changed(queue: str) -> None:
+            graves.forget(queue)
+            finds.forget(queue)
+
+        self.tools = Tools(
+            api,
+            extras,
+            reader,
+            Board(center),
+            FarAhead(api),
+            Door(center, api.tokens, api.names),
+            audit,
+            acting,
+            Jobs(center, reader, acting, audit, changed),
+            mask,
+            graves,
+            finds,
+        )
+
+    async def aclose(self) -> None:
+        """End what goes on by itself."""
+        await self.tools.jobs.aclose()
+        await self.tools.finds.aclose()
+        await self.tools.board.aclose()
+        await self.tools.far.aclose()
+        await self.tools.extras.aclose()
+
+    # -- as operations of the application
+
+    def operations(self) -> Iterable[Operation]:
+        """What the application is asked for; none is in the OpenAPI document."""
+
+        def made(method: str, path: tuple[str, ...], run: Any) -> Operation:
+            return Operation(method, path, run, "The page", role="", kept=False, is_shown=False)
+
+        async def to_page(api: Any, request: Request) -> Answer:
+            return Answer(b"", 303, HTML, (*HEADERS, (b"location", b"page/")))
+
+        yield made("GET", ("",), to_page)
+        yield made("GET", (ROOT,), to_page)
+        for name in FILES:
+            yield made("GET", (ROOT, name), partial(_file, name))
+        for name in (*VIEWS, "login"):
+            yield made("GET", (ROOT, name), partial(self._answer, name))
+        for name in (*FORMS, "login", "leave"):
+            yield made("POST", (ROOT, name), partial(self._answer, name))
+
+    async def _answer(self, name: str, api: Any, request: Request) -> Answer:
+        visitor = _NOBODY
+        try:
+            visitor = await self.tools.door.visitor(request)
+        except Exception as exc:
+            return self._failed(Ask(request, visitor, request.query, {}), exc)
+        return await self.answer(name, request, visitor)
+
+    # -- for whoever knows who asks
+
+    async def answer(self, name: str, request: Request, visitor: Visitor) -> Answer:
+        """The answer to a request for a view, or that sends a form.
+
+        name: of the view
+        request: with its body, if it has one
+        visitor: who asks. That a form was sent from this page is checked here only where the
+            visitor has a session of this page
+        """
+        ask = Ask(request, visitor, request.query, {})
+        try:
+            if name in FILES:
+                return await _file(name, self.tools.api, request)
+            if request.method not in ("GET", "HEAD", "POST"):
+                raise Problem("method-not-allowed", f"{request.method[:20]} cannot be done here")
+            if request.method != "POST":
+                return await self._view(name, ask)
+            ask = ask._replace(fields=_fields_of(request))
+            if not visitor.is_trusted:
+                self.tools.door.check_form(request, dict(ask.fields))
+            if name == "login":
+                return await self._enter(ask)
+            if name == "leave":
+                return await self._leave(ask)
+            _check_in(visitor)
+            if name not in FORMS:
+                raise not_found("nothing can be sent there")
+            made = await FORMS[name](self.tools, ask)
+            return made if isinstance(made, Answer) else self._page(ask, made)
+        except Exception as exc:
+            if isinstance(exc, Problem) and exc.kind in ("forbidden", "unauthorized"):
+                self._note_refused(name, ask, exc)
+            return self._failed(ask, exc)
+
+    def _note_refused(self, name: str, ask: Ask, problem: Problem) -> None:
+        if ask.request.method == "POST":
+            act = " ".join(filter(None, (name, ask.field("act"))))
+            who = ask.visitor.name
+            self.tools.audit.refused(who, act, ask.field("queue"), problem.detail)
+
+    async def _view(self, name: str, ask: Ask) -> Answer:
+        if name == "login":
+            return self._page(ask, _entrance(ask))
+        if not ask.visitor.token.roles:
+            if ask.request.header(b"sec-fetch-site") == "cross-site":
+                # A link elsewhere leads here without the cookie; a reload has it.
+                return Answer(_AGAIN, 200, HTML, HEADERS)
+            return self._page(ask, _entrance(ask)._replace(status=401))
+        if name not in VIEWS:
+            raise not_found("there is no such view")
+        try:
+            # Those that ask the task library, too, take what its database takes.
+            within = None if name in ("message", "library") else WITHIN
+            made = await asyncio.wait_for(VIEWS[name](self.tools, ask), within)
+        except asyncio.TimeoutError:
+            said = f"the broker has not answered for {WITHIN:g} seconds"
+            raise Problem("broker", said, headers=retry_after(1)) from None
+        return made if isinstance(made, Answer) else self._page(ask, made)
+
+    def _page(self, ask: Ask, view: View) -> Answer:
+        return page_of(ask, view, self._navigation(ask))
+
+    def _navigation(self, ask: Ask) -> list[tuple[str, str]]:
+        visitor = ask.visitor
+        if not visitor.token.roles:
+            return []
+        found = [("", "Overview"), ("dead", "Dead letters"), ("limits", "Limits")]
+        if visitor.may("read", None):
+            if self.tools.extras.has_schedules:
+                found.append(("schedules", "Schedules"))
+            if self.tools.api.has_library:
+                found.append(("library", "Library"))
+            found.append(("audit", "Audit log"))
+        return found
+
+    def _failed(self, ask: Ask, exc: Exception) -> Answer:
+        """What is answered if something went wrong: a page that says what, and the way on."""
+        problem = problem_of(exc)
+        away = problem.kind == "broker"
+        view = View(
+            problem.title,
+            markup(
+                h.p(problem.detail),
+                h.p(h.a("Back to the overview", href="./")),
+            ),
+            every=2_000 if away and ask.request.method == "GET" else 0,
+            trouble=f"{problem.detail}." if away else "",
+            status=problem.status,
+        )
+        made = self._page(ask, view)
+        return made._replace(headers=(*made.headers, *problem.headers))
+
+    # -- coming and going
+
+    async def _enter(self, ask: Ask) -> Answer:
+        secret = ask.field("token").strip()
+        try:
+            token, cookie = await self.tools.door.enter(secret)
+        except Problem as problem:
+            if problem.kind != "unauthorized":
+                raise
+            self._note_refused("login", ask, problem)
+            return self._page(
+                ask, _entrance(ask, "This token is not known here.")._replace(status=401)
+            )
+        await self.tools.door.leave(ask.request)  # of a session that this browser has had
+        await self.tools.audit.write(token.name, "sign in")
+        return redirect(ask, "./", "", cookie_header(cookie, ask.request, lasts=LASTS))
+
+    async def _leave(self, ask: Ask) -> Answer:
+        await self.tools.door.leave(ask.request)
+        if ask.visitor.is_in:
+            await self.tools.audit.write(ask.visitor.name, "sign out")
+        return redirect(ask, "./", "", cookie_header("", ask.request, lasts=0))
+
+
+#: Who could not be told.
+_NOBODY = Visitor.nobody()
+
+_AGAIN = str(
+    markup(
+        Markup("<!doctype html>"),
+        h.html(
+            h.head(h.title("celery-toc"), h.meta(http_equiv="refresh", content="0")),
+            h.body(),
+            lang="en",
+        ),
+    )
+).encode()
+
+
+def _entrance(ask: Ask, wrong: str = "") -> View:
+    return View(
+        "Sign in",
+        markup(
+            h.p(wrong, class_="trouble", role="alert") if wrong else None,
+            h.p(
+                "With a token of this server. ",
+                h.code("python -m kombu_toc.http --new-token NAME"),
+                " makes one.",
+                class_="about",
+            ),
+            form(
+                ask,
+                "login",
+                labelled(
+                    "Token",
+                    h.input(
+                        type="password",
+                        name="token",
+                        autocomplete="current-password",
+                        required=True,
+                        autofocus=True,
+                        size=50,
+                    ),
+                ),
+                h.button("Sign in", class_="main"),
+                class_="row",
+            ),
+        ),
+    )
+
+
+def _check_in(visitor: Visitor) -> None:
+    """Raises Problem for who has no session, where one is needed."""
+    if visitor.token.is_anonymous:
+        raise Problem("unauthorized", "sign in to do this")
+
+
+def _fields_of(request: Request) -> dict[str, list[str]]:
+    """The fields of a form. Raises Problem."""
+    if request.media_type != "application/x-www-form-urlencoded":
+        raise Problem("unsupported-media-type", "forms are sent as a browser sends them")
+    if len(request.body) > MAX_FORM:
+        raise Problem("too-large", f"a form may have {MAX_FORM} bytes")
+    try:
+        pairs = parse_qsl(
+            request.body.decode("ascii"),
+            keep_blank_values=True,
+            errors="strict",
+            max_num_fields=MAX_FIELDS,
+        )
+    except ValueError:
+        raise Problem("bad-request", "the form cannot be read") from None
+    fields: dict[str, list[str]] = {}
+    for name, value in pairs:
+        fields.setdefault(name, []).append(value)
+    return fields
+
+
+async def _file(name: str, api: Any, request: Request) -> Answer:
+    """A file beside the pages. Its address has its version, so it may be kept."""
+    content, version = file_of(name)
+    kept = b"public, max-age=31536000, immutable"
+    cache = kept if request.query.get("v") == version else b"no-cache"
+    return Answer(content, 200, FILES[name], cache=cache)

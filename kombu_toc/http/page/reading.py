@@ -1,0 +1,219 @@
+"""Messages as the page shows them: decoded, masked, in text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ...model.results import DEAD, IN_FLIGHT, Found
+from ..mask import HIDDEN, Mask, Masking
+from ..messages import Room
+
+#: Characters of arguments in a table, and of a body and an error on a page of their own.
+CUT = 160
+WHOLE = 20_000
+
+#: States as they are named here. A waiting message is scheduled or ready.
+SCHEDULED, READY, FLYING, DIED = "scheduled", "ready", "in-flight", "dead"
+STATES = (SCHEDULED, READY, FLYING, DIED)
+TITLES = {SCHEDULED: "scheduled", READY: "ready", FLYING: "in flight", DIED: "dead"}
+
+
+class Parts(NamedTuple):
+    """The parts of a message.
+
+    args, kwargs: of a task; None of anything else, and of what cannot be decoded
+    rest: what else a task has, such as a chain
+    body: its bytes, as they were sent
+    problem: why it cannot be read; empty if it can
+    """
+
+    task: str | None
+    args: Any
+    kwargs: Any
+    rest: Any
+    headers: dict[str, Any]
+    properties: dict[str, Any]
+    content_type: str | None
+    body: bytes
+    problem: str = ""
+
+
+class Shown(NamedTuple):
+    """A message in text, without what is hidden.
+
+    arguments: in one line, as in a call; of what is no task, its bytes
+    body: as JSON if it is JSON
+    key, unique: its key for limits, and its unique key
+    """
+
+    found: Found
+    state: str
+    task: str | None
+    arguments: str
+    headers: dict[str, Any]
+    properties: dict[str, Any]
+    content_type: str | None
+    body: str
+    reason: str
+    error: str
+    problem: str
+    key: str | None
+    unique: str | None
+
+    @property
+    def biz(self) -> tuple[str, str] | None:
+        """Its business type and business id."""
+        id = self.headers.get("x-biz-id")
+        return None if id is None else (str(self.headers.get("x-biz-type") or ""), str(id))
+
+    @property
+    def retries(self) -> int:
+        """How often its task was retried, as Celery counts."""
+        said = self.headers.get("retries")
+        return said if isinstance(said, int) else 0
+
+
+def read_parts(found: Found, room: Room) -> Parts:
+    """The parts of a message, as far as JSON tells them."""
+    message = room.unpack(found.body, found.id)
+    if message is None:
+        return Parts(None, None, None, None, {}, {}, None, found.body)
+    headers, body = message["headers"], message["body"]
+    kind = message["content-type"]
+    task, args, kwargs, rest = headers.get("task"), None, None, None
+    problem = ""
+    if task is not None:
+        try:
+            args, kwargs, rest = json.loads(body)
+        except (ValueError, TypeError, RecursionError):
+            problem = f"the arguments are not JSON ({kind}): what their sender wrote of them"
+            args, kwargs = headers.get("argsrepr"), headers.get("kwargsrepr")
+    return Parts(
+        None if task is None else str(task),
+        args,
+        kwargs,
+        rest,
+        headers,
+        message["properties"],
+        None if kind is None else str(kind),
+        body,
+        problem,
+    )
+
+
+class Reader:
+    """Reads messages.
+
+    parts: the parts of a message
+    parameters: names of the parameters of a task
+    """
+
+    def __init__(self, mask: Mask, extras: Any) -> None:
+        self._mask = mask
+        self._extras = extras
+
+    def read(self, found: Found, now_us: int, room: Room) -> Shown:
+        """A message in text.
+
+        now_us: Redis's clock
+        """
+        parts: Parts = self._extras.parts(found, room)
+        masking = Masking(self._mask, self._extras.parameters)
+        if parts.task is not None:
+            args = masking.args(parts.task, parts.args)
+            kwargs = masking.kwargs(parts.kwargs)
+            rest = masking.value(parts.rest)
+            arguments = call_text(args, kwargs)
+            body = _pretty([args, kwargs, rest])
+        else:
+            arguments, body = self._content(parts.body, masking)
+        return Shown(
+            found,
+            state_of(found, now_us),
+            parts.task,
+            arguments,
+            masking.headers(parts.headers),
+            masking.properties(parts.properties),
+            parts.content_type,
+            body,
+            masking.text(found.reason),
+            masking.text(found.error),
+            masking.text(parts.problem),
+            self._key(found, masking),
+            None if found.unique is None else masking.text(found.unique),
+        )
+
+    def _key(self, found: Found, masking: Masking) -> str | None:
+        key = found.key
+        if key is None:
+            return None
+        return HIDDEN if self._mask.hides_header("x-key") else masking.text(key)
+
+    def _content(self, body: bytes, masking: Masking) -> tuple[str, str]:
+        """The bytes of what is no task: in one line, and in full."""
+        try:
+            text = body.decode()
+        except UnicodeDecodeError:
+            text = f"{len(body):,} bytes: {body[:64].hex(' ')}{' ...' if len(body) > 64 else ''}"
+            return (HIDDEN, HIDDEN) if self._mask else (text, text)
+        try:
+            value = json.loads(text)
+            if not isinstance(value, (dict, list)):
+                raise ValueError
+        except (ValueError, RecursionError):
+            if not self._mask:
+                return text, text
+            hidden = masking.hide(text)
+            return hidden, hidden
+        masked = masking.value(value)
+        return _line(masked), _pretty(masked)
+
+
+def state_of(found: Found, now_us: int) -> str:
+    """One of STATES."""
+    if found.state == DEAD:
+        return DIED
+    if found.state == IN_FLIGHT:
+        return FLYING
+    return SCHEDULED if found.time_us > now_us else READY
+
+
+def call_text(args: Any, kwargs: Any) -> str:
+    """Arguments as in a call: ``7, 'anna', late=True``."""
+    said = []
+    if isinstance(args, str):
+        said.append(args)
+    elif isinstance(args, Sequence):
+        said += [_line(one) for one in args]
+    elif args is not None:
+        said.append(_line(args))
+    if isinstance(kwargs, dict):
+        said += [f"{name}={_line(value)}" for name, value in kwargs.items()]
+    elif kwargs is not None and kwargs != "{}":
+        said.append(str(kwargs))
+    return ", ".join(said)
+
+
+def _line(value: Any) -> str:
+    if value == HIDDEN:
+        return HIDDEN
+    return repr(value) if isinstance(value, str) else _json(value, None)
+
+
+def _pretty(value: Any) -> str:
+    return _json(value, 2)
+
+
+def _json(value: Any, indent: int | None) -> str:
+    try:
+        return json.dumps(value, indent=indent, ensure_ascii=False, default=repr)
+    except (TypeError, ValueError, RecursionError):
+        return repr(value)
+
+
+def cut(text: str, most: int = CUT) -> str:
+    """The beginning of a text, in one line."""
+    line = " ".join(text[: 4 * most].split())
+    return line if len(line) <= most else f"{line[: most - 1]}…"

@@ -1,0 +1,183 @@
+"""Which messages are meant: filters, and reading what they match within bounds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+from ...model.results import DEAD, IN_FLIGHT, WAITING, Found
+from ..messages import Room
+from ..problems import invalid
+from . import words
+from .reading import DIED, FLYING, READY, SCHEDULED, STATES, Reader, Shown
+from .times import read_time
+
+#: What else a state may be: what waits, and everything.
+ALL_WAITING, ANY = "waiting", "any"
+
+#: Messages that one request looks at to find those that match, and seconds that it takes for it,
+#: at most; then the page says where it has come to.
+LOOKED = 20_000
+SECONDS = 1.0
+
+#: Messages that are read at a time; bytes of those that match after which a page ends, and of those
+#: that are read at a time.
+STEP = 100
+PAGE_BYTES = 2 << 20
+
+#: Parameters of a URL and fields of a form.
+FIELDS = ("queue", "state", "since", "until", "task", "text", "biz", "reason", "error")
+
+
+class Selection(NamedTuple):
+    """Messages of a queue that are like this.
+
+    state: one of STATES, ALL_WAITING or ANY
+    since, until: bounds of their times, seconds since the epoch
+    task: a name, or a pattern
+    text: what their arguments have in them, in any case
+    biz: their business id
+    reason, error: why they are dead, and the last line of the last error
+    """
+
+    queue: str
+    state: str = ALL_WAITING
+    since: float | None = None
+    until: float | None = None
+    task: str = ""
+    text: str = ""
+    biz: str = ""
+    reason: str = ""
+    error: str = ""
+
+    @classmethod
+    def of(cls, said: Mapping[str, str], now: float) -> Selection:
+        """The selection that a URL or a form asks for. Raises Problem."""
+        queue = said.get("queue", "")
+        if not queue:
+            raise invalid("queue", "it is missing")
+        state = said.get("state") or ALL_WAITING
+        if state not in (*STATES, ALL_WAITING, ANY):
+            raise invalid("state", f"it must be one of {', '.join((*STATES, ALL_WAITING, ANY))}")
+        return cls(
+            queue,
+            state,
+            read_time(said.get("since", ""), "since", now),
+            read_time(said.get("until", ""), "until", now),
+            said.get("task", "").strip(),
+            said.get("text", ""),
+            said.get("biz", "").strip(),
+            said.get("reason", ""),
+            said.get("error", ""),
+        )
+
+    @property
+    def looks_inside(self) -> bool:
+        """Whether messages have to be read to know if they match."""
+        return bool(self.task or self.text or self.biz or self.reason or self.error)
+
+    def scanned(self, now: float) -> dict[str, Any]:
+        """The arguments of a scan.
+
+        now: by Redis's clock: it tells what is scheduled from what is ready
+        """
+        since, until = self.since, self.until
+        states: dict[str, str | None] = {FLYING: IN_FLIGHT, DIED: DEAD, ANY: None}
+        if self.state == SCHEDULED:
+            since = max(since or 0.0, now)
+        elif self.state == READY:
+            until = now if until is None else min(until, now)
+        return {"state": states.get(self.state, WAITING), "since": since, "until": until}
+
+    def matches(self, message: Shown) -> bool:
+        """Whether a message that was read is meant: of what is hidden, nothing is."""
+        if self.task and not fnmatchcase(message.task or "", self.task.replace("[", "[[]")):
+            return False
+        if self.text and self.text.lower() not in message.arguments.lower():
+            return False
+        if self.biz and (message.biz is None or message.biz[1] != self.biz):
+            return False
+        if self.reason and message.reason != self.reason:
+            return False
+        return not self.error or last_line(message.error) == self.error
+
+    def described(self) -> str:
+        """In words: ``waiting messages of shop.remind in mail``."""
+        what = "messages" if self.state == ANY else f"{self.state.replace('-', ' ')} messages"
+        parts = [what]
+        if self.task:
+            parts.append(f"of {self.task}")
+        parts.append(f"in {self.queue}")
+        if self.text:
+            parts.append(f"with {self.text!r} in their arguments")
+        if self.biz:
+            parts.append(f"of business id {self.biz!r}")
+        for name, at in (("not before", self.since), ("before", self.until)):
+            if at is not None:
+                parts.append(f"{name} {words.moment(round(at * 1e6))}")
+        for said, name in ((self.reason, "that died because"), (self.error, "with the error")):
+            if said:
+                parts.append(f"{name} {said!r}")
+        return " ".join(parts)
+
+
+def last_line(error: str) -> str:
+    """The line of an error that tells it from others: the last one of a traceback."""
+    lines = [line for line in error.splitlines() if line.strip()]
+    return lines[-1].strip()[:300] if lines else ""
+
+
+class Listing(NamedTuple):
+    """What was found.
+
+    after: where to go on; None: there is no more
+    looked: how many messages were looked at
+    took: seconds
+    """
+
+    messages: list[Shown]
+    after: str | None
+    looked: int
+    took: float
+
+
+async def find(
+    center: Any,
+    reader: Reader,
+    selection: Selection,
+    *,
+    now_us: int,
+    limit: int,
+    after: str | None,
+    looked: int = LOOKED,
+    seconds: float = SECONDS,
+) -> Listing:
+    """Messages that match, in the order of their times: so many, or a few more where it has to be
+    read what matches. Raises Problem for an `after` that no page has."""
+    found: list[Shown] = []
+    size = number = 0
+    room = Room()
+    began = time.monotonic()
+    how = selection.scanned(now_us / 1e6)
+    while True:
+        step = STEP if selection.looks_inside else min(STEP, limit - len(found))
+        try:
+            page = await center.scan(
+                selection.queue, limit=step, after=after, size=PAGE_BYTES, **how
+            )
+        except ValueError:
+            raise invalid("after", "no page goes on there; begin with the first one") from None
+        messages: list[Found] = page.messages
+        for one in messages:
+            shown = reader.read(one, now_us, room)
+            if selection.matches(shown):
+                found.append(shown)
+                size += len(one.body)
+        number += len(messages)
+        after = page.after
+        took = time.monotonic() - began
+        enough = after is None or len(found) >= limit or size >= PAGE_BYTES
+        if enough or (selection.looks_inside and (number >= looked or took >= seconds)):
+            return Listing(found, after, number, took)

@@ -1,0 +1,82 @@
+"""What the views work with."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple, Protocol
+
+from ...aio.center import AsyncTimeoutCenter
+from ..far import FarAhead
+from ..mask import Mask
+from ..problems import Problem
+from ..requests import Answer
+from ..tokens import Tokens
+from .acts import Acting
+from .audit import Audit
+from .board import Board
+from .door import Door
+from .extras import PageExtras
+from .finds import Finds
+from .graves import Graves
+from .jobs import Jobs
+from .layout import Ask, View
+from .reading import Reader
+
+
+class Api(Protocol):
+    """The application that the page belongs to, as far as the page needs it."""
+
+    center: AsyncTimeoutCenter
+    acting: Any
+    tokens: Tokens
+    names: frozenset[str]
+
+    @property
+    def has_library(self) -> bool: ...
+
+    async def known_queue(self, queue: str) -> str: ...
+
+    async def ask_library(self, method: str, *args: Any, **options: Any) -> Any: ...
+
+
+class Tools(NamedTuple):
+    """One of everything, for one page."""
+
+    api: Api
+    extras: PageExtras
+    reader: Reader
+    board: Board
+    far: FarAhead
+    door: Door
+    audit: Audit
+    acting: Acting
+    jobs: Jobs
+    mask: Mask
+    graves: Graves
+    finds: Finds
+
+    @property
+    def center(self) -> AsyncTimeoutCenter:
+        return self.api.center
+
+    async def now_us(self) -> int:
+        """Redis's clock."""
+        seconds, us = await self.center.call(lambda center: center.client.time())
+        return int(seconds) * 1_000_000 + int(us)
+
+    async def queue_of(self, ask: Ask, role: str, queue: str) -> str:
+        """A queue for which this is allowed. Raises Problem for any other."""
+        check_role(ask, role, queue)
+        return await self.api.known_queue(queue)
+
+
+#: Makes a view, or answers otherwise.
+Viewing = Callable[[Tools, Ask], Awaitable[View | Answer]]
+
+
+def check_role(ask: Ask, role: str, queue: str | None) -> None:
+    """Raises Problem if this is not allowed."""
+    if ask.visitor.may(role, queue):
+        return
+    where = "of all queues" if queue is None else f"of queue {queue!r}"
+    raise Problem("forbidden", f"this needs a token with the role {role} {where}")

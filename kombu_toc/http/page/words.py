@@ -1,0 +1,84 @@
+"""Numbers, times and spans of time as a person reads them."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+from .html import Markup, h
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+#: Seconds, and what they are called.
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+
+
+def number(value: float) -> str:
+    """``1,234``; below 10 with one digit behind the point if it is no whole number."""
+    if value == int(value) or value >= 10:
+        return f"{value:,.0f}"
+    return f"{value:.2g}" if value < 1 else f"{value:.1f}"
+
+
+def counted(value: int, thing: str) -> str:
+    """``1 message``, ``2,000 messages``."""
+    return f"{value:,} {thing}" if value == 1 else f"{value:,} {thing}s"
+
+
+def span(seconds: float) -> str:
+    """``5 s``, ``1 min 5 s``, ``3 d 2 h``: the two largest units."""
+    seconds = abs(seconds)
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms" if seconds >= 0.0005 else "0 s"
+    left, said = int(seconds), []
+    for size, name in _UNITS:
+        if left >= size:
+            said.append(f"{left // size} {name}")
+            left %= size
+        elif said:
+            break
+        if len(said) == 2:
+            break
+    return " ".join(said)
+
+
+def lateness(seconds: float | None) -> str:
+    """``4.2 ms``, ``1.3 s``; a dash where nothing is known."""
+    if seconds is None:
+        return "-"
+    if seconds < 0.0995:
+        return f"{seconds * 1000:.1f} ms"
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def moment(us: int) -> str:
+    """``2026-01-31 09:30:00 UTC``."""
+    try:
+        made = _EPOCH + timedelta(microseconds=us)
+    except OverflowError:
+        return f"{us} µs"
+    return f"{made:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def iso(us: int) -> str:
+    """``2026-01-31T09:30:00.000000Z``."""
+    try:
+        made = _EPOCH + timedelta(microseconds=us)
+    except OverflowError:
+        return ""
+    return f"{made:%Y-%m-%dT%H:%M:%S.%f}Z"
+
+
+def when(us: int, now_us: int) -> Markup:
+    """A time, and how far away it is. The script shows it in the viewer's zone, and counts."""
+    away = h.span(_away(us, now_us), class_="away", data_us=us)
+    return h.span(h.time(moment(us), datetime=iso(us), data_us=us), " ", away, class_="when")
+
+
+def ago(us: int, now_us: int) -> Markup:
+    """How far away a time is; what is pointed at says it in full."""
+    return h.span(_away(us, now_us), class_="away", title=moment(us), data_us=us)
+
+
+def _away(us: int, now_us: int) -> str:
+    away = (us - now_us) / 1e6
+    return f"in {span(away)}" if away > 0 else f"{span(away)} ago"

@@ -1,0 +1,840 @@
+"""The page in a real browser: every act, as a person does it.
+
+It needs the extra ``test-flower``, Chromium and its driver, as the tests of Flower do. With
+``TOC_SCREENS=docs/screens`` these tests make the pictures of docs/page.md.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+from kombu import pools
+
+import celery_toc
+from celery_toc import timeout_center
+from kombu_toc import center_for, pack
+from kombu_toc.client.databases import read_databases
+from kombu_toc.http import new_token
+from kombu_toc.library import migrate
+from kombu_toc.library.shards import Shards
+
+from ..browser import Browser, require_browser
+from ..http_server import HttpServer
+from ..library import close_libraries
+from ..servers import Server
+
+pytestmark = pytest.mark.timeout(150)
+
+HOUR = 3600
+
+APP = """
+from celery import Celery
+
+app = Celery("pageshop", broker={broker!r}, backend={backend!r}, set_as_current=False)
+app.conf.task_routes = {{"shop.mail.*": {{"queue": "mail"}}}}
+app.conf.toc_web_mask = ["card", "*token*"]
+app.conf.timezone = "UTC"
+
+
+@app.task(name="shop.mail.remind", shared=False)
+def remind(order, card="", **more):
+    pass
+
+
+@app.task(name="shop.cancel_unpaid", shared=False)
+def cancel_unpaid(order):
+    pass
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def needs() -> None:
+    require_browser()
+
+
+@pytest.fixture(scope="module")
+def browser(needs: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    made = Browser(tmp_path_factory.mktemp("browser"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of these tests' own: the page shows all that is in one."""
+    made = Server(tmp_path_factory.mktemp("server")).start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def shared(own_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The page of an app, and the app."""
+    folder = tmp_path_factory.mktemp("app")
+    text = APP.format(broker=own_server.toc_url, backend=own_server.url)
+    (folder / "pageshop.py").write_text(textwrap.dedent(text))
+    with HttpServer(
+        own_server.toc_url,
+        command=("-m", "celery", "-A", "pageshop", "toc", "web"),
+        environment={"PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}"},
+    ) as made:
+        sys.path.insert(0, str(folder))
+        import pageshop
+
+        yield made, pageshop.app
+        sys.path.remove(str(folder))
+        pools.reset()
+
+
+@pytest.fixture
+def page(shared: Any, browser: Browser) -> str:
+    """The address of the page, whose queues are empty."""
+    made, app = shared
+    center = timeout_center(app)
+    for queue in center.topics():
+        center.purge(queue)
+        center.purge_dead(queue)
+        center.ack(center.pop(queue, 1000).messages)
+        center.pause(queue, False)
+    for schedule in center.schedules.each():
+        center.schedules.delete(schedule.name)
+    browser.complaints()
+    return f"{made.url}/page/"
+
+
+@pytest.fixture
+def app(shared: Any) -> Celery:
+    found: Celery = shared[1]
+    return found
+
+
+@pytest.fixture
+def center(app: Celery, page: str) -> celery_toc.TaskCenter:
+    return timeout_center(app)
+
+
+@pytest.fixture(autouse=True)
+def the_browser_complains_of_nothing(browser: Browser) -> Iterator[None]:
+    """No error of the script, and nothing that the policy forbids."""
+    yield
+    policy = [
+        one for one in browser.complaints() if "Content Security" in one or "TypeError" in one
+    ]
+    assert policy == []
+
+
+def remind(app: Celery, order: int, countdown: float = HOUR, **more: Any) -> str:
+    sent = app.tasks["shop.mail.remind"].apply_async((order,), more, countdown=countdown)
+    found: str = sent.id
+    return found
+
+
+def entries(browser: Browser, page: str) -> list[list[str]]:
+    """The audit log: who, what, queue, number of each entry, the latest first."""
+    browser.open(f"{page}audit")
+    return browser.run(
+        "return [...document.querySelectorAll('#audit tbody tr')]"
+        ".map(row => [...row.cells].slice(1, 5).map(cell => cell.innerText.trim()))"
+    )
+
+
+def choose(browser: Browser, id: str) -> None:
+    browser.click(f"input[name=id][value='{id}']")
+
+
+def states(center: Any, *ids: str) -> list[str]:
+    return [found.state for id in ids for found in center.get(id)]
+
+
+def test_the_overview_counts_and_draws_what_comes_due(
+    browser: Browser, page: str, app: Celery
+) -> None:
+    for order in range(30):
+        remind(app, order, 600 + 100 * order)
+    remind(app, 99, 0)
+    browser.open(page)
+    row = browser.wait_text("mail", "#queues tbody")
+    assert "30" in row
+    cards = browser.text("#numbers")
+    assert "30\nscheduled" in cards and "1\nready" in cards
+    assert "30 messages due within the next hour" not in cards
+    browser.wait_text("messages due within the next hour", "#coming")
+    assert browser.all("#coming rect.bar")
+    browser.press("next day", "#coming")
+    browser.wait_text("30 messages due within the next day", "#coming")
+    browser.screenshot("page-overview")
+
+
+def test_what_changes_is_seen_without_a_reload_by_two_viewers(
+    browser: Browser, page: str, app: Celery, tmp_path: Path
+) -> None:
+    id = remind(app, 7)
+    other = Browser(tmp_path / "other")
+    try:
+        for viewer in (browser, other):
+            viewer.open(f"{page}queue?queue=mail")
+            viewer.wait_text(id)
+            viewer.run("window.stays = true")
+        choose(browser, id)
+        browser.press("Cancel", "main")
+        browser.wait_text("This cannot be taken back")
+        browser.press("Cancel 1 message")
+        browser.wait_text("1 message cancelled.")
+        other.wait(lambda: id not in other.text())
+        assert other.run("return window.stays")
+    finally:
+        other.close()
+
+
+def test_chosen_messages_are_cancelled_and_their_results_are_revoked(
+    browser: Browser, page: str, app: Celery, center: Any
+) -> None:
+    ids = [remind(app, order) for order in range(3)]
+    browser.open(f"{page}queue?queue=mail")
+    for id in ids[:2]:
+        choose(browser, id)
+    assert "2 chosen" in browser.text()
+    browser.screenshot("page-queue")
+    browser.press("Cancel", "main")
+    browser.press("Cancel 2 messages")
+    browser.wait_text("2 messages cancelled.")
+    assert states(center, *ids) == ["waiting"]
+    assert [app.AsyncResult(id).state for id in ids] == ["REVOKED", "REVOKED", "PENDING"]
+    assert entries(browser, page)[0] == ["this machine", "cancel", "mail", "2"]
+
+
+def test_chosen_messages_are_moved_and_run(
+    browser: Browser, page: str, app: Celery, center: Any
+) -> None:
+    first, second = remind(app, 1), remind(app, 2)
+    browser.open(f"{page}queue?queue=mail")
+    choose(browser, first)
+    browser.type("form[data-chooses] input[name=at]", "2h")
+    browser.press("Reschedule", "form[data-chooses]")
+    browser.wait_text("1 message rescheduled.")
+    [found] = center.get(first)
+    assert abs(found.time_us / 1e6 - time.time() - 2 * HOUR) < 60
+    choose(browser, second)
+    browser.press("Run now", "form[data-chooses]")
+    browser.wait_text("1 message made due.")
+    browser.wait_text("ready", "#messages")
+    [found] = center.get(second)
+    assert found.time_us <= time.time() * 1e6
+    acts = [entry[1:] for entry in entries(browser, page)[:2]]
+    assert acts == [["run", "mail", "1"], ["reschedule", "mail", "1"]]
+
+
+def test_a_time_that_cannot_be_read_is_told_and_nothing_is_moved(
+    browser: Browser, page: str, app: Celery, center: Any
+) -> None:
+    id = remind(app, 1)
+    [before] = center.get(id)
+    browser.open(f"{page}queue?queue=mail")
+    choose(browser, id)
+    browser.type("form[data-chooses] input[name=at]", "soon")
+    browser.press("Reschedule", "form[data-chooses]")
+    browser.wait_text("'soon' is no time: say a span from now such as 1h30m")
+    assert center.get(id) == [before]
+
+
+def test_a_message_is_shown_in_full_and_what_is_hidden_is_not(
+    browser: Browser, page: str, app: Celery, center: Any
+) -> None:
+    sent = app.tasks["shop.mail.remind"].apply_async(
+        (7, "4111-1111"),
+        {"to": "<script>alert(1)</script>", "more": {"api_token": "s3cret-s3cret"}},
+        countdown=HOUR,
+        headers={**celery_toc.biz("order", 7), "x-key": "anna"},
+    )
+    browser.open(f"{page}message?queue=mail&id={sent.id}")
+    shown = browser.wait_text("shop.mail.remind")
+    assert "scheduled" in shown and "order 7" in shown and "anna" in shown
+    assert "7, ••••, to='<script>alert(1)</script>'" in shown
+    browser.press("Headers and body")
+    whole = browser.wait_text("properties.")
+    assert "api_token" in whole and "<script>alert(1)</script>" in whole
+    source = browser.driver.page_source
+    assert "4111-1111" not in source and "s3cret-s3cret" not in source
+    assert "<script>alert" not in source
+    # A filter does not find what is hidden either.
+    browser.open(f"{page}queue?queue=mail&text=4111")
+    assert sent.id not in browser.wait_text("There is no such message")
+    browser.open(f"{page}queue?queue=mail&text=SCRIPT")
+    browser.wait_text(sent.id)
+    browser.open(f"{page}message?queue=mail&id={sent.id}")
+    browser.press("Cancel", "main")
+    browser.press("Cancel 1 message")
+    browser.wait_text("It is not in mail: it is done")
+    assert center.get(sent.id) == []
+
+
+def test_filters_find_by_task_arguments_business_id_time_and_id(
+    browser: Browser, page: str, app: Celery
+) -> None:
+    soon = remind(app, 1, 60)
+    late = remind(app, 222, 2 * HOUR, to="anna@example.com")
+    business = app.tasks["shop.cancel_unpaid"].apply_async(
+        (3,), countdown=HOUR, queue="mail", headers=celery_toc.biz("order", "b-3")
+    )
+    browser.open(f"{page}queue?queue=mail")
+    browser.wait_text(soon)
+    every = {soon, late, business.id}
+
+    def only(*ids: str) -> None:
+        def shown() -> bool:
+            text = browser.text("#messages")
+            return {id for id in every if id in text} == set(ids)
+
+        browser.wait(shown)
+
+    only(*every)
+    for field, text, ids in (
+        ("task", "shop.cancel*", (business.id,)),
+        ("text", "ANNA@", (late,)),
+        ("biz", "b-3", (business.id,)),
+        ("until", "30m", (soon,)),
+        ("since", "90m", (late,)),
+    ):
+        browser.type(f".filters input[name={field}]", text)
+        browser.press("Show", ".filters")
+        only(*ids)
+        browser.press("Clear", ".filters")
+        only(*every)
+    browser.press("ready 0", "#states")
+    only()
+    browser.type(".filters input[name=id]", late)
+    browser.press("Show", ".filters")
+    browser.wait(lambda: browser.text("h1") == late)
+
+
+def test_all_that_match_are_counted_asked_for_and_cancelled(
+    browser: Browser, page: str, app: Celery, center: Any
+) -> None:
+    for order in range(60):
+        remind(app, order, HOUR + order, to="anna" if order % 3 else "ben")
+    browser.open(f"{page}queue?queue=mail&text=ben")
+    browser.wait_text("ben", "#messages")
+    browser.press("To all that match")
+    browser.press("Cancel all that match")
+    browser.wait_text("20 messages match.")
+    assert center.counts("mail").scheduled == 60
+    browser.screenshot("page-job")
+    browser.press("Cancel 20")
+    browser.wait_text("Done: 20 messages cancelled.")
+    assert center.counts("mail").scheduled == 40
+    assert not center.scan("mail", where=lambda task: task.kwargs == {"to": "ben"}).messages
+    [ends, begins] = entries(browser, page)[:2]
+    assert ends == begins == ["this machine", "cancel all", "mail", "20"]
+
+
+def test_what_is_done_to_all_can_be_stopped_and_what_is_not_confirmed_is_not_done(
+    browser: Browser, page: str, app: Celery, center: Any
+) -> None:
+    body = center.center.get(remind(app, 0))[0].body
+    number = 20_000
+    center.put_many(
+        "mail",
+        [{"id": f"many-{place}", "body": body, "delay": HOUR} for place in range(number - 1)],
+    )
+    browser.open(f"{page}queue?queue=mail&state=scheduled")
+    browser.press("To all that match")
+    browser.press("Run now all that match")
+    browser.wait_text(f"{number:,} messages match.")
+    browser.press("Do not")
+    browser.wait_text("stopped")
+    assert center.counts("mail").scheduled == number
+    browser.open(f"{page}queue?queue=mail&state=scheduled")
+    browser.press("To all that match")
+    browser.press("Cancel all that match")
+    browser.wait_text(f"{number:,} messages match.")
+    browser.press(f"Cancel {number:,}")
+    browser.wait(lambda: "Stop" in browser.text("#job .acts"))
+    browser.press("Stop", "#job")
+    said = browser.wait_text("Stopped:", "#job")
+    cancelled = int(said.split("Stopped: ")[1].split(" ")[0].replace(",", ""))
+    assert 0 <= cancelled < number
+    assert center.counts("mail").scheduled == number - cancelled
+    assert entries(browser, page)[0][1:] == ["cancel all", "mail", f"{cancelled:,}"]
+
+
+def test_all_that_match_are_moved_and_run(
+    browser: Browser, page: str, app: Celery, center: Any
+) -> None:
+    for order in range(700):
+        remind(app, order, HOUR + order / 100)
+    browser.open(f"{page}queue?queue=mail")
+    browser.press("To all that match")
+    browser.type("#all input[name=at]", "3h")
+    browser.press("Reschedule all that match", "#all")
+    browser.wait_text("700 messages match.")
+    browser.press("Reschedule 700")
+    browser.wait_text("Done: 700 messages rescheduled.")
+    assert center.coming("mail", [2.9 * HOUR, 3.1 * HOUR]) == [0, 700]
+    browser.press("To the queue")
+    browser.press("To all that match")
+    browser.press("Run now all that match")
+    browser.press("Run now 700") if browser.wait_text("700 messages match.") else None
+    browser.wait_text("Done: 700 messages made due.")
+    assert center.counts("mail").ready == 700
+
+
+@pytest.fixture
+def dead(app: Celery, center: Any) -> list[str]:
+    """Five dead letters, of two kinds."""
+    ids = [remind(app, order, 0) for order in range(5)]
+    taken = {one.id: one for one in center.pop("mail", ids=ids).messages}
+    for place, id in enumerate(ids):
+        error = "ValueError: mailbox unavailable" if place < 3 else "OSError: no route\nto host"
+        center.reject(taken[id], requeue=False, error=f"Traceback:\n{error}")
+    return ids
+
+
+def test_dead_letters_are_grouped_and_a_group_is_requeued_or_deleted(
+    browser: Browser, page: str, dead: list[str], center: Any
+) -> None:
+    browser.open(page)
+    browser.wait(lambda: browser.all("#queues td a.bad"))
+    browser.open(f"{page}dead")
+    shown = browser.wait_text("mailbox unavailable", "#dead")
+    assert "5 dead" in shown
+    rows = browser.run(
+        "return [...document.querySelectorAll('#dead tbody tr')]"
+        ".map(row => [row.cells[0].innerText.trim(), row.cells[3].innerText.trim()])"
+    )
+    assert rows == [["3", "ValueError: mailbox unavailable"], ["2", "to host"]]
+    browser.screenshot("page-dead")
+    browser.press("Requeue", "#dead tbody tr:first-child")
+    browser.wait_text("3 messages match.")
+    browser.press("Requeue 3")
+    browser.wait_text("Done: 3 messages requeued.")
+    assert states(center, *dead) == ["waiting"] * 3 + ["dead"] * 2
+    browser.open(f"{page}dead")
+    browser.wait_text("to host", "#dead")
+    browser.press("Delete", "#dead tbody tr:first-child")
+    browser.wait_text("2 messages match.")
+    browser.press("Delete 2")
+    browser.wait_text("Done: 2 messages deleted.")
+    assert states(center, *dead) == ["waiting"] * 3
+    assert [entry[1:] for entry in entries(browser, page)[:4:2]] == [
+        ["purge all", "mail", "2"],
+        ["requeue all", "mail", "3"],
+    ]
+
+
+def test_one_dead_letter_is_shown_with_its_error_and_put_back(
+    browser: Browser, page: str, dead: list[str], center: Any
+) -> None:
+    browser.open(f"{page}queue?queue=mail&state=dead")
+    browser.wait_text("mailbox unavailable", "#messages")
+    browser.press(dead[0], "#messages")
+    browser.wait_text("Traceback:")
+    browser.press("Requeue", "main")
+    browser.wait_text("1 message requeued.")
+    assert states(center, dead[0]) == ["waiting"]
+
+
+def test_limits_show_what_is_used_and_waits_and_are_changed_in_use(
+    browser: Browser, page: str, center: Any
+) -> None:
+    center.declare("api")
+    center.alter("api", concurrency=2, key_order="serial")
+    for number in range(5):
+        center.put("api", f"call-{number}", b"{}", key="anna" if number < 3 else f"key-{number}")
+    taken = center.pop("api", 10).messages
+    assert len(taken) == 2
+    try:
+        browser.open(f"{page}limits")
+        row = browser.wait_text("2 of 2", "#usage")
+        assert "serial" in row
+        browser.press("api", "#usage")
+        browser.wait_text("Workers and senders know within five seconds")
+        waiting = browser.wait_text("Keys that wait", "#usage")
+        assert "anna\tone that runs" in waiting
+        browser.type("input[name='limit.concurrency']", "3")
+        browser.type("input[name='limit.rate']", "100/s")
+        browser.press("Change", "form.limits")
+        browser.wait_text("Changed: ")
+        assert center.describe("api").limits["concurrency"].value == 3
+        assert center.describe("api").limits["rate"].value == "100/s"
+        browser.type("input[name='limit.rate']", "often")
+        browser.press("Change", "form.limits")
+        browser.wait_text("must be a rate such as 100/s")
+        assert center.describe("api").limits["rate"].value == "100/s"
+        browser.open(f"{page}limits?queue=api")
+        browser.type("input[name='limit.rate']", "")
+        browser.type("input[name='limit.concurrency']", "none")
+        browser.press("Change", "form.limits")
+        browser.wait_text("concurrency none")
+        assert center.describe("api").limits["concurrency"].value is None
+        assert entries(browser, page)[0][1:3] == ["alter", "api"]
+    finally:
+        center.ack(taken)
+        center.delete("api")
+
+
+def test_a_queue_is_paused_and_resumed(
+    browser: Browser, page: str, app: Celery, center: Any
+) -> None:
+    remind(app, 1)
+    browser.open(f"{page}queue?queue=mail")
+    browser.press("Pause")
+    browser.wait_text("mail is paused.")
+    assert center.paused() == {"mail"}
+    browser.open(page)
+    browser.wait_text("paused", "#queues")
+    browser.open(f"{page}queue?queue=mail")
+    browser.press("Resume")
+    browser.wait_text("mail is resumed.")
+    assert not center.paused()
+
+
+def test_schedules_are_paused_resumed_skipped_and_run(
+    browser: Browser, page: str, app: Celery, center: Any
+) -> None:
+    schedules = center.schedules
+    schedules.put("nightly", "shop.cancel_unpaid", HOUR, args=[7])
+    before = schedules.get("nightly").next
+    browser.open(f"{page}schedules")
+    browser.wait_text("nightly", "#schedules")
+    browser.press("Pause", "#schedules")
+    browser.wait_text("nightly is paused.")
+    assert schedules.get("nightly").state == "paused"
+    browser.press("Resume", "#schedules")
+    browser.wait_text("nightly is resumed.")
+    browser.press("Skip next", "#schedules")
+    browser.wait_text("nightly will leave out its next firing.")
+    assert schedules.get("nightly").next > before
+    browser.press("nightly", "#schedules")
+    browser.wait_text("Latest firings")
+    browser.press("Run now", "#schedule")
+    browser.wait_text("nightly was sent.")
+    assert center.counts("celery").ready == 1
+    browser.wait_text("by hand", "#schedule")
+    acts = [entry[1] for entry in entries(browser, page)[:4]]
+    assert acts == ["run schedule", "skip schedule", "resume schedule", "pause schedule"]
+
+
+def test_the_keyboard_goes_everywhere(browser: Browser, page: str, app: Celery) -> None:
+    ids = [remind(app, order, HOUR + order) for order in range(3)]
+    browser.open(f"{page}queue?queue=mail")
+    browser.wait_text(ids[2])
+    browser.keys("jj")
+    browser.keys("x")
+    assert browser.find(f"input[name=id][value='{ids[1]}']").is_selected()
+    browser.keys("\ue007")
+    browser.wait(lambda: browser.text("h1") == ids[1])
+    browser.keys("gd")
+    browser.wait(lambda: browser.text("h1") == "Dead letters")
+    browser.keys("go")
+    browser.wait(lambda: browser.text("h1") == "Overview")
+    browser.keys("?")
+    browser.wait_text("choose the row", "#help")
+    browser.open(f"{page}queue?queue=mail")
+    browser.keys("/")
+    browser.keys("shop.*")
+    field = browser.find(".filters input[name=task]")
+    assert field.get_property("value") == "shop.*"
+
+
+#: Links of the navigation that are not seen as a whole.
+BEYOND = """
+return [...document.querySelectorAll("nav a")].map(one => [one.innerText,
+  one.getBoundingClientRect()]).filter(([, at]) => at.left < 0 || at.right > 390)
+  .map(([text]) => text)
+"""
+
+#: What can be pressed and is lower than 24 pixels.
+SMALL = """
+return [...document.querySelectorAll("main a, main button, main input, main select, main summary, "
+  + "header a:not(.skip)")].filter(one => one.checkVisibility())
+  .map(one => [one.innerText || one.name, one.getBoundingClientRect().height])
+  .filter(([, height]) => height > 0 && height < 24)
+"""
+
+
+def test_it_is_usable_on_a_phone_and_in_the_dark(
+    browser: Browser, page: str, app: Celery, dead: list[str]
+) -> None:
+    remind(app, 1, to="a" * 200)
+    command = browser.driver.execute_cdp_cmd
+    command(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True},
+    )
+    command(
+        "Emulation.setEmulatedMedia",
+        {"features": [{"name": "prefers-color-scheme", "value": "dark"}]},
+    )
+    try:
+        views = (
+            "",
+            "queue?queue=mail",
+            "dead",
+            "limits",
+            "limits?queue=mail",
+            "schedules",
+            "audit",
+        )
+        for view in views:
+            browser.open(page + view)
+            width = browser.run("return document.documentElement.scrollWidth")
+            assert width <= 390, view
+            # Nothing has to be pushed aside to be found, and a finger meets what it points at.
+            assert browser.run(BEYOND) == [], view
+            assert browser.run(SMALL) == [], view
+        browser.open(f"{page}queue?queue=mail")
+        color = browser.run("return getComputedStyle(document.body).backgroundColor")
+        assert color == "rgb(20, 23, 26)"
+        row = browser.find("#messages tbody tr td[data-label=Task]")
+        assert row.is_displayed()
+        assert browser.find("#messages .badge").rect["width"] < row.rect["width"] / 2
+        assert not browser.find(".filters input[name=task]").is_displayed()
+        browser.click("label.unfold")
+        assert browser.find(".filters input[name=task]").is_displayed()
+        assert not browser.find(".sticky").is_displayed()
+        browser.click("#messages input[name=id]")
+        assert browser.find(".sticky").is_displayed()
+    finally:
+        command("Emulation.clearDeviceMetricsOverride", {})
+        command("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_a_broker_that_goes_away_is_told_and_the_page_goes_on_when_it_is_back(
+    browser: Browser, page: str, app: Celery, center: Any, own_server: Server
+) -> None:
+    remind(app, 1)
+    browser.open(page)
+    browser.wait_text("mail", "#queues")
+    browser.run("window.stays = true")
+    own_server.kill()
+    try:
+        said = browser.wait_text("No news.", "#trouble")
+        assert "broker" in said
+        browser.wait_text("old; it is tried again", "#trouble")
+        assert "mail" in browser.text("#queues")  # what was known is still shown
+    finally:
+        own_server.start()
+    center.declare("mail")
+    remind(app, 2)
+    browser.wait(lambda: not browser.text("#trouble"))
+    browser.wait_text("mail", "#queues")
+    assert browser.run("return window.stays")
+    # A view of one queue says so, too, and is there again by itself.
+    browser.open(f"{page}queue?queue=mail")
+    browser.wait_text("shop.mail.remind", "#messages")
+    own_server.kill()
+    try:
+        browser.wait_text("No news.", "#trouble")
+        assert "shop.mail.remind" in browser.text("#messages")
+    finally:
+        own_server.start()
+    center.declare("mail")
+    browser.wait(lambda: not browser.text("#trouble"))
+
+
+WORKER_APP = """
+import os, time
+from pageshop import app as shop
+
+
+def wait(until):
+    while not os.path.exists(until):
+        time.sleep(0.05)
+
+
+shop.task(name="shop.mail.slow", shared=False, acks_late=True)(wait)
+shop.task(name="shop.mail.early", shared=False)(wait)
+"""
+
+
+@pytest.fixture
+def worker(shared: Any, own_server: Server) -> Iterator[None]:
+    """A worker of the app's queues, which runs two tasks at a time."""
+    import pageshop
+
+    folder = Path(pageshop.__file__).parent
+    (folder / "pageshop_worker.py").write_text(WORKER_APP + "\napp = shop\n")
+    command = [sys.executable, "-m", "celery", "-A", "pageshop_worker", "worker", "-P", "threads"]
+    process = subprocess.Popen(
+        [*command, "-c", "2", "-Q", "celery,mail", "-n", "w@here", "--without-mingle"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL,
+    )
+    yield
+    process.terminate()
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        raise
+
+
+def test_the_workers_say_what_they_hold_and_who_has_a_message(
+    browser: Browser, page: str, app: Celery, worker: None, tmp_path: Path
+) -> None:
+    browser.open(page)
+    browser.wait_text("w@here", "#workers")
+    enough = tmp_path / "enough"
+    sent = app.send_task("shop.mail.slow", (str(enough),), queue="mail")
+    early = app.send_task("shop.mail.early", (str(enough),), queue="mail")
+    try:
+        browser.wait_text(sent.id, "#workers")
+        row = browser.wait_text(early.id, "#workers")
+        assert "shop.mail.slow" in row and "celery, mail" in row
+        browser.open(f"{page}message?queue=mail&id={sent.id}")
+        browser.wait_text("w@here, which runs it", "#holders")
+        assert "in flight" in browser.text("main")
+        assert "Cancel" not in browser.text("main")
+        # One that was acknowledged as it began is in Redis no more, and runs.
+        browser.open(f"{page}message?queue=mail&id={early.id}")
+        browser.wait_text("w@here, which runs it", "#holders")
+    finally:
+        enough.touch()
+    browser.wait_text("It is not in mail", "#holders")
+
+
+def test_with_tokens_people_sign_in_and_out(
+    browser: Browser, page: str, own_server: Server, app: Celery
+) -> None:
+    remind(app, 1)
+    reader, line = new_token("ben", "read", "mail")
+    operator, other_line = new_token("anna", "read,write,operate", "*")
+    tokens = {"TOC_HTTP_TOKENS": f"{line};{other_line}"}
+    with HttpServer(own_server.toc_url, environment=tokens) as made:
+        url = f"{made.url}/page/"
+        browser.open(f"{url}dead")
+        browser.wait(lambda: browser.text("h1") == "Sign in")
+        browser.type("input[name=token]", "nonsense")
+        browser.press("Sign in", "main")
+        browser.wait_text("This token is not known here")
+        browser.type("input[name=token]", reader)
+        browser.press("Sign in", "main")
+        browser.wait(lambda: browser.text("h1") == "Overview")
+        assert "celery" not in browser.text("#queues tbody")
+        browser.press("mail", "#queues")
+        browser.wait_text("shop.mail.remind", "#messages")
+        assert not browser.all("input[name=id][type=checkbox]")
+        assert "Pause" not in browser.text("main")
+        browser.press("Sign out ben")
+        browser.wait(lambda: browser.text("h1") == "Sign in")
+        browser.open(url)
+        browser.wait(lambda: browser.text("h1") == "Sign in")
+        browser.type("input[name=token]", operator)
+        browser.press("Sign in", "main")
+        browser.wait_text("mail", "#queues")
+        # A session that ends elsewhere ends here, within seconds and without a click.
+        with own_server.client() as client:
+            for key in client.scan_iter("*session*"):
+                client.delete(key)
+        browser.wait(lambda: browser.text("h1") == "Sign in")
+
+
+def test_the_library_is_searched_by_business_id(
+    browser: Browser, own_server: Server, tmp_path: Path
+) -> None:
+    database = f"sqlite:///{tmp_path / 'library.db'}"
+    url = f"{own_server.toc_url}?toc_library={database}"
+    shards = Shards(read_databases("toc_library", database), 1, 5.0)
+    migrate.create(shards)
+    shards.close()
+    center = center_for(url)
+    try:
+        for order in (7, 8):
+            message = {
+                "headers": {"task": "shop.remind", **celery_toc.biz("order", order)},
+                "properties": {},
+                "content-type": "application/json",
+                "content-encoding": "utf-8",
+                "body": b"[[], {}, {}]",
+            }
+            center.put("kept", f"order-{order}", pack(message, deflate=False), delay=HOUR)
+        center.cancel("order-8", topic="kept")
+        with HttpServer(url) as made:
+            browser.open(f"{made.url}/page/library")
+            browser.wait_text("order-7", "#records")
+            due = browser.find("#records td[data-label=Due] .when").text
+            assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d in \d+ min( \d+ s)?", due)
+            browser.type("input[name=biz]", "8")
+            browser.press("Find", ".filters")
+            browser.wait(lambda: "order-7" not in browser.text("#records tbody"))
+            assert "cancelled" in browser.wait_text("order-8", "#records")
+            browser.press("order-8", "#records")
+            browser.wait_text("It is not in kept")
+            browser.wait_text("cancelled", "main")
+            browser.open(f"{made.url}/page/message?queue=kept&id=order-7")
+            browser.wait_text("In the task library")
+            browser.press("Cancel", "main")
+            browser.press("Cancel 1 message")
+            browser.wait_text("1 message cancelled.")
+            browser.open(f"{made.url}/page/library?status=cancelled&biz=7")
+            browser.wait_text("order-7", "#records")
+    finally:
+        close_libraries()
+
+
+def test_a_newcomer_sees_tasks_count_down(browser: Browser) -> None:
+    root = Path(__file__).parents[2]
+    process = subprocess.Popen(
+        [sys.executable, "examples/first_run", "--page", "--port", "0", "--first", "60"],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if found := re.search(r"Open (\S+) and see them count down", line):
+                break
+        else:
+            raise AssertionError("".join(said))
+        browser.open(found[1])
+        browser.wait_text("300\nscheduled", "#numbers")
+        browser.wait_text("celery@", "#workers")
+        browser.press("celery", "#queues")
+        browser.wait_text("first_run.note_lateness", "#messages")
+        first = browser.text("#messages .away")
+        browser.wait(lambda: browser.text("#messages .away") != first)
+    finally:
+        process.send_signal(signal.SIGINT)
+        rest = process.communicate(timeout=60)[0]
+    assert process.returncode == 0, rest
+
+
+def test_a_newcomer_whose_port_is_taken_is_told_so_and_nothing_else() -> None:
+    root = Path(__file__).parents[2]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = subprocess.run(
+            [sys.executable, "examples/first_run", "--page", "--port", str(port), "--tasks", "20"],
+            cwd=root,
+            env={**os.environ, "PYTHONPATH": str(root)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    assert done.returncode == 1
+    said = done.stderr.strip().splitlines()
+    assert [line for line in said if f"127.0.0.1:{port}: Address already in use" in line] == [
+        said[0]
+    ], done.stderr
+    assert said[1:] == ["--port NUMBER chooses another port."]

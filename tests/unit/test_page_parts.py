@@ -1,0 +1,324 @@
+"""The parts of the page that decide: HTML, times, charts, forms."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kombu_toc import Page
+from kombu_toc.http import Mask, PageExtras, Problem
+from kombu_toc.http.page import graves as graves_module
+from kombu_toc.http.page import words
+from kombu_toc.http.page.audit import Audit
+from kombu_toc.http.page.board import SPANS, edges_of
+from kombu_toc.http.page.bulk import _facts
+from kombu_toc.http.page.charts import bars, sparkline
+from kombu_toc.http.page.door import read_cookie
+from kombu_toc.http.page.graves import Graves
+from kombu_toc.http.page.html import Markup, h, link, markup
+from kombu_toc.http.page.jobs import Job
+from kombu_toc.http.page.page import _fields_of
+from kombu_toc.http.page.queue import _back
+from kombu_toc.http.page.reading import Reader
+from kombu_toc.http.page.selection import Selection, last_line
+from kombu_toc.http.page.times import read_time
+from kombu_toc.http.requests import Request
+
+from .page_messages import NOW, envelope, found, read
+
+
+@given(st.text())
+def test_text_is_escaped_wherever_it_stands(text: str) -> None:
+    made = h.p(text, [text], title=text, data_x=text)
+    assert made.count("<") == 2 and made.count(">") == 2
+    assert made.count('"') == 4
+    made.encode()  # whatever it is, a page can hold it
+
+
+def test_what_turns_text_around_is_shown_as_what_it_is() -> None:
+    assert h.p("a\u202egpj.exe\0\ud800") == "<p>a\\u202egpj.exe\\u0000\\ud800</p>"
+
+
+def test_what_is_none_is_left_out_and_what_was_made_is_kept() -> None:
+    assert markup(None, False, 7, [h.b("x"), "<"]) == "7<b>x</b>&lt;"
+    assert h.input(disabled=True, value=None, for_="a") == '<input disabled for="a">'
+    assert isinstance(markup("a"), Markup)
+
+
+def test_an_address_holds_any_name() -> None:
+    assert link("queue", queue="a/b?c&d#é ..", after=None, state="") == (
+        "queue?queue=a%2Fb%3Fc%26d%23%C3%A9+.."
+    )
+    assert link("./") == "./"
+
+
+@pytest.mark.parametrize(
+    "text, seconds",
+    [
+        ("", None),
+        ("now", NOW),
+        ("1h30m", NOW + 5400),
+        ("1 h 30 min", NOW + 5400),
+        ("in 10 minutes", NOW + 600),
+        ("-5m", NOW - 300),
+        ("5 min ago", NOW - 300),
+        ("1.5d", NOW + 129_600),
+        ("250ms", NOW + 0.25),
+        ("2026-01-31", 1_769_817_600.0),
+        ("2026-01-31 09:30", 1_769_851_800.0),
+        ("2026-01-31 09:30 UTC", 1_769_851_800.0),
+        ("2026-01-31T09:30:00Z", 1_769_851_800.0),
+        ("2026-01-31 09:30+01:00", 1_769_848_200.0),
+    ],
+)
+def test_a_time_is_read_as_people_type_it(text: str, seconds: float | None) -> None:
+    assert read_time(text, "at", NOW) == seconds
+
+
+# The last one is long: looking for spans in such a text takes time that grows with its square.
+@pytest.mark.parametrize(
+    "text", ["soon", "1x", "99999999999d", "2026-13-01", "--5m", "1h30", "1s " * 40]
+)
+def test_a_time_that_cannot_be_read_names_the_field_and_the_way_out(text: str) -> None:
+    with pytest.raises(Problem) as raised:
+        read_time(text, "until", NOW)
+    assert raised.value.field == "until"
+    assert "such as 1h30m" in raised.value.detail
+
+
+@pytest.mark.parametrize(
+    "seconds, text",
+    [
+        (0, "0 s"),
+        (0.25, "250 ms"),
+        (59.9, "59 s"),
+        (65, "1 min 5 s"),
+        (3605, "1 h"),
+        (-90000, "1 d 1 h"),
+    ],
+)
+def test_a_span_has_its_two_largest_units(seconds: float, text: str) -> None:
+    assert words.span(seconds) == text
+
+
+def test_charts_take_anything() -> None:
+    assert "NaN" not in sparkline([], "") + sparkline([None, None], "") + sparkline([0, 0], "")
+    assert sparkline([1, None, 2, 3], "").count("M") == 2
+    drawn = bars([0, 1, 1_000_000], ["a", "b", "c"], "")
+    assert drawn.count('class="bar"') == 2  # and the small one is visible
+    assert 'height="2.0"' in drawn
+
+
+def test_the_bars_of_a_span_are_among_what_is_counted() -> None:
+    edges = edges_of(frozenset(("minute", "week")))
+    assert edges[0] == 0 and edges == sorted(set(edges))
+    for span in SPANS.values():
+        assert span.whole in edges
+    assert SPANS["week"].whole == 7 * 86_400 and SPANS["day"].whole == 86_400
+
+
+# -- cookies and forms
+
+
+def asked(*headers: tuple[bytes, bytes], body: bytes = b"") -> Request:
+    async def nothing() -> Any:
+        raise AssertionError
+
+    request = Request({"method": "POST", "headers": headers}, nothing, [])
+    request.body = body
+    return request
+
+
+@pytest.mark.parametrize(
+    "other", ["a/b=1", 'a={"x":1}', "alone", "é=é", "a@b=c", "x_toc_session=2"]
+)
+def test_cookies_of_other_applications_hide_none_of_this_one(other: str) -> None:
+    for said in (f"toc_session=1; {other}", f"{other}; toc_session=1; toc_session=2"):
+        assert read_cookie(asked((b"cookie", said.encode())), "toc_session") == "1"
+    assert read_cookie(asked((b"cookie", other.encode())), "toc_session") == ""
+    assert read_cookie(asked(), "toc_session") == ""
+
+
+def test_a_form_has_bounds() -> None:
+    form = (b"content-type", b"application/x-www-form-urlencoded; charset=utf-8")
+    assert _fields_of(asked(form, body=b"id=a+b&id=%26&x=")) == {"id": ["a b", "&"], "x": [""]}
+    for body, kind in (
+        (b"a=" + b"x" * (1 << 20), "too-large"),
+        (b"a=1&" * 4000, "bad-request"),
+        (b"a=%ff", "bad-request"),
+        ("a=é".encode(), "bad-request"),
+    ):
+        with pytest.raises(Problem) as raised:
+            _fields_of(asked(form, body=body))
+        assert raised.value.kind == kind
+    with pytest.raises(Problem, match="as a browser sends"):
+        _fields_of(asked(body=b"a=1"))
+
+
+# -- the audit log
+
+
+class Told:
+    """A center that is told entries of the log."""
+
+    def __init__(self) -> None:
+        self.entries: list[list[Any]] = []
+
+    async def call(self, write: Any) -> None:
+        center = SimpleNamespace(keys=SimpleNamespace(audit="audit"), client=self)
+        write(center)
+
+    def xadd(self, key: str, fields: dict[bytes, str], **how: Any) -> None:
+        self.entries.append(json.loads(fields[b"e"]))
+
+
+def test_an_act_that_fails_on_its_way_is_noted_too(caplog: pytest.LogCaptureFixture) -> None:
+    told = Told()
+    audit = Audit(told)  # type: ignore[arg-type]
+
+    async def act(error: Exception | None) -> None:
+        async with audit.doing("anna", "cancel", "mail", "order-7\nben: purge") as doing:
+            doing.number = 3
+            if error is not None:
+                raise error
+
+    async def three() -> None:
+        await act(None)
+        with pytest.raises(ConnectionError):
+            await act(ConnectionError("gone"))
+        with pytest.raises(Problem):
+            await act(Problem("conflict", "nothing was done"))
+
+    caplog.set_level("INFO", "kombu_toc.audit")
+    asyncio.run(three())
+    assert [entry[:3] + entry[4:] for entry in told.entries] == [["anna", "cancel", "mail", 3]] * 2
+    assert told.entries[1][3].startswith("failed: the broker cannot be reached")
+    lines = [record.getMessage() for record in caplog.records if "anna" in record.getMessage()]
+    assert lines[0] == "anna: cancel in 'mail', order-7\\nben: purge: 3"
+    assert len(lines) == 2 and all("\n" not in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    "number, late, more, said",
+    [
+        (10, 0, False, "Done: 10 messages cancelled."),
+        (7, 3, False, "Done: 7 messages cancelled."),
+        (7, 1, False, "cancelled. 2 more that were counted are gone, or were moved meanwhile."),
+        (10, 0, True, "cancelled. More match than were counted: begin it again for those."),
+    ],
+)
+def test_a_job_says_what_became_of_all_that_were_counted(
+    number: int, late: int, more: bool, said: str
+) -> None:
+    job = Job("j", "cancel", Selection("mail"), "anna", phase="done", is_meant=True)
+    job = job._replace(matching=10, number=number, late=late, more=more)
+    assert f"{said}</strong>" in _facts(job)
+
+
+# -- dead letters
+
+
+def test_all_viewers_share_a_look_at_the_dead_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dead:
+        scans = 0
+
+        async def scan(self, queue: str, **how: Any) -> Page:
+            self.scans += 1
+            await asyncio.sleep(0)
+            return Page([found(b"{}", f"ValueError: {n % 2}") for n in range(5)], None)
+
+    async def run() -> None:
+        center = Dead()
+        graves = Graves(center, Reader(Mask(), PageExtras()))  # type: ignore[arg-type]
+        for queue in ("mail", "sms"):
+            seen = await asyncio.gather(*(graves.look(queue, 5, 9, 0) for _ in range(20)))
+            assert [(one.number, one.error) for one in seen[0].groups] == [
+                (3, "ValueError: 0"),
+                (2, "ValueError: 1"),
+            ]
+            assert all(one is seen[0] for one in seen)
+        assert center.scans == 2
+        monkeypatch.setattr(graves_module, "LEAST", 0.0)
+        monkeypatch.setattr(graves_module, "SHARE", 0.0)
+        await graves.look("mail", 5, 8, 0)
+        await graves.look("mail", 5, 8, 0)
+        assert center.scans == 4
+        monkeypatch.setattr(graves_module, "SHARE", 1e9)
+        await graves.look("mail", 5, 8, 0)
+        await graves.look("mail", 5, 8, 0)
+        assert center.scans == 5
+        graves.forget("mail")  # who has changed something sees it
+        looking = asyncio.create_task(graves.look("mail", 5, 8, 0))
+        await asyncio.sleep(0)
+        graves.forget("mail")  # also if a look has begun before
+        await looking
+        await graves.look("mail", 5, 8, 0)
+        await graves.look("mail", 5, 8, 0)
+        assert center.scans == 7
+
+    asyncio.run(run())
+
+
+# -- selections
+
+
+def test_a_selection_is_read_and_said_in_words() -> None:
+    chosen = Selection.of(
+        {"queue": "mail", "state": "dead", "task": "shop.*", "until": "1h", "reason": "x"}, NOW
+    )
+    assert chosen.until == NOW + 3600
+    assert chosen.described() == (
+        "dead messages of shop.* in mail before 2027-01-15 09:00:00 UTC that died because 'x'"
+    )
+    assert Selection("mail", since=-1.0).described() == (
+        "waiting messages in mail not before 1969-12-31 23:59:59 UTC"
+    )
+    assert chosen.looks_inside and not Selection("mail").looks_inside
+    for bad in ({}, {"queue": "mail", "state": "lost"}, {"queue": "mail", "since": "x"}):
+        with pytest.raises(Problem):
+            Selection.of(bad, NOW)
+
+
+def test_scheduled_and_ready_are_told_apart_by_the_clock() -> None:
+    assert Selection("mail", "scheduled").scanned(NOW)["since"] == NOW
+    assert Selection("mail", "ready").scanned(NOW)["until"] == NOW
+    assert Selection("mail", "ready", until=NOW - 9).scanned(NOW)["until"] == NOW - 9
+    assert Selection("mail", "any").scanned(NOW)["state"] is None
+
+
+def test_a_pattern_of_a_task_has_no_sets() -> None:
+    shown = read(envelope(b"[[],{},{}]", task="a[1]"))
+    assert Selection("mail", task="a[1]").matches(shown)
+    assert Selection("mail", task="a*").matches(shown)
+    assert not Selection("mail", task="A*").matches(shown)
+
+
+def test_the_last_line_of_an_error_tells_it_from_others() -> None:
+    assert last_line("Traceback:\n  x\nValueError: no\n\n") == "ValueError: no"
+    assert last_line("") == ""
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "https://evil.example/",
+        "//evil.example",
+        "javascript:alert(1)",
+        "../x",
+        "queue\r\nx: y",
+        "é",
+    ],
+)
+def test_nobody_is_led_away(back: str) -> None:
+    class Asked:
+        @staticmethod
+        def field(name: str) -> str:
+            return back
+
+    assert _back(Asked(), "queue?queue=mail") == "queue?queue=mail"  # type: ignore[arg-type]
