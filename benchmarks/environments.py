@@ -41,7 +41,7 @@ def make(name: str, folder: Path) -> Path:
     install = [str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     install += ["-r", str(requirements)]
     if name == "toc":
-        install += ["--editable", f"{ROOT}[embedded,asyncio,http,postgresql,mysql]"]
+        install += ["--editable", f"{ROOT}[embedded,asyncio,http,notify,postgresql,mysql]"]
     subprocess.run(install, check=True)
     stamp.write_text(digest)
     return python

@@ -40,6 +40,18 @@ class Trial:
         self._stack = ExitStack()
         self._producer: subprocess.Popen[str] | None = None
 
+    def inside(self, script: str, *arguments: object) -> dict[str, float]:
+        """Run a script with the peer's Python, for the broker; what it prints as JSON."""
+        made = subprocess.run(
+            [str(self.peer.python), str(INSIDE / script), self.broker.url, *map(str, arguments)],
+            env={**os.environ, "PYTHONPATH": self.peer.path, "PYTHONWARNINGS": "ignore"},
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=300,
+            check=True,
+        )
+        return dict(json.loads(made.stdout))
+
     def __enter__(self) -> Trial:
         with ExitStack() as stack:
             directory = tempfile.mkdtemp(prefix="toc-notes-", dir=_MEMORY)

@@ -26,7 +26,10 @@ from . import (
     library,
     limits,
     memory,
+    notify,
     now,
+    otel,
+    page,
     publish,
     put_many,
     recurring,
@@ -41,7 +44,7 @@ MODULES = (
     *(lateness, now, drain, storm, spread, behind),
     *(publish, put_many, event_loop, memory, scale, fleet, by_id, gossip, idle, floor),
     *(limits, fair, serial, unique, recurring),
-    *(library, http),
+    *(library, http, notify, page, otel),
 )
 
 #: case -> its module
