@@ -16,12 +16,16 @@ EXTRAS = {
     "kombu_toc.aio.recorded": ("greenlet", "sqlalchemy"),
     "kombu_toc.transport.recorded": ("sqlalchemy",),
     "kombu_toc.aio": ("greenlet",),
+    "kombu_toc.center.traced": ("opentelemetry",),
     "kombu_toc.exporter": ("prometheus_client",),
     "kombu_toc.http": ("greenlet", "uvicorn"),
     "kombu_toc.library": ("sqlalchemy", "alembic"),
+    "kombu_toc.tracing": ("opentelemetry",),
+    "kombu_toc.transport.traced": ("opentelemetry",),
+    "kombu_toc.notify": ("greenlet", "aiohttp"),
     "celery_toc.aio": ("greenlet",),
     "celery_toc.django": ("django",),
-    "celery_toc.web": ("greenlet", "uvicorn"),
+    "celery_toc.web": ("greenlet", "uvicorn", "django"),
 }
 
 
