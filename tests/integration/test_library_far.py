@@ -165,7 +165,7 @@ def test_a_turn_ends_soon_and_says_that_there_is_more(queue, store, center, monk
     monkeypatch.setattr(loader, "TOGETHER", 3)
     one = loader_of(store, center)
     assert one.turn(time.monotonic() + 60)
-    assert one.loaded == 0
+    assert 0 < one.loaded < len(ids)
     monkeypatch.setattr(loader, "TURN", 60.0)
     assert not one.turn(time.monotonic() + 60)
     assert one.loaded == 8
