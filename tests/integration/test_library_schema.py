@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -235,8 +236,8 @@ def test_who_cannot_ask_for_its_turn_is_told_why(engine, new_url, monkeypatch):
     shards.close()
 
 
-def test_tables_whose_making_was_stopped_anywhere_can_be_made_again(new_url):
-    shards, fresh = shards_of(new_url()), shards_of(new_url())
+def stopped_everywhere(begins: tuple[str, ...], work: Callable[[], object]) -> None:
+    """Stop that after its first statement that begins so, then after its second, until it ends."""
 
     class Stopped(Exception): ...
 
@@ -244,23 +245,29 @@ def test_tables_whose_making_was_stopped_anywhere_can_be_made_again(new_url):
 
     def stop(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
         nonlocal seen
-        if statement.lstrip().startswith(("CREATE", "INSERT", "UPDATE")):
+        if statement.lstrip().startswith(begins):
             seen += 1
             if seen > stopped:
                 raise Stopped
 
     event.listen(Engine, "after_cursor_execute", stop)
     try:
-        while True:  # each time one later
+        while True:
             seen = 0
             try:
-                migrate.create(shards)
+                work()
                 break
             except Stopped:
                 stopped += 1
     finally:
         event.remove(Engine, "after_cursor_execute", stop)
     assert stopped
+
+
+def test_tables_whose_making_was_stopped_anywhere_can_be_made_again(new_url):
+    shards, fresh = shards_of(new_url()), shards_of(new_url())
+
+    stopped_everywhere(("CREATE", "INSERT", "UPDATE"), lambda: migrate.create(shards))
     migrate.check(shards, shards.databases[0])
     migrate.create(fresh)
     assert described(shards) == described(fresh)
@@ -276,29 +283,7 @@ def test_an_upgrade_that_was_stopped_anywhere_can_be_repeated(new_url):
     migrate._change(shards, database, "0001")
     Store(shards).record([ended("order-1")])
 
-    class Stopped(Exception): ...
-
-    seen = stopped = 0
-
-    def stop(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
-        nonlocal seen
-        if statement.startswith(("CREATE INDEX", "ALTER INDEX")):
-            seen += 1
-            if seen > stopped:
-                raise Stopped
-
-    event.listen(Engine, "after_cursor_execute", stop)
-    try:
-        while True:  # each time one later
-            seen = 0
-            try:
-                migrate.upgrade(shards)
-                break
-            except Stopped:
-                stopped += 1
-    finally:
-        event.remove(Engine, "after_cursor_execute", stop)
-    assert stopped
+    stopped_everywhere(("CREATE INDEX", "ALTER INDEX"), lambda: migrate.upgrade(shards))
     migrate.create(fresh)
     Store(fresh).record([ended("order-1")])
     assert described(shards) == described(fresh)

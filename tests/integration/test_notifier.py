@@ -674,27 +674,34 @@ def test_a_slow_target_of_single_messages_does_not_delay_the_others_of_its_queue
             until(lambda: center.counts("mail") == (0, 0, 0, 0))
 
 
+class Meter:
+    """Answers after a moment; notes how many it answered at a time, at most."""
+
+    def __init__(self) -> None:
+        self.most = self._now = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, _: Received) -> Reply:
+        with self._lock:
+            self._now += 1
+            self.most = max(self.most, self._now)
+        time.sleep(0.05)  # as long as a target takes
+        with self._lock:
+            self._now -= 1
+        return OK
+
+
 def test_the_limits_of_a_queue_are_those_of_its_target(
     server: Anywhere, center: TimeoutCenter
 ) -> None:
-    lock, now, most = threading.Lock(), [0], [0]
-
-    def answer(_: Received) -> Reply:
-        with lock:
-            now[0] += 1
-            most[0] = max(most[0], now[0])
-        time.sleep(0.05)  # as long as a target takes
-        with lock:
-            now[0] -= 1
-        return OK
-
+    answer = Meter()
     with Target(answer) as target:
         center.declare("mail", target=target.url, concurrency=3)
         center.put_many("mail", [{"id": f"order-{n}", "body": b"x"} for n in range(30)])
         with NotifierProcess(server.toc_url), NotifierProcess(server.toc_url):
             assert len({got.id for got in target.take(30)}) == 30
             until(lambda: center.counts("mail") == (0, 0, 0, 0))
-        assert most[0] == 3
+        assert answer.most == 3
     with Target() as target:
         center.declare("calls", target=target.url, rate="20/s")
         center.put_many("calls", [{"id": f"call-{n}", "body": b"x"} for n in range(9)])
@@ -855,17 +862,7 @@ def test_a_message_of_megabytes_is_sent_whole(server: Anywhere, center: TimeoutC
 def test_messages_that_are_small_while_they_wait_do_not_fill_the_memory(
     server: Anywhere, center: TimeoutCenter
 ) -> None:
-    lock, now, most = threading.Lock(), [0], [0]
-
-    def answer(_: Received) -> Reply:
-        with lock:
-            now[0] += 1
-            most[0] = max(most[0], now[0])
-        time.sleep(0.05)  # as long as a target takes
-        with lock:
-            now[0] -= 1
-        return OK
-
+    answer = Meter()
     body = b"0" * (15 << 20)
     message = pack({"headers": {}, "content-type": "text/plain", "body": body}, deflate=True)
     assert len(message) < 20_000
@@ -875,7 +872,7 @@ def test_messages_that_are_small_while_they_wait_do_not_fill_the_memory(
         some = target.take(12)
         assert {got.id for got in some} == {f"order-{n}" for n in range(12)}
         assert all(len(got.body) == 15 << 20 for got in some)
-        assert most[0] <= 3  # 32 MiB, and the one that goes beyond
+        assert answer.most <= 3  # 32 MiB, and the one that goes beyond
 
 
 def test_a_paused_queue_is_not_sent_until_it_is_resumed(
