@@ -36,6 +36,13 @@ def grace_of(visibility: float) -> float:
     return min(max(visibility / 3, LEAST_GRACE), MAX_GRACE)
 
 
+def slack_of(visibility: float) -> float:
+    """Seconds for which a lease must have ended before it is rolled back. A server may stand still
+    for as long as :data:`SILENCE` without a gap that anybody sees. Holders renew a lease before a
+    third of it has passed; of a short lease too little is left then to outlast that silence."""
+    return max(SILENCE - visibility * 2 / 3, 0.0)
+
+
 def grace_after_step(visibility: float) -> float:
     """Grace period after a step of the server's clock. Holders may not have noticed the step, and
     renew their leases only when these are due."""
@@ -87,4 +94,5 @@ class Watch:
             return None
         if now < self._stepped + (grace_after_step(visibility) if grace is None else grace):
             return None
-        return int((now + MARGIN) * 1_000_000) + self._low
+        slack = slack_of(visibility) if grace is None else 0.0
+        return int((now + MARGIN - slack) * 1_000_000) + self._low

@@ -111,3 +111,21 @@ def test_a_center_may_be_told_its_grace() -> None:
     seen(watch, 100, 101)
     assert watch.until(101, 60, 0.5) is not None
     assert watch.until(101, 60, 1.5) is None
+
+
+@pytest.mark.parametrize("visibility", [1, 2, 3, 4.5, 60])
+def test_who_stood_still_unseen_has_a_moment_to_renew(visibility: float) -> None:
+    """A lease that was renewed just in time, and then all stood still, short of a gap."""
+    watch = Watch()
+    seen(watch, *each(90, 110))
+    lease_ends = 110 + visibility * 2 / 3
+    seen(watch, 110 + SILENCE - 0.01)
+    until = watch.until(110 + SILENCE - 0.01, visibility)
+    assert until is not None
+    assert until <= (lease_ends + AHEAD + MARGIN) * 1_000_000
+    # A holder that is dead is found dead, a little later.
+    later = 10 + int(lease_ends)
+    seen(watch, *each(113, later))
+    until = watch.until(later, visibility)
+    assert until is not None
+    assert until > (lease_ends + AHEAD) * 1_000_000
