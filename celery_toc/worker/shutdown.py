@@ -23,6 +23,9 @@ HELP_TIMEOUT = 1.0
 #: Seconds between two looks, while the loop stands still, which tasks have ended.
 LOOK_AT_ENDS = 0.02
 
+#: Seconds that a worker waits at its end until Redis has been told which tasks have ended.
+LAST_WORDS = 2.0
+
 
 class Shutdown:
     """Gives back what a worker has fetched, from within the event loop or while it stands still.
@@ -37,6 +40,8 @@ class Shutdown:
         self._submitted = submitted
         self._channel = channel
         self._helper: threading.Thread | None = None
+        #: tells Redis which tasks have ended, while the pool works on
+        self._teller: threading.Thread | None = None
 
     def listen(self) -> None:
         """Be told when the worker is to end although its loop does not turn."""
@@ -55,7 +60,14 @@ class Shutdown:
         if channel.lease_keeper.early_acks:
             # The pool may work on for hours: the place of each task is free when that has ended.
             watch = partial(self._acknowledge_ended, channel)
-            threading.Thread(target=watch, name="toc-ends", daemon=True).start()
+            self._teller = threading.Thread(target=watch, name="toc-ends", daemon=True)
+            self._teller.start()
+
+    def wait_until_told(self) -> None:
+        """The pool has stopped: all its tasks have ended. The process ends next, and with it what
+        is still being said about them."""
+        if self._teller is not None:
+            self._teller.join(LAST_WORDS)
 
     @staticmethod
     def _acknowledge_ended(channel: Any) -> None:

@@ -125,6 +125,7 @@ class TimeoutCenterStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celer
         """The pool has stopped."""
         if self._channel is not None:
             self._channel.poller.outbox.ack_ended()
+            self._shutdown.wait_until_told()
 
     def _consuming(self) -> Any:
         """The channel that the worker consumes with, or None."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from datetime import datetime, timezone
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from celery import Celery, Task
@@ -17,6 +19,7 @@ from kombu.common import QoS
 from celery_toc.compat import quick_times
 from celery_toc.worker.pace import Pace
 from celery_toc.worker.policy import PoolPolicy, is_timed
+from celery_toc.worker.shutdown import Shutdown
 from celery_toc.worker.timer import PastTimers, begin_when_due
 from kombu_toc import Delivery, Message
 
@@ -247,3 +250,24 @@ def test_an_apps_own_request_class_stays_and_tasks_are_left_as_they_were(shop: C
     with pytest.raises(KeyError, match="strategy"):
         request_classes(shop, fails=True)
     assert {name: dict(vars(task)) for name, task in shop.tasks.items()} == before
+
+
+def test_a_worker_ends_when_redis_has_been_told_what_ended_last() -> None:
+    """Its process ends next: what is still being said then is never said."""
+    running, begun, answers, told = [object()], threading.Event(), threading.Event(), []
+
+    def tell() -> None:
+        running.clear()
+        begun.set()
+        assert answers.wait(60)
+        told.append(True)
+
+    channel = mock.MagicMock()
+    channel.lease_keeper.early_acks = running
+    channel.poller.outbox.ack_ended = tell
+    shutdown = Shutdown(mock.MagicMock(), mock.MagicMock(), lambda: channel)
+    shutdown.finish(mock.MagicMock())
+    assert begun.wait(60)
+    threading.Timer(0.1, answers.set).start()
+    shutdown.wait_until_told()
+    assert told
