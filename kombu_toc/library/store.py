@@ -10,7 +10,18 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, RowMapping, Table, delete, func, select, text, tuple_, update
+from sqlalchemy import (
+    Connection,
+    RowMapping,
+    Table,
+    delete,
+    func,
+    select,
+    text,
+    tuple_,
+    union_all,
+    update,
+)
 
 from ..errors import LibraryError
 from ..model.records import Record, RecordPage
@@ -425,12 +436,13 @@ class Store:
     def history(self, id: str) -> list[Record]:
         """Everything that is known of an id, the oldest first."""
         shard = self.shards.of(id)
-        found: list[Record] = []
-        for table in (shard.tables.history, shard.tables.pending):
-            statement = select(*(table.c[name] for name in COMMON)).where(table.c.id == id)
-            if table is shard.tables.pending:
-                statement = statement.where(_is_not_dead(table))
-            found += search.records(shard.database, statement)
+        pending, history = (
+            select(*(table.c[name] for name in COMMON)).where(table.c.id == id)
+            for table in (shard.tables.pending, shard.tables.history)
+        )
+        pending = pending.where(_is_not_dead(shard.tables.pending))
+        # One statement, for a message goes from one table to the other in between two.
+        found = search.records(shard.database, union_all(history, pending))
         return sorted(found, key=lambda record: (record.created_us, record.modified_us))
 
     def prune(self, before_day: int, until: float = math.inf) -> tuple[int, bool]:

@@ -54,6 +54,24 @@ def test_a_row_follows_its_message_to_its_end(broker, store):
     assert store.of_ids(["order-1"]) == []
 
 
+def test_history_misses_no_message_that_ends_while_it_is_read(broker, store, monkeypatch):
+    """It goes from one table to the other."""
+    publish(broker, "order-1")
+    database = store.shards.of("order-1").database
+    read, ends = database.read, [lambda: consume(broker, 1)]
+
+    def read_then_end(statement: Any) -> Any:
+        found = read(statement)
+        while ends:
+            ends.pop()()
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "read", read_then_end)
+        assert status_of(store, "order-1") == ["pending"]
+    assert status_of(store, "order-1") == ["done"]
+
+
 def test_what_no_database_can_keep_of_an_error_keeps_no_end_from_being_recorded(broker, store):
     for number in range(3):
         publish(broker, f"order-{number}")
