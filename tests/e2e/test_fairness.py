@@ -37,8 +37,10 @@ def test_long_tasks_are_spread_over_workers_as_evenly_as_can_be(
     journal.wait_for("first", 4)
     send(app, "then", 6, 0.9)
     then = journal.wait_for("then", 6)
+    # If one worker takes one of the 6 too many, one process executes three of them: 3.9 seconds.
+    assert max(Counter(e["pid"] for e in then).values()) == 2
     took = max(e["at"] for e in then) + 0.9 - min(e["at"] for e in journal.entries("first"))
-    assert took < 3.0 + 0.3  # if one worker takes one of the 6 too many: 3.9
+    assert took < 3.9
 
 
 @ACKS
@@ -71,7 +73,8 @@ def test_a_process_that_was_killed_makes_room_for_no_more_than_one_task(
     then = journal.wait_for("then", 6)
     # Three processes work at all events: Celery may take 5 seconds to replace the fourth.
     worst = max(e["at"] for e in journal.entries("first")) + 1.5 + 2 * 0.9
-    assert max(e["at"] for e in then) + 0.9 < worst + 0.3
+    # One task more than there is room for waits for another one of 0.9.
+    assert max(e["at"] for e in then) + 0.9 < worst + 0.8
 
 
 @ACKS

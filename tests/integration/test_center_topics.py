@@ -145,12 +145,12 @@ def test_what_comes_due_is_counted_by_time(center):
     """Whatever its priority, its slot, or how often it was tried; not what is in flight or dead."""
     center.declare("wide", slots=64)
     for number in range(100):
-        center.put("wide", f"{number}", b"", delay=100 + number, priority=number % 10)
+        center.put("wide", f"{number}", b"", delay=100 + 10 * number, priority=number % 10)
     for number in range(3):
         center.put("wide", f"due-{number}", b"")
     tried, taken = center.pop("wide", 2).messages
     center.reject(tried, requeue=True, backoff=50)
-    times = [0, 10, 60, 149.5, 1000]
+    times = [0, 10, 60, 595, 2000]  # seconds away from whatever comes due
     assert center.coming("wide", times) == [1, 1, 2, 52, 102]
     center.release([taken])
     assert center.coming("wide", times) == [2, 2, 3, 53, 103]

@@ -196,8 +196,8 @@ def test_a_worker_with_time_to_spare_writes_a_backlog_at_once(mail, store, cente
     for number in range(40):
         publish(mail, f"order-{number}", **LATER)
     behind = Behind(store, center)
-    behind.turn()
-    behind.turn()
+    while behind.turn():
+        pass  # it has used its time up
     assert store.count()["pending"] == 40
 
 
