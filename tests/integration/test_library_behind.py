@@ -198,7 +198,8 @@ def test_a_worker_with_time_to_spare_writes_a_backlog_at_once(mail, store, cente
         publish(mail, f"order-{number}", **LATER)
     behind = Behind(store, center)
     behind.turn()
-    behind.turn()
+    while behind.turn():  # as long as there is more to do at once
+        pass
     assert store.count()["pending"] == 40
 
 
