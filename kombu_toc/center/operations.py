@@ -155,7 +155,8 @@ class Operations:
         replies = self._lookup.run_at(self._lookup.places(id, topic, basis), command)
         moved = [one for _, part in replies for one in part]
         if self.recorder is not None:
-            self.recorder.rescheduled(moved)
+            times = microseconds(at), microseconds(delay)
+            moved += self.recorder.rescheduled([id], moved, topic, *times)
         return _with(ahead, moved)
 
     def reschedule_found(
@@ -165,8 +166,8 @@ class Operations:
         otherwise as :meth:`reschedule`."""
         when = when_of(microseconds(at), microseconds(delay))
         ahead: list[Rescheduled] = []
+        found = list(found)
         if self.recorder is not None:
-            found = list(found)
             far = [one for one in found if one.far]
             times = microseconds(at), microseconds(delay)
             ahead = self.recorder.far.reschedule_found(far, *times)
@@ -181,7 +182,7 @@ class Operations:
                 moved += part
         self._runner.send_counters()
         if self.recorder is not None:
-            self.recorder.rescheduled(moved)
+            self.recorder.moved(moved, found)
         return _with(ahead, moved)
 
     def _far(self, topic: str | None) -> Far | None:

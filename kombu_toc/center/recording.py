@@ -209,8 +209,25 @@ class Recorder(Protocol):
     def deleted(self, found: Sequence[Cancelled]) -> None:
         """Just these messages were cancelled."""
 
-    def rescheduled(self, moved: Sequence[Rescheduled]) -> None:
-        """Messages have another time."""
+    def rescheduled(
+        self,
+        ids: Sequence[str],
+        moved: Sequence[Rescheduled],
+        topic: str | None,
+        at_us: int | None,
+        delay_us: int | None,
+    ) -> list[Rescheduled]:
+        """Messages have another time, by their ids.
+
+        moved: what there was in Redis
+        topic: where they were looked for; None: everywhere
+        at_us, delay_us: the time; neither: now
+
+        Returns what there was in the record only, and has that time now.
+        """
+
+    def moved(self, moved: Sequence[Rescheduled], found: Sequence[Found]) -> None:
+        """Just these messages have another time, of those that were found."""
 
     def scheduled(self, topic: str, change: ScheduleChange, at_us: int) -> None:
         """A schedule was changed; at_us: when, by the server's clock. It waits for nobody."""

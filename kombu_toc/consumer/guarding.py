@@ -38,9 +38,12 @@ class Guard(Protocol):
 
     patience: float
 
+    def apart(self, deliveries: Sequence[Delivery]) -> Sequence[Sequence[int]]:
+        """The places of those that are asked about together: nobody waits for others."""
+
     def ask(self, deliveries: Sequence[Delivery], answer: Answer) -> bool:
-        """Ask which of these are not to be run again. Returns whether there will be an answer, by
-        a call from any thread; if not, nobody can be asked for now."""
+        """Ask which of these, which belong together, are not to be run again. Returns whether
+        there will be an answer, by a call from any thread; if not, nobody can be asked for now."""
 
     def held_back(self, topic: str, known: Sequence[Any]) -> None:
         """These were not delivered: of each, what was answered."""
@@ -71,20 +74,22 @@ class Guarding:
         self._asked: dict[int, _Asked] = {}
         self._answers: deque[tuple[int, Ended]] = deque()
 
-    def hold(self, state: ConsumerState, topic: str, entries: list[Entry]) -> bool:
-        """Hold back what was fetched, if it is to be asked about; whether it is."""
+    def hold(self, state: ConsumerState, topic: str, entries: list[Entry]) -> list[Entry]:
+        """Hold back what was fetched, if it is to be asked about; return the others."""
         known = self._center.known(topic)
         if known is None or not known.declaration.guard or not entries:
-            return False
-        number = next(self._numbers)
+            return entries
+        others: list[Entry] = []
         until = self._loop.now() + self._guard.patience
-        self._asked[number] = _Asked(state, topic, entries, until)
-        deliveries = [entry[3] for entry in entries]
-        if self._guard.ask(deliveries, partial(self._answer, number)):
-            return True
-        del self._asked[number]
-        self._center.context.counts(known).unguarded += len(entries)
-        return False
+        for places in self._guard.apart([entry[3] for entry in entries]):
+            some = [entries[place] for place in places]
+            number = next(self._numbers)
+            self._asked[number] = _Asked(state, topic, some, until)
+            if not self._guard.ask([entry[3] for entry in some], partial(self._answer, number)):
+                del self._asked[number]
+                others += some
+        self._center.context.counts(known).unguarded += len(others)
+        return others
 
     def _answer(self, number: int, ended: Ended) -> None:
         """Somebody has answered; any thread may call it."""

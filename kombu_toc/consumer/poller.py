@@ -422,17 +422,16 @@ class Poller:
         entries = due_entries(state, result, sent_us, batch, number)
         state.buffered += len(entries)
         dispatcher = self.dispatcher
-        asked = self.guarding is not None and self.guarding.hold(state, topic, entries)
         for entry in entries:
             delivery = entry[3]
             if ";" in delivery.birth or "!" in delivery.birth:
                 self.leases.hold(delivery, visibility, result.now_us)
             else:
                 self.leases.hold(delivery, visibility)
-            if not asked:
-                dispatcher.due.push(entry)
-        if asked:
-            entries = []
+        if self.guarding is not None:
+            entries = self.guarding.hold(state, topic, entries)
+        for entry in entries:
+            dispatcher.due.push(entry)
         if state.pops_in_flight and not self.center.clustered:
             # The rest of the batch comes at once, and its topics take turns.
             dispatcher.deliver_early(state, entries)

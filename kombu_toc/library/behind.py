@@ -27,6 +27,8 @@ from ..model.library_log import OFF
 from ..model.results import DEAD, IN_FLIGHT, WAITING, Found
 from ..model.topic import Topic, base_of
 from . import statuses
+from .dead import DeadLetters
+from .guard import ends_of
 from .presence import MISSING, states_in_redis
 from .reconcile import key_of
 from .records import Event, Key, Row, identity_of, now_us, row_of_message
@@ -215,7 +217,7 @@ class Behind:
     def _write(self, read: Sequence[_Logged]) -> None:
         """Write what has changed, and then delete the entries."""
         rows: dict[Key, Row] = {}
-        dead: dict[Key, Event] = {}
+        dead: dict[Key, Row] = {}
         moved: list[Row] = []
         cancelled: dict[str, set[str]] = {}
         #: by the place of its log: id -> key of the row
@@ -231,26 +233,53 @@ class Behind:
                 row = _row(topic, slot, entry)
                 if row is None:
                     continue
+                ids[entry.id] = row.key
                 if entry.state == DEAD:
-                    dead[row.key] = Event(row.key, statuses.DEAD, now_us(), 0, "", "", _said(row))
+                    dead[row.key] = row
                     continue
                 rows[row.key] = row
-                ids[entry.id] = row.key
                 if entry.what == MOVE:
                     moved.append(row)
         for topic in {one.topic.name: one.topic for one in read}.values():
             self._store.note_topic(topic.name, topic.declaration)
-        self._insert(list(rows.values()))
+        if not self._insert(list(rows.values())):
+            DeadLetters(self._store).go_on(list(rows))
         for row in moved:
             self._store.set_time([(row.id, row.topic, row.token)], row.action_us)
-        over = self._store.ended_of(list(dead)) if dead else set()
-        events = [event for key, event in dead.items() if key not in over]
-        events += self._cancelled(cancelled)
+        events = self._cancelled(cancelled)
         if events:
             self._store.record(events)
-        self._delete(read, written)
+        if dead:
+            self._bury(dead)
+        self._delete(read, written, dead)
 
-    def _delete(self, read: Sequence[_Logged], written: Sequence[dict[str, Key]]) -> None:
+    def _bury(self, dead: Mapping[Key, Row]) -> None:
+        """Write that these are dead, with the rows that a rebuild makes dead letters of."""
+        over = self._store.ended_of(list(dead))
+        events = [
+            Event(key, statuses.DEAD, now_us(), 0, "", "", _said(row))
+            for key, row in dead.items()
+            if key not in over
+        ]
+        if events:
+            self._store.record(events)
+        # Of the others, their workers have said it: they had no rows then.
+        ends = ends_of(self._store, [key[0] for key in over]) if over else {}
+        kept = []
+        for key, row in dead.items():
+            end = ends.get(key)
+            if end is None:
+                kept.append(_dead_row(row))
+            elif end.status == statuses.DEAD:
+                kept.append(_dead_row(row, end.modified_us, end.attempts, end.error))
+        self._insert(kept)
+
+    def _delete(
+        self,
+        read: Sequence[_Logged],
+        written: Sequence[dict[str, Key]],
+        dead: Mapping[Key, Row],
+    ) -> None:
         calls, keys = [], []
         for (_, slot, entries, *_), ids in zip(read, written, strict=True):
             names = [entry.name for entry in entries if entry.what != FULL]
@@ -262,19 +291,19 @@ class Behind:
         over: list[Key] = []
         for ids, gone in zip(keys, self._center.run_all(calls), strict=True):
             if gone is None:
-                over += self._store.ended_of(list(ids.values()))
+                over += self._store.ended_of([key for key in ids.values() if key not in dead])
             else:
                 over += (ids[id] for id in gone)
         if over:
             self._store.forget(over)
 
-    def _insert(self, rows: Sequence[Row]) -> None:
-        """Write rows, as far as databases take them. Raises LibraryError if these do not answer."""
+    def _insert(self, rows: Sequence[Row]) -> bool:
+        """Write rows, as far as databases take them; return whether it is certain that none was
+        there. Raises LibraryError if these do not answer."""
         if not rows:
-            return
+            return True
         try:
-            self._store.insert(rows)
-            return
+            return self._store.insert(rows)
         except LibraryError:
             self._store.layout()
         for row in rows:
@@ -283,6 +312,7 @@ class Behind:
             except LibraryError as exc:
                 self._store.layout()
                 logger.error("message %.80r in queue %s has no row: %s", row.id, row.topic, exc)
+        return False
 
     def _cancelled(self, ids: dict[str, set[str]]) -> list[Event]:
         """That rows have ended whose messages were cancelled, and are gone."""
@@ -371,6 +401,20 @@ def _row(topic: Topic, slot: Slot, entry: Entry) -> Row | None:
         status=statuses.TAKEN if entry.state == IN_FLIGHT else statuses.PENDING,
         action_us=row.action_us if due else sent_us,
         created_us=sent_us,
+    )
+
+
+def _dead_row(row: Row, at_us: int = 0, attempts: int = 0, error: str | None = None) -> Row:
+    """The row of a message that is dead.
+
+    at_us: since when; 0: since just now
+    """
+    return row._replace(
+        status=statuses.DEAD,
+        place=statuses.IN_DEAD_QUEUE,
+        modified_us=at_us or now_us(),
+        attempts=attempts,
+        error=error,
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import threading
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
 from ..center.center import TimeoutCenter
@@ -146,21 +148,29 @@ class OpenLibrary:
 
     def _over(self, topic: Topic, messages: list[Delivery]) -> list[Delivery]:
         """Those of some messages of a topic that have ended; waits for the answer."""
-        guard = self.recorder.guard
-        done = threading.Event()
-        found: list[Any] = []
-
-        def answer(ended: Any) -> None:
-            found.append(ended)
-            done.set()
-
-        if not guard.ask(messages, answer) or not done.wait(guard.patience) or found[0] is None:
-            self._center.context.counts(topic).unguarded += len(messages)
-            return []
-        if found[0]:
-            self._center.context.counts(topic).guarded += len(found[0])
-            guard.held_back(topic.name, list(found[0].values()))
-        return [messages[place] for place in sorted(found[0])]
+        guard, counts = self.recorder.guard, self._center.context.counts(topic)
+        until = time.monotonic() + guard.patience
+        asked = [
+            (some, Future[Any]())
+            for places in guard.apart(messages)
+            if (some := [messages[place] for place in places])
+        ]
+        for some, answer in asked:
+            if not guard.ask(some, answer.set_result):
+                answer.set_result(None)
+        over: list[Delivery] = []
+        for some, answer in asked:
+            try:
+                ended = answer.result(max(until - time.monotonic(), 0.0))
+            except FutureTimeoutError:
+                ended = None
+            if ended is None:
+                counts.unguarded += len(some)
+            elif ended:
+                counts.guarded += len(ended)
+                guard.held_back(topic.name, list(ended.values()))
+                over += [some[place] for place in sorted(ended)]
+        return over
 
     def acked(self, messages: Sequence[Delivery]) -> None:
         """Messages were acknowledged."""
@@ -234,8 +244,18 @@ class OpenLibrary:
         rows = {row.key for row in self.recorder.store.of_ids(old)}
         return [one for one in found if one.topic not in off or keys[id(one)] in rows]
 
-    def rescheduled(self, moved: Sequence[Rescheduled]) -> None:
-        self.operators.rescheduled(moved)
+    def rescheduled(
+        self,
+        ids: Sequence[str],
+        moved: Sequence[Rescheduled],
+        topic: str | None,
+        at_us: int | None,
+        delay_us: int | None,
+    ) -> list[Rescheduled]:
+        return self.operators.rescheduled(ids, moved, topic, at_us, delay_us)
+
+    def moved(self, moved: Sequence[Rescheduled], found: Sequence[Found]) -> None:
+        self.operators.moved(moved, found)
 
     def scheduled(self, topic: str, change: ScheduleChange, at_us: int) -> None:
         known = self.topic_of(topic)

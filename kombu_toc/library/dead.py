@@ -31,6 +31,7 @@ from .records import (
     storable,
 )
 from .schema import IS_NOT_FAR, MAX_ERROR
+from .shards import Database
 from .store import CHUNK, Store
 
 #: Why a message is dead that was so when Redis was lost.
@@ -106,14 +107,19 @@ class DeadLetters:
 
     def requeued(self, named: Iterable[tuple[str, str]]) -> None:
         """Dead letters wait again. Raises LibraryError."""
-        now = now_us()
-        values = {
-            "status": statuses.PENDING,
-            "place": statuses.IN_REDIS,
-            "action_us": now,
-            "modified_us": now,
-        }
+        values = _alive()
         self._change(named, lambda table, which: update(table).where(which).values(**values))
+
+    def go_on(self, keys: Sequence[Key]) -> None:
+        """The messages of these rows are not dead: somebody has requeued those that were. Raises
+        LibraryError."""
+        values = _alive()
+        for shard, some in self._store.shards.divided(keys, lambda key: key[0]).items():
+            table = shard.tables.pending
+            for start in range(0, len(some), CHUNK):
+                which = are(table, some[start : start + CHUNK])
+                which &= table.c.place == statuses.IN_DEAD_QUEUE
+                shard.database.execute(update(table).where(which).values(**values))
 
     def forget(self, topic: str) -> None:
         """A queue was deleted, with its dead letters. Raises LibraryError."""
@@ -133,11 +139,13 @@ class DeadLetters:
                 keys: list[Key] = [(row["id"], row["token"], row["topic"]) for row in found]
                 shard.database.execute(delete(table).where(dead, are(table, keys)))
 
-    def rebuild(self, center: TimeoutCenter, putter: Putter) -> int:
-        """Make dead letters of what was dead and is not in Redis; return how many. Their age
-        counts from now on."""
+    def rebuild(self, center: TimeoutCenter, putter: Putter, database: Database) -> int:
+        """Make dead letters of what was dead in a database and is not in Redis; return how many.
+        Their age counts from now on."""
         number = 0
         for shard in self._store.shards.all:
+            if shard.database is not database:
+                continue
             after = None
             while rows := self._store.page(shard, statuses.IN_DEAD_QUEUE, after, PAGE):
                 after = rows[-1].action_us, *rows[-1].key
@@ -166,3 +174,14 @@ class DeadLetters:
             calls.append(bury_call(center.context, topic, delivery, REASON, row.error or ""))
         center.run_all(calls)
         return len(calls)
+
+
+def _alive() -> dict[str, int]:
+    """The columns of a row whose message waits again from now on."""
+    now = now_us()
+    return {
+        "status": statuses.PENDING,
+        "place": statuses.IN_REDIS,
+        "action_us": now,
+        "modified_us": now,
+    }

@@ -1,9 +1,9 @@
 """Says of what was delivered whether it has ended already: queues with ``x-guard`` ask before a
 task is run.
 
-Consumers ask, and do not wait: one thread asks the databases, of everything that was asked for
-meanwhile with one statement for each table. While they do not answer it is known that they do not,
-and what is asked then is not waited for; once a second somebody is.
+Consumers ask, and do not wait: a thread asks each database, of everything that was asked for
+meanwhile with one statement for each table. While one does not answer it is known that it does not,
+and what it is asked then is not waited for; once a second somebody is.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from sqlalchemy import select
 
 from ..errors import ConfigurationError, LibraryError
 from ..model.results import Delivery
+from ..model.topic import base_of
 from . import statuses
 from .records import Event, Key, Row, identity_of, is_raw, is_storable, now_us
+from .shards import Database
 from .store import CHUNK, Store
 
 logger = logging.getLogger(__name__)
@@ -123,14 +126,17 @@ def over_of(store: Store, keys: Sequence[Key]) -> set[Key]:
 
 
 class _Question(NamedTuple):
+    """at: monotonic seconds when it was asked"""
+
+    at: float
     deliveries: Sequence[Delivery]
     answer: Answer
 
 
 class Guard:
-    """Asks the databases of one library; any thread may call it.
+    """Asks the databases of one library, each for itself; any thread may call it.
 
-    ready: makes sure that there are tables
+    ready: makes sure that these databases have tables
     record: is told what is held back
     patience: seconds for which whoever asks waits
     """
@@ -138,15 +144,74 @@ class Guard:
     def __init__(
         self,
         store: Store,
-        ready: Callable[[], None],
+        ready: Callable[[Sequence[Database]], None],
         record: Callable[[Event], None],
         worker: Callable[[], str],
         patience: float,
     ) -> None:
         self.patience = patience
-        self._store = store
-        self._ready = ready
+        self._shards = store.shards
         self._record = record
+        #: by the number of the database
+        self.askers = [
+            Asker(store, database, partial(ready, [database]), worker, patience)
+            for database in store.shards.databases
+        ]
+
+    def after_fork(self) -> None:
+        """Nobody has asked anything yet in this process."""
+        for asker in self.askers:
+            asker.after_fork()
+
+    def _number_of(self, delivery: Delivery) -> int:
+        """The database that has the row, as far as that is known without reading the message."""
+        return self._shards.of(base_of(delivery.id)).database.number
+
+    def apart(self, deliveries: Sequence[Delivery]) -> list[list[int]]:
+        """Their places, by who is asked: a database that is away keeps no other's waiting."""
+        if len(self.askers) == 1:
+            return [list(range(len(deliveries)))]
+        found: dict[int, list[int]] = {}
+        for place, delivery in enumerate(deliveries):
+            found.setdefault(self._number_of(delivery), []).append(place)
+        return list(found.values())
+
+    def ask(self, deliveries: Sequence[Delivery], answer: Answer) -> bool:
+        """Ask which of these have ended, of which one database knows; `answer` is called by a
+        thread. False if it does not answer just now."""
+        return self.askers[self._number_of(deliveries[0])].ask(deliveries, answer)
+
+    def held_back(self, topic: str, known: Sequence[Event]) -> None:
+        """These were acknowledged and not delivered: have it recorded."""
+        for event in known:
+            self._record(event)
+        ids = [event.key[0] for event in known]
+        more = f" and {len(ids) - NAMED} more" if len(ids) > NAMED else ""
+        logger.info(
+            "%d messages of %s are not run again, for the library has them as ended: %s%s",
+            *(len(ids), topic, ", ".join(ids[:NAMED]), more),
+        )
+
+
+class Asker:
+    """Asks one database, by a thread of its own; any thread may call it.
+
+    ready: makes sure that there are tables
+    patience: seconds for which whoever asks waits
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        database: Database,
+        ready: Callable[[], None],
+        worker: Callable[[], str],
+        patience: float,
+    ) -> None:
+        self._patience = patience
+        self._store = store
+        self._database = database
+        self._ready = ready
         self._worker = worker
         self.after_fork()
 
@@ -157,23 +222,23 @@ class Guard:
         self._bell = threading.Event()
         self._questions: deque[_Question] = deque()
         self._thread: threading.Thread | None = None
-        #: monotonic seconds since when the databases are asked; None: they are not
+        #: monotonic seconds when the first was asked of those that have no answer yet; None: all
+        #: have one, or the thread has not seen them
         self._since: float | None = None
         #: whether they did not answer, and until when they are not waited for
         self._is_away = False
         self._away_until = 0.0
 
     def ask(self, deliveries: Sequence[Delivery], answer: Answer) -> bool:
-        """Ask which of these have ended; `answer` is called by a thread. False if the databases do
-        not answer just now."""
+        """As :meth:`Guard.ask`."""
         if self._pid != os.getpid():
             self.after_fork()
         now, since = time.monotonic(), self._since
-        if since is not None and now - since > self.patience:
-            self._note_away(f"no answer for {self.patience:g} seconds")
+        if since is not None and now - since > self._patience:
+            self._note_away(f"{self._database.url}: no answer for {self._patience:g} seconds")
         if self._is_away and (now < self._away_until or since is not None):
             return False
-        self._questions.append(_Question(deliveries, answer))
+        self._questions.append(_Question(now, deliveries, answer))
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="toc-guard", daemon=True)
@@ -205,7 +270,7 @@ class Guard:
                 asked.append(self._questions.popleft())
             if not asked:
                 continue
-            self._since = time.monotonic()
+            self._since = asked[0].at
             ended: list[Ended] = [None] * len(asked)
             try:
                 self._ready()
@@ -246,17 +311,6 @@ class Guard:
         return Event(
             *(one.key, statuses.CANCELLED, now, 0, self._worker(), SENT_AGAIN),
             (one.headers, action_us or now),
-        )
-
-    def held_back(self, topic: str, known: Sequence[Event]) -> None:
-        """These were acknowledged and not delivered: have it recorded."""
-        for event in known:
-            self._record(event)
-        ids = [event.key[0] for event in known]
-        more = f" and {len(ids) - NAMED} more" if len(ids) > NAMED else ""
-        logger.info(
-            "%d messages of %s are not run again, for the library has them as ended: %s%s",
-            *(len(ids), topic, ", ".join(ids[:NAMED]), more),
         )
 
 

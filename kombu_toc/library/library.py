@@ -33,7 +33,7 @@ class Library:
         store: Store,
         center: TimeoutCenter,
         another: Callable[[], TimeoutCenter],
-        ready: Callable[[], None],
+        ready: Callable[..., None],
     ) -> None:
         self.store = store
         self._another = another
@@ -63,8 +63,7 @@ class Library:
         return self.store.find(where, _bounds(between), min(limit, MOST), after)
 
     def rebuild(self, on_progress: Callable[[Rebuilt], None] | None = None) -> Rebuilt:
-        self._ready()
-        return Rebuild(self.store, self._center).run(on_progress)
+        return Rebuild(self.store, self._center, self._ready).run(on_progress)
 
     def check(self, *, fix: bool = False) -> list[Disagreement]:
         self._ready()

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..center.center import TimeoutCenter
-from ..model.results import WAITING, Cancelled, Rescheduled
+from ..model.results import WAITING, Cancelled, Found, Rescheduled
 from ..model.topic import base_of
 from . import statuses
 from .dead import DeadLetters
 from .presence import MISSING, states_in_redis
 from .recorder import Recorder
 from .records import Row, key_of, lease_us, now_us
+
+#: Microseconds ahead within which a message may have run before its time is changed.
+UNDER_WAY_US = 5_000_000
 
 
 class Operators:
@@ -27,8 +30,7 @@ class Operators:
     ) -> list[Cancelled]:
         """As :meth:`kombu_toc.center.recording.Recorder.cancelled`."""
         self.deleted(found)
-        there = {(one.topic, base_of(one.id)) for one in found}
-        there |= {(one.topic, one.id) for one in found}
+        there = _names(found)
         only: list[Row] = []
         for row in self._store.of_ids(ids):
             known = (row.topic, row.id) in there
@@ -37,26 +39,86 @@ class Operators:
         if not only:
             return []
         self._recorder.end([row.key for row in only], statuses.CANCELLED)
-        # Somebody may have put them back between the look into Redis and this.
-        bodies = {(row.topic, row.body) for row in only}
-        again = self._center.get([row.id for row in only], topic=topic)
-        again = [one for one in again if (one.topic, one.body) in bodies and not one.far]
-        self._center.cancel_found(again, dead=False)
+        self._center.cancel_found(self._put_since(only, topic), dead=False)
         return [Cancelled(row.topic, row.id, WAITING, True, False, row.body) for row in only]
+
+    def _put_since(self, rows: Sequence[Row], topic: str | None) -> list[Found]:
+        """The messages of rows that were not in Redis: somebody may have put them back between the
+        look there and the change of their rows."""
+        bodies = {(row.topic, row.body) for row in rows}
+        found = self._center.get([row.id for row in rows], topic=topic)
+        return [one for one in found if (one.topic, one.body) in bodies and not one.far]
 
     def deleted(self, found: Sequence[Cancelled]) -> None:
         """Just these messages were cancelled."""
         keys = [key_of(one.topic, one.id, one.body) for one in found if one.deleted]
         self._recorder.end(keys, statuses.CANCELLED)
 
-    def rescheduled(self, moved: Sequence[Rescheduled]) -> None:
-        """Messages have another time."""
+    def rescheduled(
+        self,
+        ids: Sequence[str],
+        moved: Sequence[Rescheduled],
+        topic: str | None,
+        at_us: int | None,
+        delay_us: int | None,
+    ) -> list[Rescheduled]:
+        """As :meth:`kombu_toc.center.recording.Recorder.rescheduled`."""
+        self.moved(moved)
+        there = _names(moved)
+        only = [
+            row
+            for row in self._store.of_ids(ids)
+            if (row.topic, row.id) not in there
+            and row.status == statuses.PENDING
+            and row.place in (statuses.IN_REDIS, statuses.NOT_PUT)
+            and topic in (None, row.topic)
+        ]
+        if not only:
+            return []
+        seconds, us = self._center.client.time()
+        now = seconds * 1_000_000 + us
+        to_us = max(now if at_us is None else at_us, now)
+        if delay_us is not None:
+            to_us = max(now + delay_us, now)
+        # What is due may have just run, and its worker has not said so.
+        sure = [
+            row
+            for row in only
+            if row.place == statuses.NOT_PUT or row.action_us > now + UNDER_WAY_US
+        ]
+        changed = self._store.move(sure, to_us)
+        put = self._put_since(only, topic)
+        also = self._center.reschedule_found(put, at=to_us / 1e6) if put else []
+        others = {(one.topic, base_of(one.id)) for one in also}
+        return also + [
+            Rescheduled(row.topic, row.id, WAITING, True, to_us)
+            for row in changed
+            if (row.topic, row.id) not in others
+        ]
+
+    def moved(self, moved: Sequence[Rescheduled], found: Sequence[Found] = ()) -> None:
+        """Messages have another time.
+
+        found: the messages themselves, if just these were meant; else all that share their ids
+        """
+        keys = {
+            (one.topic, one.id): key_of(one.topic, one.id, one.body) for one in found if one.body
+        }
+        # Copies are known by the id of the message, a mark, and their token.
+        copies: dict[tuple[str, str], list[str]] = {}
         for one in moved:
-            if one.moved:
-                # Copies are known by the id of the message, a mark, and their token.
-                base = base_of(one.id)
-                token = one.id[len(base) + 1 :] if base != one.id else None
-                self._store.set_time([(base, one.topic, token)], one.time_us)
+            base = base_of(one.id)
+            if base != one.id:
+                copies.setdefault((one.topic, base), []).append(one.id[len(base) + 1 :])
+        for one in moved:
+            if not one.moved:
+                continue
+            base = base_of(one.id)
+            token = one.id[len(base) + 1 :] if base != one.id else None
+            if (key := keys.get((one.topic, one.id))) is not None:
+                base, token, _ = key
+            others = copies.get((one.topic, base), ()) if token is None else ()
+            self._store.set_time([(base, one.topic, token)], one.time_us, others)
 
     def purged(self, topic: str) -> None:
         """What waited in a queue was deleted: also what had come back from a worker that is
@@ -78,3 +140,8 @@ class Operators:
         self._recorder.schedules.forget(topic)
         DeadLetters(self._store).forget(topic)
         self._store.declarations.forget(topic)
+
+
+def _names(found: Sequence[Cancelled] | Sequence[Rescheduled]) -> set[tuple[str, str]]:
+    """Queue and id of what there was, and of what it is a copy of."""
+    return {(one.topic, id) for one in found for id in (one.id, base_of(one.id))}

@@ -8,11 +8,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from operator import attrgetter
 from typing import NamedTuple
 
+from sqlalchemy import select
+
 from ..center.center import TimeoutCenter
+from ..errors import LibraryError
 from ..model.records import Rebuilt
 from . import statuses
 from .ahead import reading_ahead
@@ -24,7 +27,8 @@ from .putting import Putter
 from .records import Row, expires_us, lease_us, now_us
 from .returning import Returned, Returner
 from .schedules import Schedules
-from .shards import Shard
+from .schema import LAYOUT
+from .shards import Database, Shard
 from .store import Store, chunks
 
 #: Rows that a statement reads, and that are put together.
@@ -96,11 +100,22 @@ class _Total:
 
 
 class Rebuild:
-    """One rebuild. What is done already is found out as it goes: it can be repeated."""
+    """One rebuild. What is done already is found out as it goes: it can be repeated.
 
-    def __init__(self, store: Store, center: TimeoutCenter) -> None:
+    ready: raises LibraryError if these databases cannot be used
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        center: TimeoutCenter,
+        ready: Callable[[Sequence[Database]], None] = lambda databases: None,
+    ) -> None:
         self._store = store
         self._center = center
+        self._ready = ready
+        #: the databases that are away, and what has said so
+        self._away: dict[Database, LibraryError] = {}
         self._putter = Putter(center, store.topics, store.take_over)
         self._returner = Returner(store, center, self._putter)
         self._doubts: deque[_Doubt] = deque()
@@ -108,15 +123,19 @@ class Rebuild:
         self._claims = 0
 
     def run(self, on_progress: Callable[[Rebuilt], None] | None = None) -> Rebuilt:
-        store = self._store
+        """Put back what is pending. Raises LibraryError: if another database is there, when what
+        that one has is put back."""
+        store, databases = self._store, self._store.shards.databases
+        for database in databases:
+            self._look(database)
+        if len(self._away) == len(databases):
+            raise next(iter(self._away.values()))
         for name in store.topics():
             self._center.forget(name)  # Redis may have been lost since it was read
         total = _Total(store)
         done = Rebuilt(0, 0, 0, 0, 0)
         places = (statuses.IN_REDIS, statuses.NOT_PUT)
-        sources = [
-            rows_by_time(store, shard, place) for shard in store.shards.all for place in places
-        ]
+        sources = [self._rows(shard, place) for shard in store.shards.all for place in places]
         soonest = heapq.merge(*sources, key=attrgetter("action_us"))
 
         def batches() -> Iterator[_Batch]:
@@ -141,13 +160,44 @@ class Rebuild:
                 if on_progress is not None:
                     on_progress(done)
         done = done._replace(of_rows=max(total.of(done.rows), done.rows))
-        others = Schedules(store).rebuild(self._center, self._putter)
-        others += DeadLetters(store).rebuild(self._center, self._putter)
+        others = 0
+        for database in databases:
+            if database in self._away:
+                continue
+            with self._noting(database):
+                others += Schedules(store).rebuild(self._center, self._putter, database)
+                others += DeadLetters(store).rebuild(self._center, self._putter, database)
         if others:
             done = done._replace(put=done.put + others)
             if on_progress is not None:
                 on_progress(done)
+        if self._away:
+            raise LibraryError(
+                f"what {' and '.join(str(one.url) for one in self._away)} has is not put back: "
+                f"{next(iter(self._away.values()))}; what the others have is in Redis: {done.put} "
+                "messages were put; rebuild again when it answers"
+            )
         return done
+
+    def _look(self, database: Database) -> None:
+        """See whether a database can be used."""
+        with self._noting(database):
+            self._ready([database])
+            database.read(select(LAYOUT))
+
+    @contextmanager
+    def _noting(self, database: Database) -> Iterator[None]:
+        """Within this, a database is asked: if it is away, that is noted."""
+        try:
+            yield
+        except LibraryError as exc:
+            self._away[database] = exc
+
+    def _rows(self, shard: Shard, place: int) -> Iterator[Row]:
+        """The rows of a shard, until its database is away."""
+        if shard.database not in self._away:
+            with self._noting(shard.database):
+                yield from rows_by_time(self._store, shard, place)
 
     def _put(self, rows: Sequence[Row]) -> Returned:
         """Put some rows; those that are not in Redis, as far as they say, if nobody else does."""

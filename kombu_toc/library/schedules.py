@@ -148,15 +148,14 @@ class Schedules:
 
     # -- a rebuild
 
-    def rebuild(self, center: TimeoutCenter, putter: Putter) -> int:
-        """Put back the schedules that Redis has lost, each with the message of its next firing;
-        return how many."""
+    def rebuild(self, center: TimeoutCenter, putter: Putter, database: Database) -> int:
+        """Put back the schedules of a database that Redis has lost, each with the message of its
+        next firing; return how many."""
         number = 0
-        for database in self._store.shards.databases:
-            after: Name = ("", "")
-            while rows := self._page(database, after):
-                number += sum(self._put(center, putter, row) for row in rows)
-                after = rows[-1]["topic"], rows[-1]["name"]
+        after: Name = ("", "")
+        while rows := self._page(database, after):
+            number += sum(self._put(center, putter, row) for row in rows)
+            after = rows[-1]["topic"], rows[-1]["name"]
         return number
 
     @staticmethod

@@ -267,10 +267,16 @@ class Store:
                 database.run_single(add)
             known.add(day)
 
-    def set_time(self, keys: Sequence[tuple[str, str, str | None]], action_us: int) -> None:
+    def set_time(
+        self,
+        keys: Sequence[tuple[str, str, str | None]],
+        action_us: int,
+        others: Sequence[str] = (),
+    ) -> None:
         """Give what is pending another action time.
 
         keys: id, queue and token; without a token, every message of that id in that queue
+        others: the tokens of those that keep theirs, then
         """
         for id, topic, token in keys:
             shard = self.shards.of(id)
@@ -278,9 +284,29 @@ class Store:
             which = (table.c.id == id) & (table.c.topic == topic)
             if token is not None:
                 which &= table.c.token == token
+            elif others:
+                which &= table.c.token.not_in(others)
             values = {"action_us": action_us, "modified_us": now_us()}
             statement = update(table).where(which).values(**values)
             shard.database.execute(statement)
+
+    def move(self, rows: Sequence[Row], action_us: int) -> list[Row]:
+        """Give rows another action time that are still as they were read; return which."""
+        moved: list[Row] = []
+        for row in rows:
+            shard = self.shards.of(row.id)
+            table = shard.tables.pending
+            same = (table.c.place == row.place) & (table.c.status == row.status)
+            same &= table.c.modified_us == row.modified_us
+            values = {"action_us": action_us, "modified_us": now_us()}
+            statement = update(table).where(are(table, [row.key]), same).values(**values)
+
+            def change(connection: Connection, statement: Any = statement) -> int:
+                return connection.execute(statement).rowcount
+
+            if shard.database.run_single(change):
+                moved.append(row)
+        return moved
 
     def of_topic(self, topic: str, until_us: int) -> Iterator[list[Row]]:
         """What has not ended of a queue, was sent until then, and is not far ahead, page by page.

@@ -15,7 +15,7 @@ import pytest
 from kombu import Connection, Producer, Queue
 from sqlalchemy import select, text
 
-from kombu_toc import LibraryError
+from kombu_toc import LibraryError, center_for
 from kombu_toc.library import backlog, statuses
 from kombu_toc.library.becoming import DAY_US
 from kombu_toc.library.keeper import Keeper
@@ -25,7 +25,7 @@ from kombu_toc.library.shards import Database
 from kombu_toc.library.store import Store
 
 from ..databases import MariaDB, PostgreSQL
-from ..library import broker, engine, new_url, options, publish, status_of, store
+from ..library import broker, close_libraries, engine, new_url, options, publish, status_of, store
 
 pytestmark = pytest.mark.usefixtures("client")
 
@@ -431,3 +431,47 @@ def test_a_row_that_is_made_of_a_message_has_its_traits(broker, store, center, g
             assert expires_us(made) == pytest.approx(expires_us(row), abs=5_000_000)
         else:
             assert made.traits == row.traits
+
+
+def test_a_rebuild_puts_what_the_other_database_has_and_says_what_is_missing(
+    server, client, broker, options, store, threadless, away
+):
+    first, second = ids_of(store, 0), ids_of(store, 1)
+    for id in (*first, *second):
+        publish(broker, id, **{"x-delay": 60_000})
+    client.flushall()
+    close_libraries()
+    # A process that begins meanwhile.
+    center = center_for(server.toc_url, **options)
+    away.numbers.add(0)
+    with pytest.raises(LibraryError, match=r"is not put back: .*it is away.*: 3 messages were put"):
+        center.library.rebuild()
+    assert {one.id for one in center.scan("mail").messages} == set(second)
+    away.numbers.add(1)
+    with pytest.raises(LibraryError, match=r"^the library [^;]*: it is away$"):
+        center.library.rebuild()
+    away.numbers.clear()
+    assert center.library.rebuild().put == len(first)
+    assert center.library.rebuild().put == 0
+
+
+def test_a_rebuild_during_which_a_database_goes_away_puts_what_the_other_has(
+    server, client, broker, options, store, threadless, away, monkeypatch
+):
+    first, second = ids_of(store, 0, 12), ids_of(store, 1, 12)
+    for id in (*first, *second):
+        publish(broker, id, **{"x-delay": 60_000})
+    client.flushall()
+    center = center_for(server.toc_url, **options)
+    read, seen = Database.read, []
+
+    def goes_away(database: Database, statement: Any) -> Any:
+        if "toc_library_layout" not in str(statement):
+            away.numbers.add(0)
+        return read(database, statement)
+
+    monkeypatch.setattr(Database, "read", goes_away)
+    with pytest.raises(LibraryError, match="is not put back"):
+        center.library.rebuild(seen.append)
+    assert {one.id for one in center.scan("mail").messages} == set(second)
+    assert seen[-1].put == len(second)

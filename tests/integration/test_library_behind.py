@@ -19,6 +19,7 @@ from kombu import Connection, Queue
 
 from celery_toc.metrics import metrics_text
 from kombu_toc import (
+    DEAD,
     ConfigurationError,
     LibraryError,
     NewMessage,
@@ -196,8 +197,9 @@ def test_a_worker_with_time_to_spare_writes_a_backlog_at_once(mail, store, cente
     for number in range(40):
         publish(mail, f"order-{number}", **LATER)
     behind = Behind(store, center)
-    while behind.turn():
-        pass  # it has used its time up
+    behind.turn()
+    while behind.turn():  # as long as there is more to do at once
+        pass
     assert store.count()["pending"] == 40
 
 
@@ -265,6 +267,11 @@ def test_a_center_with_a_library_ends_what_has_no_row_yet(
     assert status_of(store, "order-0") == ["cancelled"]
 
 
+def refuse(message: Any) -> None:
+    message.error = "ValueError: no"
+    message.reject()
+
+
 def test_what_dies_is_dead_in_the_library(mail, store, center, behind):
     publish(mail, "order-1")
     [message] = center.pop("mail").messages
@@ -277,15 +284,73 @@ def test_what_dies_is_dead_in_the_library(mail, store, center, behind):
 
 def test_what_a_worker_has_said_of_its_end_stays(mail, store, behind):
     publish(mail, "order-1")
-
-    def refuse(message: Any) -> None:
-        message.error = "ValueError: no"
-        message.reject()
-
     consume(mail, 1, refuse)
     behind.turn()
     [record] = store.history("order-1")
     assert (record.status, record.attempts, record.error) == ("dead", 1, "ValueError: no")
+
+
+@pytest.mark.parametrize("by", ["a worker", "a process without a library"])
+def test_what_dies_before_it_has_a_row_is_a_dead_letter_again_after_a_rebuild(
+    server, client, mail, store, center, behind, options, by
+):
+    publish(mail, "order-1")
+    if by == "a worker":
+        consume(mail, 1, refuse)
+    else:
+        [message] = center.pop("mail").messages
+        center.reject(message, requeue=False, reason="no")
+    behind.turn()
+    [before] = center.scan("mail", state=DEAD).messages
+    client.flushall()
+    recorded = center_for(server.toc_url, **options)
+    assert recorded.library.rebuild().put == 1
+    assert recorded.library.rebuild().put == 0
+    center.forget("mail")
+    [after] = center.scan("mail", state=DEAD).messages
+    assert (after.id, after.body, after.slot) == (before.id, before.body, before.slot)
+    assert after.error == ("ValueError: no" if by == "a worker" else "")
+    assert status_of(store, "order-1") == ["dead"]
+    # And what is deleted of DeadQueue stays away.
+    assert recorded.purge_dead("mail") == 1
+    client.flushall()
+    assert recorded.library.rebuild().put == 0
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+def test_what_a_process_without_a_library_requeues_comes_back_to_be_run(
+    server, client, mail, store, center, behind, options, is_written
+):
+    publish(mail, "order-1", **{"x-delay": 10})
+    if is_written:
+        behind.turn()
+    consume(mail, 1, refuse)
+    behind.turn()
+    assert center.requeue_dead("mail") == 1
+    behind.turn()
+    client.flushall()
+    assert center_for(server.toc_url, **options).library.rebuild().put == 1
+    center.forget("mail")
+    assert not center.scan("mail", state=DEAD).messages
+    assert consume(mail, 1) == ["order-1"]
+
+
+def test_a_dead_letter_that_is_deleted_before_it_has_a_row_stays_away(
+    server, client, mail, center, behind, options, monkeypatch
+):
+    publish(mail, "order-1")
+    consume(mail, 1, refuse)
+    recorded = center_for(server.toc_url, **options)
+    bury = Behind._bury
+
+    def purged(self: Behind, dead: Any) -> None:
+        assert recorded.purge_dead("mail") == 1
+        bury(self, dead)
+
+    monkeypatch.setattr(Behind, "_bury", purged)
+    behind.turn()
+    client.flushall()
+    assert recorded.library.rebuild().put == 0
 
 
 def test_lists_retries_and_copies_are_logged(mail, store, center, behind):

@@ -77,13 +77,14 @@ def test_a_child_waits_for_no_lock_and_writes_nothing_of_its_parent(server, opti
         center.put("mail", "order-2", b"1")
         recorder.flush()
 
-    locks = (recorder._lock, recorder._backlog._lock, recorder._backlog._writing)
-    for lock in (*locks, recorder.schedules._lock, recorder.guard._lock):
+    locks = [recorder._lock, recorder._backlog._lock, recorder._backlog._writing]
+    locks += [recorder.schedules._lock, *(asker._lock for asker in recorder.guard.askers)]
+    for lock in locks:
         lock.acquire()
     try:
         assert in_child(work) == 0
     finally:
-        for lock in (*locks, recorder.schedules._lock, recorder.guard._lock):
+        for lock in locks:
             lock.release()
     assert status_of(store, "order-2") == ["pending"]
     assert recorder.backlog == 1

@@ -17,6 +17,7 @@ from kombu_toc.library import guard as guarding
 from kombu_toc.library import statuses
 from kombu_toc.library.putting import Putter
 from kombu_toc.library.records import Row
+from kombu_toc.library.shards import Database
 from kombu_toc.library.store import Store
 
 from ..library import broker, consume, engine, new_url, options, publish, status_of, store
@@ -87,7 +88,7 @@ def test_without_it_what_comes_again_runs_again_and_nobody_is_asked(broker, stor
     put_again(rows)
     assert consume(broker, 1) == ["order-1"]
     recorder = broker.default_channel.recorder
-    assert recorder.guard._thread is None
+    assert [asker._thread for asker in recorder.guard.askers] == [None, None]
 
 
 def test_what_was_cancelled_does_not_run(server, guarded, store, center, options, put_again):
@@ -186,7 +187,7 @@ def test_one_statement_for_each_table_answers_for_many_deliveries(guarded, store
         return real(store, ids)
 
     monkeypatch.setattr(guarding, "ends_of", counted)
-    guard = guarded.default_channel.recorder.guard
+    guard = guarded.default_channel.recorder.guard.askers[0]
     first, both, answers = threading.Event(), threading.Event(), []
 
     def answer(ended: Any) -> None:
@@ -228,6 +229,9 @@ def test_while_the_library_does_not_answer_messages_are_late_and_then_delivered(
         before = counts.unguarded, counts.guarded
         standing, real = threading.Event(), guarding.ends_of
 
+        def of(id: str) -> Database:
+            return store.shards.of(id).database
+
         def stand_still(*given: Any) -> Any:
             standing.wait()
             return real(*given)
@@ -237,9 +241,12 @@ def test_while_the_library_does_not_answer_messages_are_late_and_then_delivered(
             began = time.monotonic()
             assert consume(connection, 1) == ["order-1"]
             assert time.monotonic() - began > 0.9
-            publish(connection, "order-2")
+            other = next(
+                id for id in (f"order-{n}" for n in range(4, 100)) if of(id) is of("order-1")
+            )
+            publish(connection, other)
             began = time.monotonic()
-            assert consume(connection, 1) == ["order-2"]
+            assert consume(connection, 1) == [other]
             assert time.monotonic() - began < 0.9, "nobody is waited for who did not answer"
             standing.set()
         assert (counts.unguarded - before[0], counts.guarded - before[1]) == (2, 0)
@@ -247,7 +254,7 @@ def test_while_the_library_does_not_answer_messages_are_late_and_then_delivered(
         assert record.error is None, "what is said too late is not done"
         assert "delivered without asking the library" in caplog.text
         guard = connection.default_channel.recorder.guard
-        while guard._is_away:
+        while any(asker._is_away for asker in guard.askers):
             time.sleep(0.001)  # a thread says so a moment after it has its answer
         put_again(rows)
         publish(connection, "order-3")
@@ -259,7 +266,7 @@ def test_while_the_library_does_not_answer_messages_are_late_and_then_delivered(
     recorder.close()
 
 
-def test_while_the_library_is_away_messages_are_delivered(guarded, monkeypatch, caplog):
+def test_while_the_library_is_away_messages_are_delivered(guarded, store, monkeypatch, caplog):
     publish(guarded, "order-1")
     publish(guarded, "order-2")
 
@@ -269,9 +276,54 @@ def test_while_the_library_is_away_messages_are_delivered(guarded, monkeypatch, 
     monkeypatch.setattr(guarding, "ends_of", away)
     assert sorted(consume(guarded, 2)) == ["order-1", "order-2"]
     said = [one for one in caplog.messages if "without asking the library" in one]
+    asked = {store.shards.of(id).database for id in ("order-1", "order-2")}
     assert said == [
         "messages are delivered without asking the library whether they have ended: gone"
-    ]
+    ] * len(asked)
+
+
+@pytest.mark.parametrize("by", ["a worker", "a center"])
+def test_a_database_that_stands_still_keeps_what_another_knows_from_nobody(
+    server, options, store, put_again, monkeypatch, by
+):
+    with Connection(
+        server.toc_url, transport_options={**options, "toc_library_timeout": 1}
+    ) as connection:
+        channel = connection.default_channel
+        Queue("mail", queue_arguments={"x-guard": True})(channel).declare()
+        ids = [f"order-{n}" for n in range(40)]
+        for id in ids:
+            publish(connection, id)
+        rows = rows_of(store, *ids)
+        consume(connection, len(ids))
+        put_again(rows)
+        standing, run = threading.Event(), Database._run
+
+        def stand_still(database: Database, *given: Any) -> Any:
+            if database.number == 0 and threading.current_thread().name == "toc-guard":
+                standing.wait()
+            return run(database, *given)
+
+        monkeypatch.setattr(Database, "_run", stand_still)
+        of_the_first = [id for id in ids if store.shards.of(id).database.number == 0]
+        assert 0 < len(of_the_first) < len(ids)
+        if by == "a worker":
+            taken = consume(connection, len(of_the_first))
+        else:
+            taken = []
+            while len(taken) < len(of_the_first):
+                some = channel.center.pop("mail", limit=100).messages
+                channel.center.ack(some)
+                taken += [one.id for one in some]
+        standing.set()
+        assert sorted(taken) == sorted(of_the_first)
+        while any(channel.center.counts("mail")):
+            nothing_is_left(connection, channel.center)
+        channel.recorder.flush()
+        again = {id for id in ids if guarding.AGAIN in str(store.history(id)[0].error)}
+        assert again == set(ids) - set(of_the_first)
+        recorder = channel.recorder
+    recorder.close()
 
 
 def test_what_is_asked_about_goes_back_when_its_consumer_leaves(

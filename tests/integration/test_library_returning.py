@@ -329,3 +329,72 @@ def test_what_is_not_put_keeps_the_thread_from_nothing_else(broker, store, cente
     assert turns
     assert sum(center.counts("mail")[:2]) == 120
     assert not keeper.doubts
+
+
+# -- what is rescheduled while it is not in Redis
+
+
+@pytest.mark.parametrize("by", ["id", "business id"])
+@pytest.mark.parametrize("place", [statuses.IN_REDIS, statuses.NOT_PUT])
+def test_what_is_not_in_redis_is_rescheduled_in_the_library(
+    broker, store, center, recorded, monkeypatch, place, by
+):
+    monkeypatch.setattr("kombu_toc.library.store.DOUBT_US", 0)
+    biz = {"biz_id": "42"}
+    lost(broker, store, center, "order-1", action_us=now_us() + 60_000_000, place=place, **biz)
+    if by == "id":
+        [moved] = recorded.reschedule("order-1", delay=3600)
+    else:
+        [moved] = recorded.library.reschedule(biz_id="42", delay=3600)
+    assert (moved.topic, moved.id, moved.moved) == ("mail", "order-1", True)
+    assert moved.time_us > now_us() + 3000_000_000
+    assert not center.get("order-1")
+    assert recorded.library.rebuild().put == 1
+    [found] = center.get("order-1")
+    assert abs(found.time_us - moved.time_us) < 1000
+    [row] = store.of_ids(["order-1"])
+    assert row.action_us == moved.time_us
+
+
+def test_a_put_in_the_middle_of_a_reschedule_has_the_new_time(
+    broker, store, center, recorded, monkeypatch
+):
+    row = lost(broker, store, center, "order-1", action_us=now_us() + 60_000_000)
+    of_ids = Store.of_ids
+
+    def put_back(self: Store, ids: Any) -> list[Row]:
+        found = of_ids(self, ids)
+        monkeypatch.setattr(Store, "of_ids", of_ids)
+        assert Putter(center, store.topics).put([row]) == 1
+        return found
+
+    monkeypatch.setattr(Store, "of_ids", put_back)
+    [moved] = recorded.reschedule("order-1", delay=3600)
+    [found] = center.get("order-1")
+    assert found.time_us > now_us() + 3000_000_000
+    assert abs(found.time_us - moved.time_us) < 1000
+
+
+def test_what_may_have_run_is_not_said_to_be_rescheduled(broker, store, center, recorded):
+    lost(broker, store, center, "order-1", action_us=now_us() - 100_000)
+    assert recorded.reschedule("order-1", delay=3600) == []
+    lost(broker, store, center, "order-2", status=statuses.TAKEN)
+    assert recorded.reschedule("order-2", delay=3600) == []
+
+
+def test_of_two_messages_of_one_id_the_one_that_is_moved_has_another_time(
+    broker, store, center, recorded
+):
+    publish(broker, "order-1", **{"x-delay": 60_000})
+    publish(broker, "order-1", **{"x-delay": 90_000})
+    rows = {row.body: row.action_us for row in store.of_ids(["order-1"])}
+    for number, one in enumerate(center.get("order-1")):
+        [moved] = recorded.reschedule_found([one], delay=3600 * (number + 1))
+        rows[one.body] = moved.time_us
+        assert {row.body: row.action_us for row in store.of_ids(["order-1"])} == rows
+    # Of both, the one that a worker has keeps its time.
+    [taken] = center.pop("mail", where=lambda one: one.id == "order-1", early=True).messages
+    [moved] = [one for one in recorded.reschedule("order-1", delay=7200) if one.moved]
+    [waits] = [body for body in rows if body != taken.body]
+    rows[waits] = moved.time_us
+    assert {row.body: row.action_us for row in store.of_ids(["order-1"])} == rows
