@@ -10,7 +10,7 @@ from ...aio.center import AsyncTimeoutCenter
 from ...model.results import DEAD, Found
 from ..messages import Room
 from .reading import Reader
-from .selection import PAGE_BYTES, last_line
+from .selection import PAGE_BYTES, likeness
 
 #: Dead letters that are looked at: of a queue, and of all together, at most.
 LOOKED = 2_000
@@ -158,7 +158,7 @@ class Graves:
             if place % STEP == STEP - 1:
                 await asyncio.sleep(0)  # others have requests, too
             shown = self._reader.read(one, now_us, room)
-            key = (shown.task or "", shown.reason, last_line(shown.error))
+            key = likeness(shown)
             known = groups.get(key)
             if known is None:
                 known = Group(queue, *key, 0, one.time_us, 0, one.id)
