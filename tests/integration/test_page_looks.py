@@ -101,6 +101,16 @@ def test_a_group_leads_to_its_own_messages_and_the_filters_from_there_to_others(
     assert len(re.findall(r'href="message[?]', every)) == 2
 
 
+def test_of_large_dead_letters_it_is_said_which_are_grouped(
+    local: Visitor, center: TimeoutCenter
+) -> None:
+    for number in range(6):
+        center.put("mail", f"m-{number}", b"x" * 900_000)
+        center.reject(center.pop("mail").messages[0], requeue=False, error=f"OSError: {number}")
+    shown = wait_for(local, "dead", ", of 6.")
+    assert "These are the first 3 that died within the last" in shown
+
+
 def test_of_many_queues_with_dead_letters_those_with_the_most_are_shown(
     local: Visitor, center: TimeoutCenter
 ) -> None:

@@ -17,7 +17,7 @@ LOOKED = 2_000
 LOOKED_IN_ALL = 5_000
 STEP = 200
 
-#: Where a queue has more, those that died within so many seconds are looked at: the widest of these
+#: Where a queue has more, or larger ones than a look reads, those that died within so many seconds are looked at: the widest of these
 #: that has no more.
 WINDOWS = ((86_400, "the last day"), (3_600, "the last hour"), (60, "the last minute"))
 
@@ -115,7 +115,9 @@ class Graves:
         now: by Redis's clock
         """
         if total <= most:
-            return (await self._read(queue, most, None))[0], ""
+            found, is_all = await self._read(queue, most, None)
+            if is_all:
+                return found, ""
         chosen: list[Found] = []
         said = ""
         for seconds, window in WINDOWS:
