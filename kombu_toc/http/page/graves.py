@@ -17,8 +17,8 @@ LOOKED = 2_000
 LOOKED_IN_ALL = 5_000
 STEP = 200
 
-#: Where a queue has more, or larger ones than a look reads, those that died within so many seconds are looked at: the widest of these
-#: that has no more.
+#: Where a queue has more, or larger ones than a look reads, those that died within so many seconds
+#: are looked at: the widest of these that has no more.
 WINDOWS = ((86_400, "the last day"), (3_600, "the last hour"), (60, "the last minute"))
 
 #: Seconds for which a look is shown to all viewers, at least; otherwise so many times what it took.
