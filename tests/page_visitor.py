@@ -6,6 +6,7 @@ import json
 import re
 import time
 from html import unescape
+from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import urlencode
 
@@ -48,6 +49,28 @@ class Visitor:
         )
         return self._kept(reply)
 
+    def send(self, shown: Reply, button: str, *chosen: str) -> Reply:
+        """Press a button of the first form that has it, as a browser does, with what the form has.
+
+        shown: the page
+        chosen: the labels of boxes that are checked
+        """
+        forms = _Forms()
+        forms.feed(shown.body.decode())
+        form = next(one for one in forms.found if button in one.buttons)
+        pairs = list(form.fields)
+        pairs += [pair for label, *pair in form.boxes if label in chosen]
+        if form.buttons[button]:
+            pairs.append(("act", form.buttons[button]))
+        # A browser sends each end of a line as CR LF.
+        sent = urlencode([(name, re.sub("\r\n|\r|\n", "\r\n", said)) for name, said in pairs])
+        if form.method == "get":
+            return self.get(f"{form.action}?{sent}")
+        reply = self.server.ask(
+            "POST", f"/page/{form.action}", raw=sent.encode(), headers={**self._sent(), **FORM}
+        )
+        return self._kept(reply)
+
     def follow(self, reply: Reply) -> Reply:
         assert reply.status == 303, reply
         return self.get(reply.headers["location"].removeprefix("./"))
@@ -72,6 +95,43 @@ class Visitor:
         if found := re.search(rb'name="form" value="(\w+)"', reply.body):
             self.proof = found[1].decode()
         return reply
+
+
+class _Form:
+    def __init__(self, method: str, action: str) -> None:
+        self.method, self.action = method, action
+        self.fields: list[tuple[str, str]] = []
+        #: label, name, value
+        self.boxes: list[tuple[str, str, str]] = []
+        #: text -> value
+        self.buttons: dict[str, str] = {}
+
+
+class _Forms(HTMLParser):
+    """The forms of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[_Form] = []
+        self._button: str | None = None
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        said = {name: value or "" for name, value in attrs}
+        if tag == "form":
+            self.found.append(_Form(said.get("method", "get"), said["action"]))
+        elif tag == "button":
+            self._button = said.get("value", "")
+        elif tag == "input" and "name" in said:
+            form, value = self.found[-1], said.get("value", "")
+            if said.get("type") == "checkbox":
+                form.boxes.append((said.get("aria-label", ""), said["name"], value))
+            else:
+                form.fields.append((said["name"], value))
+
+    def handle_data(self, data: str) -> None:
+        if self._button is not None:
+            self.found[-1].buttons[data.strip()] = self._button
+            self._button = None
 
 
 def wait_for(visitor: Visitor, view: str, text: str, seconds: float = 20) -> str:

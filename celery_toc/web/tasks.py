@@ -10,7 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
+from celery import VERSION as celery_version
 from celery.backends.base import DisabledBackend
 from celery.exceptions import QueueNotFound
 from kombu import serialization
@@ -120,14 +122,30 @@ class Allowed:
         if found.state in ("SUCCESS", "FAILURE"):
             value, done = found.result, found.date_done
             if isinstance(done, datetime):
-                shown["doneTime"] = done.isoformat()
+                shown["doneTime"] = _utc(self.app, done).isoformat().replace("+00:00", "Z")
             if found.state == "FAILURE":
                 error = f"{type(value).__name__}: {value}"
                 shown["error"] = error if masking is None else masking.error(error)
             else:
-                result = json.loads(json.dumps(value, default=repr))
+                result = _as_json(value)
                 shown["result"] = result if masking is None else _hidden(masking, found, result)
         return shown
+
+
+def _as_json(value: Any) -> Any:
+    """A result as JSON has it; one with what JSON has no form for, as Python writes that."""
+    try:
+        return json.loads(json.dumps(value, default=repr))
+    except (TypeError, ValueError, RecursionError):  # a key that is no text, or a circle
+        return repr(value)
+
+
+def _utc(app: Celery, done: datetime) -> datetime:
+    """When a task was done, as its result backend says it. A database may keep no time zone: then
+    it is that in which Celery reads the clock, which was UTC before 5.5."""
+    if done.tzinfo is None:
+        done = done.replace(tzinfo=app.timezone if celery_version >= (5, 5) else timezone.utc)
+    return done.astimezone(timezone.utc)
 
 
 def _hidden(masking: Any, found: Any, result: Any) -> Any:
@@ -192,8 +210,8 @@ async def send(allowed: Allowed, request: Request) -> Answer:
         detail = "the broker cannot be reached or refuses this for now; try again later"
         raise Problem("broker", detail, headers=retry_after(1)) from exc
     id = options["task_id"]
-    shown = {"name": f"apps/{allowed.name}/tasks/{id}", "id": id, "task": name, "queue": queue}
-    return answer(shown, 201)
+    path = f"apps/{quote(allowed.name, safe='')}/tasks/{quote(id, safe='')}"
+    return answer({"name": path, "id": id, "task": name, "queue": queue}, 201)
 
 
 @contextmanager
@@ -223,7 +241,10 @@ def _options(app: Celery, fields: Mapping[str, Any], request: Request) -> dict[s
         if name in fields:
             options[name] = fields[name]
     if "eta" in fields:
-        options["eta"] = datetime.fromtimestamp(fields["eta"], timezone.utc)
+        try:
+            options["eta"] = datetime.fromtimestamp(fields["eta"], timezone.utc)
+        except ValueError:  # no calendar of Python's has it; far too late for a broker, too
+            raise invalid("eta", "it is beyond the year 9999; choose an earlier eta") from None
     headers = fields.get("headers", {})
     for name in headers:
         # What Celery writes there says which task it is: nobody else shall.

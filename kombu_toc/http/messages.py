@@ -6,6 +6,7 @@ import json
 from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 from uuid import NAMESPACE_URL, uuid4, uuid5
 
 from ..errors import EnvelopeError
@@ -188,6 +189,8 @@ def unique_of(task: Mapping[str, Any]) -> Unique | None:
 _TEXT: dict[str, Any] = {"type": "string"}
 _TIME: dict[str, Any] = {"type": "string", "format": "date-time"}
 
+_NAME = "queues/QUEUE/tasks/ID, each percent-encoded: its path below /v1."
+
 #: What is shown of the bytes of a message.
 CONTENT: dict[str, Any] = {
     "text": {**_TEXT, "description": "Its bytes, if they are UTF-8."},
@@ -200,7 +203,7 @@ TASK: dict[str, Any] = {
     "type": "object",
     "required": ["name", "id", "queue", "state"],
     "properties": {
-        "name": {**_TEXT, "description": "queues/QUEUE/tasks/ID"},
+        "name": {**_TEXT, "description": _NAME},
         "id": _TEXT,
         "queue": _TEXT,
         "state": {"type": "string", "enum": list(STATES.values())},
@@ -237,7 +240,7 @@ PUT_TASK: dict[str, Any] = {
     "type": "object",
     "required": ["name", "id", "queue"],
     "properties": {
-        "name": _TEXT,
+        "name": {**_TEXT, "description": _NAME},
         "id": {**_TEXT, "description": "The id that it is kept under."},
         "queue": _TEXT,
         "added": {"type": "boolean", "description": "False if it was there already."},
@@ -245,8 +248,13 @@ PUT_TASK: dict[str, Any] = {
 }
 
 
+def _name(queue: str, id: str) -> str:
+    """The path of a message below ``/v1``: no other message has it, whatever is in the names."""
+    return f"queues/{quote(queue, safe='')}/tasks/{quote(id, safe='')}"
+
+
 def shown_put(queue: str, id: str, **more: bool) -> dict[str, Any]:
-    return {"name": f"queues/{queue}/tasks/{id}", "id": id, "queue": queue, **more}
+    return {"name": _name(queue, id), "id": id, "queue": queue, **more}
 
 
 #: Bytes that the compressed messages of one answer may expand to.
@@ -300,7 +308,7 @@ def shown_found(
 ) -> dict[str, Any]:
     """A message as it was found."""
     shown: dict[str, Any] = {
-        "name": f"queues/{found.topic}/tasks/{found.id}",
+        "name": _name(found.topic, found.id),
         "id": found.id,
         "queue": found.topic,
         "state": STATES[found.state],

@@ -36,8 +36,8 @@ _OF_PROXIES = frozenset((b"via", b"forwarded", b"x-real-ip", b"client-ip", b"x-c
 
 def host_of(host: str) -> str:
     """The host in a header ``Host``, without its port."""
-    name, _, port = host.rpartition(":")
-    return (name if port.isdigit() else host).strip("[]").lower()
+    name, colon, port = host.rpartition(":")
+    return (name if colon and port.isdigit() else host).strip("[]").lower()
 
 
 def port_of(host: str) -> str:

@@ -215,6 +215,33 @@ def test_chosen_messages_are_cancelled_and_their_results_are_revoked(
     assert entries(browser, page)[0] == ["this machine", "cancel", "mail", "2"]
 
 
+@pytest.mark.parametrize("id", ["two\nlines", "two\r\nlines", "\u05e9\u05dc\u05d5\u05dd\u200f"])
+def test_what_a_browser_sends_back_is_what_the_page_has_shown(
+    browser: Browser, page: str, center: Any, id: str
+) -> None:
+    for one in (id, "other"):
+        center.put("mail", one, b"x", delay=HOUR)
+    browser.open(f"{page}queue?queue=mail")
+    browser.wait_text("other", "#messages")
+    browser.click("tbody tr:first-child input")
+    browser.wait_text("1 chosen")
+    browser.press("Cancel", "form[data-chooses]")
+    browser.press("Cancel 1 message")
+    browser.wait_text("1 message cancelled.")
+    assert [one.id for one in center.scan("mail").messages] == ["other"]
+    center.cancel("other")
+    center.put("mail", "dead", b"x")
+    [taken] = center.pop("mail").messages
+    center.reject(taken, requeue=False, reason=id, error=f"ValueError: {id}")
+    browser.open(f"{page}dead")
+    browser.wait_text("no task", "#dead")
+    browser.press("Delete", "#dead tbody tr:first-child")
+    browser.wait_text("1 message matches.")
+    browser.press("Delete 1")
+    browser.wait_text("Done: 1 message deleted.")
+    assert center.counts("mail").dead == 0
+
+
 def test_chosen_messages_are_moved_and_run(
     browser: Browser, page: str, app: Celery, center: Any
 ) -> None:

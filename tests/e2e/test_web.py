@@ -262,6 +262,21 @@ def test_other_messages_are_put(api: HttpServer, fields: dict[str, Any]) -> None
     assert api.post("/v1/queues/celery/tasks", fields).status == 201
 
 
+@pytest.mark.parametrize(
+    "eta",
+    [
+        "9999-12-31T23:59:59Z",
+        "9999-12-31T23:59:59.999999999Z",
+        "9999-12-31T23:59:60Z",
+        "9999-12-31T23:59:59-12:00",
+    ],
+)
+def test_a_task_that_is_too_far_ahead_is_refused(api: HttpServer, eta: str) -> None:
+    reply = api.post(TASKS, {"task": "shop.add", "args": [2], "eta": eta})
+    assert (reply.status, reply.json["field"]) == (422, "eta"), reply
+    assert "choose an earlier eta" in reply.json["detail"]
+
+
 def test_another_app_is_not_found(api: HttpServer) -> None:
     reply = api.post("/v1/apps/blog/tasks", {"task": "shop.add"})
     assert (reply.status, "shop" in reply.json["detail"]) == (404, True)

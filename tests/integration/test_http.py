@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import quote
 
 import psutil
 import pytest
@@ -168,8 +169,6 @@ def test_what_is_hard_to_show_is_shown_and_holds_nothing_up(
     "id", ["a/b", "a:run", ":lease", "a b%", "täsk-\N{SNOWMAN}", "..", "x" * 300, "a?b#c"]
 )
 def test_an_id_may_be_anything(api: HttpServer, id: str) -> None:
-    from urllib.parse import quote
-
     path = f"{MAIL}/tasks/{quote(id, safe='')}"
     assert api.post(f"{MAIL}/tasks", {"id": id, "text": "x", "delay": 60}).json["id"] == id
     assert api.get(path).json["id"] == id
@@ -187,6 +186,27 @@ def test_a_queue_may_have_a_slash_or_a_colon_in_its_name(
     center.put("plain:colon", "two", b"x")
     assert api.get("/v1/queues/plain:colon/counts").json["ready"] == 1
     assert api.get("/v1/queues/plain:colon").json["name"] == "plain:colon"
+
+
+def test_a_name_is_the_path_of_one_message(api: HttpServer, center: TimeoutCenter) -> None:
+    made = {}
+    for queue, id in (
+        ("a/tasks/b", "c"),
+        ("a", "b/tasks/c"),
+        ("a", "b%2Ftasks%2Fc"),
+        ("a b", "?#"),
+    ):
+        path = f"/v1/queues/{quote(queue, safe='')}/tasks"
+        put = api.post(path, {"id": id, "text": f"{queue} {id}", "delay": 60}).json
+        [listed] = [one for one in api.get(path).json["tasks"] if one["id"] == id]
+        assert listed["name"] == put["name"]
+        made[put["name"]] = f"{queue} {id}"
+    assert len(made) == 4
+    for name, text in made.items():
+        assert api.get(f"/v1/{name}").json["text"] == text
+        assert api.post(f"/v1/{name}:run").json["name"] == name
+    for queue in ("a/tasks/b", "a", "a b"):
+        center.delete(queue)
 
 
 def test_many_are_put_in_order_and_a_repeated_list_adds_nothing(api: HttpServer) -> None:

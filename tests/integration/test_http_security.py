@@ -234,6 +234,7 @@ def test_without_a_token_only_names_of_the_server_are_answered(server: Server | 
             ("[2001:db8::1]:80", 200),
             ("TOC.example.com:80", 200),
             ("evil.example:8088", 403),
+            ("8088", 403),
             ("toc.example.com.evil.example", 403),
         ):
             reply = api.get("/v1/queues", headers={"host": host})
@@ -265,6 +266,7 @@ def test_without_tokens_it_listens_on_loopback_only_and_says_so(server: Server |
         ({"host": "localhost:8088"}, 200),
         ({"host": "[::1]:8088"}, 200),
         ({"host": "evil.example"}, 403),
+        ({"host": "2130706433"}, 403),
         ({"host": "127.0.0.1.evil.example:80"}, 403),
         ({"origin": "https://evil.example"}, 403),
         ({"origin": "null"}, 403),

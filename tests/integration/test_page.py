@@ -87,6 +87,39 @@ def test_whatever_names_there_are_they_are_shown_as_text_and_can_be_acted_on(
     center.delete(queue)
 
 
+@pytest.mark.parametrize(
+    "id", ["two\nlines", "two\r\nlines", "\u05e9\u05dc\u05d5\u05dd\u200f", "a\0b", "a*", "%0A"]
+)
+def test_a_form_sends_back_just_what_the_page_has_put_into_it(
+    local: Visitor, center: TimeoutCenter, id: str
+) -> None:
+    queue = f"q {id}"
+    for name in (id, f"{id}!"):
+        center.put(queue, name, b"x", delay=3600)
+    shown = local.get(f"queue?{urlencode({'queue': queue})}")
+    labels = re.findall(r'aria-label="(choose [^"]*)"', shown.body.decode())
+    [label] = [unescape(one) for one in labels if not one.endswith("!")]
+    asked = local.send(shown, "Cancel", label)
+    assert asked.status == 200
+    done = local.follow(local.send(asked, "Cancel 1 message"))
+    assert "1 message cancelled." in unescape(done.body.decode())
+    assert [one.id for one in center.scan(queue).messages] == [f"{id}!"]
+    # What is looked for goes through a form, too.
+    found = local.send(local.get(f"queue?{urlencode({'queue': queue})}"), "Show")
+    assert found.status == 200
+    [row] = re.findall(r'href="(message[?][^"]*)"', found.body.decode())
+    asked = local.send(local.get(unescape(row)), "Cancel")
+    local.follow(local.send(asked, "Cancel 1 message"))
+    assert center.scan(queue).messages == []
+    assert local.send(local.get(f"limits?{urlencode({'queue': queue})}"), "Change").status == 303
+    center.delete(queue)
+
+
+def test_a_form_with_a_field_that_nothing_can_decode_is_refused(local: Visitor) -> None:
+    assert local.get("queue?queue*=%25ff").status == 400
+    assert local.post("do", **{"queue*": "%ff"}).status == 400
+
+
 def test_a_form_counts_only_with_what_the_page_has_put_into_it(
     local: Visitor, center: TimeoutCenter
 ) -> None:

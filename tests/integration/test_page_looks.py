@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -52,6 +53,62 @@ def test_of_many_dead_letters_those_that_died_lately_are_grouped(
     begun = local.post("all", queue="mail", act="purge", state="dead", error="OSError: no route")
     job = begun.headers["location"]
     wait_for(local, job, f"{number:,} messages match.")
+
+
+def test_what_is_done_to_a_group_is_done_to_no_other(local: Visitor, center: TimeoutCenter) -> None:
+    parts = {"content-type": "application/json", "content-encoding": "utf-8"}
+    named = {"headers": {"task": "shop.a"}, "properties": {}, **parts, "body": b"[[],{},{}]"}
+    task = pack(named, deflate=False)
+    died = {
+        "plain": (b"x", "", ""),
+        "failed": (b"x", "", "OSError: no route"),
+        "told": (b"x", "bad\naddress", ""),
+        "of a task": (task, "", ""),
+        "of a task that failed": (task, "", "OSError: no route"),
+        "in Hebrew": (b"x", "\u05e8\u05e2\u200f", "ValueError: \u05e8\u05e2\u200f"),
+    }
+    for id, (body, reason, error) in died.items():
+        center.put("mail", id, body)
+        [message] = center.pop("mail").messages
+        center.reject(message, requeue=False, reason=reason, error=error)
+    left = set(died)
+    while left:
+        wait_for(local, "dead", f"{len(left)} dead")
+        shown = local.get("dead")
+        job = local.send(shown, "Delete").headers["location"]
+        wait_for(local, job, "1 message matches.")
+        local.send(local.get(job), "Delete 1")
+        wait_for(local, job, "Done: 1 message deleted.")
+        now = {one.id for one in center.scan("mail").messages}
+        assert len(left - now) == 1
+        left = now
+
+
+def test_a_group_leads_to_its_own_messages_and_the_filters_from_there_to_others(
+    local: Visitor, center: TimeoutCenter
+) -> None:
+    for id, error in (("a", ""), ("b", "OSError: no route")):
+        center.put("mail", id, b"x")
+        center.reject(center.pop("mail").messages[0], requeue=False, error=error)
+    wait_for(local, "dead", "2 dead")
+    links = re.findall(r'<a href="(queue[?][^"]*alike[^"]*)"', local.get("dead").body.decode())
+    shown = [local.get(unescape(one)) for one in links]
+    rows = [re.findall(r'href="message[?][^"]*id=(.)"', one.body.decode()) for one in shown]
+    assert sorted(rows) == [["a"], ["b"]]
+    alone = shown[rows.index(["a"])]
+    assert "Just the dead messages of no task in mail" in alone.body.decode()
+    every = local.send(alone, "Show").body.decode()
+    assert len(re.findall(r'href="message[?]', every)) == 2
+
+
+def test_of_large_dead_letters_it_is_said_which_are_grouped(
+    local: Visitor, center: TimeoutCenter
+) -> None:
+    for number in range(6):
+        center.put("mail", f"m-{number}", b"x" * 900_000)
+        center.reject(center.pop("mail").messages[0], requeue=False, error=f"OSError: {number}")
+    shown = wait_for(local, "dead", ", of 6.")
+    assert "These are the first 3 that died within the last" in shown
 
 
 def test_of_many_queues_with_dead_letters_those_with_the_most_are_shown(

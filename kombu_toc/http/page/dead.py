@@ -84,6 +84,7 @@ def _table_of(ask: Ask, groups: Iterable[Group], now_us: int) -> Markup:
                         task=one.task,
                         reason=one.reason,
                         error=one.error,
+                        alike=1,
                     ),
                     class_="open",
                 ),
@@ -114,6 +115,7 @@ def _acts(ask: Ask, group: Group) -> Markup | None:
                 "task": group.task,
                 "reason": group.reason,
                 "error": group.error,
+                "alike": 1,
             }
         ),
         (

@@ -10,15 +10,15 @@ from ...aio.center import AsyncTimeoutCenter
 from ...model.results import DEAD, Found
 from ..messages import Room
 from .reading import Reader
-from .selection import PAGE_BYTES, last_line
+from .selection import PAGE_BYTES, likeness
 
 #: Dead letters that are looked at: of a queue, and of all together, at most.
 LOOKED = 2_000
 LOOKED_IN_ALL = 5_000
 STEP = 200
 
-#: Where a queue has more, those that died within so many seconds are looked at: the widest of these
-#: that has no more.
+#: Where a queue has more, or larger ones than a look reads, those that died within so many seconds
+#: are looked at: the widest of these that has no more.
 WINDOWS = ((86_400, "the last day"), (3_600, "the last hour"), (60, "the last minute"))
 
 #: Seconds for which a look is shown to all viewers, at least; otherwise so many times what it took.
@@ -115,7 +115,9 @@ class Graves:
         now: by Redis's clock
         """
         if total <= most:
-            return (await self._read(queue, most, None))[0], ""
+            found, is_all = await self._read(queue, most, None)
+            if is_all:
+                return found, ""
         chosen: list[Found] = []
         said = ""
         for seconds, window in WINDOWS:
@@ -158,7 +160,7 @@ class Graves:
             if place % STEP == STEP - 1:
                 await asyncio.sleep(0)  # others have requests, too
             shown = self._reader.read(one, now_us, room)
-            key = (shown.task or "", shown.reason, last_line(shown.error))
+            key = likeness(shown)
             known = groups.get(key)
             if known is None:
                 known = Group(queue, *key, 0, one.time_us, 0, one.id)

@@ -13,7 +13,7 @@ from ...version import __version__
 from ..requests import Answer, Request
 from . import words
 from .door import Visitor, cookie_header, cookie_name, read_cookie
-from .html import Markup, h, link, markup
+from .html import Markup, h, link, markup, shown
 from .reading import TITLES, Shown, cut
 
 HTML = b"text/html; charset=utf-8"
@@ -196,10 +196,32 @@ def form(ask: Ask, view: str, *children: Any, **attributes: Any) -> Markup:
 def hidden(fields: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> list[Markup]:
     """Fields of a form that are not seen; what is None or empty is left out."""
     pairs = fields.items() if isinstance(fields, Mapping) else fields
+    return [exact("hidden", name, value) for name, value in pairs if value not in (None, "")]
+
+
+#: Behind the name of a field whose value is percent-encoded, as in RFC 8187.
+_ENCODED = "*"
+
+
+def exact(kind: str, name: str, value: Any, **attributes: Any) -> Markup:
+    """A field of a form whose value comes back as it is. The page shows some characters as their
+    numbers, and a browser sends each end of a line as CR LF: what has such is percent-encoded.
+
+    kind: ``hidden`` or ``checkbox``
+    """
+    said = str(value)
+    if "\n" in said or "\r" in said or shown(said) != said:
+        name, said = name + _ENCODED, quote(said, safe="", errors="surrogatepass")
+    return h.input(type=kind, name=name, value=said, **attributes)
+
+
+def decoded(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Fields as :func:`exact` was given them. Raises UnicodeDecodeError."""
     return [
-        h.input(type="hidden", name=name, value=value)
+        (name.removesuffix(_ENCODED), unquote(value, errors="surrogatepass"))
+        if name.endswith(_ENCODED)
+        else (name, value)
         for name, value in pairs
-        if value not in (None, "")
     ]
 
 

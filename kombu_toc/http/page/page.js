@@ -133,9 +133,10 @@
   const waiting = () => document.addEventListener("visibilitychange", look, { once: true });
 
   // Boxes: one chooses all; buttons that need a choice say how many there are.
+  const boxed = 'input[name="id"], input[name="id*"]'; // with a star, its value is percent-encoded
   const chosen = () => {
     for (const form of $$("form[data-chooses]")) {
-      const boxes = $$("input[name=id]", form);
+      const boxes = $$(boxed, form);
       const number = boxes.filter((one) => one.checked).length;
       for (const one of $$("[data-chosen]", form)) one.textContent = number ? `${number} chosen` : "none chosen";
       for (const one of $$("button[data-needs]", form)) one.disabled = !number;
@@ -151,7 +152,7 @@
 
   document.addEventListener("change", (event) => {
     if (event.target.matches("input[data-all]")) {
-      for (const one of $$("input[name=id]", event.target.form)) one.checked = event.target.checked;
+      for (const one of $$(boxed, event.target.form)) one.checked = event.target.checked;
     }
     chosen();
   });

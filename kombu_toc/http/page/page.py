@@ -24,7 +24,19 @@ from .finds import Finds
 from .graves import Graves
 from .html import Markup, h, markup
 from .jobs import Jobs
-from .layout import FILES, HEADERS, HTML, Ask, View, file_of, form, labelled, page_of, redirect
+from .layout import (
+    FILES,
+    HEADERS,
+    HTML,
+    Ask,
+    View,
+    decoded,
+    file_of,
+    form,
+    labelled,
+    page_of,
+    redirect,
+)
 from .reading import Reader
 from .tools import Api, Tools, Viewing
 
@@ -149,7 +161,7 @@ class Page:
             if request.method not in ("GET", "HEAD", "POST"):
                 raise Problem("method-not-allowed", f"{request.method[:20]} cannot be done here")
             if request.method != "POST":
-                return await self._view(name, ask)
+                return await self._view(name, ask._replace(query=_query_of(request)))
             ask = ask._replace(fields=_fields_of(request))
             if not visitor.is_trusted:
                 self.tools.door.check_form(request, dict(ask.fields))
@@ -302,6 +314,14 @@ def _check_in(visitor: Visitor) -> None:
         raise Problem("unauthorized", "sign in to do this")
 
 
+def _query_of(request: Request) -> dict[str, str]:
+    """The parameters of a URL; a form that looks for something sends them, too. Raises Problem."""
+    try:
+        return dict(decoded(request.query.items()))
+    except ValueError:
+        raise Problem("bad-request", "the query of the URL cannot be read") from None
+
+
 def _fields_of(request: Request) -> dict[str, list[str]]:
     """The fields of a form. Raises Problem."""
     if request.media_type != "application/x-www-form-urlencoded":
@@ -309,11 +329,13 @@ def _fields_of(request: Request) -> dict[str, list[str]]:
     if len(request.body) > MAX_FORM:
         raise Problem("too-large", f"a form may have {MAX_FORM} bytes")
     try:
-        pairs = parse_qsl(
-            request.body.decode("ascii"),
-            keep_blank_values=True,
-            errors="strict",
-            max_num_fields=MAX_FIELDS,
+        pairs = decoded(
+            parse_qsl(
+                request.body.decode("ascii"),
+                keep_blank_values=True,
+                errors="strict",
+                max_num_fields=MAX_FIELDS,
+            )
         )
     except ValueError:
         raise Problem("bad-request", "the form cannot be read") from None

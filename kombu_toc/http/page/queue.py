@@ -19,6 +19,7 @@ from .layout import (
     View,
     arguments_of,
     badge,
+    exact,
     filters,
     form,
     hidden,
@@ -86,6 +87,7 @@ async def queue(tools: Tools, ask: Ask) -> View | Answer:
                 _pausing(ask, name, paused),
             ),
             _filters(ask, name, selection),
+            h.p(f"Just the {selection.described()}.", class_="about") if selection.alike else None,
             _messages(ask, selection, listing, now_us, seen_us),
         ),
         every=every,
@@ -246,9 +248,7 @@ def _could(act: Act, state: str) -> bool:
 
 
 def _row(shown: Shown, now_us: int, dead: bool, choice: bool) -> list[Any]:
-    box = h.input(
-        type="checkbox", name="id", value=shown.found.id, aria_label=f"choose {shown.found.id}"
-    )
+    box = exact("checkbox", "id", shown.found.id, aria_label=f"choose {shown.found.id}")
     cells: list[Any] = [
         box if choice else None,
         message_link(shown),

@@ -28,7 +28,7 @@ STEP = 100
 PAGE_BYTES = 2 << 20
 
 #: Parameters of a URL and fields of a form.
-FIELDS = ("queue", "state", "since", "until", "task", "text", "biz", "reason", "error")
+FIELDS = ("queue", "state", "since", "until", "task", "text", "biz", "reason", "error", "alike")
 
 
 class Selection(NamedTuple):
@@ -40,6 +40,7 @@ class Selection(NamedTuple):
     text: what their arguments have in them, in any case
     biz: their business id
     reason, error: why they are dead, and the last line of the last error
+    alike: of just this task, reason and error, and not of any where nothing is said
     """
 
     queue: str
@@ -51,6 +52,7 @@ class Selection(NamedTuple):
     biz: str = ""
     reason: str = ""
     error: str = ""
+    alike: bool = False
 
     @classmethod
     def of(cls, said: Mapping[str, str], now: float) -> Selection:
@@ -61,22 +63,25 @@ class Selection(NamedTuple):
         state = said.get("state") or ALL_WAITING
         if state not in (*STATES, ALL_WAITING, ANY):
             raise invalid("state", f"it must be one of {', '.join((*STATES, ALL_WAITING, ANY))}")
+        alike = bool(said.get("alike"))
+        task = said.get("task", "")
         return cls(
             queue,
             state,
             read_time(said.get("since", ""), "since", now),
             read_time(said.get("until", ""), "until", now),
-            said.get("task", "").strip(),
+            task if alike else task.strip(),
             said.get("text", ""),
             said.get("biz", "").strip(),
             said.get("reason", ""),
             said.get("error", ""),
+            alike,
         )
 
     @property
     def looks_inside(self) -> bool:
         """Whether messages have to be read to know if they match."""
-        return bool(self.task or self.text or self.biz or self.reason or self.error)
+        return bool(self.task or self.text or self.biz or self.reason or self.error or self.alike)
 
     def scanned(self, now: float) -> dict[str, Any]:
         """The arguments of a scan.
@@ -93,11 +98,17 @@ class Selection(NamedTuple):
 
     def matches(self, message: Shown) -> bool:
         """Whether a message that was read is meant: of what is hidden, nothing is."""
-        if self.task and not fnmatchcase(message.task or "", self.task.replace("[", "[[]")):
+        if self.alike:
+            if likeness(message) != (self.task, self.reason, self.error):
+                return False
+        elif not self._fits(message):
             return False
         if self.text and self.text.lower() not in message.arguments.lower():
             return False
-        if self.biz and (message.biz is None or message.biz[1] != self.biz):
+        return not self.biz or (message.biz is not None and message.biz[1] == self.biz)
+
+    def _fits(self, message: Shown) -> bool:
+        if self.task and not fnmatchcase(message.task or "", self.task.replace("[", "[[]")):
             return False
         if self.reason and message.reason != self.reason:
             return False
@@ -109,6 +120,8 @@ class Selection(NamedTuple):
         parts = [what]
         if self.task:
             parts.append(f"of {self.task}")
+        elif self.alike:
+            parts.append("of no task")
         parts.append(f"in {self.queue}")
         if self.text:
             parts.append(f"with {self.text!r} in their arguments")
@@ -120,7 +133,14 @@ class Selection(NamedTuple):
         for said, name in ((self.reason, "that died because"), (self.error, "with the error")):
             if said:
                 parts.append(f"{name} {said!r}")
+        if self.alike and not self.error:
+            parts.append("without an error")
         return " ".join(parts)
+
+
+def likeness(message: Shown) -> tuple[str, str, str]:
+    """What dead letters are grouped by: their task, why they died, and what tells their error."""
+    return message.task or "", message.reason, last_line(message.error)
 
 
 def last_line(error: str) -> str:
