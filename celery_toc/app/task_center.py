@@ -286,6 +286,7 @@ class TaskCenter:
     stale = _delegate(TimeoutCenter.stale)
     pause = _delegate(TimeoutCenter.pause)
     paused = _delegate(TimeoutCenter.paused)
+    is_paused = _delegate(TimeoutCenter.is_paused)
     purge = _delegate(TimeoutCenter.purge)
     delete = _delegate(TimeoutCenter.delete)
     check = _delegate(TimeoutCenter.check)

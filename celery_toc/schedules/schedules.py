@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta, tzinfo
@@ -190,12 +190,12 @@ class Schedules:
         limit: how many at most
         after: goes on behind a former page, as its `after` says
         """
-        queues = self._recurring.topics() if queue is None else [queue]
-        begin: tuple[str, str] | None = None
-        if after is not None:
-            topic, begin = _read_after(after)
-            queues = [one for one in queues if one >= topic]
-            if not queues or queues[0] != topic:
+        topic, begin = ("", None) if after is None else _read_after(after)
+        if queue is None:
+            queues = self._queues_from(topic)
+        else:
+            queues = iter([queue])
+            if topic != queue:
                 begin = None
         shown: builtins.list[Schedule] = []
         last = None
@@ -215,6 +215,40 @@ class Schedules:
                 return Listed(shown, None if last is None else _write_after(*last))
         return Listed(shown, None)
 
+    def _queues_from(self, first: str) -> Iterator[str]:
+        """That queue, if it is one, and then those behind it; read when they are needed."""
+        if first:
+            yield first
+        while page := self.queues(after=first, limit=PAGE):
+            yield from page
+            first = page[-1]
+
+    def queues(
+        self, *, prefix: str = "", after: str = "", limit: int | None = None
+    ) -> builtins.list[str]:
+        """The names of the queues that have schedules, sorted: all of them unless something is
+        said.
+
+        prefix: only those that begin with it
+        after: only those behind this name
+        limit: how many at most; with it, a call costs as much as it returns, however many queues
+            there are
+        """
+        return self._recurring.topics(prefix=prefix, after=after, limit=limit)
+
+    def page(
+        self, queues: Sequence[str], *, limit: int = 100, after: str = ""
+    ) -> builtins.list[Schedule]:
+        """Read schedules by queue and name. It costs as much as it returns, and a look at each
+        queue that it takes, however many there are.
+
+        queues: of these, one after the other
+        limit: how many at most
+        after: of the first queue, only those behind this name
+        """
+        found = self._recurring.by_name(queues, limit, after, template=True)
+        return [self._shown(one) for one in found]
+
     def each(self, *, queue: str | None = None) -> Iterator[Schedule]:
         """Yield all schedules, as :meth:`list` reads them."""
         after = None
@@ -227,7 +261,7 @@ class Schedules:
 
     def count(self, *, queue: str | None = None) -> int:
         """How many schedules there are."""
-        queues = self._recurring.topics() if queue is None else [queue]
+        queues = self.queues() if queue is None else [queue]
         return sum(map(self._recurring.count, queues))
 
     def history(self, name: str) -> builtins.list[Firing]:

@@ -21,8 +21,8 @@ from kombu_toc.http import (
     Parts,
     Problem,
     ScheduleRow,
+    Token,
     WorkerRow,
-    invalid,
     not_found,
 )
 
@@ -30,6 +30,7 @@ from .. import aio, timeout_center
 from ..app.revoked import mark_revoked, remember_revoked
 from ..app.task import Task
 from ..schedules.errors import ScheduleError, UnknownScheduleError
+from .listing import page_of_schedules
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -169,13 +170,10 @@ class AppExtras(PageExtras):
         return aio.timeout_center(self._app).schedules
 
     async def schedules(
-        self, limit: int, after: str | None
+        self, token: Token, limit: int, after: str
     ) -> tuple[list[ScheduleRow], str | None]:
-        try:
-            page = await self._schedules().list(limit=limit, after=after)
-        except ScheduleError as exc:
-            raise invalid("after", str(exc)) from None
-        return [_row(one) for one in page.schedules], page.after
+        page, more = await page_of_schedules(self._schedules(), token, limit, after)
+        return [_row(one) for one in page], more
 
     async def schedule(self, name: str) -> tuple[ScheduleRow, list[FiringRow]]:
         found = await self._schedules().get(name)

@@ -28,6 +28,7 @@ from kombu_toc.http import (
 
 from .. import aio
 from ..schedules.errors import ScheduleError, UnknownScheduleError
+from .listing import page_of_schedules
 from .tasks import Allowed
 
 if TYPE_CHECKING:
@@ -146,7 +147,11 @@ _LISTED = {
     "required": ["schedules", "nextPageToken"],
     "properties": {
         "schedules": {"type": "array", "items": _SCHEDULE},
-        "nextPageToken": {"type": ["string", "null"]},
+        "nextPageToken": {
+            "type": ["string", "null"],
+            "description": "The parameter after of the next page; null: this is the last one. A "
+            "page may have fewer than limit, or none.",
+        },
     },
 }
 _FIRINGS = {
@@ -184,28 +189,37 @@ def operations(app: Celery, allowed: Allowed) -> Iterable[Operation]:
 
     async def list_all(api: Any, request: Request) -> Answer:
         asked = read_query(listing, request.query)
-        try:
-            page = await _schedules().list(
-                queue=asked.get("queue"), limit=asked.get("limit", 100), after=asked.get("after")
-            )
-        except ScheduleError as exc:
-            raise invalid("after", str(exc)) from None
+        queue = asked.get("queue")
+        if queue is not None and not request.token.sees(queue):
+            detail = f"this needs a token with the role read of queue {queue!r}"
+            raise Problem("forbidden", detail)
+        limit, after = asked.get("limit", 100), asked.get("after", "")
+        page, more = await page_of_schedules(_schedules(), request.token, limit, after, queue)
         hides = api.masking_for(request.token)
-        return answer(
-            {
-                "schedules": [shown(one, hides) for one in page.schedules],
-                "nextPageToken": page.after,
-            }
-        )
+        return answer({"schedules": [shown(one, hides) for one in page], "nextPageToken": more})
 
     def _schedules() -> Any:
         return aio.timeout_center(app).schedules
 
     async def get(api: Any, request: Request) -> Answer:
-        found = await _schedules().get(request.segments[0])
-        if found is None:
-            raise _unknown(request.segments[0])
+        found = await seen(request)
         return answer(shown(found, api.masking_for(request.token)))
+
+    async def seen(request: Request) -> Schedule:
+        """The schedule that is meant. Raises Problem if there is none, or if the token may not see
+        its queue."""
+        found: Schedule | None = await _schedules().get(request.segments[0])
+        if found is None or not request.token.sees(found.queue):
+            raise _unknown(request.segments[0])
+        return found
+
+    async def history(api: Any, request: Request) -> Answer:
+        found = await seen(request)
+        try:
+            firings = await _schedules().history(found.name)
+        except UnknownScheduleError:  # deleted just now
+            raise _unknown(found.name) from None
+        return answer({"firings": [shown_firing(one) for one in firings]})
 
     async def put(api: Any, request: Request) -> Answer:
         name = request.segments[0]
@@ -229,13 +243,11 @@ def operations(app: Celery, allowed: Allowed) -> Iterable[Operation]:
         async def run(api: Any, request: Request) -> Answer:
             name = request.segments[0]
             try:
-                found = await getattr(_schedules(), method)(name)
+                await getattr(_schedules(), method)(name)
             except UnknownScheduleError:
                 raise _unknown(name) from None
             except ScheduleError as exc:
                 raise Problem("conflict", str(exc)) from None
-            if method == "history":
-                return answer({"firings": [shown_firing(one) for one in found]})
             after = await _schedules().get(name)
             if after is None:
                 return answer({"deleted": True})
@@ -258,6 +270,7 @@ def operations(app: Celery, allowed: Allowed) -> Iterable[Operation]:
         _ALL,
         list_all,
         "List schedules",
+        many_queues=True,
         query={
             "queue": Text("Only those of this queue.", most=500),
             "limit": Number("How many at most.", least=1, most=1000, whole=True, default=100),
@@ -272,14 +285,16 @@ def operations(app: Celery, allowed: Allowed) -> Iterable[Operation]:
         _ONE,
         get,
         "Read a schedule",
+        many_queues=True,
         answers={200: ("The schedule.", _SCHEDULE)},
         problems=("not-found",),
     )
     yield Operation(
         "GET",
         (*_ONE, "history"),
-        change("history"),
+        history,
         "Show the latest firings",
+        many_queues=True,
         answers={200: ("At most 20, the latest first.", _FIRINGS)},
         problems=("not-found",),
     )

@@ -31,6 +31,9 @@ ATTEMPTS = 20
 #: Seconds between two looks for firings that are gone.
 LOOK_INTERVAL = 2.0
 
+#: Seconds between two looks for schedules that an older release has put or deleted.
+NAMES_INTERVAL = 60.0
+
 #: Microseconds after its time at which it is looked where a firing is.
 GONE_US = 2_000_000
 
@@ -79,6 +82,7 @@ class Followers:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._next = 0.0
+        self._next_names = clock() + NAMES_INTERVAL
         #: queue -> behind which schedule the last look has ended
         self._behind: dict[str, tuple[str, str] | None] = {}
 
@@ -90,10 +94,15 @@ class Followers:
     ) -> None:
         if self._clock() < self._next:
             return
+        names_too = self._clock() >= self._next_names
         for queue in center.recurring.topics():
             if not goes_on():
                 return
             self._look(center.recurring, queue, log)
+            if names_too:
+                center.recurring.mend_names(queue)
+        if names_too:
+            self._next_names = self._clock() + NAMES_INTERVAL
         self._next = self._clock() + LOOK_INTERVAL
 
     def _look(self, recurring: Any, queue: str, log: Callable[..., None]) -> None:

@@ -247,6 +247,7 @@ class AsyncTimeoutCenter:
     delete = Awaited(TimeoutCenter.delete)
     pause = Awaited(TimeoutCenter.pause)
     paused = Awaited(TimeoutCenter.paused)
+    is_paused = Awaited(TimeoutCenter.is_paused)
     check = Awaited(TimeoutCenter.check)
     repair = Awaited(TimeoutCenter.repair)
     counts = Awaited(TimeoutCenter.counts)

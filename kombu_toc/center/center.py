@@ -217,6 +217,7 @@ class TimeoutCenter(OldNames):
     delete = Delegate("operations", Operations.delete)
     pause = Delegate("operations", Operations.pause)
     paused = Delegate("operations", Operations.paused)
+    is_paused = Delegate("operations", Operations.is_paused)
     check = Delegate("repairs", Repair.check)
     repair = Delegate("repairs", Repair.repair)
     counts = Delegate("statistics", Statistics.counts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -15,6 +15,8 @@ from ..model.topic import Topic, base_of
 from ..scripts.call import ScriptCall, as_bytes, microseconds, texts, when_of
 from .admin_commands import PURGE_STEP, AdminCommands, CancelReply, Place
 from .lookup import CALLS_TOGETHER, IDS_PER_CALL, Lookup
+from .names import pages
+from .places import Places
 from .recording import Far, Recorder
 from .registry import RELOAD, Registry
 from .runner import Runner
@@ -47,6 +49,7 @@ class Operations:
         self._commands = commands
         self._lookup = lookup
         self._scan = scan
+        self._places = Places(runner, registry, keys)
         self._sleep = sleep_of(runner.client)
         #: who keeps a record of what is done here, if anybody does
         self.recorder: Recorder | None = None
@@ -339,13 +342,15 @@ class Operations:
             for key in (slot.prepare, slot.dead)
             for id in texts(raw for raw, _ in self._client.zscan_iter(key, match="*#*"))
         ]
+        coming = declared.slot(0).coming
+        schedules = [name for some in pages(self._client, coming, "zscan") for name in texts(some)]
         with self._client.pipeline(transaction=False) as pipe:
             for slot in declared.all_slots():
                 pipe.unlink(*slot.all(), *map(slot.store, declared.other_steps()))
             for key in copies:
                 pipe.unlink(as_bytes(key))
             pipe.execute()
-        self._undeclare(declared)
+        self._undeclare(declared, schedules)
         if recorder is not None:
             recorder.purged(topic)
             recorder.forgotten(topic)
@@ -388,7 +393,7 @@ class Operations:
             pipe.exists(topic.slot(0).schedules)
             return any(pipe.execute())
 
-    def _undeclare(self, declared: Topic) -> None:
+    def _undeclare(self, declared: Topic, schedules: Sequence[str] = ()) -> None:
         keys, topic = self._keys, declared.name
         with self._client.pipeline(transaction=False) as pipe:
             zones = [keys.passed_on(topic, slot) for slot in range(declared.slot_span)]
@@ -398,8 +403,11 @@ class Operations:
             pipe.srem(keys.paused, topic)
             pipe.zrem(keys.expiring, f"topic:{topic}")
             pipe.unlink(keys.counted(topic), *keys.minutes(topic))
-            pipe.execute()
+            pipe.zscore(keys.scheduled_names, topic)
+            *_, had_schedules = pipe.execute()
         self._registry.forget(topic)
+        if had_schedules is not None or schedules:
+            self._places.gone(topic, schedules)
 
     def pause(self, name: str, paused: bool = True) -> bool:
         """Stop consumers from taking messages of a topic, or let them go on; return whether that
@@ -414,6 +422,10 @@ class Operations:
     def paused(self) -> set[str]:
         """The topics that are paused."""
         return set(texts(self._client.smembers(self._keys.paused)))
+
+    def is_paused(self, topic: str) -> bool:
+        """Whether a topic is paused, however many others are."""
+        return bool(self._client.sismember(self._keys.paused, topic))
 
 
 def _with(ahead: list[T], found: list[T]) -> list[T]:

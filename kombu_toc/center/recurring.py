@@ -19,6 +19,8 @@ from ..model.topic import Topic
 from ..scripts.call import ScriptCall, text, texts
 from ..scripts.loader import load
 from .context import Context
+from .names import Names
+from .places import Places
 from .registry import Registry
 from .runner import Runner
 
@@ -28,8 +30,9 @@ SCHEDULE_BASIS = "recurring-2678"
 #: Firings that are remembered of a schedule.
 REMEMBERED = 20
 
-#: Names that one call reads.
+#: Names that one call reads, and topics that are asked together.
 NAMES_PER_CALL = 100
+TOPICS_TOGETHER = 100
 
 #: When a schedule fires next that does not.
 NEVER = "+inf"
@@ -152,6 +155,7 @@ class RecurringCommands:
                 slot.templates,
                 slot.firings,
                 slot.coming,
+                slot.schedule_names,
                 *slot.stores,
             ),
             (
@@ -232,8 +236,9 @@ class SchedulesRecorder(Protocol):
 
 
 class Recurring:
-    """The schedules of topics. Each method asks the server once; :meth:`find` and :meth:`topics`
-    ask for all topics that have schedules."""
+    """The schedules of topics. What a method costs follows from what it returns, but for
+    :meth:`outlook` and :meth:`topics` without a limit: they are about all topics that have
+    schedules."""
 
     def __init__(self, runner: Runner, registry: Registry, context: Context) -> None:
         self._runner = runner
@@ -241,6 +246,7 @@ class Recurring:
         self._keys = context.keys
         self._commands = RecurringCommands(context)
         self._counts = context.counts
+        self.places = Places(runner, registry, context.keys)
         #: who keeps a record of schedules, if anybody does
         self.recorder: SchedulesRecorder | None = None
 
@@ -250,9 +256,18 @@ class Recurring:
         counts.fired += fired
         counts.missed += missed
 
-    def topics(self) -> list[str]:
-        """The topics that have schedules, or had some; by name."""
-        return sorted(texts(self._runner.client.smembers(self._keys.scheduled)))
+    def topics(self, *, prefix: str = "", after: str = "", limit: int | None = None) -> list[str]:
+        """The topics that have schedules, by name: all of them unless something is said.
+
+        prefix: only those that begin with it
+        after: only those behind this name
+        limit: how many at most; with it, a call costs as much as it returns, however many topics
+            there are
+        """
+        if limit is not None:
+            return self.places.topics(prefix, after, limit)
+        found = self.places.all_topics()
+        return [name for name in found if name > after and name.startswith(prefix)]
 
     def read(
         self,
@@ -276,19 +291,86 @@ class Recurring:
     def find(
         self, name: str, *, template: bool = False, fired: bool = False
     ) -> tuple[int, list[Scheduled]]:
-        """Read the schedules of that name, in all topics; as :meth:`read`."""
+        """Read the schedules of that name, in all topics; as :meth:`read`. Only those are asked in
+        which there is one."""
+        topics = self.places.of(name)
+        self._registry.learn_unknown(topics)
         calls = [
             self._commands.reading(
                 self._registry.resolved(topic), [name], template=template, fired=fired
             )
-            for topic in self.topics()
+            for topic in topics
         ]
         found: list[Scheduled] = []
         us = 0
-        for now_us, part in self._runner.run_all(calls):
+        for topic, (now_us, part) in zip(topics, self._runner.run_all(calls), strict=True):
             us = now_us
-            found += [one for one in part if one.record]
+            here = [one for one in part if one.record]
+            found += here
+            if not here:
+                self.places.gone(topic, [name])
         return us, found
+
+    def by_name(
+        self, topics: Sequence[str], limit: int, after: str = "", *, template: bool = False
+    ) -> list[Scheduled]:
+        """Read schedules of some topics, of one after the other, each by name. A bounded number of
+        topics is asked together, and only as many as it takes.
+
+        limit: how many schedules at most
+        after: of the first topic, only those behind this name
+        """
+        found: list[Scheduled] = []
+        for start in range(0, len(topics), TOPICS_TOGETHER):
+            some = topics[start : start + TOPICS_TOGETHER]
+            found += self._by_name(some, limit - len(found), after, template)
+            after = ""
+            if len(found) >= limit:
+                break
+        return found[:limit]
+
+    def _by_name(
+        self, topics: Sequence[str], limit: int, after: str, template: bool
+    ) -> list[Scheduled]:
+        self._registry.learn_unknown(topics)
+        resolved = [self._registry.resolved(topic) for topic in topics]
+        with self._runner.client.pipeline(transaction=False) as pipe:
+            for topic in resolved:
+                pipe.zcard(topic.slot(0).coming)
+            sizes = pipe.execute()
+        wanted: list[tuple[Topic, Names, ScriptCall]] = []
+        left = limit
+        for topic, size in zip(resolved, sizes, strict=True):
+            if not size:  # an older release has deleted them
+                self.places.gone(topic.name)
+            elif left > 0:
+                names = self.places.names(topic.name)
+                wanted.append((topic, names, names.call("", after, min(size, left))))
+                # Of the first one it is not known how many are behind that name.
+                left -= 0 if after else size
+            after = ""
+        calls = []
+        pages = self._runner.run_all([call for _, _, call in wanted])
+        for (topic, names, call), page in zip(wanted, pages, strict=True):
+            there = names.read(call) if page is None else page
+            for start in range(0, len(there), NAMES_PER_CALL):
+                some = there[start : start + NAMES_PER_CALL]
+                calls.append(self._commands.reading(topic, some, template=template))
+        found: list[Scheduled] = []
+        for _, part in self._runner.run_all(calls):
+            for one in part:
+                if one.record:
+                    found.append(one)
+                else:  # if it was not deleted just now: then the number of names tells that
+                    slot = self._registry.resolved(one.topic).slot(0)
+                    self._runner.client.zrem(slot.schedule_names, one.name)
+        return found
+
+    def mend_names(self, topic: str) -> None:
+        """Note schedules that an older release has put or deleted."""
+        names = self.places.names(topic)
+        if self._runner.run(names.call("", "", 1)) is None:
+            names.mend()
 
     def page(
         self,
@@ -337,15 +419,19 @@ class Recurring:
         Raises ConfigurationError for a topic that goes away by itself.
         """
         if not change.record:
-            self._admit(topic)
+            self._admit(topic, change.name)
         declared = self._registry.resolved(topic)
         changed: ScheduleChanged
         [changed] = self._runner.run_puts([self._commands.changing(declared, change)])
+        if changed.done and not change.record and change.wanted:
+            self.places.note(topic, change.name)
+        elif changed.done and change.record and not change.wanted:
+            self.places.gone(topic, [change.name])
         if self.recorder is not None and changed.done:
             self.recorder.scheduled(topic, change, changed.now_us)
         return changed
 
-    def _admit(self, topic: str) -> None:
+    def _admit(self, topic: str, name: str) -> None:
         """A topic gets its first schedule, as far as is known: look-ups by id find firings."""
         declared = self._registry.agreed(self._registry.topic(topic))
         if declared.declaration.expires:
@@ -354,7 +440,7 @@ class Recurring:
                 "go with it: choose a queue without x-expires that is not exclusive or auto-delete"
             )
         self._registry.admit(declared, None, SCHEDULE_BASIS)
-        self._runner.client.sadd(self._keys.scheduled, topic)
+        self.places.note(topic, name)
 
 
 def schedule_position(one: Scheduled) -> tuple[str, str]:

@@ -26,7 +26,7 @@ from ..model.topic import Declaration, Topic
 from ..scripts.call import ScriptCall, text, texts
 from ..scripts.loader import load
 from .contradictions import warn_of_contradictions
-from .names import Names
+from .names import HASH, Names
 from .runner import Runner
 from .steps import agreed, check_unused
 
@@ -75,7 +75,7 @@ class Registry:
         self._runner = runner
         self._client = runner.client
         self._keys = keys
-        self._names = Names(runner, keys)
+        self._names = Names(runner, keys.topics, HASH, keys.names)
         self.steps = None if steps is None else check_steps(steps)
         self.slots = slots
         self.retries = retries
@@ -170,6 +170,15 @@ class Registry:
             self.forget(name)
             return None
         return self._remember(name, raw)
+
+    def learn_unknown(self, names: Sequence[str]) -> None:
+        """Read the declarations of those topics that are not remembered, together."""
+        unknown = [name for name in names if name not in self._known]
+        with self._client.pipeline(transaction=False) as pipe:
+            for name in unknown:
+                pipe.hget(self._keys.topics, name)
+            for name, raw in zip(unknown, pipe.execute() if unknown else (), strict=True):
+                self.learn(name, raw)
 
     def forget(self, name: str) -> None:
         """Read the topic's declaration again when it is next used."""

@@ -97,7 +97,7 @@ class Topics:
             standing.closed_steps,
             standing.expires,
             standing.draining_counts,
-            topic in self._operations.paused(),
+            self._operations.is_paused(topic),
             self._statistics.counts(topic),
             self._statistics.consumers().get(topic, []),
             standing.target_stopped,

@@ -39,6 +39,7 @@ from .problems import not_found as not_found
 from .problems import retry_after as retry_after
 from .requests import Answer as Answer
 from .requests import Request as Request
+from .seen import page_of_names as page_of_names
 from .serving import PORT as PORT
 from .serving import serve as serve
 from .tokens import Token as Token
@@ -80,6 +81,7 @@ __all__ = (
     "matches",
     "new_token",
     "not_found",
+    "page_of_names",
     "read_body",
     "read_query",
     "read_tokens",

@@ -101,7 +101,7 @@ async def list_queues(api: Any, request: Request) -> Answer:
     """The queues that the caller may see, by name, with what they hold."""
     asked = read_query(LIST, request.query)
     limit, after = asked.get("limit", 100), asked.get("after", "")
-    page, more = await page_of_names(api, request.token, after, limit)
+    page, more = await page_of_names(api.center.topics, request.token, after, limit)
     found = await asyncio.gather(*(api.center.summary(name) for name in page))
     queues = [
         {

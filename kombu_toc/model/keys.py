@@ -24,6 +24,11 @@ def encode_name(name: str) -> str:
     return name.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
 
 
+def schedule_place(name: str, topic: str = "") -> str:
+    """A member of `schedule_places`. Without the topic, all members of that name begin with it."""
+    return name.replace("%", "%25").replace("\0", "%00") + "\0" + topic
+
+
 class Keys:
     """The keys that belong to no slot; all share the tag ``{toc}``. One field for each key or
     prefix of keys."""
@@ -48,7 +53,9 @@ class Keys:
         "paused",
         "prefix",
         "readers_",
+        "schedule_places",
         "scheduled",
+        "scheduled_names",
         "scripts",
         "sent_",
         "session_",
@@ -81,8 +88,12 @@ class Keys:
         self.scripts = f"{prefix}{{toc}}:scripts"
         #: sorted set: id of a message whose cancelling is to be reported -> when, in ms
         self.cancelled = f"{prefix}{{toc}}:cancelled"
-        #: set: topics that have schedules, or had some
+        #: set: topics that have schedules; of an older release also such that had some
         self.scheduled = f"{prefix}{{toc}}:scheduled"
+        #: sorted set: their names, each with 0
+        self.scheduled_names = f"{prefix}{{toc}}:scheduled-names"
+        #: sorted set: the names of schedules, each with its topic (:func:`schedule_place`) and 0
+        self.schedule_places = f"{prefix}{{toc}}:schedule-places"
         #: string: the process elected for the upkeep of all topics; expires unless it is renewed
         self.upkeep = f"{prefix}{{toc}}:upkeep"
         #: stream: what people have done on the page
@@ -204,6 +215,7 @@ class Slot:
         "prepare",
         "put_pace",
         "reasons",
+        "schedule_names",
         "schedules",
         "script_keys",
         "stem",
@@ -242,6 +254,8 @@ class Slot:
         self.firings = stem + "firings"
         #: sorted set: schedule -> when it fires next, in microseconds since the epoch
         self.coming = stem + "coming"
+        #: sorted set: the names of the schedules, each with 0
+        self.schedule_names = stem + "schedule-names"
         #: sorted set: key -> when what may be put of it has been used up to, in us; ':' for all.
         #: It expires. Where all slots are on one server, slot 0 has those of all
         self.put_pace = stem + "put-pace"
@@ -325,4 +339,4 @@ class Slot:
         """The keys of the topic's schedules: its slot 0 has them."""
         if self.number:
             return []
-        return [self.schedules, self.templates, self.firings, self.coming]
+        return [self.schedules, self.templates, self.firings, self.coming, self.schedule_names]

@@ -92,6 +92,8 @@ def fill(center: TimeoutCenter, others: int, **limits: object) -> None:
         for n in range(others)
     ]
     center.run_all([commands.changing(topic, one) for one in changes])
+    for one in changes:
+        center.recurring.places.note("mail", one.name)
     for id in ("cancelled", "moved", "seen"):
         center.put("mail", id, b"", delay=HOUR)
 
@@ -137,6 +139,10 @@ OPERATIONS: dict[str, Callable[[TimeoutCenter], object]] = {
     "alter": lambda center: center.alter("mail", retries=9),
     "read a schedule": lambda center: center.recurring.read("mail", ["s1"], fired=True),
     "a page of schedules": lambda center: center.recurring.page("mail", 10, (str(10**15), "s5")),
+    "a page of schedules by name": lambda center: center.recurring.by_name(["mail"], 10, "s2"),
+    "find a schedule": lambda center: center.recurring.find("s1"),
+    "queues with schedules": lambda center: center.recurring.topics(limit=10),
+    "is paused": lambda center: center.is_paused("mail"),
     "change a schedule": lambda center: center.recurring.change(
         "mail",
         ScheduleChange(

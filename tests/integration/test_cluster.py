@@ -116,9 +116,12 @@ def test_every_operation_works_whatever_the_slots(
     assert center.recurring.change("mail", change).put
     assert [one.state for one in center.recurring.find("s")[1]] == ["waiting"]
     assert len(center.recurring.page("mail", 5)[1]) == center.recurring.count("mail") == 1
+    assert [one.name for one in center.recurring.by_name(["mail"], 5)] == ["s"]
+    assert center.recurring.topics(limit=5) == ["mail"]
+    center.recurring.mend_names("mail")
+    assert not center.is_paused("mail")
     gone = ScheduleChange("s", "s@1", "", take_out="s@1")
     assert center.recurring.change("mail", gone).taken_out
-    center.client.delete(center.keys.scheduled)
     assert center.purge("mail") == 17
     with cluster.client() as client:
         assert keys_left(client) == ["toc:{toc}:topics"]

@@ -130,19 +130,12 @@ def test_pages_of_queues_have_all_that_a_token_may_see(
 
     def listed(token: Token, after: str, limit: int) -> tuple[list[str], str | None]:
         async def use() -> tuple[list[str], str | None]:
-            return await page_of_names(Same(), token, after, limit)
+            return await page_of_names(topics, token, after, limit)
 
         return asyncio.run(use())
 
-    class Same:
-        """As an application has it."""
-
-        @property
-        def center(self) -> Same:
-            return self
-
-        async def topics(self, **how: Any) -> list[str]:
-            return center.topics(**how)
+    async def topics(**how: Any) -> list[str]:
+        return center.topics(**how)
 
     every = center.topics()
     for patterns in ("*", "sms-*", "mail,sms-*", "*-mail", "sms", "nobody", "s*,sms-*,a-?", "?-*"):

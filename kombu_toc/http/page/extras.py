@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ...model.results import Cancelled, Found
 from ..messages import Room
+from ..tokens import Token
 from .reading import Parts, read_parts
 
 
@@ -79,9 +80,13 @@ class PageExtras:
         return None
 
     async def schedules(
-        self, limit: int, after: str | None
+        self, token: Token, limit: int, after: str
     ) -> tuple[list[ScheduleRow], str | None]:
-        """A page of schedules, and where the next one begins. Raises Problem."""
+        """A page of the schedules that a token may see, and where the next one begins. Raises
+        Problem.
+
+        after: where this one begins; empty: at the first one
+        """
         return [], None
 
     async def schedule(self, name: str) -> tuple[ScheduleRow, list[FiringRow]]:

@@ -212,9 +212,9 @@ class Page:
         if not visitor.token.roles:
             return []
         found = [("", "Overview"), ("dead", "Dead letters"), ("limits", "Limits")]
+        if self.tools.extras.has_schedules and "read" in visitor.token.roles:
+            found.append(("schedules", "Schedules"))
         if visitor.may("read", None):
-            if self.tools.extras.has_schedules:
-                found.append(("schedules", "Schedules"))
             if self.tools.api.has_library:
                 found.append(("library", "Library"))
             found.append(("audit", "Audit log"))

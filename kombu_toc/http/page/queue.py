@@ -75,7 +75,7 @@ async def queue(tools: Tools, ask: Ask) -> View | Answer:
     selection = Selection.of({**ask.query, "queue": name}, now_us / 1e6)
     counts = await tools.center.counts(name)
     listing, every, seen_us = await _found(tools, ask, selection, now_us)
-    paused = name in await tools.center.paused()
+    paused = await tools.center.is_paused(name)
     declared = await tools.center.declared(name)
     return View(
         name,

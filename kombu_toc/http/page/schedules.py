@@ -8,7 +8,7 @@ from . import words
 from .extras import ScheduleRow
 from .html import Markup, h, link, markup
 from .layout import Ask, Column, View, badge, details, form, hidden, live, redirect, table
-from .tools import Tools, check_role
+from .tools import Tools, check_any, check_role
 
 #: Schedules of a page, and milliseconds after which it is looked at again.
 PAGE = 100
@@ -24,12 +24,14 @@ ACTS = {
 
 
 async def schedules(tools: Tools, ask: Ask) -> View:
-    """All schedules, or one with its latest firings."""
+    """The schedules of all queues that the visitor may look at, or one with its latest firings."""
     _check(tools)
-    check_role(ask, "read", None)
+    check_any(ask, "read")
     now_us = await tools.now_us()
     if name := ask.query.get("name", ""):
         row, firings = await tools.extras.schedule(name)
+        if not ask.visitor.may("read", row.queue):
+            raise not_found(f"there is no schedule {name!r}")
         return View(
             name,
             markup(
@@ -73,10 +75,11 @@ async def schedules(tools: Tools, ask: Ask) -> View:
             EVERY,
             now_us=now_us,
         )
-    rows, after = await tools.extras.schedules(PAGE, ask.query.get("after") or None)
+    after = ask.query.get("after", "")
+    rows, more_after = await tools.extras.schedules(ask.visitor.token, PAGE, after)
     more = None
-    if after is not None:
-        more = h.p(h.a("Next page", href=link("schedules", after=after), class_="button"))
+    if more_after is not None:
+        more = h.p(h.a("Next page", href=link("schedules", after=more_after), class_="button"))
     return View(
         "Schedules",
         markup(live("schedules", _table_of(ask, rows, now_us), more)),

@@ -80,3 +80,9 @@ def check_role(ask: Ask, role: str, queue: str | None) -> None:
         return
     where = "of all queues" if queue is None else f"of queue {queue!r}"
     raise Problem("forbidden", f"this needs a token with the role {role} {where}")
+
+
+def check_any(ask: Ask, role: str) -> None:
+    """Raises Problem for who may do this for no queue."""
+    if role not in ask.visitor.token.roles:
+        raise Problem("forbidden", f"this needs a token with the role {role}")

@@ -1,0 +1,349 @@
+"""Where schedules are: pages of them by queue and name, and one by its name, whatever others there
+are; also beside a release that does not note this."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+import redis
+from celery import Celery
+
+from celery_toc import TaskCenter, timeout_center
+from kombu_toc import ScheduleChange, ScheduleFiring, TimeoutCenter
+from kombu_toc.http import new_token
+
+from ..cluster import Cluster
+from ..http_server import HttpServer
+from ..page_visitor import Visitor
+from ..servers import Server
+
+QUEUES = ["a", "a b", "a%b", "a:b", "b{c}", "täsk", "z\0z", "\U0001f600"]
+NAMES = sorted(["n", "n:1", "n%00", "ñ", "n/2", "o"])
+
+LATER = 4 * 10**15
+
+APP = """
+from celery import Celery
+
+app = Celery("shop", broker={broker!r}, backend="disabled://", set_as_current=False)
+app.task(name="shop.remind", shared=False)(print)
+"""
+
+
+def put(center: TimeoutCenter, queue: str, name: str) -> None:
+    firing = ScheduleFiring(f"{name}@1", b"", LATER)
+    made = ScheduleChange(name, "", f"{name}@1", LATER, b"template", put=firing)
+    assert center.recurring.change(queue, made).done
+
+
+def delete(center: TimeoutCenter, queue: str, name: str) -> None:
+    gone = ScheduleChange(name, f"{name}@1", "", take_out=f"{name}@1")
+    assert center.recurring.change(queue, gone).done
+
+
+def put_by_older(center: TimeoutCenter, queue: str, name: str) -> None:
+    """As a release does that notes only that the queue has schedules."""
+    slot = center.topic(queue).slot(0)
+    center.client.sadd(center.keys.scheduled, queue)
+    center.client.hset(slot.schedules, name, f"{name}@1")
+    center.client.zadd(slot.coming, {name: LATER})
+
+
+def delete_by_older(center: TimeoutCenter, queue: str, name: str) -> None:
+    slot = center.topic(queue).slot(0)
+    center.client.hdel(slot.schedules, name)
+    center.client.zrem(slot.coming, name)
+
+
+def listed(center: TimeoutCenter, limit: int = 3) -> list[tuple[str, str]]:
+    """All schedules, in pages of queues and of schedules."""
+    found: list[tuple[str, str]] = []
+    queue = ""
+    while queues := center.recurring.topics(after=queue, limit=2):
+        queue, name = queues[-1], ""
+        while page := center.recurring.by_name(queues, limit, name):
+            assert len(page) <= limit
+            found += [(one.topic, one.name) for one in page]
+            name = page[-1].name
+            queues = queues[queues.index(page[-1].topic) :]
+    return found
+
+
+def places(center: TimeoutCenter, name: str) -> list[str]:
+    return [one.topic for one in center.recurring.find(name)[1]]
+
+
+def noted(center: TimeoutCenter) -> list[bytes]:
+    """All that is kept of where schedules are."""
+    keys = center.keys
+    assert center.client.smembers(keys.scheduled) == {
+        *center.client.zrange(keys.scheduled_names, 0, -1)
+    }
+    found: list[bytes] = center.client.zrange(keys.schedule_places, 0, -1)
+    return found
+
+
+def test_pages_have_every_schedule_once_by_queue_and_name(center: TimeoutCenter) -> None:
+    for queue in reversed(QUEUES):
+        for name in reversed(NAMES):
+            put(center, queue, name)
+    every = [(queue, name) for queue in QUEUES for name in NAMES]
+    for limit in (1, 3, 7, 100):
+        assert listed(center, limit) == every
+    assert center.recurring.topics() == center.recurring.topics(limit=100) == QUEUES
+    assert center.recurring.topics(prefix="a", after="a b", limit=100) == ["a%b", "a:b"]
+    assert center.recurring.topics(prefix="a", after="a b") == ["a%b", "a:b"]
+    assert all(places(center, name) == QUEUES for name in NAMES)
+    assert places(center, "N") == places(center, "") == []
+    assert len(center.recurring.by_name(QUEUES, 1000)) == len(every) == len(noted(center))
+
+
+def test_a_queue_goes_with_its_last_schedule(center: TimeoutCenter, client: redis.Redis) -> None:
+    for queue in ("mail", "sms"):
+        for name in ("one", "two"):
+            put(center, queue, name)
+    names = center.topic("mail").slot(0).schedule_names
+    # Nobody has read them, and so mended them.
+    assert client.zrange(names, 0, -1) == [b"one", b"two"]
+    delete(center, "mail", "one")
+    assert client.zrange(names, 0, -1) == [b"two"]
+    assert center.recurring.topics(limit=9) == ["mail", "sms"]
+    assert places(center, "one") == ["sms"]
+    delete(center, "mail", "two")
+    assert center.recurring.topics(limit=9) == center.recurring.topics() == ["sms"]
+    center.delete("sms")
+    assert center.recurring.topics(limit=9) == [] == noted(center)
+    put(center, "mail", "two")
+    assert listed(center) == [("mail", "two")]
+    delete(center, "mail", "two")
+    assert center.delete("mail", if_empty=True, settle=0)
+    assert client.keys("*schedule*") == []
+
+
+def test_what_is_put_while_the_last_one_is_deleted_stays_noted(
+    center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who puts one has noted it before, and does it again afterwards; who deletes one looks again.
+    So one of them is the last to know, whoever is faster."""
+    other = TimeoutCenter(center.client)
+    run, run_puts = center.runner.run, other.runner.run_puts
+    for before in (True, False):
+        put(center, "mail", "old")
+
+        def run_in_between(call: Any, before: bool = before) -> Any:
+            if call.script.name != "unscheduled":
+                return run(call)
+            monkeypatch.setattr(center.runner, "run", run)
+            if before:
+                put(other, "mail", "new")
+                return run(call)
+            found = run(call)
+            put(other, "mail", "new")
+            return found
+
+        monkeypatch.setattr(center.runner, "run", run_in_between)
+        delete(center, "mail", "old")
+        assert listed(center) == [("mail", "new")]
+        assert (places(center, "new"), len(noted(center))) == (["mail"], 1)
+        delete(center, "mail", "new")
+
+    put(center, "mail", "old")
+
+    def put_late(calls: Any) -> Any:
+        """All of the deletion comes between what is noted and what is put."""
+        monkeypatch.setattr(other.runner, "run_puts", run_puts)
+        delete(center, "mail", "old")
+        return run_puts(calls)
+
+    monkeypatch.setattr(other.runner, "run_puts", put_late)
+    put(other, "mail", "new")
+    assert listed(center) == [("mail", "new")]
+    assert places(center, "new") == ["mail"]
+
+
+def test_what_was_noted_and_never_put_is_found_nowhere(center: TimeoutCenter) -> None:
+    center.recurring.places.note("mail", "lost")
+    assert center.recurring.topics(limit=9) == ["mail"]
+    assert listed(center) == [] == places(center, "lost")
+    assert noted(center) == [] == center.recurring.topics()
+
+
+def test_what_an_older_release_has_left_is_found(center: TimeoutCenter) -> None:
+    for number in range(1200):
+        put_by_older(center, "big", f"n{number:04}")
+        put_by_older(center, f"q{number:04}", "same")
+    put_by_older(center, "empty", "x")
+    delete_by_older(center, "empty", "x")
+    put(center, "q0007", "new")
+    assert places(center, "n1199") == ["big"]
+    assert len(places(center, "same")) == 1200
+    found = listed(center, 500)
+    assert found == [
+        *(("big", f"n{n:04}") for n in range(1200)),
+        *((f"q{n:04}", name) for n in range(1200) for name in ["new"] * (n == 7) + ["same"]),
+    ]
+    assert "empty" not in center.recurring.topics()
+    assert len(noted(center)) == len(found)
+
+
+def test_what_an_older_release_does_beside_is_seen(center: TimeoutCenter) -> None:
+    for name in ("a", "b", "c"):
+        put(center, "mail", name)
+    put_by_older(center, "mail", "bb")
+    assert [name for _, name in listed(center)] == ["a", "b", "bb", "c"]
+    assert places(center, "bb") == ["mail"]
+    delete_by_older(center, "mail", "a")
+    assert [name for _, name in listed(center)] == ["b", "bb", "c"]
+    assert places(center, "a") == []
+    # The number of names stays.
+    delete_by_older(center, "mail", "c")
+    put_by_older(center, "mail", "d")
+    listed(center)
+    assert [name for _, name in listed(center)] == ["b", "bb", "d"]
+    put_by_older(center, "mail", "e")
+    center.recurring.mend_names("mail")
+    assert places(center, "e") == ["mail"]
+    put_by_older(center, "other", "f")
+    assert places(center, "f") == ["other"]
+    for name in ("b", "bb", "d", "e"):
+        delete_by_older(center, "mail", name)
+    assert listed(center) == [("other", "f")]
+    assert center.recurring.topics() == ["other"]
+
+
+# -- over HTTP
+
+
+@pytest.fixture
+def folder(tmp_path: Path, server: Server | Cluster) -> Path:
+    (tmp_path / "pageshop.py").write_text(APP.format(broker=server.toc_url))
+    return tmp_path
+
+
+@pytest.fixture
+def tasks(server: Server | Cluster, client: redis.Redis) -> Iterator[TaskCenter]:
+    app = Celery("shop", broker=server.toc_url, set_as_current=False)
+    app.task(name="shop.remind", shared=False)(print)
+    yield timeout_center(app)
+    app.close()
+
+
+@pytest.fixture
+def serve(folder: Path, server: Server | Cluster) -> Iterator[Callable[..., HttpServer]]:
+    made: list[HttpServer] = []
+
+    def start(*tokens: str) -> HttpServer:
+        api = HttpServer(
+            server.toc_url,
+            *("--allow", "*"),
+            command=("-m", "celery", "-A", "pageshop", "toc", "web"),
+            environment={
+                "PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}",
+                "TOC_HTTP_TOKENS": ";".join(tokens),
+            },
+        )
+        made.append(api)
+        return api
+
+    yield start
+    for api in made:
+        api.stop()
+
+
+def pages(api: HttpServer, secret: str = "", limit: int = 3, more: str = "") -> list[str]:
+    found: list[str] = []
+    after: str | None = ""
+    while after is not None:
+        at = f"&after={quote(after, safe='')}" if after else ""
+        page = ask(api, f"/v1/schedules?limit={limit}{more}{at}", secret).json
+        assert len(page["schedules"]) <= limit
+        found += [one["name"] for one in page["schedules"]]
+        after = page["nextPageToken"]
+    return found
+
+
+def ask(api: HttpServer, path: str, secret: str, method: str = "GET") -> Any:
+    return api.ask(method, path, headers={"authorization": f"Bearer {secret}"} if secret else {})
+
+
+def test_the_api_has_every_schedule_once(
+    tasks: TaskCenter, serve: Callable[..., HttpServer]
+) -> None:
+    every = []
+    for queue in QUEUES:
+        for number in range(4):
+            every.append(f"{queue}: {number}".replace("\0", "0"))
+            tasks.schedules.put(every[-1], "shop.remind", 3600 - number, queue=queue)
+    api = serve()
+    for limit in (1, 3, 4, 100):
+        assert pages(api, limit=limit) == every
+        assert pages(api, limit=limit, more="&queue=a%20b") == every[4:8]
+    assert pages(api, more="&queue=none") == []
+    # What is put or goes meanwhile changes nothing for the others.
+    first = api.get("/v1/schedules?limit=5").json
+    tasks.schedules.delete(every[4])
+    tasks.schedules.put("late", "shop.remind", 60, queue="a")
+    tasks.schedules.pause(every[0])
+    after = quote(first["nextPageToken"], safe="")
+    assert api.get(f"/v1/schedules?limit=2&after={after}").json["schedules"][0]["name"] == every[5]
+    tasks.center.delete("a%b")
+    assert pages(api) == [*every[:4], "late", *every[5:8], *every[12:]]
+    for wrong in ("a:b:c", ":x", "a:", "a%3A"):
+        assert api.get(f"/v1/schedules?after={wrong}").status == 422
+    assert api.get("/v1/schedules?queue=a&after=b:x").status == 422
+
+
+def test_a_token_sees_the_schedules_of_its_queues(
+    tasks: TaskCenter, serve: Callable[..., HttpServer]
+) -> None:
+    for queue in ("mail", "sms-1", "sms-2", "zoo"):
+        for number in range(3):
+            tasks.schedules.put(f"{queue}/{number}", "shop.remind", 3600, queue=queue)
+    secrets, lines = {}, []
+    for name, roles, queues in (
+        ("sms", "read", "sms-*"),
+        ("all", "read,operate", "*"),
+        ("ends", "read,operate", "*-2,mail"),
+        ("writer", "write", "*"),
+    ):
+        secrets[name], line = new_token(name, roles, queues)
+        lines.append(line)
+    api = serve(*lines)
+    every = [f"{queue}/{n}" for queue in ("mail", "sms-1", "sms-2", "zoo") for n in range(3)]
+    for limit in (1, 2, 3, 100):
+        assert pages(api, secrets["all"], limit) == every
+        assert pages(api, secrets["sms"], limit) == every[3:9]
+        assert pages(api, secrets["ends"], limit) == every[:3] + every[6:9]
+    # Also behind one that it does not see.
+    assert (
+        ask(api, "/v1/schedules?after=mail:mail%2F1", secrets["sms"]).json["schedules"][0]["name"]
+        == "sms-1/0"
+    )
+    for path, status in (
+        ("/v1/schedules/sms-1%2F0", 200),
+        ("/v1/schedules/sms-1%2F0/history", 200),
+        ("/v1/schedules/zoo%2F0", 404),
+        ("/v1/schedules/zoo%2F0/history", 404),
+        ("/v1/schedules/none", 404),
+        ("/v1/schedules?queue=sms-1", 200),
+        ("/v1/schedules?queue=zoo", 403),
+    ):
+        assert ask(api, path, secrets["sms"]).status == status, path
+        assert ask(api, path, secrets["all"]).status == (404 if "none" in path else 200), path
+        assert ask(api, path, secrets["writer"]).status == 403, path
+    # To change one needs a token for all queues.
+    assert ask(api, "/v1/schedules/mail%2F0:pause", secrets["ends"], "POST").status == 403
+    assert ask(api, "/v1/schedules/mail%2F0:pause", secrets["all"], "POST").status == 200
+
+    visitor = Visitor(api)
+    assert visitor.sign_in(secrets["ends"]).status == 303
+    shown = visitor.get("schedules").body.decode()
+    assert [one for one in every if one in shown] == every[:3] + every[6:9]
+    assert 'href="schedules"' in shown and "Pause" not in shown
+    assert visitor.get("schedules?name=mail%2F0").status == 200
+    assert visitor.get("schedules?name=zoo%2F0").status == 404
+    assert visitor.post("schedules", name="mail/0", act="resume").status == 403
