@@ -12,7 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -50,6 +51,8 @@ class Target:
         self, answer: Callable[[Received], Reply] = lambda _: OK, context: Any = None
     ) -> None:
         self.received: queue.Queue[Received] = queue.Queue()
+        #: requests whose answers have been sent
+        self.answered: queue.Queue[Received] = queue.Queue()
         self.connections = 0
         target = self
 
@@ -74,6 +77,7 @@ class Target:
                     self.send_header("content-length", str(len(content)))
                 self.end_headers()
                 self.wfile.write(content)
+                target.answered.put(got)
 
             def log_message(self, *_: Any) -> None:
                 pass
@@ -185,6 +189,16 @@ class NotifierProcess:
         trace: TracebackType | None,
     ) -> None:
         self.end()
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """In this block it does nothing."""
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
 
     def end(self, how: signal.Signals = signal.SIGTERM) -> int:
         """End it; returns its exit code."""

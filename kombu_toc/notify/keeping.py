@@ -52,6 +52,8 @@ class Keeper:
         self._beat_at = loop.time()
         while True:
             await asyncio.sleep(self._lease / TIMES)
+            if self.is_unsure():
+                self._old.update(self._new)  # what is new may be as old as the others
             old = list(self._old.values())
             self._old.update(self._new)
             self._new.clear()
@@ -63,13 +65,22 @@ class Keeper:
     def _notice(self, now: float) -> None:
         """If the process stood still, a lease may have ended that it takes for a new one."""
         if now - self._beat_at > self._lease / 2:
-            self._unsure_until = now + self._lease / TIMES
+            self._unsure_until = now + self.unsure_for
+
+    def is_unsure(self) -> bool:
+        """Whether leases may have ended, because the process stood still not long ago."""
+        now = asyncio.get_running_loop().time()
+        self._notice(now)
+        return now < self._unsure_until
+
+    @property
+    def unsure_for(self) -> float:
+        """Seconds for which it is unsure, after it stood still."""
+        return self._lease / TIMES
 
     async def has(self, message: Delivery) -> bool:
         """Whether a message that was just fetched may be sent: not if another process has it."""
-        now = asyncio.get_running_loop().time()
-        self._notice(now)
-        return now >= self._unsure_until or await self._renew([message])
+        return not self.is_unsure() or await self._renew([message])
 
     async def _renew(self, messages: Sequence[Delivery]) -> bool:
         """Renew these leases; whether it is known that none had ended."""

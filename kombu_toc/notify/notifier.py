@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
 from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, TypeAlias
 
 from redis.exceptions import RedisError
 
@@ -17,6 +17,7 @@ from ..aio.center import AsyncTimeoutCenter
 from ..center.runner import BROKEN
 from ..errors import ConfigurationError, EnvelopeError, TocError
 from ..model.results import DEAD, Delivery, Popped
+from ..model.traits import origin_in
 from .addresses import Addresses
 from .keeping import LEASE, Keeper
 from .lanes import Lane
@@ -48,6 +49,9 @@ SPELL = 20.0
 
 #: Seconds by which messages of a queue with a rate are fetched before they may be sent.
 AHEAD = 0.05
+
+#: What tells a message from all others: topic, id, the slot of its birth, its birth.
+Origin: TypeAlias = tuple[str, str, int, str]
 
 #: Pops that wait at a time: each has a connection to the broker.
 MAX_GROUPS = 50
@@ -115,7 +119,8 @@ class Notifier:
         self._presence = Presence(center)
         self._lanes: dict[str, Lane] = {}
         self._groups: list[_Group] = []
-        self._deliveries: set[asyncio.Task[None]] = set()
+        #: what is under way, or was taken while it was not sure who has it
+        self._deliveries: dict[Origin, asyncio.Task[bool]] = {}
         #: whether it could not read which topics have targets
         self._blind = False
         #: targets without a secret that the log has a line of
@@ -133,8 +138,8 @@ class Notifier:
             finally:
                 stopped.cancel()
                 await self._regroup({})
-                while self._deliveries:
-                    await asyncio.wait(set(self._deliveries))
+                while left := {one for one in self._deliveries.values() if not one.done()}:
+                    await asyncio.wait(left)
                 keeping.cancel()
                 await self._presence.tell(())
 
@@ -213,17 +218,39 @@ class Notifier:
             lane = lanes[message.topic]
             lane.begin(now, len(message.body))
             ahead = max(message.start_us, message.action_us) - popped.now_us
-            task = asyncio.create_task(self._handle(lane, message, max(ahead, 0) / 1e6))
-            self._deliveries.add(task)
-            task.add_done_callback(self._deliveries.discard)
+            origin = (message.topic, message.id, *origin_in(message.birth, message.slot))
+            earlier = self._deliveries.get(origin)
+            task = asyncio.create_task(self._handle(lane, message, max(ahead, 0) / 1e6, earlier))
+            self._deliveries[origin] = task
+            task.add_done_callback(partial(self._ended, origin))
 
-    async def _handle(self, lane: Lane, message: Delivery, ahead: float) -> None:
-        """Send a message, and settle it.
+    def _ended(self, origin: Origin, task: asyncio.Task[bool]) -> None:
+        if self._keeper.is_unsure() and _has_taken(task):
+            # It may have been fetched again before it was acknowledged.
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._keeper.unsure_for, self._forget, origin, task)
+        else:
+            self._forget(origin, task)
+
+    def _forget(self, origin: Origin, task: asyncio.Task[bool]) -> None:
+        if self._deliveries.get(origin) is task:
+            del self._deliveries[origin]
+
+    async def _handle(
+        self, lane: Lane, message: Delivery, ahead: float, earlier: asyncio.Task[bool] | None
+    ) -> bool:
+        """Send a message, and settle it; whether its target has taken it.
 
         ahead: seconds until it may start
+        earlier: a delivery of the same message, whose lease has ended while it was sent
         """
         self._keeper.hold(message)
         try:
+            if earlier is not None:
+                await asyncio.wait({earlier})
+                if _has_taken(earlier):
+                    await self._settler.ack(message)
+                    return True
             if ahead:
                 await asyncio.sleep(ahead)
             if lane.spacing and (left := lane.turn(asyncio.get_running_loop().time())):
@@ -231,23 +258,24 @@ class Notifier:
             if not lane.wants(asyncio.get_running_loop().time()):  # any more
                 await self._settler.release(message)
             elif await self._keeper.has(message):
-                await self._deliver(lane, message)
+                return await self._deliver(lane, message)
+            return False
         finally:
             self._keeper.drop(message)
             lane.end(len(message.body))
 
-    async def _deliver(self, lane: Lane, message: Delivery) -> None:
+    async def _deliver(self, lane: Lane, message: Delivery) -> bool:
         host = host_of(message)
         if not host:
-            await self._attempt(lane, message)
-            return
+            return await self._attempt(lane, message)
         async with lane.hosts.visit(host, lane.limit):
             if not lane.wants(asyncio.get_running_loop().time()):  # any more
                 await self._settler.release(message)
             elif await self._keeper.has(message):
-                await self._attempt(lane, message)
+                return await self._attempt(lane, message)
+        return False
 
-    async def _attempt(self, lane: Lane, message: Delivery) -> None:
+    async def _attempt(self, lane: Lane, message: Delivery) -> bool:
         try:
             verdict, target = await self._send(lane, message)
         except Exception as exc:
@@ -262,6 +290,7 @@ class Notifier:
             await self._settler.release(message)
         else:
             await self._reject(lane, message, verdict, target)
+        return verdict.what == DONE
 
     async def _send(self, lane: Lane, message: Delivery) -> tuple[Verdict, str]:
         """Send a message once; what becomes of it, and where it was sent to."""
@@ -330,6 +359,11 @@ class Notifier:
     async def pop(self, queues: list[str], limit: int) -> Popped:
         """Wait for messages of these topics."""
         return await self._center.pop(queues, limit, wait=SPELL, visibility=self.lease, ahead=AHEAD)
+
+
+def _has_taken(task: asyncio.Task[bool]) -> bool:
+    """Whether a delivery has ended, and its target has taken the message."""
+    return task.done() and not task.cancelled() and task.exception() is None and task.result()
 
 
 class _Group:

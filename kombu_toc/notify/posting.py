@@ -17,6 +17,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from ..version import __version__
 from .addresses import Addresses
 from .answers import read_heads_first
+from .time_limit import TimeLimit
 from .verdicts import KEPT, Answer, shown
 
 #: Bytes of an answer that are read: what is longer ends its connection.
@@ -51,7 +52,8 @@ class Poster:
 
     addresses: which may be connected to
     timeout: seconds for a request, from looking up the name to the end of the answer; of an answer
-        that takes longer what has come by then counts, if that is its headers at least
+        that takes longer what has come by then counts, if that is its headers at least. See
+        :mod:`.time_limit` for a process that stood still
     """
 
     def __init__(self, addresses: Addresses, timeout: float) -> None:
@@ -76,31 +78,31 @@ class Poster:
 
     async def post(self, target: str, headers: dict[str, str], body: bytes) -> Answer | str:
         """Send a request; returns its answer, or why there is none."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + self._timeout
-        left = self._timeout
-        while True:
-            opened: list[bool] = []
-            try:
-                return await self._post(target, headers, body, left, opened)
-            except FAILURES as exc:
-                left = until - loop.time()
-                if isinstance(exc, (asyncio.TimeoutError, TimeoutError)) or left <= 0:
-                    return f"no answer within {self._timeout:g} seconds"
-                # A connection that was kept may be closed just when it is used again, or what comes
-                # first may be the rest of the answer before: that says nothing about this message.
-                # Each such attempt uses up one of those that are kept.
-                if opened or not (_is_cut(exc) or isinstance(exc, aiohttp.ClientResponseError)):
-                    return said(exc, target)
+        with TimeLimit(self._timeout) as limit:
+            while not limit.is_over:
+                opened: list[bool] = []
+                try:
+                    return await self._post(target, headers, body, limit, opened)
+                except FAILURES as exc:
+                    # A connection that was kept may be closed just when it is used again, or what
+                    # comes first may be the rest of the answer before: that says nothing about this
+                    # message. Each such attempt uses up one of those that are kept.
+                    again = not opened and (
+                        _is_cut(exc) or isinstance(exc, aiohttp.ClientResponseError)
+                    )
+                    if not again and not limit.is_over:
+                        return said(exc, target)
+        return f"no answer within {self._timeout:g} seconds"
 
     async def _post(
         self,
         target: str,
         headers: dict[str, str],
         body: bytes,
-        seconds: float,
+        limit: TimeLimit,
         opened: list[bool],
     ) -> Answer:
+        limit.answer = None
         url = yarl.URL(target, encoded=True)
         session = self._session(url.scheme == "https")
         async with session.post(
@@ -109,8 +111,8 @@ class Poster:
             headers=headers,
             allow_redirects=False,
             trace_request_ctx=opened,
-            timeout=aiohttp.ClientTimeout(total=seconds, ceil_threshold=seconds + 1),
         ) as response:
+            limit.answer = response
             status = response.status
             done = 200 <= status < 300
             drained = (
@@ -153,6 +155,7 @@ class Poster:
                 headers={"user-agent": f"celery-toc/{__version__}", "accept-encoding": "identity"},
                 auto_decompress=False,
                 trust_env=False,
+                timeout=aiohttp.ClientTimeout(),  # none: TimeLimit does that
                 trace_configs=[_tracing()],
                 max_line_size=MAX_HEADER,
                 max_field_size=MAX_HEADER,

@@ -68,11 +68,12 @@ class Settler:
         loop = asyncio.get_running_loop()
         until, pause = loop.time() + self._patience, FIRST_PAUSE
         while True:
+            began = loop.time()  # or one that fails because the process stood still is the last
             try:
                 return await settle()
             except Exception as exc:
                 if (
-                    loop.time() + pause > until
+                    began + pause > until
                     or not isinstance(exc, (RedisError, *BROKEN))
                     or not passes(exc)
                 ):

@@ -31,7 +31,8 @@ from kombu_toc import (
 from kombu_toc.aio.links import Link
 from kombu_toc.center.reshard import reshard_topic
 from kombu_toc.notify import Notifier, new_secret
-from kombu_toc.notify.keeping import LEASE
+from kombu_toc.notify.keeping import LEASE, Keeper
+from kombu_toc.notify.settling import Settler
 
 from ..cluster import Cluster
 from ..http_server import HttpServer
@@ -579,6 +580,109 @@ def test_one_that_stood_still_sends_nothing_that_another_one_has(
         assert [message.id for message in theirs] == ["order-7"]
         assert center.ack(theirs) == 1
         assert center.counts("mail") == (0, 0, 0, 0)
+
+
+def test_what_was_answered_while_one_stood_still_is_not_sent_again(
+    server: Anywhere, center: TimeoutCenter
+) -> None:
+    """Although the time of the requests is over by then."""
+    hold, seconds = threading.Event(), 5
+
+    def answer(_: Received) -> Reply:
+        hold.wait(60)
+        return OK
+
+    with Target(answer) as target, NotifierProcess(server.toc_url, f"--timeout={seconds}") as one:
+        center.declare("mail", target=target.url)
+        center.put_many("mail", [{"id": f"order-{n}", "body": b"x"} for n in range(3)])
+        last = target.take(3)[-1]
+        with one.standing_still():
+            hold.set()
+            for _ in range(3):
+                target.answered.get(timeout=30)
+            until(lambda: time.monotonic() > last.at + seconds)
+        until(lambda: center.counts("mail") == (0, 0, 0, 0))
+        assert target.received.empty()
+
+
+@pytest.mark.parametrize("limits", [{}, {"concurrency": 20}], ids=["any", "limited"])
+def test_what_one_has_under_way_it_does_not_send_again_although_its_leases_have_ended(
+    server: Anywhere, center: TimeoutCenter, limits: dict[str, Any]
+) -> None:
+    """Others have rolled it back while it stood still, and it is the one that fetches it again."""
+    hold = threading.Event()
+
+    def answer(_: Received) -> Reply:
+        hold.wait(60)
+        return OK
+
+    def all_are_back() -> bool:
+        center.release(center.pop("mail", 1).messages)
+        return center.counts("mail").ready == 10
+
+    short = "from kombu_toc.notify import __main__, notifier; notifier.LEASE = 2; __main__.main()"
+    command = ("-c", short)
+    with Target(answer) as target, NotifierProcess(server.toc_url, command=command) as one:
+        center.declare("mail", target=target.url, **limits)
+        center.put_many("mail", [{"id": f"order-{n}", "body": b"x"} for n in range(10)])
+        target.take(10)
+        with one.standing_still():
+            until(all_are_back)
+        until(lambda: center.counts("mail").in_flight == 10)
+        hold.set()
+        until(lambda: center.counts("mail") == (0, 0, 0, 0))
+        assert target.received.empty()
+
+
+def test_what_one_had_fetched_again_before_it_was_acknowledged_is_not_sent_again(
+    server: Anywhere, center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It hears of that only when the message is done. Where places are limited, the message still
+    holds one."""
+    hold, fetched, acked = threading.Event(), threading.Event(), asyncio.Event()
+
+    def answer(_: Received) -> Reply:
+        hold.wait(60)
+        return OK
+
+    def is_fetched_again() -> bool:
+        center.release(center.pop("mail", 1).messages)
+        return fetched.is_set()
+
+    async def pop(self: Notifier, *args: Any, real: Any = Notifier.pop) -> Popped:
+        popped: Popped = await real(self, *args)
+        if any(message.failures for message in popped.messages):
+            fetched.set()
+            await acked.wait()
+        return popped
+
+    async def ack(self: Settler, message: Delivery, real: Any = Settler.ack) -> None:
+        await real(self, message)
+        acked.set()
+
+    async def run() -> None:
+        done = asyncio.Event()
+        async with AsyncTimeoutCenter.from_url(server.toc_url) as toc:
+            notifier = Notifier(toc, None, allow=["127.0.0.1"])
+            running = asyncio.create_task(notifier.run(done))
+            await asyncio.to_thread(target.next)
+            await asyncio.to_thread(until, is_fetched_again)
+            hold.set()
+            await asyncio.to_thread(until, lambda: center.counts("mail") == (0, 0, 0, 0))
+            done.set()
+            await running
+
+    monkeypatch.setattr("kombu_toc.notify.notifier.LEASE", 1.0)
+    monkeypatch.setattr(Keeper, "run", lambda _: asyncio.sleep(600))  # it renews nothing
+    monkeypatch.setattr(Keeper, "is_unsure", lambda _: True)
+    monkeypatch.setattr(Keeper, "unsure_for", 60)
+    monkeypatch.setattr(Notifier, "pop", pop)
+    monkeypatch.setattr(Settler, "ack", ack)
+    with Target(answer) as target:
+        center.declare("mail", target=target.url, concurrency=5)
+        center.put("mail", "order-7", b"remind")
+        in_loop(run())
+        assert target.received.empty()
 
 
 def test_one_that_is_told_to_end_ends_what_is_under_way(

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timezone
 from math import inf
@@ -23,13 +24,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from kombu_toc import LIMITS, ConfigurationError, Delivery, EnvelopeError, pack
 from kombu_toc.model import scores
 from kombu_toc.model.topic import Declaration
 from kombu_toc.notify import SecretsFile, new_secret
 from kombu_toc.notify.addresses import Addresses, AddressRefused
-from kombu_toc.notify.keeping import Keeper
+from kombu_toc.notify.keeping import TIMES, Keeper
 from kombu_toc.notify.lanes import GATHER, MOST_BYTES, MOST_TURN, SAY_EVERY, Lane
 from kombu_toc.notify.message import (
     MAX_EXPANDED,
@@ -42,6 +44,7 @@ from kombu_toc.notify.message import (
 )
 from kombu_toc.notify.settling import Settler
 from kombu_toc.notify.signing import Secrets, signature
+from kombu_toc.notify.time_limit import MOMENT, TimeLimit
 from kombu_toc.notify.verdicts import (
     AGAIN,
     DONE,
@@ -382,7 +385,60 @@ def test_after_a_standstill_a_message_is_sent_only_if_its_lease_is_known_to_last
     asyncio.run(run())
 
 
+def test_after_a_standstill_new_leases_are_renewed_at_once_too() -> None:
+    """They may be as old as the others."""
+    later, asked = [0.0], []
+
+    class Center:
+        async def extend(self, messages: list[Delivery], _: float) -> list[Delivery]:
+            asked.extend((one.id, asyncio.get_running_loop().time()) for one in messages)
+            return []
+
+    async def run() -> float:
+        loop = asyncio.get_running_loop()
+        clock = loop.time
+        loop.time = lambda: clock() + later[0]  # type: ignore[method-assign]
+        keeper = Keeper(Center(), 30)  # type: ignore[arg-type]
+        keeping = asyncio.create_task(keeper.run())
+        await asyncio.sleep(0)
+        began = loop.time()
+        keeper.hold(delivery(id="new"))
+        later[0] += 20  # the process stands still
+        while not asked:
+            await asyncio.sleep(0.001)
+        keeping.cancel()
+        return began
+
+    began = asyncio.run(run())
+    [(id, at)] = asked
+    assert id == "new"
+    assert at < began + 20 + 30 / TIMES  # not with the next beat
+
+
 # -- settling
+
+
+def test_what_could_not_be_settled_because_the_process_stood_still_is_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    later, acked = [0.0], []
+
+    class Center:
+        async def ack(self, messages: list[Delivery]) -> None:
+            if not later[0]:
+                later[0] += 1000
+                raise redis.TimeoutError("no reply within 10 seconds")
+            acked.extend(messages)
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        clock = loop.time
+        loop.time = lambda: clock() + later[0]  # type: ignore[method-assign]
+        await Settler(Center(), 30).ack(delivery())  # type: ignore[arg-type]
+
+    asyncio.run(run())
+    assert [message.id for message in acked] == ["order-7"]
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("how", ["ack", "release", "reject"])
@@ -872,6 +928,124 @@ def test_an_answer_that_breaks_off_counts_by_what_has_come(ends: bool) -> None:
     assert _answers(_BEGUN % 200, ends=ends) == Answer(200)
     made = _answers(_BEGUN % 503, ends=ends, timeout=0.5)
     assert made == Answer(503, "Said", "7", b"out of paper")
+
+
+def _answer_after_a_standstill(answers: Callable[[Callable[[], None], socket.socket], None]) -> Any:
+    """What is made of the answer to a request that may take ten seconds.
+
+    answers: is called in a thread when the request has come, with a function after which the
+        process has stood still for a hundred seconds, and the connection
+    """
+    from kombu_toc.notify.posting import Poster
+
+    later = [0.0]
+
+    async def run() -> Any:
+        loop = asyncio.get_running_loop()
+        clock = loop.time
+        loop.time = lambda: clock() + later[0]  # type: ignore[method-assign]
+
+        def serve() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                got = b""
+                while not got.endswith(b"\r\n\r\nx"):
+                    got += connection.recv(65536)
+                begun, ended = threading.Event(), threading.Event()
+
+                def stand_still() -> None:
+                    begun.set()
+                    ended.wait(60)
+                    later[0] += 100
+
+                loop.call_soon_threadsafe(stand_still)
+                begun.wait(60)
+                answers(ended.set, connection)
+                ended.set()
+                connection.recv(1)  # until the other end closes it
+
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            serving = asyncio.create_task(asyncio.to_thread(serve))
+            async with Poster(Addresses(["127.0.0.1"]), 10) as poster:
+                url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
+                answer = await poster.post(url, {}, b"x")
+            await serving
+        return answer
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer"),
+    [
+        (b"HTTP/1.1 204 No Content\r\n\r\n", Answer(204)),
+        (_BEGUN % 200, Answer(200)),
+        (_BEGUN % 503, Answer(503, "Said", "7", b"out of paper")),
+    ],
+    ids=["whole", "begun", "failed"],
+)
+def test_what_has_come_when_the_time_is_over_counts_although_it_was_not_read(
+    reply: bytes, answer: Answer
+) -> None:
+    """The process stood still, and finds the answer and the end of the time together."""
+
+    def answers(go_on: Callable[[], None], connection: socket.socket) -> None:
+        connection.sendall(reply)
+        go_on()
+
+    assert _answer_after_a_standstill(answers) == answer
+
+
+def test_a_target_has_time_after_a_standstill_too() -> None:
+    """It may have stood still itself, or what it has sent may have to be sent again."""
+
+    def answers(go_on: Callable[[], None], connection: socket.socket) -> None:
+        go_on()
+        time.sleep(0.2)  # far longer than the request lasts if it ends with its time
+        connection.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
+
+    assert _answer_after_a_standstill(answers) == Answer(204)
+
+
+@pytest.mark.parametrize("over", [0.0, MOMENT], ids=["just-then", "a-moment-later"])
+def test_what_is_read_when_the_time_is_over_is_not_lost(over: float) -> None:
+    """The loop reads it and sees that the time is over in one and the same turn.
+
+    over: seconds for which the time has been over
+    """
+    now = [0.0]
+
+    async def run() -> bytes:
+        found = b""
+        loop = asyncio.get_running_loop()
+        loop.time = lambda: now[0]  # type: ignore[method-assign]
+        got: asyncio.Future[bytes] = loop.create_future()
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            loop.add_reader(ours, lambda: got.done() or got.set_result(ours.recv(100)))
+            with TimeLimit(10):
+                now[0] += 10
+                for _ in range(5 if over else 0):  # several turns of the loop
+                    await asyncio.sleep(0)
+                now[0] += over
+                theirs.send(b"answer")
+                found = await got
+            loop.remove_reader(ours)
+        return found
+
+    assert asyncio.run(run()) == b"answer"
+
+
+def test_a_request_that_is_cancelled_is_not_one_that_took_too_long() -> None:
+    async def run() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        with TimeLimit(60):
+            asyncio.get_running_loop().call_soon(task.cancel)
+            await asyncio.sleep(60)
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(run())
 
 
 def test_an_answer_that_takes_a_message_and_never_ends_holds_nothing_up(
