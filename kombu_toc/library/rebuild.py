@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -42,8 +42,9 @@ SOON_US = 5_000_000
 SETTLE = 1.5
 YOUNG = 0.5
 
-#: Seconds for which a rebuild waits to know how many rows there are.
+#: Seconds for which a rebuild waits to know how many rows there are, as it begins and as it ends.
 FEW = 0.5
+LAST = 5.0
 
 
 def rows_by_time(store: Store, shard: Shard, place: int) -> Iterator[Row]:
@@ -85,9 +86,9 @@ class _Total:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._rows: int | None = None
-        thread = threading.Thread(target=self._count, name="toc-count", daemon=True)
-        thread.start()
-        thread.join(FEW)
+        self._thread = threading.Thread(target=self._count, name="toc-count", daemon=True)
+        self._thread.start()
+        self._thread.join(FEW)
 
     def _count(self) -> None:
         # It is an estimate that is missing then, and no more.
@@ -97,6 +98,10 @@ class _Total:
     def of(self, rows: int) -> int:
         """The number, if so many have been looked at; 0: it is not known yet."""
         return 0 if self._rows is None else max(self._rows, rows)
+
+    def close(self) -> None:
+        """Wait a moment until it has been counted: who has rebuilt may close the library next."""
+        self._thread.join(LAST)
 
 
 class Rebuild:
@@ -132,7 +137,6 @@ class Rebuild:
             raise next(iter(self._away.values()))
         for name in store.topics():
             self._center.forget(name)  # Redis may have been lost since it was read
-        total = _Total(store)
         done = Rebuilt(0, 0, 0, 0, 0)
         places = (statuses.IN_REDIS, statuses.NOT_PUT)
         sources = [self._rows(shard, place) for shard in store.shards.all for place in places]
@@ -147,7 +151,7 @@ class Rebuild:
                 yield from self._settled()
 
         # The database works while Redis does.
-        with reading_ahead(batches) as read:
+        with closing(_Total(store)) as total, reading_ahead(batches) as read:
             for number, wanted, taken, ended in read:
                 put = self._put(wanted)
                 done = Rebuilt(
