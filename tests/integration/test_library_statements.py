@@ -59,7 +59,8 @@ def test_every_statement_meets_one_shard_and_asks_for_nothing_particular(
     recorded.ack(popped[:10])
     recorded.bury(popped[10], reason="no use")
     recorded.release(popped[11:])
-    recorded.reschedule(ids[:5], delay=60)
+    for id in ids[:5]:
+        assert recorded.reschedule(id, delay=60)[0].moved
     recorded.cancel(ids[:5])
     recorded.recorder.recorder.flush()
     library = recorded.library
