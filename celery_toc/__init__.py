@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .schedules.view import Firing as Firing
     from .schedules.view import Listed as Listed
     from .schedules.view import Schedule as Schedule
+    from .schedules.view import SchedulesByName as SchedulesByName
 
 #: Public names that are loaded when they are first used, and the module each lives in.
 _PLACES = {
@@ -29,6 +30,7 @@ _PLACES = {
     "TaskCenter": "app.task_center",
     "Firing": "schedules.view",
     "Listed": "schedules.view",
+    "SchedulesByName": "schedules.view",
     "Schedule": "schedules.view",
     "ScheduleError": "schedules.errors",
     "Schedules": "schedules.schedules",

@@ -17,7 +17,7 @@ from .errors import ScheduleError, UnknownScheduleError
 from .planning import Plan, Wanted, plan_of
 from .state import Record, Step, firing_id
 from .templates import firing_of
-from .view import Firing, Listed, Schedule, firing_of_line
+from .view import Firing, Listed, Schedule, SchedulesByName, firing_of_line
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -236,18 +236,17 @@ class Schedules:
         """
         return self._recurring.topics(prefix=prefix, after=after, limit=limit)
 
-    def page(
-        self, queues: Sequence[str], *, limit: int = 100, after: str = ""
-    ) -> builtins.list[Schedule]:
+    def page(self, queues: Sequence[str], *, limit: int = 100, after: str = "") -> SchedulesByName:
         """Read schedules by queue and name. It costs as much as it returns, and a look at each
-        queue that it takes, however many there are.
+        queue that it takes, however many there are. It may have fewer than the limit, or none, and
+        go on: `behind` says it.
 
         queues: of these, one after the other
         limit: how many at most
         after: of the first queue, only those behind this name
         """
-        found = self._recurring.by_name(queues, limit, after, template=True)
-        return [self._shown(one) for one in found]
+        found, behind = self._recurring.by_name(queues, limit, after, template=True)
+        return SchedulesByName([self._shown(one) for one in found], behind)
 
     def each(self, *, queue: str | None = None) -> Iterator[Schedule]:
         """Yield all schedules, as :meth:`list` reads them."""

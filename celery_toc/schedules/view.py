@@ -182,6 +182,17 @@ class Listed(NamedTuple):
     after: str | None
 
 
+class SchedulesByName(NamedTuple):
+    """Some schedules by queue and name.
+
+    behind: the queue and the name behind which it goes on; without a name, behind all of that
+        queue. None: everything was read
+    """
+
+    schedules: list[Schedule]
+    behind: tuple[str, str] | None
+
+
 class Firing(NamedTuple):
     """What is remembered of a firing. Times are datetimes in UTC.
 

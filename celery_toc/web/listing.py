@@ -15,7 +15,7 @@ async def page_of_schedules(
     schedules: Any, token: Token, limit: int, after: str = "", queue: str | None = None
 ) -> tuple[list[Schedule], str | None]:
     """A page of schedules, and where the next one begins, if there are more. It may have fewer than
-    the limit, or none: a bounded number of queues is looked at.
+    the limit, or none: a bounded number of queues is looked at, and of names.
 
     schedules: of an app, awaited
     after: where it begins, as this has returned it; empty: at the first one
@@ -35,11 +35,18 @@ async def page_of_schedules(
         if after and (first != queue or not name):
             raise _invalid(after)
         queues = [queue]
-    found: list[Schedule] = await schedules.page(queues, limit=limit + 1, after=name)
+    found: list[Schedule]
+    found, behind = await schedules.page(queues, limit=limit + 1, after=name)
     if len(found) > limit:
         last = found[limit - 1]
-        return found[:limit], f"{_quoted(last.queue)}:{_quoted(last.name)}"
-    return found, None if more is None else _quoted(more)
+        return found[:limit], _written(last.queue, last.name)
+    if behind is not None:
+        return found, _written(*behind)
+    return found, None if more is None else _written(more)
+
+
+def _written(queue: str, name: str = "") -> str:
+    return f"{_quoted(queue)}:{_quoted(name)}" if name else _quoted(queue)
 
 
 def _quoted(name: str) -> str:

@@ -95,14 +95,19 @@ class Followers:
         if self._clock() < self._next:
             return
         names_too = self._clock() >= self._next_names
+        if names_too:
+            self._next_names = self._clock() + NAMES_INTERVAL
         for queue in center.recurring.topics():
             if not goes_on():
                 return
-            self._look(center.recurring, queue, log)
-            if names_too:
-                center.recurring.mend_names(queue)
-        if names_too:
-            self._next_names = self._clock() + NAMES_INTERVAL
+            try:
+                self._look(center.recurring, queue, log)
+                if names_too:
+                    center.recurring.mend_names(queue)
+            except kombu_toc.Transport.connection_errors:
+                raise
+            except Exception as exc:
+                log(logging.ERROR, "queue %s: its schedules cannot be looked after: %r", queue, exc)
         self._next = self._clock() + LOOK_INTERVAL
 
     def _look(self, recurring: Any, queue: str, log: Callable[..., None]) -> None:

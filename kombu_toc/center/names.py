@@ -42,6 +42,7 @@ class Names:
     kind: what that is
     names: key of the sorted set
     missing: is told names that are to be added, before they are; returns those that are to be
+    gone: is told names that are to be removed, before they are
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Names:
         kind: Kind,
         names: str,
         missing: Callable[[list[str]], list[str]] | None = None,
+        gone: Callable[[list[str]], None] | None = None,
     ) -> None:
         self._runner = runner
         self._client = runner.client
@@ -58,6 +60,7 @@ class Names:
         self._kind = kind
         self._names = names
         self._missing = missing
+        self._gone = gone
 
     def page(self, prefix: str, after: str, limit: int) -> list[str]:
         """Some names that begin with a text, behind a name; sorted."""
@@ -106,6 +109,8 @@ class Names:
             without = self._kind.without
             gone = [name for name, raw in zip(some, there, strict=True) if raw == without]
             if gone:
+                if self._gone is not None:
+                    self._gone(texts(gone))
                 client.zrem(self._names, *gone)
 
 

@@ -63,7 +63,10 @@ class Places:
             self._note(topic, some)
             return some
 
-        return Names(self._runner, slot.coming, SORTED_SET, slot.schedule_names, missing)
+        def gone(some: list[str]) -> None:
+            self.gone(topic, some)
+
+        return Names(self._runner, slot.coming, SORTED_SET, slot.schedule_names, missing, gone)
 
     # -- write
 

@@ -11,8 +11,11 @@ none of them, and on a Cluster a record and its message are on one node.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
+
+from redis.exceptions import RedisError
 
 from ..errors import ConfigurationError
 from ..model.topic import Topic
@@ -24,6 +27,8 @@ from .places import Places
 from .registry import Registry
 from .runner import Runner
 
+logger = logging.getLogger(__name__)
+
 #: The slot basis of a firing: its CRC-32 is a multiple of every slot count, so it picks slot 0.
 SCHEDULE_BASIS = "recurring-2678"
 
@@ -33,6 +38,9 @@ REMEMBERED = 20
 #: Names that one call reads, and topics that are asked together.
 NAMES_PER_CALL = 100
 TOPICS_TOGETHER = 100
+
+#: Reads of a page by name that go on behind names whose schedules are gone.
+ROUNDS = 10
 
 #: When a schedule fires next that does not.
 NEVER = "+inf"
@@ -60,6 +68,17 @@ class Scheduled(NamedTuple):
     fired: tuple[str, ...]
     state: str
     in_flight: tuple[str, ...]
+
+
+class ScheduledByName(NamedTuple):
+    """Some schedules by topic and name.
+
+    behind: the topic and the name behind which it goes on; without a name, behind all of that
+        topic. None: everything was read
+    """
+
+    schedules: list[Scheduled]
+    behind: tuple[str, str] | None
 
 
 class ScheduleFiring(NamedTuple):
@@ -313,58 +332,77 @@ class Recurring:
 
     def by_name(
         self, topics: Sequence[str], limit: int, after: str = "", *, template: bool = False
-    ) -> list[Scheduled]:
+    ) -> ScheduledByName:
         """Read schedules of some topics, of one after the other, each by name. A bounded number of
-        topics is asked together, and only as many as it takes.
+        topics is asked together, and only as many as it takes. There may be fewer than the limit,
+        and more behind them: a bounded number of names is read whose schedules are gone.
 
         limit: how many schedules at most
         after: of the first topic, only those behind this name
         """
         found: list[Scheduled] = []
-        for start in range(0, len(topics), TOPICS_TOGETHER):
-            some = topics[start : start + TOPICS_TOGETHER]
-            found += self._by_name(some, limit - len(found), after, template)
-            after = ""
-            if len(found) >= limit:
+        behind: tuple[str, str] | None = None
+        start = 0
+        for _ in range(ROUNDS + len(topics) // TOPICS_TOGETHER):
+            if start >= len(topics) or len(found) >= limit:
                 break
-        return found[:limit]
+            some = topics[start : start + TOPICS_TOGETHER]
+            part, read, after = self._by_name(some, limit - len(found), after, template)
+            found += part
+            start += read
+            behind = (topics[start], after) if after else (topics[start - 1], "")
+        return ScheduledByName(found, behind if start < len(topics) else None)
 
     def _by_name(
         self, topics: Sequence[str], limit: int, after: str, template: bool
-    ) -> list[Scheduled]:
+    ) -> tuple[list[Scheduled], int, str]:
+        """As :meth:`by_name`, with one read of names. Also returns of how many topics all names
+        were read, and the name up to which they were read of the next one."""
         self._registry.learn_unknown(topics)
         resolved = [self._registry.resolved(topic) for topic in topics]
         with self._runner.client.pipeline(transaction=False) as pipe:
             for topic in resolved:
                 pipe.zcard(topic.slot(0).coming)
             sizes = pipe.execute()
-        wanted: list[tuple[Topic, Names, ScriptCall]] = []
+        wanted: list[tuple[int, Names, ScriptCall, int]] = []
         left = limit
-        for topic, size in zip(resolved, sizes, strict=True):
+        read = len(topics)
+        for number, (topic, size) in enumerate(zip(resolved, sizes, strict=True)):
+            if left <= 0:
+                read = number
+                break
             if not size:  # an older release has deleted them
                 self.places.gone(topic.name)
-            elif left > 0:
+            else:
                 names = self.places.names(topic.name)
-                wanted.append((topic, names, names.call("", after, min(size, left))))
+                wanted.append((number, names, names.call("", after, left), left))
                 # Of the first one it is not known how many are behind that name.
                 left -= 0 if after else size
             after = ""
         calls = []
-        pages = self._runner.run_all([call for _, _, call in wanted])
-        for (topic, names, call), page in zip(wanted, pages, strict=True):
-            there = names.read(call) if page is None else page
+        pages = self._runner.run_all([call for _, _, call, _ in wanted])
+        for (number, names, call, most), page in zip(wanted, pages, strict=True):
+            there = (names.read(call) if page is None else page)[:limit]
+            limit -= len(there)
             for start in range(0, len(there), NAMES_PER_CALL):
                 some = there[start : start + NAMES_PER_CALL]
-                calls.append(self._commands.reading(topic, some, template=template))
+                calls.append(self._commands.reading(resolved[number], some, template=template))
+            if limit <= 0 or len(there) >= most:  # it may have more
+                read, after = number, there[-1]
+                break
         found: list[Scheduled] = []
+        gone: dict[str, list[str]] = {}
         for _, part in self._runner.run_all(calls):
             for one in part:
                 if one.record:
                     found.append(one)
                 else:  # if it was not deleted just now: then the number of names tells that
-                    slot = self._registry.resolved(one.topic).slot(0)
-                    self._runner.client.zrem(slot.schedule_names, one.name)
-        return found
+                    gone.setdefault(one.topic, []).append(one.name)
+        for name, some in gone.items():
+            slot = self._registry.resolved(name).slot(0)
+            self.places.gone(name, some)
+            self._runner.client.zrem(slot.schedule_names, *some)
+        return found, read, after
 
     def mend_names(self, topic: str) -> None:
         """Note schedules that an older release has put or deleted."""
@@ -416,20 +454,41 @@ class Recurring:
     def change(self, topic: str, change: ScheduleChange) -> ScheduleChanged:
         """Replace a record, and the message that waits, by others.
 
-        Raises ConfigurationError for a topic that goes away by itself.
+        Raises ConfigurationError for a topic that goes away by itself, and ReplicationError as
+        :meth:`Runner.run_puts`: then it is changed.
         """
         if not change.record:
             self._admit(topic, change.name)
         declared = self._registry.resolved(topic)
         changed: ScheduleChanged
-        [changed] = self._runner.run_puts([self._commands.changing(declared, change)])
-        if changed.done and not change.record and change.wanted:
-            self.places.note(topic, change.name)
-        elif changed.done and change.record and not change.wanted:
-            self.places.gone(topic, [change.name])
-        if self.recorder is not None and changed.done:
-            self.recorder.scheduled(topic, change, changed.now_us)
+        call = self._commands.changing(declared, change)
+        [changed], shortage = self._runner.run_each_put([call])
+        if isinstance(changed, Exception):
+            raise changed
+        if changed.done:
+            # First: nobody else tells it.
+            if self.recorder is not None:
+                self.recorder.scheduled(topic, change, changed.now_us)
+            self._place(topic, change)
+        self._runner.send_counters()
+        if shortage is not None:
+            raise shortage
         return changed
+
+    def _place(self, topic: str, change: ScheduleChange) -> None:
+        """A schedule was changed: note where it is, if that is new."""
+        if not change.record and change.wanted:
+            # If this fails, whoever puts it again notes it.
+            self.places.note(topic, change.name)
+        elif change.record and not change.wanted:
+            try:
+                self.places.gone(topic, [change.name])
+            except (RedisError, OSError) as exc:
+                # It is deleted. Whoever looks there next finds that, and takes the place away.
+                logger.warning(
+                    "schedule %s is deleted, but still noted in queue %s: %r",
+                    *(change.name, topic, exc),
+                )
 
     def _admit(self, topic: str, name: str) -> None:
         """A topic gets its first schedule, as far as is known: look-ups by id find firings."""

@@ -116,7 +116,7 @@ def test_every_operation_works_whatever_the_slots(
     assert center.recurring.change("mail", change).put
     assert [one.state for one in center.recurring.find("s")[1]] == ["waiting"]
     assert len(center.recurring.page("mail", 5)[1]) == center.recurring.count("mail") == 1
-    assert [one.name for one in center.recurring.by_name(["mail"], 5)] == ["s"]
+    assert [one.name for one in center.recurring.by_name(["mail"], 5).schedules] == ["s"]
     assert center.recurring.topics(limit=5) == ["mail"]
     center.recurring.mend_names("mail")
     assert not center.is_paused("mail")

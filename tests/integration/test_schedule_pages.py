@@ -3,6 +3,7 @@ are; also beside a release that does not note this."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ import redis
 from celery import Celery
 
 from celery_toc import TaskCenter, timeout_center
-from kombu_toc import ScheduleChange, ScheduleFiring, TimeoutCenter
-from kombu_toc.http import new_token
+from celery_toc.web.listing import page_of_schedules
+from kombu_toc import ReplicationError, ScheduleChange, ScheduleFiring, TimeoutCenter
+from kombu_toc.center import recurring
+from kombu_toc.http import Token, new_token
 
 from ..cluster import Cluster
 from ..http_server import HttpServer
@@ -65,12 +68,27 @@ def listed(center: TimeoutCenter, limit: int = 3) -> list[tuple[str, str]]:
     queue = ""
     while queues := center.recurring.topics(after=queue, limit=2):
         queue, name = queues[-1], ""
-        while page := center.recurring.by_name(queues, limit, name):
+        while queues:
+            page, behind = center.recurring.by_name(queues, limit, name)
             assert len(page) <= limit
             found += [(one.topic, one.name) for one in page]
-            name = page[-1].name
-            queues = queues[queues.index(page[-1].topic) :]
+            if behind is None:
+                break
+            last, name = behind
+            queues = queues[queues.index(last) + (not name) :]
     return found
+
+
+def named(center: TimeoutCenter, limit: int, after: str = "") -> tuple[list[str], Any]:
+    """The names of a page of one queue, and behind what it goes on."""
+    page, behind = center.recurring.by_name(["mail"], limit, after)
+    return [one.name for one in page], behind
+
+
+def have_stale_name(center: TimeoutCenter, gone: str, new: str) -> None:
+    """As many names as there are schedules, but not the same."""
+    delete_by_older(center, "mail", gone)
+    put_by_older(center, "mail", new)
 
 
 def places(center: TimeoutCenter, name: str) -> list[str]:
@@ -99,7 +117,7 @@ def test_pages_have_every_schedule_once_by_queue_and_name(center: TimeoutCenter)
     assert center.recurring.topics(prefix="a", after="a b") == ["a%b", "a:b"]
     assert all(places(center, name) == QUEUES for name in NAMES)
     assert places(center, "N") == places(center, "") == []
-    assert len(center.recurring.by_name(QUEUES, 1000)) == len(every) == len(noted(center))
+    assert len(center.recurring.by_name(QUEUES, 1000).schedules) == len(every) == len(noted(center))
 
 
 def test_a_queue_goes_with_its_last_schedule(center: TimeoutCenter, client: redis.Redis) -> None:
@@ -130,7 +148,7 @@ def test_what_is_put_while_the_last_one_is_deleted_stays_noted(
     """Who puts one has noted it before, and does it again afterwards; who deletes one looks again.
     So one of them is the last to know, whoever is faster."""
     other = TimeoutCenter(center.client)
-    run, run_puts = center.runner.run, other.runner.run_puts
+    run, run_each_put = center.runner.run, other.runner.run_each_put
     for before in (True, False):
         put(center, "mail", "old")
 
@@ -155,11 +173,11 @@ def test_what_is_put_while_the_last_one_is_deleted_stays_noted(
 
     def put_late(calls: Any) -> Any:
         """All of the deletion comes between what is noted and what is put."""
-        monkeypatch.setattr(other.runner, "run_puts", run_puts)
+        monkeypatch.setattr(other.runner, "run_each_put", run_each_put)
         delete(center, "mail", "old")
-        return run_puts(calls)
+        return run_each_put(calls)
 
-    monkeypatch.setattr(other.runner, "run_puts", put_late)
+    monkeypatch.setattr(other.runner, "run_each_put", put_late)
     put(other, "mail", "new")
     assert listed(center) == [("mail", "new")]
     assert places(center, "new") == ["mail"]
@@ -169,6 +187,139 @@ def test_what_was_noted_and_never_put_is_found_nowhere(center: TimeoutCenter) ->
     center.recurring.places.note("mail", "lost")
     assert center.recurring.topics(limit=9) == ["mail"]
     assert listed(center) == [] == places(center, "lost")
+    assert noted(center) == [] == center.recurring.topics()
+
+
+def test_a_page_may_have_more_queues_than_are_asked_together(center: TimeoutCenter) -> None:
+    queues = [f"q{number:03}" for number in range(2 * recurring.TOPICS_TOGETHER + 10)]
+    for queue in queues[::2]:
+        put(center, queue, "a")
+    for limit in (5, 50, 99, 100, 105, 1000):
+        found: list[str] = []
+        rest, name, behind = queues, "", (queues[0], "")
+        while behind is not None:
+            page, behind = center.recurring.by_name(rest, limit, name)
+            found += [one.topic for one in page]
+            if behind is not None:
+                assert len(page) == limit
+                name = behind[1]
+                rest = queues[queues.index(behind[0]) + (not name) :]
+        assert found == queues[::2]
+
+
+@pytest.mark.parametrize("rounds", [1, recurring.ROUNDS])
+def test_a_page_goes_on_behind_names_whose_schedules_are_gone(
+    center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch, rounds: int
+) -> None:
+    """One round gives fewer than the limit, and says where it has ended."""
+    monkeypatch.setattr(recurring, "ROUNDS", rounds)
+    for name in "abcdef":
+        put(center, "mail", name)
+    have_stale_name(center, "b", "g")
+    first, behind = named(center, 3)
+    assert (first, behind[1]) == ((["a", "c"], "c") if rounds == 1 else (["a", "c", "d"], "d"))
+    # What is not named is seen by the next look.
+    have_stale_name(center, "e", "h")
+    assert [name for _, name in listed(center)] == ["a", "c", "d", "f", "g", "h"]
+    assert len(noted(center)) == 6
+
+    run_all = center.runner.run_all
+
+    def delete_in_between(calls: Any) -> Any:
+        if calls and calls[0].script.name == "recurring":
+            monkeypatch.setattr(center.runner, "run_all", run_all)
+            delete(center, "mail", "a")
+        return run_all(calls)
+
+    monkeypatch.setattr(center.runner, "run_all", delete_in_between)
+    first, behind = named(center, 2)
+    assert (first, behind[1]) == ((["c"], "c") if rounds == 1 else (["c", "d"], "d"))
+    assert named(center, 9, behind[1]) == (["d", "f", "g", "h"][rounds > 1 :], None)
+
+
+def test_a_page_has_what_is_put_after_its_schedules_were_counted(
+    center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(center, "mail", "a")
+    names = center.recurring.places.names
+
+    def put_before(topic: str) -> Any:
+        monkeypatch.undo()
+        put(center, "mail", "b")
+        return names(topic)
+
+    monkeypatch.setattr(center.recurring.places, "names", put_before)
+    assert named(center, 3) == (["a", "b"], None)
+
+
+def test_the_library_hears_of_a_change_whatever_happens_to_its_place(
+    center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, str]] = []
+
+    class Recorder:
+        def scheduled(self, topic: str, change: ScheduleChange, at_us: int) -> None:
+            told.append((change.name, change.wanted))
+
+    def broken(*args: Any) -> Any:
+        raise redis.ConnectionError("cut")
+
+    recurring = center.recurring
+    monkeypatch.setattr(recurring, "recorder", Recorder())
+    note = recurring.places.note
+    with monkeypatch.context() as patched:
+        patched.setattr(recurring.places, "note", broken)
+        with pytest.raises(redis.ConnectionError):
+            put(center, "mail", "a")
+        assert told == [] == recurring.read("mail", ["a"])[1]
+        # It is noted before, and cannot be noted again.
+        left = [note, broken]
+        patched.setattr(recurring.places, "note", lambda *args: left.pop(0)(*args))
+        with pytest.raises(redis.ConnectionError):
+            put(center, "mail", "a")
+    assert told == [("a", "a@1")]
+    assert places(center, "a") == ["mail"]
+    with monkeypatch.context() as patched:
+        patched.setattr(recurring.places, "gone", broken)
+        delete(center, "mail", "a")
+    assert told == [("a", "a@1"), ("a", "")]
+    # The place is left, until somebody looks there.
+    assert len(noted(center)) == 1
+    assert places(center, "a") == [] == noted(center)
+    assert recurring.topics() == []
+
+
+def test_the_library_hears_of_a_change_that_too_few_replicas_have(
+    server: Server | Cluster, center: TimeoutCenter
+) -> None:
+    told: list[str] = []
+
+    class Recorder:
+        def scheduled(self, topic: str, change: ScheduleChange, at_us: int) -> None:
+            told.append(change.wanted)
+
+    put(center, "mail", "a")
+    other = TimeoutCenter(center.client, wait_replicas=1, wait_timeout=0.01)
+    other.recurring.recorder = Recorder()
+    with pytest.raises(ReplicationError):
+        delete(other, "mail", "a")
+    assert told == [""]
+    assert noted(center) == []
+
+
+def test_the_place_of_a_schedule_goes_with_its_name(center: TimeoutCenter) -> None:
+    for name in ("a", "b", "c"):
+        put(center, "mail", name)
+    delete_by_older(center, "mail", "a")
+    center.recurring.mend_names("mail")
+    assert len(noted(center)) == 2
+    # Found by a page.
+    have_stale_name(center, "b", "d")
+    named(center, 1)
+    assert center.recurring.places.of("b") == []
+    for name in ("c", "d"):
+        delete_by_older(center, "mail", name)
+    center.recurring.mend_names("mail")
     assert noted(center) == [] == center.recurring.topics()
 
 
@@ -295,6 +446,39 @@ def test_the_api_has_every_schedule_once(
     for wrong in ("a:b:c", ":x", "a:", "a%3A"):
         assert api.get(f"/v1/schedules?after={wrong}").status == 422
     assert api.get("/v1/schedules?queue=a&after=b:x").status == 422
+
+
+def test_the_api_goes_on_behind_names_whose_schedules_are_gone(
+    tasks: TaskCenter, serve: Callable[..., HttpServer]
+) -> None:
+    """As many names as schedules, but the first is of none, and the last has none."""
+    for number in range(6):
+        tasks.schedules.put(f"s{number}", "shop.remind", 3600, queue="mail")
+    center = tasks.center
+    delete_by_older(center, "mail", "s0")
+    center.client.zrem(center.topic("mail").slot(0).schedule_names, "s5")
+    api = serve()
+    assert pages(api, limit=3) == [f"s{number}" for number in range(1, 6)]
+
+
+@pytest.mark.parametrize(
+    "behind, more", [(("a:b", "ñ"), "a%3Ab:%C3%B1"), (("a:b", ""), "a%3Ab"), (None, None)]
+)
+@pytest.mark.parametrize("queue", [None, "a:b"])
+def test_an_answer_says_where_a_page_has_ended(
+    behind: Any, more: str | None, queue: str | None
+) -> None:
+    class Empty:
+        async def queues(self, **asked: Any) -> list[str]:
+            return ["a:b"]
+
+        async def page(self, queues: list[str], **asked: Any) -> Any:
+            assert queues == ["a:b"]
+            return [], behind
+
+    token = Token("one", b"", ("read",), ("*",))
+    found = asyncio.run(page_of_schedules(Empty(), token, 3, queue=queue))
+    assert found == ([], more)
 
 
 def test_a_token_sees_the_schedules_of_its_queues(

@@ -320,6 +320,44 @@ def test_a_reshard_leaves_schedules_where_they_are(
         assert sorted(waiting(center)) == sorted(one.next_id for one in made)
 
 
+def test_a_queue_that_cannot_be_looked_after_holds_up_no_other(
+    center: TaskCenter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queues = ["a", "b", "c"]
+    for queue in queues:
+        center.schedules.put(queue, "shop.remind", 3600, queue=queue)
+    seen, said = [], []
+    clock = 0.0
+    error: Exception = redis.ResponseError("WRONGTYPE")
+
+    def mend(queue: str) -> None:
+        seen.append(queue)
+        if queue == "b":
+            raise error
+
+    monkeypatch.setattr(center.center.recurring, "mend_names", mend)
+    followers = worker.Followers(lambda: clock)
+
+    def look() -> list[str]:
+        seen.clear()
+        followers(center.center, lambda level, text, *args: said.append(args[0]), lambda: True)
+        return seen
+
+    assert look() == []
+    clock += worker.NAMES_INTERVAL
+    assert look() == queues
+    assert said == ["b"]
+    clock += worker.LOOK_INTERVAL
+    assert look() == []
+    # Without a connection, none can be; it is not the queue's.
+    error = redis.ConnectionError("cut")
+    clock += worker.NAMES_INTERVAL
+    with pytest.raises(redis.ConnectionError):
+        look()
+    assert seen == ["a", "b"] and said == ["b"]
+    assert look() == []
+
+
 def test_looking_for_firings_that_are_gone_costs_the_same_whatever_waits(
     center: TaskCenter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
