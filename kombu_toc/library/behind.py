@@ -243,7 +243,7 @@ class Behind:
         for topic in {one.topic.name: one.topic for one in read}.values():
             self._store.note_topic(topic.name, topic.declaration)
         if not self._insert(list(rows.values())):
-            DeadLetters(self._store).go_on(list(rows))
+            DeadLetters(self._store).go_on(self._center, list(rows.values()))
         for row in moved:
             self._store.set_time([(row.id, row.topic, row.token)], row.action_us)
         events = self._cancelled(cancelled)

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import Table, delete, select, text, update
+from sqlalchemy import Table, delete, select, text, tuple_, update
 
 from ..center.burying import bury_call
 from ..center.center import TimeoutCenter
@@ -18,7 +19,7 @@ from ..model.topic import base_of
 from . import statuses
 from .becoming import are
 from .guard import ends_of, over_of
-from .presence import MISSING, states_in_redis
+from .presence import DEAD, MISSING, states_in_redis
 from .putting import Putter
 from .records import (
     Event,
@@ -32,7 +33,7 @@ from .records import (
 )
 from .schema import IS_NOT_FAR, MAX_ERROR
 from .shards import Database
-from .store import CHUNK, Store
+from .store import CHUNK, Store, chunks
 
 #: Why a message is dead that was so when Redis was lost.
 REASON = "it was dead when Redis was lost"
@@ -110,16 +111,28 @@ class DeadLetters:
         values = _alive()
         self._change(named, lambda table, which: update(table).where(which).values(**values))
 
-    def go_on(self, keys: Sequence[Key]) -> None:
-        """The messages of these rows are not dead: somebody has requeued those that were. Raises
-        LibraryError."""
+    def go_on(self, center: TimeoutCenter, rows: Sequence[Row]) -> None:
+        """The messages of these rows were not dead a moment ago: somebody has requeued those that
+        the library has as dead, unless they have just died. Raises LibraryError."""
         values = _alive()
-        for shard, some in self._store.shards.divided(keys, lambda key: key[0]).items():
+        for shard, some in self._store.shards.divided(rows, attrgetter("id")).items():
             table = shard.tables.pending
-            for start in range(0, len(some), CHUNK):
-                which = are(table, some[start : start + CHUNK])
+            names = (table.c.id, table.c.token, table.c.topic, table.c.modified_us)
+            for chunk in chunks(some):
+                which = are(table, [row.key for row in chunk])
                 which &= table.c.place == statuses.IN_DEAD_QUEUE
-                shard.database.execute(update(table).where(which).values(**values))
+                said: dict[Any, tuple[Any, ...]] = {}
+                for found in shard.database.read(select(*names).where(which)):
+                    at = tuple(found.values())
+                    said[at[:3]] = at
+                # Redis is asked after that: what waits there now has not died before.
+                dead = [row for row in chunk if row.key in said]
+                states = states_in_redis(center, dead)
+                alive = [row.key for row, one in zip(dead, states, strict=True) if one != DEAD]
+                if alive:
+                    which &= table.c.id.in_([key[0] for key in alive])
+                    which &= tuple_(*names).in_([said[key] for key in alive])
+                    shard.database.execute(update(table).where(which).values(**values))
 
     def forget(self, topic: str) -> None:
         """A queue was deleted, with its dead letters. Raises LibraryError."""

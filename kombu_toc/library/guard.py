@@ -21,7 +21,6 @@ from sqlalchemy import select
 
 from ..errors import ConfigurationError, LibraryError
 from ..model.results import Delivery
-from ..model.topic import base_of
 from . import statuses
 from .records import Event, Key, Row, identity_of, is_raw, is_storable, now_us
 from .shards import Database
@@ -164,8 +163,10 @@ class Guard:
             asker.after_fork()
 
     def _number_of(self, delivery: Delivery) -> int:
-        """The database that has the row, as far as that is known without reading the message."""
-        return self._shards.of(base_of(delivery.id)).database.number
+        """The database that has the row."""
+        # An id that has the mark of a copy may be a copy's, or a task's own: the message says so.
+        id = name_of(delivery).key[0] if "#" in delivery.id else delivery.id
+        return self._shards.of(id).database.number
 
     def apart(self, deliveries: Sequence[Delivery]) -> list[list[int]]:
         """Their places, by who is asked: a database that is away keeps no other's waiting."""

@@ -6,9 +6,9 @@ import heapq
 import os
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ from .guard import ended_rows
 from .pages import together
 from .presence import MISSING, states_in_redis
 from .putting import Putter
-from .records import Row, expires_us, lease_us, now_us
+from .records import Key, Row, expires_us, lease_us, now_us
 from .returning import Returned, Returner
 from .schedules import Schedules
 from .schema import LAYOUT
@@ -86,6 +86,7 @@ class _Total:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._rows: int | None = None
+        self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._count, name="toc-count", daemon=True)
         self._thread.start()
         self._thread.join(FEW)
@@ -93,15 +94,21 @@ class _Total:
     def _count(self) -> None:
         # It is an estimate that is missing then, and no more.
         with suppress(Exception):
-            self._rows = self._store.count_pending()
+            self._rows = self._store.count_pending(self._stopping.is_set)
 
     def of(self, rows: int) -> int:
         """The number, if so many have been looked at; 0: it is not known yet."""
         return 0 if self._rows is None else max(self._rows, rows)
 
-    def close(self) -> None:
-        """Wait a moment until it has been counted: who has rebuilt may close the library next."""
-        self._thread.join(LAST)
+    def __enter__(self) -> _Total:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """All rows were looked at, or an error ends it: have no more counted. Wait a moment for
+        the statement that runs, but not with an error: who has rebuilt may close the library."""
+        self._stopping.set()
+        if kind is None:
+            self._thread.join(LAST)
 
 
 class Rebuild:
@@ -151,7 +158,7 @@ class Rebuild:
                 yield from self._settled()
 
         # The database works while Redis does.
-        with closing(_Total(store)) as total, reading_ahead(batches) as read:
+        with _Total(store) as total, reading_ahead(batches) as read:
             for number, wanted, taken, ended in read:
                 put = self._put(wanted)
                 done = Rebuilt(
@@ -203,14 +210,39 @@ class Rebuild:
             with self._noting(shard.database):
                 yield from rows_by_time(self._store, shard, place)
 
+    def _by_database(self, rows: Sequence[Row]) -> Iterator[tuple[Database, list[Row]]]:
+        """Rows, by their databases, but for those of a database that is away: what it had said of
+        them may not be so any more."""
+        found: dict[Database, list[Row]] = defaultdict(list)
+        for row in rows:
+            found[self._store.shards.of(row.id).database].append(row)
+        for database, some in found.items():
+            if database not in self._away:
+                yield database, some
+
     def _put(self, rows: Sequence[Row]) -> Returned:
-        """Put some rows; those that are not in Redis, as far as they say, if nobody else does."""
+        """Put some rows, as far as their databases answer."""
+        number, expired = 0, 0
+        there: list[Row] = []
+        for database, some in self._by_database(rows):
+            # What one that is away was to be told is not told to the next.
+            self._putter.expired = []
+            with self._noting(database):
+                put = self._put_of_one(some)
+                number, expired = number + put.number, expired + put.expired
+                there += put.rows
+        return Returned(number, there, expired)
+
+    def _put_of_one(self, rows: Sequence[Row]) -> Returned:
+        """Put rows of one database; those that are not in Redis, as far as they say, if nobody
+        else does."""
         certain = [row for row in rows if row.place != statuses.NOT_PUT]
         claimed = self._claim([row for row in rows if row.place == statuses.NOT_PUT])
         try:
             return self._returner.put([*certain, *claimed])
         except BaseException:
-            self._store.place([row.key for row in claimed], statuses.NOT_PUT)
+            with suppress(LibraryError):  # the next rebuild looks whether they are there
+                self._store.place([row.key for row in claimed], statuses.NOT_PUT)
             raise
 
     def _claim(self, rows: Sequence[Row]) -> list[Row]:
@@ -225,11 +257,13 @@ class Rebuild:
     def _wanted(self, batch: list[Row]) -> _Batch:
         """Of some rows, those that are to be in Redis; how many are left to the workers that have
         taken them, and how many have ended."""
-        wanted, taken, ended = self._sorted(batch)
+        found = self._sorted(batch)
         soon = now_us() + SOON_US
-        near = [row for row in wanted if row.action_us <= soon and row.place != statuses.NOT_PUT]
+        near = [
+            row for row in found.wanted if row.action_us <= soon and row.place != statuses.NOT_PUT
+        ]
         if not near:
-            return _Batch(len(batch), wanted, taken, ended)
+            return found
         # What is due, and not in Redis, may be with a worker, or have just been: that is not known
         # here before the worker has said so.
         now = time.monotonic()
@@ -240,8 +274,8 @@ class Rebuild:
             young = min(max(YOUNG - (now_us() - row.created_us) / 1e6, 0.0), YOUNG)
             self._doubts.append(_Doubt(now + SETTLE + young, row))
         left = {row.key for row in near}
-        wanted = [row for row in wanted if row.key not in left]
-        return _Batch(len(batch) - len(held), wanted, taken, ended)
+        wanted = [row for row in found.wanted if row.key not in left]
+        return found._replace(number=found.number - len(held), wanted=wanted)
 
     def _settled(self) -> Iterator[_Batch]:
         """Rows that were looked at before, and of which nothing was heard since."""
@@ -251,21 +285,33 @@ class Rebuild:
             rows.append(self._doubts.popleft().row)
         if not rows:
             return
-        moments = self._store.moments([row.key for row in rows])
-        same = [row for row in rows if moments.get(row.key) == row.modified_us]
+        number = 0
+        same: list[Row] = []
+        for database, some in self._by_database(rows):
+            with self._noting(database):
+                moments = self._store.moments([row.key for row in some])
+                number += len(some)
+                same += [row for row in some if moments.get(row.key) == row.modified_us]
         states = states_in_redis(self._center, same)
-        wanted = [row for row, state in zip(same, states, strict=True) if state == MISSING]
-        wanted, taken, ended = self._sorted(wanted)
-        yield _Batch(len(rows), wanted, taken, ended + len(rows) - len(same))
+        missing = [row for row, state in zip(same, states, strict=True) if state == MISSING]
+        found = self._sorted(missing)
+        lost = len(missing) - found.number  # those of a database that has just gone away
+        yield found._replace(number=number - lost, ended=found.ended + number - len(same))
 
-    def _sorted(self, batch: Sequence[Row]) -> tuple[list[Row], int, int]:
-        if not batch:
-            return [], 0, 0
-        over = ended_rows(self._store, batch)
+    def _sorted(self, batch: Sequence[Row]) -> _Batch:
+        """What has come of rows, but for those of databases that are away."""
+        over: set[Key] = set()
+        known: list[Row] = []
+        for database, some in self._by_database(batch):
+            with self._noting(database):
+                over |= ended_rows(self._store, some)
+                known += some
+        if len(known) == len(batch):
+            known = list(batch)  # in their order
         now, limits = now_us(), self._center.limits
         wanted: list[Row] = []
         taken = ended = 0
-        for row in batch:
+        for row in known:
             expires = expires_us(row)
             if row.key in over or (expires is not None and expires <= now):
                 ended += 1
@@ -273,4 +319,4 @@ class Rebuild:
                 taken += 1
             else:
                 wanted.append(row)
-        return wanted, taken, ended
+        return _Batch(len(known), wanted, taken, ended)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -396,11 +396,17 @@ class Store:
             rows += pages.read(shard, later, order, limit - len(rows))[0]
         return rows
 
-    def count_pending(self) -> int:
-        """How many rows have not ended, but for what is far ahead."""
+    def count_pending(self, ends: Callable[[], bool] = lambda: False) -> int | None:
+        """How many rows have not ended, but for what is far ahead; None if that is not to be known
+        any more.
+
+        ends: says so, between two tables
+        """
         many, number = func.count().label("many"), 0
         for database, shards in self._patiently():
             for shard in shards:
+                if ends():
+                    return None
                 table = shard.tables.pending
                 near = table.c.place.in_((statuses.IN_REDIS, statuses.NOT_PUT))
                 number += database.read(select(many).select_from(table).where(near))[0]["many"]

@@ -15,9 +15,11 @@ import pytest
 from kombu import Connection, Producer, Queue
 from sqlalchemy import select, text
 
-from kombu_toc import LibraryError, center_for
-from kombu_toc.library import backlog, statuses
+from kombu_toc import DEAD, LibraryError, center_for
+from kombu_toc.library import backlog, returning, statuses
+from kombu_toc.library import rebuild as rebuilding
 from kombu_toc.library.becoming import DAY_US
+from kombu_toc.library.dead import DeadLetters
 from kombu_toc.library.keeper import Keeper
 from kombu_toc.library.records import expires_us, now_us, row_of_message
 from kombu_toc.library.schema import TOPICS
@@ -25,7 +27,17 @@ from kombu_toc.library.shards import Database
 from kombu_toc.library.store import Store
 
 from ..databases import MariaDB, PostgreSQL
-from ..library import broker, close_libraries, engine, new_url, options, publish, status_of, store
+from ..library import (
+    broker,
+    close_libraries,
+    consume,
+    engine,
+    new_url,
+    options,
+    publish,
+    status_of,
+    store,
+)
 
 pytestmark = pytest.mark.usefixtures("client")
 
@@ -475,3 +487,53 @@ def test_a_rebuild_during_which_a_database_goes_away_puts_what_the_other_has(
         center.library.rebuild(seen.append)
     assert {one.id for one in center.scan("mail").messages} == set(second)
     assert seen[-1].put == len(second)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        (rebuilding, "ended_rows"),
+        (returning, "ended_since"),
+        (Store, "moments"),
+        (Store, "claim"),
+        (DeadLetters, "rebuild"),
+    ],
+    ids=lambda asked: asked[1],
+)
+def test_a_rebuild_puts_all_that_one_has_when_the_other_goes_away_after_its_rows_were_read(
+    server, client, broker, options, store, threadless, away, monkeypatch, asked
+):
+    """What is held of its rows is not put, and is no error of the other's."""
+    monkeypatch.setattr(rebuilding, "TOGETHER", 4)
+    first, second = ids_of(store, 0, 13), ids_of(store, 1, 13)
+    publish(broker, second[0])
+    consume(broker, 1, lambda message: message.reject())
+    for number in range(1, 13):
+        # Some are due: they are looked at twice.
+        due = {} if number < 4 else {"x-delay": 60_000}
+        publish(broker, first[number], **due)
+        publish(broker, second[number], **due)
+    unput = store.of_ids([first[12], second[12]])
+    store.forget([row.key for row in unput])
+    store.insert(
+        [row._replace(place=statuses.NOT_PUT, modified_us=row.created_us) for row in unput]
+    )
+    client.flushall()
+    center = center_for(server.toc_url, **options)
+    ask = getattr(*asked)
+
+    def goes_away(*given: Any) -> Any:
+        away.numbers.add(0)
+        return ask(*given)
+
+    monkeypatch.setattr(*asked, goes_away)
+    with pytest.raises(LibraryError, match="is not put back"):
+        center.library.rebuild()
+    found = {one.id: one.state for one in center.scan("mail").messages}
+    assert {id for id in found if id in second[1:]} == set(second[1:])
+    assert [one.id for one in center.scan("mail", state=DEAD).messages] == [second[0]]
+    # The rest comes when it answers.
+    monkeypatch.setattr(*asked, ask)
+    away.numbers.clear()
+    center.library.rebuild()
+    assert {one.id for one in center.scan("mail").messages} == {*first[1:], *second}

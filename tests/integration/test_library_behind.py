@@ -32,6 +32,7 @@ from kombu_toc.center.logs import read_call
 from kombu_toc.library import behind as behind_module
 from kombu_toc.library.behind import Behind
 from kombu_toc.library.keeper import Keeper
+from kombu_toc.library.shards import Database
 
 from ..library import broker, consume, engine, new_url, options, publish, status_of, store
 
@@ -333,6 +334,43 @@ def test_what_a_process_without_a_library_requeues_comes_back_to_be_run(
     center.forget("mail")
     assert not center.scan("mail", state=DEAD).messages
     assert consume(mail, 1) == ["order-1"]
+
+
+def test_what_dies_while_its_row_is_written_is_a_dead_letter_again_after_a_rebuild(
+    server, client, mail, store, behind, options, monkeypatch
+):
+    publish(mail, "order-1")
+    insert = store.insert
+
+    def dies(rows: Any) -> bool:
+        insert(rows)
+        monkeypatch.setattr(store, "insert", insert)
+        consume(mail, 1, refuse)
+        return False  # as databases do that do not say whether rows were there
+
+    monkeypatch.setattr(store, "insert", dies)
+    behind.turn()
+    client.flushall()
+    recorded = center_for(server.toc_url, **options)
+    assert recorded.library.rebuild().put == 1
+    [after] = recorded.scan("mail").messages
+    assert (after.id, after.state, after.error) == ("order-1", DEAD, "ValueError: no")
+
+
+def test_what_is_not_dead_is_not_changed_by_who_looks_for_that(mail, store, behind, monkeypatch):
+    publish(mail, "order-1", **LATER)
+    insert, execute = store.insert, Database.execute
+    changes = []
+
+    def run(database: Database, statement: Any, values: Any = None) -> None:
+        changes.append(str(statement))
+        execute(database, statement, values)
+
+    monkeypatch.setattr(store, "insert", lambda rows: insert(rows) and False)
+    monkeypatch.setattr(Database, "execute", run)
+    behind.turn()
+    assert [row.id for row in store.of_ids(["order-1"])] == ["order-1"]
+    assert not [one for one in changes if "toc_pending" in one]
 
 
 def test_a_dead_letter_that_is_deleted_before_it_has_a_row_stays_away(

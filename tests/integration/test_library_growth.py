@@ -18,6 +18,7 @@ from kombu_toc.library.dead import DeadLetters
 from kombu_toc.library.far_store import FarStore
 from kombu_toc.library.keeper import Keeper
 from kombu_toc.library.records import Event, Row, now_us
+from kombu_toc.library.shards import Database
 from kombu_toc.library.store import Store
 
 from ..library import engine, new_url, options, store
@@ -306,7 +307,7 @@ def test_a_rebuild_waits_for_no_count(server, options, store, monkeypatch):
     own = center.recorder.recorder.store
     ended, counted, seen = threading.Event(), threading.Event(), []
 
-    def count() -> int:
+    def count(ends: Any) -> int:
         ended.wait(60)
         counted.set()
         return 40
@@ -319,11 +320,55 @@ def test_a_rebuild_waits_for_no_count(server, options, store, monkeypatch):
     ended.set()
     assert counted.wait(60)
 
-    def fail() -> int:
+    def fail(ends: Any) -> int:
         raise LibraryError("away")
 
     monkeypatch.setattr(own, "count_pending", fail)
     assert center.library.rebuild().rows == 40
+
+
+def test_a_rebuild_that_has_ended_counts_no_more(server, options, store, monkeypatch):
+    """The statement that runs ends; the next table is not asked."""
+    center = center_for(server.toc_url, **options)
+    store.insert([row for row in rows_of(0, 20) if row.place == statuses.IN_REDIS])
+    monkeypatch.setattr(rebuild, "FEW", 0.01)
+    monkeypatch.setattr(rebuild, "LAST", 0.01)
+    goes_on, counting, read = threading.Event(), [], Database.read
+
+    def slow(database: Database, statement: Any) -> Any:
+        if threading.current_thread().name == "toc-count":
+            counting.append(threading.current_thread())
+            goes_on.wait(60)
+        return read(database, statement)
+
+    monkeypatch.setattr(Database, "read", slow)
+    assert center.library.rebuild().put == 40
+    goes_on.set()
+    for thread in set(counting):
+        thread.join()
+    assert len(counting) <= 1
+
+
+def test_a_rebuild_that_fails_waits_for_no_count(server, options, store, monkeypatch):
+    center = center_for(server.toc_url, **options)
+    store.insert([row for row in rows_of(0, 20) if row.place == statuses.IN_REDIS])
+    monkeypatch.setattr(rebuild, "FEW", 0.01)
+    monkeypatch.setattr(rebuild, "LAST", 60.0)
+    ended, counted = threading.Event(), threading.Event()
+
+    def count(ends: Any) -> None:
+        ended.wait(20)
+        counted.set()
+
+    def stop(done: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(center.recorder.recorder.store, "count_pending", count)
+    with pytest.raises(KeyboardInterrupt):
+        center.library.rebuild(stop)
+    assert not counted.is_set()
+    ended.set()
+    assert counted.wait(60)
 
 
 #: What keeps readers of a table waiting, and how many do: by the kind of database. SQLite has

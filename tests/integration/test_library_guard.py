@@ -326,6 +326,40 @@ def test_a_database_that_stands_still_keeps_what_another_knows_from_nobody(
     recorder.close()
 
 
+def test_who_is_asked_of_an_id_with_a_number_sign_is_the_database_that_has_its_row(
+    guarded, store, center, put_again, monkeypatch
+):
+    """It is no copy's, although it looks like one: while another database is away, it is asked."""
+
+    def number_of(id: str) -> int:
+        return store.shards.of(id).database.number
+
+    names = [name for name in (f"invoice-{n}" for n in range(60)) if number_of(name) == 0][:5]
+    ids = [id for id in (f"{names[0]}#{n}" for n in range(60)) if number_of(id) == 1][:12]
+    for id in (*names, *ids):
+        publish(guarded, id)
+    rows = rows_of(store, *names, *ids)
+    consume(guarded, len(rows))
+    put_again(rows)
+    run, taken = Database._run, []
+
+    def away(database: Database, *given: Any) -> Any:
+        if database.number == 0 and threading.current_thread().name == "toc-guard":
+            raise LibraryError("away")
+        return run(database, *given)
+
+    def take(message: Any) -> None:
+        taken.append(message.headers["id"])
+        message.ack()
+
+    monkeypatch.setattr(Database, "_run", away)
+    with Consumer(guarded.channel(), Queue("mail"), on_message=take, accept=["json"]):
+        while any(center.counts("mail")):
+            with contextlib.suppress(TimeoutError):
+                guarded.drain_events(timeout=0.05)
+    assert sorted(taken) == sorted(names)
+
+
 def test_what_is_asked_about_goes_back_when_its_consumer_leaves(
     guarded, store, center, monkeypatch
 ):
