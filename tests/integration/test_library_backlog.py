@@ -316,6 +316,7 @@ def test_a_process_that_starts_with_one_database_away_uses_the_other(
     server, options, store, threadless, away, center, monkeypatch
 ):
     monkeypatch.setattr("kombu_toc.library.store.DOUBT_US", 0)
+    monkeypatch.setattr("kombu_toc.library.shards.REST", 60.0)  # longer than this test takes
     away.numbers.add(1)
     with Connection(server.toc_url, transport_options=options) as connection:
         [first], [second] = ids_of(store, 0, 1), ids_of(store, 1, 1)
