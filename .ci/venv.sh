@@ -2,6 +2,13 @@
 #
 # PYTHON  the interpreter; the newest usable one of those on PATH unless set
 # VENV    the folder of the virtual environment; .venv unless set
+#
+# What Python compiles, and pytest rewrites, is kept in .pycache, whatever the environment says:
+# each of the programs that tests start would compile everything again. Nothing is compiled that is
+# not used.
+
+unset PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX="$PWD/.pycache"
 
 usable() {
     "$1" -c 'import sys; raise SystemExit(sys.version_info < (3, 10))' >/dev/null 2>&1
@@ -32,7 +39,6 @@ find_python() {
 make_venv() {
     venv=${VENV:-.venv}
     python=$venv/bin/python
-    stamp=$venv/.celery-toc-$1
     if [ -n "${PYTHON:-}" ] && [ -x "$python" ] && ! same_version; then
         rm -f "$venv"/.celery-toc-*
         "$(find_python)" -m venv --clear "$venv" || return 1
@@ -46,11 +52,18 @@ make_venv() {
         }
     fi
     # Nothing is asked of the network again until the requirements change.
-    if [ ! -e "$stamp" ] || [ setup.cfg -nt "$stamp" ] || [ "$(cat "$stamp")" != "$PWD" ]; then
+    if ! installed "$1" && ! { [ "$1" = test-unit ] && installed test; }; then
         echo "Installing celery-toc[$1]"
-        "$python" -m pip install --quiet --disable-pip-version-check --editable ".[$1]" || return 1
-        echo "$PWD" >"$stamp"
+        "$python" -m pip install --quiet --disable-pip-version-check --no-compile \
+            --editable ".[$1]" || return 1
+        echo "$PWD" >"$venv/.celery-toc-$1"
     fi
+}
+
+# Whether the environment has that extra, as setup.cfg has it now.
+installed() {
+    stamp=$venv/.celery-toc-$1
+    [ -e "$stamp" ] && [ ! setup.cfg -nt "$stamp" ] && [ "$(cat "$stamp")" = "$PWD" ]
 }
 
 # Whether the environment was made from $PYTHON's version.

@@ -43,15 +43,22 @@ _PLACES = {
 __all__ = ("__version__", "biz", "timeout_center", *_PLACES)
 
 
-def biz(type: str, id: object) -> dict[str, str]:
-    """Headers with a business type and a business id, by which the task library finds a task::
+def biz(type: str | None = None, id: object = None, /, **attributes: object) -> dict[str, Any]:
+    """Headers with a business type, a business id and attributes of your own, by which the task
+    library finds a task::
 
-        expire.apply_async((42,), countdown=1800, headers=celery_toc.biz("order", 42))
+        expire.apply_async((42,), headers=celery_toc.biz("order", 42, shop="berlin"))
 
     type: at most 64 characters
     id: its text has at most 255 characters
+    attributes: their texts are kept; 4,000 characters in all, as JSON
     """
-    return {"x-biz-type": type, "x-biz-id": str(id)}
+    headers: dict[str, Any] = {} if type is None else {"x-biz-type": type}
+    if id is not None:
+        headers["x-biz-id"] = str(id)
+    if attributes:
+        headers["x-attributes"] = {name: str(value) for name, value in attributes.items()}
+    return headers
 
 
 def timeout_center(app: Celery, **options: Any) -> TaskCenter:

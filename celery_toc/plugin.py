@@ -46,6 +46,7 @@ def _on_worker_init(**_: Any) -> None:
 
 
 def _add_step() -> None:
+    from .worker import remote_control  # noqa: F401 - registers its commands
     from .worker.step import TimeoutCenterStep
 
     # The step itself finds out whether a worker's broker is ours.

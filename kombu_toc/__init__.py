@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from .client.embedded import EmbeddedServer as EmbeddedServer
     from .client.health import check_server as check_server
     from .client.health import durability_warnings as durability_warnings
+    from .client.health import outage_warnings as outage_warnings
     from .client.health import read_memory as read_memory
+    from .client.programs import check_installed as check_installed
     from .client.urls import mask_password as mask_password
     from .client.urls import server_url as server_url
     from .compat.registry import CompatPart as CompatPart
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from .errors import MessageError as MessageError
     from .errors import MigrationError as MigrationError
     from .errors import NotPermittedError as NotPermittedError
+    from .errors import PartialError as PartialError
     from .errors import PriorityStepsError as PriorityStepsError
     from .errors import PutManyError as PutManyError
     from .errors import RateLimitedError as RateLimitedError
@@ -85,11 +88,16 @@ if TYPE_CHECKING:
     from .model.limits import NOTIFIER_TERMS as NOTIFIER_TERMS
     from .model.limits import TERMS as TERMS
     from .model.limits import Limits as Limits
+    from .model.looking import look as look
+    from .model.looking import read_content as read_content
+    from .model.records import STATUSES as STATUSES
     from .model.records import Disagreement as Disagreement
+    from .model.records import LibraryResharded as LibraryResharded
     from .model.records import LibraryStatus as LibraryStatus
     from .model.records import Rebuilt as Rebuilt
     from .model.records import Record as Record
     from .model.records import RecordPage as RecordPage
+    from .model.records import Retried as Retried
     from .model.results import DEAD as DEAD
     from .model.results import IN_FLIGHT as IN_FLIGHT
     from .model.results import WAITING as WAITING
@@ -102,13 +110,16 @@ if TYPE_CHECKING:
     from .model.results import Fault as Fault
     from .model.results import Found as Found
     from .model.results import Limit as Limit
+    from .model.results import Missing as Missing
     from .model.results import Page as Page
     from .model.results import Popped as Popped
+    from .model.results import Purged as Purged
     from .model.results import Put as Put
     from .model.results import Rescheduled as Rescheduled
     from .model.results import Settled as Settled
     from .model.results import Summary as Summary
     from .model.results import Unwritten as Unwritten
+    from .model.spread import token_with as token_with
     from .model.topic import Topic as Topic
     from .model.uniqueness import Unique as Unique
     from .model.usage import Usage as Usage
@@ -132,13 +143,19 @@ _PLACES = {
     "AsyncTaken": "aio.waiting",
     "AsyncChannel": "aio.channel",
     "AsyncTransport": "aio.transport",
+    "check_installed": "client.programs",
+    "look": "model.looking",
+    "read_content": "model.looking",
     "Consumer": "model.results",
     "Delivery": "model.results",
     "Disagreement": "model.records",
+    "LibraryResharded": "model.records",
     "LibraryStatus": "model.records",
     "Rebuilt": "model.records",
     "Record": "model.records",
     "RecordPage": "model.records",
+    "Retried": "model.records",
+    "STATUSES": "model.records",
     "Description": "model.results",
     "Limit": "model.results",
     "Fault": "model.results",
@@ -157,8 +174,10 @@ _PLACES = {
     "Edition": "model.results",
     "Found": "model.results",
     "IN_FLIGHT": "model.results",
+    "Missing": "model.results",
     "Page": "model.results",
     "Rescheduled": "model.results",
+    "Purged": "model.results",
     "Settled": "model.results",
     "Summary": "model.results",
     "Unwritten": "model.results",
@@ -174,6 +193,7 @@ _PLACES = {
     "LIBRARY_TERMS": "model.limits",
     "NOTIFIER_TERMS": "model.limits",
     "TERMS": "model.limits",
+    "token_with": "model.spread",
     "Topic": "model.topic",
     "Usage": "model.usage",
     "Used": "model.usage",
@@ -193,6 +213,7 @@ _PLACES = {
     "outbox": "library.outbox",
     "check_server": "client.health",
     "durability_warnings": "client.health",
+    "outage_warnings": "client.health",
     "read_memory": "client.health",
     "mask_password": "client.urls",
     "server_url": "client.urls",
@@ -219,6 +240,7 @@ _PLACES = {
     "MessageError": "errors",
     "MigrationError": "errors",
     "NotPermittedError": "errors",
+    "PartialError": "errors",
     "PriorityStepsError": "errors",
     "RateLimitedError": "errors",
     "ReceiptError": "errors",

@@ -17,6 +17,7 @@ __all__ = (
     "MessageError",
     "MigrationError",
     "NotPermittedError",
+    "PartialError",
     "PriorityStepsError",
     "ReceiptError",
     "PutManyError",
@@ -78,7 +79,8 @@ class LibraryError(TocError):
 
 
 class MessageError(TocError, ValueError):
-    """A message of a list cannot be put; it says which one and why. None of the list was put."""
+    """A message cannot be put: it is too large for the server, or not as it is asked for; or a
+    message of a list, and it says which one and why. Nothing was put."""
 
 
 class AlreadyThereError(TocError):
@@ -141,7 +143,8 @@ class ConsumersError(MigrationError):
 
 
 class ReplicationError(TocError):
-    """A message is kept, but too few replicas have confirmed it in time.
+    """A message is on its server, but too few replicas have confirmed it in time: it may run, and
+    is lost if one of these takes over without it.
 
     results: of a put of many, one :class:`Put` for each message
     """
@@ -163,9 +166,26 @@ class ServerError(TocError, ConnectionError):
     command for now: it is a replica, cannot save, or has no memory left."""
 
 
+class PartialError(ServerError):
+    """Slots on a node of a Cluster could not be asked, and the others have answered, or have done
+    what they were asked for.
+
+    results: what the operation returns, without what those slots hold; None if nothing is left
+    missing: a :class:`Missing` for the slots of each topic on each such node
+    """
+
+    def __init__(self, results: Any = None, missing: Sequence[Any] = ()) -> None:
+        super().__init__(results, missing)
+        self.results = results
+        self.missing = missing
+
+    def __str__(self) -> str:
+        return f"no answer from {'; '.join(map(str, self.missing))}"
+
+
 class PutManyError(ServerError):
-    """Messages of a list were not put, or perhaps not. To put the list again adds none of those
-    twice that are still there.
+    """Messages of a list were not put, or perhaps not. A list with a token may be put again, and
+    adds none twice.
 
     results: one for each message, in order: a :class:`Put`, or the error that took its place
     """

@@ -6,7 +6,9 @@ at each scrape. ``docs/monitoring.md`` lists the metrics.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -20,12 +22,18 @@ from prometheus_client.registry import Collector
 from redis.exceptions import RedisError
 
 from .center.center import TimeoutCenter
+from .center.runner import BROKEN
 from .client.health import read_memory
-from .errors import TocError
+from .errors import PartialError, TocError
 from .metrics.counters import Lateness
 from .metrics.reading import read_metrics, read_script_times
+from .model.results import Missing
 
 __all__ = ("TimeoutCenterCollector", "metrics_text", "registry_of")
+
+
+#: Topics that are told at a time, at most: each has some fifty series.
+MOST_TOPICS = 1000
 
 
 class TimeoutCenterCollector(Collector):
@@ -33,36 +41,80 @@ class TimeoutCenterCollector(Collector):
 
     Queues that expire by themselves, such as those for replies, are left out: their names are never
     used again.
+
+    topics: names or patterns (``*``, ``?``) of those that are told; all unless given
+    most: how many at most: of more those that most was put into
     """
 
-    def __init__(self, center: Any) -> None:
+    def __init__(self, center: Any, topics: Iterable[str] = (), most: int = MOST_TOPICS) -> None:
         #: of an app's center, the one that it wraps
         self._center: TimeoutCenter = getattr(center, "center", center)
+        self._patterns = tuple(topics)
+        self._most = most
+        self._names: list[str] = []
+        self._left_out = 0
 
     def describe(self) -> list[Any]:
         """Nothing: without this, the registry would scrape when the collector is registered."""
         return []
 
     def collect(self) -> Iterator[Any]:
-        """Read the center. If it cannot be read, only ``celery_toc_up`` is there, and 0."""
+        """Read the center. If it cannot be read, only ``celery_toc_up`` is there, and 0.
+
+        While a node of a Cluster is away, what would be too small is left out, and
+        ``celery_toc_slots_missing`` says why.
+        """
+        families: list[Any] = []
+        missing: list[Missing] = []
         try:
-            families = [
-                *self._queues(),
-                *self._limits(),
-                *self._library(),
-                *self._schedules(),
-                *self._counted(),
-                *self._scripts(),
-                *self._memory(),
-            ]
+            self._choose()
+            for part in (
+                partial(self._queues, missing),
+                partial(self._limits, missing),
+                self._library,
+                self._schedules,
+                self._counted,
+                self._scripts,
+                self._memory,
+            ):
+                try:
+                    families += part()
+                except BROKEN:
+                    if not missing:
+                        raise
         except (RedisError, TocError, OSError):
             families = []
+        if families:
+            families.append(_slots_missing(missing))
         yield GaugeMetricFamily(
             "celery_toc_up", "Whether Redis could be read just now.", value=float(bool(families))
         )
         yield from families
 
-    def _queues(self) -> list[Any]:
+    def _choose(self) -> None:
+        """Which topics are told: of more than there may be the heaviest."""
+        center = self._center
+        names = [
+            one.name
+            for one in center.registry.select(None)
+            if not one.declaration.expires
+            and (not self._patterns or any(fnmatchcase(one.name, some) for some in self._patterns))
+        ]
+        self._left_out = max(len(names) - self._most, 0)
+        if self._left_out:
+            with center.client.pipeline(transaction=False) as pipe:
+                for name in names:
+                    pipe.hget(center.keys.counted(name), "put")
+                put = dict(zip(names, map(int, (one or 0 for one in pipe.execute())), strict=True))
+            names = sorted(names, key=lambda name: (-put[name], name))[: self._most]
+        self._names = sorted(names)
+
+    def _queues(self, missing: list[Missing]) -> list[Any]:
+        left_out = GaugeMetricFamily(
+            "celery_toc_topics_left_out",
+            "Topics that are not told, because there are more than are told at a time.",
+            value=self._left_out,
+        )
         messages = GaugeMetricFamily(
             "celery_toc_messages",
             "Messages: scheduled wait for their time, ready are due, in_flight are with a worker, "
@@ -80,19 +132,25 @@ class TimeoutCenterCollector(Collector):
             "Whether the target of a topic has answered 410, and nothing is sent there any more.",
             labels=("topic",),
         )
-        for found in self._center.summary():
-            topic = self._center.known(found.topic)
-            if topic is not None and topic.declaration.expires:
+        try:
+            summaries = self._center.summary(self._names)
+        except PartialError as exc:
+            summaries = exc.results
+            missing += exc.missing
+        partly = {one.topic for one in missing}
+        for found in summaries:
+            if found.topic in partly:
                 continue
+            topic = self._center.known(found.topic)
             for state, number in found.counts._asdict().items():
                 messages.add_metric((found.topic, state), number)
             overdue.add_metric((found.topic,), found.oldest_us / 1_000_000)
             slots.add_metric((found.topic,), found.slots)
             if topic is not None and topic.declaration.target:
                 stopped.add_metric((found.topic,), bool(topic.declaration.target_stopped))
-        return [messages, overdue, slots, stopped]
+        return [messages, overdue, slots, stopped, left_out]
 
-    def _limits(self) -> list[Any]:
+    def _limits(self, missing: list[Missing]) -> list[Any]:
         used = GaugeMetricFamily(
             "celery_toc_limit_used",
             "What is used of a limit: of a rate or a concurrency as much as there is at once, of a "
@@ -114,9 +172,14 @@ class TimeoutCenterCollector(Collector):
             "For how long the oldest due message of a limited topic has waited.",
             labels=("topic",),
         )
-        for name in self._center.topics():
+        partly = {one.topic for one in missing}
+        for name in self._names:
             topic = self._center.known(name)
-            if topic is None or not (topic.declaration.gates or topic.declaration.put_gates):
+            if (
+                name in partly
+                or topic is None
+                or not (topic.declaration.gates or topic.declaration.put_gates)
+            ):
                 continue
             found = self._center.usage(name)
             for one in found.limits:
@@ -145,7 +208,10 @@ class TimeoutCenterCollector(Collector):
             "through.",
             labels=("topic",),
         )
+        told = set(self._names)
         for found in self._center.unwritten():
+            if found.topic not in told:
+                continue
             unwritten.add_metric((found.topic,), found.entries)
             oldest.add_metric((found.topic,), found.oldest_us / 1_000_000)
             incomplete.add_metric((found.topic,), float(found.incomplete))
@@ -167,7 +233,10 @@ class TimeoutCenterCollector(Collector):
             "Seconds until the next firing of a topic's schedules; negative if it is late.",
             labels=("topic",),
         )
+        told = set(self._names)
         for found in self._center.recurring.outlook():
+            if found.topic not in told:
+                continue
             schedules.add_metric((found.topic, "active"), found.active)
             schedules.add_metric((found.topic, "idle"), found.schedules - found.active)
             late.add_metric((found.topic,), found.late)
@@ -186,7 +255,7 @@ class TimeoutCenterCollector(Collector):
             "How much later than their action times messages were delivered.",
             labels=("topic",),
         )
-        for measured in read_metrics(self._center, minutes=1).values():
+        for measured in read_metrics(self._center, self._names, minutes=1).values():
             for event, number in measured.totals.items():
                 events.add_metric((measured.topic, event), number)
             lateness.add_metric(
@@ -227,6 +296,18 @@ class TimeoutCenterCollector(Collector):
         return [used, most]
 
 
+def _slots_missing(missing: list[Missing]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(
+        "celery_toc_slots_missing",
+        "Slots on a node of a Cluster that did not answer; other numbers of their topic are left "
+        "out meanwhile.",
+        labels=("topic", "server"),
+    )
+    for one in missing:
+        family.add_metric((one.topic, one.server), len(one.slots))
+    return family
+
+
 def _cumulated(lateness: Lateness) -> list[tuple[float, int]]:
     """Pairs of (seconds, number delivered no later), for every other bound: each is twice the one
     before."""
@@ -238,13 +319,19 @@ def _bound(seconds: float) -> str:
     return "+Inf" if seconds == float("inf") else f"{seconds:.10g}"
 
 
-def registry_of(center: Any) -> CollectorRegistry:
-    """A registry with only the metrics of a center."""
+def registry_of(center: Any, topics: Iterable[str] = ()) -> CollectorRegistry:
+    """A registry with only the metrics of a center.
+
+    topics: as of :class:`TimeoutCenterCollector`
+    """
     made = CollectorRegistry()
-    made.register(TimeoutCenterCollector(center))
+    made.register(TimeoutCenterCollector(center, topics))
     return made
 
 
-def metrics_text(center: Any) -> str:
-    """The metrics of a center, in Prometheus's text format."""
-    return generate_latest(registry_of(center)).decode()
+def metrics_text(center: Any, topics: Iterable[str] = ()) -> str:
+    """The metrics of a center, in Prometheus's text format.
+
+    topics: as of :class:`TimeoutCenterCollector`
+    """
+    return generate_latest(registry_of(center, topics)).decode()

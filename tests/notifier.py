@@ -18,6 +18,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from .support import nursery
+
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
 
@@ -146,7 +148,7 @@ class NotifierProcess:
         said = {"TOC_NOTIFY_SECRETS": secrets} if secrets is not None else {}
         unsigned = ("--unsigned",) if secrets is None else ()
         allowed = ("--allow", allow) if allow else ()
-        self.process = subprocess.Popen(
+        self.process = nursery.Popen(
             [sys.executable, *command, *allowed, *unsigned, *options],
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,

@@ -17,14 +17,14 @@ SHARING = re.compile(
     r"|test_clocks.*\b((?:prefork|threads)-(?:ahead|behind)|right-worker)\b)"
 )
 
-#: Tests that share a database server, whose data takes seconds to make.
-DATABASE = re.compile(r"tests/integration/test_library\w*\.py.*\b(postgresql|mariadb)\b")
+#: Tests that stop a database server, whose data takes seconds to make.
+DATABASE = re.compile(r"tests/\w+/test_library_faults\.py.*\b(postgresql|mariadb)\b")
 
 
 def scope_of(nodeid: str) -> str:
     """What tests have in common that run in one process, one after the other."""
     if database := DATABASE.match(nodeid):
-        return f"a library in {database[1]}"
+        return f"{database[1]} that is stopped"
     found = SHARING.match(nodeid)
     if found is None:
         return nodeid

@@ -32,8 +32,13 @@ _TOGETHER = 1_000_000
 
 DAY_US = 86_400_000_000
 
-#: One of so many rows of history is dead.
-DEAD_OF = 1000
+#: One of so many rows of history is dead, has failed, is of a rare business type, of a rare task.
+DEAD_OF, FAILED_OF, RARE_OF, RARE_TASK_OF = 1000, 200, 20_000, 5000
+
+#: A row of what has ended: its status and its task; what it is about; its attributes.
+_STATUS = "CASE WHEN {0} % 1000 = 0 THEN 9 WHEN {0} % 200 = 7 THEN 8 ELSE 3 END"
+_TASK = "CASE WHEN {0} % 5000 = 7 THEN 'shop.rare' ELSE 'shop.expire' END"
+_TYPE = "CASE WHEN {0} % 20000 = 3 THEN 'refund' ELSE 'order' END"
 
 _COMMON = (
     "id, token, topic, status, action_us, task, biz_type, biz_id, attempts, worker, error, "
@@ -104,8 +109,8 @@ def _ended_of(n: str, number: int, now: int, id: str) -> str:
     ago = f"{n} * {(DAYS - 1) * DAY_US // number}"
     return (
         f"({now} - {ago}) / {DAY_US}, {id}, '0', 'near', "
-        f"CASE {n} % {DEAD_OF} WHEN 0 THEN 4 ELSE 2 END, "
-        f"{now} - {ago}, 'shop.expire', 'order', CAST(-{n} AS text), 1, "
+        f"{_STATUS.format(n)}, "
+        f"{now} - {ago}, {_TASK.format(n)}, {_TYPE.format(n)}, CAST(-{n} AS text), 1, "
         f"'worker@host', NULL, {now} - {ago}, {now} - {ago}"
     )
 
@@ -272,9 +277,20 @@ def measure(center: Any, store: Any, number: int) -> dict[str, float]:
         "find_dead": p50(
             lambda one: _expect(min(100, number // DEAD_OF), library.find(status="dead")), 10
         ),
+        "find_failed": p50(lambda one: _expect(100, library.find(status="failed")), 10),
+        "find_failed_task": p50(
+            lambda one: _expect(
+                min(100, number // RARE_TASK_OF),
+                library.find(status=("failed", "dead"), task="shop.rare"),
+            ),
+            10,
+        ),
+        "find_type": p50(
+            lambda one: _expect(min(100, number // RARE_OF), library.find(biz_type="refund")), 10
+        ),
         "find_past": p50(
             lambda one: library.find(
-                status="done", between=(begin - 86_400 * (5 + one % 20), begin - 86_400 * 4)
+                status="succeeded", between=(begin - 86_400 * (5 + one % 20), begin - 86_400 * 4)
             ),
             20,
         ),
@@ -325,7 +341,7 @@ def _becoming(store: Any, number: int) -> dict[str, float]:
     found = {}
     keys = [(id_of(n), "0", "near") for n in range(number // 2 + 2, number // 2 + 10_002, 2)]
     keys = keys[: min(5000, number // 8)]
-    for name, status in (("taken", 1), ("done", 2)):
+    for name, status in (("taken", 1), ("done", 2), ("succeeded", 3)):
         times = []
         for start in range(0, len(keys) - 499, 500):
             events = [

@@ -18,6 +18,23 @@ class Broker(NamedTuple):
     options: dict[str, Any]
 
 
+#: Seconds of a visibility timeout that is most likely left from ``redis://``, where it had to be
+#: longer than the longest countdown; Kombu's default there, and so what nobody raised it to.
+_LEFT_OVER = 3600.0
+
+
+def visibility_warnings(limits: kombu_toc.Limits) -> list[str]:
+    """That the visibility timeout of an app is far longer than it need be."""
+    seconds = limits.visibility
+    if seconds < _LEFT_OVER:
+        return []
+    return [
+        f"visibility_timeout is {seconds:g} seconds ({seconds / 3600:.3g} hours), and so long do "
+        "the messages of a killed worker stay in flight; remove it if it is left from redis://: "
+        "here a worker renews its leases, however long a task runs or waits"
+    ]
+
+
 def broker_of(app: Celery) -> Broker:
     """The broker that an app sends to. Raises ConfigurationError if it is no timeout center."""
     with app.connection_for_write() as connection:

@@ -126,24 +126,24 @@ class Revocation:
         before = {(one.topic, one.id): one for one in there}
         lost_reply = False
         try:
-            done = center.cancel_found(there, dead=False)
+            done = center.cancel_found(there, dead=False, revoked=True)
         except self._broken:
             lost_reply = True
-            done = center.cancel_found(there, dead=False)
+            done = center.cancel_found(there, dead=False, revoked=True)
         # A message that is gone from where it waited may have been moved to another slot meanwhile.
         for topic, id in _waiting(before) - {(one.topic, one.id) for one in done}:
-            done += center.cancel(id, topic=topic, dead=False)
+            done += center.cancel(id, topic=topic, dead=False, revoked=True)
         self._remember(one for one in done if one.deleted)
         found: dict[str, list[bool]] = {id: [] for id in ids}
         for one in done:
             id = one.id if one.id in found else one.id.rpartition("#")[0]
-            found[id].append(self._mark(center.task(one)) if one.deleted else False)
+            found[id].append(self._mark(self._task(one)) if one.deleted else False)
             found[id].append(not one.tried)
         if lost_reply:
             # What was found and is gone was removed by the call whose reply was lost, unless
             # it has become due in that moment.
             for key in _waiting(before) - {(one.topic, one.id) for one in done}:
-                self._mark(center.task(before[key]), only_if_not_begun=True)
+                self._mark(self._task(before[key]), only_if_not_begun=True)
         return {id for id, sure in found.items() if sure and all(sure)}
 
     def by_stamps(self, headers: Mapping[str, Any]) -> None:
@@ -162,11 +162,11 @@ class Revocation:
             page = self._retry_once(
                 partial(self.center.scan, state=kombu_toc.WAITING, where=has_one, after=after)
             )
-            done = self.center.cancel_found(page.messages, dead=False)
+            done = self.center.cancel_found(page.messages, dead=False, revoked=True)
             self._remember(one for one in done if one.deleted)
             for one in done:
                 if one.deleted:
-                    self._mark(self.center.task(one))
+                    self._mark(self._task(one))
             after = page.after
             if after is None:
                 return
@@ -177,6 +177,11 @@ class Revocation:
             remember_revoked(self.center, [self.center.task(one).id for one in removed])
         except Exception as exc:  # they are revoked all the same
             logger.warning("Revoked tasks are not listed as such: %r", exc)
+
+    def _task(self, found: kombu_toc.Found | kombu_toc.Cancelled) -> Task:
+        """A task that the app itself revokes: its chord is told, whatever its message is made of,
+        as a worker would tell it."""
+        return self.center.task(found, decode="app")
 
     def _mark(self, task: Task, *, only_if_not_begun: bool = False) -> bool:
         """Mark the result of a task whose message is removed.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from kombu.message import Message
 from kombu.serialization import prepare_accept_content
@@ -21,25 +21,37 @@ class Task:
     found: where it is, and in what state; or how it was delivered
     headers, properties: as they were sent; empty if the message cannot be read
     problem: why it, or its arguments, cannot be read; otherwise empty
+    decode: ``"app"``: as a worker of this app decodes it, whatever it runs and however large it
+        grows; only for messages that nobody else can write
 
-    The body is decoded when it is first asked for, and only if the app accepts its content type,
-    as in a worker.
+    The body is decoded when it is first asked for: JSON, msgpack if it is installed, and text, up
+    to a mebibyte.
     """
 
     def __init__(
-        self, app: Celery, found: kombu_toc.Found | kombu_toc.Cancelled | kombu_toc.Delivery
+        self,
+        app: Celery,
+        found: kombu_toc.Found | kombu_toc.Cancelled | kombu_toc.Delivery,
+        *,
+        decode: Literal["safe", "app"] = "safe",
     ) -> None:
+        if decode not in ("safe", "app"):
+            raise ValueError(f"decode is 'safe' or 'app', not {decode!r}")
         self.app = app
         self.found = found
         self.problem = ""
+        self._as_app = decode == "app"
         try:
-            content = kombu_toc.unpack(found.body, found.id)
+            if self._as_app:
+                content = kombu_toc.unpack(found.body, found.id)
+            else:
+                content, self.problem = kombu_toc.look(found.body, found.id)
         except kombu_toc.EnvelopeError as exc:
             self.problem = str(exc)
             content = {"headers": {}, "properties": {}, "body": b""}
         self.headers: dict[str, Any] = content["headers"]
         self.properties: dict[str, Any] = content["properties"]
-        #: as it was sent, before any decoding
+        #: as it was sent, before any decoding; empty if it is too large to be shown
         self.body: bytes = content["body"]
         self.content_type: str | None = content.get("content-type")
         self.content_encoding: str | None = content.get("content-encoding")
@@ -83,9 +95,20 @@ class Task:
 
     @cached_property
     def payload(self) -> Any:
-        """The decoded body; None if it cannot be decoded, or if the app does not accept it."""
-        if self.content_type is None and not self.body:
+        """The decoded body; None if it cannot be, or is not, decoded."""
+        if self.problem or (self.content_type is None and not self.body):
             return None
+        if not self._as_app:
+            content = kombu_toc.read_content(
+                {
+                    "headers": self.headers,
+                    "content-type": self.content_type,
+                    "content-encoding": self.content_encoding,
+                    "body": self.body,
+                }
+            )
+            self.problem = content.problem
+            return content.value
         try:
             message = Message(
                 body=self.body,

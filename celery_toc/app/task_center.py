@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import datetime
 from functools import cached_property, wraps
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, cast
 
 from celery.utils.time import maybe_make_aware
 
@@ -62,7 +62,7 @@ class TaskCenter:
     times as Celery has them, and there are methods that deal with tasks. The functions of
     `kombu_toc` that take a center, such as ``read_metrics``, take this one, too.
 
-    app: the app whose messages these are; it says which content types are decoded
+    app: the app whose messages these are
     center: the center to wrap; it is shared, not copied
     """
 
@@ -83,16 +83,26 @@ class TaskCenter:
 
     # -- messages as tasks
 
-    def task(self, found: kombu_toc.Found | kombu_toc.Cancelled | kombu_toc.Delivery) -> Task:
-        """Read one message as a task."""
-        return Task(self.app, found)
+    def task(
+        self,
+        found: kombu_toc.Found | kombu_toc.Cancelled | kombu_toc.Delivery,
+        *,
+        decode: Literal["safe", "app"] = "safe",
+    ) -> Task:
+        """Read one message as a task.
+
+        decode: ``"app"``: its body as a worker of this app decodes it. Whoever may write to the
+            broker then decides what is run, if the app accepts pickle, and how large it grows.
+        """
+        return Task(self.app, found, decode=decode)
 
     def tasks(self, found: Iterable[kombu_toc.Found]) -> list[Task]:
         """Read messages as tasks."""
         return [self.task(one) for one in found]
 
     def scheduled(self, topics: Iterable[str], limit: int, *, far: bool = True) -> Iterator[Task]:
-        """Yield the tasks of these topics that wait for their time, the soonest first.
+        """Yield the tasks of these topics that wait for their time, the soonest first. At the end
+        it raises PartialError if nodes of a Cluster are away.
 
         limit: the maximum number of tasks
         far: also those that are too far ahead to be in Redis; then databases are asked
@@ -100,12 +110,17 @@ class TaskCenter:
         seconds, rest = self.client.time()
         since = seconds + rest / 1e6
 
+        away = self.center.scans.away()
+
         def waiting(topic: str) -> Iterator[kombu_toc.Found]:
-            found = self.center.scans.read(topic, kombu_toc.WAITING, since=since, far=far)
+            found = self.center.scans.read(
+                topic, kombu_toc.WAITING, since=since, far=far, away=away
+            )
             return (one for one, _ in found if self.task(one).name is not None)
 
         soonest = heapq.merge(*map(waiting, topics), key=lambda found: found.time_us)
-        return map(self.task, itertools.islice(soonest, limit))
+        yield from map(self.task, itertools.islice(soonest, limit))
+        away.checked(None)
 
     def ensure_task(self, task: Signature, *, task_id: str, **options: Any) -> bool:
         """Send a task unless a message with this id is waiting, in flight or dead.
@@ -257,7 +272,6 @@ class TaskCenter:
     run_now = _delegate(TimeoutCenter.run_now)
     put_many = _delegate(TimeoutCenter.put_many)
     bury = _delegate(TimeoutCenter.bury)
-    ensure = _delegate(TimeoutCenter.ensure)
     remember_cancelled = _delegate(TimeoutCenter.remember_cancelled)
     cancelled_lately = _delegate(TimeoutCenter.cancelled_lately)
     speaks_for = _delegate(TimeoutCenter.speaks_for)
@@ -298,8 +312,6 @@ class TaskCenter:
     reject = _delegate(TimeoutCenter.reject)
     release = _delegate(TimeoutCenter.release)
     extend = _delegate(TimeoutCenter.extend)
-    watched = _delegate(TimeoutCenter.watched)
-    watched_until = _delegate(TimeoutCenter.watched_until)
 
     run = _delegate(TimeoutCenter.run)
     run_all = _delegate(TimeoutCenter.run_all)
@@ -327,7 +339,6 @@ class TaskCenter:
     popping = _Attribute[Callable[..., Any]]()
     recalling = _Attribute[Callable[..., Any]]()
     finding_due = _Attribute[Callable[..., Any]]()
-    noting = _Attribute[Callable[..., Any]]()
     acking = _Attribute[Callable[..., Any]]()
     rejecting = _Attribute[Callable[..., Any]]()
     releasing = _Attribute[Callable[..., Any]]()

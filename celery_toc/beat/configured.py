@@ -1,8 +1,8 @@
 """Reads an app's ``beat_schedule``: what the setting has, and what ``app.add_periodic_task`` adds.
 
 An entry may say in its ``options`` what a beat has no name for: ``toc_misfire``, ``toc_grace``,
-``toc_overlap``, ``toc_jitter``, ``toc_timezone``, ``toc_start``, ``toc_end`` and ``toc_max_runs``.
-A beat passes them on with the message, where nobody minds.
+``toc_overlap``, ``toc_jitter``, ``toc_timezone``, ``toc_start``, ``toc_end``, ``toc_max_runs`` and
+``toc_either_day``. A beat passes them on with the message, where nobody minds.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from celery.backends.base import DisabledBackend
 from celery.beat import BeatLazyFunc
-from celery.schedules import crontab, maybe_schedule, solar
-from celery.schedules import schedule as interval
+from celery.schedules import crontab, maybe_schedule
 
+from ..schedules.reading import decides_itself
 from .entry import Entry, NotTakenError, Read, Refused
 from .warning import without_marks
 
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from celery import Celery
 
 #: Arguments of ``center.schedules.put`` that an entry's options have with ``toc_`` before them.
-RULES = ("misfire", "grace", "overlap", "jitter", "timezone", "start", "end", "max_runs")
+RULES = (
+    *("misfire", "grace", "overlap", "jitter", "timezone", "start", "end", "max_runs"),
+    "either_day",
+)
 
 _FIELDS = {"task", "schedule", "args", "kwargs", "options", "relative"}
 
@@ -56,17 +59,6 @@ def _needs_cleanup(app: Celery) -> bool:
     return bool(app.conf.result_expires and not app.backend.supports_autoexpire)
 
 
-def _decides_itself(schedule: Any) -> bool:
-    """Whether it is of somebody's own class, which says otherwise when it is due."""
-    for kind in (crontab, solar, interval):
-        if isinstance(schedule, kind):
-            same = type(schedule).remaining_estimate is kind.remaining_estimate
-            # That of django-celery-beat looks at its time zone, as we do.
-            zoned = same and "tz" in vars(schedule)
-            return not zoned and not (same and type(schedule).is_due is kind.is_due)
-    return False
-
-
 def _entry(app: Celery, name: str, given: Any) -> Entry:
     if not isinstance(given, Mapping):
         raise NotTakenError(
@@ -88,7 +80,7 @@ def _entry(app: Celery, name: str, given: Any) -> Entry:
     except AttributeError:
         kind = type(given["schedule"]).__name__
         raise NotTakenError(f"its schedule is {kind}: write crontab, timedelta or solar") from None
-    if _decides_itself(schedule):
+    if decides_itself(schedule):
         raise NotTakenError(
             f"its class {type(schedule).__name__} decides when it is due, and no store has it: "
             "write crontab, timedelta or solar"

@@ -6,6 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from kombu.exceptions import KombuError
+
+import kombu_toc
+
+#: What a schedule that cannot be planned raises: of many, the others are planned all the same.
+UNUSABLE = (kombu_toc.TocError, KombuError, ValueError, TypeError, KeyError, OverflowError)
+
 
 @dataclass(frozen=True)
 class Entry:

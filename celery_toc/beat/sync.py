@@ -11,22 +11,22 @@ import hashlib
 import json
 import re
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-from kombu.exceptions import KombuError
 
 import kombu_toc
 
-from ..schedules.errors import ScheduleError
 from ..schedules.reading import check_name, read_schedule, read_zone
+from ..schedules.schedules import TOGETHER
 from . import configured
-from .entry import Entry, Read, Refused
+from .entry import UNUSABLE, Entry, Read, Refused
 
 if TYPE_CHECKING:
     from celery import Celery
 
     from ..app.task_center import TaskCenter
     from ..schedules.planning import Plan
+    from ..schedules.view import Schedule
 
 #: What the schedules that were put here have before the app's name, as their owner.
 OWNER = "beat:"
@@ -136,7 +136,7 @@ class Sync:
         for entry in found.entries:
             try:
                 text = definition(self._app, entry)
-            except (ValueError, TypeError, KeyError) as exc:
+            except UNUSABLE as exc:
                 refused.append(Refused(entry.name, str(exc)))
             else:
                 taken.append(entry)
@@ -149,6 +149,14 @@ class Sync:
         schedules = self._center.schedules
         stored = {one.name: one for one in schedules.each()}
         mine = {name for name, one in stored.items() if one.owner == self._owner}
+        with schedules.planning():
+            new, same, refused = self._plans(stored)
+        # One that cannot be put now stays as it was.
+        kept = {self._prefix + one.name for some in self._found for one in some}
+        return new, sorted(mine - kept), same, refused
+
+    def _plans(self, stored: Mapping[str, Schedule]) -> tuple[list[Plan], int, list[Refused]]:
+        schedules = self._center.schedules
         new: list[Plan] = []
         refused: list[Refused] = []
         same = 0
@@ -161,16 +169,14 @@ class Sync:
             try:
                 arguments = {**entry.arguments(), "owner": self._owner}
                 plan = schedules.plan(name, entry.task, entry.schedule, **arguments)
-            except (kombu_toc.TocError, KombuError, ValueError, TypeError) as exc:
+            except UNUSABLE as exc:
                 refused.append(Refused(entry.name, str(exc)))
                 continue
             if there is not None and there.fingerprint == plan.record.fingerprint:
                 same += 1
             else:
                 new.append(plan)
-        # One that cannot be put now stays as it was.
-        kept = {self._prefix + one.name for some in self._found for one in some}
-        return new, sorted(mine - kept), same, refused
+        return new, same, refused
 
     def _put_all(self, told: kombu_toc.Edition) -> Outcome:
         new, gone, same, refused = self._compare()
@@ -178,22 +184,23 @@ class Sync:
         put: list[str] = []
         removed: list[str] = []
         renewed = time.monotonic()
-        whats: list[Plan | str] = [*new, *gone]
-        for what in whats:
+        parts = [new[start : start + TOGETHER] for start in range(0, len(new), TOGETHER)]
+        whats: list[list[Plan] | str] = [*parts, *gone]
+        for part in whats:
             if time.monotonic() - renewed > RENEW:
                 told = self._tell("renew")
                 renewed = time.monotonic()
                 if told.verdict != "put":
                     return Outcome(told, put, removed, same, refused)
-            if not isinstance(what, str):
-                try:
-                    schedules.keep(what, own=True)
-                except ScheduleError as exc:
-                    refused.append(Refused(what.name.removeprefix(self._prefix), str(exc)))
+            if isinstance(part, str):
+                if schedules.delete(part, owner=self._owner):
+                    removed.append(part)
+                continue
+            for plan, kept in zip(part, schedules.keep_many(part, own=True), strict=True):
+                if isinstance(kept, Exception):
+                    refused.append(Refused(plan.name.removeprefix(self._prefix), str(kept)))
                 else:
-                    put.append(what.name)
-            elif schedules.delete(what, owner=self._owner):
-                removed.append(what)
+                    put.append(plan.name)
         return Outcome(self._tell("done"), put, removed, same, refused)
 
 
@@ -205,7 +212,8 @@ def definition(app: Celery, entry: Entry) -> str:
     """
     check_name(entry.name)
     zone = read_zone(app, entry.name, entry.schedule, entry.rules.get("timezone"))
-    when = read_schedule(entry.name, entry.schedule, zone, None, 0).to_json()
+    either_day = bool(entry.rules.get("either_day"))
+    when = read_schedule(entry.name, entry.schedule, zone, None, 0, either_day=either_day).to_json()
     relative = bool(getattr(entry.schedule, "relative", False))
     task = app.tasks.get(entry.task)
     defaults = {name: getattr(task, name, None) for name in _OF_TASKS}

@@ -23,7 +23,7 @@ from .selection import (
     show_found,
 )
 from .session import Session, with_session
-from .wording import counted
+from .wording import counted, skipped
 
 
 @click.command(
@@ -94,17 +94,17 @@ def _by_id(
     center = session.center
     found, missing = look_up(session, ids, queue)
     for id in missing:
-        session.complain(f"there is no message {id!r}", NOT_FOUND)
+        session.complain_of_none(id)
     before = {(one.topic, one.id): state_of(session, one) for one in found}
     if not found:
         if session.as_json:
-            session.screen.json({"results": []})
+            session.json({"results": [], "schedules": []})
         return
     if not yes:
         show_found(session, found)
     session.confirm(f"Delete {counted(len(found), 'message')}?", yes)
     present = [id for id in dict.fromkeys(ids) if id not in missing]
-    done = center.cancel(present, topic=queue, in_flight=in_flight)
+    done = session.ask(center.cancel, present, topic=queue, in_flight=in_flight)
     shown = []
     for each in in_order(ids, done):
         state = each.state.replace(" ", "-")
@@ -126,11 +126,14 @@ def _by_id(
         elif not session.as_json:
             result = " Its result is REVOKED." if revoked else ""
             session.screen.say(f"Cancelled {each.id} in {each.topic!r}; it was {state}.{result}")
+    schedules = sorted({one.schedule for one in done if one.schedule})
     gone = {(one.topic, one.id) for one in found} - {(one.topic, one.id) for one in done}
     for _, id in sorted(gone):  # since they were looked up
         session.complain(f"too late: {id!r} is gone", TOO_LATE)
     if session.as_json:
-        session.screen.json({"results": shown})
+        session.json({"results": shown, "schedules": schedules})
+    elif schedules:
+        session.screen.say(skipped(schedules), "yellow")
 
 
 def _by_business(
@@ -169,23 +172,34 @@ def _by_business(
 def _by_filters(session: Session, given: Filters, yes: bool, results: _Results) -> None:
     matching = Matching(session, given)
     cancelled = late = 0
+    schedules: set[str] = set()
     number = matching.count()
     if number:
         session.confirm(f"Cancel {counted(number, 'message')}{matching.described}?", yes)
         for page in matching.pages():
-            for each in session.center.cancel_found(page, dead=False):
+            for each in session.ask(session.center.cancel_found, page, dead=False):
                 cancelled += each.deleted
                 late += not each.deleted
+                schedules |= {each.schedule} - {""}
                 if each.deleted:
                     results.mark(each)
     if session.as_json:
-        session.screen.json({"cancelled": cancelled, "late": late, "revoked": results.marked})
+        session.json(
+            {
+                "cancelled": cancelled,
+                "late": late,
+                "revoked": results.marked,
+                "schedules": sorted(schedules),
+            }
+        )
         return
     if not number:
         session.screen.say("No messages match.")
         return
     results_too = f"; {counted(results.marked, 'result')} marked REVOKED" if results.marked else ""
     session.screen.say(f"Cancelled {counted(cancelled, 'message')}{results_too}.")
+    if schedules:
+        session.screen.say(skipped(schedules), "yellow")
     if late:
         session.complain(f"too late for {counted(late, 'message')}: a worker has it", TOO_LATE)
 

@@ -38,7 +38,8 @@ def check(session: Session, queues: tuple[str, ...]) -> None:
     The queues may be in use meanwhile. Exit code 5 if something is found.
     """
     center = session.center
-    faults = _report(session, (f for name in session.queues(queues) for f in center.check(name)))
+    names = session.queues(queues)
+    faults = _report(session, (f for name in names for f in session.ask(center.check, name)))
     if faults:
         session.exit_code = FAULTS
 
@@ -61,16 +62,16 @@ def repair(session: Session, queues: tuple[str, ...], yes: bool) -> None:
     """
     center, names = session.center, session.queues(queues)
     if not yes:
-        found = sum(len(center.check(name)) for name in names)
+        found = sum(len(session.ask(center.check, name)) for name in names)
         if found:
             session.confirm(f"Repair {counted(found, 'inconsistency')}?", yes)
-    _report(session, (fault for name in names for fault in center.repair(name)))
+    _report(session, (fault for name in names for fault in session.ask(center.repair, name)))
 
 
 def _report(session: Session, faults: Iterable[Fault]) -> list[Fault]:
     found = list(faults)
     if session.as_json:
-        session.screen.json(
+        session.json(
             {
                 "faults": [
                     {

@@ -57,7 +57,7 @@ celery -A shop toc dead show 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
 @with_session
 def show(session: Session, id: str, queue: str | None) -> None:
     """All of a dead message, decoded."""
-    found = session.center.get(id, topic=session.queue(queue))
+    found = session.ask(session.center.get, id, topic=session.queue(queue))
     gone = [each for each in found if each.state == "dead"]
     if found and not gone:
         session.complain(f"{id!r} is {found[0].state}, not dead", TOO_LATE)
@@ -141,19 +141,19 @@ def _apply(
             if id in alive:
                 session.complain(f"{id!r} is {alive[id]}, not dead", NOT_FOUND)
             else:
-                session.complain(f"there is no message {id!r}", NOT_FOUND)
+                session.complain_of_none(id)
     elif task or name is None:
-        number = center.count(name, state="dead", where=named(task))
+        number = session.ask(center.count, name, state="dead", where=named(task))
     else:
-        number = center.counts(name).dead
+        number = session.ask(center.counts, name).dead
     if number:
         what = counted(number, "dead message")
         what += f" of {task}" if task else ""
         what += f" in {name!r}" if name else ""
         session.confirm(f"{verb.capitalize()} {what}?", yes)
-        number = operation(name, ids=list(ids) or None, where=named(task))
+        number = session.ask(operation, name, ids=list(ids) or None, where=named(task))
     if session.as_json:
-        session.screen.json({done: number})
+        session.json({done: number})
     elif number:
         session.screen.say(f"{done.capitalize()} {counted(number, 'message')}.")
     elif not session.exit_code:

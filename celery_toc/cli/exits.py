@@ -18,6 +18,7 @@ USAGE = 2  #: the command line is wrong, or the app's broker is no timeout cente
 NOT_FOUND = 3  #: there is no message of that id, or no queue of that name
 TOO_LATE = 4  #: the message is in a state in which this cannot be done to it
 FAULTS = 5  #: `check` has found inconsistencies
+PARTIAL = 6  #: nodes of a Cluster did not answer; what the others have is shown
 
 
 class Failure(click.ClickException):

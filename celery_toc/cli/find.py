@@ -10,12 +10,17 @@ import click
 import kombu_toc
 
 from . import times
-from .exits import NOT_FOUND, USAGE, Command, Failure
+from .exits import FAILED, NOT_FOUND, PARTIAL, USAGE, Command, Failure
+from .options import yes_option
 from .screen import Column
 from .session import Session, with_session
+from .wording import counted
 
-#: The names of the statuses, as the library has them.
-STATUSES = ("pending", "taken", "done", "cancelled", "dead", "expired")
+#: What went wrong, and can be sent again.
+FAILURES = ("failed", "dead")
+
+#: Tasks that are shown unless it is said, and that are counted before they are sent again.
+SHOWN, COUNTED = 50, 1000
 
 COLUMNS = (
     Column("id", fold=True),
@@ -36,12 +41,22 @@ COLUMNS = (
 celery -A shop toc find --biz-id 42
 celery -A shop toc find --biz-type order --biz-id 42 --status pending --json
 celery -A shop toc find --task shop.mail.remind --since -1d --limit 20
+celery -A shop toc find --failed --task shop.mail.remind --retry
 """,
 )
 @click.option("--biz-id", metavar="ID", help="Only of this business id.")
 @click.option("--biz-type", metavar="NAME", help="Only of this business type.")
-@click.option("--status", "-s", type=click.Choice(STATUSES), multiple=True, help="Only of these.")
+@click.option(
+    "--status", "-s", type=click.Choice(kombu_toc.STATUSES), multiple=True, help="Only of these."
+)
+@click.option("--failed", is_flag=True, help="Only what has failed or is dead.")
 @click.option("--task", metavar="NAME", help="Only tasks of this name.")
+@click.option(
+    "--attribute",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Only with this attribute; several: with all of them.",
+)
 @click.option(
     "--since",
     metavar="TIME",
@@ -49,36 +64,90 @@ celery -A shop toc find --task shop.mail.remind --since -1d --limit 20
 )
 @click.option("--until", metavar="TIME", help="Only with an action time until then.")
 @click.option(
-    "--limit", "-n", type=click.IntRange(1), default=50, show_default=True, help="At most so many."
+    "--limit", "-n", type=click.IntRange(1), help="At most so many; 50, unless with --retry."
 )
 @click.option("--after", metavar="CURSOR", help="Go on where another page ended.")
+@click.option("--retry", is_flag=True, help="Send all of them again, that have failed or are dead.")
+@yes_option
 @with_session
 def find(
     session: Session,
     biz_id: str | None,
     biz_type: str | None,
     status: tuple[str, ...],
+    failed: bool,
     task: str | None,
+    attribute: tuple[str, ...],
     since: str | None,
     until: str | None,
-    limit: int,
+    limit: int | None,
     after: str | None,
+    retry: bool,
+    yes: bool,
 ) -> None:
     """Find tasks in the library, by the order of their action times.
 
-    It needs no Redis. A search by --task alone may read all tables.
+    It needs no Redis. `celery toc show ID` has the traceback of one that has failed. A search by
+    --biz-id asks one table, any other all tables. Exit code 1 if a database does not answer: what
+    the others have is shown.
+
+    With --retry, all that are found are sent again, each once however often this is done, and not
+    more than --limit, if that is given.
     """
-    between = _bound(session, "--since", since), _bound(session, "--until", until)
+    if failed and status:
+        raise click.UsageError("give --failed or --status, and not both")
+    which: dict[str, Any] = {
+        "biz_id": biz_id,
+        "biz_type": biz_type,
+        "task": task,
+        "attributes": dict(_attribute(text) for text in attribute),
+        "between": (_bound(session, "--since", since), _bound(session, "--until", until)),
+    }
+    if retry:
+        wrong = FAILURES if failed else status
+        if not wrong or not set(wrong) <= set(FAILURES) or after is not None:
+            raise click.UsageError(
+                "--retry goes with --failed, or with --status failed or dead, and not with --after"
+            )
+        _retry(session, which, wrong, limit, yes)
+        return
     page = session.library.find(
-        biz_id=biz_id,
-        biz_type=biz_type,
-        status=status or None,
-        task=task,
-        between=between,
-        limit=limit,
+        status=(FAILURES if failed else status) or None,
+        limit=SHOWN if limit is None else limit,
         after=after,
+        **which,
     )
-    _show(session, page.records, page.after)
+    _show(session, page.records, page.after, page.away)
+    for url in page.away:
+        session.complain(f"{url} does not answer: what it has is not shown", FAILED)
+
+
+def _attribute(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise click.UsageError(f"--attribute {text!r}: write it as NAME=VALUE")
+    return name, value
+
+
+def _retry(
+    session: Session, which: dict[str, Any], status: tuple[str, ...], limit: int | None, yes: bool
+) -> None:
+    library = session.library
+    most = min(limit or COUNTED, COUNTED)
+    number = len(library.find(status=status, limit=most, **which).records)
+    done = kombu_toc.Retried(0, 0)
+    if number:
+        more = " or more" if number == COUNTED != limit else ""
+        session.confirm(f"Send {counted(number, 'task')}{more} again?", yes)
+        done = library.retry(status=status, limit=limit, **which)
+    if session.as_json:
+        session.screen.json({"retried": done.number, "not_kept": done.not_kept})
+        return
+    session.screen.say(
+        f"Sent {counted(done.number, 'task')} again." if done.number else "No tasks match."
+    )
+    if done.not_kept:
+        session.complain(f"{counted(done.not_kept, 'task')}: the message is not kept", PARTIAL)
 
 
 @click.command(
@@ -116,10 +185,15 @@ def _iso(us: int) -> str | None:
     return text.replace("+00:00", "Z")
 
 
-def _show(session: Session, records: list[kombu_toc.Record], after: str | None) -> None:
+def _show(
+    session: Session,
+    records: list[kombu_toc.Record],
+    after: str | None,
+    away: tuple[str, ...] = (),
+) -> None:
     if session.as_json:
-        document: dict[str, Any] = {"tasks": [_described(record) for record in records]}
-        session.screen.json({**document, "after": after})
+        document: dict[str, Any] = {"tasks": [described(record) for record in records]}
+        session.screen.json({**document, "after": after, "away": list(away)})
         return
 
     def moment(us: int) -> str | None:
@@ -131,7 +205,8 @@ def _show(session: Session, records: list[kombu_toc.Record], after: str | None) 
         [
             *(record.id, record.status, moment(record.action_us), record.task, record.topic),
             " ".join(part for part in (record.biz_type, record.biz_id) if part) or None,
-            *(record.attempts, moment(record.modified_us), record.error),
+            *(record.attempts, moment(record.modified_us)),
+            (record.error or "").partition("\n")[0] or None,
         ]
         for record in records
     ]
@@ -143,7 +218,8 @@ def _show(session: Session, records: list[kombu_toc.Record], after: str | None) 
         session.screen.say(f"There are more: --after '{after}'", "dim")
 
 
-def _described(record: kombu_toc.Record) -> dict[str, Any]:
+def described(record: kombu_toc.Record) -> dict[str, Any]:
+    """A record as JSON."""
     return {
         "id": record.id,
         "queue": record.topic,
@@ -153,6 +229,7 @@ def _described(record: kombu_toc.Record) -> dict[str, Any]:
         "time": _iso(record.action_us),
         "biz_type": record.biz_type,
         "biz_id": record.biz_id,
+        "attributes": record.attributes,
         "attempts": record.attempts,
         "worker": record.worker,
         "error": record.error,

@@ -21,6 +21,7 @@ COMMANDS = {
     "check": f"{__name__}:check",
     "prune": f"{__name__}:prune",
     "rebuild": f"{__name__}:rebuild",
+    "reshard": f"{__name__}:reshard",
 }
 
 DIFFERENCES = (Column("kind"), Column("id", fold=True), Column("queue", fold=True))
@@ -169,17 +170,19 @@ def rebuild(session: Session) -> None:
     After Redis was lost, flushed, or replaced by an empty one. Workers may run and others send
     meanwhile. The command can be stopped and repeated: what is there is not put twice.
     """
-    center = session.center
     shown = _Progress(session)
     try:
-        done = center.library.rebuild(shown)
+        done = session.library.rebuild(shown)
     except kombu_toc.LibraryError as exc:
         raise Failure(exc, FAILED) from exc
     finally:
         shown.end()
     if session.as_json:
         session.screen.json(
-            {"rows": done.rows, "put": done.put, "taken": done.taken, "ended": done.ended}
+            {
+                **{"rows": done.rows, "put": done.put, "taken": done.taken, "ended": done.ended},
+                "not_kept": list(done.not_kept),
+            }
         )
         return
     session.screen.say(f"Put {counted(done.put, 'message')} back, of {counted(done.rows, 'row')}.")
@@ -188,21 +191,55 @@ def rebuild(session: Session) -> None:
             f"{counted(done.taken, 'message')} had been taken by workers a moment ago: what these "
             "do not finish comes back by itself."
         )
+    for queue in done.not_kept:
+        session.screen.say(
+            f"Queue {queue} has x-library: off: what was in it when Redis was lost is lost.",
+            "yellow",
+        )
+
+
+@click.command(
+    cls=Command,
+    example="""
+celery -A shop toc library reshard
+celery -A shop toc library reshard --json
+""",
+)
+@with_session
+def reshard(session: Session) -> None:
+    """Move the rows to other databases, or to another number of tables, while they are used.
+
+    First give all senders and workers the new layout in toc_library and toc_library_tables, and
+    the former one in toc_library_before and toc_library_tables_before: until all is moved, both are
+    read. The command can be stopped and repeated. Afterwards take the latter two options away.
+    """
+    shown = _Progress(session, "Moving")
+    try:
+        done = session.library.reshard(shown)
+    except kombu_toc.LibraryError as exc:
+        raise Failure(exc, FAILED) from exc
+    finally:
+        shown.end()
+    if session.as_json:
+        session.screen.json({"rows": done.rows, "moved": done.moved})
+        return
+    session.screen.say(f"Moved {counted(done.moved, 'row')}, of {counted(done.of_rows, 'row')}.")
 
 
 class _Progress:
     """A progress bar with an estimate on standard error, if that is a terminal."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, label: str = "Rebuilding") -> None:
+        self._label = label
         self._shows = sys.stderr.isatty() and not session.as_json
         self._bar: Any = None
 
-    def __call__(self, done: kombu_toc.Rebuilt) -> None:
+    def __call__(self, done: kombu_toc.Rebuilt | kombu_toc.LibraryResharded) -> None:
         if not self._shows or not done.of_rows:
             return
         if self._bar is None:
             self._bar = click.progressbar(
-                length=done.of_rows, label="Rebuilding", file=sys.stderr, show_eta=True
+                length=done.of_rows, label=self._label, file=sys.stderr, show_eta=True
             )
             self._bar.__enter__()
         self._bar.length = done.of_rows

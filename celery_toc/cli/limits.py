@@ -45,11 +45,11 @@ def limits(session: Session, queues: tuple[str, ...]) -> None:
     """
     found = []
     for name in session.queues(queues):
-        used = session.center.usage(name)
-        if used.limits or queues:
+        used: kombu_toc.Usage | None = session.ask(session.center.usage, name)
+        if used is not None and (used.limits or queues):
             found.append(used)
     if session.as_json:
-        session.screen.json({"limits": [document(one) for one in found]})
+        session.json({"limits": [document(one) for one in found]})
         return
     rows = [row for one in found for row in _rows(one)]
     if rows:

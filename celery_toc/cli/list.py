@@ -116,7 +116,8 @@ def show_page(
     kind, earliest, latest = narrowed(session, state, *bounds(session, since, until))
     queue = session.queue(queue)
     try:
-        page = session.center.scan(
+        page = session.ask(
+            session.center.scan,
             queue,
             state=kind,
             since=earliest,
@@ -129,7 +130,7 @@ def show_page(
         raise Failure(exc, USAGE) from None
     messages = [describe(session, session.center.task(found)) for found in page.messages]
     if session.as_json:
-        session.screen.json({"messages": messages, "after": page.after})
+        session.json({"messages": messages, "after": page.after})
         return
     make_row, columns = (dead_row, DEAD_COLUMNS) if state == "dead" else (row, COLUMNS)
     rows = [

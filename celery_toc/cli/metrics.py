@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from .exits import FAILED, USAGE, Command, Failure
+from .exits import FAILED, PARTIAL, USAGE, Command, Failure
 from .session import Session, with_session
 
 
@@ -59,15 +59,22 @@ def metrics(session: Session, address: tuple[str, int] | None) -> None:
             USAGE,
         ) from exc
     session.center.client.ping()  # fails at once if the broker is down
-    if session.as_json:
-        families = list(exporter.registry(session.center).collect())
-        samples = [sample for family in families for sample in family.samples]
-        session.screen.json(
-            [{"name": one.name, "labels": one.labels, "value": float(one.value)} for one in samples]
-        )
-        return
-    if address is None:
-        click.echo(exporter.metrics_text(session.center), nl=False)
+    if session.as_json or address is None:
+        registry = exporter.registry(session.center)
+        samples = [sample for family in registry.collect() for sample in family.samples]
+        if session.as_json:
+            session.screen.json(
+                [
+                    {"name": one.name, "labels": one.labels, "value": float(one.value)}
+                    for one in samples
+                ]
+            )
+        else:
+            click.echo(exporter.metrics_text(session.center), nl=False)
+        for one in samples:
+            if one.name == "celery_toc_slots_missing":
+                where = "{topic!r} at {server}".format(**one.labels)
+                session.complain(f"no answer from {one.value:.0f} slots of {where}", PARTIAL)
         return
     host, port = address
     try:

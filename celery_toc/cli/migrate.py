@@ -9,6 +9,7 @@ import click
 
 import kombu_toc
 
+from ..schedules.view import Schedule
 from .exits import FAILED, USAGE, Command, Failure
 from .options import yes_option
 from .screen import Column
@@ -112,7 +113,8 @@ def migrate(
         raise Failure(f"{exc}{OVERRIDE}", FAILED) from exc
     except kombu_toc.MigrationError as exc:
         raise Failure(exc, FAILED) from exc
-    _report(session, result, dry_run)
+    schedules = [] if source else _schedules(session, queues)
+    _report(session, result, dry_run, schedules)
 
 
 class _Bar:
@@ -147,7 +149,33 @@ def _parts(result: Any) -> str:
     return f"{result.scheduled} scheduled; {result.unacknowledged} had been held by workers"
 
 
-def _report(session: Session, result: Any, dry_run: bool) -> None:
+def _schedules(session: Session, queues: tuple[str, ...]) -> list[Schedule]:
+    """The schedules that no beat of the other broker knows of."""
+    return [
+        one
+        for one in session.center.schedules.each()
+        if not one.ended and (not queues or one.queue in queues)
+    ]
+
+
+def _say_schedules(session: Session, schedules: list[Schedule]) -> None:
+    if not schedules:
+        return
+    stay = "1 schedule stays" if len(schedules) == 1 else f"{len(schedules)} schedules stay"
+    session.screen.say(
+        f"{stay} in the timeout center: workers of the other broker fire none, beyond the firing "
+        "that was moved. With 'celery beat' this replaces them:",
+        "yellow",
+    )
+    entries = [line for one in schedules for line in one.beat_entry.split("\n")]
+    for line in (
+        *("", "from datetime import timedelta", "from celery.schedules import crontab, solar", ""),
+        *("beat_schedule = {", *entries, "}"),
+    ):
+        session.screen.say(line)
+
+
+def _report(session: Session, result: Any, dry_run: bool, schedules: list[Schedule]) -> None:
     if session.as_json:
         session.screen.json(
             {
@@ -166,6 +194,10 @@ def _report(session: Session, result: Any, dry_run: bool) -> None:
                 "unknown": result.unknown,
                 "dead": result.dead,
                 "refused": result.refused or None,
+                "schedules": [
+                    {"name": one.name, "queue": one.queue, "beat_entry": one.beat_entry}
+                    for one in schedules
+                ],
             }
         )
     else:
@@ -186,6 +218,7 @@ def _report(session: Session, result: Any, dry_run: bool) -> None:
             session.screen.say(f"Left {key!r}: {reason}.")
         if result.named:
             session.screen.table(STAYING, [list(one) for one in result.named])
+        _say_schedules(session, schedules)
     if result.staying:
         stay = "stays where it is" if result.staying == 1 else "stay where they are"
         session.complain(f"{_messages(result.staying)} {stay}", FAILED)

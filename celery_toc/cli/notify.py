@@ -60,8 +60,10 @@ def notify(
     Any number of these share the work. `celery toc topic set QUEUE --target URL` gives a queue a
     target.
     """
+    from kombu_toc.notify import check_needs
     from kombu_toc.notify import notify as send_until_told
 
+    check_needs()
     from ..app.broker import broker_of
 
     broker = broker_of(session.app)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import click
 from celery.app.utils import find_app
@@ -89,35 +88,10 @@ def complete_schedule(ctx: click.Context, incomplete: str) -> Iterable[str]:
     return [one.name for one in _completing(ctx).schedules.list(limit=MAX_COMPLETED).schedules]
 
 
-class RenamedOption(click.Option):
-    """An option that also goes by older names, which its help does not show.
-
-    old_names: such as ``("--topic", "-t")``
-    """
-
-    def __init__(self, *args: Any, old_names: Sequence[str], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        #: the names that help and completion show
-        self._current_names = list(self.opts)
-        self.opts = [*self.opts, *old_names]
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        all_names, self.opts = self.opts, self._current_names
-        try:
-            return super().get_help_record(ctx)
-        finally:
-            self.opts = all_names
-
-    def get_error_hint(self, ctx: click.Context | None) -> str:
-        return " / ".join(repr(name) for name in self._current_names)
-
-
 queue_option = click.option(
     "--queue",
     "-Q",
     "queue",
-    cls=RenamedOption,
-    old_names=("--topic", "-t"),
     metavar="NAME",
     shell_complete=complete_queue,
     help="Only in this queue.",

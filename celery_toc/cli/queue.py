@@ -7,7 +7,7 @@ import click
 from .exits import FAILED, Command, Failure
 from .options import complete_queue, yes_option
 from .session import Session, with_session
-from .wording import counted, listed
+from .wording import counted, listed, skipped
 
 _queues = click.argument(
     "queues", nargs=-1, required=True, metavar="QUEUE...", shell_complete=complete_queue
@@ -77,18 +77,21 @@ def purge(session: Session, queue: str, yes: bool) -> None:
     """
     [queue] = session.queues([queue])
     counts = session.center.counts(queue)
-    number = 0
+    number, schedules = 0, []
     if counts.waiting:
         session.confirm(
             f"Delete {counted(counts.waiting, 'message')} in {queue!r} "
             f"({counts.ready:,} ready, {counts.scheduled:,} scheduled)?",
             yes,
         )
-        number = session.center.purge(queue)
+        purged = session.center.purge(queue)
+        number, schedules = int(purged), list(purged.schedules)
     if session.as_json:
-        session.screen.json({"queue": queue, "purged": number})
+        session.screen.json({"queue": queue, "purged": number, "schedules": schedules})
     elif counts.waiting:
         session.screen.say(f"Purged {counted(number, 'message')}.")
+        if schedules:
+            session.screen.say(skipped(schedules), "yellow")
     else:
         session.screen.say(f"No messages wait in {queue!r}.")
 

@@ -11,7 +11,7 @@ import click
 from kombu_toc import Found
 
 from . import times
-from .exits import NOT_FOUND, TOO_LATE, USAGE, Command, Failure
+from .exits import TOO_LATE, USAGE, Command, Failure
 from .options import SPAN, yes_option
 from .selection import (
     MOVED_WITHIN,
@@ -100,8 +100,8 @@ def _by_id(
     session.center.reschedule_found([], **when)  # refuses an invalid time
     found, missing = look_up(session, ids, queue)
     for id in missing:
-        session.complain(f"there is no message {id!r}", NOT_FOUND)
-    moved = session.center.reschedule_found(found, **when)
+        session.complain_of_none(id)
+    moved = session.ask(session.center.reschedule_found, found, **when)
     gone = {(one.topic, one.id) for one in found} - {(one.topic, one.id) for one in moved}
     for _, id in sorted(gone):  # since they were looked up
         session.complain(f"too late: {id!r} is gone", TOO_LATE)
@@ -141,11 +141,11 @@ def _by_filters(
     if number:
         session.confirm(question.format(f"{counted(number, 'message')}{matching.described}"), yes)
         for page in matching.pages(skip=_has_time(session, to)):
-            for each in session.center.reschedule_found(page, **when):
+            for each in session.ask(session.center.reschedule_found, page, **when):
                 moved += each.moved
                 late += not each.moved
     if session.as_json:
-        session.screen.json({"moved": moved, "late": late})
+        session.json({"moved": moved, "late": late})
         return
     if not number:
         session.screen.say("No messages match.")

@@ -290,8 +290,9 @@ def document(found: Any) -> dict[str, Any]:
         "schedule": found.text,
         "timezone": found.timezone,
         "queue": found.queue,
-        "args": list(found.args),
-        "kwargs": dict(found.kwargs),
+        # of what is not decoded, as their sender wrote them
+        "args": found.args if isinstance(found.args, str) else list(found.args or ()),
+        "kwargs": found.kwargs if isinstance(found.kwargs, str) else dict(found.kwargs or {}),
         "options": dict(found.options),
         "misfire": found.misfire,
         "grace_seconds": float(found.grace),
@@ -337,8 +338,12 @@ def _moment(session: Session, moment: datetime | None) -> str | None:
 
 
 def _arguments(found: Any) -> str | None:
-    shown = [repr(one) for one in found.args]
-    shown += [f"{name}={value!r}" for name, value in found.kwargs.items()]
+    args, kwargs = found.args or (), found.kwargs or {}
+    shown = [args] if isinstance(args, str) else [repr(one) for one in args]
+    if isinstance(kwargs, str):
+        shown.append(kwargs)
+    else:
+        shown += [f"{name}={value!r}" for name, value in kwargs.items()]
     return ", ".join(shown) or None
 
 

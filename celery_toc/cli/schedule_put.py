@@ -6,17 +6,16 @@ import json
 from typing import Any
 
 import click
-from celery.schedules import crontab, solar
+from celery.schedules import solar
 from kombu.exceptions import KombuError
 
 from ..beat.sync import OWNER
+from ..schedules.reading import read_cron
 from . import times
 from .exits import FAILED, USAGE, Command, Failure
 from .options import SPAN, complete_queue
 from .schedule import document, show_fields
 from .session import Session, with_session
-
-_FIELDS = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week")
 
 
 class _Json(click.ParamType):  # type: ignore[type-arg]  # Click's is generic from 8.5 on
@@ -46,7 +45,18 @@ celery -A shop toc schedule put dawn shop.lights_off --sun sunrise --at 52.5,13.
 )
 @click.argument("name", metavar="NAME")
 @click.argument("task", metavar="TASK")
-@click.option("--cron", metavar="'M H D M W'", help="Minute, hour, day, month, day of the week.")
+@click.option(
+    "--cron",
+    metavar="'M H D M W'",
+    help="Minute, hour, day, month, day of the week (Sunday: 0 or 7). Or @daily.",
+)
+@click.option(
+    "--cron-or",
+    "either_day",
+    is_flag=True,
+    default=None,
+    help="With --cron: a day of the month or of the week is enough, as for cron; else both.",
+)
 @click.option("--every", type=SPAN, metavar="SPAN", help="An interval: 30s, 1h30m.")
 @click.option("--sun", metavar="EVENT", help="An event of the sun, such as sunrise; with --at.")
 @click.option("--at", "place", metavar="LAT,LON", help="Where the sun is looked at.")
@@ -73,7 +83,12 @@ celery -A shop toc schedule put dawn shop.lights_off --sun sunrise --at 52.5,13.
     type=click.Choice(("allow", "skip", "wait")),
     help="While the firing before still runs.",
 )
-@click.option("--jitter", type=SPAN, metavar="SPAN", help="Up to so much later, each time anew.")
+@click.option(
+    "--jitter",
+    type=SPAN,
+    metavar="SPAN",
+    help="Each firing up to so much later; by how much is settled by its time.",
+)
 @click.option("--start", metavar="TIME", help="Not before: ISO 8601, or a span from now.")
 @click.option("--end", metavar="TIME", help="Not after.")
 @click.option("--max-runs", type=click.IntRange(1), metavar="N", help="So often, then it ends.")
@@ -131,10 +146,7 @@ def _schedule(cron: str | None, every: float | None, sun: str | None, place: str
         raise Failure("say one of --cron, --every and --sun", USAGE)
     try:
         if cron is not None:
-            fields = cron.split()
-            if len(fields) != len(_FIELDS):
-                raise ValueError(f"{cron!r} has {len(fields)} fields, not five: '0 3 * * *'")
-            return crontab(**dict(zip(_FIELDS, fields, strict=True)))
+            return read_cron(cron)
         if sun is not None:
             latitude, longitude = map(float, (place or "").split(","))
             return solar(sun, latitude, longitude)

@@ -12,7 +12,7 @@ from kombu_toc import Found
 from . import times
 from .list import bounds, narrowed
 from .message import describe, in_a_line, named
-from .options import RenamedOption, complete_id, queue_option
+from .options import complete_id, queue_option
 from .session import Session
 
 #: Messages of a page that is read, and then changed by one call.
@@ -42,8 +42,6 @@ def selection_options(function: Any) -> Any:
     for option in (
         click.option(
             "--until",
-            cls=RenamedOption,
-            old_names=("--before",),
             metavar="TIME",
             help="Only those that are due before that time.",
         ),
@@ -102,11 +100,12 @@ class Matching:
 
     def count(self) -> int:
         """How many messages match now."""
-        center = self._session.center
+        center, ask = self._session.center, self._session.ask
         no_filters = (self._task, self._since, self._until) == (None, None, None)
         if no_filters and self._queue is not None:
-            return center.counts(self._queue).waiting
-        return center.count(
+            return ask(center.counts, self._queue).waiting
+        return ask(
+            center.count,
             self._queue,
             state="waiting",
             since=self._since,
@@ -121,7 +120,8 @@ class Matching:
         """
         after = None
         while True:
-            page = self._session.center.scan(
+            page = self._session.ask(
+                self._session.center.scan,
                 self._queue,
                 state="waiting",
                 since=self._since,
@@ -159,7 +159,7 @@ def look_up(
 
     Returns the messages, and the ids without a message. An id also finds copies that share it.
     """
-    found = session.center.get(ids, topic=session.queue(queue))
+    found = session.ask(session.center.get, ids, topic=session.queue(queue))
     names = {one.id for one in found} | {one.id.rpartition("#")[0] for one in found}
     return found, [id for id in dict.fromkeys(ids) if id not in names]
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime, tzinfo
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import click
 from celery import Celery
@@ -16,8 +16,16 @@ from celery import Celery
 import celery_toc
 import kombu_toc
 
-from .exits import DONE, FAILED, NOT_FOUND, USAGE, Declined, Failure
+from .exits import DONE, FAILED, NOT_FOUND, PARTIAL, USAGE, Declined, Failure
 from .screen import Screen
+
+T = TypeVar("T")
+
+_NO_LIBRARY = (
+    "this app has no task library: set toc_library in its broker_transport_options, for workers, "
+    "senders and commands alike, as in app.conf.broker_transport_options = "
+    "{'toc_library': 'sqlite:////path/library.db'}"
+)
 
 
 class Session:
@@ -29,6 +37,8 @@ class Session:
         self.as_json = as_json
         self.screen = Screen(no_color=ctx.obj.no_color)
         self.exit_code = DONE
+        #: slots that did not answer, for their nodes of a Cluster are away
+        self.missing: list[kombu_toc.Missing] = []
         #: the server's INFO, once `center` has connected; empty if the server does not tell
         self.server: dict[str, Any] = {}
 
@@ -65,7 +75,15 @@ class Session:
         try:
             return self._center.library
         except kombu_toc.ConfigurationError as exc:
-            raise Failure(exc, USAGE) from exc
+            raise Failure(_NO_LIBRARY, USAGE) from exc
+
+    def history(self, id: str) -> list[kombu_toc.Record]:
+        """What the task library has of an id, if there is one."""
+        try:
+            library = self.center.library
+        except kombu_toc.ConfigurationError:
+            return []
+        return cast("list[kombu_toc.Record]", library.history(id))
 
     @property
     def _is_default_app(self) -> bool:
@@ -101,6 +119,28 @@ class Session:
         offset = datetime.fromtimestamp(self.now, self.zone).strftime("%z")
         return f"{self.zone} (UTC{offset[:3]}:{offset[3:]})"
 
+    def ask(self, question: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """The answer of the center; while nodes of a Cluster are away, that of the others: what is
+        missing is said when the command ends, which then has exit code 6."""
+        try:
+            return question(*args, **kwargs)
+        except kombu_toc.PartialError as exc:
+            self.missing += [one for one in exc.missing if one not in self.missing]
+            return cast(T, exc.results)
+
+    def json(self, document: dict[str, Any]) -> None:
+        """Show one JSON document, with what is missing in it, if anything is."""
+        if self.missing:
+            missing = [{"queue": one.topic, **one._asdict()} for one in self.missing]
+            document = {**document, "missing": missing}
+        self.screen.json(document)
+
+    def say_missing(self) -> None:
+        """Say which slots did not answer."""
+        for one in self.missing:
+            Failure(f"no answer from {one}", PARTIAL).show()
+            self.exit_code = PARTIAL
+
     def queues(self, named: Sequence[str]) -> list[str]:
         """The queues that were named, or all. Fails if one does not exist."""
         known = self.center.topics()
@@ -119,6 +159,11 @@ class Session:
         """Report what went wrong with one of several things; the command goes on."""
         Failure(message, exit_code).show()
         self.exit_code = max(self.exit_code, exit_code)
+
+    def complain_of_none(self, id: str) -> None:
+        """Report that there is no message of an id, as far as the nodes have answered."""
+        where = " on the nodes that answer" if self.missing else ""
+        self.complain(f"there is no message {id!r}{where}", NOT_FOUND)
 
     def confirm(self, question: str, yes: bool) -> None:
         """Ask, unless `yes`; fail if the user declines, or if there is no terminal to ask on."""
@@ -139,6 +184,7 @@ def with_session(function: Callable[..., Any]) -> Callable[..., Any]:
     def run(ctx: click.Context, /, as_json: bool, **kwargs: Any) -> None:
         session = Session(ctx, as_json)
         function(session, **kwargs)
+        session.say_missing()
         ctx.exit(session.exit_code)
 
     return run

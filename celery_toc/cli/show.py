@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from kombu_toc import Found
+from kombu_toc import Found, Record
 
 from . import times
-from .exits import NOT_FOUND, Command
+from .exits import Command
+from .find import described
 from .message import describe
 from .options import complete_id, queue_option
 from .session import Session, with_session
+
+#: What a task is in the library that has not ended.
+LIVE = ("pending", "taken")
 
 #: What the time of a message means, by its state.
 _TIMES = {
@@ -35,26 +40,52 @@ celery -A shop toc show 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --json
 @queue_option
 @with_session
 def show(session: Session, id: str, queue: str | None) -> None:
-    """All of a message, decoded.
+    """All of a message, decoded; and what the task library has of those of its id that have ended,
+    with the end of the traceback of a failure.
 
     Messages that share the id, such as a task and its retry, are all shown.
     """
-    show_all(session, id, session.center.get(id, topic=session.queue(queue)))
+    found = session.ask(session.center.get, id, topic=session.queue(queue))
+    records = [one for one in session.history(id) if one.topic == (queue or one.topic)]
+    show_all(session, id, found, [one for one in records if one.status not in LIVE])
 
 
-def show_all(session: Session, id: str, found: list[Found]) -> None:
-    """Show the messages that were found under an id."""
+def show_all(session: Session, id: str, found: list[Found], records: Sequence[Record] = ()) -> None:
+    """Show the messages that were found under an id, and what is recorded of others."""
     messages = [describe(session, session.center.task(each), whole=True) for each in found]
     if session.as_json:
-        session.screen.json({"id": id, "messages": messages})
+        recorded = {"records": [described(one) for one in records]} if records else {}
+        session.json({"id": id, "messages": messages, **recorded})
     for number, (each, message) in enumerate(zip(found, messages, strict=True)):
         if session.as_json:
             break
         if number:
             session.screen.say()
         session.screen.fields(_fields(session, message, each.time_us / 1e6))
-    if not found:
-        session.complain(f"there is no message {id!r}", NOT_FOUND)
+    for number, record in enumerate(() if session.as_json else records):
+        if found or number:
+            session.screen.say()
+        session.screen.fields(_recorded(session, record))
+    if not found and not records:
+        session.complain_of_none(id)
+
+
+def _recorded(session: Session, record: Record) -> list[tuple[str, Any]]:
+    """What the library has of a message that has ended."""
+
+    def time(us: int) -> str:
+        return f"{times.local_iso(us / 1e6, session.zone)}"
+
+    return [
+        *(("id", record.id), ("task", record.task), ("status", record.status)),
+        ("due", time(record.action_us) if record.action_us else None),
+        *(("queue", record.topic), ("business type", record.biz_type)),
+        *(("business id", record.biz_id), ("attempts", record.attempts)),
+        *((f"attributes.{name}", value) for name, value in record.attributes.items()),
+        *(("worker", record.worker), ("created", time(record.created_us))),
+        ("changed", time(record.modified_us)),
+        *_lines("error", record.error),
+    ]
 
 
 def _fields(session: Session, message: dict[str, Any], seconds: float) -> list[tuple[str, Any]]:

@@ -9,6 +9,7 @@ import click
 
 import kombu_toc
 
+from ..app.broker import visibility_warnings
 from . import times
 from .exits import Command
 from .options import queues_argument
@@ -33,6 +34,12 @@ COLUMNS = (
 #: Behind "dead", where a queue has messages in the task library only.
 FAR = Column("far", right=True, spare=2)
 
+#: What workers run.
+RUNNING = (Column("running"), Column("task", fold=True), Column("worker", fold=True))
+
+#: Seconds for which their answers are waited for.
+ANSWER_WITHIN = 1.0
+
 #: Of these, how late messages were delivered in the last minutes.
 LATE = ("late_p50_seconds", "late_p99_seconds")
 
@@ -46,26 +53,31 @@ celery -A shop toc status mail --json
 )
 @queues_argument
 @click.option("--all", "-a", "every", is_flag=True, help="Also reply queues with nothing in them.")
+@click.option("--running", is_flag=True, help="Also ask the workers which tasks they run.")
 @with_session
-def status(session: Session, queues: tuple[str, ...], every: bool) -> None:
+def status(session: Session, queues: tuple[str, ...], every: bool, running: bool) -> None:
     """What each queue holds, and how late its messages were delivered in the last minutes.
 
     Scheduled: waiting for their time. Ready: due and not taken yet; oldest: for how long. In
-    flight: taken by a worker, running or about to run. Dead: given up on. Far: in the task library
-    only, and so in no other number. Consumers: processes that take from the queue. Memory: what
-    its messages use in Redis, an estimate.
+    flight: taken by a worker and not acknowledged: tasks with acks_late until they end, and others
+    until they begin. So with Celery's default a task that runs is not in flight; --running asks the
+    workers. Dead: given up on. Far: in the task library only, and so in no other number. Consumers:
+    processes that take from the queue. Memory: what its messages use in Redis, an estimate.
     """
     rows = survey(session, queues, every=every, memory=True)
     server = server_of(session)
     warnings = [
         *kombu_toc.durability_warnings(session.center.client),
+        *kombu_toc.outage_warnings(session.center.client),
+        *visibility_warnings(session.center.limits),
         *unconsumed(rows),
         *stopped(rows),
     ]
+    told = _running(session) if running else None
     if session.as_json:
-        session.screen.json(
-            {"broker": session.broker, "server": server, "topics": rows, "warnings": warnings}
-        )
+        document = {"broker": session.broker, "server": server, "topics": rows}
+        more = {} if told is None else {"running": told}
+        session.json({**document, "warnings": warnings, **more})
         return
     session.screen.say(title(session, server), "bold")
     if rows:
@@ -76,6 +88,11 @@ def status(session: Session, queues: tuple[str, ...], every: bool) -> None:
         session.screen.table(columns, [line(row, far=far) for row in rows])
     else:
         session.screen.say("There are no queues yet: a worker declares its own when it starts.")
+    if told:
+        session.screen.say("")
+        session.screen.table(RUNNING, [list(one.values()) for one in told])
+    elif told is not None:
+        session.screen.say("No worker that answers runs a task.")
     for warning in warnings:
         session.screen.say(f"Warning: {warning}.", "yellow")
     if paused := [row["queue"] for row in rows if row["paused"]]:
@@ -83,6 +100,16 @@ def status(session: Session, queues: tuple[str, ...], every: bool) -> None:
         session.screen.say(
             f"{listed(paused)} {are} paused; 'celery toc resume QUEUE' ends that.", "yellow"
         )
+
+
+def _running(session: Session) -> list[dict[str, str]]:
+    """The tasks that workers say that they run."""
+    told = session.app.control.inspect(timeout=ANSWER_WITHIN).active() or {}
+    return [
+        {"id": one["id"], "task": one["name"], "worker": worker}
+        for worker, active in sorted(told.items())
+        for one in active
+    ]
 
 
 def survey(
@@ -95,11 +122,13 @@ def survey(
     memory: also the memory that each uses
     """
     center, names = session.center, session.queues(named)
-    summaries = [one for name in names for one in center.summary(name)] if named else None
+    summaries = None
+    if named:
+        summaries = [one for name in names for one in session.ask(center.summary, name)]
     measured = kombu_toc.read_metrics(center, names)
     consumers, paused = center.consumers(), center.paused()
     rows = []
-    for found in center.summary() if summaries is None else summaries:
+    for found in session.ask(center.summary) if summaries is None else summaries:
         declared = center.known(found.topic)
         passing = declared is not None and declared.declaration.expires
         if passing and not any(found.counts) and not every and found.topic not in named:
@@ -123,7 +152,9 @@ def survey(
         )
     if memory:
         note_far(center, names, rows)
-        sizes = kombu_toc.estimate_memory(center.center, [row["queue"] for row in rows])
+        sizes = None
+        if not session.missing:  # it asks the nodes of all
+            sizes = kombu_toc.estimate_memory(center.center, [row["queue"] for row in rows])
         for row in rows:
             row["memory_bytes"] = None if sizes is None else sizes[row["queue"]]
     return rows

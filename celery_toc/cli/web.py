@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from .exits import FAILED, USAGE, Command, Failure
+from .exits import FAILED, Command, Failure
 from .session import Session, with_session
 
 
@@ -67,6 +67,13 @@ celery -A shop toc web --host 0.0.0.0 --port 8088 --tokens tokens.txt
     help="An argument that is hidden on the page, and from tokens that may not write; or a "
     "pattern; may be repeated. * for all.",
 )
+@click.option(
+    "--connections",
+    type=click.IntRange(1),
+    default=2000,
+    show_default=True,
+    help="Connections that may be open at a time; further ones are answered 503.",
+)
 @click.option("--certificate", type=click.Path(exists=True, dir_okay=False), help="For TLS.")
 @click.option("--key", type=click.Path(exists=True, dir_okay=False), help="Of the certificate.")
 @click.option("--openapi", is_flag=True, help="Print the OpenAPI document, and serve nothing.")
@@ -83,6 +90,7 @@ def web(
     notify: str | None,
     notify_allow: tuple[str, ...],
     mask: tuple[str, ...],
+    connections: int,
     certificate: str | None,
     key: str | None,
     openapi: bool,
@@ -92,12 +100,11 @@ def web(
     Without tokens it listens on this machine's loopback only. `python -m kombu_toc.http
     --new-token NAME` makes a token.
     """
-    try:
-        from kombu_toc.http import Tokens, serve, tokens_of
+    from kombu_toc.http import Tokens, check_needs, serve, tokens_of
 
-        from ..web import api_for_app
-    except ImportError as exc:
-        raise Failure(f"{exc}: this command needs: pip install 'celery-toc[http]'", USAGE) from exc
+    from ..web import api_for_app
+
+    check_needs(with_notifier=notify is not None)
     known: Tokens = tokens_of(tokens, anonymous_read)
     beside = []
     if notify is not None:
@@ -126,6 +133,7 @@ def web(
             port,
             certificate=certificate,
             key=key,
+            connections=connections,
             say=lambda text: click.echo(text, err=True),
         )
     except OSError as exc:

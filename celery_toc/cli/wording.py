@@ -11,7 +11,14 @@ def counted(number: int, noun: str) -> str:
 
 
 def plural(noun: str) -> str:
-    return f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{noun[:-1]}ies" if noun.endswith("y") and noun[-2] not in "aeiou" else f"{noun}s"
+
+
+def skipped(schedules: Iterable[str]) -> str:
+    """What becomes of schedules whose next firing was deleted."""
+    names = sorted(set(schedules))
+    goes = "it goes" if len(names) == 1 else "each goes"
+    return f"The next firing of {listed(names)} was among them; {goes} on with the one after that."
 
 
 def listed(names: Iterable[str]) -> str:

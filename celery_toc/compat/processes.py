@@ -211,7 +211,7 @@ class FlushesWhatWasNotSent:
             job = _job(request)
             accepted = job is not None and job._accepted
             if not (accepted or _was_sent(pool, job) or request.message.acknowledged):
-                request.message.requeue()  # its process has been killed since
+                request.message.requeue_lost()  # its process has been killed since
         try:
             return self._flush()
         finally:
@@ -242,7 +242,7 @@ def _remember(pool: Any, job: Any) -> None:
 def _give_back(job: Any) -> None:
     request = getattr(job._callback, "__self__", None)
     if request is not None and not request.message.acknowledged:
-        request.message.requeue()
+        request.message.requeue_lost()
 
 
 def _nothing() -> None:

@@ -10,13 +10,16 @@ from typing import Any
 from django.contrib import admin
 from django.contrib.admin.utils import quote, unquote
 from django.contrib.admin.views.main import ChangeList
+from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
 from django.db import connections
 from django.db.models import Q
-from django.urls import reverse
+from django.http import HttpResponseRedirect
+from django.urls import NoReverseMatch, reverse
 from django.utils.functional import cached_property
 
 from . import models
+from .apps import has_table
 
 #: Rows that are counted, and can be paged through: to count all of a large table takes long.
 COUNTED = 10_000
@@ -170,6 +173,10 @@ class TaskAdmin(admin.ModelAdmin):
 
     get_readonly_fields = get_fields
 
+    def has_view_permission(self, request: Any, obj: Any = None) -> bool:
+        """Nobody may look at a table that is not there: then there is no library."""
+        return super().has_view_permission(request, obj) and has_table(self.model)
+
     def has_add_permission(self, request: Any) -> bool:
         return False
 
@@ -209,7 +216,41 @@ class EndedAdmin(TaskAdmin):
     list_filter = ("status", EndedFilter)
 
 
-for _number in range(models.TABLES):
-    _which = str(_number or "")
-    admin.site.register(getattr(models, f"PendingTask{_which}"), PendingAdmin)
-    admin.site.register(getattr(models, f"EndedTask{_which}"), EndedAdmin)
+class CenterAdmin(admin.ModelAdmin):
+    """Leads to the page, if it is among the addresses: from the admin's index, too."""
+
+    def has_view_permission(self, request: Any, obj: Any = None) -> bool:
+        return _page() is not None and any(map(request.user.has_perm, PERMISSIONS))
+
+    has_module_permission = has_view_permission
+
+    def has_add_permission(self, request: Any) -> bool:
+        return False
+
+    def has_change_permission(self, request: Any, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: Any, obj: Any = None) -> bool:
+        return False
+
+    def changelist_view(self, request: Any, extra_context: Any = None) -> Any:
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        return HttpResponseRedirect(str(_page()))
+
+
+#: With any of these somebody may look at the page or act on it.
+PERMISSIONS = tuple(f"celery_toc.{code}" for code, _ in models.Center._meta.permissions)
+
+
+def _page() -> str | None:
+    """Where the page is."""
+    try:
+        return str(reverse("celery_toc_page", args=("",)))
+    except NoReverseMatch:
+        return None
+
+
+admin.site.register(models.Center, CenterAdmin)
+for _model in models.MODELS:
+    admin.site.register(_model, EndedAdmin if "day" in _model.KEY else PendingAdmin)

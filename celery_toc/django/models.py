@@ -22,9 +22,13 @@ class Status(models.IntegerChoices):
     PENDING = 0, "pending"
     TAKEN = 1, "taken"
     DONE = 2, "done"
-    CANCELLED = 3, "cancelled"
-    DEAD = 4, "dead"
-    EXPIRED = 5, "expired"
+    SUCCEEDED = 3, "succeeded"
+    RETRIED = 4, "retried"
+    CANCELLED = 5, "cancelled"
+    REVOKED = 6, "revoked"
+    EXPIRED = 7, "expired"
+    FAILED = 8, "failed"
+    DEAD = 9, "dead"
 
 
 class Place(models.IntegerChoices):
@@ -113,6 +117,7 @@ class Task(models.Model):
     task = NameField(max_length=255, null=True, help_text="the task's name")
     biz_type = NameField("business type", max_length=64, null=True)
     biz_id = NameField("business id", max_length=255, null=True)
+    attributes = models.JSONField(null=True, help_text="of your own")
     attempts = models.SmallIntegerField(help_text="how often it was delivered")
     worker = NameField(max_length=255, null=True, help_text="who had it last")
     error = models.TextField(null=True, help_text="what went wrong last")
@@ -157,6 +162,7 @@ class Center(models.Model):
     class Meta:
         managed = False
         default_permissions = ()
+        verbose_name = verbose_name_plural = "Queues and messages"
         permissions = (
             ("read_center", "Can look at queues and messages"),
             ("write_center", "Can move and cancel messages"),
@@ -216,5 +222,7 @@ ENDED_ORDER = ("-status", "-action_us")
 TABLES = getattr(settings, "TOC_LIBRARY_TABLES", 1)
 
 PendingTask, EndedTask = _models(0)
+MODELS = [PendingTask, EndedTask]
 for _number in range(1, TABLES):
-    globals().update((one.__name__, one) for one in _models(_number))
+    MODELS += _models(_number)
+globals().update((one.__name__, one) for one in MODELS)

@@ -18,6 +18,7 @@ import kombu_toc
 from . import state
 from .errors import ScheduleError
 from .reading import check_name, read_schedule, read_seconds, read_time, read_zone
+from .rules import to_datetime
 from .state import Record
 from .templates import Template, capture
 
@@ -30,15 +31,24 @@ class Plan(NamedTuple):
 
     record: without what follows from the server's clock
     when: makes what says when it fires of the server's clock in microseconds
+    expires: when all of its firings expire, in microseconds since the epoch, if that is one moment
     """
 
     name: str
     record: Record
     template: Template
     when: Callable[[int], dict[str, Any]]
+    expires: int | None
 
     def made_of(self, old: Record | None, now: int) -> Record:
-        """What is to be kept, if that is there already; an interval goes on as it was."""
+        """What is to be kept, if that is there already; an interval goes on as it was. Raises
+        ScheduleError if it could never run a task."""
+        for what, at in (("end", self.record.end), ("expires", self.expires)):
+            if at is not None and at <= now:
+                raise ScheduleError(
+                    f"schedule {self.name!r}: {what}={to_datetime(at).isoformat()} is in the past: "
+                    "it would never run"
+                )
         new = replace(self.record, when=self.when(now))
         if old is None or new.start or "every" not in new.when:
             return new
@@ -61,6 +71,7 @@ class Wanted(NamedTuple):
     max_runs: int | None = None
     timezone: str | tzinfo | None = None
     owner: str | None = None
+    either_day: bool = False
 
 
 def plan_of(
@@ -94,18 +105,27 @@ def plan_of(
     expires = given.get("expires")
     if expires is None:
         expires = getattr(_registered(app, task), "expires", None)
-    lasts = None
+    lasts = expires_at = None
     if isinstance(expires, (int, float, timedelta)):
         lasts = read_seconds(name, "expires", expires)
+        if lasts == 0:
+            raise ScheduleError(f"schedule {name!r}: expires=0: no firing would ever run")
+    elif isinstance(expires, datetime):
+        expires_at = read_time(name, "expires", expires, zone)
     template = capture(
         *(app, name, task, wanted.args, wanted.kwargs, given),
         *(None if lasts is None else lasts / 1e6, channel),
     )
     headers = kombu_toc.unpack(template.packed)["headers"]
-    some = read_schedule(name, schedule, zone, start_us, 0).to_json()
+
+    def when(now: int) -> dict[str, Any]:
+        either_day = bool(wanted.either_day)
+        read = read_schedule(name, schedule, zone, start_us, now, either_day=either_day)
+        return read.to_json()
+
     record = Record(
         task=headers["task"],
-        when=some,
+        when=when(0),
         zone=zone,
         misfire=wanted.misfire,
         grace_us=read_seconds(name, "grace", wanted.grace),
@@ -131,7 +151,8 @@ def plan_of(
         name,
         replace(record, fingerprint=fingerprint),
         template,
-        lambda now: read_schedule(name, schedule, zone, start_us, now).to_json(),
+        when,
+        expires_at,
     )
 
 

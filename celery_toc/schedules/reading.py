@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone, tzinfo
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from celery import schedules
 
 from .errors import ScheduleError
-from .rules import MICROSECOND, Cron, Every, Sun, Timing, to_datetime, to_us, zone_of
+from .rules import LAST_US, MICROSECOND, Cron, Every, Sun, Timing, to_datetime, to_us, zone_of
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -42,21 +44,48 @@ def read_zone(app: Celery, name: str, schedule: Any, given: Any) -> str:
     )
 
 
-def read_schedule(name: str, given: Any, zone: str, start: int | None, now: int) -> Timing:
+def decides_itself(schedule: Any) -> bool:
+    """Whether a schedule is of a class that says otherwise than Celery's when it is due."""
+    for kind in (schedules.crontab, schedules.solar, schedules.schedule):
+        if isinstance(schedule, kind):
+            same = type(schedule).remaining_estimate is kind.remaining_estimate
+            # The crontab of django-celery-beat looks at its time zone, as we do.
+            zoned = same and "tz" in vars(schedule)
+            return not zoned and not (same and type(schedule).is_due is kind.is_due)
+    return False
+
+
+def read_schedule(
+    name: str,
+    given: Any,
+    zone: str,
+    start: int | None,
+    now: int,
+    *,
+    either_day: bool = False,
+) -> Timing:
     """What says when it fires.
 
     start: when an interval begins; it fires first after one period from now on if there is none
     now: microseconds since the epoch
+    either_day: a crontab that names days of the month and of the week fires on both
 
     Raises ScheduleError for what is no schedule that can be kept.
     """
+    if decides_itself(given):
+        raise ScheduleError(
+            f"schedule {name!r}: its class {type(given).__name__} decides when it is due, and no "
+            "store has it: give a crontab, a timedelta or solar"
+        )
+    if either_day and not isinstance(given, schedules.crontab):
+        raise ScheduleError(f"schedule {name!r}: either_day is for a crontab, unlike {given!r}")
     if isinstance(given, schedules.crontab):
         fields = (given.minute, given.hour, given.day_of_month, given.month_of_year)
         numbers = [tuple(sorted(map(int, one))) for one in (*fields, given.day_of_week)]
         if not all(numbers):
             raise ScheduleError(f"schedule {name!r}: {given!r} has an empty field; it never fires")
         minutes, hours, days, months, weekdays = numbers
-        return Cron(minutes, hours, days, months, weekdays, zone)
+        return Cron(minutes, hours, days, months, weekdays, zone, either_day)
     if isinstance(given, schedules.solar):
         return Sun(given.event, float(given.lat), float(given.lon))
     relative = False
@@ -64,7 +93,7 @@ def read_schedule(name: str, given: Any, zone: str, start: int | None, now: int)
         relative, given = given.relative, given.run_every
     if isinstance(given, timedelta):
         period = given // MICROSECOND
-    elif isinstance(given, (int, float)) and not isinstance(given, bool):
+    elif _is_number(given):
         period = round(given * 1_000_000)
     else:
         raise ScheduleError(
@@ -75,6 +104,10 @@ def read_schedule(name: str, given: Any, zone: str, start: int | None, now: int)
         raise ScheduleError(
             f"schedule {name!r}: it cannot fire every {period / 1e6:g} s; the shortest interval is "
             f"{SHORTEST / 1e6:g} s"
+        )
+    if now + period > LAST_US:
+        raise ScheduleError(
+            f"schedule {name!r}: it would fire first after the year 2255, every {period / 1e6:g} s"
         )
     if start is not None:
         return Every(period, start)
@@ -91,17 +124,27 @@ def _floor(now: int, period: int, zone: str) -> int:
     return to_us(local.replace(second=0) if period >= 60_000_000 else local)
 
 
+def _is_number(given: Any) -> TypeGuard[float]:
+    """Whether it is a finite number."""
+    number = isinstance(given, (int, float)) and not isinstance(given, bool)
+    return number and math.isfinite(given)
+
+
 def read_time(name: str, what: str, given: Any, zone: str) -> int | None:
     """A bound of a schedule in microseconds since the epoch."""
     if given is None:
         return None
+    us = None
     if isinstance(given, datetime):
-        return to_us(given if given.tzinfo else given.replace(tzinfo=zone_of(zone)))
-    if isinstance(given, (int, float)) and not isinstance(given, bool):
-        return round(given * 1_000_000)
+        with suppress(OverflowError):  # the first and the last year
+            us = to_us(given if given.tzinfo else given.replace(tzinfo=zone_of(zone)))
+    elif _is_number(given):
+        us = round(given * 1_000_000)
+    if us is not None and 0 <= us <= LAST_US:
+        return us
     raise ScheduleError(
-        f"schedule {name!r}: {what}={given!r} is no time; give a datetime, or seconds since the "
-        "epoch"
+        f"schedule {name!r}: {what}={given!r} is no time that a message can wait for; give a "
+        "datetime, or seconds since the epoch, until the year 2255"
     )
 
 
@@ -109,7 +152,7 @@ def read_seconds(name: str, what: str, given: Any) -> int:
     """A number of seconds, or a timedelta, in microseconds; not negative."""
     if isinstance(given, timedelta):
         given = given.total_seconds()
-    if isinstance(given, (int, float)) and not isinstance(given, bool) and 0 <= given < 1e10:
+    if _is_number(given) and 0 <= given < 1e10:
         return round(given * 1_000_000)
     raise ScheduleError(
         f"schedule {name!r}: {what}={given!r} is no duration; give a number of seconds"
@@ -131,10 +174,49 @@ def check_name(name: Any) -> str:
     return name
 
 
+#: The fields of a crontab in their usual order, and names of some crontabs.
+_FIELDS = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week")
+_NAMED = {
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
+
+
+def read_cron(text: str) -> schedules.crontab:
+    """A crontab as cron has it: five fields, in which Sunday may be 7, or a name such as
+    ``@daily``. Raises ValueError."""
+    said = text.split()
+    if len(said) == 1 and said[0][:1] == "@":
+        try:
+            said = _NAMED[said[0].lower()].split()
+        except KeyError:
+            raise ValueError(f"there is no {said[0]}; there are {', '.join(_NAMED)}") from None
+    if len(said) != len(_FIELDS):
+        raise ValueError(f"{text!r} has {len(said)} fields, not five: '0 3 * * *'")
+    *others, weekdays = said
+    weekdays = ",".join(map(_weekdays, weekdays.split(",")))
+    return schedules.crontab(**dict(zip(_FIELDS, (*others, weekdays), strict=True)))
+
+
+def _weekdays(part: str) -> str:
+    """A part of a field of days of the week in which Sunday is 0: Celery knows no 7."""
+    found = re.fullmatch(r"([0-7])(?:-([0-7])(?:/([1-9]))?)?", part)
+    if found is None or "7" not in part.partition("/")[0]:
+        return part
+    first, last = int(found[1]), int(found[2] or found[1])
+    first, last = (0, last) if first == 7 and last < 7 else (first, last)
+    return ",".join(str(day % 7) for day in range(first, last + 1, int(found[3] or 1)))
+
+
 def schedule_of(timing: Timing) -> Any:
     """The schedule as Celery has it."""
     if isinstance(timing, Cron):
-        minute, hour, day, month, weekday = timing.text.split(" ")
+        minute, hour, day, month, weekday = timing.fields.split(" ")
         made = schedules.crontab(minute, hour, weekday, day, month)
         made.tz = zone_of(timing.zone)
         return made

@@ -74,14 +74,12 @@ def zone_of(name: str) -> tzinfo:
 
 @dataclass(frozen=True)
 class Every:
-    """An interval: fires at its anchor, and then again and again."""
+    """An interval: fires at its anchor, and so many times its period before and after that."""
 
     period_us: int
     anchor_us: int
 
     def after(self, us: int) -> int | None:
-        if us < self.anchor_us:
-            return self.anchor_us
         found = us + self.period_us - (us - self.anchor_us) % self.period_us
         return found if found <= LAST_US else None
 
@@ -106,7 +104,8 @@ _RANGES = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 6))
 @dataclass(frozen=True)
 class Cron:
     """A crontab in a time zone. As in Celery, a day must be among those of the week and among those
-    of the month. Sunday is 0."""
+    of the month; with `either_day` one of them is enough if both are named, as cron has it. Sunday
+    is 0."""
 
     minutes: tuple[int, ...]
     hours: tuple[int, ...]
@@ -114,6 +113,7 @@ class Cron:
     months: tuple[int, ...]
     weekdays: tuple[int, ...]
     zone: str
+    either_day: bool = False
 
     def after(self, us: int) -> int | None:
         zone = zone_of(self.zone)
@@ -131,10 +131,10 @@ class Cron:
         return None
 
     def _on(self, day: date) -> bool:
-        return (
-            day.month in self.months
-            and day.day in self.days
-            and day.isoweekday() % 7 in self.weekdays
+        in_month, in_week = day.day in self.days, day.isoweekday() % 7 in self.weekdays
+        either = self.either_day and len(self.days) < 31 and len(self.weekdays) < 7
+        return day.month in self.months and (
+            in_month or in_week if either else in_month and in_week
         )
 
     def _instants(self, day: date, zone: tzinfo) -> Sequence[int]:
@@ -163,17 +163,23 @@ class Cron:
 
     @property
     def text(self) -> str:
-        fields = (self.minutes, self.hours, self.days, self.months, self.weekdays)
-        return " ".join(map(_field, fields, _RANGES))
+        return f"{self.fields} (either day)" if self.either_day else self.fields
+
+    @property
+    def fields(self) -> str:
+        """As a crontab has them."""
+        numbers = (self.minutes, self.hours, self.days, self.months, self.weekdays)
+        return " ".join(map(_field, numbers, _RANGES))
 
     def to_json(self) -> dict[str, Any]:
-        return {"cron": self.text, "zone": self.zone}
+        said = {"cron": self.fields, "zone": self.zone}
+        return {**said, "either_day": True} if self.either_day else said
 
     @classmethod
-    def of_text(cls, text: str, zone: str) -> Cron:
-        """The inverse of :attr:`text`."""
+    def of_text(cls, text: str, zone: str, either_day: bool = False) -> Cron:
+        """The inverse of :attr:`fields`."""
         minutes, hours, days, months, weekdays = map(_numbers, text.split(" "), _RANGES)
-        return cls(minutes, hours, days, months, weekdays, zone)
+        return cls(minutes, hours, days, months, weekdays, zone, either_day)
 
 
 class _Regular(Sequence[int]):
@@ -271,7 +277,7 @@ def _solar(event: str, latitude: float, longitude: float, now: datetime) -> Any:
 def timing_of(said: dict[str, Any]) -> Timing:
     """The inverse of :meth:`Timing.to_json`."""
     if "cron" in said:
-        return Cron.of_text(said["cron"], said["zone"])
+        return Cron.of_text(said["cron"], said["zone"], said.get("either_day", False))
     if "every" in said:
         return Every(said["every"], said["anchor"])
     return Sun(*said["sun"])

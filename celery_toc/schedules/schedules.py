@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta, tzinfo
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,9 @@ REMEMBERED = 20
 
 #: Schedules that are read at a time where all are wanted.
 PAGE = 100
+
+#: Schedules that are put in a round trip.
+TOGETHER = 200
 
 
 class Schedules:
@@ -78,6 +82,7 @@ class Schedules:
         max_runs: int | None = None,
         timezone: str | tzinfo | None = None,
         owner: str | None = None,
+        either_day: bool = False,
     ) -> Schedule:
         """Have a task run again and again; return the schedule as it is then.
 
@@ -99,6 +104,8 @@ class Schedules:
         max_runs: it ends after so many runs
         timezone: in which a crontab is read; the app's unless given
         owner: kept with it, to be told from others
+        either_day: a crontab that names days of the month and days of the week fires on both, as
+            cron has it; otherwise on days that are among both, as Celery has it
 
         If it is there already with the same definition, nothing is changed. Otherwise the firing
         that waits is replaced; what has run is counted on, and a pause stays.
@@ -122,12 +129,81 @@ class Schedules:
             max_runs=max_runs,
             timezone=timezone,
             owner=owner,
+            either_day=either_day,
         )
         return self.keep(plan)
+
+    def put_many(self, entries: Iterable[Mapping[str, Any]]) -> builtins.list[Schedule]:
+        """Put many schedules, hundreds in a round trip: for each a mapping of the arguments of
+        :meth:`put`. Return them in the order of the entries.
+
+        Nothing is put if one of them makes no sense, which raises ScheduleError. If the connection
+        breaks meanwhile, some are put: putting them again changes nothing of these.
+        """
+        with self.planning():
+            plans = [self.plan(**entry) for entry in entries]
+        found = []
+        for kept in self.keep_many(plans):
+            if isinstance(kept, Exception):
+                raise kept
+            found.append(kept)
+        return found
+
+    @contextmanager
+    def planning(self) -> Iterator[None]:
+        """Within this, all plans are made over one connection."""
+        channel = self._channel
+        with channel() as capturing:
+            self._channel = lambda: nullcontext(capturing)
+            try:
+                yield
+            finally:
+                self._channel = channel
 
     def plan(self, name: str, task: Any, schedule: Any, **options: Any) -> Plan:
         """The first half of :meth:`put`: has Celery make the message, and declares its queue."""
         return plan_of(self._app, self._channel, name, task, schedule, Wanted(**options))
+
+    def keep_many(
+        self, plans: Sequence[Plan], *, own: bool = False
+    ) -> builtins.list[Schedule | ScheduleError]:
+        """As :meth:`keep`, of many plans, hundreds in a round trip: what each has become, or why it
+        is not kept."""
+        kept: builtins.list[Schedule | ScheduleError] = []
+        for start in range(0, len(plans), TOGETHER):
+            some = plans[start : start + TOGETHER]
+            now, found = self._recurring.find_many([plan.name for plan in some])
+            new = {plan.name: plan for plan in some if not found[plan.name]}
+            put = self._begin(new.values(), now or self._now())
+            for plan in some:
+                result = put.get(plan.name) if new.get(plan.name) is plan else None
+                try:
+                    # If not: it was there, or somebody has put it meanwhile.
+                    kept.append(result or self.keep(plan, own=own))
+                except ScheduleError as exc:
+                    kept.append(exc)
+        return kept
+
+    def _begin(self, plans: Iterable[Plan], now: int) -> dict[str, Schedule]:
+        """Put schedules that are new, as far as they can be; return them by name."""
+        steps: dict[str, builtins.list[tuple[Plan, Record, Step]]] = defaultdict(builtins.list)
+        for plan in plans:
+            with suppress(ScheduleError):  # whoever puts it alone is told
+                step = state.begin(plan.made_of(None, now), now)
+                if step.record is not None:
+                    steps[plan.template.queue].append((plan, step.record, step))
+        put: dict[str, Schedule] = {}
+        for queue, some in steps.items():
+            changes = [
+                change_of(plan.name, None, step, plan.template.packed) for plan, _, step in some
+            ]
+            for (plan, record, _), changed in zip(
+                some, self._recurring.change_many(queue, changes), strict=True
+            ):
+                if changed.done:
+                    packed = plan.template.packed
+                    put[plan.name] = Schedule(plan.name, queue, record, packed, self._reads)
+        return put
 
     def keep(self, plan: Plan, *, own: bool = False) -> Schedule:
         """The second half of :meth:`put`: asks the server only."""
@@ -140,10 +216,10 @@ class Schedules:
             elsewhere = [one for one in found if one.topic != queue]
             old = None if here is None else Record.of_text(here.record)
             same = old is not None and old.fingerprint == plan.record.fingerprint
-            if same and not elsewhere and old is not None and not old.moving:
+            now = now or self._now()
+            stands = same and not elsewhere and old is not None and not old.moving
+            if stands and old is not None and not state.is_late(old, now):
                 return self._required(name)
-            if not now:
-                now = self._now()
             if elsewhere:
                 self._move(plan, here, elsewhere[0], now)
                 continue
@@ -394,6 +470,20 @@ def run_step(
     one: as it was read; None: there was none
     template: the new one; empty: the one that was read with it
     """
+    change = change_of(name, one, step, template, replaces=replaces)
+    changed: kombu_toc.ScheduleChanged = recurring.change(queue, change)
+    return changed
+
+
+def change_of(
+    name: str,
+    one: kombu_toc.Scheduled | None,
+    step: Step,
+    template: bytes = b"",
+    *,
+    replaces: bool = False,
+) -> kombu_toc.ScheduleChange:
+    """What a step changes in the center; arguments as of :func:`run_step`."""
     record, put = step.record, None
     if record is not None and step.put is not None:
         made_of = template or (one.template if one is not None else b"")
@@ -402,21 +492,17 @@ def run_step(
             *(name, made_of, step.put, due, record.priority, record.expires_us),
             traits=record.message_traits,
         )
-    changed: kombu_toc.ScheduleChanged = recurring.change(
-        queue,
-        kombu_toc.ScheduleChange(
-            name,
-            "" if one is None else one.record,
-            _text(name, step),
-            None if record is None else record.looked_at(name),
-            template,
-            "" if step.take_out is None else firing_id(name, step.take_out),
-            put,
-            step.lines,
-            replaces,
-        ),
+    return kombu_toc.ScheduleChange(
+        name,
+        "" if one is None else one.record,
+        _text(name, step),
+        None if record is None else record.looked_at(name),
+        template,
+        "" if step.take_out is None else firing_id(name, step.take_out),
+        put,
+        step.lines,
+        replaces,
     )
-    return changed
 
 
 def _text(name: str, step: Step) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -25,6 +25,12 @@ STARTED, SKIPPED, LEFT_OUT, LOST, BY_HAND = "started", "skipped", "left out", "l
 
 #: Firings that are counted as missed at once, at most.
 MAX_COUNTED = 1000
+
+#: How far back the misfire rule ``all`` goes, in microseconds; of what was missed before, one runs.
+CATCH_UP_US = 24 * 3600 * SECOND_US
+#: Stretches of time that are remembered beside the latest: none of their firings comes again when
+#: the clock is set.
+STRETCHES = 8
 
 #: What is to be done with a firing that has come.
 RUN, DROP, WAIT = "run", "drop", "wait"
@@ -54,6 +60,8 @@ class Record:
     changed: int = 0
     next: int | None = None  #: the planned time of the firing that waits
     last: int | None = None  #: that of the latest firing that was followed
+    since: int | None = None  #: each of its times from that on was followed, until `last`
+    followed: tuple[tuple[int, int], ...] = ()  #: from and until when others were, in their order
     runs: int = 0
     paused: bool = False
     #: planned time of the next firing, if it has come and waits for the former one to end
@@ -84,7 +92,7 @@ class Record:
 
     def to_text(self, name: str) -> str:
         """As the center keeps it."""
-        said = {k: v for k, v in asdict(self).items() if v not in (None, {}) and v is not False}
+        said = {k: v for k, v in vars(self).items() if v not in (None, {}, ()) and v is not False}
         said.pop("rest", None)
         next_id = "" if self.next is None else firing_id(name, self.next)
         return f"{next_id}\n{json.dumps({**self.rest, **said}, separators=(',', ':'))}"
@@ -93,6 +101,8 @@ class Record:
     def of_text(cls, text: str) -> Record:
         said = json.loads(text.partition("\n")[2])
         known = {one.name for one in fields(cls)} - {"rest"}
+        if "followed" in said:
+            said["followed"] = tuple(map(tuple, said["followed"]))
         return cls(
             **{k: v for k, v in said.items() if k in known},
             rest={k: v for k, v in said.items() if k not in known},
@@ -114,23 +124,62 @@ class Record:
         return None if self.next is None else self.due(name, self.next)
 
     def after(self, us: int) -> int | None:
-        """The planned time of the first firing after that, by its rules and its bounds alone."""
+        """The planned time of the first firing after that which was not followed yet."""
         if self.start is not None and us < self.start:
             us = self.start - 1
         found = self.timing.after(us)
+        while found is not None and (until := self._followed_until(found)) is not None:
+            found = self.timing.after(until)
         if found is None or (self.end is not None and found > self.end):
             return None
         return found
+
+    # -- what was followed
+
+    @property
+    def stretches(self) -> tuple[tuple[int, int], ...]:
+        """From and until when its times were followed."""
+        if self.since is None or self.last is None:
+            return self.followed
+        return (*self.followed, (self.since, self.last))
+
+    def _followed_until(self, planned: int) -> int | None:
+        """Of a time that was followed: until when all were."""
+        for first, last in self.stretches:
+            if first <= planned <= last:
+                return last
+        return None
+
+    def was_followed(self, planned: int) -> bool:
+        return self._followed_until(planned) is not None
+
+    def follow(self, planned: int) -> Record:
+        """That time is followed: it comes never again, whatever the clock says."""
+        if self.was_followed(planned):
+            return self
+        if self.since is None or self.last is None:
+            return replace(self, since=planned, last=planned)
+        if planned > self.last and self.after(self.last) == planned:
+            return replace(self, last=planned)
+        # What was passed over was missed; or the clock was set, and it may come.
+        return replace(
+            self, since=planned, last=planned, followed=tuple(sorted(self.stretches))[-STRETCHES:]
+        )
+
+    def seen(self, now: int) -> int:
+        """Up to when its times were followed or are not to be, by a clock that was set back."""
+        times = (*(last for _, last in self.stretches), self.created, self.changed)
+        return max((at for at in times if 0 < at <= now), default=now)
 
     def following(self, planned: int, late: int, now: int) -> int | None:
         """The planned time of the firing that follows one that has come or was lost.
 
         late: how late it is
         """
-        if late > self.grace_us and self.misfire != "all":
-            missed = now if self.misfire == "once" else now - self.grace_us
-            return self.after(max(planned, missed))
-        return self.after(planned)
+        if late <= self.grace_us:
+            return self.after(planned)
+        reach = {"once": 0, "skip": self.grace_us, "all": CATCH_UP_US}[self.misfire]
+        return self.after(max(planned, now - reach))
 
 
 @dataclass(frozen=True)
@@ -184,6 +233,9 @@ def read_line(line: str) -> tuple[str, list[Any]]:
 
 # -- events
 
+#: What stays when a schedule is put again, or moves to another queue.
+HAPPENED = ("created", "last", "since", "followed", "runs", "paused", "rest")
+
 
 def begin(record: Record, now: int) -> Step:
     """It is put for the first time."""
@@ -195,17 +247,8 @@ def change(old: Record, new: Record, now: int) -> Step:
     """It is put again, as another one. What has happened stays; whether it is paused, too."""
     if old.moving:
         old = replace(old, next=old.carried)
-    # What has been followed never comes again, whatever the clock says.
-    first = new.after(now if old.last is None else max(now, old.last))
-    kept = replace(
-        new,
-        created=old.created,
-        changed=now,
-        last=old.last,
-        runs=old.runs,
-        paused=old.paused,
-        rest=old.rest,
-    )
+    kept = replace(new, changed=now, **{name: getattr(old, name) for name in HAPPENED})
+    first = kept.after(now)
     if kept.paused or _is_over(kept, old.runs):
         return Step(replace(kept, next=None), take_out=old.next)
     pending = old.next
@@ -228,7 +271,7 @@ def arrive(old: Record, new: Record, now: int, *, waits: bool) -> Record:
     waits: whether the message of the next firing waits in the former queue
     """
     carried = old.next if waits and old.next is not None and old.next <= now else None
-    copied = {name: getattr(old, name) for name in ("created", "last", "runs", "paused", "rest")}
+    copied = {name: getattr(old, name) for name in HAPPENED}
     return replace(new, moving=True, next=None, carried=carried, changed=now, **copied)
 
 
@@ -243,12 +286,27 @@ def pause(record: Record) -> Step:
 
 def resume(record: Record, now: int) -> Step:
     """What was missed meanwhile is not made up for."""
-    if not record.paused:
+    if not (record.paused or is_late(record, now)):
         return Step(record)
-    first = record.after(now if record.last is None else max(now, record.last))
-    if _is_over(record, record.runs):
-        first = None
-    return Step(replace(record, paused=False, next=first), put=first)
+    first = None if _is_over(record, record.runs) else record.after(now)
+    after = replace(record, paused=False, next=first, changed=now)
+    return Step(after, take_out=record.next, put=first)
+
+
+def is_late(record: Record, now: int) -> bool:
+    """Whether the next firing is later than it would be if the schedule were put now: the clock was
+    set back."""
+    if record.next is None or record.next <= now:
+        return False
+    first = record.after(now)
+    return first is not None and first < record.next
+
+
+def set_back(record: Record, now: int) -> Step:
+    """It goes on where it was when the clock showed this time. What was missed since is made up for
+    as its rules say."""
+    first = record.after(record.seen(now))
+    return Step(replace(record, next=first, waits=None), take_out=record.next, put=first)
 
 
 def leave_out(name: str, record: Record, now: int) -> Step:
@@ -257,7 +315,7 @@ def leave_out(name: str, record: Record, now: int) -> Step:
         return Step(record)
     following = record.after(record.next)
     line = line_of(firing_id(name, record.next), record.next, LEFT_OUT, now)
-    after = replace(record, next=following, last=record.next, waits=None)
+    after = replace(record.follow(record.next), next=following, waits=None)
     return Step(after, take_out=record.next, put=following, lines=(line,))
 
 
@@ -283,7 +341,7 @@ def lose(name: str, record: Record, now: int) -> Step:
     late = now - record.due(name, planned)
     following = record.following(planned, late, now)
     line = line_of(firing_id(name, planned), planned, LOST, now, "its message was gone")
-    after = replace(record, next=following, last=planned, waits=None)
+    after = replace(record.follow(planned), next=following, waits=None)
     return Step(after, put=following, lines=(line,))
 
 
@@ -322,7 +380,7 @@ def take(
     if _is_over(record, runs):
         following = None
     line = line_of(id, planned, SKIPPED if reason else STARTED, now, reason)
-    after = replace(record, next=following, last=planned, runs=runs, waits=None)
+    after = replace(record.follow(planned), next=following, runs=runs, waits=None)
     return (DROP if reason else RUN), Step(after, put=following, lines=(line,))
 
 
@@ -348,11 +406,11 @@ def _take_another(
     if must_wait:
         line = line_of(id, planned, SKIPPED, now, "another firing was running")
         return DROP, Step(replace(record, again=(record.again or 0) + 1), lines=(line,))
-    if noted is not None or planned <= (record.last or 0):
+    if noted is not None or record.was_followed(planned):
         # Who takes another one at the same moment has to see that this one runs.
         return RUN, Step(replace(record, again=(record.again or 0) + 1)) if alone else None
     line = line_of(id, planned, STARTED, now)
-    after = replace(record, last=planned, runs=record.runs + 1)
+    after = replace(record.follow(planned), runs=record.runs + 1)
     return RUN, Step(after, lines=(line,))
 
 

@@ -113,6 +113,7 @@ def capture(
         if backend is not None and hasattr(backend, "remove_pending_result"):
             backend.remove_pending_result(sent)  # nothing was sent: no result will come
         made = [one for one in capturing.captured if one.message["headers"].get("id") == id]
+        capturing.captured.clear()
         if any(one.unique for one in made):
             raise ScheduleError(
                 f"schedule {name!r}: its task has a unique key; a firing is one message already: "
@@ -171,7 +172,8 @@ def firing_of(
     headers, properties = message["headers"], message["properties"]
     headers.update(id=id, root_id=id, eta=to_datetime(due).isoformat())
     properties["correlation_id"] = id
-    properties["k"] = f"{zlib.crc32(id.encode('utf-8', 'surrogatepass')):08x}"
+    token = f"{zlib.crc32(id.encode('utf-8', 'surrogatepass')):08x}"
+    properties["k"] = kombu_toc.token_with(token, headers)
     if expires_us is not None:
         headers["expires"] = to_datetime(planned + expires_us).isoformat()
         properties["expiration"] = str(expires_us // 1000)

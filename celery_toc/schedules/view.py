@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import kombu_toc
 
 from .reading import schedule_of, utc
-from .rules import Timing
+from .rules import Cron, Every, Sun, Timing
 from .state import BY_HAND, LEFT_OUT, LOST, SKIPPED, STARTED, Record, firing_id
 
 if TYPE_CHECKING:
@@ -155,6 +155,45 @@ class Schedule:
     @property
     def fingerprint(self) -> str:
         return self.record.fingerprint
+
+    @property
+    def beat_entry(self) -> str:
+        """The entry of a ``beat_schedule`` that replaces it, as Python text; what no beat can do is
+        in comments."""
+        timing = self.timing
+        if isinstance(timing, Cron):
+            names = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week")
+            fields = zip(names, timing.text.split(" "), strict=True)
+            when = f"crontab({', '.join(f'{name}={text!r}' for name, text in fields)})"
+        elif isinstance(timing, Every):
+            when = f"timedelta(microseconds={timing.period_us})"
+            if timing.period_us % 1_000_000 == 0:
+                when = f"timedelta(seconds={timing.period_us // 1_000_000})"
+        else:
+            assert isinstance(timing, Sun)
+            when = f"solar{(timing.event, timing.latitude, timing.longitude)!r}"
+        entry = {
+            "task": repr(self.task),
+            "schedule": when,
+            "args": repr(tuple(self.args or ())),
+            "kwargs": repr(dict(self.kwargs or {})),
+            "options": repr({**self.options, "queue": self.queue}),
+        }
+        usual = Record(self.task, {}, self.timezone)
+        rules = ("misfire", "grace_us", "overlap", "jitter_us", "start", "end", "max_runs")
+        lost = [
+            f"{rule.removesuffix('_us')}={getattr(self, rule.removesuffix('_us'))!s}"
+            for rule in rules
+            if getattr(self.record, rule) != getattr(usual, rule)
+        ]
+        if isinstance(timing, Cron):
+            lost.append(f"timezone={timing.zone!s}, unless the app has it")
+        if self.paused:
+            lost.append("that it is paused")
+        lines = [f"    # Not taken along: {'; '.join(lost)}."] if lost else []
+        lines.append(f"    {self.name!r}: {{")
+        lines += [f"        {key!r}: {text}," for key, text in entry.items()]
+        return "\n".join([*lines, "    },"])
 
     def upcoming(self, count: int) -> list[datetime]:
         """The planned times of the next firings, at most so many."""

@@ -64,7 +64,7 @@ def urls_for(app: Celery | Callable[[], Celery]) -> list[Any]:
         except (TimeoutError, concurrent.futures.TimeoutError):
             return HttpResponse(f"There is no answer after {WITHIN:g} seconds.", status=503)
 
-    return [re_path(r"^(?P<name>[a-z.]*)$", page)]
+    return [re_path(r"^(?P<name>[a-z.]*)$", page, name="celery_toc_page")]
 
 
 def visitor_of(request: HttpRequest) -> Visitor:

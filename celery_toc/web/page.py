@@ -76,9 +76,9 @@ class AppExtras(PageExtras):
     # -- messages
 
     def parts(self, found: kombu_toc.Found, room: Any) -> Parts:
-        """As JSON tells them, and as a worker of this app would read what is not JSON."""
+        """As every page tells them, and a task of protocol 1, which has its name in its body."""
         parts = super().parts(found, room)
-        if not parts.problem and (parts.task is not None or parts.content_type is None):
+        if parts.problem or parts.task is not None or parts.content_type is None:
             return parts
         task = Task(self._app, found)
         if task.name is None:
@@ -93,11 +93,11 @@ class AppExtras(PageExtras):
 
     def parameters(self, task: str) -> Sequence[str] | None:
         """Names of the parameters of a task that is registered here."""
-        if task not in self._parameters:
-            if len(self._parameters) > 10_000:
-                self._parameters.clear()
-            self._parameters[task] = self._names_of(task)
-        return self._parameters[task]
+        if task in self._parameters:
+            return self._parameters[task]
+        if task not in self._app.tasks:
+            return None
+        return self._parameters.setdefault(task, self._names_of(task))
 
     def _names_of(self, name: str) -> Sequence[str] | None:
         task = self._app.tasks.get(name)

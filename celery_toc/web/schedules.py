@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from celery.schedules import crontab, solar
+from celery.schedules import solar
 from kombu.exceptions import KombuError
 
 from kombu_toc.http import (
@@ -23,11 +23,11 @@ from kombu_toc.http import (
     invalid,
     not_found,
     read_body,
-    read_query,
 )
 
 from .. import aio
 from ..schedules.errors import ScheduleError, UnknownScheduleError
+from ..schedules.reading import read_cron
 from .listing import page_of_schedules
 from .tasks import Allowed
 
@@ -36,13 +36,16 @@ if TYPE_CHECKING:
 
     from ..schedules.view import Firing, Schedule
 
-_CRON = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week")
 
 PUT = Object(
     {
         "task": Text("The name of a task that may be sent.", most=500),
         "every": Number("Seconds between two firings.", least=0.001, most=3e8),
-        "cron": Text("Minute, hour, day, month, day of the week: 0 3 * * *", most=500),
+        "cron": Text(
+            "Minute, hour, day, month, day of the week: 0 3 * * *; a day must be among both kinds "
+            "of days. Or @daily and the like.",
+            most=500,
+        ),
         "sun": Text("An event of the sun, such as sunrise; with latitude and longitude."),
         "latitude": Number(least=-90, most=90),
         "longitude": Number(least=-180, most=180),
@@ -53,7 +56,10 @@ PUT = Object(
         "misfire": Text("What was missed by the grace.", choices=("skip", "once", "all")),
         "grace": Number("Seconds that a firing may be late.", most=3e8),
         "overlap": Text("While the firing before still runs.", choices=("allow", "skip", "wait")),
-        "jitter": Number("Up to so many seconds later.", most=3e8),
+        "jitter": Number(
+            "Each firing is due up to so many seconds later; the delay of one is always the same.",
+            most=3e8,
+        ),
         "start": Time("Not before."),
         "end": Time("Not after."),
         "maxRuns": Number("So often, then it ends.", least=1, most=1e9, whole=True),
@@ -72,8 +78,11 @@ def shown(found: Schedule, masking: Any = None) -> dict[str, Any]:
 
     masking: what hides arguments; None: nothing is hidden
     """
-    args: Any = list(found.args)
-    kwargs: Any = dict(found.kwargs)
+    args: Any = found.args or []
+    kwargs: Any = found.kwargs or {}
+    # Of what is not decoded, as their sender wrote them.
+    args = [args] if isinstance(args, str) else list(args)
+    kwargs = {"kwargsrepr": kwargs} if isinstance(kwargs, str) else dict(kwargs)
     if masking is not None:
         # They stay what clients know them as: a list, and an object.
         args = masking.args(found.task, args)
@@ -123,10 +132,7 @@ def _when(fields: dict[str, Any]) -> Any:
         return fields["every"]
     try:
         if "cron" in fields:
-            said = fields["cron"].split()
-            if len(said) != len(_CRON):
-                raise ValueError("it has five fields, as 0 3 * * *")
-            return crontab(**dict(zip(_CRON, said, strict=True)))
+            return read_cron(fields["cron"])
         if "latitude" not in fields or "longitude" not in fields:
             raise ValueError("it needs latitude and longitude")
         return solar(fields["sun"], fields["latitude"], fields["longitude"])
@@ -188,7 +194,7 @@ def operations(app: Celery, allowed: Allowed) -> Iterable[Operation]:
     """The operations of an app's schedules."""
 
     async def list_all(api: Any, request: Request) -> Answer:
-        asked = read_query(listing, request.query)
+        asked = request.asked
         queue = asked.get("queue")
         if queue is not None and not request.token.sees(queue):
             detail = f"this needs a token with the role read of queue {queue!r}"
@@ -261,6 +267,7 @@ def operations(app: Celery, allowed: Allowed) -> Iterable[Operation]:
         put,
         "Put a schedule, or change one",
         role="operate",
+        act="put schedule",
         request=PUT,
         answers={200: ("The schedule as it is then.", _SCHEDULE)},
         problems=("conflict",),
@@ -304,6 +311,7 @@ def operations(app: Celery, allowed: Allowed) -> Iterable[Operation]:
         change("delete"),
         "Delete a schedule",
         role="operate",
+        act="delete schedule",
         answers={200: ("It is gone.", _DELETED)},
         problems=("not-found",),
     )
@@ -319,6 +327,7 @@ def operations(app: Celery, allowed: Allowed) -> Iterable[Operation]:
             change(method),
             summary,
             role="operate",
+            act=f"{verb} schedule",
             verb=verb,
             answers={200: ("The schedule as it is then.", _SCHEDULE)},
             problems=("not-found", "conflict"),

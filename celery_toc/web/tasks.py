@@ -102,7 +102,7 @@ class Allowed:
         if raw[:1] in _DEFLATED or (raw[:1] == b"{" and _is_task(id, raw)):
             raise Problem(
                 "forbidden",
-                "a worker would read this message as a task; "
+                "a worker may read this message as a task; "
                 f"POST /v1/apps/{self.name}/tasks sends tasks, those that are allowed",
             )
 
@@ -165,10 +165,13 @@ _DEFLATED = (b"\x01", b"\x02")
 
 def _is_task(id: str, raw: bytes) -> bool:
     """Whether a worker might read a message as a task, of protocol 2 or 1."""
+    line, newline, _ = raw.partition(b"\n")
+    if not newline or not _may_be_json(line):
+        return False  # no envelope to any worker
     try:
         message = unpack(raw, id)
     except EnvelopeError:
-        return False  # a worker cannot read it either
+        return _may_be_envelope(line)
     headers, kind = message["headers"], message["content-type"]
     if "task" in headers or "compression" in headers or message["properties"]:
         return True
@@ -179,9 +182,33 @@ def _is_task(id: str, raw: bytes) -> bool:
         return True  # perhaps with pickle: what it holds is known when it is too late
     try:
         body = kombu_json.loads(message["body"])
-    except Exception:  # a worker would fail likewise
-        return False
+    except Exception:
+        return _may_be_json(message["body"])
     return isinstance(body, Mapping) and isinstance(body.get("task"), str)
+
+
+def _may_be_json(text: bytes) -> bool:
+    """Whether some Python may read a text as JSON. How deep it may be nested, and how long an
+    integer may be, differs; what is no JSON to one is none to all."""
+    try:
+        json.loads(text)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        return False
+    except (ValueError, RecursionError):
+        pass
+    return True
+
+
+def _may_be_envelope(line: bytes) -> bool:
+    """Whether what no envelope can be read of here may be one to a worker: it parses more, or
+    knows a type that is registered there."""
+    if b'"__type__"' in line:
+        return True
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return True
+    return False
 
 
 async def send(allowed: Allowed, request: Request) -> Answer:

@@ -8,11 +8,12 @@ cannot be decoded goes to DeadQueue.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback
-from celery.exceptions import Reject
+from billiard.exceptions import Terminated
+from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.imports import symbol_by_name
 from celery.utils.log import get_logger
 
@@ -64,7 +65,9 @@ def _request_class(consumer: Any, task: Any) -> type:
         ours = isinstance(transport, kombu_toc.Transport)
         dies = ours and transport.settings.toc_dead_on_failure
     # Below the other one, so that it says more of the error than that does.
-    return _telling(last_failures.dying(base) if dies else base)
+    found = _telling(last_failures.dying(base) if dies else base)
+    recorded = isinstance(transport, kombu_toc.Transport) and transport.settings.toc_library
+    return _recorded(found) if recorded else found
 
 
 def _note_unknown_message(body: Any, message: Any) -> None:
@@ -97,6 +100,7 @@ def _telling(base: type) -> type:
 
     class Request(base):  # type: ignore[misc]  # Celery has no types
         tells_failures = True
+        keeps_traceback = False
 
         def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
             exc = exc_info.exception
@@ -104,11 +108,12 @@ def _telling(base: type) -> type:
                 exc = exc.exc
             if isinstance(exc, Reject):
                 _note(self.message, "rejected by the task")
+                self.message.asks_requeue = True
                 self.message.error = "" if exc.reason is None else str(exc.reason)
             else:
                 _note(self.message, "the task failed", exc)
-                if self.message.acknowledged and isinstance(self.message, kombu_toc.Message):
-                    self.message.note_failure()
+                if self.keeps_traceback and isinstance(exc, Exception):
+                    self.message.error = last_failures.report(exc, exc_info.traceback)
             try:
                 return super().on_failure(exc_info, *args, **kwargs)
             except MemoryError:
@@ -125,3 +130,77 @@ def _telling(base: type) -> type:
     Request.__qualname__ = Request.__name__ = base.__name__
     Request.__module__ = base.__module__
     return Request
+
+
+@cache
+def _recorded(base: type) -> type:
+    """A request class that says in its message how the task ended, for the task library."""
+
+    class Request(base):  # type: ignore[misc]  # Celery has no types
+        keeps_traceback = True
+        _is_expired = False
+
+        def __init_subclass__(cls, **kwargs: Any) -> None:
+            # Celery makes a class of its own for each task, whose success calls no other.
+            super().__init_subclass__(**kwargs)
+            if "on_success" in vars(cls):
+                cls.on_success = _noting_success(vars(cls)["on_success"])
+
+        def maybe_expire(self) -> Any:
+            self._is_expired = super().maybe_expire()
+            return self._is_expired
+
+        def revoked(self) -> Any:
+            found = super().revoked()
+            if found and self.message.outcome == "done":
+                self.message.outcome = "expired" if self._is_expired else "revoked"
+                self.message.note_outcome()
+            return found
+
+        def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
+            exc = exc_info.exception
+            if isinstance(exc, ExceptionWithTraceback):
+                exc = exc.exc
+            handle = partial(super().on_failure, exc_info, *args, **kwargs)
+            return _ending(self.message, _outcome(exc), handle)
+
+        def on_timeout(self, soft: bool, timeout: float) -> Any:
+            handle = partial(super().on_timeout, soft, timeout)
+            if soft:
+                return handle()
+            self.message.error = self.message.error or f"TimeLimitExceeded: {timeout} s"
+            return _ending(self.message, "failed", handle)
+
+    Request.on_success = _noting_success(base.on_success)  # type: ignore[attr-defined]
+    Request.__qualname__ = Request.__name__ = base.__name__
+    Request.__module__ = base.__module__
+    return Request
+
+
+def _noting_success(on_success: Callable[..., Any]) -> Callable[..., Any]:
+    def noting(self: Any, failed__retval__runtime: Any, **kwargs: Any) -> Any:
+        handle = partial(on_success, self, failed__retval__runtime, **kwargs)
+        if failed__retval__runtime[0]:
+            return handle()
+        return _ending(self.message, "succeeded", handle)
+
+    return noting
+
+
+def _ending(message: Any, outcome: str, handle: Callable[[], Any]) -> Any:
+    """Have Celery handle the end of a task; the outcome is noted as its message is acknowledged,
+    or afterwards if that was done when it began."""
+    was_acknowledged, message.outcome = message.acknowledged, outcome
+    try:
+        return handle()
+    finally:
+        if was_acknowledged:
+            message.note_outcome()
+
+
+def _outcome(exc: BaseException) -> str:
+    if isinstance(exc, Retry):
+        return "retried"
+    if isinstance(exc, Ignore):
+        return "done"
+    return "revoked" if isinstance(exc, Terminated) else "failed"

@@ -20,10 +20,14 @@ from celery.utils.log import get_logger
 import kombu_toc
 
 from ..schedules import state
+from ..schedules.reading import utc
 from ..schedules.schedules import run_step
 from ..schedules.state import DROP, RUN, WAIT, Record
 
 logger = get_logger(__name__)
+
+#: Of its own: a program that seeds Python's has its own numbers.
+_random = random.Random()
 
 #: How often it is tried again because somebody else has changed the schedule meanwhile.
 ATTEMPTS = 20
@@ -76,7 +80,8 @@ class Followers:
     cancelled or lost, or whoever was delivered it knows nothing of schedules.
 
     One process of the fleet looks, the one that keeps all queues up. It reads what is overdue and
-    nothing else, however many schedules there are, and of that so much at a time.
+    nothing else, however many schedules there are, and of that so much at a time. If the server's
+    clock was set back, it reads all once: those that had gone on would not fire until that time.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -85,6 +90,9 @@ class Followers:
         self._next_names = clock() + NAMES_INTERVAL
         #: queue -> behind which schedule the last look has ended
         self._behind: dict[str, tuple[str, str] | None] = {}
+        #: the same, of the look at all, while there is one; and what showed that it is necessary
+        self._of_all: dict[str, tuple[str, str] | None] = {}
+        self._clocks: dict[str, tuple[int, int]] = {}
 
     def __call__(
         self,
@@ -113,14 +121,52 @@ class Followers:
     def _look(self, recurring: Any, queue: str, log: Callable[..., None]) -> None:
         for _ in range(PAGES):
             behind = self._behind.get(queue)
-            now, page = recurring.page(queue, PAGE, behind, GONE_US)
+            now, page, changed = recurring.look(queue, PAGE, behind, GONE_US)
+            if self._was_set_back(queue, now, changed):
+                self._of_all[queue] = None
             for one in page:
                 if one.state not in (kombu_toc.WAITING, kombu_toc.IN_FLIGHT):
                     self._follow(recurring, one, now, log)
             more = len(page) == PAGE
             self._behind[queue] = kombu_toc.schedule_position(page[-1]) if more else None
             if not more:
+                break
+        for _ in range(PAGES):
+            if queue not in self._of_all:
                 return
+            now, page = recurring.page(queue, PAGE, self._of_all[queue], template=True)
+            for one in page:
+                self._set_back(recurring, one, now, log)
+            if len(page) < PAGE:
+                del self._of_all[queue]
+            else:
+                self._of_all[queue] = kombu_toc.schedule_position(page[-1])
+
+    def _was_set_back(self, queue: str, now: int, changed: int) -> bool:
+        """Whether the server's clock was, since a schedule of the queue was changed and since this
+        was asked last."""
+        last, known = self._clocks.get(queue, (0, 0))
+        self._clocks[queue] = (now, changed)
+        return changed > now and (changed != known or now < last)
+
+    @staticmethod
+    def _set_back(
+        recurring: Any, one: kombu_toc.Scheduled, now: int, log: Callable[..., None]
+    ) -> None:
+        try:
+            record = Record.of_text(one.record)
+            if state.is_late(record, now):
+                step = state.set_back(record, now)
+                if run_step(recurring, one.topic, one.name, one, step, replaces=True).done:
+                    log(
+                        logging.WARNING,
+                        "schedule %s: the server's clock was set back; it fires next at %s, not %s",
+                        *(one.name, utc(step.put), utc(record.next)),
+                    )
+        except kombu_toc.Transport.connection_errors:
+            raise
+        except Exception as exc:
+            log(logging.ERROR, "schedule %s: its next firing cannot be put: %r", one.name, exc)
 
     def _follow(
         self, recurring: Any, one: kombu_toc.Scheduled, now: int, log: Callable[..., None]
@@ -176,6 +222,6 @@ class Firings:
             channel.poller.ack(delivery)
         elif verdict == WAIT:
             # Not all at the same moment: two that come back would see each other again and again.
-            again = random.randint(LOOK_AGAIN_US * 3 // 4, LOOK_AGAIN_US)
+            again = _random.randint(LOOK_AGAIN_US * 3 // 4, LOOK_AGAIN_US)
             channel.poller.release([delivery.due_at(now + again)])
         return verdict == RUN

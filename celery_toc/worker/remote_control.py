@@ -10,16 +10,21 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any, TypeVar
 
+from celery.utils.log import get_logger
 from celery.utils.serialization import jsonify
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from celery.worker import state as worker_state
 from celery.worker.control import control_command, inspect_command, nok, ok
 from kombu.utils.encoding import safe_repr
 
+from kombu_toc import PartialError
+
 from ..app.task import Task
 from ..app.task_center import TaskCenter
 from ..compat import inspecting
 from ..schedules.view import Schedule
+
+logger = get_logger(__name__)
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -123,7 +128,13 @@ def scheduled(state: Any, limit: int | None = None, **kwargs: Any) -> Any:
     center = TaskCenter(state.app, step.center)
     topics = _spoken_for(center, state)
     most = SCHEDULED if limit is None else limit
-    return [*found, *_told(center.scheduled(topics, most, far=False), state)]
+    found = [*found]
+    try:
+        for one in _told(center.scheduled(topics, most, far=False), state):
+            found.append(one)
+    except PartialError as exc:  # Celery's reply has no place for it
+        logger.warning("inspect scheduled: the reply lacks what is missing: %s", exc)
+    return found
 
 
 def revoked(state: Any, **kwargs: Any) -> Any:

@@ -25,6 +25,7 @@ from celery.worker.consumer.tasks import Tasks
 import kombu_toc
 
 from .. import compat
+from ..app.broker import visibility_warnings
 from . import failures, pools, recurring, timer
 from .beat import BeatSchedule
 from .pace import Pace
@@ -82,6 +83,10 @@ class TimeoutCenterStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celer
 
     def include_if(self, c: Any) -> bool:
         return self.enabled
+
+    def create(self, c: Any) -> None:
+        """All steps are made, and none has started."""
+        compat.remote_control.install(c)
 
     def start(self, c: Any) -> None:
         c.timeout_center_step = self
@@ -180,10 +185,14 @@ def _describe(c: Any, channel: kombu_toc.Channel) -> None:
             ignored.append(f"for queue {queue!r}: {', '.join(what)}")
     if ignored:
         logger.warning("Without effect: %s", "; ".join(ignored))
+    for warning in visibility_warnings(channel.settings.limits):
+        logger.warning("The option %s", warning)
     if channel.transport.address.kind == "embedded":
         return
     for warning in kombu_toc.durability_warnings(channel.center.client):
         logger.warning("The broker %s may lose tasks: %s.", c.conninfo.as_uri(), warning)
+    for warning in kombu_toc.outage_warnings(channel.center.client):
+        logger.warning("The broker %s may stop as a whole: %s.", c.conninfo.as_uri(), warning)
 
 
 def _described(topic: kombu_toc.Topic, otherwise: kombu_toc.Limits) -> str:

@@ -1,11 +1,13 @@
 // A client of the timeout center, without dependencies: docs/protocol.md explains each step.
 "use strict";
-const { randomBytes } = require("crypto");
+const { createHash, randomBytes } = require("crypto");
 const { Connection } = require("./resp.js");
 
 const utf8 = (bytes) => bytes.toString("utf8");
 const ms = (seconds) => Math.trunc(seconds * 1000);
 const us = (seconds) => Math.round(seconds * 1e6);
+const suffixOf = (name) => createHash("sha256").update(name).digest("hex").slice(0, 16);
+const outcomes = { 0: "repeated", 1: "added", 3: "kept", 4: "replaced" };
 const stemOf = (id) => (id.includes("#") ? id.slice(0, id.lastIndexOf("#")) : id);
 
 function crc32(text) {
@@ -94,9 +96,10 @@ class TimeoutCenter {
     return { ...topic, numbers: [...Array(Math.max(topic.slots, ...(topic.was ?? []))).keys()] };
   }
 
-  /** Add a message; return the id that it is kept under, or null if `ensure` found one of this id.
-   * at: seconds since the epoch; delay: seconds from now; visibility, maxLease, expires: seconds. */
-  async put(topic, id, body, { at, delay, basis, priority = 0, ensure, publish, ...own } = {}) {
+  /** Add a message; return the id that it is kept under, and the outcome: added, kept, replaced, repeated.
+   * at: seconds since the epoch; delay: seconds from now; visibility, maxLease, expires: seconds;
+   * ifExists: "keep" or "replace"; token: names this put for its caller, who may repeat it. */
+  async put(topic, id, body, { at, delay, basis, priority = 0, ifExists, token, publish, ...own } = {}) {
     if (topic.bases === false && basis !== undefined && basis !== id)
       await this.run("admit", [`${this.prefix}{toc}:topics`], [topic.name, "bases"]);
     const slot = slotOf(topic, crc32(basis ?? id) % topic.slots);
@@ -104,14 +107,24 @@ class TimeoutCenter {
     const when = at !== undefined ? us(at) : delay > 0 ? `+${us(delay)}` : "";
     const traits = Object.entries({ v: own.visibility, m: own.maxLease, e: own.expires })
       .filter(([, value]) => value !== undefined).map(([letter, value]) => letter + ms(value));
-    const suffix = crc32(body).toString(16).padStart(8, "0");
-    const [armed, , bodies, , , tokens] = slot.parts;
-    const keys = [slot.stores[step], bodies, armed, `${slot.stem}copies:${id}`, `${slot.stem}sent:${this.name}`];
-    const args = [id, body, when, slot.number, suffix, topic.expires ?? 0, ensure ? 1 : 0];
-    args.push(publish ?? `${this.name}.${++this.count}`, 60, 0);
+    // Puts may be under way at the same time: each is a producer of its own.
+    const name = token === undefined ? publish ?? `${this.name}.${++this.count}` : suffixOf(`${id}\0${token}`);
+    const waits = at !== undefined ? at - Date.now() / 1000 : delay ?? 0;
+    const known = token === undefined ? 60 : 3600 + Math.ceil(Math.max(waits, 0));
+    const [armed, , bodies, dead, reasons, tokens] = slot.parts;
+    const sent = `${slot.stem}sent:${token === undefined ? name : `=${name}`}`;
+    const keys = [slot.stores[step], bodies, armed, `${slot.stem}copies:${id}`, sent];
+    const args = [id, body, when, slot.number, token === undefined ? suffixOf(name) : name, topic.expires ?? 0];
+    args.push(ifExists === "keep" ? 1 : 0, name, known, 0);
     if (traits.length || topic.expires) keys.push(tokens), args.push(traits.length ? `;${traits}` : "");
-    const [kept, added] = await this.announcing(topic, "put", keys, args);
-    return added || !ensure ? utf8(kept) : null;
+    let script = "put";
+    if (ifExists === "replace") {
+      script = "put_unique"; // without a unique key
+      keys.unshift(`${slot.stem}claims`, dead, reasons, tokens, ...slot.stores);
+      args.unshift(slot.stores.length, "", 0, 0, 0, "", "", "", 0);
+    }
+    const [kept, done] = await this.announcing(topic, script, keys, args);
+    return { id: utf8(kept), outcome: outcomes[done] };
   }
 
   /** Take up to `limit` messages that are due. recover: roll back so many leases a slot that ended by
@@ -217,7 +230,7 @@ class TimeoutCenter {
       const keys = [armed, prepare, dead, reasons, body, tokens, ...slot.stores, ...rest];
       const args = [topic.steps.length, slot.number, 1, 0, 0, 1, 0, 0, id];
       const [found] = await this.announcing(topic, "cancel", keys, args);
-      for (let at = 0; at < found.length; at += 5) if (found[at + 2]) deleted.push(utf8(found[at]));
+      for (let at = 0; at < found.length; at += 6) if (found[at + 2]) deleted.push(utf8(found[at]));
     }
     return deleted;
   }

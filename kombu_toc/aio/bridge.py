@@ -8,22 +8,30 @@ center has one code for both worlds; SQLAlchemy's asyncio extension does the sam
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 from ..errors import ConfigurationError
 
 try:
     import greenlet
-except ImportError as exc:
-    raise ConfigurationError(
-        "asyncio needs the package greenlet: pip install 'celery-toc[asyncio]'"
-    ) from exc
+
+    _Greenlet: Any = greenlet.greenlet
+except ImportError:  # a program that needs it, and more, says so itself
+    greenlet, _Greenlet = None, object
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class _Bridge(greenlet.greenlet):  # type: ignore[misc]  # it has no types
+def check() -> None:
+    """Raises ConfigurationError without the package greenlet."""
+    if greenlet is None:
+        raise ConfigurationError(
+            "asyncio needs the package greenlet: pip install 'celery-toc[asyncio]'"
+        )
+
+
+class _Bridge(_Greenlet):  # type: ignore[misc]  # it has no types
     """The greenlet of one call; no other greenlet is one of these."""
 
 

@@ -25,7 +25,7 @@ from ..client.connect import connect
 from ..client.options import read
 from ..client.urls import read_url
 from ..errors import ConfigurationError
-from .bridge import run
+from .bridge import check, run
 from .client import AsyncClient, AsyncClusterClient, open_link
 from .library import AsyncLibrary, attach_in_threads, library_of
 from .waiting import AsyncConsumption
@@ -130,6 +130,7 @@ class AsyncTimeoutCenter:
         return made
 
     def _take(self, center: TimeoutCenter) -> None:
+        check()
         #: the center whose methods run in greenlets
         self.center = center
         self.clustered = center.clustered
@@ -215,7 +216,6 @@ class AsyncTimeoutCenter:
 
     put = Awaited(TimeoutCenter.put)
     put_many = Awaited(TimeoutCenter.put_many)
-    ensure = Awaited(TimeoutCenter.ensure)
     pop = Awaited(TimeoutCenter.pop)
     consume = _Consume(TimeoutCenter.consume)
     ack = Awaited(TimeoutCenter.ack)

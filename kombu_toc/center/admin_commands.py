@@ -149,8 +149,9 @@ class AdminCommands:
                     bool(flat[i + 2]),
                     bool(flat[i + 3]),
                     flat[i + 4],
+                    text(flat[i + 5]),
                 )
-                for i in range(0, len(flat), 5)
+                for i in range(0, len(flat), 6)
             ]
             dead = sum(one.deleted for one in found if one.state == DEAD)
             counts.purged += dead

@@ -68,18 +68,16 @@ class Apart:
         self,
         topic: Topic,
         numbers: Sequence[int],
-        until: Sequence[int | None],
         request: PopRequest,
         flown: Flown | None,
     ) -> Popped:
         """Deliver messages of these slots.
 
-        until: of each slot, until when its leases may be rolled back
         flown: remembers the names of the calls whose replies have not come
 
         Raises the error of a node if the others have nothing.
         """
-        one = _Pop(self, topic, dict(zip(numbers, until, strict=True)), request, flown)
+        one = _Pop(self, topic, numbers, request, flown)
         try:
             return one.run()
         except BaseException:
@@ -98,7 +96,7 @@ class _Pop:
         self,
         shared: Apart,
         topic: Topic,
-        until: dict[int, int | None],
+        numbers: Sequence[int],
         request: PopRequest,
         flown: Flown | None,
     ) -> None:
@@ -109,7 +107,7 @@ class _Pop:
         self._leases = shared._leases
         self._names = shared._names
         self._topic = topic
-        self._until = until
+        self._numbers = numbers
         self._request = request
         self._flown = flown
         self._parts: list[Popped] = []
@@ -124,7 +122,7 @@ class _Pop:
 
     def run(self) -> Popped:
         left = self._request.ready_limit
-        heads = self._look(list(self._until), left, self._request.recover)
+        heads = self._look(self._numbers, left, self._request.recover)
         while heads and left > 0:
             counts = self._divided(heads, left)
             parts = self._take(counts)
@@ -182,7 +180,6 @@ class _Pop:
                     name=self._names.next(),
                     slots=(number,),
                     recover=recover,
-                    until_us=self._until[number] or 0,
                     heads=most,
                 ),
             )

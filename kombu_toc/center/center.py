@@ -18,12 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from ..errors import ConfigurationError
 from ..metrics.sender import Metrics
 from ..model.keys import Keys
-from ..model.limits import DEFAULT_SLOTS, Limits
+from ..model.limits import DEFAULT_SLOTS, LIMITS, Limits, Number
 from ..model.scores import MAX_RETRIES
 from .admin_commands import AdminCommands
 from .commands import Commands, add_counters
@@ -47,6 +48,37 @@ from .scan import Scan
 from .shared_notes import SharedNotes
 from .statistics import Statistics
 from .topics import Topics
+
+#: What the options may be that are numbers.
+_OPTIONS = {
+    "slots": LIMITS["slots"],
+    "retries": LIMITS["retries"],
+    "wait_replicas": Number(int, 0),
+    "wait_timeout": Number(float, 0, unit="seconds"),
+    "pop_bytes": Number(int, 1),
+    "grace": Number(float, 0, unit="seconds"),
+}
+
+
+def _check(client: Any, prefix: object, limits: object, metrics: object) -> None:
+    """Raise ConfigurationError, naming the argument, for what cannot be meant."""
+    kind = type(client)
+    if kind.__module__.startswith("redis.asyncio"):
+        raise ConfigurationError("a client of redis.asyncio is for AsyncTimeoutCenter")
+    if not hasattr(client, "get_encoder") or not hasattr(client, "pipeline"):
+        # A URL may have a password, and is not told.
+        raise ConfigurationError(
+            f"client must be a client of redis-py, such as redis.Redis(), not a {kind.__name__}: "
+            "TimeoutCenter.from_url takes a URL"
+        )
+    if not isinstance(prefix, str):
+        raise ConfigurationError(f"prefix must be a str, such as 'toc:', not {prefix!r:.100}")
+    if not isinstance(limits, Limits):
+        raise ConfigurationError(
+            f"limits must be kombu_toc.Limits(visibility=30) or the like, not {limits!r:.100}"
+        )
+    if not isinstance(metrics, (Metrics, type(None))):
+        raise ConfigurationError(f"metrics must be kombu_toc.Metrics(), not {metrics!r:.100}")
 
 
 class TimeoutCenter(OldNames):
@@ -87,6 +119,16 @@ class TimeoutCenter(OldNames):
         pop_bytes: int = POP_BYTES,
         grace: float | None = None,
     ) -> None:
+        _check(client, prefix, limits, metrics)
+        for name, value in (
+            ("slots", slots),
+            ("retries", retries),
+            ("wait_replicas", wait_replicas),
+            ("wait_timeout", wait_timeout),
+            ("pop_bytes", pop_bytes),
+            *([] if grace is None else [("grace", grace)]),
+        ):
+            _OPTIONS[name].check(name, value)
         self.client = client
         self.keys = keys = Keys(prefix)
         self.metrics = metrics or Metrics()
@@ -108,18 +150,27 @@ class TimeoutCenter(OldNames):
         self.leases = Leases(runner, context, grace=grace)
         self.lookup = Lookup(runner, registry, admin)
         self.scans = Scan(runner, registry, context, admin)
-        self.puts = Puts(runner, registry, context, self.commands, self.lookup)
+        self.puts = Puts(runner, registry, context, self.commands, self.lookup, self.leases)
         self.deliveries = Deliveries(
             runner, registry, context, self.commands, self.leases, self.lookup, self.scans
         )
         self.loops = Loops(self.deliveries, registry, context)
-        self.operations = Operations(runner, registry, keys, admin, self.lookup, self.scans)
+        self.recurring = Recurring(runner, registry, context)
+        self.operations = Operations(
+            runner, registry, keys, admin, self.lookup, self.scans, self.recurring
+        )
         self.repairs = Repair(runner, registry, context, admin)
         self.statistics = Statistics(runner, registry, context, admin)
         self.topic_admin = Topics(registry, context, self.operations, self.statistics)
         self.notes = SharedNotes(runner, keys)
-        self.recurring = Recurring(runner, registry, context)
         self.editions = Editions(runner, keys)
+
+    @classmethod
+    def from_url(cls, url: str, *, ssl: Any = None, **options: Any) -> TimeoutCenter:
+        """The timeout center behind a broker URL: as :func:`kombu_toc.center_for`."""
+        # The task library, which it may need, is in a room above this one.
+        made: TimeoutCenter = import_module("kombu_toc").center_for(url, ssl=ssl, **options)
+        return made
 
     # -- options
 
@@ -152,7 +203,7 @@ class TimeoutCenter(OldNames):
         if self.recorder is None:
             raise ConfigurationError(
                 "this center has no task library: set toc_library in its URL or options, as in "
-                "center_for('toc+redis://localhost', toc_library='sqlite:////path/library.db')"
+                "TimeoutCenter.from_url('toc+redis://localhost', toc_library='sqlite:////path/library.db')"
             )
         return self.recorder.library
 
@@ -185,7 +236,6 @@ class TimeoutCenter(OldNames):
 
     put = Delegate("puts", Puts.put)
     put_many = Delegate("puts", Puts.put_many)
-    ensure = Delegate("puts", Puts.ensure)
     pop = Delegate("deliveries", Deliveries.pop)
     consume = Delegate("loops", Loops.consume)
     ack = Delegate("deliveries", Deliveries.ack)

@@ -6,13 +6,14 @@ over a connection of the caller's own. ``parse`` of a call also counts what it d
 
 from __future__ import annotations
 
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from operator import itemgetter
+from secrets import token_hex
 from typing import Any
 
+from ..errors import MessageError
 from ..model import scores
 from ..model.keys import Keys, Slot
 from ..model.limits import Limits
@@ -24,7 +25,7 @@ from .context import Context
 from .logs import logging
 from .put_rates import pace_key, read_limited_put
 from .replies import read_deliveries, read_put, read_reject, read_settled, read_starts
-from .requests import REMEMBER, PopRequest, PutRequest
+from .requests import KEEP, REMEMBER, PopRequest, PutRequest, suffix_of
 
 #: Expired leases that one pop rolls back per slot, at most.
 RECOVER = 100
@@ -35,11 +36,28 @@ SENT = 4
 #: Characters of a reason, and of an error, that are kept with a message.
 REASON_LENGTH, ERROR_LENGTH = 1000, 4000
 
+#: Seconds for which a message pauses that is requeued on purpose for the second time, twice as long
+#: the third time, and so on; and the longest of these pauses.
+PAUSE, LONGEST_PAUSE = 0.05, 1.0
+
 #: Leases that one call renews, or releases: no call may keep the server busy for long.
 LEASES_PER_CALL = 500
 
 #: Messages that one call acknowledges, for the same reason.
 ACKS_PER_CALL = 1000
+
+
+#: Bytes that an envelope may have: Redis takes no longer argument, and cuts the connection of who
+#: sends one.
+MOST_BYTES = 512 << 20
+
+
+def too_large(size: int) -> str:
+    """Why no message of so many bytes can be put."""
+    return (
+        f"it has {size:,} bytes, and Redis takes {MOST_BYTES:,} at most (512 MB, "
+        "proto-max-bulk-len); keep what is large elsewhere, and send where it is"
+    )
 
 
 class Commands:
@@ -60,7 +78,7 @@ class Commands:
         """Add a message. Result: :class:`Put`.
 
         Look-ups by id find the message if :meth:`.registry.Registry.admit` was called before.
-        Raises ActionTimeError beyond the year 2255.
+        Raises ActionTimeError beyond the year 2255, and MessageError for one that is too large.
         """
         # Unpacked at once: this runs for each message, and each field would cost a look-up.
         (
@@ -71,18 +89,21 @@ class Commands:
             basis,
             priority,
             token,
-            ensure,
+            if_exists,
             publish,
             remember,
             replaces,
             traits,
             counted,
             goes_on,
+            has_name,
         ) = request
+        if len(body) > MOST_BYTES:
+            raise MessageError(f"message {id!r}: {too_large(len(body))}")
         slot = topic.slot_for(basis or id)
-        if token is None:
-            token = f"{zlib.crc32(body):08x}"
         producer, name = publish or ("", "")
+        if token is None:
+            token = suffix_of(name) if name else token_hex(8)
         expires = topic.declaration.keys_ms
         keys = (
             slot.stores[topic.step_index(priority) if priority else 0],
@@ -98,7 +119,7 @@ class Commands:
             slot.number,
             token,
             expires,
-            1 if ensure else 0,
+            1 if if_exists == KEEP else 2 if has_name else 0,
             name,
             remember,
             1 if replaces else 0,
@@ -145,7 +166,7 @@ class Commands:
         numbers = self._pop_numbers(topic, request.slots)
         slots = [topic.slot(number) for number in numbers]
         limited = topic.declaration.lanes
-        name, until_us = request.name, request.until_us
+        name = request.name
         gate = self._context.gate_of(topic, slots[0])
         keys = _limited_keys(slots, gate) if limited else _script_keys(slots)
         keys.append(slots[0].given(name.rpartition(".")[0]))
@@ -191,11 +212,12 @@ class Commands:
                 int(limits.dead_age * 1000),
                 -(-limits.dead_limit // topic.slots),
                 request.heads or int(request.claimed),
-                scores.LAST_MS * 1000 if until_us is None else until_us,
+                scores.LAST_MS
+                * 1000,  # the caller knows better than to wait, or rolls back nothing
                 name,
                 request.remember,
                 self._context.pop_bytes,
-                terms_of(limits, own=request.visibility is not None),
+                terms_of(limits, own_of(request.visibility, limits)),
                 *((topic.gates, gate.number) if limited else ()),
                 *numbers,
             ),
@@ -249,7 +271,7 @@ class Commands:
             topic.declaration.retries,
             remember,
             int(bodies),
-            int(visibility is not None),
+            own_of(visibility, limits),
         )
         return ScriptCall(load("recall"), keys, args, parse)
 
@@ -352,12 +374,15 @@ class Commands:
         reason: str = "",
         error: str = "",
         backoff: float | None = None,
+        on_purpose: bool = False,
     ) -> ScriptCall:
         """Give a message back after a failure. Result: its new state, or None if it was no longer
         in flight.
 
         requeue: roll it back with one retry less; without it, or with no retries left, it goes to
             DeadQueue with the reason
+        on_purpose: nothing has failed: a requeue costs no retry, and comes back at once the first
+            time, then after a pause that doubles
         error: what went wrong; kept with the message, the latest only
         backoff: seconds until it is due again; as the topic says unless given
         """
@@ -366,7 +391,10 @@ class Commands:
         limits = topic.declaration.limits(self._context.limits)
         if backoff is not None:
             limits = limits._replace(retry_backoff=backoff, retry_backoff_max=backoff)
-        if requeue:
+        on_purpose = on_purpose and requeue
+        if on_purpose:
+            limits = limits._replace(retry_backoff=PAUSE, retry_backoff_max=LONGEST_PAUSE)
+        elif requeue:
             reason = f"no retries left: {reason or 'rejected again and again'}"
         return self._announcing(
             topic,
@@ -383,7 +411,7 @@ class Commands:
                 len(topic.steps),
                 slot.number,
                 delivery.id,
-                1 if requeue else 0,
+                2 if on_purpose else int(requeue),
                 *_backoff_ms(limits),
                 encoded(" ".join(reason.split())[:REASON_LENGTH] or "rejected"),
                 encoded(error[:ERROR_LENGTH]),
@@ -391,13 +419,25 @@ class Commands:
                 delivery.lease_token,
                 delivery.birth,
             ),
-            partial(read_reject, self._counts(topic)),
+            partial(read_reject, self._counts(topic), "released" if on_purpose else "rolled_back"),
             limited=slot if topic.declaration.lanes or delivery.has_place else None,
         )
 
-    def release(self, deliveries: Iterable[Delivery]) -> list[ScriptCall]:
+    def spent_requeues(self, delivery: Delivery) -> str:
+        """Why a message is to die instead of being requeued on purpose once more; empty: it is
+        not."""
+        limits = self._topic_of(delivery).declaration.limits(self._context.limits)
+        most = limits.requeue_limit
+        if most is None or delivery.requeues < most:
+            return ""
+        return f"requeued {most} times, and x-requeue-limit allows no more"
+
+    def release(self, deliveries: Iterable[Delivery], *, handed: bool = False) -> list[ScriptCall]:
         """Take messages back unhandled. Result of each call: :class:`Settled`, with positions in
-        the batch of :func:`batches_by_slot`."""
+        the batch of :func:`batches_by_slot`.
+
+        handed: a consumer was handed them, so that their next deliveries are redeliveries
+        """
         calls = []
         for batch in batches_by_slot(deliveries):
             topic = self._topic_of(batch[0])
@@ -410,7 +450,7 @@ class Commands:
                     topic,
                     "release",
                     (slot.announced_times, slot.prepare, slot.tokens, *slot.stores),
-                    (len(topic.steps), slot.number, *args),
+                    (len(topic.steps), slot.number, int(handed), *args),
                     partial(read_settled, self._counts(topic), "released"),
                     limited=slot if topic.declaration.lanes or batch[0].has_place else None,
                 )
@@ -429,8 +469,8 @@ class Commands:
 
     def _extend(self, batch: list[Delivery], visibility: float | None) -> ScriptCall:
         topic = self._topic_of(batch[0])
-        renewed_ms = lease_ms(visibility, topic.declaration.limits(self._context.limits))
-        own = int(visibility is not None)
+        limits = topic.declaration.limits(self._context.limits)
+        renewed_ms, own = lease_ms(visibility, limits), own_of(visibility, limits)
 
         def parse(raw: list[int]) -> Lost:
             return Lost(
@@ -514,14 +554,23 @@ def lease_ms(visibility: float | None, limits: Limits) -> int:
     return int((limits.visibility if visibility is None else visibility) * 1000)
 
 
+def own_of(visibility: float | None, limits: Limits) -> int:
+    """Whether what a caller says of visibility goes before the messages' own: 0 if nothing is said,
+    2 if it is longer than usual (lease.lua)."""
+    if visibility is None:
+        return 0
+    return 2 if visibility > min(limits.visibility, Limits().visibility) else 1
+
+
 @lru_cache(maxsize=1024)
-def terms_of(limits: Limits, own: bool = False) -> str:
+def terms_of(limits: Limits, own: int = 0) -> str:
     """What else holds for the messages of a topic with these limits, as deliver.lua reads it.
 
-    own: whether the caller's visibility goes before the messages' own
+    own: whether the caller's visibility goes before the messages' own, as :func:`own_of` says it
     """
     said = {
         "own": own,
+        "far": own == 2 or (not own and limits.visibility > Limits().visibility),
         "drop": not limits.dead_expired,
         f"m{int(limits.max_lease * 1000)}": limits.max_lease,
         f"t{limits.message_ttl}": limits.message_ttl is not None,

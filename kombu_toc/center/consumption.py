@@ -182,6 +182,8 @@ class Consumption:
         self.held = Held()
         self._fetched: deque[Taken] = deque()
         self._current: Taken | None = None
+        #: monotonic seconds since when leases cannot be renewed; None: they can
+        self._failing_since: float | None = None
         self._thread: threading.Thread | None = None
         self._ended = False
         #: rings for the thread
@@ -320,11 +322,15 @@ class Consumption:
             ended = self.center.extend(due, self._visibility)
         except (RedisError, *BROKEN) as exc:
             held.again(now)
-            if passes(exc):
-                logger.warning("cannot renew leases for now: %s", exc)
-            else:
+            if not passes(exc):
                 logger.error("cannot renew leases: %s", exc)
+            elif self._failing_since is None:
+                self._failing_since = now
+                logger.warning("cannot renew leases for now, will retry: %s", exc)
             return
+        if self._failing_since is not None:
+            lasted, self._failing_since = now - self._failing_since, None
+            logger.warning("leases are renewed again, after %.0f seconds", lasted)
         lost = held.drop(ended)  # what was settled meanwhile is not lost
         for message in lost:
             message.lost = True

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..errors import ConfigurationError, ReceiptError
+from ..model.keys import check_name
 from ..model.receipts import shown
 from ..model.results import DEAD, Delivery, Found, Popped, Settled
 from ..model.topic import Topic
@@ -122,6 +123,8 @@ class Deliveries:
         make no sense.
         """
         chosen = (ids, where, early, look, visibility, slots, recover, ahead_us_of(ahead))
+        if not isinstance(topic, (str, Iterable)):
+            check_name(topic)
         if self.recorder is not None:
             return self._pop_recorded(topic, limit, wait, chosen)
         return self._pop(topic, limit, wait, *chosen)
@@ -196,15 +199,10 @@ class Deliveries:
         declared = self._registry.agreed(self._registry.topic(topic))
         numbers = slot_numbers(declared, slots)
         groups = self._context.groups(numbers)
-        # A center that has not watched the server only notes what has ended, for later pops.
-        until = [self._leases.recover_until(declared, group[0]) for group in groups if recover]
-        unwatched = [
-            number
-            for group, us in zip(groups, until, strict=False)
-            if us is None
-            for number in group
-        ]
-        noted = self._leases.note(declared, unwatched, recover)
+        # A center that knows better rolls back by the pop itself.
+        looks = recover and self._leases.grace != 0
+        noted = self._leases.look(declared, numbers, recover) if looks else []
+        recover = 0 if looks else recover
         # Of slots apart from each other, each call has a name of its own.
         together = flown if len(groups) == 1 else None
         lasts = flown is not None and not declared.declaration.expires
@@ -218,13 +216,11 @@ class Deliveries:
             # What goes away by itself leaves nothing behind.
             remember=REMEMBER if lasts else 0,
         )
-        us = (until[0] if until else None) or 0
-        untils = until or [None] * len(groups)
 
         def ask(request: PopRequest) -> Popped:
             if len(groups) > 1:
-                return self._apart.pop(declared, numbers, untils, request, flown)
-            return self._pop_together(declared, numbers, request._replace(until_us=us))
+                return self._apart.pop(declared, numbers, request, flown)
+            return self._pop_together(declared, numbers, request)
 
         popped = ask(request)
         parts = [popped]
@@ -242,7 +238,7 @@ class Deliveries:
                 popped.expired.extend(event.expired)
             popped.stray.extend(kept.stray)
         for key, member in popped.stray:
-            self._runner.client.srem(as_bytes(key), as_bytes(member))
+            self._runner.client.hdel(as_bytes(key), as_bytes(member))
         for message in popped.messages:
             if message.action_us:
                 self._runner.metrics.late(topic, max(popped.now_us - message.action_us, 0))

@@ -1,8 +1,7 @@
-"""Which leases that have ended may be rolled back.
+"""Looks at leases, and rolls back those that have ended.
 
-A center that has watched a server for long enough may roll leases back there (:mod:`.watch` says
-why). One that has not only notes in Redis that leases have ended; whoever asks a grace later rolls
-them back, if they were not renewed.
+Scripts decide which (``scripts/upkeep.lua``): they keep on the server since when a slot has been
+looked at, so it does not matter who looks.
 """
 
 from __future__ import annotations
@@ -11,25 +10,32 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from ..model import scores
+from redis.exceptions import NoPermissionError
+
+from ..errors import NotPermittedError
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall
 from .commands import RECOVER
 from .context import Context
 from .registry import MAX_KNOWN
-from .runner import Runner
+from .runner import BROKEN, Runner
 from .upkeep import Kept, Part, keep
-from .watch import Watch, grace_after_step
+from .wake import sleep_of
+from .watch import MAY, Watch
 
-#: Seconds for which a center that may not roll leases back does not note again what has ended.
-NOTE_AGAIN = 0.5
+#: Seconds for which a center does not look again at the leases of a topic.
+LOOK_AGAIN = 0.5
+
+#: Seconds after which it is known whether a lease that had ended is renewed, unless the server was
+#: restarted just now.
+DECIDED = 2.75
 
 
 class Leases:
-    """What a center knows of the servers' clocks, and what it may roll back.
+    """Looks at leases for a center, and knows what it has seen of the servers' clocks.
 
-    grace: seconds for which a server must have been watched; None for what suits a topic's leases;
-        0: leases may be rolled back at once
+    grace: seconds for which a slot must have been watched; None for what suits each lease; 0:
+        leases are rolled back at once, by pops
     clock: monotonic seconds
     """
 
@@ -45,68 +51,100 @@ class Leases:
         self._place_of = runner.executor.place_of
         self._context = context
         self._clock = clock
+        self._sleep = sleep_of(runner.client)
         self.grace = grace
         #: server -> what has been seen of it
         self._watches: dict[Hashable, Watch] = {}
-        #: topic -> monotonic seconds when it was last noted which of its leases have ended
-        self._noted: dict[str, float] = {}
-
-    def recover_until(self, topic: Topic, slot: int) -> int | None:
-        """Until when, in microseconds since the epoch by the server's clock, leases that have ended
-        may be rolled back in a slot; None if its server has not been watched for long enough."""
-        if self.grace == 0:
-            return scores.LAST_MS * 1000
-        visibility = topic.declaration.limits(self._context.limits).visibility
-        return self._watch(topic, slot).until(self._clock(), visibility, self.grace)
+        #: topic, and slots if not all -> monotonic seconds when their leases were last looked at
+        self._looked: dict[Hashable, float] = {}
 
     def sample(self, topic: Topic, slot: int, now_us: int, sent: float) -> None:
         """Learn that the server of a slot showed this time at some moment since `sent`, in
         monotonic seconds."""
         self._watch(topic, slot).sample(now_us, sent, self._clock())
 
-    def note_calls(
+    def look_calls(
         self, topic: Topic, slots: Sequence[int], recover: int = RECOVER
     ) -> list[ScriptCall]:
-        """The calls that note which leases have ended. Result of each: :class:`Kept`."""
+        """The calls that look at leases. Result of each: :class:`Kept`."""
         visibility = topic.declaration.limits(self._context.limits).visibility
-        grace = grace_after_step(visibility) if self.grace is None else self.grace
-        most = recover * max(len(slots), 1)
         counts = self._context.counts(topic)
 
-        def counted(parse: Callable[[Any], Kept]) -> Callable[[Any], Kept]:
+        def counted(parse: Callable[[Any], Kept], slot: int, sent: float) -> Callable[[Any], Kept]:
             def parsed(raw: Any) -> Kept:
                 kept = parse(raw)
+                self.sample(topic, slot, kept.now_us, sent)
                 for event in kept.events:
                     counts.kept(len(event.rolled_back), len(event.died), len(event.dropped))
+                    counts.expire(len(event.expired), event.to_dead)
                 return kept
 
             return parsed
 
-        calls = [
-            keep(
+        now = self._clock()
+        calls = []
+        for group in self._context.groups(slots):
+            may = MAY if self.grace == 0 else self._watch(topic, group[0]).may(now, visibility)
+            call = keep(
                 self._context,
-                [(Part(topic, tuple(group)), 0)],
-                grace=grace,
-                most=most,
+                [(Part(topic, tuple(group)), may)],
+                grace=self.grace,
+                most=recover * len(group),
                 each=recover,
             )
-            for group in self._context.groups(slots)
-        ]
-        return [call._replace(parse=counted(call.parse)) for call in calls]
+            calls.append(call._replace(parse=counted(call.parse, group[0], now)))
+        return calls
 
-    def note(self, topic: Topic, slots: Sequence[int], recover: int) -> list[Kept]:
-        """Note which leases have ended, unless that was done just now."""
-        now = self._clock()
-        if not slots or now < self._noted.get(topic.name, float("-inf")) + NOTE_AGAIN:
+    def look(
+        self, topic: Topic, slots: Sequence[int], recover: int = RECOVER, what: Hashable = None
+    ) -> list[Kept]:
+        """Look at leases, unless that was done just now.
+
+        what: names these slots, if they are not all that pops ask for
+        """
+        now, what = self._clock(), (topic.name, what)
+        if not slots or now < self._looked.get(what, float("-inf")) + LOOK_AGAIN:
             return []
-        if len(self._noted) > MAX_KNOWN:
-            self._noted.clear()
-        self._noted[topic.name] = now
-        calls = self.note_calls(topic, slots, recover)
-        if not self._runner.clustered:
-            return self._runner.run_all(calls)
-        # What one node cannot do keeps nobody from the others: a pop of its slots will tell.
-        return [kept for kept in self._runner.run_each(calls) if isinstance(kept, Kept)]
+        if len(self._looked) > MAX_KNOWN:
+            self._looked.clear()
+        self._looked[what] = now
+        calls = self.look_calls(topic, slots, recover)
+        try:
+            found = self._runner.run_each(calls)
+        except BROKEN:
+            self._watch(topic, slots[0]).missed()
+            raise
+        for group, kept in zip(self._context.groups(slots), found, strict=True):
+            if isinstance(kept, Kept):
+                continue
+            if not self._runner.clustered:
+                raise kept
+            # What one node cannot do keeps nobody from the others: a pop of its slots will tell.
+            self._watch(topic, group[0]).missed()
+        return [kept for kept in found if isinstance(kept, Kept)]
+
+    def free(self, topic: Topic, slot: int, id: str) -> bool:
+        """Look at the leases of a slot, because a delivered message there keeps another one from
+        being put. If its lease has ended, wait until it is known whether its holder lives.
+
+        id: the one that it is kept under
+
+        Returns whether to try again: a message was rolled back, or this one is settled. A user who
+        may not leaves it to upkeep.
+        """
+        until = self._clock() + DECIDED
+        try:
+            while not any(kept.events for kept in self.look(topic, [slot], what=slot)):
+                score = self._runner.client.zscore(topic.slot(slot).prepare, id)
+                if score is None:
+                    return True
+                now = self._clock()
+                if now >= until or score > self._watch(topic, slot).server_us(now):
+                    return False
+                self._sleep(LOOK_AGAIN / 2)
+        except (NotPermittedError, NoPermissionError):
+            return False
+        return True
 
     def _watch(self, topic: Topic, slot: int) -> Watch:
         place = self._place_of(topic.slot(slot).announced_times)

@@ -12,20 +12,39 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
-from ..model.results import Found
+from ..errors import ConfigurationError
+from ..model.results import Cancelled, Found, Rescheduled
+from ..model.topic import base_of
+from ..model.traits import name_in
 from ..scripts.call import ScriptCall
 from .admin_commands import AdminCommands, Place
 from .recording import Far
 from .registry import Registry
-from .runner import Runner
+from .runner import Away, Runner
+
+T = TypeVar("T", Found, Cancelled, Rescheduled)
 
 #: Ids that one call looks for, in one slot.
 IDS_PER_CALL = 100
 
 #: Calls that leave together.
 CALLS_TOGETHER = 500
+
+
+def ids_of(id: str | Iterable[str]) -> list[str]:
+    """Ids that a caller names. Raises ConfigurationError for what is none."""
+    if isinstance(id, str):
+        return [id]
+    try:
+        ids = list(id)
+    except TypeError:
+        raise ConfigurationError(f"id must be a str, or several of them, not {id!r:.100}") from None
+    for one in ids:
+        if not isinstance(one, str):
+            raise ConfigurationError(f"id must be a str, or several of them, not {one!r:.100}")
+    return ids
 
 
 class Lookup:
@@ -46,14 +65,18 @@ class Lookup:
 
         id: one, or several
         basis: slot basis, if the sender gave one: then only the slots are asked that it picks
+
+        Raises PartialError while a node of a Cluster is away that may have one of the ids, and no
+        other node has a message of that id.
         """
-        ids = id if isinstance(id, str) else list(id)
+        ids = ids_of(id)
         ahead: list[Found] = []
         if self.far is not None and self._registry.far(topic):
             # Before Redis is asked: what is put there meanwhile is found there.
-            ahead = self.far.get([ids] if isinstance(ids, str) else ids, topic)
+            ahead = self.far.get(ids, topic)
         once: dict[Any, Found] = {}
-        for one in self._get(self.places(ids, topic, basis)):
+        away = Away()
+        for one in self._get(self.places(ids, topic, basis), away):
             known = self._registry.known(one.topic)
             # A reshard may move the message meanwhile: then it is seen in its old slot and again
             # in its new one.
@@ -61,8 +84,19 @@ class Lookup:
             once.setdefault(one._replace(slot=-1) if moves else one, one)
         found = list(once.values())
         if ahead:
-            there = {(one.topic, one.body) for one in found}
-            found += [one for one in ahead if (one.topic, one.body) not in there]
+            there = {(one.topic, one.body, name_in(one.token)) for one in found}
+            found += [
+                one for one in ahead if (one.topic, one.body, name_in(one.token)) not in there
+            ]
+        return self.checked(ids, found, away)
+
+    @staticmethod
+    def checked(ids: str | Iterable[str], found: list[T], away: Away) -> list[T]:
+        """What was found of some ids. Raises PartialError if one was not, and may be on a node that
+        is away."""
+        names = {base_of(one.id) for one in found} | {one.id for one in found}
+        if away and not names.issuperset([ids] if isinstance(ids, str) else ids):
+            return away.checked(found)
         return found
 
     def places(
@@ -70,7 +104,7 @@ class Lookup:
     ) -> Iterator[Place]:
         """Where messages of these ids may be. Without `topic`, replies and the like are not looked
         through: nobody knows their ids."""
-        ids = [id] if isinstance(id, str) else list(dict.fromkeys(id))
+        ids = list(dict.fromkeys(ids_of(id)))
         for one in self._registry.select(topic):
             if topic is None and one.declaration.expires and one.declaration.named is False:
                 continue
@@ -79,16 +113,18 @@ class Lookup:
                     yield Place(one, slot, some[start : start + IDS_PER_CALL])
 
     def run_at(
-        self, places: Iterator[Place], command: Callable[[Place], ScriptCall]
+        self, places: Iterator[Place], command: Callable[[Place], ScriptCall], away: Away
     ) -> Iterator[tuple[Place, Any]]:
-        """Run a command at each place; the place and the result. A bounded number of calls leave
-        together."""
+        """Run a command at each place; the place and the result, where there is one. A bounded
+        number of calls leave together."""
         while together := list(itertools.islice(places, CALLS_TOGETHER)):
-            results = self._runner.run_all([command(place) for place in together])
-            yield from zip(together, results, strict=True)
+            results = self._runner.run_there([command(place) for place in together], away)
+            for place, result in zip(together, results, strict=True):
+                if result is not None:
+                    yield place, result
         self._runner.send_counters()
 
-    def _get(self, places: Iterator[Place]) -> list[Found]:
+    def _get(self, places: Iterator[Place], away: Away) -> list[Found]:
         # What lies on one server is asked for by one call: most places have nothing, and a call
         # costs more than to look into some.
         ids_per_call = 1 if self._runner.clustered else IDS_PER_CALL
@@ -108,7 +144,7 @@ class Lookup:
         found: list[Found] = []
         waiting = calls()
         while together := list(itertools.islice(waiting, CALLS_TOGETHER)):
-            for part in self._runner.run_all(together):
-                found += part
+            for part in self._runner.run_there(together, away):
+                found += part or ()
         self._runner.send_counters()
         return found

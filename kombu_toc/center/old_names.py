@@ -12,11 +12,11 @@ from ..model.keys import Keys
 from ..model.results import Delivery
 from ..model.topic import Declaration, Topic
 from ..scripts.call import Countdown, ScriptCall
-from .commands import RECOVER, Commands, add_counters, announce_presence
+from .commands import Commands, add_counters, announce_presence
 from .deliveries import Deliveries
 from .leases import Leases
 from .registry import Registry
-from .requests import REMEMBER, PopRequest, PutRequest
+from .requests import ADD, REMEMBER, PopRequest, PutRequest
 
 
 class OldNames:
@@ -43,7 +43,7 @@ class OldNames:
         basis: str | None = None,
         priority: int = 0,
         token: str | None = None,
-        ensure: bool = False,
+        if_exists: str = ADD,
         publish: tuple[str, str] | None = None,
         remember: int = REMEMBER,
         replaces: bool = False,
@@ -57,7 +57,7 @@ class OldNames:
             basis,
             priority,
             token,
-            ensure,
+            if_exists,
             publish,
             remember,
             replaces,
@@ -75,7 +75,6 @@ class OldNames:
         behind_us: int = 0,
         visibility: float | None = None,
         recover: int = 0,
-        until_us: int | None = None,
         claimed: bool = True,
         name: str | None = None,
         remember: int = 0,
@@ -90,7 +89,6 @@ class OldNames:
             behind_us,
             visibility,
             recover,
-            until_us,
             claimed,
             remember,
         )
@@ -154,17 +152,3 @@ class OldNames:
     def counting(self, topic: str | None, added: dict[str, int]) -> ScriptCall:
         """As :func:`.commands.add_counters`."""
         return add_counters(self.keys, topic, added)
-
-    def watched_until(self, topic: Topic, slot: int) -> int | None:
-        """As :meth:`.leases.Leases.recover_until`."""
-        return self.leases.recover_until(topic, slot)
-
-    def watched(self, topic: Topic, slot: int, now_us: int, sent: float) -> None:
-        """As :meth:`.leases.Leases.sample`."""
-        self.leases.sample(topic, slot, now_us, sent)
-
-    def noting(
-        self, topic: Topic, slots: Sequence[int], recover: int = RECOVER
-    ) -> list[ScriptCall]:
-        """As :meth:`.leases.Leases.note_calls`."""
-        return self.leases.note_calls(topic, slots, recover)

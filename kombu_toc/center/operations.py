@@ -9,17 +9,30 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from ..model.keys import Keys
-from ..model.results import DEAD, IN_FLIGHT, WAITING, Cancelled, Found, Rescheduled
+from ..errors import PartialError
+from ..model.keys import Keys, check_name
+from ..model.receipts import is_receipt
+from ..model.results import (
+    DEAD,
+    IN_FLIGHT,
+    WAITING,
+    Cancelled,
+    Delivery,
+    Found,
+    Purged,
+    Rescheduled,
+)
 from ..model.topic import Topic, base_of
+from ..model.traits import origin_in
 from ..scripts.call import ScriptCall, as_bytes, microseconds, texts, when_of
 from .admin_commands import PURGE_STEP, AdminCommands, CancelReply, Place
-from .lookup import CALLS_TOGETHER, IDS_PER_CALL, Lookup
+from .lookup import CALLS_TOGETHER, IDS_PER_CALL, Lookup, ids_of
 from .names import pages
 from .places import Places
 from .recording import Far, Recorder
+from .recurring import Recurring
 from .registry import RELOAD, Registry
-from .runner import Runner
+from .runner import Away, Runner
 from .scan import Scan
 from .wake import sleep_of
 
@@ -41,14 +54,17 @@ class Operations:
         commands: AdminCommands,
         lookup: Lookup,
         scan: Scan,
+        recurring: Recurring,
     ) -> None:
         self._runner = runner
+        self._recurring = recurring
         self._client = runner.client
         self._registry = registry
         self._keys = keys
         self._commands = commands
         self._lookup = lookup
         self._scan = scan
+        self._recurring = recurring
         self._places = Places(runner, registry, keys)
         self._sleep = sleep_of(runner.client)
         #: who keeps a record of what is done here, if anybody does
@@ -64,37 +80,67 @@ class Operations:
         basis: str | None = None,
         in_flight: bool = False,
         dead: bool = True,
+        revoked: bool = False,
     ) -> list[Cancelled]:
         """Delete messages by id, and the copies that share it.
 
-        id: one, or several
+        id: one, or several; a receipt of a delivery stands for just its message
         in_flight: also delete those that a consumer has taken; it is not told
         dead: also delete those that were given up on
+        revoked: whether a task library is to have them as revoked, not as cancelled
 
         Returns what there was and whether it is deleted: a message that is in flight was cancelled
-        too late. An empty list if there was none.
+        too late. An empty list if there was none. Raises PartialError as :meth:`get`: what the
+        other nodes have is deleted.
         """
         states = _states_to_cancel(in_flight, dead)
 
         def command(place: Place) -> ScriptCall:
             return self._commands.cancel(place, states, copies=True, bodies=True)
 
-        ids = id if isinstance(id, str) else list(id)
-        named = [ids] if isinstance(ids, str) else ids
+        named = ids_of(id)
+        if receipts := [one for one in named if is_receipt(one)]:
+            meant = [one for receipt in receipts for one in self._delivered_by(receipt)]
+            how = {"in_flight": in_flight, "dead": dead, "revoked": revoked}
+            gone = self.cancel_found(meant, **how)
+            if named := [one for one in named if one not in receipts]:
+                gone += self.cancel(named, topic=topic, basis=basis, **how)
+            return gone
         far = self._far(topic)
-        ahead = far.cancel(named, topic) if far is not None else []
-        replies = self._lookup.run_at(self._lookup.places(ids, topic, basis), command)
+        ahead = far.cancel(named, topic, revoked) if far is not None else []
+        away = Away()
+        replies = self._lookup.run_at(self._lookup.places(named, topic, basis), command, away)
         found = self._all_cancelled(replies, command)
         if self.recorder is not None:
-            found += self.recorder.cancelled(named, found, topic)
-        return _with(ahead, found)
+            known = named
+            if away:  # of the others nothing is known
+                there = {base_of(one.id) for one in found} | {one.id for one in found}
+                known = [one for one in named if one in there]
+            found += self.recorder.cancelled(known, found, topic, revoked)
+        return self._lookup.checked(named, _with(ahead, found), away)
+
+    def _delivered_by(self, receipt: str) -> list[Found]:
+        """The message of a receipt, if it is still there."""
+        delivery = Delivery.of_receipt(receipt)
+        origin = origin_in(delivery.birth, delivery.slot)
+        return [
+            one
+            for one in self._lookup.get(delivery.id, topic=delivery.topic)
+            if one.id == delivery.id and origin_in(one.own_token, one.slot) == origin
+        ]
 
     def cancel_found(
-        self, found: Iterable[Found], *, in_flight: bool = False, dead: bool = True
+        self,
+        found: Iterable[Found],
+        *,
+        in_flight: bool = False,
+        dead: bool = True,
+        revoked: bool = False,
     ) -> list[Cancelled]:
         """Delete just these messages, and none that share their ids; otherwise as :meth:`cancel`.
 
         A message that has changed its state meanwhile is deleted if messages of that state are.
+        Raises PartialError, with what the others had, while nodes of a Cluster are away.
         """
         states = _states_to_cancel(in_flight, dead)
 
@@ -104,11 +150,13 @@ class Operations:
         ahead: list[Cancelled] = []
         if self.recorder is not None:
             found = list(found)
-            ahead = self.recorder.far.cancel_found([one for one in found if one.far])
-        cancelled = self._all_cancelled(self._run_for(found, command), command)
+            far = [one for one in found if one.far]
+            ahead = self.recorder.far.cancel_found(far, revoked)
+        away = Away()
+        cancelled = self._all_cancelled(self._run_for(found, command, away), command)
         if self.recorder is not None:
-            self.recorder.deleted(cancelled)
-        return _with(ahead, cancelled)
+            self.recorder.deleted(cancelled, revoked)
+        return away.checked(_with(ahead, cancelled))
 
     def _all_cancelled(
         self, replies: Iterable[tuple[Place, CancelReply]], command: Callable[[Place], ScriptCall]
@@ -126,7 +174,22 @@ class Operations:
             cancelled += reply.cancelled
             if reply.done < len(place.ids):
                 left.append(place._replace(ids=place.ids[reply.done :]))
-        return cancelled
+        firings: dict[str, list[str]] = defaultdict(list)
+        for one in cancelled:
+            if one.deleted and "@" in one.id:
+                firings[one.topic].append(one.id)
+        gone = {
+            (topic, name)
+            for topic, ids in firings.items()
+            for name in self._recurring.recheck(topic, ids)
+        }
+        if not gone:
+            return cancelled
+        named = ((one, one.id.rpartition("@")[0]) for one in cancelled)
+        return [
+            one._replace(schedule=name) if one.deleted and (one.topic, name) in gone else one
+            for one, name in named
+        ]
 
     def reschedule(
         self,
@@ -144,8 +207,10 @@ class Operations:
         delay: seconds from now by Redis's clock
 
         Returns what there was and whether it is moved: only what is waiting can be. An empty
-        list if there was none. Raises ActionTimeError beyond the year 2255.
+        list if there was none. Raises ActionTimeError beyond the year 2255, PartialError as
+        :meth:`cancel`.
         """
+        ids_of(id)
         when = when_of(microseconds(at), microseconds(delay))
         far, ahead = self._far(topic), list[Rescheduled]()
         if far is not None:
@@ -155,18 +220,19 @@ class Operations:
             [one] = place.ids
             return self._commands.reschedule(place.topic, place.slot, one, when, copies=True)
 
-        replies = self._lookup.run_at(self._lookup.places(id, topic, basis), command)
+        away = Away()
+        replies = self._lookup.run_at(self._lookup.places(id, topic, basis), command, away)
         moved = [one for _, part in replies for one in part]
-        if self.recorder is not None:
+        if self.recorder is not None and (moved or not away):
             times = microseconds(at), microseconds(delay)
             moved += self.recorder.rescheduled([id], moved, topic, *times)
-        return _with(ahead, moved)
+        return self._lookup.checked(id, _with(ahead, moved), away)
 
     def reschedule_found(
         self, found: Iterable[Found], *, at: float | None = None, delay: float | None = None
     ) -> list[Rescheduled]:
         """Give just these messages another action time, and none that share their ids;
-        otherwise as :meth:`reschedule`."""
+        otherwise as :meth:`reschedule`. Raises PartialError as :meth:`cancel_found`."""
         when = when_of(microseconds(at), microseconds(delay))
         ahead: list[Rescheduled] = []
         found = list(found)
@@ -179,14 +245,14 @@ class Operations:
             topic = self._registry.resolved(one.topic)
             slot = topic.slot(one.slot)
             calls.append(self._commands.reschedule(topic, slot, one.id, when, copies=False))
-        moved: list[Rescheduled] = []
+        moved, away = list[Rescheduled](), Away()
         for start in range(0, len(calls), CALLS_TOGETHER):
-            for part in self._runner.run_all(calls[start : start + CALLS_TOGETHER]):
-                moved += part
+            for part in self._runner.run_there(calls[start : start + CALLS_TOGETHER], away):
+                moved += part or ()
         self._runner.send_counters()
         if self.recorder is not None:
             self.recorder.moved(moved, found)
-        return _with(ahead, moved)
+        return away.checked(_with(ahead, moved))
 
     def _far(self, topic: str | None) -> Far | None:
         """What is too far ahead to be in Redis, if a topic may have such messages."""
@@ -213,20 +279,19 @@ class Operations:
         ids: only these, and the copies that share them
         where: only messages for which this is true
 
-        Returns how many. In bounded steps; what dies meanwhile stays dead.
+        Returns how many. In bounded steps; what dies meanwhile stays dead. Raises PartialError,
+        with the number of the others, while nodes of a Cluster are away.
         """
-        recorder = self.recorder
-        if recorder is None:
-            dead = self._dead(topic, ids, where)
-            return sum(number for _, number in self._run_for(dead, self._commands.requeue))
-        total, dead = 0, self._dead(topic, ids, where, bodies=True)
+        recorder, total, away = self.recorder, 0, Away()
+        dead = self._dead(topic, ids, where, away, bodies=recorder is not None)
         while batch := list(itertools.islice(dead, IDS_PER_CALL)):
-            recorder.requeuing(batch)
-            number = sum(number for _, number in self._run_for(batch, self._commands.requeue))
-            if number:
-                recorder.requeued([(one.topic, one.id) for one in batch])
-            total += number
-        return total
+            if recorder is not None:
+                recorder.requeuing(batch)
+            for place, number in self._run_for(batch, self._commands.requeue, away):
+                if number and recorder is not None:
+                    recorder.requeued([(place.topic.name, id) for id in place.ids])
+                total += number
+        return away.checked(total)
 
     def purge_dead(
         self,
@@ -240,36 +305,49 @@ class Operations:
         def command(place: Place) -> ScriptCall:
             return self._commands.cancel(place, (DEAD,), copies=False, bodies=False)
 
-        replies = self._run_for(self._dead(topic, ids, where), command)
+        away = Away()
+        replies = self._run_for(self._dead(topic, ids, where, away), command, away)
         deleted = [one for _, reply in replies for one in reply.cancelled if one.deleted]
         if self.recorder is not None:
             self.recorder.purged_dead([(one.topic, one.id) for one in deleted])
-        return len(deleted)
+        return away.checked(len(deleted))
 
     def _dead(
         self,
         topic: str | None,
         ids: Iterable[str] | None,
         where: Callable[[Found], Any] | None,
+        away: Away,
         *,
         bodies: bool = False,
     ) -> Iterator[Found]:
-        """The dead messages, but not those that die from now on."""
+        """The dead messages, but not those that die from now on.
+
+        away: notes the slots of nodes that are away
+        """
         if ids is None:
             seconds, us = self._client.time()
             until = seconds + us / 1e6
             bodies = bodies or where is not None
-            pairs = self._scan.read(topic, DEAD, until=until, bodies=bodies)
+            pairs = self._scan.read(topic, DEAD, until=until, bodies=bodies, away=away)
             found: Iterator[Found] = (one for one, _ in pairs)
         else:
-            found = (one for one in self._lookup.get(ids, topic=topic) if one.state == DEAD)
+            try:
+                known = self._lookup.get(ids, topic=topic)
+            except PartialError as exc:
+                known = exc.results
+                away.add(exc.missing)
+            found = (one for one in known if one.state == DEAD)
         return found if where is None else filter(where, found)
 
     def _run_for(
-        self, found: Iterable[Found], command: Callable[[Place], ScriptCall]
+        self, found: Iterable[Found], command: Callable[[Place], ScriptCall], away: Away
     ) -> Iterator[tuple[Place, Any]]:
         """Run a command for these messages, a bounded number at a time; the place and the result
-        of each call."""
+        of each call.
+
+        away: notes the slots of nodes that are away
+        """
         found = iter(found)
         while batch := list(itertools.islice(found, IDS_PER_CALL)):
             by_slot: dict[tuple[str, int], list[str]] = defaultdict(list)
@@ -279,25 +357,28 @@ class Operations:
             for (name, number), ids in by_slot.items():
                 topic = self._registry.standing(name)
                 places.append(Place(topic, topic.slot(number), ids))
-            results = self._runner.run_all([command(place) for place in places])
-            yield from zip(places, results, strict=True)
+            results = self._runner.run_there([command(place) for place in places], away)
+            for place, result in zip(places, results, strict=True):
+                if result is not None:
+                    yield place, result
         self._runner.send_counters()
 
     # -- whole topics
 
-    def purge(self, topic: str) -> int:
-        """Delete every waiting message, due or not; return how many there were.
+    def purge(self, topic: str) -> Purged:
+        """Delete every waiting message, due or not; return how many there were, and which schedules
+        have lost their next firing by that.
 
         Messages in flight and dead messages stay. In bounded steps, so that a large topic does not
         block the server; what is put meanwhile may survive.
         """
         declared = self._registry.standing(topic)
         if declared.declaration.expires:
-            return self._purge(declared)
+            return Purged(self._purge(declared))
         purged = self._purge_far(topic) + self._purge(declared)
         if self.recorder is not None:
             self.recorder.purged(topic)
-        return purged
+        return Purged(purged, self._recurring.recheck(topic) if purged else ())
 
     def _purge_far(self, topic: str) -> int:
         far = self._far(topic)
@@ -312,7 +393,7 @@ class Operations:
                 total += count
                 self._runner.send_counters()
                 for id in copies:
-                    self._client.srem(as_bytes(slot.copies(base_of(id))), as_bytes(id))
+                    self._client.hdel(as_bytes(slot.copies(base_of(id))), as_bytes(id))
                 if count < PURGE_STEP:
                     break
         return total
@@ -415,9 +496,15 @@ class Operations:
 
         Consumers of the transport notice within five seconds. Messages can be put as ever, and are
         kept; what is in flight goes on. Callers of :meth:`pop` get messages all the same.
+
+        With a task library, raises LibraryError if that cannot be told: it is paused all the same.
         """
+        check_name(name)
         change = self._client.sadd if paused else self._client.srem
-        return bool(change(self._keys.paused, name))
+        is_new = bool(change(self._keys.paused, name))
+        if self.recorder is not None:
+            self.recorder.paused(name, paused)
+        return is_new
 
     def paused(self) -> set[str]:
         """The topics that are paused."""

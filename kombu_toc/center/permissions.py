@@ -16,7 +16,18 @@ from .center import TimeoutCenter
 PRODUCERS = ("admit", "bind", "bindings", "bound", "broadcast", "counts", "declare", "put")
 CONSUMERS = (
     *("ack", "due", "elect", "extend", "hand_back", "pass_on", "pop", "present", "purge", "recall"),
-    *("bury", "recur", "recurring", "mark", "reject", "release", "sweep", "upkeep", "use"),
+    *(
+        "bury",
+        "recheck",
+        "recur",
+        "recurring",
+        "mark",
+        "reject",
+        "release",
+        "sweep",
+        "upkeep",
+        "use",
+    ),
 )
 
 

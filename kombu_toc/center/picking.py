@@ -17,7 +17,7 @@ from ..model.keys import Slot
 from ..model.results import WAITING, Delivery, Found, Popped
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall, as_bytes, texts
-from .commands import lease_ms, terms_of
+from .commands import lease_ms, own_of, terms_of
 from .context import Context
 from .lookup import CALLS_TOGETHER, IDS_PER_CALL, Lookup
 from .registry import Registry
@@ -129,7 +129,7 @@ def pick_call(context: Context, topic: Topic, slot: Slot, request: PickRequest) 
             request.budget,
             int(request.early),
             lease_ms(request.visibility, limits),
-            terms_of(limits, own=request.visibility is not None),
+            terms_of(limits, own_of(request.visibility, limits)),
             topic.declaration.retries,
             name,
             request.remember,
@@ -202,7 +202,7 @@ class Picking:
             raise
         popped = picks.popped()
         for key, member in popped.stray:
-            self._runner.client.srem(as_bytes(key), as_bytes(member))
+            self._runner.client.hdel(as_bytes(key), as_bytes(member))
         for message in popped.messages:
             if 0 < message.action_us <= popped.now_us:
                 self._runner.metrics.late(name, popped.now_us - message.action_us)

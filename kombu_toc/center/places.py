@@ -44,12 +44,18 @@ class Places:
         """All topics that have schedules; sorted."""
         return sorted(texts(self._client.smembers(self._noted[0])))
 
-    def of(self, name: str) -> list[str]:
-        """The topics in which a schedule of that name is, or was about to be."""
-        head = schedule_place(name)
+    def of(self, names: Sequence[str]) -> dict[str, list[str]]:
+        """By name, the topics in which a schedule of that name is, or was about to be."""
+        heads = {name: schedule_place(name) for name in names}
         topics = self._topics()
-        found = topics.read(topics.call(head, "", -1, self._noted[2]))
-        return [place[len(head) :] for place in found]
+        calls = [topics.call(head, "", -1, self._noted[2]) for head in heads.values()]
+        found: dict[str, list[str]] = {}
+        for (name, head), call, places in zip(
+            heads.items(), calls, self._runner.run_all(calls), strict=True
+        ):
+            read = topics.read(call) if places is None else places
+            found[name] = [place[len(head) :] for place in read]
+        return found
 
     def _topics(self) -> Names:
         there, names, _ = self._noted
@@ -70,9 +76,9 @@ class Places:
 
     # -- write
 
-    def note(self, topic: str, name: str) -> None:
-        """A schedule is about to be created, or has just been."""
-        self._note(topic, [name])
+    def note(self, topic: str, names: Sequence[str]) -> None:
+        """Schedules are about to be created, or have just been."""
+        self._note(topic, names)
 
     def gone(self, topic: str, names: Iterable[str] = ()) -> None:
         """Schedules of a topic are gone, or were never there. What somebody has put again

@@ -5,11 +5,15 @@ Nothing here asks a server: whoever sends the calls gives back the results.
 
 from __future__ import annotations
 
-import hashlib
+import itertools
+import os
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple, cast
+from functools import cached_property, partial
+from itertools import count
+from secrets import token_urlsafe
+from typing import Any, cast
 
 from ..errors import (
     ActionTimeError,
@@ -21,16 +25,16 @@ from ..errors import (
 )
 from ..model.keys import Slot
 from ..model.message_key import key_of
-from ..model.results import Put, PutTogether
+from ..model.results import ADDED, Put, PutTogether
 from ..model.topic import Topic, slot_of
 from ..model.traits import traits_of
 from ..scripts.call import ScriptCall, microseconds, when_of
-from .commands import Commands
+from .commands import MOST_BYTES, Commands, too_large
 from .context import Context
 from .logs import logging
 from .put_rates import pace_key, read_limited_put_many
 from .replies import read_put_many
-from .requests import REMEMBER, NewMessage, PutRequest
+from .requests import REMEMBER, NewMessage, PutRequest, named_by
 
 #: Messages, and bytes of their bodies, that one call adds: no call may keep the server busy for
 #: long. A longer body goes alone.
@@ -43,11 +47,8 @@ BYTES_TOGETHER = 8_000_000
 
 _FIELDS = frozenset(NewMessage._fields)
 
-#: Where a message goes that is put alone, as its call's digest has it.
-APART = ("apart",)
-
 #: The last fields of a message without traits.
-_NONE = [None, None, None, None]
+_NONE = (None, None, None, None)
 
 
 class _Batch:
@@ -88,8 +89,9 @@ def put_many_call(
     Result: :class:`PutTogether`.
 
     step: index of the priority step
-    flat: of each its id, its body, and its time as :func:`.scripts.call.when_of` gives it; and its
-        traits, if `width` is 4, as it is where puts are limited
+    flat: of each its id, its body, and its time as :func:`.scripts.call.when_of` gives it; its
+        traits, if `width` is more than 3, as it is where puts are limited; and of what is put back
+        the suffix under which it may be there
     publish: (producer, name of this call): a repeated call adds nothing
     """
     producer, name = publish
@@ -113,65 +115,40 @@ def put_many_call(
     return context.announcing(topic, "put_many", keys, args, parse)
 
 
-#: Calls without a reply that are kept in mind, at most.
-MOST_LOST = 1000
+class Lane:
+    """A producer's name for puts that follow one another: the server remembers the latest of them,
+    and so what of it is repeated."""
+
+    __slots__ = ("_numbers", "producer")
+
+    def __init__(self) -> None:
+        self.producer = token_urlsafe(9)
+        self._numbers = count(1)
+
+    def next(self) -> Publish:
+        """The lane, and a name that no other put has."""
+        return self.producer, f"{self.producer}.{next(self._numbers):x}"
 
 
 class PutNames:
-    """Names of the calls of one center's lists. A call whose reply was lost keeps its name for a
-    minute: if the same messages are put again, the server knows what it has added already.
+    """Gives each put that is under way a lane of its own. Any thread may ask."""
 
-    next: makes a name that no other has: a producer, a dot and a number
-    clock: monotonic seconds
-    """
+    def __init__(self) -> None:
+        self._free: list[Lane] = []
+        self._pid = os.getpid()
 
-    def __init__(
-        self, next: Callable[[], str], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._next = next
-        self._clock = clock
-        #: what a call has -> its name, and until when it is kept
-        self._lost: dict[bytes, tuple[Publish, float]] = {}
+    def take(self) -> Lane:
+        if self._pid != os.getpid():  # a forked child is another producer
+            self._free, self._pid = [], os.getpid()
+        try:
+            return self._free.pop()
+        except IndexError:
+            return Lane()
 
-    def name(self, make: Callable[[], bytes], place: int | None = None) -> Publish:
-        """The name of a call.
-
-        make: makes the digest of what it has; called only if replies were lost
-        place: its number among calls that each have a memory of their own
-        """
-        if self._lost:
-            kept = self._lost.pop(make(), None)
-            if kept is not None and kept[1] >= self._clock():
-                return kept[0]
-        producer, _, number = self._next().rpartition(".")
-        return (producer if place is None else f"{producer}+{place}"), number
-
-    def __bool__(self) -> bool:
-        """Whether any replies were lost."""
-        return bool(self._lost)
-
-    def __contains__(self, digest: bytes) -> bool:
-        """Whether the reply to such a call was lost."""
-        return digest in self._lost
-
-    def lose(self, digest: bytes, name: Publish) -> None:
-        """A call with that name may have run or not."""
-        while len(self._lost) >= MOST_LOST:
-            self._lost.pop(next(iter(self._lost)))
-        self._lost[digest] = name, self._clock() + REMEMBER
-
-
-class _Sent(NamedTuple):
-    """A call that is on its way.
-
-    numbers: the places of its messages in the list
-    name: what it is remembered by
-    digest: makes the digest of what it has
-    """
-
-    numbers: list[int]
-    name: Publish
-    digest: Callable[[], bytes]
+    def give(self, lane: Lane) -> None:
+        """A put of this lane has ended: nothing of it will be repeated."""
+        if self._pid == os.getpid():
+            self._free.append(lane)
 
 
 class PutMany:
@@ -187,57 +164,82 @@ class PutMany:
         commands: Commands,
         topic: Topic,
         messages: Iterable[NewMessage | Mapping[str, Any] | tuple[Any, ...]],
-        names: PutNames,
+        lane: Lane,
+        token: str | None = None,
+        named: Callable[[PutRequest], PutRequest] | None = None,
     ) -> None:
-        self._names = names
+        self._lane = lane
+        self._token = token
         self._context = context
         self._commands = commands
         self._topic = topic
         self._messages = _read(messages)
         self._results: list[Any] = [None] * len(self._messages)
-        #: of one that has an id which another one of the list or of the topic has: its place. Put
-        #: one by one, for a copy is recorded in a key of its id
+        #: of each, its time and its traits as scripts read them
+        self._said = [
+            (_when(number, one.id, one.at, one.delay), _traits(number, one))
+            for number, one in enumerate(self._messages)
+        ]
+        #: where messages are recorded: each as what is asked for
+        self.requests: list[PutRequest] = []
+        if named is not None:
+            self.requests = [named(one) for one in map(self._request, range(len(self._said)))]
+            self._said = [
+                (when, request.traits)
+                for (when, _), request in zip(self._said, self.requests, strict=True)
+            ]
+        #: the places of those whose id another one of the list or of the topic has, and of those
+        #: that have tokens. Put one by one: a copy is recorded in a key of its id
         self._apart: list[int] = []
-        self._with_basis: NewMessage | None = None
-        self._batches: Iterator[_Batch] = iter(self._divided())
+        self._left_out: Collection[int] = ()
+        self._batches: Iterator[_Batch] | None = None
         self._ahead: _Batch | None = None
-        self._sent: list[_Sent] = []  #: what is on its way
+        self._sent: list[list[int]] = []  #: the messages of each call that is on its way
         self._error: Exception | None = None
         self._shortage: Exception | None = None
         self._refused: list[RateLimitedError] = []
 
     def admitted(self) -> list[tuple[str, str | None]]:
         """An id and a slot basis of each kind of messages, for :meth:`.registry.Registry.admit`."""
-        found = [self._messages[:1], [self._with_basis] if self._with_basis else []]
-        return [(message.id, message.basis) for some in found for message in some]
+        others = (one for one in self._messages if one.basis not in (None, one.id))
+        found = [*self._messages[:1], *itertools.islice(others, 1)]
+        return [(message.id, message.basis) for message in found]
 
-    def requests(self) -> list[PutRequest]:
-        """The messages, each as what is asked for."""
-        return [
-            PutRequest(
-                *(one.id, one.body, microseconds(one.at), microseconds(one.delay)),
-                basis=one.basis,
-                priority=one.priority,
-                token=one.token,
-                traits="" if [*one[7:]] == _NONE else _traits(number, one),
-            )
-            for number, one in enumerate(self._messages)
-        ]
+    @cached_property
+    def _tokens(self) -> list[str | None]:
+        """The token of each message; of a list with a token, those that follow from it."""
+        if self._token is None:
+            return [one.token for one in self._messages]
+        seen: Counter[str] = Counter()
+        tokens: list[str | None] = []
+        for one in self._messages:
+            tokens.append(one.token or f"{self._token}\0{seen[one.id]}")
+            seen[one.id] += 1
+        return tokens
 
-    def without(self, places: Collection[int]) -> list[NewMessage]:
-        """The messages but for those at these places."""
-        return [one for place, one in enumerate(self._messages) if place not in places]
+    def _request(self, number: int, publish: Publish | None = None) -> PutRequest:
+        """A message as what is asked for."""
+        one = self._messages[number]
+        request = PutRequest(
+            *(one.id, one.body, microseconds(one.at), microseconds(one.delay)),
+            basis=one.basis,
+            priority=one.priority,
+            publish=publish,
+            traits=self._said[number][1],
+        )
+        token = self._tokens[number]
+        return request if token is None else named_by(request, token, time.time())
 
-    def filled(self, places: Collection[int], others: Iterable[Any]) -> list[Any]:
-        """What became of all messages: those at these places are kept elsewhere.
+    def leave_out(self, places: Collection[int]) -> None:
+        """The messages at these places are kept elsewhere."""
+        self._left_out = places
+        for place in places:
+            self._results[place] = Put(self._messages[place].id, ADDED)
 
-        others: what became of the others
-        """
-        rest = iter(others)
-        return [
-            Put(one.id, True, None) if place in places else next(rest)
-            for place, one in enumerate(self._messages)
-        ]
+    @property
+    def near_results(self) -> list[Any]:
+        """As :attr:`results`, of those that are not left out."""
+        return [one for place, one in enumerate(self._results) if place not in self._left_out]
 
     @property
     def results(self) -> list[Any]:
@@ -249,6 +251,8 @@ class PutMany:
         """The calls that are to be sent next, together."""
         if self._error is not None:
             return []
+        if self._batches is None:
+            self._batches = iter(self._divided())
         calls: list[ScriptCall] = []
         messages = bytes = 0
         while (batch := self._ahead or next(self._batches, None)) is not None:
@@ -264,31 +268,13 @@ class PutMany:
     def _call(self, batch: _Batch) -> ScriptCall:
         topic = self._topic
         numbers, flat, width = batch.numbers, batch.flat, 3
-        sent = self._leaves(numbers, partial(self._digest, (batch.slot, batch.step), numbers))
+        self._sent.append(numbers)
         if batch.traits or topic.declaration.put_gates:
             traits = (batch.traits.get(number, "") for number in numbers)
             rows = zip(flat[::3], flat[1::3], flat[2::3], traits, strict=True)
             flat, width = [value for row in rows for value in row], 4
         slot = topic.slot(batch.slot)
-        return put_many_call(self._context, topic, slot, batch.step, flat, width, sent.name)
-
-    def _leaves(
-        self, numbers: list[int], digest: Callable[[], bytes], place: int | None = None
-    ) -> _Sent:
-        """A call with these messages is on its way."""
-        sent = _Sent(numbers, self._names.name(digest, place), digest)
-        self._sent.append(sent)
-        return sent
-
-    def _digest(self, where: Sequence[object], numbers: Iterable[int]) -> bytes:
-        """Tells a call from those with other messages."""
-        topic = self._topic
-        made = hashlib.sha256(repr((topic.name, topic.declaration.slots, *where)).encode())
-        for number in numbers:
-            message = self._messages[number]
-            made.update(repr((message.id, len(message.body), *message[2:])).encode())
-            made.update(message.body)
-        return made.digest()
+        return put_many_call(self._context, topic, slot, batch.step, flat, width, self._lane.next())
 
     def _next_apart(self) -> list[ScriptCall]:
         calls: list[ScriptCall] = []
@@ -296,18 +282,15 @@ class PutMany:
         self._apart.sort(reverse=True)
         while self._apart and len(calls) < MESSAGES_PER_CALL:
             number = self._apart[-1]
-            message = self._messages[number]
-            id, body, at, delay, basis, priority, token, *own = message
-            bytes += len(body)
+            bytes += len(self._messages[number].body)
             if calls and bytes > BYTES_TOGETHER:
                 break
-            at_us, delay_us = microseconds(at), microseconds(delay)
-            digest = partial(self._digest, APART, (number,))
-            producer, name = self._leaves([number], digest, len(calls)).name
-            publish = f"many:{producer}", name
-            request = PutRequest(id, body, at_us, delay_us, basis, priority, token, publish=publish)
-            if own != _NONE:
-                request = request._replace(traits=_traits(number, message))
+            producer, name = self._lane.next()
+            request = self._request(number, (f"{producer}+{len(calls)}", name))
+            if self.requests:
+                own = self.requests[number]
+                request = request._replace(token=own.token, traits=own.traits)
+            self._sent.append([number])
             calls.append(self._commands.put(self._topic, request))
             self._apart.pop()
         return calls
@@ -319,14 +302,13 @@ class PutMany:
         """
         self._shortage = self._shortage or shortage
         put, messages = self._results, self._messages
-        for sent, result in zip(self._sent, results, strict=True):
-            numbers = sent.numbers
+        for numbers, result in zip(self._sent, results, strict=True):
             if isinstance(result, PutTogether):
                 now = result.now_us
                 for number in numbers:
-                    put[number] = Put(messages[number].id, True, now)
+                    put[number] = Put(messages[number].id, ADDED, now)
                 for place in result.there:
-                    put[numbers[place]] = Put(messages[numbers[place]].id, False, None)
+                    put[numbers[place]] = Put(messages[numbers[place]].id, ADDED)
                 for place, refused in result.refused.items():
                     self._refuse(numbers[place], refused)
                 for place in result.taken:
@@ -337,9 +319,10 @@ class PutMany:
             else:
                 for number in numbers:
                     put[number] = result
+                    if isinstance(result, Put) and self._tokens[number] is None:
+                        put[number] = result.by_this_put
                 if isinstance(result, Exception):
                     self._error = self._error or result
-                    self._names.lose(sent.digest(), sent.name)
         self._sent = []
 
     def _refuse(self, number: int, error: Exception) -> None:
@@ -373,7 +356,7 @@ class PutMany:
         made = PutManyError(
             f"{len(failed)} of {len(found)} messages were not put, or perhaps not; the first is "
             f"number {failed[0]} ({self._messages[failed[0]].id!r}): {error}. The error's results "
-            "say which; to put the list again adds none twice that is still there",
+            "say which; a list with a token may be put again, and adds none twice",
             found,
         )
         made.__cause__ = error
@@ -384,7 +367,7 @@ class PutMany:
         soonest = min(refused, key=lambda error: error.retry_after)
         return RateLimitedError(
             f"{len(refused)} of {len(found)} messages were not put: {soonest}. The error's results "
-            "say which; to put the list again adds none twice that is still there",
+            "say which; a list with a token may be put again, and adds none twice",
             soonest.limit,
             soonest.retry_after,
             found,
@@ -398,18 +381,14 @@ class PutMany:
         made: list[_Batch] = []
         begun: dict[tuple[int, int], _Batch] = {}
         ids: set[str] = set()
-        lost = self._names if self._names else None  # mostly none are
-        for number, message in enumerate(self._messages):
-            id, body, at, delay, basis, priority, _, *own = message
-            if basis is not None and basis != id and self._with_basis is None:
-                self._with_basis = message
-            traits = "" if own == _NONE else _traits(number, message)
-            when = _when(number, id, at, delay)
-            # One that was put alone is repeated alone.
-            if id in ids or (lost is not None and self._digest(APART, (number,)) in lost):
+        for number, (id, body, _, _, basis, priority, token, *_) in enumerate(self._messages):
+            if number in self._left_out:
+                continue
+            if id in ids or token is not None or self._token is not None:
                 apart.append(number)
                 continue
             ids.add(id)
+            when, traits = self._said[number]
             place = slot_of(basis or id, slots), step_of(priority) if priority else 0
             batch = begun.get(place)
             if batch is None or (
@@ -437,6 +416,8 @@ def _when(number: int, id: str, at: float | None, delay: float | None) -> Any:
 
 def _traits(number: int, message: NewMessage) -> str:
     """What holds for this message only. Raises TraitError, naming the message."""
+    if message[7:] == _NONE:
+        return ""
     return traits_of(
         f"message {number} ({message.id!r})",
         visibility=message.visibility,
@@ -457,6 +438,7 @@ def _read(messages: Iterable[NewMessage | Mapping[str, Any] | tuple[Any, ...]]) 
         if not (
             isinstance(id, str)
             and isinstance(body, bytes)
+            and len(body) <= MOST_BYTES
             and (at is None or delay is None)
             and isinstance(priority, int)
             and (at is None or _is_number(at))
@@ -509,6 +491,8 @@ def _wrong(message: NewMessage) -> str:
         return f"its id must be a str, not {id!r}"
     if not isinstance(body, bytes):
         return f"its body must be bytes, not a {type(body).__name__}; encode it"
+    if len(body) > MOST_BYTES:
+        return too_large(len(body))
     if at is not None and delay is not None:
         return "it has at and delay; give one of them"
     for name, value in (("at", at), ("delay", delay)):

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from ..model.records import Disagreement, LibraryStatus, Rebuilt, Record, RecordPage
-from ..model.results import Cancelled, Delivery, Found, Rescheduled
+from ..model.records import (
+    FAILURES,
+    Disagreement,
+    LibraryResharded,
+    LibraryStatus,
+    Rebuilt,
+    Record,
+    RecordPage,
+    Retried,
+)
+from ..model.results import Cancelled, Delivery, Found, Put, Rescheduled
 from ..model.topic import Topic
 from .admin_commands import Position
 from .recurring import ScheduleChange
@@ -23,6 +32,7 @@ class TaskLibrary(Protocol):
         biz_id: str | None = None,
         status: str | Collection[str] | None = None,
         task: str | None = None,
+        attributes: Mapping[str, object] | None = None,
         between: tuple[float | None, float | None] | None = None,
         limit: int = 100,
         after: str | None = None,
@@ -30,12 +40,32 @@ class TaskLibrary(Protocol):
         """Records, in the order of their action times.
 
         biz_type, biz_id: as they were sent: :func:`celery_toc.biz`
-        status: one of ``pending``, ``taken``, ``done``, ``cancelled``, ``dead`` and ``expired``, or
-            several; all unless given
+        status: one of :data:`kombu_toc.STATUSES`, or several; all unless given
         task: the name of a task
+        attributes: of the user's own, all of which it has
         between: the first and the last action time, seconds since the epoch; None: without a bound
         limit: how many at most
         after: where the page before has ended: its `after`
+
+        Raises LibraryError.
+        """
+
+    def retry(
+        self,
+        *,
+        status: str | Collection[str] = FAILURES,
+        limit: int | None = None,
+        on_progress: Callable[[Retried], None] | None = None,
+        **which: Any,
+    ) -> Retried:
+        """Send again what has failed or is dead, and is found by these filters: each once, however
+        often and by however many this is called. What is sent again is due now, has its id, its
+        arguments and its headers, but does not expire. A worker puts it within a second or so.
+
+        status: ``failed``, ``dead``, or both
+        limit: how many at most
+        on_progress: called after each some hundred
+        which: as of :meth:`find`: biz_type, biz_id, task, attributes, between
 
         Raises LibraryError.
         """
@@ -67,6 +97,17 @@ class TaskLibrary(Protocol):
     def upgrade(self) -> list[str]:
         """Bring older tables up to date; return the URLs of these databases. Raises
         LibraryError."""
+
+    def reshard(
+        self, on_progress: Callable[[LibraryResharded], None] | None = None
+    ) -> LibraryResharded:
+        """Move all rows from the layout that ``toc_library_before`` names to that of
+        ``toc_library``, while the library is used. It may be killed and repeated at any time.
+
+        on_progress: called after each some hundred rows
+
+        Raises LibraryError if a database is away, or if there is nothing to be moved.
+        """
 
     def prune(self, days: float) -> int:
         """Drop what history has of earlier days than so many; return how many days were dropped,
@@ -129,10 +170,12 @@ class Far(Protocol):
         until_us: only what is due by then, in microseconds since the epoch
         """
 
-    def cancel(self, ids: Sequence[str], topic: str | None) -> list[Cancelled]:
+    def cancel(
+        self, ids: Sequence[str], topic: str | None, revoked: bool = False
+    ) -> list[Cancelled]:
         """Cancel what there is of these ids; return that."""
 
-    def cancel_found(self, found: Sequence[Found]) -> list[Cancelled]:
+    def cancel_found(self, found: Sequence[Found], revoked: bool = False) -> list[Cancelled]:
         """Cancel just these, as far as they are there; return which."""
 
     def reschedule(
@@ -176,6 +219,17 @@ class Recorder(Protocol):
     def not_put(self, rows: Sequence[Any]) -> None:
         """Redis did not answer: these messages follow when it does, unless they are there."""
 
+    def named(self, topic: Topic, request: PutRequest) -> PutRequest:
+        """A message that is about to be put, with a name that its record is known by."""
+
+    def repeated(self, rows: Sequence[Any]) -> None:
+        """These had been put before, by the same put."""
+
+    def replace_far(self, topic: Topic, request: PutRequest) -> Put | None:
+        """Give body and time of a message to the newest one of its id, if that is too far ahead to
+        be in Redis; None if it is not. Raises LibraryError, and MessageError if that has another
+        slot basis."""
+
     def replaced(self, rows: Sequence[Any]) -> None:
         """These have taken the places of others, and have their ids."""
 
@@ -196,18 +250,23 @@ class Recorder(Protocol):
         """Whoever has these messages still has them."""
 
     def cancelled(
-        self, ids: Sequence[str], found: Sequence[Cancelled], topic: str | None
+        self,
+        ids: Sequence[str],
+        found: Sequence[Cancelled],
+        topic: str | None,
+        revoked: bool = False,
     ) -> list[Cancelled]:
         """Messages were cancelled by their ids.
 
         found: what there was in Redis
         topic: where they were looked for; None: everywhere
+        revoked: whether they were revoked
 
         Returns what there was in the record only, and is cancelled now.
         """
 
-    def deleted(self, found: Sequence[Cancelled]) -> None:
-        """Just these messages were cancelled."""
+    def deleted(self, found: Sequence[Cancelled], revoked: bool = False) -> None:
+        """Just these messages were cancelled, or revoked."""
 
     def rescheduled(
         self,
@@ -231,6 +290,12 @@ class Recorder(Protocol):
 
     def scheduled(self, topic: str, change: ScheduleChange, at_us: int) -> None:
         """A schedule was changed; at_us: when, by the server's clock. It waits for nobody."""
+
+    def altered(self, before: Topic, after: Topic) -> None:
+        """Limits of a topic were altered while it is in use. Raises LibraryError."""
+
+    def paused(self, topic: str, paused: bool) -> None:
+        """A topic was paused, or goes on. Raises LibraryError."""
 
     def forgotten(self, topic: str) -> None:
         """A topic was deleted, with its schedules and its dead letters."""

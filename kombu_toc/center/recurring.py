@@ -12,12 +12,14 @@ none of them, and on a Cluster a record and its message are on one node.
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from redis.exceptions import RedisError
 
 from ..errors import ConfigurationError
+from ..model.results import WAITING
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall, text, texts
 from ..scripts.loader import load
@@ -25,7 +27,7 @@ from .context import Context
 from .names import Names
 from .places import Places
 from .registry import Registry
-from .runner import Runner
+from .runner import Away, Runner
 
 logger = logging.getLogger(__name__)
 
@@ -175,6 +177,7 @@ class RecurringCommands:
                 slot.firings,
                 slot.coming,
                 slot.schedule_names,
+                slot.schedules_changed,
                 *slot.stores,
             ),
             (
@@ -210,16 +213,17 @@ class RecurringCommands:
         template: bool = False,
         fired: bool = False,
     ) -> ScriptCall:
-        """Read schedules. Result: the server's clock in microseconds, and a list of
-        :class:`Scheduled`.
+        """Read schedules. Result: the server's clock in microseconds, a list of
+        :class:`Scheduled`, and when a schedule of the topic was changed last.
 
         rest: their names; with a limit, where it begins and how long ago they were to fire
         limit: how many of a page
         """
         slot = topic.slot(0)
 
-        def parse(raw: list[Any]) -> tuple[int, list[Scheduled]]:
-            return raw[0], [_scheduled(topic.name, *one) for one in raw[1:]]
+        def parse(raw: list[Any]) -> tuple[int, list[Scheduled], int]:
+            now, changed, *rows = raw
+            return now, [_scheduled(topic.name, *row) for row in rows], int(float(changed or 0))
 
         return ScriptCall(
             load("recurring"),
@@ -230,10 +234,22 @@ class RecurringCommands:
                 slot.coming,
                 slot.prepare,
                 slot.dead,
+                slot.schedules_changed,
                 *slot.stores,
             ),
             (len(topic.steps), int(template), int(fired), limit, *rest),
             parse,
+        )
+
+    def recheck(self, topic: Topic, names: Sequence[str], behind: int = 0) -> ScriptCall:
+        """Have schedules looked at whose next firing is gone: those of these names, or a page of
+        all. Result: how many were read, and the names of those."""
+        slot = topic.slot(0)
+        return ScriptCall(
+            load("recheck"),
+            (slot.schedules, slot.coming, slot.body),
+            (0 if names else NAMES_PER_CALL, behind, *names),
+            lambda raw: (raw[0], texts(raw[1:])),
         )
 
     def outlook(self, topic: Topic, late_us: int) -> ScriptCall:
@@ -301,7 +317,7 @@ class Recurring:
         us, found = 0, []
         for start in range(0, len(names), NAMES_PER_CALL):
             some = names[start : start + NAMES_PER_CALL]
-            us, part = self._runner.run(
+            us, part, _ = self._runner.run(
                 self._commands.reading(declared, some, template=template, fired=fired)
             )
             found += [one for one in part if one.record]
@@ -312,22 +328,40 @@ class Recurring:
     ) -> tuple[int, list[Scheduled]]:
         """Read the schedules of that name, in all topics; as :meth:`read`. Only those are asked in
         which there is one."""
-        topics = self.places.of(name)
-        self._registry.learn_unknown(topics)
+        us, found = self.find_many([name], template=template, fired=fired)
+        return us, found[name]
+
+    def find_many(
+        self, names: Sequence[str], *, template: bool = False, fired: bool = False
+    ) -> tuple[int, dict[str, list[Scheduled]]]:
+        """As :meth:`find`, of several names: the schedules by name. The clock is 0 if there is
+        none of any."""
+        by_topic: dict[str, list[str]] = defaultdict(list)
+        for name, topics in self.places.of(names).items():
+            for topic in topics:
+                by_topic[topic].append(name)
+        self._registry.learn_unknown(list(by_topic))
+        wanted = [
+            (topic, some[start : start + NAMES_PER_CALL])
+            for topic, some in by_topic.items()
+            for start in range(0, len(some), NAMES_PER_CALL)
+        ]
         calls = [
             self._commands.reading(
-                self._registry.resolved(topic), [name], template=template, fired=fired
+                self._registry.resolved(topic), some, template=template, fired=fired
             )
-            for topic in topics
+            for topic, some in wanted
         ]
-        found: list[Scheduled] = []
+        found: dict[str, list[Scheduled]] = {name: [] for name in names}
         us = 0
-        for topic, (now_us, part) in zip(topics, self._runner.run_all(calls), strict=True):
+        for (topic, _), (now_us, part, _) in zip(wanted, self._runner.run_all(calls), strict=True):
             us = now_us
-            here = [one for one in part if one.record]
-            found += here
-            if not here:
-                self.places.gone(topic, [name])
+            for one in part:
+                if one.record:
+                    found[one.name].append(one)
+            gone = [one.name for one in part if not one.record]
+            if gone:
+                self.places.gone(topic, gone)
         return us, found
 
     def by_name(
@@ -392,7 +426,7 @@ class Recurring:
                 break
         found: list[Scheduled] = []
         gone: dict[str, list[str]] = {}
-        for _, part in self._runner.run_all(calls):
+        for _, part, _ in self._runner.run_all(calls):
             for one in part:
                 if one.record:
                     found.append(one)
@@ -424,18 +458,74 @@ class Recurring:
         after: where the one is behind which it goes on, as :func:`schedule_position` gives it
         behind_us: only those that were to fire so many microseconds ago, or earlier
         """
+        us, found, _ = self.look(topic, limit, after, behind_us, template=template)
+        return us, found
+
+    def look(
+        self,
+        topic: str,
+        limit: int,
+        after: tuple[str, str] | None = None,
+        behind_us: int | None = None,
+        *,
+        template: bool = False,
+    ) -> tuple[int, list[Scheduled], int]:
+        """As :meth:`page`, and when a schedule of the topic was changed last, in microseconds: if
+        that is ahead of the clock, the clock was set back since."""
         until = "" if behind_us is None else str(behind_us)
         declared = self._registry.resolved(topic)
         call = self._commands.reading(
             declared, [*(after or ("", "")), until], limit=limit, template=template
         )
-        us, found = self._runner.run(call)
-        return us, found
+        found: tuple[int, list[Scheduled], int] = self._runner.run(call)
+        return found
+
+    def recheck(self, topic: str, ids: Iterable[str] | None = None) -> list[str]:
+        """Messages of a topic were deleted: have the schedules looked at whose next firing was
+        among them, and return their names. The process that keeps the topics up puts the firing
+        after it.
+
+        ids: of these messages; the id of a firing is the schedule's name, @ and more. None: of all
+            that waited
+        """
+        declared = self._registry.resolved(topic)
+        gone: list[str] = []
+        if ids is not None:
+            names = sorted({name for name, at, _ in (id.rpartition("@") for id in ids) if at})
+            for start in range(0, len(names), NAMES_PER_CALL):
+                some = names[start : start + NAMES_PER_CALL]
+                gone += self._runner.run(self._commands.recheck(declared, some))[1]
+            return gone
+        behind = 0
+        while True:
+            read, found = self._runner.run(self._commands.recheck(declared, [], behind))
+            gone += found
+            behind += read
+            if read < NAMES_PER_CALL:
+                return gone
 
     def count(self, topic: str) -> int:
         """How many schedules a topic has."""
         slot = self._registry.resolved(topic).slot(0)
         return int(self._runner.client.zcard(slot.coming))
+
+    def waiting(self, topic: str) -> dict[str, str]:
+        """The messages of next firings that wait in a topic: id -> schedule. Raises PartialError
+        while the node of a Cluster is away that has its schedules."""
+        found: dict[str, str] = {}
+        after: tuple[str, str] | None = None
+        declared, away = self._registry.resolved(topic), Away()
+        while True:
+            begin = [*(after or ("", "")), ""]
+            call = self._commands.reading(declared, begin, limit=NAMES_PER_CALL)
+            [read] = self._runner.run_there([call], away)
+            some = read[1] if read is not None else []
+            if not some:
+                return away.checked(found)
+            found |= {
+                one.record.partition("\n")[0]: one.name for one in some if one.state == WAITING
+            }
+            after = schedule_position(some[-1])
 
     def outlook(self, late: float = 5.0) -> list[ScheduleOutlook]:
         """How the schedules of each topic stand, with one short call for each topic.
@@ -457,41 +547,55 @@ class Recurring:
         Raises ConfigurationError for a topic that goes away by itself, and ReplicationError as
         :meth:`Runner.run_puts`: then it is changed.
         """
-        if not change.record:
-            self._admit(topic, change.name)
+        [changed] = self.change_many(topic, [change])
+        return changed
+
+    def change_many(self, topic: str, changes: Sequence[ScheduleChange]) -> list[ScheduleChanged]:
+        """As :meth:`change`, of several schedules of a topic, in one round trip; each is a change
+        of its own."""
+        new = [one.name for one in changes if not one.record]
+        if new:
+            self._admit(topic, new)
         declared = self._registry.resolved(topic)
-        changed: ScheduleChanged
-        call = self._commands.changing(declared, change)
-        [changed], shortage = self._runner.run_each_put([call])
-        if isinstance(changed, Exception):
-            raise changed
-        if changed.done:
-            # First: nobody else tells it.
-            if self.recorder is not None:
-                self.recorder.scheduled(topic, change, changed.now_us)
-            self._place(topic, change)
+        calls = [self._commands.changing(declared, change) for change in changes]
+        found, shortage = self._runner.run_each_put(calls)
+        done = [
+            change
+            for change, changed in zip(changes, found, strict=True)
+            if not isinstance(changed, Exception) and changed.done
+        ]
+        if self.recorder is not None:  # first: nobody else tells it
+            for change, changed in zip(changes, found, strict=True):
+                if not isinstance(changed, Exception) and changed.done:
+                    self.recorder.scheduled(topic, change, changed.now_us)
+        self._place(topic, done)
+        for changed in found:
+            if isinstance(changed, Exception):
+                raise changed
         self._runner.send_counters()
         if shortage is not None:
             raise shortage
-        return changed
+        return found
 
-    def _place(self, topic: str, change: ScheduleChange) -> None:
-        """A schedule was changed: note where it is, if that is new."""
-        if not change.record and change.wanted:
+    def _place(self, topic: str, changes: Sequence[ScheduleChange]) -> None:
+        """Schedules were changed: note where they are, of those that are new."""
+        new = [one.name for one in changes if not one.record and one.wanted]
+        gone = [one.name for one in changes if one.record and not one.wanted]
+        if new:
             # If this fails, whoever puts it again notes it.
-            self.places.note(topic, change.name)
-        elif change.record and not change.wanted:
+            self.places.note(topic, new)
+        if gone:
             try:
-                self.places.gone(topic, [change.name])
+                self.places.gone(topic, gone)
             except (RedisError, OSError) as exc:
                 # It is deleted. Whoever looks there next finds that, and takes the place away.
                 logger.warning(
                     "schedule %s is deleted, but still noted in queue %s: %r",
-                    *(change.name, topic, exc),
+                    *(", ".join(gone), topic, exc),
                 )
 
-    def _admit(self, topic: str, name: str) -> None:
-        """A topic gets its first schedule, as far as is known: look-ups by id find firings."""
+    def _admit(self, topic: str, names: Sequence[str]) -> None:
+        """A topic gets its first schedules, as far as is known: look-ups by id find firings."""
         declared = self._registry.agreed(self._registry.topic(topic))
         if declared.declaration.expires:
             raise ConfigurationError(
@@ -499,7 +603,7 @@ class Recurring:
                 "go with it: choose a queue without x-expires that is not exclusive or auto-delete"
             )
         self._registry.admit(declared, None, SCHEDULE_BASIS)
-        self.places.note(topic, name)
+        self.places.note(topic, names)
 
 
 def schedule_position(one: Scheduled) -> tuple[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..metrics.counters import TopicCounts, count_first
-from ..model.results import DEAD, WAITING, Delivery, Put, PutTogether, Settled
+from ..model.results import DEAD, OUTCOMES, WAITING, Delivery, Put, PutTogether, Settled
 from ..model.topic import Topic
 from ..scripts.call import text
 
@@ -70,9 +70,9 @@ def read_starts(
 
 def read_put(counts: TopicCounts, raw: list[Any]) -> Put:
     """The result of a put."""
-    id, added, now, *_ = raw
-    counts.put += added
-    return Put(text(id), bool(added), now or None)
+    id, outcome, now, *_ = raw
+    counts.put += now > 0
+    return Put(text(id), OUTCOMES[outcome], now or None)
 
 
 def read_settled(counts: TopicCounts, counter: str, raw: list[Any]) -> Settled:
@@ -87,8 +87,8 @@ def read_put_many(counts: TopicCounts, number: int, raw: list[Any]) -> PutTogeth
     return PutTogether(now, there, taken)
 
 
-def read_reject(counts: TopicCounts, raw: list[Any]) -> str | None:
-    """The state that a rejected message is in now."""
-    counts.rolled_back += raw[0] == 1
+def read_reject(counts: TopicCounts, counter: str, raw: list[Any]) -> str | None:
+    """The state that a rejected message is in now; `counter` counts it if it comes back."""
+    count_first(counts, counter, [raw[0] == 1])
     counts.dead += raw[0] == 2
     return {1: WAITING, 2: DEAD, 3: DEAD}.get(raw[0])

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from hashlib import sha256
 from typing import NamedTuple
 
 from ..scripts.call import Countdown
 
+#: What a put does if a live message has its id: it adds another one, adds nothing, or gives body
+#: and time to the newest one that waits.
+ADD, KEEP, REPLACE = "add", "keep", "replace"
+
 #: Seconds for which a producer's latest publish to a slot is remembered, so that a repeated one is
 #: recognised.
 REMEMBER = 60
+
+#: Seconds for which a put with a token of its caller's is remembered after its message was due.
+REMEMBER_TOKEN = 3600
+
+
+def suffix_of(name: str) -> str:
+    """What tells the message of a put from others with the same id."""
+    return sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 class PutRequest(NamedTuple):
@@ -19,11 +32,12 @@ class PutRequest(NamedTuple):
     delay_us: instead of `at_us`, microseconds from now by Redis's clock
     basis: slot basis; the id unless given
     priority: 0 goes first
-    token: tells this message from another live one with the same id, which may then have two;
-        without it, the CRC-32 of the body does
-    ensure: add nothing if a live message has this id
-    publish: (producer, name of this publish): a repeated publish adds nothing
+    token: made of the name of this put: tells this message from others with the same id; any
+        unless given
+    if_exists: ADD, KEEP or REPLACE: what is done if a live message has this id
+    publish: (producer, name of this put): a repeated put adds nothing
     remember: seconds for which a repeated `publish` is recognised
+    has_name: its body says which put it is of: the same bytes under its id are the same message
     replaces: it takes the place of a message that was delivered; a server that is full accepts it
     traits: what holds for it and not for its topic, as :func:`.model.traits.traits_of` makes it
     counted: whether it counts among what may be put into its topic; what `replaces` another does
@@ -39,13 +53,27 @@ class PutRequest(NamedTuple):
     basis: str | None = None
     priority: int = 0
     token: str | None = None
-    ensure: bool = False
+    if_exists: str = ADD
     publish: tuple[str, str] | None = None
     remember: int = REMEMBER
     replaces: bool = False
     traits: str = ""
     counted: bool = True
     goes_on: bool = False
+    has_name: bool = False
+
+
+def named_by(request: PutRequest, token: str, now: float) -> PutRequest:
+    """A message whose put has a token of its caller's, for its id.
+
+    now: seconds since the epoch
+    """
+    name = suffix_of(f"{request.id}\0{token}")
+    at_us, waits_us = request.at_us, request.delay_us or 0
+    if isinstance(at_us, int):
+        waits_us = at_us - int(now * 1_000_000)
+    remember = REMEMBER_TOKEN + max(waits_us, 0) // 1_000_000
+    return request._replace(token=name, publish=(f"={name}", name), remember=remember)
 
 
 class NewMessage(NamedTuple):
@@ -56,8 +84,7 @@ class NewMessage(NamedTuple):
     delay: instead of `at`, seconds from now by Redis's clock
     basis: slot basis; the key unless given, or the id
     priority: 0 goes first
-    token: tells this message from another live one with the same id; the CRC-32 of the body unless
-        given
+    token: names its put for the caller
     visibility: seconds that a delivery of it lasts unless it is renewed
     max_lease: seconds for which one delivery of it may be renewed in all; 0: for ever
     expiration: seconds after its due time when it expires
@@ -88,8 +115,7 @@ class PopRequest(NamedTuple):
         microseconds; the two limits include each other
     visibility: seconds that the messages may stay unacknowledged and unrenewed; as each says, or
         its topic, unless given
-    recover, until_us: roll back up to so many leases a slot that ended by then, in microseconds
-        since the epoch by Redis's clock; by now unless given
+    recover: roll back up to so many leases a slot that have ended
     claimed: announce again what is left even if it was announced: who pops may have claimed that.
         It matters on a Cluster
     heads: of how many messages a pop that may deliver none tells step and score
@@ -105,7 +131,6 @@ class PopRequest(NamedTuple):
     behind_us: int = 0
     visibility: float | None = None
     recover: int = 0
-    until_us: int | None = None
     claimed: bool = True
     remember: int = 0
     heads: int = 0

@@ -8,21 +8,74 @@ waits for replicas.
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, Protocol, TypeVar
 
 import redis
 from redis.exceptions import NoScriptError, ResponseError
 
-from ..errors import ConfigurationError, ReplicationError, ServerError
+from ..errors import (
+    ConfigurationError,
+    NotPermittedError,
+    PartialError,
+    ReplicationError,
+    ServerError,
+)
 from ..metrics.sender import Metrics
-from ..scripts.call import ScriptCall, merge_announcements, pack_command
+from ..model.keys import reading, slot_of
+from ..model.results import Missing
+from ..scripts.call import ScriptCall, as_bytes, merge_announcements, pack_command
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 #: What a broken connection raises.
 BROKEN = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError)
+
+
+#: Seconds for which a node that was not reached is left out where others can be asked.
+NOT_ASKED = 2.0
+
+
+class Away:
+    """What one operation could not ask for, for its nodes of a Cluster were away."""
+
+    def __init__(self) -> None:
+        self._slots: dict[tuple[str, str, str], set[int]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._slots)
+
+    def note(self, key: str | bytes, place: Any, error: Exception) -> None:
+        """A key could not be asked for. Raises the error if it belongs to no slot: then nothing
+        can be told of the others either."""
+        of = slot_of(key)
+        if of is None:
+            raise error
+        misused = isinstance(error, ResponseError)  # such a key may be on the only server there is
+        server = f"{place[0]}:{place[1]}" if place else "the server" if misused else "no node"
+        self._slots.setdefault((of[0], server, str(error)), set()).add(of[1])
+
+    def add(self, missing: Iterable[Missing]) -> None:
+        """Another operation could not ask for these."""
+        for one in missing:
+            self._slots.setdefault((one.topic, one.server, one.error), set()).update(one.slots)
+
+    def checked(self, results: T) -> T:
+        """The results. Raises PartialError, which has them, if something is missing."""
+        if not self._slots:
+            return results
+        raise PartialError(results, self.missing)
+
+    @property
+    def missing(self) -> list[Missing]:
+        return [
+            Missing(topic, tuple(sorted(slots)), server, error)
+            for (topic, server, error), slots in self._slots.items()
+        ]
 
 
 class Executor(Protocol):
@@ -158,6 +211,33 @@ class ClusterExecutor:
         return replies, waited
 
 
+def misused(client: Any, keys: Sequence[str]) -> dict[str, str]:
+    """Those of some keys that are of another type than they should be: key -> that type."""
+    found = {}
+    for key in dict.fromkeys(keys):
+        command, kind = reading(key)
+        try:
+            client.execute_command(command[0], as_bytes(key), *command[2:])
+        except ResponseError as exc:
+            if "WRONGTYPE" in str(exc):
+                found[key] = kind
+    return found
+
+
+def named(exc: Exception, client: Any, keys: Sequence[str]) -> Exception:
+    """An error of a script; of a key that has the wrong type, one that names the key."""
+    if "WRONGTYPE" not in str(exc):
+        return exc
+    wrong = misused(client, keys)
+    if not wrong:
+        return exc
+    said = ", ".join(f"the key {key!r} is no {kind}" for key, kind in wrong.items())
+    return ResponseError(
+        f"WRONGTYPE {said}: another program has written it; "
+        "'celery toc repair' sets it aside, under another name"
+    )
+
+
 class Runner:
     """Runs script calls; parses, counts and times them.
 
@@ -183,13 +263,15 @@ class Runner:
         self.counting = counting
         self.wait_replicas = wait_replicas
         self.wait_timeout = wait_timeout
+        #: node of a Cluster -> when it was last not reached, in monotonic seconds, and why
+        self._not_reached: dict[Hashable, tuple[float, Exception | None]] = {}
 
     def run(self, call: ScriptCall) -> Any:
         """Run one call; return its parsed result, or raise its error."""
         began = time.monotonic()
         [reply] = self.executor.replies([call])
         if isinstance(reply, Exception):
-            raise reply
+            raise named(reply, self.client, call.keys)
         times = self.metrics.scripts[call.script.name]
         times[0] += 1
         times[1] += time.monotonic() - began
@@ -218,8 +300,63 @@ class Runner:
         found: list[Any] = []
         for call, reply in zip(calls, self.executor.replies(calls), strict=True):
             self.metrics.scripts[call.script.name][2] += 1
-            found.append(reply if isinstance(reply, Exception) else call.parse(reply))
+            if isinstance(reply, Exception):
+                found.append(named(reply, self.client, call.keys))
+            else:
+                found.append(call.parse(reply))
         return found
+
+    def run_there(
+        self, calls: Sequence[ScriptCall], away: Away, *, misused: bool = False
+    ) -> list[Any]:
+        """As :meth:`run_all`, but on a Cluster a call has None in place of its result if its node
+        cannot be reached, and `away` notes its slot.
+
+        A node that was not reached a moment ago is not asked: each time would take seconds.
+
+        misused: the same holds for a slot with a key that another program has written, on any
+            server
+        """
+        if not self.clustered and not misused:
+            return self.run_all(calls)
+        found: list[Any] = [None] * len(calls)
+        asked = []
+        for number, call in enumerate(calls):
+            place = self._place_of(call)
+            error = self.not_reached(place)
+            if error is None:
+                asked.append(number)
+            else:
+                away.note(call.keys[0], place, error)
+        results = self.run_each([calls[number] for number in asked])
+        for number, result in zip(asked, results, strict=True):
+            is_away = isinstance(result, BROKEN) and not isinstance(result, NotPermittedError)
+            if is_away and self.clustered:
+                place = self._place_of(calls[number])
+                self.lost(place, result)
+                away.note(calls[number].keys[0], place, result)
+            elif misused and isinstance(result, ResponseError) and "WRONGTYPE" in str(result):
+                away.note(calls[number].keys[0], self._place_of(calls[number]), result)
+            elif isinstance(result, Exception):
+                raise result
+            else:
+                found[number] = result
+        return found
+
+    def lost(self, place: Hashable, error: Exception) -> None:
+        """A node of a Cluster was not reached."""
+        self._not_reached[place] = time.monotonic(), error
+
+    def not_reached(self, place: Hashable) -> Exception | None:
+        """Why a node was not reached, if that was a moment ago."""
+        at, error = self._not_reached.get(place, (-math.inf, None))
+        return error if time.monotonic() - at < NOT_ASKED else None
+
+    def _place_of(self, call: ScriptCall) -> Hashable:
+        try:
+            return self.executor.place_of(call.keys[0])
+        except BROKEN:  # no node has its hash slot
+            return None
 
     def _run_or_error(self, call: ScriptCall) -> Any:
         try:
@@ -274,9 +411,10 @@ class Runner:
         if replicas >= self.wait_replicas:
             return found, None
         return found, ReplicationError(
-            f"the message is kept, but only {replicas} of {self.wait_replicas} replicas have "
-            f"it after {self.wait_timeout:g} seconds; see to the replicas, or set "
-            "toc_wait_replicas lower"
+            f"only {replicas} of {self.wait_replicas} replicas have the message after "
+            f"{self.wait_timeout:g} seconds. It is on the primary and may run; it is lost if a "
+            "replica takes over from that primary before it has the message, or has done so. See "
+            "to the replicas, or set toc_wait_replicas lower"
         )
 
     def send_counters(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import LibraryError
 from ..model.keys import Slot
+from ..model.limits import MAX_SLOTS
 from ..model.results import STATES, WAITING, Found, Page
 from ..model.topic import Topic
 from ..scripts.call import microseconds
@@ -19,10 +20,13 @@ from .context import Context
 from .lookup import CALLS_TOGETHER
 from .recording import Far
 from .registry import Registry
-from .runner import Runner
+from .runner import Away, Runner
 
 #: Messages that one call of scan reads from a slot, at most.
 SCAN_STEP = 200
+
+#: No score is higher: it is a whole number in a double.
+_HIGHEST = 2**53
 
 #: What is far ahead of a topic is counted up to so many in each table of the library.
 MOST_FAR = 100_000
@@ -66,7 +70,8 @@ class Scan:
 
         Reads in small steps that each take the server O(log n). A message that is moved meanwhile
         may be seen twice, or not at all; one that stays is seen once. Raises ValueError for an
-        unknown state, and for an `after` that no page has.
+        unknown state, and for an `after` that no page has; PartialError, with the page of the
+        others, while nodes of a Cluster are away.
         """
         if limit < 1:
             raise ValueError(f"limit must be at least 1, not {limit!r}")
@@ -74,16 +79,17 @@ class Scan:
         messages: list[Found] = []
         held = 0
         cursor = _read_cursor(after)
+        away = Away()
         for found, position in self.read(
-            topic, state, since=since, until=until, cursor=cursor, step=step
+            topic, state, since=since, until=until, cursor=cursor, step=step, away=away
         ):
             if len(messages) == limit or (size is not None and held >= size):
-                return Page(messages, _write_cursor(cursor))
+                return away.checked(Page(messages, _write_cursor(cursor)))
             cursor = position
             if where is None or where(found):
                 messages.append(found)
                 held += len(found.body)
-        return Page(messages, None)
+        return away.checked(Page(messages, None))
 
     def count(
         self,
@@ -94,13 +100,17 @@ class Scan:
         until: float | None = None,
         where: Callable[[Found], Any] | None = None,
     ) -> int:
-        """How many messages :meth:`scan` would read, page by page: it looks at each."""
+        """How many messages :meth:`scan` would read, page by page: it looks at each. Raises
+        PartialError as that does, with the number of the others."""
+        away = Away()
         far = where is not None or since is not None or until is not None
-        found = self.read(topic, state, since=since, until=until, bodies=where is not None, far=far)
+        found = self.read(
+            topic, state, since=since, until=until, bodies=where is not None, far=far, away=away
+        )
         number = sum(1 for one, _ in found if where is None or where(one))
         if not far and self.far is not None and WAITING in _checked_states(state):
             number += sum(self.far.count(one.name) for one in self._registry.far(topic))
-        return number
+        return away.checked(number)
 
     def count_far(self, topic: str | None = None, *, limit: int = MOST_FAR) -> dict[str, int]:
         """How many messages are in the task library only, because they are further ahead than the
@@ -120,6 +130,10 @@ class Scan:
             )
         return {one.name: self.far.count(one.name, limit) for one in topics if self.far}
 
+    def away(self) -> Away:
+        """What :meth:`read` notes the slots in that nobody answers for."""
+        return Away()
+
     def read(
         self,
         topic: str | None,
@@ -131,6 +145,7 @@ class Scan:
         step: int = SCAN_STEP,
         bodies: bool = True,
         far: bool = True,
+        away: Away | None = None,
     ) -> Iterator[tuple[Found, Position]]:
         """Each message, and its position; as :meth:`scan`.
 
@@ -138,6 +153,8 @@ class Scan:
         step: how many messages are read at first, of all slots together
         bodies: read their bodies, too
         far: also what is too far ahead to be in Redis
+        away: notes the slots of nodes that are away, and the others are read; without it, such a
+            node is an error
         """
         topics, states = self._registry.select(topic), _checked_states(state)
         since_us, until_us = microseconds(since), microseconds(until)
@@ -156,6 +173,7 @@ class Scan:
             step=step,
             bodies=bodies,
             ahead=ahead,
+            away=away,
         )
 
     def read_topics(
@@ -170,6 +188,7 @@ class Scan:
         bodies: bool = True,
         slots: Collection[int] | None = None,
         ahead: Sequence[Iterator[tuple[Found, Position]]] = (),
+        away: Away | None = None,
     ) -> Iterator[tuple[Found, Position]]:
         """As :meth:`read`, of these topics.
 
@@ -194,24 +213,29 @@ class Scan:
             bodies=bodies,
             budget=self._context.pop_bytes // max(span, 1),  # a page of each slot is held at a time
         )
+        run = self._runner.run_all
+        if away is not None:
+            run = partial(self._runner.run_there, away=away)
         calls = [
             call(one, slot, states, cursor and cursor.within(one.name), step)
             for one, slot in places
         ]
-        pages: list[SlotPage] = []
+        pages: list[SlotPage | None] = []
         for at in range(0, len(calls), CALLS_TOGETHER):
-            pages += self._runner.run_all(calls[at : at + CALLS_TOGETHER])
+            pages += run(calls[at : at + CALLS_TOGETHER])
 
-        def entries(one: Topic, slot: Slot, page: SlotPage) -> Iterator[tuple[Found, Position]]:
+        def entries(
+            one: Topic, slot: Slot, page: SlotPage | None
+        ) -> Iterator[tuple[Found, Position]]:
             wanted = step
-            while True:
+            while page is not None:
                 yield from page
                 if len(page) < wanted and not page.cut:
                     return
                 last = page[-1][1]
                 wanted = min(4 * wanted, SCAN_STEP)
                 begin = (last.score, last.id, last.slot, last.kind)
-                page = self._runner.run(call(one, slot, states, begin, wanted))
+                [page] = run([call(one, slot, states, begin, wanted)])
 
         for found, position in heapq.merge(
             *(entries(*each, page) for each, page in zip(places, pages, strict=True)),
@@ -238,9 +262,17 @@ def _read_cursor(after: str | None) -> Position | None:
         return None
     try:
         topic, score, id, slot, kind = json.loads(base64.urlsafe_b64decode(after))
-        return Position(int(score), str(topic), base64.b64decode(id), int(slot), int(kind))
-    except (ValueError, TypeError):
-        raise ValueError(f"no page goes on after {after!r}") from None
+        position = Position(score, topic, base64.b64decode(id, validate=True), slot, kind)
+    except (ValueError, TypeError, RecursionError):
+        pass
+    else:
+        # Anybody may have made it: no other number reaches the server.
+        numbers = ((score, _HIGHEST), (slot, MAX_SLOTS), (kind, MAX_SLOTS))
+        if isinstance(topic, str) and all(
+            type(one) is int and -1 <= one <= most for one, most in numbers
+        ):
+            return position
+    raise ValueError(f"no page goes on after {after!r:.100}") from None
 
 
 def _checked_states(state: str | Collection[str] | None) -> Sequence[str]:

@@ -6,7 +6,7 @@ import itertools
 import json
 from collections.abc import Iterable, Sequence
 
-from ..errors import UnknownTopicError
+from ..errors import PartialError, UnknownTopicError
 from ..model.keys import Keys
 from ..model.results import Consumer, Counts, Summary, Unwritten
 from ..model.usage import Usage, usage_of
@@ -15,7 +15,7 @@ from .admin_commands import AdminCommands
 from .context import Context
 from .logs import FULL, logs_of
 from .registry import Registry
-from .runner import Runner
+from .runner import Away, Runner
 
 
 class Statistics:
@@ -33,48 +33,63 @@ class Statistics:
     def counts_by_slot(self, topic: str, *, reachable: bool = False) -> list[Counts]:
         """How many messages each slot holds, by slot number.
 
-        reachable: without the slots on nodes of a Cluster that cannot be reached
+        reachable: without the slots on nodes of a Cluster that cannot be reached; otherwise these
+            raise PartialError, whose results have no number for them
         """
         declared = self._registry.standing(topic)
         calls = [
             self._commands.counts(declared, slots)
             for slots in self._context.groups(declared.all_slots())
         ]
-        if not (reachable and self._runner.clustered):
-            return [counts for part in self._runner.run_all(calls) for counts in part]
-        replies = self._runner.executor.replies(calls)
-        return [
-            counts
-            for call, reply in zip(calls, replies, strict=True)
-            if not isinstance(reply, Exception)
-            for counts in call.parse(reply)
-        ]
+        away = Away()
+        parts = self._runner.run_there(calls, away)
+        found = [counts for part in parts for counts in part or ()]
+        return found if reachable else away.checked(found)
 
     def counts(self, topic: str) -> Counts:
-        """How many messages a topic holds."""
-        return _sum(self.counts_by_slot(topic))
+        """How many messages a topic holds. Raises PartialError, with what the others hold, while
+        nodes of a Cluster are away."""
+        try:
+            return _sum(self.counts_by_slot(topic))
+        except PartialError as exc:
+            raise PartialError(_sum(exc.results), exc.missing) from exc.__cause__
 
     def coming(self, topic: str, seconds: Sequence[float]) -> list[int]:
         """How many waiting messages are due by each of some times.
 
         seconds: the times, from now by Redis's clock; 0 counts what is due already
+
+        Raises PartialError as :meth:`counts`.
         """
         times = [microseconds(time) or 0 for time in seconds]
         slots = self._registry.standing(topic).all_slots()
-        by_slot = self._runner.run_all([self._commands.coming(slot, times) for slot in slots])
-        return [sum(column) for column in zip(*by_slot, strict=True)]
+        away = Away()
+        calls = [self._commands.coming(slot, times) for slot in slots]
+        by_slot = [part for part in self._runner.run_there(calls, away) if part is not None]
+        none = [0] * len(times)
+        return away.checked([sum(column) for column in zip(none, *by_slot, strict=True)])
 
-    def summary(self, topic: str | None = None) -> list[Summary]:
+    def summary(self, topic: str | Iterable[str] | None = None) -> list[Summary]:
         """How many messages topics hold, and how long their oldest due message has been due.
 
-        topic: all declared topics unless given
+        topic: one, or several; all declared topics unless given
+
+        Raises PartialError as :meth:`counts`, also for slots with a key that another program has
+        written; a topic of which no slot answers is left out.
         """
-        topics = self._registry.select(topic)
+        if topic is None or isinstance(topic, str):
+            topics = self._registry.select(topic)
+        else:
+            named = set(topic)
+            topics = [one for one in self._registry.select(None) if one.name in named]
         calls = [self._commands.summary(slot) for one in topics for slot in one.all_slots()]
-        found = iter(self._runner.run_all(calls))
+        away = Away()
+        found = iter(self._runner.run_there(calls, away, misused=True))
         made = []
         for one in topics:
-            by_slot = list(itertools.islice(found, one.slot_span))
+            by_slot = [part for part in itertools.islice(found, one.slot_span) if part is not None]
+            if not by_slot:
+                continue
             made.append(
                 Summary(
                     one.name,
@@ -83,19 +98,23 @@ class Statistics:
                     max(oldest for _, oldest in by_slot),
                 )
             )
-        return made
+        return away.checked(made)
 
     def usage(self, topic: str) -> Usage:
         """What is used of a topic's limits of starts, keys and puts, and what waits because of
         them. O(log n), however many keys there are.
 
-        Raises UnknownTopicError if nobody has declared the topic.
+        Raises UnknownTopicError if nobody has declared the topic, PartialError as :meth:`counts`.
         """
         found = self._registry.declared(topic)
         if found is None:
             raise UnknownTopicError(f"there is no queue {topic!r}")
         calls = [self._commands.usage(slot) for slot in found.all_slots()]
-        return usage_of(topic, found.declaration, self._runner.run_all(calls))
+        away = Away()
+        slots = [one for one in self._runner.run_there(calls, away) if one is not None]
+        if not slots:
+            raise PartialError(None, away.missing)
+        return away.checked(usage_of(topic, found.declaration, slots))
 
     def unwritten(self, topic: str | None = None) -> list[Unwritten]:
         """What the task library has no rows of yet, of topics that are declared with ``library``
@@ -140,4 +159,4 @@ class Statistics:
 
 
 def _sum(counts: Iterable[Counts]) -> Counts:
-    return Counts(*(sum(column) for column in zip(*counts, strict=True)))
+    return Counts(*(sum(column) for column in zip(Counts(0, 0, 0, 0), *counts, strict=True)))

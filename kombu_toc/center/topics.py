@@ -58,7 +58,8 @@ class Topics:
         flight or dead may come back under a neighbouring one.
 
         Raises UnknownTopicError if nobody has declared the topic, ConfigurationError for a limit
-        that makes no sense or cannot be altered, or does not go with the others.
+        that makes no sense or cannot be altered, or does not go with the others; with a task
+        library, LibraryError if that cannot be told: it is altered all the same.
         """
         wanted = self._checked(topic, limits)
         self._registry.check_horizon(topic, limits)
@@ -67,7 +68,10 @@ class Topics:
             changed = self._changed(found, wanted)
             # If not, somebody else has changed it meanwhile, and this begins anew.
             if self._registry.redeclare(found, changed):
-                return self._registry.declared(topic) or replace(found, declaration=changed)
+                altered = self._registry.declared(topic) or replace(found, declaration=changed)
+                if self._operations.recorder is not None:
+                    self._operations.recorder.altered(found, altered)
+                return altered
 
     def describe(self, topic: str) -> Description:
         """What a topic is declared with, where each limit comes from, and what is in it.

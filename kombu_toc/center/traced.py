@@ -81,37 +81,27 @@ class TracedPuts(_Traced):
         at: float | None = None,
         delay: float | None = None,
         **how: Any,
-    ) -> str | None:
+    ) -> Put:
         """As :meth:`.puts.Puts.put`."""
         with self._sending(topic, id, body, at, delay):
             return self._part.put(topic, id, body, at=at, delay=delay, **how)
 
-    def ensure(
+    def put_many(
         self,
         topic: str,
-        id: str,
-        body: bytes,
+        messages: Iterable[NewMessage | Mapping[str, Any] | tuple[Any, ...]],
         *,
-        at: float | None = None,
-        delay: float | None = None,
-        **how: Any,
-    ) -> bool:
-        """As :meth:`.puts.Puts.ensure`."""
-        with self._sending(topic, id, body, at, delay):
-            return self._part.ensure(topic, id, body, at=at, delay=delay, **how)
-
-    def put_many(
-        self, topic: str, messages: Iterable[NewMessage | Mapping[str, Any] | tuple[Any, ...]]
+        token: str | None = None,
     ) -> list[Put]:
         """As :meth:`.puts.Puts.put_many`."""
         some = list(messages)
         if not some:
-            return self._part.put_many(topic, some)
+            return self._part.put_many(topic, some, token=token)
         made = [_read(one) for one in some]
         soonest = min((_due_us(at, delay) or 0 for _, _, at, delay in made), default=0)
         headers = (headers_of(body, id) for id, body, _, _ in made if isinstance(body, bytes))
         with self._tracing.putting(topic, headers, len(some), soonest or None):
-            return self._part.put_many(topic, some)
+            return self._part.put_many(topic, some, token=token)
 
     def _sending(
         self, topic: str, id: str, body: bytes, at: float | None, delay: float | None

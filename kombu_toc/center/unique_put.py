@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ..errors import ReplicationError, UniqueError
-from ..model.results import Put
+from ..model.results import KEPT, REPEATED, Put
 from ..model.topic import Topic
 from ..model.uniqueness import KEEP, TAKES, Claim
 from ..scripts.call import ScriptCall, text
@@ -43,14 +43,19 @@ class Conflict(NamedTuple):
     base: str  #: its own id
     waits: bool  #: whether it waits; else it was delivered
     claim: Claim  #: that of the message that was not added
-    added: bool = False
+    home: Topic  #: the topic, with the slot count by which it was to be put
+    slot: int  #: where the other one is
+    outcome: str = KEPT
     now_us: None = None
+    added: bool = False
+    is_new: bool = False
 
 
 def put_unique(
     topic: str,
     make: Callable[[Conflict | None], ScriptCall],
     ask: Callable[[ScriptCall], Any],
+    free: Callable[[Topic, int, str], bool],
     takes: Conflict | None = None,
 ) -> tuple[Put | Conflict, Conflict | None]:
     """Put a message, or find the one that is there and is kept: a :class:`Conflict`. Returns this,
@@ -58,15 +63,22 @@ def put_unique(
 
     make: the call of :func:`unique_call` that puts the message; of one whose place it takes
     ask: runs a call, and returns its result
+    free: gives back what workers of a slot hold that are gone, because a message is among it;
+        returns whether to try again
     takes: the message whose place it was to take when this was tried before
 
     Raises UniqueError.
     """
+    looked = False
     for _ in range(ATTEMPTS):
         found: Put | Conflict = ask(make(takes))
         if not isinstance(found, Conflict):
             return found, takes
         claim, other = found.claim, found if found.id else None
+        if other is not None and not other.waits and not looked:
+            looked = True
+            if free(other.home, other.slot, other.id):
+                continue
         if other is not None and claim.conflict == KEEP:
             return other, None
         if other is not None and not (claim.conflict in TAKES and other.waits):
@@ -94,8 +106,10 @@ def ask_recorded(
     except Exception:
         recorder.withdraw(rows)
         raise
-    if isinstance(found, Conflict):
+    if found.outcome == KEPT:
         recorder.withdraw(rows)
+    elif found.outcome == REPEATED:
+        recorder.repeated(rows)
     elif takes is not None:
         recorder.replaced(rows)
     return found
@@ -140,7 +154,19 @@ def unique_call(
             int(goes_on),
             *call.args,
         ),
-        parse=partial(_read, claim, call.parse),
+        parse=partial(_read, claim, topic, slot.number, call.parse),
+    )
+
+
+def replace_call(commands: Commands, topic: Topic, request: PutRequest) -> ScriptCall:
+    """The call that puts a message in the place of the newest one of its id that waits, or adds it
+    if none does. Result: :class:`Put`."""
+    call = commands.put(topic, request)
+    slot = topic.slot_for(request.basis or request.id)
+    return call._replace(
+        script=PUT_UNIQUE_LOGGED if topic.declaration.logs else PUT_UNIQUE,
+        keys=(slot.claims, slot.dead, slot.reasons, slot.tokens, *slot.stores, *call.keys),
+        args=(len(slot.stores), "", 0, 0, 0, "", "", "", 0, *call.args),
     )
 
 
@@ -149,8 +175,10 @@ def is_unique_call(call: ScriptCall) -> bool:
     return call.script is PUT_UNIQUE or call.script is PUT_UNIQUE_LOGGED
 
 
-def _read(claim: Claim, parse: Callable[[Any], Put], raw: list[Any]) -> Put | Conflict:
+def _read(
+    claim: Claim, topic: Topic, slot: int, parse: Callable[[Any], Put], raw: list[Any]
+) -> Put | Conflict:
     if raw[1] != CONFLICT:
         return parse(raw)
     id, _, waits, base, *_ = raw
-    return Conflict(text(id), text(base), bool(waits), claim)
+    return Conflict(text(id), text(base), bool(waits), claim, topic, slot)

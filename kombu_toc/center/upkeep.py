@@ -20,8 +20,8 @@ from .claims import ClaimSweep
 from .commands import terms_of
 from .context import Context
 from .registry import Registry
-from .runner import Runner
-from .watch import Watch
+from .runner import BROKEN, Runner
+from .watch import MAY_NOT, Watch
 
 #: Leases and dead messages that one call deals with at most: in all, and of one slot.
 MAX_PER_CALL = 500
@@ -43,9 +43,6 @@ REREAD_TIMES = 50
 
 #: Seconds for which a node of a Cluster that cannot be reached is left alone.
 REST = 5.0
-
-#: No bound: more milliseconds, and more messages, than there can be.
-FOR_EVER = 10**15
 
 #: Numbers of events in the script's reply: 1 rolled back, 2 died, 3 dropped, 4 expired, 5 ended
 #: because it had been acknowledged while it ran.
@@ -86,23 +83,21 @@ def keep(
     context: Context,
     parts: Sequence[tuple[Part, int]],
     *,
-    grace: float = 0.0,
+    grace: float | None = None,
     most: int = MAX_PER_CALL,
     each: int = MAX_PER_SLOT,
 ) -> ScriptCall:
     """The call that keeps slots in order. Result: :class:`Kept`.
 
-    parts: each with the time until which leases must have ended to be rolled back, in microseconds
-        since the epoch by the server's clock; 0: none is rolled back
-    grace: seconds. If given, leases that have ended are only noted; the next caller rolls them back
-        if it comes that much later
+    parts: each with whether leases that have ended may be rolled back there (:meth:`Watch.may`)
+    grace: seconds for which a slot must have been watched; None for what suits each lease
     most, each: how many leases and dead messages the call deals with, in all and of one slot
 
     On a Cluster, a call can name one slot only.
     """
     keys: list[str] = []
     args: list[Any] = [len(parts), most, each, int(not context.clustered)]
-    for (topic, numbers), until in parts:
+    for (topic, numbers), may in parts:
         limits = topic.declaration.limits(context.limits)
         share = -(-limits.dead_limit // topic.slots)
         for number in numbers:
@@ -115,7 +110,7 @@ def keep(
                 slot.reasons,
                 slot.tokens,
             )
-            keys += (slot.ended, *slot.stores)
+            keys += (slot.watch, *slot.stores)
             if topic.declaration.lanes:
                 keys += slot.lane_keys
         gate = context.gate_of(topic, topic.slot(numbers[0]))
@@ -126,14 +121,14 @@ def keep(
         args += (
             len(numbers),
             len(topic.steps),
-            until,
-            int(grace * 1000),
+            int(limits.visibility * 1000),
+            may if grace is None or may == MAY_NOT else int(grace * 1000),
             int(limits.retry_backoff * 1000),
             int(limits.retry_backoff_max * 1000),
             topic.declaration.retries,
-            # A caller that only notes leaves dead messages to its pop.
-            *((int(limits.dead_age * 1000), share) if not grace else (FOR_EVER, FOR_EVER)),
-            "" if grace else terms_of(limits),
+            int(limits.dead_age * 1000),
+            share,
+            terms_of(limits),
             topic.gates if topic.declaration.lanes else "-",
             gate.number,
             *numbers,
@@ -163,19 +158,20 @@ def keep(
     return ScriptCall(load("upkeep"), keys, args, parse)
 
 
-def elect(context: Context, name: str, seconds: float) -> ScriptCall:
-    """The call by which a process is elected to do the upkeep of all topics.
+def elect(name: str, seconds: float, duties: Sequence[str]) -> ScriptCall:
+    """The call by which a process is elected to do duties for all topics.
 
     seconds: how long the election holds; 0 ends it
+    duties: their keys
 
-    Result: whether this process is elected, whether any process is, and Redis's clock in
-    microseconds.
+    Result: Redis's clock in microseconds, and for each duty whether this process is elected, and
+    for how many seconds a process is; 0: none is.
     """
     return ScriptCall(
         load("elect"),
-        (context.keys.upkeep,),
+        tuple(duties),
         (name, int(seconds * 1000)),
-        lambda raw: (bool(raw[0]), bool(raw[1]), raw[2]),
+        lambda raw: (raw[0], [(raw[i] == 1, raw[i + 1] / 1000) for i in range(1, len(raw), 2)]),
     )
 
 
@@ -313,9 +309,14 @@ class Upkeep:
         )
 
     def _ask(self, parts: list[Part], groups: list[list[Part]]) -> bool:
-        calls = [keep(self._context, [(p, self._until(p)) for p in group]) for group in groups]
+        calls = [keep(self._context, [(p, self._may(p)) for p in group]) for group in groups]
         sent = self._clock()
-        results = self._runner.run_each(calls)
+        try:
+            results = self._runner.run_each(calls)
+        except BROKEN:
+            for group in groups:
+                self._watch(self._place(group[0])).missed()
+            raise
         received = self._clock()
         more = False
         broken: dict[Hashable, RedisError] = {}
@@ -330,6 +331,7 @@ class Upkeep:
                 self._apart(group, result)
             else:
                 broken[place] = result
+                self._watch(place).missed()
                 self._resting[place] = received + REST
         if len(broken) == len({self._place(group[0]) for group in groups}) and broken:
             raise next(iter(broken.values()))
@@ -343,7 +345,7 @@ class Upkeep:
         for event in kept.events:
             self._tell(event)
         for copies, member in kept.stray:
-            self._runner.client.srem(as_bytes(copies), as_bytes(member))
+            self._runner.client.hdel(as_bytes(copies), as_bytes(member))
         return kept.more
 
     def _apart(self, parts: list[Part], error: ResponseError) -> None:
@@ -358,12 +360,13 @@ class Upkeep:
         else:
             self.refused[parts[0].topic.name] = error
 
-    def _until(self, part: Part) -> int:
+    def _may(self, part: Part) -> int:
+        """Whether leases that have ended may be rolled back there."""
         topic = part.topic
         if not self._in_time(topic.name, part.numbers):
-            return 0
+            return MAY_NOT
         visibility = topic.declaration.limits(self._context.limits).visibility
-        return self._watch(self._place(part)).until(self._clock(), visibility) or 0
+        return self._watch(self._place(part)).may(self._clock(), visibility)
 
     def _place(self, part: Part) -> Hashable:
         return self._runner.executor.place_of(part.topic.slot(part.numbers[0]).announced_times)

@@ -30,14 +30,17 @@ from .connection import Client, Pipeline
 
 logger = logging.getLogger(__name__)
 
+#: Of its own: a program that seeds Python's has its own numbers.
+_random = random.Random()
+
 #: Where a server is: host and port.
 Place = tuple[str, int]
 
 #: The hash slot of ``{toc}``.
 HOME = key_slot(b"toc")
 
-#: Seconds for which a command is repeated while its hash slot moves or changes its node, and the
-#: seconds between two attempts.
+#: Seconds for which a command is repeated while its hash slot moves or changes its node, unless its
+#: client has less patience, and the seconds between two attempts.
 PATIENCE = 5.0
 PAUSE = 0.02
 
@@ -46,6 +49,9 @@ SHORT_TIMEOUT = 1.0
 
 #: Redirections of a command before they count as an error.
 MAX_MOVES = 8
+
+#: Seconds from which on a node may have stood still before it answered, and been replaced.
+STOOD_STILL = 1.0
 
 #: Seconds for which a list of hash slots is not asked for again.
 FRESH = 0.1
@@ -141,6 +147,9 @@ class ClusterClient(redis.Redis):
     #: how it waits, and who uses it, between two attempts
     sleep = staticmethod(time.sleep)
 
+    #: seconds for which a command is repeated while its hash slot moves or changes its node
+    patience = PATIENCE
+
     def __init__(self, places: Sequence[Place], make_client: Callable[[Place], Client]) -> None:
         self._make_client = make_client
         self._seeds = list(places)
@@ -196,7 +205,7 @@ class ClusterClient(redis.Redis):
             if self._owners is not None and self._asked > asked - FRESH:
                 return
             places = list(dict.fromkeys((*self._nodes, *self._seeds)))
-            random.shuffle(places)
+            _random.shuffle(places)
             places.sort(key=lambda place: self._unreachable.get(place, 0.0) > asked)
             errors = []
             for place in places:
@@ -266,7 +275,7 @@ class ClusterClient(redis.Redis):
         """As redis-py's, for commands that are idempotent: a command is repeated if its node cannot
         be reached and another has taken over the key."""
         key = key_of(*args)
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + self.patience
         place = self.place_of(key)
         client, asking = self.client_at(place), False
         moves = 0
@@ -318,7 +327,7 @@ class ClusterClient(redis.Redis):
         replies: list[Any] = [None] * len(commands)
         waited: list[Any] = [None] * len(commands)
         last = pack_command(*wait) if wait else b""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + self.patience
         left: dict[int, tuple[Place, bool] | None] = dict.fromkeys(range(len(commands)))
         moves = 0
         while left:
@@ -375,6 +384,7 @@ class ClusterClient(redis.Redis):
         """Send to all nodes, then read from all. Yields the node, the numbers of its commands,
         their replies, and whether they were sent at all."""
         sent = []
+        began = time.monotonic()
         with ExitStack() as stack:
             for place, some in by_place.items():
                 numbers = [number for number, _ in some]
@@ -404,7 +414,30 @@ class ClusterClient(redis.Redis):
                     if asking:
                         next(raw)
                     found.append(next(raw))
+                if not last and time.monotonic() - began > STOOD_STILL:
+                    # While its hash slot moves, a key is with a node that has not the slot yet.
+                    keys = [None if asking else commands[number][0] for number, asking in some]
+                    found = self._without_lost(place, keys, found)
                 yield place, numbers, [*found, *raw], True
+
+    def _without_lost(
+        self, place: Place, keys: Sequence[str | bytes | None], replies: list[Any]
+    ) -> list[Any]:
+        """The replies of a node that took long, with an error for each key that another node has
+        by now: a primary that stood still executes what has come before it learns that it was
+        replaced, and discards that then."""
+        self._unreachable[place] = time.monotonic() + ASK_LAST  # what it says itself does not count
+        gone = ServerError(
+            f"{_text(place)} took long to answer, and another node has its hash slots by now"
+        )
+        self._refresh_after(gone)
+        owners = self._slots()
+        return [
+            reply
+            if key is None or isinstance(reply, Exception) or owners[hash_slot(key)] == place
+            else gone
+            for key, reply in zip(keys, replies, strict=True)
+        ]
 
     def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> ClusterPipeline:
         if transaction:

@@ -23,7 +23,8 @@ from .sentinel import make_pool
 from .tls import TLSConnection, tls_arguments
 from .urls import Address
 
-#: Seconds after which a command without a reply counts as a broken connection.
+#: Seconds after which a command without a reply counts as a broken connection. Of a Cluster's node,
+#: as many as opening a connection may take.
 SOCKET_TIMEOUT = 10.0
 
 #: Seconds that opening a connection may take, where Kombu does not say.
@@ -151,6 +152,14 @@ def _sentinel(request: _Request) -> Any:
 
 
 def _cluster(request: _Request) -> Any:
+    settings = request.settings
+    # Another node may be about to take over from one that hangs.
+    patience = request.connect_timeout or CONNECT_TIMEOUT
+    if settings.toc_wait_replicas:
+        patience += settings.toc_wait_timeout
+    settings = replace(settings, connection={"socket_timeout": patience, **settings.connection})
+    request = replace(request, settings=settings)
+
     def client_of(place: Place) -> Any:
         node = replace(request.address, kind="redis", host=place[0], port=place[1], hosts=())
         return _tcp(replace(request, address=node))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import redis
@@ -20,6 +21,12 @@ from .faults import server_of
 
 #: The oldest version that has all commands that are needed.
 OLDEST = (6, 2)
+
+
+#: What a managed server raises that hides its configuration; and a node of a Cluster that is away,
+#: while the others can be asked.
+_HIDDEN = (ResponseError, NoPermissionError)
+_AWAY = (redis.ConnectionError, redis.TimeoutError, OSError)
 
 
 def _speaks_tls(client: redis.Redis) -> bool:
@@ -90,9 +97,30 @@ def durability_warnings(client: redis.Redis) -> list[str]:
         try:
             for warning in _durability_warnings(node):
                 warnings[warning] = None
-        except (ResponseError, NoPermissionError):
-            pass  # a managed server that hides its configuration
+        except _HIDDEN:
+            pass
+        except _AWAY:
+            if not hasattr(client, "primaries"):
+                raise
     return list(warnings)
+
+
+def outage_warnings(client: redis.Redis) -> list[str]:
+    """Settings of a Cluster with which one node that is away stops the others too, each with the
+    setting to use instead.
+
+    Empty if there are none, if the server is no Cluster, or if it does not show its configuration.
+    """
+    name = "cluster-require-full-coverage"
+    for node in client.primaries() if hasattr(client, "primaries") else ():
+        with suppress(*_HIDDEN, *_AWAY):
+            if node.config_get(name).get(name) == "yes":
+                return [
+                    f"while one primary of the Cluster is away and no replica has taken over, all "
+                    f"other nodes refuse commands, too ({name} yes, Redis's default); set {name} "
+                    "no on every node"
+                ]
+    return []
 
 
 def _durability_warnings(client: redis.Redis) -> Iterator[str]:
@@ -132,14 +160,18 @@ class Memory(NamedTuple):
 
 
 def read_memory(client: redis.Redis) -> list[Memory]:
-    """The memory of the server, or of each node of a Cluster that has slots. Empty if the user has
-    no permission to ask."""
+    """The memory of the server, or of each node of a Cluster that has slots and answers. Empty if
+    the user has no permission to ask."""
     found = []
     for node in client.primaries() if hasattr(client, "primaries") else [client]:
         try:
             info = node.info("memory")
-        except (NoPermissionError, ResponseError):
+        except _HIDDEN:
             return []
+        except _AWAY:
+            if not hasattr(client, "primaries"):
+                raise
+            continue
         used, most = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
         found.append(Memory(server_of(node.connection_pool), used, most))
     return found

@@ -199,6 +199,9 @@ class Settings:
     toc_library: tuple[DatabaseURL, ...] = ()
     #: tables of each kind that each of these databases has
     toc_library_tables: int = 1
+    #: databases, and tables of each, from which rows are moved to these
+    toc_library_before: tuple[DatabaseURL, ...] = ()
+    toc_library_tables_before: int = 1
     #: whether a publish fails if its row cannot be written; else the row is written later
     toc_library_required: bool = True
     #: how long a statement to a database may take
@@ -298,6 +301,8 @@ _OPTIONS: dict[str, Option] = {
     "toc_otel": Option(_tracing),
     "toc_library": Option(read_databases, may_be_none=True, read_in_url=read_from_url),
     "toc_library_tables": Option(Number(int, 1, most=256).read),
+    "toc_library_before": Option(read_databases, may_be_none=True, read_in_url=read_from_url),
+    "toc_library_tables_before": Option(Number(int, 1, most=256).read),
     "toc_library_required": Option(_flag),
     "toc_library_timeout": Option(_POSITIVE_SECONDS),
     "toc_library_retention": Option(Number(float, 86_400, unit="seconds").read),

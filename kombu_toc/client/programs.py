@@ -5,9 +5,25 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from importlib.util import find_spec
 
+from ..errors import ConfigurationError
 from ..version import __version__
 from .urls import mask_password
+
+
+def check_installed(what: str, extra: str, *packages: str) -> None:
+    """Raises ConfigurationError if one of these packages is not installed.
+
+    what: what needs them
+    extra: which of celery-toc's extras brings all of them
+    """
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        many = "packages" if len(missing) > 1 else "package"
+        raise ConfigurationError(
+            f"{what} needs the {many} {' and '.join(missing)}: pip install 'celery-toc[{extra}]'"
+        )
 
 
 class Program(argparse.ArgumentParser):
@@ -47,3 +63,13 @@ class Program(argparse.ArgumentParser):
 def say(text: str) -> None:
     """Tell whoever has started the program."""
     print(text, file=sys.stderr, flush=True)
+
+
+def one_line(text: str) -> str:
+    """Text in one line of a log: ids and names are made by others, and none shall look like an
+    entry of its own."""
+    if text.isprintable():
+        return text
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )

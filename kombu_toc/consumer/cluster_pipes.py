@@ -54,8 +54,10 @@ class ClusterConnections:
         on_close: Callable[[int], None],
         on_owed: Callable[[list[ScriptCall]], None],
         metrics: Metrics,
+        on_refused: Callable[[Waiting, ResponseError], bool] | None = None,
     ) -> None:
         self._client = client
+        self._refuses = on_refused
         self._on_open = on_open
         self._on_close = on_close
         self._on_owed = on_owed
@@ -141,7 +143,7 @@ class ClusterConnections:
         if is_passing(exc) or is_temporary(exc) or heard is not None:
             self._fail([item], int(owed))
             return True
-        return False
+        return self._refuses is not None and self._refuses(waiting, exc)
 
     def _lost(self, place: Place, exc: BaseException) -> None:
         connection = self._connections.pop(place, None)

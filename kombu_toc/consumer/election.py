@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-#: Seconds for which a process is elected unless it is again, and between attempts of the others.
-LEASE = 3.0
+#: Seconds for which a process is elected unless it is again. The others try when that has passed:
+#: with the time between two passes it is no gap to who watches leases (``scripts/upkeep.lua``).
+LEASE = 2.0
+
+#: Seconds between attempts, at most.
 ATTEMPT_INTERVAL = 2.0
 
 NEVER = float("inf")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from ..center.commands import RECOVER, divide_evenly
+from ..center.commands import divide_evenly
 from ..client.options import ROUND_ROBIN
 from ..model.results import Popped
 from .zones import OVERDUE_US, PreferredSlots, divide
@@ -38,6 +38,9 @@ OTHERS_STALE = 0.1
 #: Microseconds by which a pop of a limited topic looks ahead at most. Of a rate that is used up for
 #: longer than it says and a second, scripts take it that it was another one before (lanes.lua).
 MOST_AHEAD_US = 900_000
+
+#: Of its own: a program that seeds Python's has its own numbers.
+_random = random.Random()
 
 
 class FetchSettings(Protocol):
@@ -110,7 +113,7 @@ class Fetcher:
         settings: FetchSettings,
         clustered: bool,
         topic_of: Callable[[str, int], Topic],
-        jitter: Callable[[], float] = random.random,
+        jitter: Callable[[], float] = _random.random,
     ) -> None:
         self._interval = settings.toc_poll_interval
         self._behind_us = int(settings.toc_queue_after * 1_000_000)
@@ -314,7 +317,7 @@ class Fetcher:
 
     @staticmethod
     def miss(state: ConsumerState, pop: Pop, now: float) -> None:
-        """A node of a Cluster could not be asked."""
+        """It could not be asked: its node is away, or the server has refused it."""
         state.pops_in_flight.discard(pop.number)
         if pop.topic.name in state.pending.topics:
             state.pending.miss(pop.topic.name, pop.slots, now)
@@ -329,24 +332,6 @@ def is_worth_a_pop(*, finished: bool, room: int, most: int) -> bool:
     most: how many fit when nothing is queued
     """
     return finished and room > 0 and 2 * room >= most
-
-
-def may_recover(in_time: bool, watched_until: int | None) -> tuple[int, int | None, bool]:
-    """How many leases of a slot a pop may roll back, those that ended until when, and whether what
-    has ended is to be noted for whoever comes later.
-
-    in_time: whether every lease of this process lasts. None may be rolled back as long as our own
-        may be among them.
-    watched_until: the server's time in microseconds until which it was watched, if it was for
-        long enough. Who has not watched it may roll back nothing: the server may have been away
-        for longer than a lease, and the others, who live and execute what they hold, are about to
-        renew theirs.
-    """
-    if not in_time:
-        return 0, None, False
-    if watched_until is None:
-        return RECOVER, 0, True
-    return RECOVER, watched_until, False
 
 
 def split_over_slots(

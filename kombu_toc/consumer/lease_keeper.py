@@ -141,6 +141,11 @@ class LeaseKeeper:
         self._leases.hold(delivery, own, now, ends, visibility)
         self._thread.beat_within(within)
 
+    def refresh(self) -> None:
+        """Renew leases at once, and say anew what this process keeps: queues, bindings, that it
+        consumes. The server may have lost its memory."""
+        self._thread.beat_within(0.0)
+
     def held(self) -> list[tuple[Delivery, float]]:
         """The messages whose leases are renewed, each with its visibility timeout."""
         return self._leases.held()
@@ -230,15 +235,21 @@ class LeaseKeeper:
 
     # -- keeping all topics up
 
-    def keep_up(self, who: Hashable, interval: float) -> None:
+    def keep_up(
+        self, who: Hashable, interval: float, on_step: Callable[[int, float], None] | None = None
+    ) -> None:
         """Somebody consumes here for long: take part in keeping all topics up, of which one
-        process at a time makes a pass every so many seconds."""
+        process at a time makes a pass every so many seconds.
+
+        on_step: called in the heartbeat's thread when the server's clock was set forward, with what
+            it showed in microseconds by which monotonic seconds
+        """
         with self._holdings.lock:
-            self._upkeeper.want(who, interval)
+            self._upkeeper.want(who, interval, on_step)
         self._thread.beat_within(RETRY_INTERVAL)
 
     def keep_up_also(self, what: Hashable, look: Look) -> None:
-        """Whenever this process is the one that keeps all topics up, look after this, too."""
+        """Look after this, too, whenever this process is the one that does among those that can."""
         self._upkeeper.looks[what] = look
 
     def leave_up(self, who: Hashable) -> None:
@@ -322,6 +333,8 @@ class LeaseKeeper:
 
     def _run(self) -> None:
         made: list[TimeoutCenter] = []
+        #: monotonic seconds since when not all is renewed; None: all is
+        failing: float | None = None
 
         def reach() -> TimeoutCenter:
             if not made:
@@ -336,10 +349,20 @@ class LeaseKeeper:
                     self._thread.schedule(self._holdings.next_beat, began)
                     self._beat.run(center, began)
                 except BROKEN as exc:
-                    self._log.log(logging.WARNING, "cannot renew leases for now: %s", exc)
+                    if failing is None:
+                        failing = time.monotonic()
+                        self._log.log(
+                            logging.WARNING, "cannot renew leases for now, will retry: %s", exc
+                        )
                     self._thread.beat_within(RETRY_INTERVAL)
                 except Exception as exc:
                     self._beat.log_error(exc)
+                else:
+                    if failing is not None:
+                        lasted, failing = time.monotonic() - failing, None
+                        self._log.log(
+                            logging.WARNING, "leases are renewed again, after %.0f seconds", lasted
+                        )
         except BaseException:
             self._thread.has_ended()
             raise

@@ -104,14 +104,27 @@ class Outbox:
             if self._leases.early_acks.drop(delivery, is_over=True):
                 self.ack(delivery)
 
-    def reject(self, delivery: Delivery, requeue: bool, reason: str = "", error: str = "") -> None:
-        """Reject, as soon as :meth:`ack` acknowledges."""
+    def reject(
+        self,
+        delivery: Delivery,
+        requeue: bool,
+        reason: str = "",
+        error: str = "",
+        *,
+        on_purpose: bool = False,
+    ) -> None:
+        """Reject, as soon as :meth:`ack` acknowledges.
+
+        on_purpose: a requeue costs no retry: nothing has failed
+        """
         self._leases.drop(delivery)
         if not requeue:
             logger.warning("message %s goes to DeadQueue: %s", in_words(delivery), reason)
-        elif not delivery.retries_left:
+        elif not (on_purpose or delivery.retries_left):
             logger.error("message %s: no retries left, it goes to DeadQueue", in_words(delivery))
-        call = self._center.commands.reject(delivery, requeue=requeue, reason=reason, error=error)
+        call = self._center.commands.reject(
+            delivery, requeue=requeue, reason=reason, error=error, on_purpose=on_purpose
+        )
         if self._loop.hub is not None:
             self.settlements.calls.append(call)
             self._leaves_with_next_turn()
@@ -133,8 +146,11 @@ class Outbox:
             self._run_or_owe([call])
             self._loop.nudge()
 
-    def release(self, deliveries: list[Delivery]) -> None:
-        """Give messages back unhandled, now."""
+    def release(self, deliveries: list[Delivery], *, handed: bool = False) -> None:
+        """Give messages back unhandled, now.
+
+        handed: a consumer was handed them: their next deliveries say so
+        """
         if not deliveries:
             return
         for delivery in deliveries:
@@ -142,7 +158,7 @@ class Outbox:
         # There is one attempt, and it often comes after a connection was cut, seldom alone.
         self._center.client.drop_idle()
         try:
-            self._center.run_all(self._center.commands.release(deliveries))
+            self._center.run_all(self._center.commands.release(deliveries, handed=handed))
         except (*BROKEN, ResponseError) as exc:
             # Not to be repeated later, when another may hold them: their leases end.
             logger.info("%d messages come back when their leases end: %s", len(deliveries), exc)
@@ -161,7 +177,10 @@ class Outbox:
                 self.flush()
         elif self._loop.held_up:
             # A solo pool runs the task inside the delivery, for as long as it takes.
-            self.send_settled()
+            try:
+                self.send_settled()
+            except BROKEN as exc:
+                self._log_later(exc)  # it is owed by now; the loop finds that it has to reconnect
 
     def _run_or_owe(self, calls: list[ScriptCall]) -> None:
         if not calls:
@@ -171,7 +190,11 @@ class Outbox:
         except (*BROKEN, ResponseError) as exc:
             # Each may run twice without harm, and none may be forgotten.
             self._leases.retry_later(calls)
-            logger.info("said later, when the server can be reached: %s", exc)
+            self._log_later(exc)
+
+    @staticmethod
+    def _log_later(exc: Exception) -> None:
+        logger.info("said later, when the server can be reached: %s", exc)
 
     # -- when it leaves
 

@@ -77,6 +77,8 @@ class Poller:
         self.settings = settings
         self.leases = leases
         self.clock = ServerClocks() if center.clustered else ServerClock()
+        #: what the server's clock showed, and when, after it was set forward: not heard of yet
+        self._stepped: tuple[int, float] | None = None
         #: the consumers, by the channels that they deliver to
         self.states: dict[Any, ConsumerState] = {}
         #: what went wrong, counted: see :func:`.pop_log.log_pop`
@@ -86,7 +88,9 @@ class Poller:
         self.dispatcher = Dispatcher(self.loop, self.clock, self.states, center.metrics)
         self.outbox = Outbox(center, leases, self.loop, self._work)
         self._reader = BroadcastReader(center, self.loop, wiring, self._work, self.dispatcher)
-        self._rereading = Rereading(center, self._work, self.states, self._on_resumed)
+        self._rereading = Rereading(
+            center, self._work, self.states, self._on_resumed, leases.refresh
+        )
         self._popper = Popper(
             center,
             settings,
@@ -131,7 +135,8 @@ class Poller:
     def _keep_up(self) -> None:
         """Who consumes for long takes part in keeping all topics up."""
         if self._long_running and self.states:
-            self.leases.keep_up(self, self.settings.toc_poll_interval * LOOKS)
+            interval = self.settings.toc_poll_interval * LOOKS
+            self.leases.keep_up(self, interval, self._on_step)
         else:
             self.leases.leave_up(self)
 
@@ -213,7 +218,21 @@ class Poller:
         """End the wait, from any thread: something has changed."""
         self.loop.nudge()
 
+    def _on_step(self, server_us: int, by: float) -> None:
+        # In another thread. Who is idle asks nothing, and would wait for a time that has passed.
+        self._stepped = server_us, by
+        self.nudge()
+
+    def _hear_of_step(self) -> None:
+        stepped, self._stepped = self._stepped, None
+        if stepped is not None:
+            client = self.center.client
+            where = client.place_of(self.center.keys.upkeep) if self.center.clustered else None
+            self.clock.forget(where)
+            self.clock.sample(*stepped, where)
+
     def _on_nudged(self) -> None:
+        self._hear_of_step()
         self.dispatcher.on_nudged()
 
     def tick(self) -> None:
@@ -222,6 +241,7 @@ class Poller:
         loop.ticking = True
         self.dispatcher.pool_first.turn += 1
         try:
+            self._hear_of_step()
             if self.guarding is not None:
                 self.guarding.settle()
             self.dispatcher.run()
@@ -414,7 +434,7 @@ class Poller:
     ) -> None:
         self.log_pop(topic, result)
         if result.stray:
-            self._work.send([(("SREM", key, member), None) for key, member in result.stray])
+            self._work.send([(("HDEL", key, member), None) for key, member in result.stray])
         if state.sink not in self.states or topic not in state.pending.topics:
             self.release(result.messages)
             return

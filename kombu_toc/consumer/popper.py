@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..center.clock import STEP, ServerClock, Steps
 from ..center.requests import REMEMBER, PopRequest
 from ..model.results import Popped
-from .fetcher import Fetcher, Plan, Pop, may_recover
+from .fetcher import Fetcher, Plan, Pop
 from .flights import Flight
 from .passing import Passing
 
@@ -144,9 +144,8 @@ class Popper:
         self, items: list[Item], state: ConsumerState, pop: Pop, batch: tuple[int, int]
     ) -> None:
         center, topic = self._center, pop.topic
-        recover, until_us = 0, None
         if pop.recover:
-            recover, until_us = self._recovering(items, topic, pop.slots)
+            self._look_at_leases(items, topic, pop.slots or range(topic.slot_span))
         visibility = topic.declaration.limits(center.limits).visibility
         name = state.name_pop()
         request = PopRequest(
@@ -156,8 +155,6 @@ class Popper:
             lookahead_us=pop.lookahead_us,
             overdue_limit=pop.overdue_limit,
             behind_us=pop.behind_us,
-            recover=recover,
-            until_us=until_us,
             claimed=bool(pop.claims) or pop.looks,
             # What goes away by itself leaves nothing behind.
             remember=0 if pop.looks or topic.declaration.expires else REMEMBER,
@@ -199,8 +196,8 @@ class Popper:
     def _failed(self, state: ConsumerState, pop: Pop, flight: Flight) -> None:
         if not pop.looks:
             self._leases.lose(flight)
-        if self._center.clustered:  # a node that cannot be reached
-            self.fetcher.miss(state, pop, self._loop.now())
+        # A node that cannot be reached, or a key that another program has written.
+        self.fetcher.miss(state, pop, self._loop.now())
 
     def _hear_clock(self, now_us: int, left: float, where: Any = None) -> None:
         """Learn what a server's clock has shown in a reply to what left at that moment."""
@@ -223,28 +220,21 @@ class Popper:
         if clock.at(now) < before - STEP * 1_000_000:
             self._on_back()
 
-    def _recovering(
-        self, items: list[Item], topic: Topic, slots: set[int] | None
-    ) -> tuple[int, int | None]:
-        """How many leases a pop may roll back, and those that ended until when; what is to be
-        sent beside it is added."""
-        asked = slots or range(topic.slot_span)
-        recover, until_us, notes = may_recover(
-            self._leases.in_time(topic.name, asked),
-            self._center.leases.recover_until(topic, next(iter(asked))),
-        )
-        if notes:
-            noted = partial(self._noted, topic.name)
-            calls = self._center.leases.note_calls(topic, sorted(asked))
-            items.extend((call, noted) for call in calls)
-        return recover, until_us
+    def _look_at_leases(self, items: list[Item], topic: Topic, slots: Collection[int]) -> None:
+        """Have those that have ended rolled back, but not while our own may be among them."""
+        if self._leases.in_time(topic.name, slots):
+            looked = partial(self._looked, topic.name)
+            calls = self._center.leases.look_calls(topic, sorted(slots))
+            items.extend((call, looked) for call in calls)
 
-    def _noted(self, topic: str, kept: Kept) -> None:
+    def _looked(self, topic: str, kept: Kept) -> None:
         for event in kept.events:
             self._on_noted(
                 topic,
                 Popped(
-                    kept.now_us, False, [], [], event.rolled_back, event.died, event.dropped, []
+                    kept.now_us,
+                    *(False, [], [], event.rolled_back, event.died, event.dropped, []),
+                    event.expired,
                 ),
             )
 

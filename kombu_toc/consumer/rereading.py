@@ -25,6 +25,7 @@ class Rereading:
 
     states: the consumers
     on_resumed: told the topics that are paused no more
+    on_lost: called when a topic is gone that is consumed here
     """
 
     def __init__(
@@ -33,11 +34,13 @@ class Rereading:
         work: Connection,
         states: Mapping[Any, ConsumerState],
         on_resumed: Callable[[set[str]], None],
+        on_lost: Callable[[], None],
     ) -> None:
         self._center = center
         self._work = work
         self._states = states
         self._on_resumed = on_resumed
+        self._on_lost = on_lost
         self._paused: set[str] = set()
         self._at = 0.0
         #: the limits of topics as they were last read
@@ -82,6 +85,7 @@ class Rereading:
                 call = None if known is None else registry.declare_again_call(known)
                 if call is not None:
                     self._work.send([(call, None)])
+                    self._on_lost()
 
     def _compare(self, name: str, gates: str) -> None:
         """Look into a topic whose limits are others now: they may let something start."""

@@ -69,6 +69,8 @@ class Upkeeper:
         self._bell = WakeEvent(lock)
         self.name = f"{_host}:{os.getpid()}:{uuid4().hex[:12]}"
         self._election = Election()
+        #: its part in the election of who does what :attr:`looks` has: only some can
+        self._also = Election()
         #: whether this user has the rights that it takes
         self._may = False
         self._working = False
@@ -77,16 +79,24 @@ class Upkeeper:
         self._home = Watch()
         #: complaint -> monotonic seconds after which it is made again
         self._complaints: dict[str, float] = {}
-        #: what else the elected process looks after: called after each pass, in this thread
+        #: what one process looks after among those that have such a look: called in this thread
         self.looks: dict[Hashable, Look] = {}
+        #: who is told that the server's clock was set forward: in this thread, with what it showed
+        #: in microseconds, and the monotonic seconds by which it did
+        self._on_step: dict[Hashable, Callable[[int, float], None]] = {}
 
-    def want(self, who: Hashable, interval: float) -> None:
+    def want(
+        self, who: Hashable, interval: float, on_step: Callable[[int, float], None] | None = None
+    ) -> None:
         """Somebody consumes here: see to it that the topics are kept up, here or elsewhere, with a
-        pass every so many seconds."""
+        pass every so many seconds; and that they hear of a clock that was set forward."""
         self._election.want(who, interval)
+        if on_step is not None:
+            self._on_step[who] = on_step
 
     def unwant(self, who: Hashable) -> None:
         """They consume no more."""
+        self._on_step.pop(who, None)
         if not self._election.unwant(who):
             self._bell.ring()
 
@@ -131,21 +141,29 @@ class Upkeeper:
                 )
                 return
             self._may = True
-        mine = self._elect(center, time.monotonic())
-        election.again(time.monotonic() + ATTEMPT_INTERVAL)
+        mine, left = self._elect(center, time.monotonic())
+        election.again(time.monotonic() + min(max(left, 0.0) + 0.01, ATTEMPT_INTERVAL))
         if mine and election.wanted:
             self._working = True
             unpatched_threading().start(self._run)
 
-    def _elect(self, center: TimeoutCenter, began: float) -> bool:
-        mine: bool
-        mine, somebody, now_us = center.run(elect(center.context, self.name, LEASE))
+    def _duties(self, center: TimeoutCenter) -> list[str]:
+        """The keys of what this process can do for all topics."""
+        return [center.keys.upkeep, *([center.keys.upkeep_also] if self.looks else ())]
+
+    def _elect(self, center: TimeoutCenter, began: float) -> tuple[bool, float]:
+        """Try to be elected, or to be so for longer. Returns whether this process is, for anything,
+        and for how many seconds whoever is."""
+        now_us, answers = center.run(elect(self.name, LEASE, self._duties(center)))
         received = time.monotonic()
         step = self._home.sample(now_us, began, received)
         if step > 0:
             self._stepped(step)
-        self._election.result(mine, somebody, began, received)
-        return mine
+            for tell in list(self._on_step.values()):
+                tell(now_us, received)
+        for election, (mine, left) in zip((self._election, self._also), answers, strict=False):
+            election.result(mine, left > 0, began, received)
+        return any(mine for mine, _ in answers), min(left for _, left in answers)
 
     def _stepped(self, seconds: float) -> None:
         self._log.log(
@@ -175,7 +193,7 @@ class Upkeeper:
             self._working = False
 
     def _work(self, center: TimeoutCenter) -> None:
-        watches, election = self._watches, self._election
+        watches, election, also = self._watches, self._election, self._also
         if not center.clustered:
             watches[None] = self._home  # watched since before it was elected
         upkeep = Upkeep(
@@ -192,17 +210,22 @@ class Upkeeper:
             now = time.monotonic()
             if not election.wanted:
                 return False
-            return not election.renewal_due(now) or self._elect(center, now)
+            known = election.elected(now) or also.elected(now)
+            due = any(one.elected(now) and one.renewal_due(now) for one in (election, also))
+            return self._elect(center, now)[0] if due or not known else True
 
         try:
             while goes_on():
                 began = time.monotonic()
-                upkeep.run(goes_on)
-                for topic, error in upkeep.refused.items():
-                    self._complain(topic, "cannot keep queue %s up: %s", topic, error)
-                if upkeep.expires:
-                    sweep(center, self._log.log)
+                if election.elected(began):
+                    upkeep.run(goes_on)
+                    for topic, error in upkeep.refused.items():
+                        self._complain(topic, "cannot keep queue %s up: %s", topic, error)
+                    if upkeep.expires:
+                        sweep(center, self._log.log)
                 for what, look in tuple(self.looks.items()):
+                    if not also.elected(time.monotonic()):
+                        break
                     try:
                         look(center, self._log.log, goes_on)
                     except BROKEN:
@@ -212,8 +235,9 @@ class Upkeeper:
                 self._bell.wait(max(began + election.interval - time.monotonic(), 0.001))
         finally:
             election.resign()
+            also.resign()
             with suppress(*BROKEN):
-                center.run(elect(center.context, self.name, 0))
+                center.run(elect(self.name, 0, self._duties(center)))
 
     def _tell(self, center: TimeoutCenter, event: Event) -> None:
         topic, died = event.topic, event.died

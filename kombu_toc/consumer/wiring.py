@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from redis.exceptions import ResponseError
 
+from ..center.runner import named
 from ..client.connection import close_idle
+from ..scripts.call import ScriptCall
 from .cluster_pipes import ClusterConnections
 from .loop import Loop
 from .native_threads import unpatched_threading
@@ -23,6 +27,11 @@ if TYPE_CHECKING:
 #: Seconds for which a worker keeps a connection that nobody uses, and between looks for such.
 CONNECTION_IDLE = 10.0
 CLOSE_IDLE = 5.0
+
+#: Seconds after which it is said again that a queue is not served.
+COMPLAIN_AGAIN = 300.0
+
+logger = logging.getLogger(__name__)
 
 #: Told what a server has refused; whether that is seen to, and the rest goes on.
 OnRefused: TypeAlias = Callable[[Waiting, ResponseError], bool]
@@ -71,6 +80,8 @@ class Wiring:
         self._center = center
         self._leases = leases
         self._close_at = 0.0
+        #: first key of calls that were refused -> monotonic seconds after which it is said again
+        self._complained: dict[str, float] = {}
 
     def loop(self, on_nudged: Callable[[], None]) -> Loop:
         """The loop of a poller."""
@@ -89,8 +100,27 @@ class Wiring:
         """A connection for everything that is answered at once."""
         told = (loop.opened, loop.closed, self._leases.retry_later, self._center.metrics)
         if self._center.clustered:
-            return ClusterConnections(self._center.client, *told)
-        return PipelinedConnection(self._pool, *told)
+            return ClusterConnections(self._center.client, *told, self._refused)
+        return PipelinedConnection(self._pool, *told, on_refused=self._refused)
+
+    def _refused(self, waiting: Waiting, exc: ResponseError) -> bool:
+        """What one queue's key makes impossible keeps nobody from the others."""
+        item = waiting.item
+        call = item.what
+        if "WRONGTYPE" not in str(exc) or not isinstance(call, ScriptCall):
+            return False
+        now = time.monotonic()
+        if now >= self._complained.get(call.keys[0], 0.0):
+            self._complained[call.keys[0]] = now + COMPLAIN_AGAIN
+            logger.error(
+                "a queue is not served, and the others are: %s",
+                named(exc, self._center.client, call.keys),
+            )
+        if waiting.owed:
+            self._leases.retry_later([call])
+        elif item.on_failure is not None:
+            item.on_failure()
+        return True
 
     def close_idle(self, now: float) -> None:
         """Close what this thread has not used for long, if it is time to; now: monotonic seconds"""

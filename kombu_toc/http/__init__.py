@@ -24,7 +24,6 @@ from .messages import trace_of as trace_of
 from .operations import Operation as Operation
 from .operations import answer as answer
 from .operations import read_body as read_body
-from .operations import read_query as read_query
 from .page import FiringRow as FiringRow
 from .page import Mask as Mask
 from .page import Page as Page
@@ -41,6 +40,7 @@ from .requests import Answer as Answer
 from .requests import Request as Request
 from .seen import page_of_names as page_of_names
 from .serving import PORT as PORT
+from .serving import check_needs as check_needs
 from .serving import serve as serve
 from .tokens import Token as Token
 from .tokens import Tokens as Tokens
@@ -83,9 +83,9 @@ __all__ = (
     "not_found",
     "page_of_names",
     "read_body",
-    "read_query",
     "read_tokens",
     "retry_after",
+    "check_needs",
     "serve",
     "tokens_of",
     "trace_of",

@@ -12,10 +12,11 @@ from ..client.programs import Program, say
 from ..errors import TocError
 from .app import KEEP_ANSWERS, OPERATIONS, api_for
 from .background import Beside
+from .guard import CONNECTIONS
 from .openapi import document
 from .operations import ROLES, Router
 from .page import Mask
-from .serving import PORT, serve
+from .serving import PORT, check_needs, serve
 from .tokens import TOKENS, new_token, tokens_of
 
 #: The environment variable with the broker, whose URL may have a password.
@@ -69,6 +70,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="a member of messages that is hidden on the page, and from tokens that may not write; "
         "or a pattern; may be repeated; '*': all of every message",
     )
+    parser.add_argument(
+        "--connections",
+        type=_connections,
+        default=CONNECTIONS,
+        metavar="NUMBER",
+        help="that may be open at a time; further ones are answered 503 (%(default)d)",
+    )
     parser.add_argument("--certificate", metavar="FILE", help="for TLS")
     parser.add_argument("--key", metavar="FILE", help="of the certificate")
 
@@ -82,6 +90,13 @@ def _seconds(text: str) -> float:
     if not 1 <= seconds <= 31_536_000:
         raise argparse.ArgumentTypeError(f"{text!r} is not from 1 to 31536000 seconds")
     return seconds
+
+
+def _connections(text: str) -> int:
+    """How many connections there may be. Raises ArgumentTypeError."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)
 
 
 def _beside(asked: argparse.Namespace) -> Iterator[Beside]:
@@ -115,6 +130,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{line}", flush=True)
             print(f"The token, which is shown this once: {secret}", file=sys.stderr)
             return 0
+        check_needs(with_notifier=asked.notify is not None)
         api = api_for(
             parser.broker_of(asked),
             tokens=tokens_of(asked.tokens, asked.anonymous_read),
@@ -129,6 +145,7 @@ def main(arguments: list[str] | None = None) -> int:
             asked.port,
             certificate=asked.certificate,
             key=asked.key,
+            connections=asked.connections,
             say=say,
         )
     except (TocError, OSError) as exc:

@@ -18,16 +18,18 @@ from ..client.faults import is_demoted, is_temporary
 from ..library.opening import center_for
 from ..model.results import Found
 from . import guard, library, pull, queues, scale, tasks
+from .audit import MOST, Audit
 from .background import Background, Beside
 from .desk import Desk
-from .idempotency import Idempotency, as_answer
+from .fields import Text
+from .idempotency import REPLAYED, Idempotency, as_answer
 from .mask import Masking
 from .messages import Room, shown_found, shown_masked
 from .openapi import document
-from .operations import Operation, Router, answer, read_parameters
+from .operations import Operation, Router, answer, check_no_body, read_parameters, read_query
 from .origins import check_local, check_name
 from .page import Mask, Page, PageExtras
-from .problems import Problem, not_found, problem_of
+from .problems import Problem, invalid, not_found, problem_of
 from .requests import (
     CLOSE,
     MAX_HEADERS,
@@ -43,16 +45,15 @@ from .requests import (
     has_body,
     path_of,
 )
-from .tokens import Token, Tokens
+from .tokens import NOBODY, Token, Tokens
 
 logger = logging.getLogger(__name__)
 
-#: Bytes of a body, and seconds within which it must be there.
+#: Bytes of a body.
 MAX_BODY = 16 << 20
-BODY_WITHIN = 30.0
 
 #: Methods whose bodies are read; of others they are thrown away.
-WITH_BODY = ("POST", "PUT", "PATCH")
+WITH_BODY = ("POST", "PUT", "PATCH", "DELETE")
 
 #: The status of an answer to a body that is larger: the rest of it was not read.
 TOO_LARGE = 413
@@ -114,6 +115,7 @@ class HttpApi:
         self._beside = Background(make(center) for make in beside)
         #: what cancels and moves messages, so that the library knows
         self.acting: Any = center if recorded is None else _InThreads(recorded)
+        self.audit = Audit(center)
         self._extras = extras or PageExtras()
         self._mask = mask or Mask()
         self.page = Page(self, self._extras, self._mask)
@@ -202,23 +204,30 @@ class HttpApi:
                 return
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = None
+        found = request = None
         is_unread = False
         connection = guard.current()
         try:
-            request = self._read(scope, receive)
-            made = await self._answer(request[0], request[1], request[2])
-            is_unread = scope["method"] not in WITH_BODY and has_body(scope)
+            found = self._read(scope, receive)
+            self._admit(scope, *found)
+            request = found[0]
+            made = await self._answer(*found)
+            is_unread = (made.status == TOO_LARGE or scope["method"] not in WITH_BODY) and has_body(
+                scope
+            )
         except Gone:
             if connection is None:
                 return
             made = Answer(b"", 408)  # for nobody; but the server wants one
         except Exception as exc:
-            made = as_answer(problem_of(exc))
+            problem = problem_of(exc)
+            if found is not None and found[1].is_shown and problem.kind in _REFUSALS:
+                self._note_refused(scope, found[0], found[1], problem)
+            made = as_answer(problem)
             is_unread = (
                 request is None or made.status == TOO_LARGE or scope["method"] not in WITH_BODY
             ) and has_body(scope)
-        if made.undo is not None and request is not None and await _has_gone(request[0]):
+        if made.undo is not None and request is not None and await _has_gone(request):
             await made.undo()
             if connection is None:
                 return
@@ -240,45 +249,79 @@ class HttpApi:
                 # Closed with a part of the body unread, a connection is reset, and a client that
                 # still sends may never see the answer.
                 await send({"type": "http.response.body", "body": body, "more_body": True})
-                await discard_body(receive, BODY_WITHIN)
+                await discard_body(receive)
                 body = b""
             await send({"type": "http.response.body", "body": body})
             gone = connection is not None and connection.lost.is_set()
+            if connection is not None and made.undo is not None and not gone:
+                gone = not await connection.wait_until_sent()
         except OSError:
             gone = True
         if gone and made.undo is not None:  # the client has gone away meanwhile
             await made.undo()
 
     def _read(self, scope: Scope, receive: Receive) -> tuple[Request, Operation, str]:
-        """The request, its operation, and its path below where this is mounted."""
+        """The request, its operation, and its path below where this is mounted. Raises Problem."""
         if sum(len(name) + len(said) for name, said in scope["headers"]) > MAX_HEADERS:
             raise Problem("headers-too-large", f"headers may have {MAX_HEADERS} bytes")
         if len(scope.get("raw_path") or b"") + len(scope.get("query_string", b"")) > MAX_TARGET:
             raise Problem("bad-request", f"path and query may have {MAX_TARGET} bytes")
         parts, verb = path_of(scope, self.router.verbs)
         operation = self.router.find(scope["method"], parts, verb)
-        request = Request(scope, receive, parts)
+        request = Request(scope, receive, read_parameters(operation, parts))
+        return request, operation, f"{'/'.join(parts)}:{verb}"
+
+    def _admit(self, scope: Scope, request: Request, operation: Operation, path: str) -> None:
+        """Raises Problem for a request that may not be answered, or that says what nobody knows."""
         if len(request.headers) != len(scope["headers"]):
             check_single(scope)
         if not self.tokens:
             check_local(scope, request)
         if operation.role:
             request.token = self.tokens.check(request.header(b"authorization"))
-            _check_role(request.token, operation, parts)
+            _check_role(request, operation)
             if request.token.is_anonymous:
                 check_name(request, self.names)
-        request.segments = read_parameters(operation, parts)
-        return request, operation, f"{'/'.join(parts)}:{verb}"
+        if operation.is_shown:
+            request.asked = read_query(operation, request.query)
+            if request.method not in WITH_BODY and has_body(scope):
+                raise invalid("body", f"a {request.method} takes none; say it in the URL")
+
+    def _note_refused(
+        self, scope: Scope, request: Request, operation: Operation, problem: Problem
+    ) -> None:
+        """Log who may not do what."""
+        who = "" if request.token is None else _name_of(request.token)
+        if not who:
+            who = f"somebody at {(scope.get('client') or ['an unknown address'])[0]}"
+        act = f"{request.method} {operation.shown_path}"
+        self.audit.refused(who, act, _queue_of(request, operation) or "", problem.detail)
 
     async def _answer(self, request: Request, operation: Operation, path: str) -> Answer:
-        if request.method in WITH_BODY:
-            await request.read_body(self.max_body, BODY_WITHIN)
+        if request.method in WITH_BODY and not operation.reads:
+            await request.read_body(self.max_body)
+            if operation.is_shown and operation.request is None:
+                check_no_body(request)
         if b"idempotency-key" in request.headers and operation.idempotent_by_key:
             key = request.header(b"idempotency-key")
-            return await self._idempotency.run(
-                key, request, path, lambda: operation.run(self, request)
+            made = await self._idempotency.run(
+                key, request, path, lambda: self._run(operation, request)
             )
-        return await operation.run(self, request)
+            if operation.again is not None and REPLAYED in made.headers and made.status == 200:
+                return await operation.again(self, request, made)
+            return made
+        return await self._run(operation, request)
+
+    async def _run(self, operation: Operation, request: Request) -> Answer:
+        """Do it, and note what was done if that is for the audit log."""
+        if not operation.act:
+            return await operation.run(self, request)
+        who, queue = _name_of(request.token), _queue_of(request, operation)
+        what = _said(request, operation)
+        async with self.audit.doing(who, operation.act, queue or "", what) as doing:
+            made = await operation.run(self, request)
+            doing.number = made.number
+            return made
 
 
 def api_for(
@@ -353,11 +396,34 @@ async def _has_gone(request: Request) -> bool:
     return request.gone
 
 
-def _check_role(token: Token, operation: Operation, parts: list[str]) -> None:
+#: Kinds of problems that say that somebody may not do something.
+_REFUSALS = ("unauthorized", "forbidden")
+
+
+def _name_of(token: Token) -> str:
+    """Who asks, for the audit log; empty if nobody knows."""
+    return "this machine" if token is NOBODY else token.name
+
+
+def _queue_of(request: Request, operation: Operation) -> str | None:
+    """The queue that a request is about; None: it is about none, or about all."""
+    return request.segments[0] if "{queue}" in operation.path else None
+
+
+def _said(request: Request, operation: Operation) -> str:
+    """What a request says beside its queue, for the audit log. Of a schedule, which has arguments,
+    only the name."""
+    queue = _queue_of(request, operation)
+    if queue is None:
+        return " ".join(request.segments)
+    asked = [f"{name}={said}" for name, said in request.query.items()]
+    body = " ".join(request.body[: 4 * MOST].decode("utf-8", "replace").split())
+    return " ".join(filter(None, [*request.segments[1:], *asked, body]))
+
+
+def _check_role(request: Request, operation: Operation) -> None:
     """Raises Problem if a token does not allow this."""
-    queue = None
-    if "{queue}" in operation.path:
-        queue = parts[operation.path.index("{queue}")]
+    token, queue = request.token, _queue_of(request, operation)
     allowed = operation.role in token.roles if operation.many_queues else None
     if not (token.allows(operation.role, queue) if allowed is None else allowed):
         where = "of all queues" if queue is None else f"of queue {queue!r}"
@@ -407,7 +473,8 @@ async def _metrics(api: HttpApi, request: Request) -> Answer:
         raise not_found(
             "metrics need prometheus-client: pip install 'celery-toc[metrics]'"
         ) from None
-    text = await api.center.call(metrics_text)
+    topics = [one for one in request.asked.get("topic", "").split(",") if one]
+    text = await api.center.call(metrics_text, topics)
     return Answer(text.encode(), content_type=b"text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -428,6 +495,8 @@ OPERATIONS = (
         ("metrics",),
         _metrics,
         "Metrics in Prometheus's text format",
+        query={"topic": Text("Only these queues: names, or patterns as mail,sms-*", most=16_000)},
+        about="Of more than 1,000 queues, those that most was put into.",
         answers={200: ("As celery toc metrics prints them.", {})},
         problems=("not-found",),
         text="text/plain",

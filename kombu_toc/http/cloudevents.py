@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from .fields import Number, Text, Time
-from .messages import trace_of
+from .messages import token_of, trace_of
 from .operations import check_encoding
 from .problems import Problem, invalid
 from .requests import Request, read_json
@@ -78,7 +78,8 @@ def arguments_of(request: Request) -> dict[str, Any]:
                 stem + ascii(name)[1:-1][:40],
                 "names of attributes are lower-case letters and digits",
             )
-    return _arguments(event, stem, trace_of(request))
+    made = _arguments(event, stem, trace_of(request))
+    return made if (token := token_of(request)) is None else {**made, "token": token}
 
 
 def _arguments(event: dict[str, Any], stem: str, trace: Mapping[str, str]) -> dict[str, Any]:

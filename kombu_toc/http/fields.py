@@ -209,13 +209,18 @@ class Anything:
 
     about: str = ""
     of: tuple[str, ...] = ()  #: the types of JSON that it may have
+    also: Mapping[str, Any] = field(default_factory=dict)  #: what else its schema says
 
     def schema(self) -> dict[str, Any]:
-        return _described({"type": list(self.of)} if self.of else {}, self.about)
+        made = {"type": list(self.of)} if self.of else {}
+        return _described({**made, **self.also}, self.about)
 
     def read(self, value: Any, at: str) -> Any:
-        if self.of and _type_of(value) not in self.of:
-            raise invalid(at, f"it must be {' or '.join(self.of)}, not {_type_of(value)}")
+        kind = _type_of(value)
+        if kind == "number" and "integer" in self.of and value == int(value):
+            return value
+        if self.of and kind not in self.of:
+            raise invalid(at, f"it must be {' or '.join(self.of)}, not {kind}")
         return value
 
 
@@ -314,8 +319,8 @@ class Object:
         fields = self.fields
         if not value.keys() <= self._names:
             name = min(value.keys() - self._names)
-            known = ", ".join(fields)
-            raise invalid(f"{stem}{name[:100]!a}".replace("'", ""), f"unknown; there are {known}")
+            known = ", ".join(fields) or "none"
+            raise invalid(f"{stem}{name[:100]!a}".replace("'", ""), f"unknown; there are: {known}")
         for name in self.needed:
             if name not in value:
                 raise invalid(stem + name, "it is missing")

@@ -9,11 +9,14 @@ an ``asyncio.Protocol``.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
 from .problems import Problem
+
+logger = logging.getLogger(__name__)
 
 #: Seconds until the headers of a request must be there, from their first byte on or from the
 #: beginning of the connection; for which an answer may lie unread without a byte being taken; and
@@ -31,6 +34,21 @@ MOST_OF_BODY = 32 << 20
 
 _CHECK = 2.0
 
+#: Connections that are open at a time. One that waits to be signed in may take 64 KiB of headers.
+CONNECTIONS = 2_000
+
+#: Seconds for which one too many is kept, so that its client reads why; and between two lines of
+#: the log that say so.
+REFUSED_FOR = 1.0
+_SAY_EVERY = 60.0
+
+_BUSY_PROBLEM = Problem("busy", "try again later; --connections says how many there may be").body()
+_BUSY = (
+    b"HTTP/1.1 503 Service Unavailable\r\n"
+    b"content-type: application/problem+json\r\nconnection: close\r\nretry-after: 1\r\n"
+    b"content-length: %d\r\n\r\n%b" % (len(_BUSY_PROBLEM), _BUSY_PROBLEM)
+)
+
 _PROBLEM = Problem("headers-too-large", "path, query and headers may have 64 KiB together").body()
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
@@ -39,21 +57,61 @@ _TOO_LARGE = (
 )
 
 
+class Places:
+    """The connections of a server.
+
+    most: how many there may be
+    """
+
+    def __init__(self, most: int = CONNECTIONS) -> None:
+        self.most = most
+        self.taken = 0
+        self._said_at = -_SAY_EVERY
+
+    def refuse(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
+        """Turn away a connection for which there is no place."""
+        if loop.time() - self._said_at >= _SAY_EVERY:
+            self._said_at = loop.time()
+            logger.warning(
+                "%d connections are open, as many as there may be (--connections): further ones "
+                "are answered 503",
+                self.most,
+            )
+        if self.taken > 2 * self.most:  # they come faster than they can be told
+            transport.abort()
+            return
+        transport.write(_BUSY)
+        # Closed before its request has come, it would be reset, and nobody would see why.
+        loop.call_later(REFUSED_FOR, transport.close)
+
+
 class Guarded(asyncio.Protocol):
     """A connection.
 
     inner: the server's protocol
     most_of_body: bytes that may come while a request is dealt with
+    places: of all connections of the server
     """
 
-    def __init__(self, inner: asyncio.Protocol, most_of_body: int = MOST_OF_BODY) -> None:
+    def __init__(
+        self,
+        inner: asyncio.Protocol,
+        most_of_body: int = MOST_OF_BODY,
+        places: Places | None = None,
+    ) -> None:
         self._inner = inner
+        self._places = places or Places()
+        self._is_refused = False
         self._most_of_body = most_of_body
         self._transport: Any = None
         self._loop = asyncio.get_running_loop()
         #: set when it is closed, by whichever side: a server may tell only the last request of
         #: several that a client has sent
         self.lost = asyncio.Event()
+        self._is_broken = False
+        #: set while nothing that was written has still to leave
+        self._empty = asyncio.Event()
+        self._empty.set()
         #: requests that are being dealt with, and since when there are none
         self._requests = 0
         self._idle_since = self._loop.time()
@@ -97,14 +155,35 @@ class Guarded(asyncio.Protocol):
         """Return when the connection is closed, by whichever side."""
         await self.lost.wait()
 
+    async def wait_until_sent(self) -> bool:
+        """Return when what was written has left, or when the connection is lost; whether it has
+        left before. A write to a connection that is broken leaves nothing that has to wait."""
+        if not self._empty.is_set():
+            ends = [asyncio.ensure_future(one.wait()) for one in (self._empty, self.lost)]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for one in ends:
+                one.cancel()
+        if self._empty.is_set() and self._transport.is_closing():
+            await self.lost.wait()  # which tells whether it was closed, or broke
+        return self._empty.is_set() and not self._is_broken
+
     # -- told by the socket
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
+        self._places.taken += 1
+        if self._places.taken > self._places.most:
+            self._is_refused, self._inner = True, asyncio.Protocol()
+            self._places.refuse(transport, self._loop)
+            return
+        # So it is told of the first byte that has to wait, and when the last one has left.
+        self._transport.set_write_buffer_limits(0)
         self._inner.connection_made(transport)
         self._timer = self._loop.call_later(_CHECK, self._check)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
         self._bytes += len(data)
         if self._held is not None:
             self._held += data
@@ -134,13 +213,17 @@ class Guarded(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._places.taken -= 1
+        self._is_broken = exc is not None
         self.lost.set()
         self._inner.connection_lost(exc)
 
     def pause_writing(self) -> None:
+        self._empty.clear()
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
+        self._empty.set()
         self._inner.resume_writing()
 
     def _check(self) -> None:
@@ -178,12 +261,15 @@ def use(connection: Guarded) -> None:
 
 
 def guarded(
-    protocol: Callable[..., asyncio.Protocol], most_of_body: int = MOST_OF_BODY
+    protocol: Callable[..., asyncio.Protocol],
+    most_of_body: int = MOST_OF_BODY,
+    connections: int = CONNECTIONS,
 ) -> Callable[..., asyncio.Protocol]:
-    """Makes guarded connections of a server's protocol; takes its arguments."""
+    """Makes guarded connections of a server's protocol, so many at a time; takes its arguments."""
+    places = Places(connections)
 
     class Connection(Guarded):
         def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(protocol(*args, **options), most_of_body)
+            super().__init__(protocol(*args, **options), most_of_body, places)
 
     return Connection

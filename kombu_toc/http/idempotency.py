@@ -151,7 +151,7 @@ class Idempotency:
             "status": made.status,
             "type": made.content_type.decode(),
             "headers": [[one.decode("latin-1") for one in pair] for pair in made.headers],
-            "body": b64encode(made.body).decode(),
+            "body": b64encode(made.body if made.kept is None else made.kept).decode(),
         }
         seconds = max(1, int(min(self._seconds, made.keep)))
         try:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..model.records import Record
-from .fields import Number, Text, Time, shown_time
+from ..library.records import attributes_of
+from ..model.records import FAILURES, STATUSES, Record
+from .fields import Headers, Listed, Number, Object, Text, Time, shown_time
 from .mask import Mask, Masking
-from .operations import Operation, answer, read_query
+from .operations import Operation, answer, read_body
 from .problems import invalid, not_found
 from .requests import Answer, Request
-
-#: The statuses of a record.
-STATUSES = ("pending", "taken", "done", "cancelled", "dead", "expired")
 
 _RECORD = {
     "type": "object",
@@ -22,6 +20,7 @@ _RECORD = {
         "queue": {"type": "string"},
         "status": {"type": "string", "enum": list(STATUSES)},
         "attempts": {"type": "integer"},
+        "attributes": {"type": "object", "additionalProperties": {"type": "string"}},
         **{name: {"type": "string"} for name in ("task", "bizType", "bizId", "worker", "error")},
         **{
             name: {"type": "string", "format": "date-time"}
@@ -47,6 +46,7 @@ def shown_record(record: Record, mask: Mask | Masking | None = None) -> dict[str
         "task": record.task,
         "bizType": record.biz_type,
         "bizId": record.biz_id,
+        "attributes": None if mask else record.attributes or None,
         "worker": record.worker,
         "error": error,
         "scheduleTime": shown_time(record.action_us),
@@ -58,7 +58,7 @@ def shown_record(record: Record, mask: Mask | Masking | None = None) -> dict[str
 
 async def find(api: Any, request: Request) -> Answer:
     """Find records, in the order of their action times."""
-    asked = read_query(FIND, request.query)
+    asked = request.asked
     since, until = asked.get("since"), asked.get("until")
     try:
         page = await api.ask_library(
@@ -67,6 +67,7 @@ async def find(api: Any, request: Request) -> Answer:
             biz_id=asked.get("bizId"),
             status=asked.get("status"),
             task=asked.get("task"),
+            attributes=read_attributes(asked.get("attributes", "")),
             between=None if since is until is None else (since, until),
             limit=asked.get("limit", 100),
             after=asked.get("after"),
@@ -74,9 +75,43 @@ async def find(api: Any, request: Request) -> Answer:
     except ValueError:
         raise invalid("after", "no page goes on there; use the nextPageToken of one") from None
     mask = api.masking_for(request.token)
-    return answer(
-        {"tasks": [shown_record(one, mask) for one in page.records], "nextPageToken": page.after}
+    shown = [shown_record(one, mask) for one in page.records]
+    return answer({"tasks": shown, "nextPageToken": page.after, "away": len(page.away)})
+
+
+def read_attributes(text: str) -> dict[str, str]:
+    """Attributes as they are asked for: ``shop=berlin,till=7``. Raises Problem."""
+    found = {}
+    for part in filter(None, text.split(",")):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise invalid("attributes", "write them as NAME=VALUE, separated by commas")
+        found[name.strip()] = value.strip()
+    return _checked(found)
+
+
+def _checked(attributes: dict[str, str]) -> dict[str, str]:
+    try:
+        return attributes_of(attributes)
+    except ValueError as exc:
+        raise invalid("attributes", str(exc)) from None
+
+
+async def retry(api: Any, request: Request) -> Answer:
+    """Send again what has failed or is dead."""
+    asked = read_body(RETRY, request)
+    since, until = asked.get("since"), asked.get("until")
+    done = await api.ask_library(
+        "retry",
+        status=asked["status"],
+        biz_type=asked.get("bizType"),
+        biz_id=asked.get("bizId"),
+        task=asked.get("task"),
+        attributes=_checked(asked.get("attributes") or {}),
+        between=None if since is until is None else (since, until),
+        limit=asked.get("limit"),
     )
+    return answer({"retried": done.number, "notKept": done.not_kept}, number=done.number)
 
 
 async def history(api: Any, request: Request) -> Answer:
@@ -95,6 +130,10 @@ _PAGE = {
     "properties": {
         "tasks": {"type": "array", "items": _RECORD},
         "nextPageToken": {"type": ["string", "null"]},
+        "away": {
+            "type": "integer",
+            "description": "How many databases do not answer: what they have is not here.",
+        },
     },
 }
 _TASKS = ("v1", "library", "tasks")
@@ -109,6 +148,9 @@ FIND = Operation(
         "bizId": Text("The business id.", most=255),
         "status": Text("Only those of this status.", choices=STATUSES),
         "task": Text("The name of a task.", most=255),
+        "attributes": Text(
+            "Only those with these attributes: NAME=VALUE, separated by commas.", most=4000
+        ),
         "since": Time("Not before this action time."),
         "until": Time("Not after this action time."),
         "limit": Number("How many at most.", least=1, most=1000, whole=True, default=100),
@@ -126,4 +168,37 @@ HISTORY = Operation(
     problems=("not-found",),
 )
 
-OPERATIONS = (FIND, HISTORY)
+RETRY = Operation(
+    "POST",
+    _TASKS,
+    retry,
+    "Send again what has failed or is dead, each once",
+    verb="retry",
+    role="operate",
+    request=Object(
+        {
+            "status": Listed(Text(choices=FAILURES), "Those of these.", most=2),
+            "bizType": Text("The business type.", most=64),
+            "bizId": Text("The business id.", most=255),
+            "task": Text("The name of a task.", most=255),
+            "attributes": Headers("Only those with these attributes.", most=50),
+            "since": Time("Not before this action time."),
+            "until": Time("Not after this action time."),
+            "limit": Number("How many at most.", least=1, most=100_000, whole=True),
+        },
+        needed=("status",),
+    ),
+    answers={
+        200: (
+            "How many were sent again, and of how many the messages are not kept.",
+            {
+                "type": "object",
+                "required": ["retried", "notKept"],
+                "properties": {"retried": {"type": "integer"}, "notKept": {"type": "integer"}},
+            },
+        )
+    },
+    problems=("not-found",),
+)
+
+OPERATIONS = (FIND, HISTORY, RETRY)

@@ -11,7 +11,18 @@ from uuid import NAMESPACE_URL, uuid4, uuid5
 
 from ..errors import EnvelopeError
 from ..model.envelope import pack, unpack
-from ..model.results import DEAD, IN_FLIGHT, WAITING, Delivery, Found
+from ..model.looking import MOST, Content, look, read_content
+from ..model.results import (
+    ADDED,
+    DEAD,
+    IN_FLIGHT,
+    KEPT,
+    REPEATED,
+    REPLACED,
+    WAITING,
+    Delivery,
+    Found,
+)
 from ..model.uniqueness import Unique
 from .fields import Anything, Base64, Headers, Number, Object, Text, Time, shown_time
 from .problems import invalid
@@ -30,8 +41,8 @@ TRACESTATE = "tracestate"
 #: What a message may be put with.
 FIELDS: dict[str, Any] = {
     "id": Text(
-        "Its id; one is made unless given. A message that is put again with the same id and the "
-        "same bytes while it is live is not added again.",
+        "Its id; one is made unless given. Each put is a message of its own, also under an id that "
+        "another one has; only a put with the same Idempotency-Key is the same.",
         most=500,
     ),
     "text": Text("Its bytes, as text in UTF-8.", most=16_000_000, least=0),
@@ -85,6 +96,16 @@ LISTED_TASK = Object(
 )
 
 
+#: What takes the place of another: its id is in its path.
+REPLACING_TASK = Object(
+    {name: kind for name, kind in LISTED_TASK.fields.items() if name != "id"},
+    one_of=BODIES,
+    at_most_one=("scheduleTime", "delay"),
+    about="A message that takes the place of another.",
+    name="ReplacingTask",
+)
+
+
 def bytes_of(task: Mapping[str, Any], headers: Mapping[str, str]) -> bytes:
     """The bytes of a message; an envelope if it has headers.
 
@@ -118,23 +139,6 @@ def trace_of(request: Request) -> dict[str, str]:
     return found
 
 
-def without_trace(raw: bytes, id: str) -> Any:
-    """What tells the bytes of a message from others, whatever trace they belong to: a repetition
-    may be another span."""
-    traced = (TRACEPARENT, TRACESTATE)
-    try:
-        if raw[:5] == b'{"h":':
-            message = unpack(raw, id)
-            own = {name: said for name, said in message["headers"].items() if name not in traced}
-            return own, message["content-type"], message["body"]
-        if b'"specversion"' in raw:
-            event = json.loads(raw)
-            return {name: said for name, said in event.items() if name not in traced}
-    except (ValueError, RecursionError, AttributeError):
-        pass  # it only looks like one
-    return raw
-
-
 def id_of(task: Mapping[str, Any], request: Request, place: int = 0) -> str:
     """The id of a message. One that is made for a request with an Idempotency-Key is the same when
     that is repeated, also if nobody knows any more what was answered."""
@@ -146,6 +150,12 @@ def id_of(task: Mapping[str, Any], request: Request, place: int = 0) -> str:
     return str(uuid4())
 
 
+def token_of(request: Request) -> str | None:
+    """What names the put of a request with an Idempotency-Key."""
+    key = request.header(b"idempotency-key")
+    return f"{request.token.name}\n{key}" if key else None
+
+
 def arguments_of(task: Mapping[str, Any], request: Request, place: int = 0) -> dict[str, Any]:
     """A message as the arguments of :meth:`.puts.Puts.put`."""
     made: dict[str, Any] = {
@@ -153,6 +163,8 @@ def arguments_of(task: Mapping[str, Any], request: Request, place: int = 0) -> d
         "body": bytes_of(task, trace_of(request)),
         "priority": task.get("priority", 0),
     }
+    if (token := token_of(request)) is not None:
+        made["token"] = token
     for name, argument in (
         ("scheduleTime", "at"),
         ("delay", "delay"),
@@ -243,7 +255,11 @@ PUT_TASK: dict[str, Any] = {
         "name": {**_TEXT, "description": _NAME},
         "id": {**_TEXT, "description": "The id that it is kept under."},
         "queue": _TEXT,
-        "added": {"type": "boolean", "description": "False if it was there already."},
+        "outcome": {
+            "type": "string",
+            "enum": [ADDED, KEPT, REPLACED, REPEATED],
+            "description": "What was done; repeated: this put had been done before.",
+        },
     },
 }
 
@@ -253,12 +269,14 @@ def _name(queue: str, id: str) -> str:
     return f"queues/{quote(queue, safe='')}/tasks/{quote(id, safe='')}"
 
 
-def shown_put(queue: str, id: str, **more: bool) -> dict[str, Any]:
+def shown_put(queue: str, id: str, **more: str) -> dict[str, Any]:
     return {"name": _name(queue, id), "id": id, "queue": queue, **more}
 
 
-#: Bytes that the compressed messages of one answer may expand to.
-EXPANDED = 64 << 20
+#: Bytes that the compressed messages of one answer may expand to: those that are shown, and those
+#: that are leased, whose receiver has to do what they say.
+EXPANDED = 16 << 20
+LEASED = 64 << 20
 
 
 class Room:
@@ -286,6 +304,26 @@ class Room:
         if deflated:
             self.left -= len(message["body"])
         return message
+
+    def look(self, raw: bytes, id: str) -> tuple[dict[str, Any] | None, str]:
+        """The parts of an envelope as people look at them, None for what is none, and why its body
+        is missing."""
+        if not raw.startswith((b"\x01", b"\x02", b'{"h":')):
+            return None, ""
+        try:
+            message, problem = look(raw, id, min(MOST, self.left))
+        except EnvelopeError:
+            return None, ""  # it only looks like one
+        if raw[:1] != b"{":
+            self.left -= len(message["body"])
+        return message, problem
+
+    def read_content(self, message: dict[str, Any]) -> Content:
+        """The decoded body of a message."""
+        compressed = "compression" in message["headers"]
+        content = read_content(message, min(MOST, self.left) if compressed else MOST)
+        self.left = max(0, self.left - content.size)
+        return content
 
 
 def content_of(raw: bytes, id: str, room: Room) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class Operation:
     role: what a token needs; empty: nothing
     run: does it
     summary: one line
-    request: the fields of its body; None: it has no body, and one that is there is ignored
+    request: the fields of its body; None: it takes none
     required: whether the body must be there
     query: parameters of its URL
     answers: status -> what it means, and the schema of its body
@@ -54,7 +54,11 @@ class Operation:
     kept: bool = True  #: whether an Idempotency-Key counts; of POST only
     #: whether it looks at several queues, and shows of each only what the token may see
     many_queues: bool = False
+    reads: bool = False  #: whether it reads its body itself: who asks decides how much it may be
     is_shown: bool = True  #: whether the OpenAPI document has it
+    #: makes an answer whole that was kept in part, for a request that is repeated
+    again: Callable[[Any, Request, Answer], Awaitable[Answer]] | None = None
+    act: str = ""  #: what the audit log calls it; empty: it is not there
 
     def run_by(self, run: Callable[[Any, Request], Awaitable[Answer]]) -> Operation:
         """The same, done by another function."""
@@ -122,7 +126,7 @@ def read_parameters(operation: Operation, parts: list[str]) -> list[str]:
 
 
 def read_query(operation: Operation, query: Mapping[str, str]) -> dict[str, Any]:
-    """The parameters of a URL as they are used. Raises Problem."""
+    """The parameters of a URL as they are used. Raises Problem, also for one that is unknown."""
     made = {}
     for name, text in query.items():
         kind = operation.query.get(name)
@@ -132,6 +136,15 @@ def read_query(operation: Operation, query: Mapping[str, str]) -> dict[str, Any]
         read = getattr(kind, "read_text", None) or kind.read
         made[name] = read(text, name)
     return made
+
+
+def check_no_body(request: Request) -> None:
+    """Raises Problem for a body that says something where none is taken."""
+    if request.body:
+        _NOTHING.read(request.json(), "")
+
+
+_NOTHING = Object({})
 
 
 def check_encoding(request: Request) -> None:

@@ -59,6 +59,7 @@ KINDS: dict[str, tuple[int, str]] = {
     "rate-limited": (429, "Too many requests"),
     "headers-too-large": (431, "The headers are too large"),
     "internal": (500, "The server failed"),
+    "busy": (503, "The server has as many connections as it may have"),
     "broker": (503, "The broker cannot be used just now"),
 }
 

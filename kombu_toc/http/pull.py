@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 from ..errors import ReceiptError
 from ..model.receipts import read_receipt
-from ..model.results import DEAD, WAITING, Delivery
+from ..model.results import DEAD, IN_FLIGHT, WAITING, Delivery, Found
 from . import guard
 from .fields import Flag, Listed, Number, Object, Text
-from .messages import LEASED_TASK, Room, shown_delivery
+from .messages import CONTENT, LEASED, LEASED_TASK, Room, content_of, shown_delivery
 from .operations import Operation, answer, read_body
-from .problems import invalid
+from .problems import Problem, invalid
 from .requests import Answer, Gone, Request
 
 #: Seconds for which a lease may wait, at most; messages of one lease, and receipts of one request.
@@ -91,18 +92,43 @@ async def lease(api: Any, request: Request) -> Answer:
         messages = await desk.lease(*asked)
     else:
         messages = await _unless_gone(request, desk, asked)
+    if not api.tokens.has(request.token):
+        await desk.give_back(messages)
+        raise Problem("unauthorized", "this token was removed", "authorization")
     if not messages:
         return answer({"tasks": []}, keep=1.0)
     try:
-        room = Room()
+        room = Room(LEASED)
         document = {"tasks": [shown_delivery(one, room) for one in messages]}
-        keep = KEEP_LEASES
+        keep, kept = KEEP_LEASES, None
         if b"idempotency-key" in request.headers:
             keep = min(keep, await _shortest(api, queue, messages, asked[3]))
-        return answer(document, keep=keep, undo=partial(desk.give_back, messages))
+            kept = answer({"tasks": [_without_content(one) for one in document["tasks"]]}).body
+        return answer(document, keep=keep, kept=kept, undo=partial(desk.give_back, messages))
     except BaseException:
         await desk.give_back(messages)
         raise
+
+
+def _without_content(task: dict[str, Any]) -> dict[str, Any]:
+    return {name: said for name, said in task.items() if name not in CONTENT}
+
+
+async def lease_again(api: Any, request: Request, made: Answer) -> Answer:
+    """The answer to a lease once more, with the bytes of the messages that are still in flight by
+    it: another consumer may have one by now, or another message its id."""
+    tasks = json.loads(made.body)["tasks"]
+    found: list[Found] = await api.center.get(
+        [one["id"] for one in tasks], topic=request.segments[0]
+    )
+    bodies = {(one.id, one.token): one.body for one in found if one.state == IN_FLIGHT}
+    room = Room(LEASED)
+    whole = []
+    for one in tasks:
+        body = bodies.get((one["id"], Delivery.of_receipt(one["receipt"]).birth))
+        if body is not None:
+            whole.append({**one, **content_of(body, one["id"], room)})
+    return answer({"tasks": whole}, headers=made.headers)
 
 
 async def _shortest(
@@ -210,6 +236,7 @@ LEASE_MESSAGES = Operation(
     "Lease messages that are due",
     role="write",
     verb="lease",
+    again=lease_again,
     request=LEASE,
     required=False,
     answers={200: ("The messages; none if nothing has come.", _LEASED)},

@@ -9,16 +9,18 @@ from typing import Any
 
 from ..center.topics import ALTERABLE
 from ..errors import ConfigurationError
-from ..model.limits import LIMITS
+from ..model import limits as known
+from ..model import terms
+from ..model.limits import LIMITS, PRIORITIES
 from ..model.results import DEAD, Counts
 from ..model.topic import Topic
 from .far import far_of
 from .fields import Anything, Flag, Number, Object, Text
-from .operations import Operation, answer, read_body, read_query
+from .operations import Operation, answer, read_body
 from .problems import Problem, invalid
 from .requests import Answer, Request
 from .seen import page_of_names
-from .tasks import IDS, PAGE, read_page, shown_page
+from .tasks import CANCELLING, PAGE, read_page, shown_page
 
 #: Dead messages that one request requeues or purges, at most, and queues of a page.
 MAX_DEAD = 1000
@@ -31,14 +33,37 @@ def camel(name: str) -> str:
 
 
 _ABOUT = "As in docs/options.md; null takes it back to the default."
-_SAID = ("string", "number", "boolean", "object", "array", "null")
 
 #: name in JSON -> name of a limit
 _ALTERABLE = {camel(name): name for name in ALTERABLE}
 _DECLARABLE = {camel(name): name for name in (*LIMITS, "steps")}
 
-DECLARE = Object({name: Anything(_ABOUT, of=_SAID) for name in _DECLARABLE}, name="NewQueue")
-ALTER = Object({name: Anything(_ABOUT, of=_SAID) for name in _ALTERABLE}, name="Limits")
+_TEXT: tuple[str, ...] = ("string", "null")
+
+
+def _kind_of(limit: str) -> Anything:
+    """What a limit may be in JSON. Whether its value makes sense is for the center to say."""
+    if limit == "steps":
+        items = {"type": "integer", "minimum": min(PRIORITIES), "maximum": max(PRIORITIES)}
+        return Anything(f"Priority steps. {_ABOUT}", ("array", "null"), {"items": items})
+    kind = LIMITS[limit]
+    about = f"It must be {kind.must}. {_ABOUT}"
+    if isinstance(kind, known.Number):
+        bounds = {"minimum": 0 if kind.zero else kind.least, "maximum": kind.most}
+        return Anything(about, ("integer" if kind.kind is int else "number", "null"), bounds)
+    if isinstance(kind, known.Flag):
+        return Anything(about, ("boolean", "null"))
+    if isinstance(kind, terms.Rate):
+        return Anything(about, ("number", *_TEXT))
+    if isinstance(kind, terms.Weights):
+        return Anything(about, ("object", *_TEXT))
+    if isinstance(kind, terms.Choice):
+        return Anything(about, _TEXT, {"enum": [*kind.words, None]})
+    return Anything(about, _TEXT)
+
+
+DECLARE = Object({name: _kind_of(limit) for name, limit in _DECLARABLE.items()}, name="NewQueue")
+ALTER = Object({name: _kind_of(limit) for name, limit in _ALTERABLE.items()}, name="Limits")
 
 _COUNTS = {
     "type": "object",
@@ -59,7 +84,17 @@ _QUEUE = {
     "properties": {
         "name": {"type": "string"},
         "slots": {"type": "integer"},
-        "limits": {"type": "object", "description": "Each with its value and source."},
+        "limits": {
+            "type": "object",
+            "additionalProperties": {
+                "type": "object",
+                "required": ["value", "source"],
+                "properties": {
+                    "value": {"description": "null: there is none."},
+                    "source": {"type": "string", "description": "Where it comes from."},
+                },
+            },
+        },
         "paused": {"type": "boolean"},
         "targetStopped": {
             "type": ["string", "null"],
@@ -99,7 +134,7 @@ def shown_counts(counts: Counts) -> dict[str, int]:
 
 async def list_queues(api: Any, request: Request) -> Answer:
     """The queues that the caller may see, by name, with what they hold."""
-    asked = read_query(LIST, request.query)
+    asked = request.asked
     limit, after = asked.get("limit", 100), asked.get("after", "")
     page, more = await page_of_names(api.center.topics, request.token, after, limit)
     found = await asyncio.gather(*(api.center.summary(name) for name in page))
@@ -175,13 +210,14 @@ def _meant(error: str, queue: str, fields: Mapping[str, Any]) -> str:
 async def delete(api: Any, request: Request) -> Answer:
     """Delete a queue with everything in it."""
     queue = await api.known_queue(request.segments[0])
-    if_empty = read_query(DELETE, request.query).get("ifEmpty", False)
-    return answer({"deleted": await api.acting.delete(queue, if_empty=if_empty)})
+    if_empty = request.asked.get("ifEmpty", False)
+    deleted = await api.acting.delete(queue, if_empty=if_empty)
+    return answer({"deleted": deleted}, number=-1 if deleted else 0)
 
 
 async def counts(api: Any, request: Request) -> Answer:
     """How many messages a queue holds."""
-    within = read_query(COUNTS, request.query).get("within")
+    within = request.asked.get("within")
     queue = await api.known_queue(request.segments[0])
     declared = await api.center.known(queue)
     return answer(await _with_far(api, declared, await counts_of(api, queue, within)))
@@ -244,7 +280,8 @@ async def resume(api: Any, request: Request) -> Answer:
 async def purge(api: Any, request: Request) -> Answer:
     """Delete every message that waits in a queue."""
     queue = await api.known_queue(request.segments[0])
-    return answer({"purged": await api.acting.purge(queue)})
+    purged = await api.acting.purge(queue)
+    return answer({"purged": purged, "schedules": list(purged.schedules)}, number=purged)
 
 
 # -- dead messages
@@ -252,25 +289,25 @@ async def purge(api: Any, request: Request) -> Answer:
 
 async def list_dead(api: Any, request: Request) -> Answer:
     """Dead messages, the oldest first."""
-    asked = read_query(LIST_DEAD, request.query)
+    asked = request.asked
     queue = await api.known_queue(request.segments[0])
     limit, after = asked.get("limit", 100), asked.get("after")
     page = await read_page(api, queue, state=DEAD, limit=limit, after=after)
-    return answer(shown_page(api, request, page))
+    return answer(await shown_page(api, request, page))
 
 
 async def requeue(api: Any, request: Request) -> Answer:
     """Deliver dead messages again."""
     ids, more = await _dead(api, request, REQUEUE)
     number = await api.acting.requeue_dead(request.segments[0], ids=ids) if ids else 0
-    return answer({"requeued": number, "more": more})
+    return answer({"requeued": number, "more": more}, number=number)
 
 
 async def purge_dead(api: Any, request: Request) -> Answer:
     """Delete dead messages."""
     ids, more = await _dead(api, request, PURGE_DEAD)
     number = await api.acting.purge_dead(request.segments[0], ids=ids) if ids else 0
-    return answer({"purged": number, "more": more})
+    return answer({"purged": number, "more": more}, number=number)
 
 
 async def _dead(api: Any, request: Request, operation: Operation) -> tuple[list[str], bool]:
@@ -291,7 +328,7 @@ _LIMIT = Number("How many at most.", least=1, most=MAX_PAGE, whole=True, default
 _AFTER = Text("The nextPageToken of the page before.", most=4000)
 _DEAD = Object(
     {
-        "ids": IDS.fields["ids"],
+        "ids": CANCELLING.fields["ids"],
         "limit": Number(
             "Instead of ids: so many at most, the oldest.", least=1, most=MAX_DEAD, whole=True
         ),
@@ -349,6 +386,7 @@ DECLARE_QUEUE = Operation(
     declare,
     "Declare a queue",
     role="operate",
+    act="declare",
     request=DECLARE,
     answers={200: ("The queue as it is declared now.", _QUEUE)},
     about="The first declaration stands: what a later one says otherwise changes nothing.",
@@ -359,6 +397,7 @@ ALTER_QUEUE = Operation(
     alter,
     "Change limits of a queue",
     role="operate",
+    act="alter",
     request=ALTER,
     answers={200: ("The queue as it is declared now.", _QUEUE)},
     problems=("not-found",),
@@ -369,6 +408,7 @@ DELETE = Operation(
     delete,
     "Delete a queue with everything in it",
     role="operate",
+    act="delete queue",
     query={"ifEmpty": Flag("Only if it holds nothing; this takes five seconds.")},
     answers={
         200: (
@@ -422,6 +462,7 @@ def _flip(run: Any, verb: str, summary: str) -> Operation:
         run,
         summary,
         role="operate",
+        act=verb,
         verb=verb,
         answers={
             200: (
@@ -445,8 +486,21 @@ PURGE = Operation(
     purge,
     "Delete every message that waits",
     role="operate",
+    act="purge all that waits",
     verb="purge",
-    answers={200: ("How many there were.", _numbered("purged"))},
+    answers={
+        200: (
+            "How many there were, and the schedules whose next firing was among them.",
+            {
+                "type": "object",
+                "required": ["purged", "schedules"],
+                "properties": {
+                    "purged": _NUMBER,
+                    "schedules": {"type": "array", "items": {"type": "string"}},
+                },
+            },
+        )
+    },
     problems=("not-found",),
 )
 LIST_DEAD = Operation(
@@ -464,6 +518,7 @@ REQUEUE = Operation(
     requeue,
     "Deliver dead messages again",
     role="operate",
+    act="requeue",
     verb="requeue",
     request=_DEAD,
     required=False,
@@ -476,6 +531,7 @@ PURGE_DEAD = Operation(
     purge_dead,
     "Delete dead messages",
     role="operate",
+    act="purge",
     verb="purge",
     request=_DEAD,
     required=False,

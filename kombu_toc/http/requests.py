@@ -31,6 +31,9 @@ MAX_TARGET = 16 * 1024
 #: Bytes of a body that are read although its request was refused, so that the answer is seen.
 MOST_DISCARDED = 256 << 20
 
+#: Seconds within which a body must be there.
+BODY_WITHIN = 30.0
+
 
 #: Of an answer after which the connection cannot be used.
 CLOSE = (b"connection", b"close")
@@ -40,8 +43,10 @@ class Answer(NamedTuple):
     """What is sent back.
 
     keep: seconds for which the answer to a request with an Idempotency-Key is kept, at most
+    kept: what is kept of it then, if not all
     undo: what is awaited if nobody gets the answer
     cache: for how long it may be kept
+    number: of messages that it is about, for the audit log; -1: of none
     """
 
     body: bytes
@@ -49,8 +54,10 @@ class Answer(NamedTuple):
     content_type: bytes = JSON
     headers: tuple[tuple[bytes, bytes], ...] = ()
     keep: float = 86_400.0
+    kept: bytes | None = None
     undo: Callable[[], Awaitable[Any]] | None = None
     cache: bytes = b"no-store"
+    number: int = -1
 
 
 class Request:
@@ -58,6 +65,7 @@ class Request:
 
     segments: the parts of its path, decoded
     query: its parameters; of several with one name, the last
+    asked: its parameters as its operation uses them
     root: where the application is mounted, such as ``/toc``; empty if it is not
     token: who asks: see :mod:`.tokens`
     """
@@ -65,6 +73,7 @@ class Request:
     __slots__ = (
         "_receive",
         "_scheme",
+        "asked",
         "body",
         "gone",
         "headers",
@@ -81,6 +90,7 @@ class Request:
         self.segments = segments
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.query = read_query(scope.get("query_string", b""))
+        self.asked: dict[str, Any] = {}
         self.body = b""
         self.token: Any = None
         #: whether the client has gone away
@@ -105,7 +115,7 @@ class Request:
         """The type of the body, in lower case and without parameters."""
         return self.header(b"content-type").partition(";")[0].strip().lower()
 
-    async def read_body(self, most: int, seconds: float) -> None:
+    async def read_body(self, most: int, seconds: float = BODY_WITHIN) -> None:
         """Read the body. Raises Problem if it is too large or does not come in time."""
         said = self.headers.get(b"content-length")
         if said is not None and said.isdigit() and int(said) > most:
@@ -173,7 +183,7 @@ def has_body(scope: Scope) -> bool:
     )
 
 
-async def discard_body(receive: Receive, seconds: float) -> None:
+async def discard_body(receive: Receive, seconds: float = BODY_WITHIN) -> None:
     """Read what is left of a body, and keep nothing of it; for so long at most."""
     connection = guard.current()
     if connection is not None:

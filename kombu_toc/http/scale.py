@@ -9,7 +9,7 @@ from ..center.center import TimeoutCenter
 from ..center.scan import MOST_FAR
 from ..errors import LibraryError
 from .far import FAR_WITHIN
-from .operations import Operation, answer, read_query
+from .operations import Operation, answer
 from .queues import WITHIN, counts_of
 from .requests import Answer, Request
 
@@ -17,7 +17,7 @@ from .requests import Answer, Request
 async def scale(api: Any, request: Request) -> Answer:
     """How much work there is, for KEDA: ready and in flight, and what comes due."""
     queue = request.segments[0]
-    within = read_query(SCALE, request.query).get("within", 0.0)
+    within = request.asked.get("within", 0.0)
     declared = await api.center.declared(queue)
     if declared is None:  # nobody has put anything yet
         return answer({"value": 0, "ready": 0, "inFlight": 0, "due": 0})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,15 +15,15 @@ from .messages import (
     LISTED_TASK,
     NEW_TASK,
     PUT_TASK,
+    REPLACING_TASK,
     TASK,
     Room,
     arguments_of,
     shown_put,
-    trace_of,
+    token_of,
     unique_of,
-    without_trace,
 )
-from .operations import Operation, answer, read_body, read_query
+from .operations import Operation, answer, read_body
 from .problems import Problem, invalid, not_found, problem_of
 from .requests import Answer, Request
 
@@ -43,16 +45,22 @@ RESCHEDULE = Object(
     {name: NEW_TASK.fields[name] for name in _WHEN}, at_most_one=_WHEN, name="NewTime"
 )
 _IDS = Listed(Text(most=2000), "The ids of messages.", most=MAX_LIST)
-IDS = Object({"ids": _IDS}, needed=("ids",), name="Ids")
+_IN_FLIGHT = Flag("Whether what a consumer has is deleted, too. The consumer is not told.")
+CANCELLING = Object({"ids": _IDS, "inFlight": _IN_FLIGHT}, needed=("ids",), name="Cancellation")
 
 #: States in a URL -> those of a center.
 STATES = {"waiting": WAITING, "inFlight": IN_FLIGHT, "dead": DEAD}
 
 _CANCELLED = {
     "type": "object",
-    "required": ["cancelled", "tasks"],
+    "required": ["cancelled", "schedules", "tasks"],
     "properties": {
         "cancelled": {"type": "integer", "description": "How many are deleted."},
+        "schedules": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "Those whose next firing was among them.",
+        },
         "tasks": {
             "type": "array",
             "items": {
@@ -90,10 +98,22 @@ async def put(api: Any, request: Request) -> Answer:
         arguments = arguments_of(task, request)
         unique = unique_of(task)
     _check(api, [arguments])
-    if there := await _traced_before(api, request, queue, [arguments]):
-        return answer(shown_put(queue, there[arguments["id"]]), 201)
-    id = await api.center.put(queue, unique=unique, **arguments)
-    return answer(shown_put(queue, id), 201)
+    made = await api.center.put(queue, unique=unique, **arguments)
+    return answer(shown_put(queue, made.id, outcome=made.outcome), 201)
+
+
+async def replace(api: Any, request: Request) -> Answer:
+    """Put a message in the place of the one of its id that waits."""
+    queue, id = request.segments
+    task = read_body(REPLACE, request)
+    arguments = arguments_of({**task, "id": id}, request)
+    _check(api, [arguments])
+    try:
+        made = await api.center.put(queue, if_exists="replace", **arguments)
+    except MessageError as exc:
+        raise Problem("conflict", str(exc), "id") from None
+    status = 201 if made.added else 200
+    return answer(shown_put(queue, made.id, outcome=made.outcome), status)
 
 
 def _check(api: Any, messages: Sequence[dict[str, Any]]) -> None:
@@ -104,54 +124,34 @@ def _check(api: Any, messages: Sequence[dict[str, Any]]) -> None:
             check(one["id"], one["body"])
 
 
-async def _traced_before(
-    api: Any, request: Request, queue: str, messages: Sequence[dict[str, Any]]
-) -> dict[str, str]:
-    """Of messages that belong to a trace, those that are there already but for their place in it:
-    their bytes differ, so the broker would take them for others. Id -> the id it is kept under."""
-    if not trace_of(request) or await api.center.declared(queue) is None:
-        return {}
-    wanted = {one["id"]: without_trace(one["body"], one["id"]) for one in messages}
-    there = {}
-    for found in await api.center.get(list(wanted), topic=queue):
-        for id in (found.id, found.id.rpartition("#")[0]):
-            if id in wanted and without_trace(found.body, found.id) == wanted[id]:
-                there[id] = found.id
-    return there
-
-
 async def put_batch(api: Any, request: Request) -> Answer:
     """Put many messages, with an answer for each."""
     queue = request.segments[0]
     tasks = read_body(PUT_BATCH, request)["tasks"]
     messages = [arguments_of(task, request, place) for place, task in enumerate(tasks)]
     _check(api, messages)
-    there = await _traced_before(api, request, queue, messages)
-    new = [one for one in messages if one["id"] not in there] if there else messages
+    for one in messages:
+        one.pop("token", None)
     try:
-        puts = await api.center.put_many(queue, new)
+        puts = await api.center.put_many(queue, messages, token=token_of(request))
     except MessageError as exc:
         raise invalid("tasks", str(exc)) from None
     except (PutManyError, RateLimitedError, ReplicationError) as exc:
-        raise _in_part(exc, _shown_puts(queue, messages, there, exc.results)) from exc
-    return answer({"tasks": _shown_puts(queue, messages, there, puts)}, 201)
+        raise _in_part(exc, _shown_puts(queue, messages, exc.results)) from exc
+    return answer({"tasks": _shown_puts(queue, messages, puts)}, 201)
 
 
 def _shown_puts(
-    queue: str, messages: Sequence[dict[str, Any]], there: dict[str, str], puts: Iterable[Any]
+    queue: str, messages: Sequence[dict[str, Any]], puts: Iterable[Any]
 ) -> list[dict[str, Any]]:
     """What became of each message of a list.
 
-    there: of those that were there already, under which id
-    puts: for each of the others, a :class:`Put`, or the error that took its place
+    puts: for each a :class:`Put`, or the error that took its place
     """
-    rest = iter(puts)
     shown: list[dict[str, Any]] = []
-    for one in messages:
-        if one["id"] in there:
-            shown.append(shown_put(queue, there[one["id"]], added=False))
-        elif isinstance(made := next(rest, None), Put):
-            shown.append(shown_put(queue, made.id, added=made.added))
+    for one, made in itertools.zip_longest(messages, puts):
+        if isinstance(made, Put):
+            shown.append(shown_put(queue, made.id, outcome=made.outcome))
         else:
             refused = isinstance(made, RateLimitedError)
             shown.append({"id": one["id"], "error": str(made) if refused else _PERHAPS})
@@ -159,7 +159,7 @@ def _shown_puts(
 
 
 #: What is known of a message whose put had no answer.
-_PERHAPS = "it was not put, or perhaps not: the broker has not said; put it again"
+_PERHAPS = "it was not put, or perhaps not: the broker has not said"
 
 
 def _in_part(exc: Exception, shown: list[dict[str, Any]]) -> Problem:
@@ -177,7 +177,7 @@ async def get(api: Any, request: Request) -> Answer:
     if not found:
         raise not_found(f"queue {queue!r} has no message {id!r}: it is done, or was never there")
     found.sort(key=lambda one: one.id != id)
-    shown = api.shown(request.token, found[0])
+    shown = await asyncio.to_thread(api.shown, request.token, found[0])
     if len(found) > 1:
         shown["copies"] = [one.id for one in found[1:]]
     return answer(shown)
@@ -185,7 +185,7 @@ async def get(api: Any, request: Request) -> Answer:
 
 async def list_tasks(api: Any, request: Request) -> Answer:
     """Read messages by state and time, in the order of their times."""
-    asked = read_query(LIST, request.query)
+    asked = request.asked
     queue = await api.known_queue(request.segments[0])
     state = asked.get("state")
     page = await read_page(
@@ -198,15 +198,19 @@ async def list_tasks(api: Any, request: Request) -> Answer:
         after=asked.get("after"),
     )
     with_body = asked.get("bodies", True)
-    return answer(shown_page(api, request, page, with_body=with_body))
+    return answer(await shown_page(api, request, page, with_body=with_body))
 
 
-def shown_page(api: Any, request: Request, page: Page, *, with_body: bool = True) -> dict[str, Any]:
-    room, token = Room(), request.token
-    return {
-        "tasks": [api.shown(token, one, with_body=with_body, room=room) for one in page.messages],
-        "nextPageToken": page.after,
-    }
+async def shown_page(
+    api: Any, request: Request, page: Page, *, with_body: bool = True
+) -> dict[str, Any]:
+    """A page of messages as JSON. They are read in a thread: to expand them takes its time."""
+
+    def show() -> list[Any]:
+        room, token = Room(), request.token
+        return [api.shown(token, one, with_body=with_body, room=room) for one in page.messages]
+
+    return {"tasks": await asyncio.to_thread(show), "nextPageToken": page.after}
 
 
 async def read_page(api: Any, queue: str, *, limit: int, after: str | None, **how: Any) -> Page:
@@ -230,27 +234,33 @@ async def read_page(api: Any, queue: str, *, limit: int, after: str | None, **ho
 
 
 async def cancel(api: Any, request: Request) -> Answer:
-    """Delete a message, unless it is in flight."""
+    """Delete a message; one that is in flight only if that is asked for."""
     queue, id = request.segments
-    found = await api.acting.cancel(id, topic=queue)
+    in_flight = request.asked.get("inFlight", False)
+    found = await api.acting.cancel(id, topic=queue, in_flight=in_flight)
     if not found:
         raise not_found(f"queue {queue!r} has no message {id!r}: it is done, or was never there")
     if not any(one.deleted for one in found):
-        raise Problem("conflict", f"message {id!r} is in flight: it is too late to cancel it")
-    return answer(_cancelled(found))
+        detail = f"message {id!r} is in flight: only inFlight=true deletes it then"
+        raise Problem("conflict", detail)
+    return answer(_cancelled(found), number=sum(one.deleted for one in found))
 
 
 async def cancel_many(api: Any, request: Request) -> Answer:
-    """Delete messages, but for those in flight."""
-    ids = read_body(CANCEL_MANY, request)["ids"]
-    found = await api.acting.cancel(ids, topic=request.segments[0])
-    return answer(_cancelled(found))
+    """Delete messages; those in flight only if that is asked for."""
+    fields = read_body(CANCEL_MANY, request)
+    found = await api.acting.cancel(
+        fields["ids"], topic=request.segments[0], in_flight=fields.get("inFlight", False)
+    )
+    return answer(_cancelled(found), number=sum(one.deleted for one in found))
 
 
 def _cancelled(found: Sequence[Any]) -> dict[str, Any]:
     names = {value: name for name, value in STATES.items()}
     tasks = [{"id": one.id, "state": names[one.state], "cancelled": one.deleted} for one in found]
-    return {"cancelled": sum(one.deleted for one in found), "tasks": tasks}
+    schedules = sorted({one.schedule for one in found if one.schedule})
+    number = sum(one.deleted for one in found)
+    return {"cancelled": number, "schedules": schedules, "tasks": tasks}
 
 
 async def reschedule(api: Any, request: Request) -> Answer:
@@ -276,7 +286,7 @@ async def _move(api: Any, request: Request, **when: float | None) -> Answer:
         state = "in flight" if found[0].state == IN_FLIGHT else "dead"
         raise Problem("conflict", f"message {id!r} is {state}: only what waits can be moved")
     shown = shown_put(queue, moved.id)
-    return answer({**shown, "scheduleTime": shown_time(moved.time_us)})
+    return answer({**shown, "scheduleTime": shown_time(moved.time_us)}, number=1)
 
 
 _TASKS = ("v1", "queues", "{queue}", "tasks")
@@ -301,6 +311,22 @@ PUT = Operation(
     media=cloudevents.MEDIA,
     about="A CloudEvent is accepted as well, in binary or structured form: its id is the id of the "
     "message, and its bytes are the event as structured JSON.",
+)
+REPLACE = Operation(
+    "PUT",
+    _ONE,
+    replace,
+    "Put a message in the place of the one of its id that waits",
+    role="write",
+    request=REPLACING_TASK,
+    answers={
+        200: ("It has taken the place of another, or this is a repetition.", PUT_TASK),
+        201: ("None of its id waited: it is added.", PUT_TASK),
+    },
+    problems=("conflict",),
+    about="The newest message of this id that waits gets the bytes, the time and all else of this "
+    "one, in one step. One that is in flight or dead stays as it is. With an Idempotency-Key a "
+    "repetition changes nothing.",
 )
 PUT_BATCH = Operation(
     "POST",
@@ -351,6 +377,8 @@ CANCEL = Operation(
     cancel,
     "Cancel a message",
     role="write",
+    act="cancel",
+    query={"inFlight": _IN_FLIGHT},
     answers={200: ("It is deleted.", _CANCELLED)},
     problems=("not-found", "conflict"),
 )
@@ -360,6 +388,8 @@ CANCEL_BY_POST = Operation(
     cancel,
     "Cancel a message",
     role="write",
+    act="cancel",
+    query={"inFlight": _IN_FLIGHT},
     verb="cancel",
     answers={200: ("It is deleted.", _CANCELLED)},
     problems=("not-found", "conflict"),
@@ -370,8 +400,9 @@ CANCEL_MANY = Operation(
     cancel_many,
     "Cancel many messages",
     role="write",
+    act="cancel",
     verb="cancel",
-    request=IDS,
+    request=CANCELLING,
     answers={200: ("What became of those that there were.", _CANCELLED)},
 )
 RESCHEDULE_TASK = Operation(
@@ -380,6 +411,7 @@ RESCHEDULE_TASK = Operation(
     reschedule,
     "Give a message another time",
     role="write",
+    act="reschedule",
     verb="reschedule",
     request=RESCHEDULE,
     answers={200: ("It has that time.", _MOVED)},
@@ -391,6 +423,7 @@ RUN = Operation(
     run,
     "Make a message due now",
     role="write",
+    act="run",
     verb="run",
     answers={200: ("It is due.", _MOVED)},
     problems=("not-found", "conflict"),
@@ -398,6 +431,7 @@ RUN = Operation(
 
 OPERATIONS = (
     PUT,
+    REPLACE,
     PUT_BATCH,
     LIST,
     GET,

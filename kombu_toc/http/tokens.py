@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import os
 import re
 import secrets
@@ -25,11 +26,16 @@ from ..errors import ConfigurationError
 from .operations import ROLES
 from .problems import Problem, retry_after
 
+logger = logging.getLogger(__name__)
+
 _HASH = re.compile(r"sha256:([0-9a-f]{64})")
 _RATE = re.compile(r"rate=(\d{1,7})/([sm])")
 
 #: The environment variable with tokens.
 TOKENS = "TOC_HTTP_TOKENS"
+
+#: Seconds after which a file of tokens is looked at again.
+REREAD = 1.0
 
 #: Tokens in one file, at most: each request compares with all of them.
 MAX_TOKENS = 1000
@@ -64,6 +70,8 @@ class Token:
         self.queues = tuple(queues)
         self.rate = rate
         self.is_anonymous = is_anonymous
+        #: tells it from others
+        self.said = (name, digest, self.roles, self.queues, rate)
         self._may = lru_cache(maxsize=10_000)(self._matches)
         self._used_until = 0.0
 
@@ -101,6 +109,8 @@ class Tokens:
     tokens: all of them; empty: everybody may do everything, which is for loopback only
     anonymous_read: whether who has no token may read
     clock: monotonic seconds
+    reread: gives those that there are by now, if they have changed since it was asked last; None
+        if they have not. It is asked once a second at most
     """
 
     def __init__(
@@ -109,9 +119,14 @@ class Tokens:
         *,
         anonymous_read: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        reread: Callable[[], list[Token] | None] | None = None,
     ) -> None:
         self.tokens = tuple(tokens)
+        #: also when all have been removed: then nobody may do anything
+        self._needed = bool(self.tokens)
         self._clock = clock
+        self._reread = reread
+        self._read_at = clock()
         self._anonymous = None
         if anonymous_read:
             self._anonymous = Token("", b"", ("read",), ("*",), is_anonymous=True)
@@ -122,13 +137,31 @@ class Tokens:
             )
 
     def __bool__(self) -> bool:
-        return bool(self.tokens)
+        return self._needed
+
+    def refresh(self) -> None:
+        """Have the tokens that there are by now."""
+        now = self._clock()
+        if self._reread is None or now - self._read_at < REREAD:
+            return
+        self._read_at = now
+        found = self._reread()
+        if found is not None:
+            # What was not changed goes on, with what it has used of its rate.
+            before = {one.said: one for one in self.tokens}
+            self.tokens = tuple(before.get(one.said, one) for one in found)
+
+    def has(self, token: Token) -> bool:
+        """Whether a token that was known before is known now."""
+        self.refresh()
+        return token is NOBODY or token is self._anonymous or token in self.tokens
 
     def check(self, authorization: str) -> Token:
         """The token of a request. Raises Problem if it has none that is known, or has used it too
         often."""
-        if not self.tokens:
+        if not self:
             return NOBODY
+        self.refresh()
         found = self._find(authorization)
         self.spend(found)
         return found
@@ -140,6 +173,7 @@ class Tokens:
 
     def named(self, name: str) -> Token | None:
         """The token of that name."""
+        self.refresh()
         return next((one for one in self.tokens if one.name == name), None)
 
     def spend(self, token: Token) -> None:
@@ -222,13 +256,45 @@ def read_tokens(text: str, where: str) -> list[Token]:
 
 def tokens_of(path: str | None, anonymous_read: bool) -> Tokens:
     """The tokens of a file and of the environment. Raises ConfigurationError and OSError."""
-    found = []
-    if path is not None:
-        with open(path, encoding="utf-8") as file:
-            found += read_tokens(file.read(), path)
-    if said := os.environ.get(TOKENS):
-        found += read_tokens(said, TOKENS)
-    return Tokens(found, anonymous_read=anonymous_read)
+    always = read_tokens(os.environ.get(TOKENS, ""), TOKENS)
+    if path is None:
+        return Tokens(always, anonymous_read=anonymous_read)
+    file = _File(path)
+    found = [*file.read(), *always]
+
+    def reread() -> list[Token] | None:
+        changed = file.changed()
+        return None if changed is None else [*changed, *always]
+
+    return Tokens(found, anonymous_read=anonymous_read, reread=reread)
+
+
+class _File:
+    """A file of tokens, which may change."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._text = ""
+        self._trouble = ""
+
+    def read(self) -> list[Token]:
+        """Raises ConfigurationError and OSError."""
+        with open(self._path, encoding="utf-8") as file:
+            self._text = file.read()
+        return read_tokens(self._text, self._path)
+
+    def changed(self) -> list[Token] | None:
+        """The tokens, if the file has changed. One that cannot be used is told, once."""
+        before = self._text
+        try:
+            found = self.read()
+        except (OSError, ValueError, ConfigurationError) as exc:
+            if str(exc) != self._trouble:
+                self._trouble = str(exc)
+                logger.error("the tokens stay as they were: %s", exc)
+            return None
+        self._trouble = ""
+        return found if self._text != before else None
 
 
 def new_token(name: str, roles: str, queues: str) -> tuple[str, str]:

@@ -89,7 +89,7 @@ class Backlog:
         """Have rows written whose messages are sent already."""
         with self._lock:
             for row in rows:
-                number = self._store.shards.of(row.id).database.number
+                number = self._store.shards.of_key(row.key).database.number
                 self._rows.setdefault(number, []).append(row)
                 self._behind.add(number)
             self._keep_bounds()
@@ -103,10 +103,6 @@ class Backlog:
     def has_rows_for(self, database: Database) -> bool:
         """Whether rows for this database are to be written: it was away a moment ago."""
         return database.number in self._behind
-
-    def has_any(self, keys: Sequence[Key]) -> bool:
-        """Whether there is anything to be written of these."""
-        return bool(self._events) and any(key in self._events for key in keys)
 
     def forget(self, keys: Sequence[Key]) -> None:
         """Write nothing more of these."""
@@ -155,9 +151,9 @@ class Backlog:
             for number, some in rows.items():
                 parts[shards.databases[number]].rows.extend(some)
             for event in events.values():
-                parts[shards.of(event.key[0]).database].events.append(event)
+                parts[shards.of_key(event.key).database].events.append(event)
             for made in withdrawn:
-                parts[shards.of(made.key[0]).database].withdrawn.append(made)
+                parts[shards.of_key(made.key).database].withdrawn.append(made)
             error: LibraryError | None = None
             try:
                 for database, part in parts.items():
@@ -197,7 +193,7 @@ class Backlog:
         # In one order, so that two processes do not wait for each other.
         part.events.sort(key=attrgetter("key"))
         if len(self._store.shards.all) > 1:
-            part.events.sort(key=lambda event: self._store.shards.of(event.key[0]).number)
+            part.events.sort(key=lambda event: self._store.shards.of_key(event.key).number)
         self._write_some(part.events, self._store.record)
 
     def _write_some(self, items: list[Any], write: Callable[[Sequence[Any]], Any]) -> None:

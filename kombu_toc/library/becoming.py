@@ -13,12 +13,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Table, and_, delete, select, text, tuple_, update
+from sqlalchemy import (
+    Connection,
+    Table,
+    and_,
+    bindparam,
+    delete,
+    select,
+    text,
+    tuple_,
+    update,
+)
 from sqlalchemy.exc import ProgrammingError
 
 from . import statuses
 from .engines import Dialect
-from .records import Event, Key, Row, now_us, texts_of
+from .records import Event, Kept, Key, Row, now_us, texts_of
 from .schema import COMMON, MAX_ATTEMPTS, ShardTables
 
 #: Microseconds of a day: history is kept by days.
@@ -31,10 +41,13 @@ KEY = ("id", "token", "topic")
 ENDED = ("status", "action_us", "attempts", "worker", "error", "modified_us")
 
 #: The columns of history that are a row's, whatever becomes of its message.
-_KEPT = ("id", "token", "topic", "action_us", "task", "biz_type", "biz_id", "created_us")
+_KEPT = (
+    *("id", "token", "topic", "action_us", "task", "biz_type", "biz_id", "attributes"),
+    "created_us",
+)
 
 #: Those of them that a message tells itself which has no row.
-TOLD = ("action_us", "task", "biz_type", "biz_id")
+TOLD = ("action_us", "task", "biz_type", "biz_id", "attributes")
 
 #: The same, with those that an event gives; as history has them.
 _MOVED = (*_KEPT, "day", "status", "attempts", "worker", "error", "modified_us")
@@ -128,7 +141,7 @@ class SQLiteBecoming(Becoming):
     _TOLD = _EVENTS.replace(
         " FROM",
         ", value ->> 8 AS action_us, value ->> 9 AS task, value ->> 10 AS biz_type, "
-        "value ->> 11 AS biz_id FROM",
+        "value ->> 11 AS biz_id, value ->> 12 AS attributes FROM",
     )
     _SAME = " AND ".join(f"p.{name} = e.{name}" for name in KEY)
 
@@ -218,7 +231,7 @@ class PostgreSQLBecoming(SQLiteBecoming):
     _TOLD = _EVENTS.replace(
         " FROM",
         ", CAST(v ->> 8 AS bigint) AS action_us, v ->> 9 AS task, v ->> 10 AS biz_type, "
-        "v ->> 11 AS biz_id FROM",
+        "v ->> 11 AS biz_id, CAST(v ->> 12 AS jsonb) AS attributes FROM",
     )
 
     def _forgetting(self, pending: str) -> Any:
@@ -255,7 +268,7 @@ class MySQLBecoming(Becoming):
             f"{name} VARCHAR({length}) CHARACTER SET utf8mb4 PATH '$[{at}]'"
             for at, name, length in ((9, "task", 255), (10, "biz_type", 64), (11, "biz_id", 255))
         )
-        + ")) AS e",
+        + ", attributes TEXT CHARACTER SET utf8mb4 PATH '$[12]')) AS e",
     )
     _SAME = " AND ".join(f"p.{name} = CONVERT(e.{name} USING binary)" for name in KEY)
 
@@ -435,6 +448,22 @@ def write(
         how.end(connection, dialect, tables, without)
     if dead:
         connection.execute(dialect.insert_missing(tables.pending), dead)
+    kept = [event for event in ended.values() if event.kept is not None]
+    if kept:
+        _keep(tables.history, kept, connection)
+
+
+def _keep(history: Table, events: Sequence[Event], connection: Connection) -> None:
+    """Keep with the records of what has failed what sends it again."""
+    key = [history.c[name] == bindparam(f"of_{name}") for name in (*KEY, "day")]
+    changes: dict[str, Any] = {name: bindparam(f"to_{name}") for name in Kept._fields}
+    values = []
+    for event in events:
+        of = zip((*KEY, "day"), (*event.key, event.at_us // DAY_US), strict=True)
+        assert event.kept is not None
+        to = event.kept._asdict().items()
+        values.append({f"of_{name}": one for name, one in of} | {f"to_{n}": one for n, one in to})
+    connection.execute(update(history).where(*key).values(**changes), values)
 
 
 def _dead_rows(pending: Table, ended: Mapping[Key, Event], connection: Connection) -> list[Row]:

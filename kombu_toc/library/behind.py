@@ -13,6 +13,7 @@ queue is looked through.
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,13 +26,22 @@ from ..model import envelope, scores
 from ..model.keys import Slot
 from ..model.library_log import OFF
 from ..model.results import DEAD, IN_FLIGHT, WAITING, Found
-from ..model.topic import Topic, base_of
+from ..model.topic import Topic
 from . import statuses
 from .dead import DeadLetters
-from .guard import ends_of
+from .guard import ends_of, over_of
 from .presence import MISSING, states_in_redis
 from .reconcile import key_of
-from .records import Event, Key, Row, identity_of, now_us, row_of_message
+from .records import (
+    TOLD_HEADERS,
+    Event,
+    Key,
+    Row,
+    identity_of,
+    ids_of,
+    now_us,
+    row_of_message,
+)
 from .store import CHUNK, Store
 
 logger = logging.getLogger(__name__)
@@ -227,7 +237,7 @@ class Behind:
             written.append(ids)
             for entry in entries:
                 if entry.what == CANCEL:
-                    cancelled.setdefault(topic.name, set()).add(base_of(entry.id))
+                    cancelled.setdefault(topic.name, set()).update(ids_of(entry.id))
                 if not entry.state or topic.declaration.library == OFF:
                     continue
                 row = _row(topic, slot, entry)
@@ -264,7 +274,7 @@ class Behind:
         if events:
             self._store.record(events)
         # Of the others, their workers have said it: they had no rows then.
-        ends = ends_of(self._store, [key[0] for key in over]) if over else {}
+        ends = ends_of(self._store, over) if over else {}
         kept = []
         for key, row in dead.items():
             end = ends.get(key)
@@ -291,7 +301,7 @@ class Behind:
         over: list[Key] = []
         for ids, gone in zip(keys, self._center.run_all(calls), strict=True):
             if gone is None:
-                over += self._store.ended_of([key for key in ids.values() if key not in dead])
+                over += over_of(self._store, [key for key in ids.values() if key not in dead])
             else:
                 over += (ids[id] for id in gone)
         if over:
@@ -385,7 +395,7 @@ def _row(topic: Topic, slot: Slot, entry: Entry) -> Row | None:
         content = None  # a center's bytes
     try:
         if content is None:
-            key: Key | None = identity_of(topic.name, entry.id, entry.body)[0]
+            key: Key | None = identity_of(topic.name, entry.id, entry.body, entry.token)[0]
         else:
             key = key_of(found, content)
         if key is None:
@@ -420,5 +430,6 @@ def _dead_row(row: Row, at_us: int = 0, attempts: int = 0, error: str | None = N
 
 def _said(row: Row) -> tuple[dict[str, Any], int]:
     """What history is told of a message that has no row."""
-    headers = {"task": row.task, "x-biz-type": row.biz_type, "x-biz-id": row.biz_id}
-    return {name: value for name, value in headers.items() if value is not None}, row.action_us
+    attributes = row.attributes and json.loads(row.attributes)
+    headers = zip(TOLD_HEADERS, (row.task, row.biz_type, row.biz_id, attributes), strict=True)
+    return {name: value for name, value in headers if value is not None}, row.action_us

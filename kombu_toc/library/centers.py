@@ -10,18 +10,20 @@ from typing import Any
 
 from ..center.center import TimeoutCenter
 from ..center.recurring import ScheduleChange
-from ..center.requests import PutRequest
+from ..center.requests import ADD, PutRequest
 from ..errors import LibraryError
 from ..model.library_log import BEHIND, OFF, OUTBOX
-from ..model.results import Cancelled, Delivery, Found, Rescheduled
-from ..model.topic import Topic
+from ..model.results import REPLACED, Cancelled, Delivery, Found, Put, Rescheduled
+from ..model.topic import Declaration, Topic
+from ..model.traits import name_in
 from . import outbox, statuses
 from .dead import DeadLetters
 from .far import FarMessages, is_far
 from .library import Library
 from .operators import Operators
+from .presence import MISSING, states_in_redis
 from .recorder import Recorder, logger
-from .records import Row, identity_of, key_of, row_of
+from .records import Row, identity_of, key_of, named, row_of, stem_of
 from .server_time import ServerTime
 
 
@@ -53,9 +55,14 @@ class OpenLibrary:
             return []
         rows: list[Row | None] = [self._row(topic.name, request) for request in requests]
         if written := [row for row in rows if row is not None]:
-            self.recorder.write_ends([row.key for row in written])
             self.recorder.write(written, topic)
         return rows
+
+    def named(self, topic: Topic, request: PutRequest) -> PutRequest:
+        """A message that is about to be put, with a name that its row is known by."""
+        if topic.declaration.expires or topic.declaration.library == OFF:
+            return request
+        return named(request)
 
     def keep_far(self, topic: Topic, requests: Sequence[PutRequest]) -> set[int]:
         """Keep what is too far ahead to be put now, or what is put after the caller's transaction:
@@ -75,7 +82,7 @@ class OpenLibrary:
         rows = {
             place: row._replace(place=statuses.FAR)
             for place, request in enumerate(requests)
-            if not request.ensure
+            if request.if_exists == ADD
             and (row := self._row(topic.name, request)) is not None
             and is_far(topic.declaration, row.action_us)
         }
@@ -86,7 +93,7 @@ class OpenLibrary:
         """Write rows in a transaction of the caller's: their messages are put after it."""
         for request in requests:
             row = self._row(topic.name, request)
-            if row is None or request.ensure:
+            if row is None or request.if_exists != ADD:
                 raise LibraryError(
                     f"message {request.id!r:.80} has no row, or is to be put only if there is none "
                     f"of its id, so an outbox cannot send it to {topic.name!r}: put it after the "
@@ -100,7 +107,6 @@ class OpenLibrary:
         """These were not put."""
         for row in rows:
             if row is not None:
-                self.recorder.again.withdraw(row)
                 self.recorder.withdraw(row)
 
     def not_put(self, rows: Sequence[Row | None]) -> None:
@@ -116,20 +122,33 @@ class OpenLibrary:
             try:
                 others = [
                     one
-                    for one in self.recorder.store.of_ids([row.id])
+                    for one in self.recorder.store.of_keys([row.key])
                     if one.topic == row.topic
                     and one.token != row.token
                     and one.status == statuses.PENDING
                 ]
-                if len(others) > 1:
-                    there = {one.body for one in self._center.get(row.id, topic=row.topic)}
-                    others = [one for one in others if one.body not in there]
-                self.recorder.store.take_over(others)
+                states = states_in_redis(self._center, others)
+                pairs = zip(others, states, strict=True)
+                self.recorder.store.take_over([one for one, state in pairs if state == MISSING])
             except LibraryError as exc:
                 logger.warning(
                     "message %s has taken the place of another, whose row stays for now: %s",
                     *(row.id, exc),
                 )
+
+    def repeated(self, rows: Sequence[Row | None]) -> None:
+        """These had been put before: what has ended since has no row."""
+        some = [row for row in rows if row is not None]
+        states = states_in_redis(self._center, some)
+        self.withdraw([row for row, one in zip(some, states, strict=True) if one == MISSING])
+
+    def replace_far(self, topic: Topic, request: PutRequest) -> Put | None:
+        """Give body and time of a message to the newest one of its id, if that is far ahead; None
+        if it is not. Raises LibraryError, and MessageError if that has another slot basis."""
+        if not topic.declaration.far or outbox.current() is not None:
+            return None
+        row = self._row(topic.name, request)
+        return Put(row.id, REPLACED) if row is not None and self.far.replace(topic, row) else None
 
     # -- what becomes of it
 
@@ -196,7 +215,7 @@ class OpenLibrary:
         topic = self.topic_of(message.topic)
         if topic is not None and (topic.declaration.expires or topic.declaration.library == OFF):
             return
-        key, headers = identity_of(message.topic, message.id, message.body)
+        key, headers = identity_of(message.topic, message.id, message.body, message.birth)
         self.recorder.note(
             *(key, status),
             attempts=message.failures + 1,
@@ -212,13 +231,21 @@ class OpenLibrary:
         if not bare:
             return list(messages)
         try:
-            rows = self.recorder.store.of_ids([one.id for one in bare])
+            names = [(stem_of(one.id)[0], name_in(one.birth), one.topic) for one in bare]
+            known = [(id, name, topic) for id, name, topic in names if name is not None]
+            rows = self.recorder.store.of_ids([id for id, _, _ in names], known)
         except LibraryError as exc:
             logger.warning("what becomes of %d receipts is not recorded: %s", len(bare), exc)
             rows = []
         found = [one for one in messages if one.body]
         for one in bare:
-            mine = [row for row in rows if (row.id, row.topic) == (one.id, one.topic)]
+            name = name_in(one.birth)
+            mine = [
+                row
+                for row in rows
+                if (row.id, row.topic) == (stem_of(one.id)[0], one.topic)
+                and name in (None, row.token)
+            ]
             taken = [row for row in mine if row.status == statuses.TAKEN] or mine
             found += [one._replace(body=row.body) for row in taken[:1]]
         return found
@@ -226,12 +253,16 @@ class OpenLibrary:
     # -- what operators do
 
     def cancelled(
-        self, ids: Sequence[str], found: Sequence[Cancelled], topic: str | None
+        self,
+        ids: Sequence[str],
+        found: Sequence[Cancelled],
+        topic: str | None,
+        revoked: bool = False,
     ) -> list[Cancelled]:
-        return self.operators.cancelled(ids, self._kept(found), topic)
+        return self.operators.cancelled(ids, self._kept(found), topic, revoked)
 
-    def deleted(self, found: Sequence[Cancelled]) -> None:
-        self.operators.deleted(self._kept(found))
+    def deleted(self, found: Sequence[Cancelled], revoked: bool = False) -> None:
+        self.operators.deleted(self._kept(found), revoked)
 
     def _kept(self, found: Sequence[Cancelled]) -> list[Cancelled]:
         """Those of queues that have rows; of the others, what was sent before that was so."""
@@ -239,9 +270,9 @@ class OpenLibrary:
         off = {name for name, one in known.items() if one and one.declaration.library == OFF}
         if not off:
             return list(found)
-        keys = {id(one): key_of(one.topic, one.id, one.body) for one in found}
-        old = [keys[id(one)][0] for one in found if one.topic in off]
-        rows = {row.key for row in self.recorder.store.of_ids(old)}
+        keys = {id(one): key_of(one.topic, one.id, one.body, one.token) for one in found}
+        old = [keys[id(one)] for one in found if one.topic in off]
+        rows = {row.key for row in self.recorder.store.of_keys(old)}
         return [one for one in found if one.topic not in off or keys[id(one)] in rows]
 
     def rescheduled(
@@ -261,6 +292,16 @@ class OpenLibrary:
         known = self.topic_of(topic)
         if known is None or known.declaration.library != OFF:
             self.recorder.scheduled(topic, change, at_us)
+
+    def altered(self, before: Topic, after: Topic) -> None:
+        self.recorder.ready()
+        self.recorder.store.declarations.alter(before.name, before.declaration, after.declaration)
+
+    def paused(self, topic: str, paused: bool) -> None:
+        self.recorder.ready()
+        known = self.topic_of(topic)
+        declaration = Declaration() if known is None else known.declaration
+        self.recorder.store.declarations.pause(topic, declaration, paused)
 
     def forgotten(self, topic: str) -> None:
         self.operators.forgotten(topic)
@@ -287,7 +328,7 @@ class OpenLibrary:
     def _row(self, topic: str, request: PutRequest) -> Row | None:
         """The row of a message that a center puts; None if what is delivered would not tell whose
         it is."""
-        key, headers = identity_of(topic, request.id, request.body)
+        key, headers = identity_of(topic, request.id, request.body, request.traits)
         if key[0] != request.id:
             return None
         made = request._replace(token=key[1])

@@ -3,7 +3,7 @@ rebuild makes dead letters of them again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from operator import attrgetter
 from typing import Any
@@ -15,7 +15,6 @@ from ..center.center import TimeoutCenter
 from ..errors import LibraryError
 from ..model import envelope, scores
 from ..model.results import Delivery, Found
-from ..model.topic import base_of
 from . import statuses
 from .becoming import are
 from .guard import ends_of, over_of
@@ -26,13 +25,14 @@ from .records import (
     Key,
     Row,
     identity_of,
+    ids_of,
     is_storable,
     now_us,
     row_of_message,
     storable,
 )
 from .schema import IS_NOT_FAR, MAX_ERROR
-from .shards import Database
+from .shards import Database, Shard
 from .store import CHUNK, Store, chunks
 
 #: Why a message is dead that was so when Redis was lost.
@@ -55,9 +55,9 @@ class DeadLetters:
         """
         by_topic: dict[str, set[str]] = {}
         for topic, id in named:
-            by_topic.setdefault(topic, set()).add(base_of(id))
+            by_topic.setdefault(topic, set()).update(ids_of(id))
         for topic, ids in by_topic.items():
-            for shard, some in self._store.shards.divided(sorted(ids), str).items():
+            for shard, some in self._store.locator.shards_of(sorted(ids)).items():
                 table = shard.tables.pending
                 for start in range(0, len(some), CHUNK):
                     which = table.c.id.in_(some[start : start + CHUNK]) & (table.c.topic == topic)
@@ -74,7 +74,7 @@ class DeadLetters:
         LibraryError."""
         rows: dict[Key, tuple[Row, Mapping[str, Any]]] = {}
         for one in found:
-            key, headers = identity_of(one.topic, one.id, one.body)
+            key, headers = identity_of(one.topic, one.id, one.body, one.token)
             if not key[1] or envelope.SCHEDULE in headers or not is_storable(key):
                 continue  # it has no row, as its sender has put it
             with suppress(LibraryError, ValueError, TypeError):  # nor has what cannot be kept
@@ -85,7 +85,7 @@ class DeadLetters:
                 )
                 rows[key] = row, headers
         over = over_of(self._store, list(rows))
-        ends = ends_of(self._store, [key[0] for key in over]) if over else {}
+        ends = ends_of(self._store, over) if over else {}
         events = []
         for key in over:
             row, headers = rows[key]
@@ -99,7 +99,7 @@ class DeadLetters:
             self._store.insert([row for row, _ in rows.values()])
             # Of some, their workers could not say yet that they are dead.
             values = {"status": statuses.DEAD, "place": statuses.IN_DEAD_QUEUE}
-            for shard, keys in self._store.shards.divided(rows, lambda key: key[0]).items():
+            for shard, keys in self._store.shards.of_keys(rows).items():
                 table = shard.tables.pending
                 for start in range(0, len(keys), CHUNK):
                     which = are(table, keys[start : start + CHUNK])
@@ -115,7 +115,8 @@ class DeadLetters:
         """The messages of these rows were not dead a moment ago: somebody has requeued those that
         the library has as dead, unless they have just died. Raises LibraryError."""
         values = _alive()
-        for shard, some in self._store.shards.divided(rows, attrgetter("id")).items():
+        self._store.shards.pull([row.key for row in rows])
+        for shard, some in self._store.shards.divided(rows, attrgetter("key")).items():
             table = shard.tables.pending
             names = (table.c.id, table.c.token, table.c.topic, table.c.modified_us)
             for chunk in chunks(some):
@@ -142,15 +143,25 @@ class DeadLetters:
         """Delete those that have died before. Raises LibraryError."""
         self._delete(lambda table: table.c.modified_us < before_us)
 
+    def pruning(self, shard: Shard, before_us: int) -> Iterator[int]:
+        """As :meth:`prune`, of one shard; yield after each statement that reads some."""
+        return self._deleting(shard, lambda table: table.c.modified_us < before_us)
+
     def _delete(self, condition: Any) -> None:
         for shard in self._store.shards.all:
-            table: Table = shard.tables.pending
-            dead = table.c.place == statuses.IN_DEAD_QUEUE
-            some = select(table.c.id, table.c.token, table.c.topic).where(dead, condition(table))
-            # A few at a time: however many there are, no statement takes long.
-            while found := shard.database.read(some.limit(CHUNK)):
-                keys: list[Key] = [(row["id"], row["token"], row["topic"]) for row in found]
-                shard.database.execute(delete(table).where(dead, are(table, keys)))
+            list(self._deleting(shard, condition))
+
+    @staticmethod
+    def _deleting(shard: Shard, condition: Any) -> Iterator[int]:
+        table: Table = shard.tables.pending
+        dead = table.c.place == statuses.IN_DEAD_QUEUE
+        some = select(table.c.id, table.c.token, table.c.topic).where(dead, condition(table))
+        # A few at a time: however many there are, no statement takes long.
+        while found := shard.database.read(some.limit(CHUNK)):
+            keys: list[Key] = [(row["id"], row["token"], row["topic"]) for row in found]
+            shard.database.execute(delete(table).where(dead, are(table, keys)))
+            yield len(keys)
+        yield 0
 
     def rebuild(self, center: TimeoutCenter, putter: Putter, database: Database) -> int:
         """Make dead letters of what was dead in a database and is not in Redis; return how many.
@@ -162,11 +173,15 @@ class DeadLetters:
             after = None
             while rows := self._store.page(shard, statuses.IN_DEAD_QUEUE, after, PAGE):
                 after = rows[-1].action_us, *rows[-1].key
-                number += self._bury(center, putter, rows)
+                number += self.bury(center, putter, rows)
         return number
 
     @staticmethod
-    def _bury(center: TimeoutCenter, putter: Putter, rows: Sequence[Row]) -> int:
+    def bury(
+        center: TimeoutCenter, putter: Putter, rows: Sequence[Row], reason: str = REASON
+    ) -> int:
+        """Make dead letters of rows whose messages are not in Redis, with their errors; return how
+        many."""
         calls = []
         for row, state in zip(rows, states_in_redis(center, rows), strict=True):
             topic = putter.topic(row.topic)
@@ -184,7 +199,7 @@ class DeadLetters:
                 limit=topic.declaration.retries,
                 birth=f"lost{row.traits}",
             )
-            calls.append(bury_call(center.context, topic, delivery, REASON, row.error or ""))
+            calls.append(bury_call(center.context, topic, delivery, reason, row.error or ""))
         center.run_all(calls)
         return len(calls)
 

@@ -1,14 +1,18 @@
-"""What queues were declared with: whoever puts tasks back into an empty Redis declares them so.
+"""Queues as they were: what they were declared with, and what operators have done to them since.
 
-Each database has all of it, so that one which is away is not missed.
+Who puts tasks back into an empty Redis declares them so. A rebuild alters and pauses them again;
+the workers that have declared them anew meanwhile know nothing of that. Each database has all of
+it, so that one which is away is not missed.
 """
 
 from __future__ import annotations
 
+import json
 import time
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
-from sqlalchemy import delete, select
+from sqlalchemy import Connection, delete, select
 
 from ..errors import LibraryError
 from ..model.topic import Declaration
@@ -19,6 +23,28 @@ from .shards import Database, Shards
 #: Seconds after which a process writes again what a queue was declared with: somebody may have
 #: deleted the queue, and another has declared it again.
 AGAIN = 60.0
+
+
+class Kept(NamedTuple):
+    """A queue as a library has it.
+
+    declared: what it was declared with when something was last sent to it
+    altered: what operators have altered since, by field as a declaration's JSON has it; None: taken
+        back to what the consumers' connections say
+    paused: whether they have paused it
+    """
+
+    declared: Declaration
+    altered: dict[str, Any]
+    paused: bool
+
+    def over(self, standing: Declaration) -> Declaration:
+        """A declaration with what operators have altered."""
+        if not self.altered:
+            return standing
+        said = {**json.loads(standing.to_json()), **self.altered}
+        kept = {name: value for name, value in said.items() if value is not None}
+        return Declaration.from_json(json.dumps(kept))
 
 
 class Declarations:
@@ -77,7 +103,56 @@ class Declarations:
 
     def _write(self, database: Database, values: dict[str, Any]) -> None:
         changed = ("declaration", "modified_us")
-        database.execute(database.dialect.upsert(TOPICS, ("name",), changed), values)
+        made = {"altered": "{}", "paused": False, **values}
+        database.execute(database.dialect.upsert(TOPICS, ("name",), changed), made)
+
+    def alter(self, name: str, before: Declaration, after: Declaration) -> None:
+        """Limits of a queue were altered by hand. Raises LibraryError if a database is away; the
+        others have it."""
+        old, new = json.loads(before.to_json()), json.loads(after.to_json())
+        changes = {
+            field: new.get(field) for field in {*old, *new} if old.get(field) != new.get(field)
+        }
+        self._by_hand(name, after, changes, None)
+
+    def pause(self, name: str, declaration: Declaration, paused: bool) -> None:
+        """A queue was paused, or goes on. Raises LibraryError, as :meth:`alter`."""
+        self._by_hand(name, declaration, {}, paused)
+
+    def _by_hand(
+        self, name: str, declaration: Declaration, changes: dict[str, Any], paused: bool | None
+    ) -> None:
+        error: LibraryError | None = None
+        for database in self._shards.databases:
+            try:
+                database.run(partial(self._change, database, name, declaration, changes, paused))
+            except LibraryError as exc:
+                error = error or exc
+        if error is not None:
+            raise error
+
+    @staticmethod
+    def _change(
+        database: Database,
+        name: str,
+        declaration: Declaration,
+        changes: dict[str, Any],
+        paused: bool | None,
+        connection: Connection,
+    ) -> None:
+        reading = select(TOPICS).where(TOPICS.c.name == name)
+        if database.dialect.partitions:
+            reading = reading.with_for_update()
+        there = connection.execute(reading).mappings().one_or_none()
+        values = {
+            "name": name,
+            "declaration": declaration.to_json(),
+            "altered": json.dumps({**json.loads(there["altered"] if there else "{}"), **changes}),
+            "paused": paused if paused is not None else bool(there and there["paused"]),
+            "modified_us": now_us(),
+        }
+        changed = [field for field in values if field != "name"]
+        connection.execute(database.dialect.upsert(TOPICS, ("name",), changed), values)
 
     def forget(self, name: str) -> None:
         """A queue was deleted. Raises LibraryError."""
@@ -87,10 +162,10 @@ class Declarations:
         for database in self._shards.databases:
             database.execute(delete(TOPICS).where(TOPICS.c.name == name))
 
-    def all(self) -> dict[str, Declaration]:
-        """What queues were declared with when something was last sent to them. Each database has
-        them all: one that is away is not missed. Raises LibraryError if all are."""
-        found: dict[str, tuple[int, str]] = {}
+    def all(self) -> dict[str, Kept]:
+        """The queues by name. Each database has them all: one that is away is not missed. Raises
+        LibraryError if all are."""
+        found: dict[str, Any] = {}
         errors: list[LibraryError] = []
         answered = False
         for database in sorted(self._shards.databases, key=lambda one: one.rests):
@@ -104,8 +179,15 @@ class Declarations:
             answered = True
             for row in rows:
                 there = found.get(row["name"])
-                if there is None or there[0] < row["modified_us"]:
-                    found[row["name"]] = (row["modified_us"], row["declaration"])
+                if there is None or there["modified_us"] < row["modified_us"]:
+                    found[row["name"]] = row
         if not answered:
             raise errors[0]
-        return {name: Declaration.from_json(text) for name, (_, text) in found.items()}
+        return {
+            name: Kept(
+                Declaration.from_json(row["declaration"]),
+                json.loads(row["altered"]),
+                bool(row["paused"]),
+            )
+            for name, row in found.items()
+        }

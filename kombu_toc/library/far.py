@@ -7,9 +7,11 @@ Redis.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 
 from ..center.admin_commands import Position
 from ..center.center import TimeoutCenter
+from ..errors import MessageError
 from ..model import scores
 from ..model.results import WAITING, Cancelled, Found, Rescheduled
 from ..model.topic import Declaration, Topic
@@ -81,18 +83,20 @@ class FarMessages:
 
     # -- what is done to it
 
-    def cancel(self, ids: Sequence[str], topic: str | None) -> list[Cancelled]:
-        return self._cancel(self._store.of_ids(ids, topic))
+    def cancel(
+        self, ids: Sequence[str], topic: str | None, revoked: bool = False
+    ) -> list[Cancelled]:
+        return self._cancel(self._store.of_ids(ids, topic), revoked)
 
-    def cancel_found(self, found: Sequence[Found]) -> list[Cancelled]:
-        keys = {key_of(one.topic, one.id, one.body) for one in found}
-        rows = self._store.of_ids([one.id for one in found], None) if found else []
-        return self._cancel([row for row in rows if row.key in keys])
+    def cancel_found(self, found: Sequence[Found], revoked: bool = False) -> list[Cancelled]:
+        keys = {key_of(one.topic, one.id, one.body, one.token) for one in found}
+        rows = self._store.of_keys(keys)
+        return self._cancel([row for row in rows if row.key in keys], revoked)
 
-    def _cancel(self, rows: Sequence[Row]) -> list[Cancelled]:
+    def _cancel(self, rows: Sequence[Row], revoked: bool) -> list[Cancelled]:
         if not rows:
             return []
-        ended = set(self._store.end(rows, statuses.CANCELLED))
+        ended = set(self._store.end(rows, statuses.of_cancel(revoked)))
         return [
             Cancelled(row.topic, row.id, WAITING, True, False, row.body)
             for row in rows
@@ -112,9 +116,9 @@ class FarMessages:
     def reschedule_found(
         self, found: Sequence[Found], at_us: int | None, delay_us: int | None
     ) -> list[Rescheduled]:
-        keys = {key_of(one.topic, one.id, one.body) for one in found}
-        rows = self._store.of_ids([one.id for one in found], None) if found else []
-        return self._reschedule([row for row in rows if row.key in keys], at_us, delay_us)
+        keys = {key_of(one.topic, one.id, one.body, one.token) for one in found}
+        rows = [row for row in self._store.of_keys(keys) if row.key in keys]
+        return self._reschedule(rows, at_us, delay_us)
 
     def _reschedule(
         self, rows: Sequence[Row], at_us: int | None, delay_us: int | None
@@ -134,15 +138,35 @@ class FarMessages:
             declaration = self._center.registry.resolved(row.topic).declaration
             (far if is_far(declaration, to_us) else near).append(row)
         if near:
-            put = self._store.put_now(near, to_us, self._putter.put)
+            put = self._store.put_now(near, {"action_us": to_us}, self._putter.put)
             changed.update(row.key for row in put)
         if far:
-            changed.update(self._store.move(far, to_us))
+            changed.update(self._store.move(far, {"action_us": to_us}))
         return [
             Rescheduled(row.topic, row.id, WAITING, True, to_us)
             for row in rows
             if row.key in changed
         ]
+
+    def replace(self, topic: Topic, row: Row) -> bool:
+        """Give what this row says to the newest message of its id, if that is far ahead; return
+        whether it was. Raises MessageError if that has another slot basis."""
+        rows = self._store.store.of_keys([row.key])
+        live = [one for one in rows if one.topic == row.topic and one.status == statuses.PENDING]
+        newest = max(live, key=attrgetter("created_us"), default=None)
+        if newest is None or newest.place != statuses.FAR:
+            return False
+        if (newest.basis or row.id) != (row.basis or row.id):
+            raise MessageError(
+                f"message {row.id!r} waits in the task library with the slot basis "
+                f"{newest.basis or row.id!r}, and this one has {row.basis or row.id!r}: replace it "
+                "under its own basis, or cancel it and put this one; nothing was put"
+            )
+        kept = ("id", "topic", "status", "place", "attempts", "worker", "error")
+        changes = {name: value for name, value in row._asdict().items() if name not in kept}
+        if is_far(topic.declaration, row.action_us):
+            return bool(self._store.move([newest], changes))
+        return bool(self._store.put_now([newest], changes, self._putter.put))
 
 
 def _start(score: int, id: bytes) -> tuple[int, str, str]:

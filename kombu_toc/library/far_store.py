@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from operator import attrgetter
@@ -57,6 +57,10 @@ class FarStore:
         """What is far ahead of these ids, in one queue or in all."""
         rows = [row for row in self.store.of_ids(ids) if row.place == statuses.FAR]
         return [row for row in rows if topic in (None, row.topic)]
+
+    def of_keys(self, keys: Collection[Key]) -> list[Row]:
+        """What is far ahead of these messages, and of others of their ids that lie there."""
+        return [row for row in self.store.of_keys(list(keys)) if row.place == statuses.FAR]
 
     def read(
         self,
@@ -168,16 +172,19 @@ class FarStore:
         return self._put(shard, shard.database.dialect.locking(wanted), put, {})
 
     def put_now(
-        self, rows: Sequence[Row], action_us: int, put: Callable[[Sequence[Row]], object]
+        self,
+        rows: Sequence[Row],
+        changes: dict[str, Any],
+        put: Callable[[Sequence[Row]], object],
     ) -> list[Row]:
-        """Have these rows put into Redis, with another action time, as far as they are still far
-        ahead; return them."""
+        """Have these rows put into Redis, with other values, such as another action time, as far as
+        they are still far ahead; return them as they were."""
         found: list[Row] = []
         for shard, keys in self._divided([row.key for row in rows]):
             table = shard.tables.pending
             wanted = select(*row_columns(table)).where(text(IS_FAR), are(table, keys))
             locked = shard.database.dialect.locking(wanted, waits=True)
-            found += self._put(shard, locked, put, {"action_us": action_us})
+            found += self._put(shard, locked, put, changes)
         return found
 
     def _put(
@@ -201,28 +208,31 @@ class FarStore:
             # What is put and not noted, because the database has crashed since, is put again: and
             # if it has run, and that was noted later, so was this.
             database.dialect.lock(connection, LOCKED, lasts=bool(changes))
-            rows = [Row(*row)._replace(**changes) for row in connection.execute(wanted).all()]
+            rows = [Row(*row) for row in connection.execute(wanted).all()]
             if rows:
                 done = True
-                with _beside(partial(put, rows), len(rows)):
+                changed = [row._replace(**changes) for row in rows]
+                with _beside(partial(put, changed), len(rows)):
                     for chunk in chunks(rows):
                         keys = [row.key for row in chunk]
                         if changes:
                             which = are(table, keys)
                             connection.execute(update(table).where(which).values(**changes))
+                            keys = [row._replace(**changes).key for row in chunk]
                         becoming.put(database.dialect, table, keys, connection)
             return rows
 
         return database.run(work)
 
-    def move(self, rows: Sequence[Row], action_us: int) -> list[Key]:
-        """Give rows another action time, as far as they are still far ahead; return which."""
-        return self._change(rows, self._move, action_us)
+    def move(self, rows: Sequence[Row], changes: dict[str, Any]) -> list[Key]:
+        """Give rows other values, such as another action time, as far as they are still far ahead;
+        return which."""
+        return self._change(rows, self._move, changes)
 
     def end(self, rows: Sequence[Row], status: int) -> list[Key]:
         """Note that rows have ended, as far as they are still far ahead; return which."""
         at = now_us()
-        for shard in self.shards.divided(rows, attrgetter("id")):
+        for shard in self.shards.divided(rows, attrgetter("key")):
             self.store.make_room(shard, at)
         return self._change(rows, self._end, (status, at))
 
@@ -255,9 +265,11 @@ class FarStore:
             changed += database.run(work)
         return changed
 
-    def _move(self, shard: Shard, connection: Connection, keys: list[Key], to_us: int) -> None:
+    def _move(
+        self, shard: Shard, connection: Connection, keys: list[Key], changes: dict[str, Any]
+    ) -> None:
         table = shard.tables.pending
-        values = {"action_us": to_us, "modified_us": now_us()}
+        values = {**changes, "modified_us": now_us()}
         connection.execute(update(table).where(are(table, keys)).values(**values))
 
     def _end(
@@ -269,7 +281,7 @@ class FarStore:
 
     def _divided(self, keys: Sequence[Key]) -> Iterator[tuple[Shard, Sequence[Key]]]:
         """Keys by their shards, as many as a statement names, in one order whoever does it."""
-        for shard, some in self.shards.divided(keys, lambda key: key[0]).items():
+        for shard, some in self.shards.of_keys(keys).items():
             for chunk in chunks(sorted(some)):
                 yield shard, chunk
 

@@ -41,9 +41,6 @@ NAMED = 10
 AGAIN = "came again, and was not run: x-guard"
 SENT_AGAIN = "not run: its id had ended before it was sent (x-guard)"
 
-#: How a task ends that is not to be run again.
-_OVER = (statuses.DONE, statuses.CANCELLED)
-
 #: What is to be recorded of those that have ended, by their places; None if that is not known.
 Ended = Mapping[int, Event] | None
 Answer = Callable[[Ended], None]
@@ -73,20 +70,21 @@ class _Named(NamedTuple):
 
 def name_of(delivery: Delivery) -> _Named:
     """Who a delivered message is."""
-    key, headers = identity_of(delivery.topic, delivery.id, delivery.body)
+    key, headers = identity_of(delivery.topic, delivery.id, delivery.body, delivery.birth)
     goes_on = bool(headers.get("retries")) or bool(headers.get("replaced_task_nesting"))
     return _Named(key, goes_on, headers)
 
 
-def ends_of(store: Store, ids: Iterable[str]) -> dict[Key, _End]:
-    """How messages of these ids have ended: the latest that history has of each."""
+def ends_of(store: Store, keys: Iterable[Key]) -> dict[Key, _End]:
+    """How messages of the ids of these have ended that lie where they do: the latest that history
+    has of each."""
     found: dict[Key, _End] = {}
     names = ("id", "token", "topic", *_End._fields)
-    for shard, some in store.shards.divided(sorted(set(ids)), str).items():
+    for shard, some in store.shards.of_keys(sorted(set(keys))).items():
         history = shard.tables.history
         columns = [history.c[name] for name in names]
         for start in range(0, len(some), CHUNK):
-            which = history.c.id.in_(some[start : start + CHUNK])
+            which = history.c.id.in_({key[0] for key in some[start : start + CHUNK]})
             for row in shard.database.read(select(*columns).where(which)):
                 key: Key = (row["id"], row["token"], row["topic"])
                 end = _End(*(row[name] for name in _End._fields))
@@ -103,7 +101,7 @@ def ended_rows(store: Store, rows: Sequence[Row]) -> set[Key]:
     )
     again = [row for row in rows if row.key in over]
     if again:
-        ends = ends_of(store, [row.id for row in again])
+        ends = ends_of(store, [row.key for row in again])
         for row in again:
             end = ends.get(row.key)
             if end is None:
@@ -119,7 +117,7 @@ def over_of(store: Store, keys: Sequence[Key]) -> set[Key]:
     """Those of some messages that wait although they have ended. What was dead was requeued."""
     over = store.ended_of(keys)
     if over:
-        ends = ends_of(store, [key[0] for key in over])
+        ends = ends_of(store, over)
         over = {key for key in over if key in ends and ends[key].status != statuses.DEAD}
     return over
 
@@ -164,9 +162,7 @@ class Guard:
 
     def _number_of(self, delivery: Delivery) -> int:
         """The database that has the row."""
-        # An id that has the mark of a copy may be a copy's, or a task's own: the message says so.
-        id = name_of(delivery).key[0] if "#" in delivery.id else delivery.id
-        return self._shards.of(id).database.number
+        return self._shards.of_key(name_of(delivery).key).database.number
 
     def apart(self, deliveries: Sequence[Delivery]) -> list[list[int]]:
         """Their places, by who is asked: a database that is away keeps no other's waiting."""
@@ -290,17 +286,17 @@ class Asker:
 
     def _judge(self, batches: Sequence[Sequence[Delivery]]) -> list[Ended]:
         named = [[name_of(delivery) for delivery in batch] for batch in batches]
-        ids = {one.key[0] for batch in named for one in batch if is_storable(one.key)}
-        ends = ends_of(self._store, ids)
+        keys = {one.key for batch in named for one in batch if is_storable(one.key)}
+        ends = ends_of(self._store, keys)
         #: id and queue of what is over, whatever its token
-        over = {(key[0], key[2]) for key, end in ends.items() if end.status in _OVER}
+        over = {(key[0], key[2]) for key, end in ends.items() if end.status in statuses.OVER}
         found: list[Ended] = []
         for batch, ones in zip(batches, named, strict=True):
             ended: dict[int, Event] = {}
             for place, (delivery, one) in enumerate(zip(batch, ones, strict=True)):
                 end = ends.get(one.key)
                 if end is not None:
-                    if end.status in _OVER:
+                    if end.status in statuses.OVER:
                         ended[place] = _again(one, end)
                 elif not one.goes_on and (one.key[0], one.key[2]) in over:
                     ended[place] = self._sent_again(one, delivery.action_us)

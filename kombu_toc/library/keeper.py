@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import os
 import socket
+import sys
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from ..center.center import TimeoutCenter
@@ -23,7 +25,8 @@ from .putting import Putter
 from .reconcile import LOOK_INTERVAL, Reconciler
 from .records import Key, Row, now_us
 from .returning import Returner, off_among
-from .shards import Shard
+from .schedules import GONE_US, Schedules
+from .shards import Database, Shard
 from .store import CHUNK, Store
 
 #: Seconds between two looks for what is not put; between attempts to be elected; and for which a
@@ -32,14 +35,18 @@ INTERVAL = 1.0
 ATTEMPT_INTERVAL = 4.0
 ELECTED = 12.0
 
-#: Seconds after which one turn puts no more of what is not put.
+#: Seconds after which one turn puts no more of what is not put, and until the next one that goes on
+#: with it; rows and tables of one turn.
 TURN = 0.5
+ROWS, TABLES = 5000, 50
 
 #: Seconds of this that are left for what has begun.
 MARGIN = 2.0
 
-#: Seconds after which it is looked again whether a day of history is to be dropped.
+#: Seconds after which it is looked again whether a day of history is to be dropped, and how many
+#: transactions of that there are in a second.
 PRUNE_INTERVAL = 3600.0
+PRUNED = 5
 
 #: The name under which processes agree which of them does it: no queue has it.
 SPEAKER = " library"
@@ -62,11 +69,15 @@ class Keeper:
         retention: float,
         ready: Callable[..., None] = lambda databases=None: None,
     ) -> None:
-        urls = [str(one.url) for one in store.shards.databases]
+        urls = [str(url) for url in store.shards.layout.urls]
         host = socket.gethostname() if urls[0].startswith("sqlite") else ""
         self._speaker = f"{SPEAKER} {zlib.crc32(repr((urls, host)).encode()):08x}"
         self._retention_us = int(retention * 1_000_000)
         self._next_prune = 0.0
+        #: what is left of a round of it that goes on
+        self._pruning: Iterator[int] | None = None
+        #: the number of the shard that was looked at last
+        self._last_shard = -1
         self._store = store
         self._ready = ready
         self.center = center
@@ -80,6 +91,8 @@ class Keeper:
         self._until = 0.0
         #: monotonic seconds of the next attempt to be elected, turn and look
         self._next_attempt = self._next_turn = self._next_look = 0.0
+        #: the same of what is done once a second, whatever is left of the turn
+        self._next_second = 0.0
         self._elected = False
         self._claims = 0
         #: whether some were left out that are looked at again, and whether there are more to be put
@@ -107,13 +120,18 @@ class Keeper:
                 error = error or exc
         if now >= self._next_turn:
             self._next_turn = now + INTERVAL
-            for do in (self.put_missing, self._look_if_due, self._prune_if_due):
+            others: tuple[Callable[[], object], ...] = ()
+            if now >= self._next_second:
+                self._next_second = now + INTERVAL
+                others = self._look_if_due, self._prune_if_due
+            for do in (self.put_missing, *others):
                 try:
                     do()
                 except LibraryError as exc:
                     error = error or exc
             if self.has_more:
-                self._next_turn, more = now, True
+                self._next_turn = now + TURN
+                more = more or time.monotonic() >= self._next_turn
         if error is not None:
             raise error
         return more
@@ -136,26 +154,49 @@ class Keeper:
 
     def _look_if_due(self) -> None:
         now = time.monotonic()
-        if now >= self._next_look:
+        begins = now >= self._next_look and not self._reconciler.goes_on
+        if begins:
             self._next_look = now + LOOK_INTERVAL
-            self._reconciler.look()
+        self._reconciler.look(begins=begins)
 
     def _prune_if_due(self) -> None:
         now = time.monotonic()
-        if now >= self._next_prune:
+        pruning, self._pruning = self._pruning, None
+        if pruning is None and now >= self._next_prune:
             self._next_prune = now + PRUNE_INTERVAL
-            if not self.prune(now + TURN):
-                self._next_prune = now  # the thread has other things to do as well
+            pruning = self._prune()
+        if pruning is not None and not _run(pruning, now + TURN, PRUNED):
+            self._pruning = pruning  # the thread has other things to do as well
 
     def prune(self, until: float = math.inf) -> bool:
         """Drop the days of history that are kept no longer; return whether all are gone.
 
         until: monotonic seconds after which nothing more is begun
         """
+        return _run(self._prune(), until, sys.maxsize)
+
+    def _prune(self) -> Iterator[int]:
+        """Prune one shard after the other; yield after each transaction."""
         before_us = now_us() - self._retention_us
-        _, all_of_them = self._store.prune(before_us // DAY_US, until)
-        DeadLetters(self._store).prune(before_us)
-        return all_of_them
+        dead = DeadLetters(self._store)
+        away: dict[Database, LibraryError] = {}
+        for shard in self._store.shards.all:
+            if shard.database in away:
+                continue
+            try:
+                yield from self._store.pruning(shard, before_us // DAY_US)
+                yield from dead.pruning(shard, before_us)
+            except LibraryError as exc:
+                away[shard.database] = exc
+        for database in self._store.shards.databases:
+            if database not in away:
+                try:
+                    yield from self._store.locator.pruning(database, before_us // DAY_US)
+                except LibraryError as exc:
+                    away[database] = exc
+        Schedules(self._store).prune(now_us() - GONE_US)
+        for error in away.values():
+            raise error
 
     def put_missing(self) -> int:
         """Put the messages of rows that say they are not in Redis, for a while; return how many. Of
@@ -164,32 +205,53 @@ class Keeper:
         self.doubts = self.has_more = False
         until = time.monotonic() + TURN
         put, error = 0, None
-        for shard in self._store.shards.awake():
+        holding: deque[Shard] = deque()
+        for database in self._store.shards.databases:
+            if database.rests:
+                continue
             try:
-                self._ready([shard.database])
-                put += self._put_missing_of(shard, until)
+                self._ready([database])
+                holding += [shard for _, shard in self._store.holding(database, statuses.NOT_PUT)]
             except LibraryError as exc:
                 error = error or exc
+        # The next turn begins behind the table that this one has ended with.
+        last = self._last_shard
+        holding.rotate(-sum(shard.number <= last for shard in holding))
+        looks = 0
+        while holding:
+            # The thread has other things to do: what becomes of tasks is written by it.
+            if looks and (time.monotonic() >= until or put >= ROWS or looks >= TABLES):
+                self.doubts = self.has_more = True
+                break
+            looks += 1
+            shard = holding.popleft()
+            self._last_shard = shard.number
+            if shard.database.rests:
+                continue
+            try:
+                number, more = self._put_missing_of(shard)
+            except LibraryError as exc:
+                error = error or exc
+                continue
+            put += number
+            if more:
+                holding.append(shard)
         if error is not None:
             raise error
         return put
 
-    def _put_missing_of(self, shard: Shard, until: float) -> int:
-        put = 0
-        while rows := self._store.page(shard, statuses.NOT_PUT, None, CHUNK):
-            if put and time.monotonic() >= until:
-                # The thread has other things to do: what becomes of tasks is written by it.
-                self.doubts = self.has_more = True
-                break
-            self._claims += 1
-            by = f"{self._name}/{self._claims}"
-            # Each is put by whoever has claimed it: it may have run before another looks.
-            mine = self._store.claim(shard, [row.key for row in rows], by)
-            put += self._put_claimed(mine)
-            self.doubts = self.doubts or len(mine) < len(rows)
-            if not mine:
-                break
-        return put
+    def _put_missing_of(self, shard: Shard) -> tuple[int, bool]:
+        """Put some of a shard; return how many, and whether there may be more."""
+        rows = self._store.page(shard, statuses.NOT_PUT, None, CHUNK)
+        if not rows:
+            return 0, False
+        self._claims += 1
+        by = f"{self._name}/{self._claims}"
+        # Each is put by whoever has claimed it: it may have run before another looks.
+        mine = self._store.claim(shard, [row.key for row in rows], by)
+        put = self._put_claimed(mine)
+        self.doubts = self.doubts or len(mine) < len(rows)
+        return put, bool(mine)
 
     def put_some(self, keys: Sequence[Key]) -> list[Key]:
         """Put the messages of these rows, as far as these are there; return which."""
@@ -224,3 +286,12 @@ class Keeper:
         pool = getattr(self.center.client, "connection_pool", None)
         if pool is not None:
             pool.disconnect()
+
+
+def _run(steps: Iterator[int], until: float, number: int) -> bool:
+    """Take some steps, until then; return whether there are no more."""
+    while number > 0 and time.monotonic() < until:
+        if next(steps, None) is None:
+            return True
+        number -= 1
+    return False

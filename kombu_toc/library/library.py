@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from ..center.center import TimeoutCenter
 from ..errors import LibraryError
-from ..model.records import Disagreement, LibraryStatus, Rebuilt, Record, RecordPage
+from ..model.records import (
+    FAILURES,
+    Disagreement,
+    LibraryResharded,
+    LibraryStatus,
+    Rebuilt,
+    Record,
+    RecordPage,
+    Retried,
+)
 from ..model.results import Cancelled, Rescheduled
 from . import migrate, statuses
 from .becoming import DAY_US
 from .rebuild import Rebuild
 from .reconcile import Comparison
-from .records import now_us, storable
+from .records import Key, attributes_of, now_us, storable
+from .reshard import Reshard
+from .retry import retry
 from .store import Store
 
 #: Records that are read at a time where all are meant.
@@ -33,7 +44,7 @@ class Library:
         store: Store,
         center: TimeoutCenter,
         another: Callable[[], TimeoutCenter],
-        ready: Callable[..., None],
+        ready: Any,
     ) -> None:
         self.store = store
         self._another = another
@@ -47,20 +58,51 @@ class Library:
         biz_id: str | None = None,
         status: str | Collection[str] | None = None,
         task: str | None = None,
+        attributes: Mapping[str, object] | None = None,
         between: tuple[float | None, float | None] | None = None,
         limit: int = 100,
         after: str | None = None,
     ) -> RecordPage:
-        self._ready()
         given = {"biz_type": biz_type, "biz_id": biz_id, "task": task}
         where: dict[str, Any] = {
             name: _text(name, value) for name, value in given.items() if value is not None
         }
+        if attributes:
+            try:
+                where["attributes"] = attributes_of(attributes)
+            except (ValueError, AttributeError) as exc:
+                raise LibraryError(f"attributes={attributes!r:.80}: {exc}") from None
         if status is not None:
             where["status"] = _numbers(status)
         if not isinstance(limit, int) or limit < 1:
             raise LibraryError(f"limit must be a whole number from 1 on, not {limit!r}")
-        return self.store.find(where, _bounds(between), min(limit, MOST), after)
+        return self.store.find(where, _bounds(between), min(limit, MOST), after, self._ready)
+
+    def retry(
+        self,
+        *,
+        status: str | Collection[str] = FAILURES,
+        limit: int | None = None,
+        on_progress: Callable[[Retried], None] | None = None,
+        **which: Any,
+    ) -> Retried:
+        names = [status] if isinstance(status, str) else status
+        if not names or not set(names) <= set(FAILURES):
+            raise LibraryError(f"only what is failed or dead is retried, not {status!r}")
+        done, after, until = Retried(0, 0), None, now_us()
+        while limit is None or done.number < limit:
+            size = PAGE if limit is None else min(PAGE, limit - done.number)
+            page = self.find(status=names, limit=size, after=after, **which)
+            # What has failed again meanwhile stays.
+            wrong = [one for one in page.records if one.modified_us <= until]
+            some = retry(self.store, self._center, wrong)
+            done = Retried(done.number + some.number, done.not_kept + some.not_kept)
+            if on_progress is not None:
+                on_progress(done)
+            after = page.after
+            if after is None:
+                break
+        return done
 
     def rebuild(self, on_progress: Callable[[Rebuilt], None] | None = None) -> Rebuilt:
         return Rebuild(self.store, self._center, self._ready).run(on_progress)
@@ -79,12 +121,25 @@ class Library:
     def upgrade(self) -> list[str]:
         return [str(database.url) for database in migrate.upgrade(self.store.shards)]
 
+    def reshard(
+        self, on_progress: Callable[[LibraryResharded], None] | None = None
+    ) -> LibraryResharded:
+        if self.store.shards.former is None:
+            raise LibraryError(
+                "toc_library_before and toc_library_tables_before are to name the layout that the "
+                "library has, toc_library and toc_library_tables the one that it is to get"
+            )
+        migrate.create(self.store.shards)
+        self._ready()
+        return Reshard(self.store).run(on_progress)
+
     def prune(self, days: float) -> int:
         self._ready()
         if not isinstance(days, (int, float)) or not days >= 1:
             raise LibraryError(f"days must be 1 or more, not {days!r}")
         before = (now_us() - int(min(days, SECONDS) * DAY_US)) // DAY_US
-        return self.store.prune(before)[0]
+        store = self.store
+        return sum(days for one in store.shards.all for days in store.pruning(one, before))
 
     def status(self) -> list[LibraryStatus]:
         found = []
@@ -103,13 +158,15 @@ class Library:
         return self.store.count()
 
     def history(self, id: str) -> list[Record]:
-        self._ready()
+        self._ready.as_far_as_there()
         return self.store.history(_text("id", id))
 
     def cancel(self, *, biz_id: str, biz_type: str | None = None) -> list[Cancelled]:
         found: list[Cancelled] = []
-        for topic, ids in self._pending(biz_id, biz_type).items():
-            found += self._center.cancel(ids, topic=topic)
+        for topic, keys in self._pending(biz_id, biz_type).items():
+            with self.store.locator.knowing(keys):
+                ids = dict.fromkeys(key[0] for key in keys)
+                found += self._center.cancel(list(ids), topic=topic)
         return found
 
     def reschedule(
@@ -121,15 +178,16 @@ class Library:
         delay: float | None = None,
     ) -> list[Rescheduled]:
         found: list[Rescheduled] = []
-        for topic, ids in self._pending(biz_id, biz_type).items():
-            for id in ids:
-                found += self._center.reschedule(id, topic=topic, at=at, delay=delay)
+        for topic, keys in self._pending(biz_id, biz_type).items():
+            with self.store.locator.knowing(keys):
+                for id in dict.fromkeys(key[0] for key in keys):
+                    found += self._center.reschedule(id, topic=topic, at=at, delay=delay)
         return found
 
-    def _pending(self, biz_id: str, biz_type: str | None) -> dict[str, list[str]]:
-        """The ids of what is pending, by queue."""
+    def _pending(self, biz_id: str, biz_type: str | None) -> dict[str, list[Key]]:
+        """The keys of what is pending, by queue."""
         biz_id = _text("biz_id", biz_id)  # without one, this would be everything
-        found: dict[str, list[str]] = {}
+        found: dict[str, list[Key]] = {}
         after = None
         while True:
             page = self.find(
@@ -140,9 +198,8 @@ class Library:
                 after=after,
             )
             for record in page.records:
-                ids = found.setdefault(record.topic, [])
-                if record.id not in ids:
-                    ids.append(record.id)
+                key = (record.id, record.token, record.topic)
+                found.setdefault(record.topic, []).append(key)
             after = page.after
             if after is None:
                 return found

@@ -15,12 +15,13 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, insert, inspect, select
+from sqlalchemy import Connection, insert, inspect, select, text
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.schema import CreateIndex, CreateTable
 
 from ..errors import LibraryError
 from .engines import library_error
-from .schema import LAYOUT, REVISION, VERSION_TABLE
+from .schema import LAYOUT, REVISION, SHARED, VERSION_TABLE, indexes_of, tables
 from .shards import Database, Shards
 
 logger = logging.getLogger(__name__)
@@ -76,9 +77,53 @@ def create(shards: Shards, databases: Iterable[Database] | None = None) -> list[
     for database in shards.databases if databases is None else databases:
         if database.run(_is_made):
             database.run(partial(shards.check_layout, database))
+            if shards.former is not None and _add_tables(shards, database):
+                made.append(database)
         elif _change(shards, database, unless=_is_made):
             made.append(database)
     return made
+
+
+def _add_tables(shards: Shards, database: Database) -> bool:
+    """Make the tables that another layout needs, and that a database has not; return whether there
+    were any."""
+
+    def work(connection: Connection) -> bool:
+        if not _is_whole(shards, database, connection):
+            make_tables(connection, shards.tables_in(database))
+        return True
+
+    if database.run(partial(_is_whole, shards, database)):
+        return False
+    with database.patiently(PATIENCE) as patient, _alone(patient):
+        return patient.run(work)
+
+
+def _is_whole(shards: Shards, database: Database, connection: Connection) -> bool:
+    last = tables(shards.tables_in(database) - 1).history
+    return inspect(connection).has_table(last.name)
+
+
+def make_tables(connection: Connection, number: int) -> None:
+    """Make so many tables of each kind, and those that a database has once, as far as they are not
+    there."""
+    kind = connection.dialect.name
+    today = int(time.time() // 86400)
+    every = [one for at in range(number) for one in tables(at)]
+    # What was stopped in between can be repeated: not every database undoes it.
+    for table in (*SHARED, *every):
+        made = CreateTable(table, if_not_exists=True)
+        if table.name.startswith("toc_history") and kind in ("mysql", "mariadb"):
+            # In one statement with the table: a partitioned table has one partition at least.
+            written = str(made.compile(dialect=connection.dialect))
+            partition = f"PARTITION d{today} VALUES LESS THAN ({today + 1})"
+            connection.execute(text(f"{written} PARTITION BY RANGE (day) ({partition})"))
+        else:
+            connection.execute(made)
+        there = {one["name"] for one in inspect(connection).get_indexes(table.name)}
+        for index in indexes_of(table, kind):
+            if index.name not in there:
+                connection.execute(CreateIndex(index))
 
 
 def upgrade(shards: Shards) -> list[Database]:
@@ -108,6 +153,8 @@ def check(shards: Shards, database: Database) -> None:
 
     found = database.run(look)
     if found is None:
+        raise _missing(database)
+    if shards.former is not None and not database.run(partial(_is_whole, shards, database)):
         raise _missing(database)
     if found != REVISION:
         _refuse_newer(database, found)
@@ -155,7 +202,7 @@ def _change(
     unless: says that another process has done it. One does it at a time
     """
     config = _config()
-    config.attributes["tables"] = shards.number_of_tables
+    config.attributes["tables"] = shards.tables_in(database)
 
     def work(connection: Connection) -> bool:
         # SQLite does all of it or nothing, and who writes waits; the others let Alembic begin.
@@ -168,14 +215,10 @@ def _change(
         with _alembic:
             command.upgrade(config, to)
         if connection.execute(select(LAYOUT.c.id)).first() is None:
-            connection.execute(
-                insert(LAYOUT).values(
-                    id=1,
-                    number=database.number,
-                    of_databases=len(shards.databases),
-                    of_tables=shards.number_of_tables,
-                )
-            )
+            layout = shards.layout_of(database)
+            number = layout.urls.index(database.url)
+            values = {"of_databases": len(layout.urls), "of_tables": layout.tables}
+            connection.execute(insert(LAYOUT).values(id=1, number=number, **values))
         return True
 
     with database.patiently(PATIENCE) as patient, _alone(patient):

@@ -17,17 +17,19 @@ from typing import Any, Protocol
 from ..errors import LibraryError
 from ..model import scores
 from ..model.library_log import BEHIND, OFF
+from ..model.results import Delivery
 from ..model.topic import Topic
 from . import statuses
 from .backlog import Backlog
 from .records import (
-    BIZ_ID,
-    BIZ_TYPE,
     NOTHING,
+    TOLD_HEADERS,
     Event,
     Key,
     is_storable,
+    kept_of,
     now_us,
+    stem_of,
     storable,
     told_of,
 )
@@ -42,8 +44,13 @@ FLUSH_AT = 1000
 MOST = 8 * FLUSH_AT
 
 #: id, token, and the id that it is kept under; queue; when, in nanoseconds since the epoch; score
-#: and limit of retries of its delivery; error; headers: task, business type and business id.
-End = tuple[Any, Any, str, str, int, int, int, str, Any, Any, Any]
+#: and limit of retries of its delivery; error; headers: task, business type, business id and
+#: attributes; outcome; of what has failed its delivery.
+End = tuple[Any, Any, str, str, int, int, int, str, Any, Any, Any, Any, str, Delivery | None]
+
+
+#: Of a message without a business id.
+NONE = (None, None, None)
 
 
 class Consumer(Protocol):
@@ -60,8 +67,8 @@ class Notes:
         #: not kept alive by this: what is noted is to be written when it is gone, too
         self._consumer = weakref.ref(consumer)
         self._known = known
-        #: what was acknowledged
-        self.ended: list[End] = []
+        #: by tag, what was acknowledged: with the outcome of its task, if that is known by now
+        self.ended: dict[int, End] = {}
         #: the tags of what was delivered since somebody looked, and is not acknowledged: since
         #: when, in nanoseconds since the epoch
         self.fresh: dict[int, int] = {}
@@ -90,21 +97,27 @@ class Notes:
 
         worker: the name of this process
         """
-        ended = self.ended[:]
-        del self.ended[: len(ended)]  # others may have been noted since
+        # Others may be noted, or noted again, meanwhile.
+        ended = [self.ended.pop(tag) for tag in list(self.ended)]
         events: list[Event] = []
         modes: dict[str, str | None] = {}
         said_of: dict[str, Mapping[str, Any]] = {}
-        for id, token, own_id, topic, at_ns, score, limit, error, task, kind, biz in ended:
+        for end in ended:
+            id, token, own_id, topic, at_ns, score, limit, error = end[:8]
+            task, kind, biz, attributes, outcome, failed = end[8:]
             mode = modes.get(topic, "")
             if mode == "":
                 mode = modes[topic] = self._mode_of(topic)
-            key = (id if isinstance(id, str) and id else own_id, str(token or ""), topic)
+            key = (
+                id if isinstance(id, str) and id else stem_of(own_id)[0],
+                str(token or ""),
+                topic,
+            )
             # A message that no row can have was not sent: its publish would have been refused.
             if mode == OFF or not is_storable(key):
                 continue
-            if kind is not None or biz is not None or not isinstance(task, str):
-                values = (("task", task), (BIZ_TYPE, kind), (BIZ_ID, biz))
+            if (kind, biz, attributes) != NONE or not isinstance(task, str):
+                values = zip(TOLD_HEADERS, (task, kind, biz, attributes), strict=True)
                 said: Mapping[str, Any] = {name: v for name, v in values if v is not None}
             elif task in said_of:
                 said = said_of[task]
@@ -114,10 +127,11 @@ class Notes:
             attempts = 1 if left is None else max(limit - left, 0) + 1
             events.append(
                 Event(
-                    *(key, statuses.DONE, at_ns // 1000, attempts, worker),
+                    *(key, statuses.NUMBERS[outcome], at_ns // 1000, attempts, worker),
                     storable(error)[:MAX_ERROR] if error else "",
                     (said, scores.action_time(score)),
                     mode != BEHIND,
+                    None if failed is None else kept_of(failed),
                 )
             )
         return events
@@ -241,7 +255,7 @@ class Gathering:
         with self._lock:
             long = [key for key, since in self._taken.items() if now - since >= seconds]
         error: LibraryError | None = None
-        for shard, some in store.shards.divided(long, lambda key: key[0]).items():
+        for shard, some in store.shards.of_keys(long).items():
             if shard.database.rests:
                 continue
             try:

@@ -13,7 +13,7 @@ from ..client.connect import connect
 from ..client.databases import DatabaseURL
 from ..client.options import Settings, read
 from ..client.urls import Address, read_url
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, LibraryError
 
 if TYPE_CHECKING:
     from .centers import OpenLibrary
@@ -43,13 +43,14 @@ def databases(settings: Settings, address: Address) -> tuple[DatabaseURL, ...]:
 def open_shards(settings: Settings, address: Address) -> Shards:
     """The shards of a connection's library. Raises ConfigurationError."""
     try:
-        from .shards import Shards
+        from .shards import Layout, Shards
     except ModuleNotFoundError as exc:
         raise ConfigurationError(
             "toc_library needs SQLAlchemy and Alembic: pip install 'celery-toc[library]'"
         ) from exc
-    urls = databases(settings, address)
-    return Shards(urls, settings.toc_library_tables, settings.toc_library_timeout)
+    urls, before = databases(settings, address), settings.toc_library_before
+    former = Layout(before, settings.toc_library_tables_before) if before else None
+    return Shards(urls, settings.toc_library_tables, settings.toc_library_timeout, former)
 
 
 #: What this process has opened: the databases and the server -> the recorder
@@ -91,7 +92,8 @@ def attach(
     urls = databases(settings, address)
     server = (address.kind, address.host, address.port, address.path, address.db, address.hosts)
     how = (settings.toc_library_tables, settings.toc_library_required, settings.prefix)
-    key = (urls, *how, *server)
+    before = (settings.toc_library_before, settings.toc_library_tables_before)
+    key = (urls, *how, *before, *server)
     with _lock:
         if key not in _opened:
             shards = open_shards(settings, address)
@@ -106,7 +108,9 @@ def attach(
             _opened[key] = made, ready
         made, ready = _opened[key]
     library = Library(made.store, center, another, ready)
-    opened = OpenLibrary(made, library, FarMessages(FarStore(made.store), center, ready), center)
+    opened = OpenLibrary(
+        made, library, FarMessages(FarStore(made.store), center, ready.as_far_as_there), center
+    )
     center.recorder = opened
     return opened
 
@@ -131,6 +135,18 @@ class _Ready:
             if database.number not in self._is:
                 with self._locks[database.number]:
                     self._look(database)
+
+    def as_far_as_there(self) -> None:
+        """Look at those that answer; of the others, whoever asks them is told. Raises LibraryError
+        if none does."""
+        errors = []
+        for database in self._shards.databases:
+            try:
+                self([database])
+            except LibraryError as exc:
+                errors.append(exc)
+        if len(errors) == len(self._shards.databases):
+            raise errors[0]
 
     def _look(self, database: Database) -> None:
         if database.number in self._is:

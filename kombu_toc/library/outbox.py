@@ -5,16 +5,22 @@ So a task and the data that it is about are there together, or neither is.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from ..errors import LibraryError
 from ..model.library_log import OUTBOX, THROUGH
 from .records import Row
+
+if TYPE_CHECKING:
+    from .shards import Database, Shards
+
+logger = logging.getLogger(__name__)
 
 _current: ContextVar[Any] = ContextVar("kombu_toc.outbox", default=None)
 
@@ -37,12 +43,11 @@ def outbox(connection: Any) -> Iterator[None]:
             expire.apply_async((42,), countdown=1800)
 
     connection: a connection or a session of SQLAlchemy's, or a connection of Django's
-        (``django.db.connection``), to the database that is the library of the app; there must be
-        one only. With an ``AsyncSession`` or an ``AsyncConnection``, what an event loop awaits is
-        sent so: :func:`celery_toc.aio.send`, and an ``AsyncTimeoutCenter``
+        (``django.db.connection``), to a database of the app's library. With an
+        ``AsyncSession`` or an ``AsyncConnection``, what an event loop awaits is sent so:
+        :func:`celery_toc.aio.send`, and an ``AsyncTimeoutCenter``
 
-    Raises LibraryError for anything else, where something is sent without a library, or if it has
-    several databases.
+    Raises LibraryError for anything else, and where something is sent without a library.
     """
     takes = _is_django(connection) or hasattr(connection, "in_transaction")
     if not takes and not hasattr(connection, "session_factory"):
@@ -75,6 +80,36 @@ def needed(queue: str) -> LibraryError:
     )
 
 
+def database_of(connection: Any, shards: Shards) -> Database:
+    """The database of a library that a caller's connection is to. Raises LibraryError."""
+    if len(shards.databases) == 1:
+        return shards.databases[0]
+    asked = "SELECT number, of_databases, of_tables FROM toc_library_layout WHERE id = 1"
+    try:
+        if _is_django(connection):
+            with connection.cursor() as cursor:
+                cursor.execute(asked)
+                row = cursor.fetchone()
+        elif is_awaited(connection):
+            raise _awaited(connection)
+        else:
+            from sqlalchemy import text
+
+            row = connection.execute(text(asked)).one_or_none()
+    except LibraryError:
+        raise
+    except Exception as exc:
+        row = None
+        logger.debug("the database of a transaction has no library: %s", exc)
+    found = None if row is None else shards.database_of(tuple(row))
+    if found is None:
+        raise LibraryError(
+            "an outbox needs the transaction of a database of the library, and the one of this "
+            "connection is none: nothing was sent"
+        )
+    return found
+
+
 def write(connection: Any, table: Any, insert: Any, rows: Sequence[Row]) -> None:
     """Write rows over a caller's connection. Raises what that does.
 
@@ -84,13 +119,17 @@ def write(connection: Any, table: Any, insert: Any, rows: Sequence[Row]) -> None
     if _is_django(connection):
         _write_with_django(connection, table, insert, values)
     elif is_awaited(connection):
-        raise LibraryError(
-            f"within an outbox of an {type(connection).__name__}, send with celery_toc.aio.send, "
-            "or in a function that its run_sync calls, within an outbox of what that is given; "
-            "nothing was sent"
-        )
+        raise _awaited(connection)
     else:
         connection.execute(insert, values)
+
+
+def _awaited(connection: Any) -> LibraryError:
+    return LibraryError(
+        f"within an outbox of an {type(connection).__name__}, send with celery_toc.aio.send, "
+        "or in a function that its run_sync calls, within an outbox of what that is given; "
+        "nothing was sent"
+    )
 
 
 def _is_django(connection: Any) -> bool:

@@ -26,7 +26,8 @@ def read(
     though there are more, where bodies are large."""
     table = shard.tables.pending
     body = case((func.length(table.c.body) <= SMALL, table.c.body)).label("body")
-    statement: Any = select(*(table.c[name] for name in Row._fields[:-1]), body)
+    columns = [body if name == "body" else table.c[name] for name in Row._fields]
+    statement: Any = select(*columns)
     statement = statement.where(*conditions).order_by(*order).limit(limit)
 
     def work(connection: Connection) -> list[Row]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..center.center import TimeoutCenter
 from ..model import results
 from ..model.keys import Slot
-from .records import Row
+from .records import Row, is_of
 from .store import CHUNK
 from .uniques import is_unique
 
@@ -36,12 +36,13 @@ def _states(center: TimeoutCenter, rows: Sequence[Row]) -> list[str]:
             names = [name for place in places for name in _names(rows[place])]
             pipe.hmget(slot.body, names)
             pipe.zmscore(slot.dead, names)
+            pipe.hmget(slot.tokens, names)
         answers = iter(pipe.execute())
     for _, places in of_slot.values():
-        bodies, dead = next(answers), next(answers)
+        bodies, dead, tokens = next(answers), next(answers), next(answers)
         for at, place in enumerate(places):
             # Under the id there may be another message; then it is known by a name of its own.
-            at += at if bodies[2 * at] == rows[place].body else at + 1
+            at += at if is_of(rows[place], bodies[2 * at], tokens[2 * at]) else at + 1
             if bodies[at] is not None:
                 found[place] = THERE if dead[at] is None else DEAD
     for place, row in enumerate(rows):
@@ -53,7 +54,7 @@ def _states(center: TimeoutCenter, rows: Sequence[Row]) -> list[str]:
 def _elsewhere(center: TimeoutCenter, row: Row) -> str:
     """Where the message of a row is that may have the name of the one whose place it has taken."""
     for one in center.get(row.id, topic=row.topic, basis=row.basis):
-        if one.body == row.body:
+        if is_of(row, one.body, one.token.encode()):
             return DEAD if one.state == results.DEAD else THERE
     return MISSING
 

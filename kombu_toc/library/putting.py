@@ -81,9 +81,9 @@ class Putter:
             for batch in _batches(some):
                 flat: list[Any] = []
                 for row in batch:
-                    flat += (row.id, row.body, row.action_us, row.traits)
+                    flat += (row.id, row.body, row.action_us, row.traits, row.token)
                 context = self._center.context
-                calls.append(put_many_call(context, topic, topic.slot(slot), step, flat, 4))
+                calls.append(put_many_call(context, topic, topic.slot(slot), step, flat, 5))
                 of_call.append((topic, batch))
         added = 0
         for (topic, batch), result in zip(of_call, self._center.run_puts(calls), strict=True):

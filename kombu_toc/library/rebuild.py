@@ -16,6 +16,7 @@ from sqlalchemy import select
 
 from ..center.center import TimeoutCenter
 from ..errors import LibraryError
+from ..model.library_log import OFF
 from ..model.records import Rebuilt
 from . import statuses
 from .ahead import reading_ahead
@@ -138,12 +139,12 @@ class Rebuild:
         """Put back what is pending. Raises LibraryError: if another database is there, when what
         that one has is put back."""
         store, databases = self._store, self._store.shards.databases
+        began = time.monotonic()
         for database in databases:
             self._look(database)
         if len(self._away) == len(databases):
             raise next(iter(self._away.values()))
-        for name in store.topics():
-            self._center.forget(name)  # Redis may have been lost since it was read
+        self._restore_queues()
         done = Rebuilt(0, 0, 0, 0, 0)
         places = (statuses.IN_REDIS, statuses.NOT_PUT)
         sources = [self._rows(shard, place) for shard in store.shards.all for place in places]
@@ -176,12 +177,19 @@ class Rebuild:
             if database in self._away:
                 continue
             with self._noting(database):
+                if Schedules(store).any_before(database, now_us() + SOON_US):
+                    # A worker that has taken a firing says so soon.
+                    time.sleep(max(began + SETTLE - time.monotonic(), 0.0))
                 others += Schedules(store).rebuild(self._center, self._putter, database)
                 others += DeadLetters(store).rebuild(self._center, self._putter, database)
-        if others:
-            done = done._replace(put=done.put + others)
-            if on_progress is not None:
-                on_progress(done)
+        off = [
+            topic.name
+            for topic in self._center.registry.select(None)
+            if topic.declaration.library == OFF and not topic.declaration.expires
+        ]
+        done = done._replace(put=done.put + others, not_kept=tuple(sorted(off)))
+        if others and on_progress is not None:
+            on_progress(done)
         if self._away:
             raise LibraryError(
                 f"what {' and '.join(str(one.url) for one in self._away)} has is not put back: "
@@ -189,6 +197,20 @@ class Rebuild:
                 "messages were put; rebuild again when it answers"
             )
         return done
+
+    def _restore_queues(self) -> None:
+        """Alter and pause queues as operators had, before anything is delivered."""
+        registry = self._center.registry
+        for name, kept in self._store.declarations.all().items():
+            self._center.forget(name)  # Redis may have been lost since it was read
+            if not kept.altered and not kept.paused:
+                continue
+            while True:
+                topic = self._putter.topic(name)
+                if registry.redeclare(topic, kept.over(topic.declaration)):
+                    break
+            if kept.paused:
+                self._center.client.sadd(self._center.keys.paused, name)
 
     def _look(self, database: Database) -> None:
         """See whether a database can be used."""
@@ -208,14 +230,17 @@ class Rebuild:
         """The rows of a shard, until its database is away."""
         if shard.database not in self._away:
             with self._noting(shard.database):
-                yield from rows_by_time(self._store, shard, place)
+                for row in rows_by_time(self._store, shard, place):
+                    if place == statuses.NOT_PUT:
+                        self._store.mover.bring_home(shard, [row.key])
+                    yield row
 
     def _by_database(self, rows: Sequence[Row]) -> Iterator[tuple[Database, list[Row]]]:
         """Rows, by their databases, but for those of a database that is away: what it had said of
         them may not be so any more."""
         found: dict[Database, list[Row]] = defaultdict(list)
         for row in rows:
-            found[self._store.shards.of(row.id).database].append(row)
+            found[self._store.shards.of_key(row.key).database].append(row)
         for database, some in found.items():
             if database not in self._away:
                 yield database, some
@@ -247,7 +272,7 @@ class Rebuild:
 
     def _claim(self, rows: Sequence[Row]) -> list[Row]:
         found: list[Row] = []
-        for shard, some in self._store.shards.divided(rows, attrgetter("id")).items():
+        for shard, some in self._store.shards.divided(rows, attrgetter("key")).items():
             for chunk in chunks(some):
                 self._claims += 1
                 by = f"{self._name}/{self._claims}"

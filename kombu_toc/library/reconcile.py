@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from ..model import envelope
 from ..model.library_log import OFF
 from ..model.records import DISAGREEMENTS, Disagreement
 from ..model.results import IN_FLIGHT, WAITING, Found
+from ..model.traits import name_in
 from . import statuses
 from .dead import DeadLetters
 from .guard import over_of
@@ -44,8 +45,9 @@ UNDER_WAY_US = 5_000_000
 LOOK_INTERVAL = 10.0
 CONFIRM = 8.0
 
-#: Rows that one look reads at most; the next one goes on there.
-ROWS_PER_LOOK = 20_000
+#: Rows, and pages of them, that one look reads at most; the next one goes on there, a second
+#: later.
+ROWS_PER_LOOK, PAGES_PER_LOOK = 2000, 50
 
 #: Rows of a shard that are known to be missing, and rows that were put back, at most.
 MAX_SUSPECTS = 100_000
@@ -71,27 +73,50 @@ class Reconciler:
         self._store = store
         self._center = center
         self._returner = Returner(store, center, putter)
-        #: by the number of a shard: where the next look begins
+        #: the shards that are looked at in this round, and where each goes on, by its number
+        self._round: deque[Shard] = deque()
         self._after: dict[int, tuple[int, str, str, str] | None] = {}
         #: by the number of a shard: what was missing in the latest round through it, and what is in
         #: this one. Whatever is not met again has ended
         self._suspects: dict[int, dict[Key, _Suspect]] = defaultdict(dict)
         self._seen: dict[int, dict[Key, _Suspect]] = defaultdict(dict)
-        #: what was put back, and when that was
-        self._returned: dict[Key, tuple[Row, float]] = {}
+        #: by the number of a shard: what was put back, and when that was
+        self._returned: dict[int, dict[Key, tuple[Row, float]]] = {}
 
-    def look(self) -> int:
-        """Put back what is overdue and has been missing for a while; return how many."""
-        put, error = 0, None
-        for shard in self._store.shards.all:
+    @property
+    def goes_on(self) -> bool:
+        """Whether a round is under way: the next look goes on with it."""
+        return bool(self._round)
+
+    def look(self, *, begins: bool = True) -> int:
+        """Put back what is overdue and has been missing for a while; return how many. A look is
+        bounded: a round through all that is overdue may take several.
+
+        begins: whether to begin with a round, unless one is under way
+        """
+        put, read, pages, error = 0, 0, 0, None
+        if begins and not self._round:
+            error = self._begin()
+        while self._round and read < ROWS_PER_LOOK and pages < PAGES_PER_LOOK:
+            shard = self._round.popleft()
             try:
                 if shard.database.rests:
                     self._forget(shard)
-                else:
-                    put += self._look_at(shard)
+                    continue
+                pages += 1
+                rows, ends = self._page(shard)
+                put += self._judge(shard, rows)
             except LibraryError as exc:
                 self._forget(shard)
                 error = error or exc
+                continue
+            read += len(rows)
+            if ends or len(self._seen[shard.number]) >= MAX_SUSPECTS:
+                # Its round is over: with so many that are missing, the first of them come first.
+                self._after[shard.number] = None
+                self._suspects[shard.number] = self._seen.pop(shard.number, {})
+            else:
+                self._round.append(shard)
         try:
             self._withdraw_ended()
         except LibraryError as exc:
@@ -104,24 +129,31 @@ class Reconciler:
             raise error
         return put
 
+    def _begin(self) -> LibraryError | None:
+        """Begin a round through the shards that have something overdue; return the error of the
+        first database that is away."""
+        until, error = now_us() - UNDER_WAY_US, None
+        overdue: set[int] = set()
+        for database in self._store.shards.databases:
+            if database.rests:
+                continue
+            try:
+                for _, shard in self._store.holding(database, statuses.IN_REDIS, until):
+                    overdue.add(shard.number)
+            except LibraryError as exc:
+                error = error or exc
+        for shard in self._store.shards.all:
+            if shard.number in overdue:
+                self._round.append(shard)
+            else:
+                self._forget(shard)
+        return error
+
     def _forget(self, shard: Shard) -> None:
-        """Begin anew with a shard that was away: what has ended meanwhile is recorded first."""
+        """Begin anew with a shard that was away, or has nothing overdue: of one that was away, what
+        has ended meanwhile is recorded first."""
         for kept in (self._after, self._suspects, self._seen):
             kept.pop(shard.number, None)
-
-    def _look_at(self, shard: Shard) -> int:
-        put = 0
-        share = max(ROWS_PER_LOOK // len(self._store.shards.all), CHUNK)
-        while share > 0:
-            rows, ends = self._page(shard)
-            put += self._judge(shard, rows)
-            share -= len(rows)
-            if ends or len(self._seen[shard.number]) >= MAX_SUSPECTS:
-                # The round is over: with so many that are missing, the first of them come first.
-                self._after[shard.number] = None
-                self._suspects[shard.number] = self._seen.pop(shard.number, {})
-                break
-        return put
 
     def _page(self, shard: Shard) -> tuple[list[Row], bool]:
         """The next rows that are overdue, and whether there are no more."""
@@ -167,30 +199,37 @@ class Reconciler:
     def _put(self, rows: Sequence[Row]) -> int:
         put = self._returner.put_missing(rows)
         self.watch(put.rows)
-        while len(self._returned) > MAX_SUSPECTS:
-            self._returned.pop(next(iter(self._returned)))
         return put.number
 
     def watch(self, rows: Iterable[Row]) -> None:
         """These were put, and it is not known what has become of them."""
         now = time.monotonic()
-        self._returned.update((row.key, (row, now)) for row in rows)
+        for row in rows:
+            number = self._store.shards.of_key(row.key).number
+            self._returned.setdefault(number, {})[row.key] = row, now
+        while sum(map(len, self._returned.values())) > MAX_SUSPECTS:
+            longest = max(self._returned.values(), key=len)
+            longest.pop(next(iter(longest)))
 
     def _withdraw_ended(self) -> None:
         """A worker may have ended after all what was put back for it: then it does not run
-        again."""
-        now = time.monotonic()
-        for key in [key for key, (_, at) in self._returned.items() if now - at > WATCH]:
-            self._returned.pop(key)
+        again. As with a round, some shards are looked at, and the next look goes on."""
+        since, asked = time.monotonic() - WATCH, []
         awake = {shard.number for shard in self._store.shards.awake()}
-        asked = [
-            row
-            for row, _ in self._returned.values()
-            if self._store.shards.of(row.id).number in awake
-        ]
+        for number in list(self._returned)[:PAGES_PER_LOOK]:
+            kept = self._returned.pop(number)
+            for key in [key for key, (_, at) in kept.items() if at < since]:
+                kept.pop(key)
+            if kept:
+                self._returned[number] = kept  # behind the others
+            if number in awake:
+                asked += [row for row, _ in kept.values()]
         if asked:
             over = ended_since(self._store, asked)
-            withdraw(self._center, [self._returned.pop(key)[0] for key in over])
+            withdraw(self._center, [row for row in asked if row.key in over])
+            for kept in self._returned.values():
+                for key in over & kept.keys():
+                    kept.pop(key)
 
 
 class Comparison:
@@ -232,7 +271,7 @@ class Comparison:
     ) -> Iterator[Disagreement]:
         """Yield what disagrees still, of what did a moment ago."""
         self._sleep(UNDER_WAY_US / 1e6)
-        again = {row.key: row for row in self._store.of_ids([row.id for row in suspects])}
+        again = {row.key: row for row in self._store.of_keys([row.key for row in suspects])}
         rows = [row for row in suspects if again.get(row.key, row._replace(body=b"")) == row]
         states = states_in_redis(self._center, rows)
         missing = [row for row, state in zip(rows, states, strict=True) if state == MISSING]
@@ -318,7 +357,7 @@ class Comparison:
     def _unknown(self, messages: Sequence[Found]) -> list[tuple[Found, Key]]:
         """Messages without a row, and the keys that their rows would have."""
         keyed = [(one, key) for one in messages if (key := _key(one)) is not None]
-        known = {row.key for row in self._store.of_ids([key[0] for _, key in keyed])}
+        known = {row.key for row in self._store.of_keys([key for _, key in keyed])}
         return [(one, key) for one, key in keyed if key not in known]
 
 
@@ -332,12 +371,12 @@ def _key(found: Found) -> Key | None:
     try:
         return key_of(found, envelope.unpack(found.body, found.id))
     except EnvelopeError:
-        return identity_of(found.topic, found.id, found.body)[0]
+        return identity_of(found.topic, found.id, found.body, found.token)[0]
 
 
 def key_of(found: Found, content: Mapping[str, Any]) -> Key | None:
     """As :func:`_key`, of a message that is unpacked."""
-    token, named = content["properties"].get("k"), content["headers"].get("id")
+    token = content["properties"].get("k") or name_in(found.own_token)
     if not token or envelope.SCHEDULE in content["headers"]:
         return None
-    return (named if isinstance(named, str) and named else found.id), str(token), found.topic
+    return identity_of(found.topic, found.id, found.body, found.own_token)[0]

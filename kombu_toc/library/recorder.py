@@ -13,7 +13,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -23,7 +22,6 @@ from ..center.runner import BROKEN
 from ..errors import ConfigurationError, LibraryError
 from ..model.topic import Declaration, Topic
 from . import outbox, statuses
-from .again import PutAgain
 from .backlog import Backlog
 from .engines import RefusedError
 from .guard import Guard
@@ -115,7 +113,6 @@ class Recorder:
         self._consumes = False
         self._not_put = False
         self.schedules = Schedules(store)
-        self.again = PutAgain(store)
         #: says of queues with ``x-guard`` what has ended
         self.guard = Guard(store, ready, self.gather, lambda: self.worker, patience)
 
@@ -130,7 +127,7 @@ class Recorder:
         """Write the rows of messages that are about to be put. Raises LibraryError."""
         parts: dict[Database, list[Row]] = {}
         for row in rows:
-            parts.setdefault(self.store.shards.of(row.id).database, []).append(row)
+            parts.setdefault(self.store.shards.of_key(row.key).database, []).append(row)
         for database, some in parts.items():
             if not self._required and self._backlog.has_rows_for(database):
                 self._backlog.add_rows(some)  # it does not answer: who sends does not wait again
@@ -141,8 +138,7 @@ class Recorder:
                     owed = self.store.note_topic(topic.name, topic.declaration, database)
                     if owed:
                         self._start()
-                if not self.store.insert(some) and self.again.add(some):
-                    self._start()
+                self.store.insert(some)
             except RefusedError:  # nor would it be taken later
                 self._withdraw(rows)
                 raise
@@ -156,15 +152,6 @@ class Recorder:
                 )
                 self._start()
 
-    def write_ends(self, keys: Sequence[Key]) -> None:
-        """The same bytes may be put again under an id: write first what has become of those that
-        this process has handled. What is written later would be taken for the end of the new
-        ones."""
-        self.gathering.look(only_ended=True)
-        if self._backlog.has_any(keys):
-            with suppress(LibraryError):  # whoever puts them is told by their rows
-                self._backlog.write()
-
     def _withdraw(self, rows: Sequence[Row]) -> None:
         """Of a publish that fails: some are there, perhaps, and only the reply was lost."""
         self._backlog.withdraw(rows)
@@ -173,7 +160,7 @@ class Recorder:
     def write_far(self, rows: Sequence[Row], topic: Topic) -> bool:
         """Write the rows of messages that are put later because their time is far ahead; return
         whether that is done. Raises LibraryError if rows are required."""
-        databases = {self.store.shards.of(row.id).database for row in rows}
+        databases = {self.store.shards.of_key(row.key).database for row in rows}
         if not self._required and any(map(self._backlog.has_rows_for, databases)):
             return False  # it does not answer: who sends does not wait again
         try:
@@ -187,13 +174,17 @@ class Recorder:
                 self._withdraw(rows)
                 raise
             return False
+        # Redis cannot say where they are.
+        if self.store.locator.owe([row.key for row in rows], max(row.action_us for row in rows)):
+            self._start()
         return True
 
     def write_with(self, connection: Any, row: Row, topic: Topic | None = None) -> None:
         """Write a row in a transaction of the caller's; its message is put when that is
         committed. Raises LibraryError."""
-        self.ready()
-        self.store.insert_with(connection, [row])
+        database = outbox.database_of(connection, self.store.shards)
+        self.ready([database])
+        row = self.store.insert_with(connection, row, database)
         if row.place == statuses.FAR:
             if topic is not None:
                 known = partial(self._committed.__setitem__, topic.name, topic.declaration)
@@ -277,6 +268,10 @@ class Recorder:
         """Write everything now. Raises LibraryError, and keeps what is not written."""
         self.gathering.look()
         self._backlog.write()
+        self._write_schedules()
+        self.store.locator.write()
+
+    def _write_schedules(self) -> None:
         if self.schedules:
             self.ready()
             self.schedules.write()
@@ -329,7 +324,7 @@ class Recorder:
         """This is a child of the process that has made it: what that has gathered, and its
         connections, are its own."""
         self.store.shards.close(inherited=True)
-        self.schedules, self.again = Schedules(self.store), PutAgain(self.store)
+        self.schedules = Schedules(self.store)
         self.guard.after_fork()
         # Its connections to Redis are not closed: the parent uses them.
         self._keeper = None
@@ -409,7 +404,10 @@ class Recorder:
         LibraryError of the first that was away."""
         error: LibraryError | None = None
         owed = self.store.declarations.write_owed
-        for do in (self._write_backlog, owed, self._touch, self._note_committed, self._keep):
+        for do in (
+            *(self._write_backlog, owed, self._write_schedules, self._touch, self._note_committed),
+            *(self.store.locator.write, self._keep),
+        ):
             try:
                 do()
             except LibraryError as exc:
@@ -449,7 +447,7 @@ class Recorder:
 
     def _keep(self) -> None:
         """Put what is not in Redis, and look after the rest, if this process is to do that."""
-        if not (self._consumes or self._not_put or self._expected or self.again):
+        if not (self._consumes or self._not_put or self._expected):
             return
         if self._stopping:
             return
@@ -461,8 +459,6 @@ class Recorder:
                 )
             if self._expected:
                 self._put_expected(self._keeper)
-            if self.again:
-                self.again.look(self._keeper.center)
             if self._not_put:
                 self._keeper.put_missing()
                 self._not_put = self._keeper.doubts

@@ -2,32 +2,46 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
+from secrets import token_hex
 from typing import Any, NamedTuple
 
-from ..center.requests import PutRequest
+from ..center.requests import PutRequest, suffix_of
 from ..errors import EnvelopeError, LibraryError
 from ..model import envelope
 from ..model.limits import Limits
-from ..model.results import WAITING, Found
-from ..model.traits import as_put, trait
+from ..model.results import WAITING, Delivery, Found
+from ..model.spread import BIZ_ID, token_with
+from ..model.traits import as_put, key_in, name_in, trait
 from ..scripts.call import Countdown
 from . import statuses
 
-#: Headers with the business id and type of a task.
-BIZ_ID, BIZ_TYPE = "x-biz-id", "x-biz-type"
+#: Headers with the business type of a task, and with attributes of the user's own.
+BIZ_TYPE, ATTRIBUTES = "x-biz-type", "x-attributes"
 
 #: Headers that history is told where a message has no row.
-TOLD_HEADERS = ("task", BIZ_TYPE, BIZ_ID)
+TOLD_HEADERS = ("task", BIZ_TYPE, BIZ_ID, ATTRIBUTES)
+
+#: Characters of all attributes of a message, as JSON; and the name of one.
+MAX_ATTRIBUTES = 4000
+_ATTRIBUTE = re.compile(r"[\w.-]{1,64}")
+
+#: Bytes of a failed message that are kept, so that it can be sent again.
+MAX_KEPT = 65_536
 
 #: What is told of a message that has not ended, or is not known.
 NOTHING: tuple[Mapping[str, Any], int] = ({}, 0)
 
 #: Characters that the library keeps of what a sender names.
 _LENGTHS = {"id": 255, "topic": 255, "basis": 255, BIZ_ID: 255, BIZ_TYPE: 64, "task": 255}
+
+#: A copy of an id, as it is kept: the id, and the suffix that tells it from others.
+_COPY = re.compile(r"(.*)#([0-9a-f]{8,16})(?:-[^#]*)?", re.DOTALL)
 
 #: id, token and topic: what tells one message from every other.
 Key = tuple[str, str, str]
@@ -54,10 +68,20 @@ class Row(NamedTuple):
     basis: str | None
     traits: str
     body: bytes
+    attributes: str | None = None  #: as JSON
 
     @property
     def key(self) -> Key:
         return self.id, self.token, self.topic
+
+
+class Kept(NamedTuple):
+    """What history keeps of a message that has failed: it can be sent again."""
+
+    priority: int
+    basis: str | None
+    traits: str
+    body: bytes
 
 
 class Event(NamedTuple):
@@ -68,6 +92,7 @@ class Event(NamedTuple):
     worker: which process says so; empty if it is none that has consumed it
     message: its headers and its action time, if it has no row
     has_row: whether it is likely to have one: it is first looked for, if so
+    kept: of what has failed
     """
 
     key: Key
@@ -78,6 +103,7 @@ class Event(NamedTuple):
     error: str
     message: tuple[Mapping[str, Any], int]
     has_row: bool = True
+    kept: Kept | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -87,12 +113,13 @@ class Event(NamedTuple):
     def known(self) -> dict[str, Any]:
         """The columns of its row as far as the message says them."""
         headers, action_us = self.message
-        task, kind, biz = texts_of(headers)
+        task, kind, biz, attributes = texts_of(headers)
         return {
             "action_us": action_us,
             "task": task,
             "biz_type": kind,
             "biz_id": biz,
+            "attributes": attributes,
             "attempts": 0,
             "worker": None,
             "error": None,
@@ -100,17 +127,63 @@ class Event(NamedTuple):
         }
 
 
-def identity_of(topic: str, id: str, body: bytes) -> tuple[Key, Mapping[str, Any]]:
-    """The key of the row of a message that is kept under this id, and its headers. Bytes that are
-    no envelope are put by a center, and told apart by their CRC-32."""
+def identity_of(topic: str, id: str, body: bytes, token: str = "") -> tuple[Key, Mapping[str, Any]]:
+    """The key of the row of a message that is kept under this id, and its headers.
+
+    token: what its slot's ``tokens`` have of it, or its traits. A message that says no name of its
+        own has one there, if it was put by who records; otherwise only the id of a copy, and the
+        CRC-32 of its bytes, tell it from others
+    """
     try:
         content = envelope.unpack(body, id)
     except EnvelopeError:
-        token = f"{zlib.crc32(body):08x}"
-        return (id.removesuffix(f"#{token}"), token, topic), {}
-    headers, token = content["headers"], content["properties"].get("k")
-    named = headers.get("id")
-    return (named if isinstance(named, str) and named else id, str(token or ""), topic), headers
+        content = None
+    headers = {} if content is None else content["headers"]
+    known = headers.get("id")
+    own = known if isinstance(known, str) and known else None
+    if content is not None and (name := content["properties"].get("k")):
+        return (own or id, str(name), topic), headers
+    stem, suffix = stem_of(id)
+    if name := name_in(token):
+        return (own or stem, name, topic), headers
+    if content is not None:
+        return (own or id, "", topic), headers
+    return (stem, suffix or f"{zlib.crc32(body):08x}", topic), headers
+
+
+def is_of(row: Row, body: bytes | None, token: bytes | None) -> bool:
+    """Whether what is kept under the id of a row, or under another one, is its message.
+
+    body, token: what its slot has of it
+    """
+    name = name_in(row.traits)
+    return body == row.body and (name is None or name == name_in((token or b"").decode()))
+
+
+def stem_of(id: str) -> tuple[str, str]:
+    """The id of a message that is kept under this one, and its suffix, or nothing."""
+    found = _COPY.fullmatch(id)
+    return (found[1], found[2]) if found else (id, "")
+
+
+def ids_of(id: str) -> set[str]:
+    """The ids that the row of a message may have that is kept under this one: an id may look like
+    that of a copy, and be its own."""
+    return {id, stem_of(id)[0]}
+
+
+def named(request: PutRequest) -> PutRequest:
+    """A message that a center is about to put, with a name that its row is known by."""
+    headers: Mapping[str, Any] = {}
+    with suppress(EnvelopeError):
+        content = envelope.unpack(request.body, request.id)
+        if content["properties"].get("k"):
+            return request
+        headers = content["headers"]
+    name = request.token or suffix_of(request.publish[1] if request.publish else token_hex(8))
+    name = token_with(name, headers)
+    said = f"{request.traits},n{name}" if request.traits else f";n{name}"
+    return request._replace(token=name, traits=said)
 
 
 def is_raw(row: Row) -> bool:
@@ -158,6 +231,7 @@ def row_of(
         task=task[: _LENGTHS["task"]] if isinstance(task, str) else None,
         biz_type=business[0],
         biz_id=business[1],
+        attributes=_attributes(id, headers),
         attempts=0,
         worker=None,
         error=None,
@@ -181,6 +255,7 @@ def request_of(row: Row) -> PutRequest:
         replaces=True,
         traits=row.traits,
         counted=False,
+        has_name=True,
     )
 
 
@@ -239,6 +314,26 @@ def row_of_message(found: Found, key: Key, content: Mapping[str, Any] | None = N
     return row_of(found.topic, request, headers)
 
 
+def kept_of(delivery: Delivery) -> Kept | None:
+    """What is kept of a message that has failed; None if it is too large, or a center's bytes."""
+    if len(delivery.body) > MAX_KEPT:
+        return None
+    with suppress(EnvelopeError):
+        content = envelope.unpack(delivery.body, delivery.id)
+        headers, properties = content["headers"], content["properties"]
+        basis = headers.get("x-slot-basis") or key_in(delivery.birth)
+        body = delivery.body
+        if headers.get("id") != delivery.id:  # a copy: it is read with the id of its task
+            body = envelope.pack(content, deflate=True, id=str(headers.get("id")))
+        return Kept(
+            int(properties.get("priority") or 0),
+            None if basis is None else str(basis),
+            as_put(delivery.birth, 0),
+            body,
+        )
+    return None
+
+
 def told_of(headers: Mapping[str, Any], action_us: int) -> tuple[Mapping[str, Any], int]:
     """What an event tells of its message. Not the whole: what lives until it is written has the
     interpreter look for garbage, which cost a task more than to note what becomes of it."""
@@ -261,9 +356,9 @@ def is_storable(key: Key) -> bool:
     return all(storable(one) == one for one in key)
 
 
-def key_of(topic: str, id: str, body: bytes) -> Key:
-    """The key of the row of a message that is kept under this id."""
-    return identity_of(topic, id, body)[0]
+def key_of(topic: str, id: str, body: bytes, token: str) -> Key:
+    """The key of the row of a message that is kept under this id: see :func:`identity_of`."""
+    return identity_of(topic, id, body, token)[0]
 
 
 def biz_of(headers: Mapping[str, Any]) -> tuple[str | None, str | None]:
@@ -272,14 +367,19 @@ def biz_of(headers: Mapping[str, Any]) -> tuple[str | None, str | None]:
     return None if kind is None else str(kind), None if id is None else str(id)
 
 
-def texts_of(headers: Mapping[str, Any]) -> tuple[str | None, str | None, str | None]:
-    """Task, business type and business id of a message, as every database takes them."""
+def texts_of(headers: Mapping[str, Any]) -> tuple[str | None, ...]:
+    """Task, business type, business id and attributes of a message, as every database takes
+    them."""
     kind, biz = (one and storable(one) for one in biz_of(headers))
+    attributes = None
+    with suppress(LibraryError):  # of a message whose row was refused
+        attributes = _attributes("", headers)
     task = headers.get("task")
     return (
         storable(task)[: _LENGTHS["task"]] if isinstance(task, str) else None,
         kind and kind[: _LENGTHS[BIZ_TYPE]],
         biz and biz[: _LENGTHS[BIZ_ID]],
+        attributes,
     )
 
 
@@ -289,6 +389,44 @@ def _business(id: str, headers: Mapping[str, Any]) -> tuple[str | None, str | No
         if value is not None:
             _check(id, name, value)
     return kind, biz
+
+
+def attributes_of(given: Mapping[str, Any]) -> dict[str, str]:
+    """Attributes as they are kept and searched: all are texts. Raises ValueError."""
+    texts = {}
+    for name, value in given.items():
+        if not isinstance(name, str) or not _ATTRIBUTE.fullmatch(name):
+            raise ValueError(
+                f"an attribute has a name of letters, digits, '_', '.' and '-', 64 at most, not "
+                f"{name!r:.80}"
+            )
+        text = str(value)
+        if value is None or isinstance(value, bytes) or storable(text) != text:
+            raise ValueError(f"attribute {name} must be a text, not {value!r:.80}")
+        texts[name] = text
+    return texts
+
+
+def _attributes(id: str, headers: Mapping[str, Any]) -> str | None:
+    given = headers.get(ATTRIBUTES)
+    if not given:
+        return None
+    try:
+        if isinstance(given, str):  # as a header of HTTP has them
+            given = json.loads(given)
+        if not isinstance(given, Mapping):
+            raise ValueError(f"it must be names with their values, not {given!r:.80}")
+        text = json.dumps(attributes_of(given), ensure_ascii=False, sort_keys=True)
+    except ValueError as exc:
+        raise LibraryError(
+            f"message {id:.80}: its {ATTRIBUTES} cannot be kept: {exc}; nothing was sent"
+        ) from None
+    if len(text) > MAX_ATTRIBUTES:
+        raise LibraryError(
+            f"message {id:.80}: its {ATTRIBUTES} have {len(text)} characters, and the library "
+            f"keeps {MAX_ATTRIBUTES}; nothing was sent"
+        )
+    return text
 
 
 def _check(id: str, name: str, value: str) -> None:

@@ -13,11 +13,16 @@ from ..center.admin_commands import Place
 from ..center.center import TimeoutCenter
 from ..model.library_log import OFF
 from ..model.results import WAITING, Found
+from ..model.traits import trait, with_trait
 from . import statuses
+from .dead import DeadLetters
 from .guard import ended_rows
 from .putting import Putter
-from .records import Event, Key, Row, now_us
+from .records import Event, Key, Row, is_of, now_us
 from .store import Store
+
+#: Why a message is dead that was put back again and again.
+LOST = "no retries left: the workers that ran it were lost"
 
 
 class Returned(NamedTuple):
@@ -50,9 +55,35 @@ class Returner:
         off = off_among(self._center, rows)
         over |= {row.key for row in rows if row.topic in off}
         self._store.forget([row.key for row in rows if row.key in over])
-        wanted = [row for row in rows if row.key not in over]
+        wanted = self._counted([row for row in rows if row.key not in over])
         self._store.record([_event(row, statuses.PENDING) for row in wanted])
         return self.put(wanted)
+
+    def _counted(self, rows: Sequence[Row]) -> list[Row]:
+        """The same, each that a lost worker had with how often that was so; a message of which no
+        retries are left for that becomes a dead letter: it may be what kills its workers."""
+        wanted: list[Row] = []
+        lost: list[Row] = []
+        dead: list[Row] = []
+        for row in rows:
+            if row.status != statuses.TAKEN:
+                wanted.append(row)
+                continue
+            times = (trait(row.traits, "l") or 0) + 1
+            retries = self._putter.topic(row.topic).declaration.retries
+            if times > retries:
+                error = f"{times} workers, one after the other"
+                dead.append(row._replace(error=error))
+            else:
+                lost.append(row._replace(traits=with_trait(row.traits, "l", times)))
+        if lost:
+            self._store.set_traits(lost)
+        if dead:
+            DeadLetters(self._store).bury(self._center, self._putter, dead, LOST)
+            self._store.record(
+                [_event(row, statuses.DEAD)._replace(error=row.error or "") for row in dead]
+            )
+        return wanted + lost
 
     def put(self, rows: Sequence[Row]) -> Returned:
         """Put the messages of rows, but for those that have expired; take back those that have
@@ -109,7 +140,7 @@ def withdraw(center: TimeoutCenter, rows: Iterable[Row]) -> int:
         found += [
             one
             for one in center.get(row.id, topic=row.topic, basis=row.basis)
-            if one.body == row.body and one.state == WAITING and not one.far
+            if is_of(row, one.body, one.token.encode()) and one.state == WAITING and not one.far
         ]
     calls = []
     for one in found:

@@ -8,8 +8,10 @@ Redis's clock never takes the place of a newer one.
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import Connection, delete, select
 
@@ -17,6 +19,7 @@ from ..center.center import TimeoutCenter
 from ..center.recurring import ScheduleChange, ScheduleFiring
 from ..errors import LibraryError
 from .putting import Putter
+from .records import key_of
 from .schema import SCHEDULES
 from .shards import Database
 from .store import Store
@@ -30,34 +33,35 @@ MAX_CHANGES = 10_000
 #: Schedules that a rebuild reads at a time.
 PAGE = 500
 
-_FIRING = ("firing", "firing_id", "priority", "traits")
+#: Microseconds for which it is known that a schedule was deleted.
+GONE_US = 24 * 3600 * 1_000_000
+
+#: Schedules that one transaction writes.
+TOGETHER = 200
+
+#: What a change may say: when, by Redis's clock, and the columns that it says then. A record is
+#: empty if the schedule is gone.
+_PARTS = {
+    "modified_us": ("record", "next_us"),
+    "template_us": ("template",),
+    "firing_us": ("firing", "firing_id", "priority", "traits"),
+}
+
+#: A row that is not there yet.
+_NEW: dict[str, Any] = {
+    **{"record": "", "next_us": None, "modified_us": 0, "template": b"", "template_us": 0},
+    **{"firing": None, "firing_id": None, "priority": 0, "traits": "", "firing_us": 0},
+}
 
 
-class _Change(NamedTuple):
-    """What has become of a schedule.
-
-    record: empty: it is gone
-    template: empty: the one that it has
-    firing: the message of its next firing; None: there is none
-    keeps: whether that is the one that was there
-    at_us: when, by Redis's clock
-    """
-
-    record: str
-    next_us: int | None
-    template: bytes
-    firing: ScheduleFiring | None
-    keeps: bool
-    at_us: int
-
-    def after(self, before: _Change | None) -> _Change:
-        """The same, after another change that was not written yet."""
-        if before is None or not before.record or not self.record:
-            return self
-        if before.at_us > self.at_us:
-            return before
-        kept = self._replace(template=self.template or before.template)
-        return kept._replace(firing=before.firing, keeps=before.keeps) if self.keeps else kept
+def _over(there: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """A row, or a change that is not written yet, after another change: each part as it was said
+    last, whichever comes first."""
+    found = dict(there)
+    for at, columns in _PARTS.items():
+        if at in change and change[at] >= there.get(at, 0):
+            found.update({column: change[column] for column in (at, *columns)})
+    return found
 
 
 class Schedules:
@@ -66,23 +70,34 @@ class Schedules:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lock = threading.Lock()
-        self._changes: dict[Name, _Change] = {}
+        self._changes: dict[Name, dict[str, Any]] = {}
 
     def __len__(self) -> int:
         return len(self._changes)
 
     def changed(self, topic: str, change: ScheduleChange, at_us: int) -> None:
         """A schedule was changed in Redis."""
-        made = _Change(
-            *(change.wanted, change.next_us, change.template, change.put),
-            keeps=change.put is None and not change.take_out,
-            at_us=at_us,
-        )
-        name = topic, change.name
+        made: dict[str, Any] = {
+            "record": change.wanted,
+            "next_us": change.next_us,
+            "modified_us": at_us,
+        }
+        if change.template:
+            made |= {"template": change.template, "template_us": at_us}
+        put = change.put
+        if put is not None:
+            made |= {"firing": put.body, "firing_id": put.id, "priority": put.priority}
+            made |= {"traits": put.traits, "firing_us": at_us}
+        elif change.take_out or not change.wanted:
+            made |= {"firing": None, "firing_id": None, "priority": 0, "traits": ""}
+            made["firing_us"] = at_us
         with self._lock:
-            self._changes[name] = made.after(self._changes.pop(name, None))
+            self._add((topic, change.name), made)
             if len(self._changes) > MAX_CHANGES:
                 self._changes.pop(next(iter(self._changes)))
+
+    def _add(self, name: Name, change: dict[str, Any]) -> None:
+        self._changes[name] = _over(self._changes.pop(name, {}), change)
 
     def forget(self, topic: str) -> None:
         """A topic was deleted, with its schedules."""
@@ -99,52 +114,51 @@ class Schedules:
         with self._lock:
             changes, self._changes = self._changes, {}
         failed: LibraryError | None = None
-        for name, change in changes.items():
-            database = self._store.shards.of(name[1]).database
-            try:
-                database.run(partial(self._write, database, name, change))
-            except LibraryError as exc:
-                failed = exc
-                with self._lock:
-                    later = self._changes.get(name)
-                    self._changes[name] = change if later is None else later.after(change)
+        by_database: dict[Database, list[Name]] = defaultdict(list)
+        for name in sorted(
+            changes
+        ):  # in one order, so that two processes do not wait for each other
+            by_database[self._store.shards.of(name[1]).database].append(name)
+        for database, names in by_database.items():
+            for start in range(0, len(names), TOGETHER):
+                some = {name: changes[name] for name in names[start : start + TOGETHER]}
+                try:
+                    database.run(partial(self._write, database, some))
+                except LibraryError as exc:
+                    failed = exc
+                    with self._lock:
+                        for name, change in some.items():
+                            self._add(name, change)
         if failed is not None:
             raise failed
 
+    @classmethod
+    def merge(cls, database: Database, row: dict[str, Any]) -> None:
+        """Write what another database has of a schedule, as far as it is newer."""
+        name = row.pop("topic"), row.pop("name")
+        database.run(partial(cls._write, database, {name: row}))
+
     @staticmethod
-    def _write(database: Database, name: Name, change: _Change, connection: Connection) -> None:
-        mine = (SCHEDULES.c.topic == name[0]) & (SCHEDULES.c.name == name[1])
-        reading = select(SCHEDULES).where(mine)
+    def _write(
+        database: Database, changes: Mapping[Name, dict[str, Any]], connection: Connection
+    ) -> None:
+        names = [SCHEDULES.c.name.in_([name for _, name in changes])]
+        reading = select(SCHEDULES).where(*names, SCHEDULES.c.topic.in_([t for t, _ in changes]))
         if database.dialect.partitions:
-            reading = reading.with_for_update()
-        there = connection.execute(reading).mappings().one_or_none()
-        if there is not None and there["modified_us"] > change.at_us:
-            return
-        if not change.record:
-            connection.execute(delete(SCHEDULES).where(mine))
-            return
-        known: dict[str, Any] = dict(there or {})
-        values = {
-            "topic": name[0],
-            "name": name[1],
-            "record": change.record,
-            "next_us": change.next_us,
-            "template": change.template or known.get("template", b""),
-            "modified_us": change.at_us,
-        }
-        if change.keeps and known:
-            values |= {one: known[one] for one in _FIRING}
-        else:
-            put = change.firing
-            values |= {
-                "firing": put and put.body,
-                "firing_id": put and put.id,
-                "priority": put.priority if put else 0,
-                "traits": put.traits if put else "",
-            }
-        keys = ("topic", "name")
-        changed = [one for one in values if one not in keys]
-        connection.execute(database.dialect.upsert(SCHEDULES, keys, changed), values)
+            reading = reading.order_by(SCHEDULES.c.topic, SCHEDULES.c.name).with_for_update()
+        read = connection.execute(reading).mappings()
+        there: dict[Name, Any] = {(row["topic"], row["name"]): row for row in read}
+        rows = [
+            {"topic": name[0], "name": name[1], **_over(there.get(name) or _NEW, change)}
+            for name, change in changes.items()
+        ]
+        connection.execute(database.dialect.upsert(SCHEDULES, ("topic", "name"), list(_NEW)), rows)
+
+    def prune(self, before_us: int) -> None:
+        """Drop what was deleted before that time: nobody writes an earlier change of it now."""
+        gone = (SCHEDULES.c.record == "") & (SCHEDULES.c.modified_us < before_us)
+        for database in self._store.shards.databases:
+            database.execute(delete(SCHEDULES).where(gone))
 
     # -- a rebuild
 
@@ -154,7 +168,7 @@ class Schedules:
         number = 0
         after: Name = ("", "")
         while rows := self._page(database, after):
-            number += sum(self._put(center, putter, row) for row in rows)
+            number += sum([self._put(center, putter, row) for row in rows])
             after = rows[-1]["topic"], rows[-1]["name"]
         return number
 
@@ -162,17 +176,30 @@ class Schedules:
     def _page(database: Database, after: Name) -> Any:
         topic, name = SCHEDULES.c.topic, SCHEDULES.c.name
         behind = (topic > after[0]) | ((topic == after[0]) & (name > after[1]))
-        reading = select(SCHEDULES).where(behind).order_by(topic, name).limit(PAGE)
+        there = SCHEDULES.c.record != ""
+        reading = select(SCHEDULES).where(behind & there).order_by(topic, name).limit(PAGE)
         return database.read(reading)
 
-    @staticmethod
-    def _put(center: TimeoutCenter, putter: Putter, row: Any) -> bool:
+    def any_before(self, database: Database, us: int) -> bool:
+        """Whether a schedule fires next before that time: a worker may have just taken it on."""
+        soon = (SCHEDULES.c.next_us < us) & (SCHEDULES.c.record != "")
+        reading = select(SCHEDULES.c.name).where(soon).limit(1)
+        return bool(database.read(reading))
+
+    def _put(self, center: TimeoutCenter, putter: Putter, row: Any) -> bool:
         topic, name = row["topic"], row["name"]
         putter.topic(topic)
         if center.recurring.read(topic, [name])[1]:
             return False
         put = None
-        if row["firing"] is not None and row["next_us"] is not None:
+        # One that has run is not put again; who looks after schedules finds it gone, and goes on.
+        if (
+            row["firing"] is not None
+            and row["next_us"] is not None
+            and not self._store.history(
+                row["firing_id"], [key_of(topic, row["firing_id"], row["firing"], row["traits"])]
+            )
+        ):
             how = (row["firing_id"], row["firing"], row["next_us"], row["priority"], row["traits"])
             put = ScheduleFiring(*how)
         change = ScheduleChange(

@@ -7,13 +7,16 @@ row.
 
 from __future__ import annotations
 
+import json
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     Index,
+    Integer,
     LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
@@ -23,13 +26,13 @@ from sqlalchemy import (
     Text,
     text,
 )
-from sqlalchemy.dialects import mysql
+from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.types import TypeDecorator
 
-from .statuses import FAR
+from .statuses import EXPIRED, FAR, TAKEN
 
 #: The version that these tables are of: the latest of ``migrations/versions``.
-REVISION = "0004"
+REVISION = "0001"
 
 #: Alembic's own record of it, beside that of the application whose database this may be.
 VERSION_TABLE = "toc_library_version"
@@ -48,6 +51,13 @@ IS_FAR = f"place = {FAR}"
 
 #: That it is not: in these words, an index serves it that has only the others.
 IS_NOT_FAR = f"place <> {FAR}"
+
+
+#: That a worker has it: in these words, an index serves it that has only such rows.
+IS_TAKEN = f"status = {TAKEN}"
+
+#: That it went wrong, likewise: it has expired, has failed or is dead.
+WENT_WRONG = f"status >= {EXPIRED}"
 
 
 class Name(TypeDecorator[str]):
@@ -82,6 +92,28 @@ def _name(length: int) -> Any:
     )
 
 
+class Attributes(TypeDecorator[str]):
+    """Attributes of the user's own: JSON, which the database can look into."""
+
+    impl = Text
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Any) -> Any:
+        if dialect.name == "postgresql":
+            return dialect.type_descriptor(postgresql.JSONB(none_as_null=True))
+        if dialect.name in ("mysql", "mariadb"):
+            return dialect.type_descriptor(mysql.JSON(none_as_null=True))
+        return dialect.type_descriptor(Text())
+
+    def process_bind_param(self, value: str | None, dialect: Any) -> Any:
+        return value if value is None or dialect.name == "sqlite" else json.loads(value)
+
+    def process_result_value(self, value: Any, dialect: Any) -> str | None:
+        if value is None or isinstance(value, str):
+            return value
+        return json.dumps(value, ensure_ascii=False, sort_keys=True)
+
+
 #: Of any text, whatever the database keeps where nothing is said.
 _ERROR = Text().with_variant(mysql.TEXT(charset="utf8mb4"), "mysql", "mariadb")
 _BODY = LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
@@ -101,7 +133,7 @@ class ShardTables(NamedTuple):
 #: What both tables have, in their order.
 COMMON = (
     *("id", "token", "topic", "status", "action_us", "task", "biz_type", "biz_id"),
-    *("attempts", "worker", "error", "created_us", "modified_us"),
+    *("attributes", "attempts", "worker", "error", "created_us", "modified_us"),
 )
 
 
@@ -115,11 +147,37 @@ def _columns() -> list[Column[Any]]:
         Column("task", _name(255)),
         Column("biz_type", _name(64)),
         Column("biz_id", _name(MAX_ID)),
+        Column("attributes", Attributes),
         Column("attempts", SmallInteger, nullable=False),
         Column("worker", _name(255)),
         Column("error", _ERROR),
         Column("created_us", BigInteger, nullable=False),
         Column("modified_us", BigInteger, nullable=False),
+    ]
+
+
+def _searched(table: str, *by: str) -> list[Index]:
+    """The indexes of what a table is searched by. They cost nothing where a row has no such
+    value, but in MySQL.
+
+    by: the column, if any, that parts the rows, before the action time
+    """
+    typed, attributed = "biz_type IS NOT NULL", "attributes IS NOT NULL"
+    return [
+        Index(
+            f"{table}_type",
+            *("biz_type", *by, "action_us"),
+            sqlite_where=text(typed),
+            postgresql_where=text(typed),
+        ),
+        Index(
+            f"{table}_attributes",
+            "attributes",
+            postgresql_using="gin",
+            postgresql_ops={"attributes": "jsonb_path_ops"},
+            postgresql_where=text(attributed),
+            info={ONLY: ("postgresql",)},
+        ),
     ]
 
 
@@ -156,6 +214,15 @@ def tables(number: int) -> ShardTables:
             postgresql_where=text(IS_NOT_FAR),
             info={ONLY: ("sqlite", "postgresql")},
         ),
+        # What workers have, which is little of much.
+        Index(
+            f"toc_pending_{number}_taken",
+            "action_us",
+            sqlite_where=text(IS_TAKEN),
+            postgresql_where=text(IS_TAKEN),
+            info={ONLY: ("sqlite", "postgresql")},
+        ),
+        *_searched(f"toc_pending_{number}", "place"),
     )
     history = Table(
         f"toc_history_{number}",
@@ -163,10 +230,24 @@ def tables(number: int) -> ShardTables:
         # Days since the epoch: history is kept, and dropped, by days.
         Column("day", BigInteger, nullable=False, autoincrement=False),
         *_columns(),
+        # Of what has failed: it can be sent again.
+        Column("priority", SmallInteger),
+        Column("basis", _name(MAX_ID)),
+        Column("traits", String(1000)),
+        Column("body", _BODY),
         PrimaryKeyConstraint("id", "token", "topic", "day"),
         Index(f"toc_history_{number}_biz", "biz_id", "biz_type"),
         # By action time, each status apart: of many that are done, few are dead.
         Index(f"toc_history_{number}_time", "status", "action_us"),
+        # What went wrong of a task.
+        Index(
+            f"toc_history_{number}_wrong",
+            *("task", "status", "action_us"),
+            sqlite_where=text(WENT_WRONG),
+            postgresql_where=text(WENT_WRONG),
+            info={ONLY: ("sqlite", "postgresql")},
+        ),
+        *_searched(f"toc_history_{number}", "status"),
         # Where a day is no partition of its own.
         Index(f"toc_history_{number}_day", "day", info={ONLY: ("sqlite",)}),
         postgresql_partition_by="RANGE (day)",
@@ -198,10 +279,15 @@ TOPICS = Table(
     _METADATA,
     Column("name", _name(255), primary_key=True),
     Column("declaration", Text, nullable=False),
+    # What operators have done to it: limits as JSON, of fields of its declaration, and a pause.
+    Column("altered", Text, nullable=False),
+    Column("paused", Boolean, nullable=False),
     Column("modified_us", BigInteger, nullable=False),
 )
 
-#: The schedules of topics, and what waits for their next firings: for a rebuild.
+#: The schedules of topics, and what waits for their next firings: for a rebuild. Several processes
+#: change a schedule, and write later: each part has the time of its latest change by Redis's clock.
+#: One that was deleted stays for a while, without a record.
 SCHEDULES = Table(
     "toc_library_schedules",
     _METADATA,
@@ -210,6 +296,8 @@ SCHEDULES = Table(
     Column("record", Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb"), nullable=False),
     Column("next_us", BigInteger),
     Column("template", _BODY, nullable=False),
+    Column("template_us", BigInteger, nullable=False),
+    Column("firing_us", BigInteger, nullable=False),
     Column("firing", _BODY),
     Column("firing_id", _name(MAX_ID)),
     Column("priority", SmallInteger, nullable=False),
@@ -217,3 +305,18 @@ SCHEDULES = Table(
     Column("modified_us", BigInteger, nullable=False),
     PrimaryKeyConstraint("topic", "name"),
 )
+
+#: Where the rows of ended messages with a business id are, by their job ids: a spread picks the
+#: shard. It lies in the database of the id's own shard, and is written after the rows.
+LOCATOR = Table(
+    "toc_library_locator",
+    _METADATA,
+    Column("id", _name(MAX_ID), nullable=False),
+    Column("spread", Integer, nullable=False, autoincrement=False),
+    Column("day", BigInteger, nullable=False, autoincrement=False),
+    PrimaryKeyConstraint("id", "spread"),
+    Index("toc_library_locator_day", "day"),
+)
+
+#: The tables that a database has once.
+SHARED = (LAYOUT, TOPICS, SCHEDULES, LOCATOR)

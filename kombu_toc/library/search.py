@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import Table, select, tuple_, union_all
+from sqlalchemy import (
+    LargeBinary,
+    Table,
+    and_,
+    bindparam,
+    cast,
+    func,
+    select,
+    text,
+    tuple_,
+    union_all,
+)
 
 from ..errors import LibraryError
 from ..model.records import Record, RecordPage
 from . import statuses
 from .becoming import DAY_US
 from .records import storable
-from .schema import COMMON
-from .shards import Database, Shards
+from .schema import COMMON, IS_TAKEN, WENT_WRONG
+from .shards import Database, Shard, Shards
 
 #: What the place of a record in the order of what is found begins with; and what of history's is
 #: behind: the day. What is pending comes last.
@@ -28,6 +40,9 @@ FIRST, LAST = -(1 << 63), (1 << 63) - 1
 #: The place of a record.
 _Place = tuple[int, str, str, str, int]
 
+#: Tables that one statement asks.
+_TABLES = {"sqlite": 32, "postgresql": 8}
+
 #: The places in which what has not ended may be.
 _PLACES = (statuses.IN_REDIS, statuses.NOT_PUT, statuses.FAR)
 
@@ -38,45 +53,116 @@ def find(
     between: tuple[int | None, int | None],
     limit: int,
     after: str | None,
+    ready: Callable[[list[Database]], None] = lambda databases: None,
 ) -> RecordPage:
-    """As :meth:`kombu_toc.library.store.Store.find`."""
+    """As :meth:`kombu_toc.library.store.Store.find`.
+
+    ready: raises LibraryError if these databases cannot be used
+    """
     start = None if after is None else _read_after(after)
-    found: list[tuple[_Place, Record]] = []
-    for shard in shards.all:
-        for table in shard.tables:
-            is_pending = table is shard.tables.pending
-            wanted = [
-                [*part, *times]
-                for part in _parts(table, where, is_pending=is_pending)
-                for times in _times(table, between, start, is_pending=is_pending)
-            ]
-            database = shard.database
-            mysql = database.dialect.name == "mysql"
-            if mysql and not is_pending and "biz_id" not in where:
-                wanted = [[*one, *_until(database, table, one, limit)] for one in wanted]
-            parts = [_part(table, one, limit) for one in wanted]
-            # MySQL writes a union of rows that have texts to a file.
-            for statement in parts if mysql or len(parts) < 2 else [_together(parts)]:
-                found += [
-                    (_place_of(one, is_pending=is_pending), one)
-                    for one in records(database, statement)
-                ]
-    found.sort(key=itemgetter(0))
+    of_biz = "biz_id" in where
+    every = shards.of_biz(where["biz_id"]) if of_biz else shards.all
+
+    def parts_of(shard: Shard, table: Table) -> list[list[Any]]:
+        is_pending = table is shard.tables.pending
+        database = shard.database
+        of_part = list(_times(table, between, start, is_pending=is_pending))
+        wanted = []
+        if len(of_part) > 1 and not is_pending and database.dialect.name == "postgresql":
+            # What is due at the same moment is one part: to plan for each costs time, too.
+            one = _parts(database, table, where, is_pending=is_pending, together=True)
+            wanted = [[*part, *of_part[0]] for part in one]
+            del of_part[0]
+        parts = _parts(database, table, where, is_pending=is_pending)
+        return wanted + [[*part, *times] for part in parts for times in of_part]
+
+    def look(database: Database) -> list[Record]:
+        ready([database])
+        some = [one for one in every if one.database is database]
+        found: list[Record] = []
+        if of_biz:  # a business id leads to few rows: one statement finds them
+            first = shards.all[0]
+            both = [(one, part) for one in first.tables for part in parts_of(first, one)]
+            parts = [_part(table, conditions, limit) for table, conditions in both]
+            for shard in some if parts else ():
+                found += records(database, shard.own(_together(parts, limit)))
+        elif database.dialect.name == "mysql":
+            # It writes a union of rows that have texts to a file.
+            for shard in some:
+                for table in shard.tables:
+                    for one in parts_of(shard, table):
+                        is_pending = table is shard.tables.pending
+                        until = [] if is_pending else _until(database, table, one, limit)
+                        found += records(database, _part(table, [*one, *until], limit))
+        else:
+            for tables in zip(*(shard.tables for shard in some), strict=True):
+                sorts = _leads(database, where)
+                wanted = parts_of(some[0], tables[0])
+                parts = [_part(tables[0], one, limit, sorts=sorts) for one in wanted]
+                if parts:
+                    for statement in _of_tables(database, _together(parts, limit), tables, limit):
+                        found += records(database, statement)
+        return found
+
+    answers, errors = shards.side_by_side(look, {one.database: None for one in every})
+    if not answers:
+        raise next(iter(errors.values()))
+    # One that is being moved is in two shards for a moment.
+    once = {_place_of(one): one for some in answers.values() for one in some}
+    found = sorted(once.items(), key=itemgetter(0))
     page = [record for _, record in found[:limit]]
-    return RecordPage(page, None if len(found) <= limit else json.dumps(found[limit - 1][0]))
+    after = None if len(found) <= limit else json.dumps(found[limit - 1][0])
+    return RecordPage(page, after, tuple(str(one.url) for one in errors))
 
 
-def _place_of(record: Record, *, is_pending: bool) -> _Place:
+def _of_tables(
+    database: Database, statement: Any, tables: Sequence[Table], limit: int
+) -> Iterator[Any]:
+    """A SELECT of the first of some tables as that of the first rows of them all, for some of them
+    at a time. To make it anew for each table would cost more than to run it."""
+    first, many = tables[0], _TABLES[database.dialect.name]
+    if len(tables) == 1:
+        yield statement
+        return
+    kind: Any = type(database.engine.dialect)
+    made = statement.compile(
+        dialect=kind(paramstyle="named"), compile_kwargs={"render_postcompile": True}
+    )
+    named = re.sub(r"(:\w+)::\w+", r"\1", made.string)  # PostgreSQL's types, which follow anew
+    types = {name: made.binds[name].type if name in made.binds else None for name in made.params}
+    values = [bindparam(name, value, type_=types[name]) for name, value in made.params.items()]
+    columns = ", ".join(COMMON)
+    for start in range(0, len(tables), many):
+        union = " UNION ALL ".join(
+            f"SELECT * FROM ({re.sub(rf'{first.name}(?![0-9])', one.name, named)}) AS one"
+            for one in tables[start : start + many]
+        )
+        ordered = f"ORDER BY {', '.join((*_ORDER, 'modified_us'))} LIMIT {limit + 1:d}"
+        said = text(f"SELECT {columns} FROM ({union}) AS every {ordered}").bindparams(*values)
+        yield said.columns(**{name: first.c[name].type for name in COMMON})
+
+
+def _place_of(record: Record) -> _Place:
     key = (record.action_us, record.id, record.token, record.topic)
+    is_pending = statuses.NUMBERS[record.status] in statuses.LIVE
     return (*key, _PENDING if is_pending else record.modified_us // DAY_US)
 
 
-def _parts(table: Table, where: Mapping[str, Any], *, is_pending: bool) -> Iterator[list[Any]]:
+def _parts(
+    database: Database,
+    table: Table,
+    where: Mapping[str, Any],
+    *,
+    is_pending: bool,
+    together: bool = False,
+) -> Iterator[list[Any]]:
     """The conditions of the parts of a table that are wanted.
 
     An index has the rows of each place, and of each status in history, in the order of their
-    action times: so of each part only as many rows are read as are wanted. With a business id,
-    whose own index leads to few rows, the table is one part.
+    action times: so of each part only as many rows are read as are wanted. With a business id, or
+    attributes in PostgreSQL, whose own indexes lead to few rows, the table is one part.
+
+    together: it is one part in any case
     """
     wanted = where.get("status")
     numbers = [
@@ -87,19 +173,48 @@ def _parts(table: Table, where: Mapping[str, Any], *, is_pending: bool) -> Itera
     if not numbers:
         return
     columns = table.c
-    same = [columns[name] == value for name, value in where.items() if name != "status"]
-    if is_pending:
+    same = [
+        columns[name] == where[name] for name in ("task", "biz_type", "biz_id") if name in where
+    ]
+    if "attributes" in where:
+        same.append(have(database, table, where["attributes"]))
+    is_one = together or "biz_id" in where or _leads(database, where)
+    if is_pending and numbers == [statuses.TAKEN] and not is_one:
+        yield [*same, text(IS_TAKEN)]
+    elif is_pending:
         if wanted is not None:
             same.append(columns.status.in_(numbers))
-        if "biz_id" in where:
+        if is_one:
             # Of what is dead, history says so.
             yield [*same, columns.place.in_(_PLACES)]
         else:
             yield from ([*same, columns.place == place] for place in _PLACES)
-    elif "biz_id" in where:
-        yield same if wanted is None else [*same, columns.status.in_(numbers)]
+    elif is_one:
+        among = [columns.status.in_(numbers)] if together or wanted is not None else []
+        yield [*same, *among]
     else:
-        yield from ([*same, columns.status == number] for number in numbers)
+        for number in numbers:
+            # Without a task, SQLite would take the index that begins with it.
+            leads = "task" in where and number >= statuses.EXPIRED
+            wrong = [text(WENT_WRONG)] if leads else []
+            yield [*same, columns.status == number, *wrong]
+
+
+def _leads(database: Database, where: Mapping[str, Any]) -> bool:
+    """Whether an index leads to the attributes that are wanted."""
+    return "attributes" in where and database.dialect.name == "postgresql"
+
+
+def have(database: Database, table: Table, attributes: Mapping[str, str]) -> Any:
+    """That rows have these attributes."""
+    kind, column = database.dialect.name, table.c.attributes
+    if kind == "postgresql":
+        return column.op("@>", is_comparison=True)(json.dumps(attributes))
+    found = {f'$."{name}"': value for name, value in attributes.items()}
+    values = [(func.json_extract(column, path), value) for path, value in found.items()]
+    if kind == "mysql":  # which compares texts without regard to case
+        return and_(*(cast(func.json_unquote(a), LargeBinary) == b.encode() for a, b in values))
+    return and_(*(a == b for a, b in values))
 
 
 def _times(
@@ -139,22 +254,37 @@ def _until(database: Database, table: Table, conditions: list[Any], limit: int) 
     return [table.c.action_us <= last[0]["action_us"]] if last else []
 
 
-def _part(table: Table, conditions: list[Any], limit: int) -> Any:
-    """The first rows of a part."""
+def _part(table: Table, conditions: list[Any], limit: int, *, sorts: bool = False) -> Any:
+    """The first rows of a part.
+
+    sorts: no index of times is to be used, which would have all rows looked at
+    """
     statement = select(*(table.c[name] for name in COMMON)).where(*conditions)
     # It is the primary key that is behind the time: so MySQL uses its index for it.
-    order = [table.c[name] for name in (*_ORDER, *["day"] * ("day" in table.c))]
+    order: list[Any] = [table.c[name] for name in (*_ORDER, *["day"] * ("day" in table.c))]
+    if sorts:
+        order[0] = order[0] + 0
     return statement.order_by(*order).limit(limit + 1)
 
 
-def _together(parts: list[Any]) -> Any:
-    return union_all(*(select(part.subquery()) for part in parts))
+def _together(parts: list[Any], limit: int) -> Any:
+    """The first rows of all parts. (Of a message that has ended twice, the later end was written
+    on a later day.)"""
+    every = union_all(*(select(part.subquery()) for part in parts)).subquery()
+    order = (*_ORDER, "modified_us")
+    return select(every).order_by(*(every.c[name] for name in order)).limit(limit + 1)
 
 
 def records(database: Database, statement: Any) -> list[Record]:
     """What a SELECT of the columns finds that both tables have."""
     return [
-        Record(**{**row, "status": statuses.NAMES.get(row["status"], str(row["status"]))})
+        Record(
+            **{
+                **row,
+                "status": statuses.NAMES.get(row["status"], str(row["status"])),
+                "attributes": json.loads(row["attributes"] or "{}"),
+            }
+        )
         for row in database.read(statement)
     ]
 
@@ -166,7 +296,7 @@ def _read_after(after: str) -> _Place:
         numbers = FIRST <= place[0] <= LAST and 0 <= place[4] <= _PENDING
         if numbers and all(storable(text) == text for text in place[1:4]):
             return place
-    except (ValueError, TypeError, OverflowError):
+    except (ValueError, TypeError, OverflowError, RecursionError):
         pass
     raise LibraryError(
         f"after={str(after)[:80]!r} is not where a page ends: give what the page before has in "

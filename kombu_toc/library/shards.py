@@ -6,6 +6,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,8 +15,10 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
 
 from ..client.databases import DatabaseURL
 from ..errors import ConfigurationError, LibraryError
+from ..model.spread import spread_of, spread_of_biz
 from ..model.topic import slot_of
-from .engines import Dialect, RefusedError, library_error, open_engines
+from .engines import OF_TABLE, Dialect, RefusedError, library_error, open_engines
+from .records import Key
 from .schema import LAYOUT, ShardTables, tables
 from .watchdog import Watchdog
 
@@ -75,11 +78,11 @@ class Database:
 
         self.run_single(work)
 
-    def read(self, statement: Any) -> Sequence[RowMapping]:
+    def read(self, statement: Any, values: Any = None) -> Sequence[RowMapping]:
         """The rows that a SELECT finds."""
 
         def work(connection: Connection) -> Sequence[RowMapping]:
-            return connection.execute(statement).mappings().all()
+            return connection.execute(statement, values).mappings().all()
 
         return self.run_single(work)
 
@@ -173,55 +176,184 @@ class Shard(NamedTuple):
     database: Database
     tables: ShardTables
 
+    def own(self, statement: Any) -> Any:
+        """A statement of the first tables of a database as one of this shard's."""
+        return statement.execution_options(**{OF_TABLE: int(self.tables.pending.name[12:])})
+
+
+#: What a database says of itself that has no rows any more.
+MOVED = (-1, 0, 0)
+
+
+class Layout(NamedTuple):
+    """The databases that rows are spread over, and the tables of each."""
+
+    urls: Sequence[DatabaseURL]
+    tables: int
+
 
 class Shards:
-    """The shards of a library. Nothing is sent before one is used."""
+    """The shards of a library. Nothing is sent before one is used.
 
-    def __init__(self, urls: Sequence[DatabaseURL], number_of_tables: int, timeout: float) -> None:
+    former: the layout that the library has had: rows are moved from there when they are used
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[DatabaseURL],
+        number_of_tables: int,
+        timeout: float,
+        former: Layout | None = None,
+    ) -> None:
         if not urls:
             raise ConfigurationError("a library needs a database: set toc_library")
-        self.number_of_tables = number_of_tables
-        self.databases = [Database(number, url, timeout) for number, url in enumerate(urls)]
-        self.all = [
-            Shard(at * number_of_tables + number, database, tables(number))
-            for at, database in enumerate(self.databases)
-            for number in range(number_of_tables)
-        ]
+        self.layout, self.former = Layout(urls, number_of_tables), former
+        every = dict.fromkeys((*urls, *(former.urls if former else ())))
+        self.databases = [Database(number, url, timeout) for number, url in enumerate(every)]
+        #: by the place: first those that rows belong to, then others in which they may still be
+        places: dict[tuple[DatabaseURL, int], Shard] = {}
+
+        def shards_of(layout: Layout) -> list[Shard]:
+            found = []
+            for database in (
+                one for url in layout.urls for one in self.databases if one.url == url
+            ):
+                for number in range(layout.tables):
+                    new = Shard(len(places), database, tables(number))
+                    found.append(places.setdefault((database.url, number), new))
+            return found
+
+        self._own = shards_of(self.layout)
+        self._before = [] if former is None else shards_of(former)
+        self.all = list(places.values())
+        #: told of the keys of rows before these are used, while rows are moved
+        self.pull: Callable[[Sequence[Key]], None] = lambda keys: None
 
     def awake(self) -> Iterator[Shard]:
         """The shards whose databases were not away a moment ago."""
         return (shard for shard in self.all if not shard.database.rests)
 
     def of(self, id: str) -> Shard:
-        """The shard of a job id."""
+        """The shard of a job id: of the rows without a business id."""
         if len(self.all) == 1:
             return self.all[0]
-        return self.all[slot_of(id, len(self.all))]
+        return self._own[slot_of(id, len(self._own))]
 
-    def divided(self, items: Iterable[R], id_of: Callable[[R], str]) -> dict[Shard, list[R]]:
-        """Items, by the shards of their ids."""
+    def of_key(self, key: Key) -> Shard:
+        """The shard of the row with this key."""
+        if len(self.all) == 1:
+            return self.all[0]
+        return self.of_spread(spread_of(key[0], key[1]))
+
+    def of_biz(self, biz_id: str) -> list[Shard]:
+        """The shard of a business id; while rows are moved, also the one that it had."""
+        return self.both(spread_of_biz(biz_id))
+
+    def of_spread(self, spread: int) -> Shard:
+        """The shard that a spread picks."""
+        return self._own[spread % len(self._own)]
+
+    def before(self, spread: int) -> Shard:
+        """The shard that a spread has picked, if rows are moved."""
+        return self._before[spread % len(self._before)]
+
+    def both(self, spread: int) -> list[Shard]:
+        """The shards in which the rows of a spread may be."""
+        own = self.of_spread(spread)
+        return [own] if not self._before else list(dict.fromkeys((own, self.before(spread))))
+
+    def divided(self, items: Iterable[R], key_of: Callable[[R], Key]) -> dict[Shard, list[R]]:
+        """Items, by the shards of the rows with their keys."""
         if len(self.all) == 1:
             every = list(items)
             return {self.all[0]: every} if every else {}
-        found: dict[int, list[R]] = defaultdict(list)
+        found: dict[Shard, list[R]] = defaultdict(list)
         for item in items:
-            found[slot_of(id_of(item), len(self.all))].append(item)
-        return {self.all[number]: some for number, some in found.items()}
+            found[self.of_key(key_of(item))].append(item)
+        return found
+
+    def of_keys(self, keys: Iterable[Key]) -> dict[Shard, list[Key]]:
+        """Keys, by the shards of their rows, which are there from now on."""
+        if not self._before:
+            return self.divided(keys, lambda key: key)
+        keys = list(keys)
+        self.pull(keys)
+        return self.divided(keys, lambda key: key)
+
+    def beside(self, shard: Shard, database: Database) -> Shard:
+        """The shard of another database in which rows wait to be moved to this one."""
+        there = [one for one in self.all if one.database is database]
+        return there[shard.number % len(there)]
+
+    def database_of(self, stored: tuple[int, int, int]) -> Database | None:
+        """The database that says this of itself: its number, how many there are, and how many
+        tables each has. None if it is not known which one that is."""
+        found = {
+            layout.urls[stored[0]]
+            for layout in (self.layout, self.former)
+            if layout and (len(layout.urls), layout.tables) == stored[1:] and stored[0] >= 0
+        }
+        return next((one for one in self.databases if {one.url} == found), None)
+
+    def layout_of(self, database: Database) -> Layout:
+        """The layout by which a database is made."""
+        if self.former is not None and database.url not in self.layout.urls:
+            return self.former
+        return self.layout
+
+    def tables_in(self, database: Database) -> int:
+        """How many tables of each kind a database is to have."""
+        return sum(one.database is database for one in self.all)
+
+    def side_by_side(
+        self, work: Callable[[Database], T], databases: Iterable[Database] | None = None
+    ) -> tuple[dict[Database, T], dict[Database, LibraryError]]:
+        """What some work has found of each database, or the error of one that is away: no database
+        waits for another.
+
+        databases: all unless given
+        """
+        some = list(self.databases if databases is None else databases)
+        found: dict[Database, T] = {}
+        errors: dict[Database, LibraryError] = {}
+
+        def ask(database: Database) -> None:
+            try:
+                found[database] = work(database)
+            except LibraryError as exc:
+                errors[database] = exc
+
+        if len(some) == 1:
+            ask(some[0])
+        else:
+            with ThreadPoolExecutor(len(some) or 1, "toc-library") as pool:
+                list(pool.map(ask, some))
+        return found, errors
 
     def check_layout(self, database: Database, connection: Connection) -> None:
         """Raises LibraryError if the database is not the shard that the configuration takes it
         for: rows would be looked for where they are not."""
         row = connection.execute(select(LAYOUT)).mappings().one_or_none()
-        configured = (database.number, len(self.databases), self.number_of_tables)
         if row is None:
             return
         stored = (row["number"], row["of_databases"], row["of_tables"])
-        if stored != configured:
+        layouts = [one for one in (self.layout, self.former) if one and database.url in one.urls]
+        configured = [(one.urls.index(database.url), len(one.urls), one.tables) for one in layouts]
+        if stored == MOVED:
+            if database.url not in self.layout.urls:
+                return
+            raise LibraryError(
+                f"the library {database.url} has given its rows to other databases: take it out of "
+                "toc_library"
+            )
+        if stored not in configured:
+            number, databases, tables = configured[0]
             raise LibraryError(
                 f"the library {database.url} was created as database {stored[0] + 1} of "
                 f"{stored[1]} with {stored[2]} tables; toc_library and toc_library_tables make it "
-                f"database {configured[0] + 1} of {configured[1]} with {configured[2]}: set them "
-                "as they were"
+                f"database {number + 1} of {databases} with {tables}: set them as they were, "
+                "or say in toc_library_before and toc_library_tables_before how they were, and run "
+                "'celery toc library reshard'"
             )
 
     def close(self, *, inherited: bool = False) -> None:

@@ -6,21 +6,33 @@ from __future__ import annotations
 PENDING = 0
 #: A worker has it.
 TAKEN = 1
-#: It was acknowledged, or, of what was acknowledged when it began, has ended.
+#: It was acknowledged. How its task ended is not known, or not yet.
 DONE = 2
-CANCELLED = 3
+#: Its task has succeeded.
+SUCCEEDED = 3
+#: It was sent again, as another message of its id: by its task, or by an operator.
+RETRIED = 4
+CANCELLED = 5
+#: Its task was revoked.
+REVOKED = 6
+#: It was too old to be delivered, or to be begun.
+EXPIRED = 7
+#: Its task has failed, and is not tried again.
+FAILED = 8
 #: It is in DeadQueue, or was.
-DEAD = 4
-#: It was too old to be delivered.
-EXPIRED = 5
+DEAD = 9
 
 NAMES = {
     PENDING: "pending",
     TAKEN: "taken",
     DONE: "done",
+    SUCCEEDED: "succeeded",
+    RETRIED: "retried",
     CANCELLED: "cancelled",
-    DEAD: "dead",
+    REVOKED: "revoked",
     EXPIRED: "expired",
+    FAILED: "failed",
+    DEAD: "dead",
 }
 
 NUMBERS = {name: number for number, name in NAMES.items()}
@@ -28,9 +40,17 @@ NUMBERS = {name: number for number, name in NAMES.items()}
 #: Those that a row of what has not ended may have.
 LIVE = (PENDING, TAKEN)
 
+#: Those of a message that is not to be run again.
+OVER = (DONE, SUCCEEDED, RETRIED, CANCELLED, REVOKED, FAILED)
+
 #: Where the message of a pending row is: in Redis as far as is known; not there yet; or in the
 #: library only, because its time is far ahead.
 IN_REDIS, NOT_PUT, FAR = 0, 1, 2
 
 #: Of what is dead: it is kept for a rebuild.
 IN_DEAD_QUEUE = 3
+
+
+def of_cancel(revoked: bool) -> int:
+    """The status of what was cancelled, or revoked."""
+    return REVOKED if revoked else CANCELLED

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
+    BigInteger,
     Connection,
     RowMapping,
     Table,
+    bindparam,
     delete,
     func,
     select,
@@ -23,12 +23,13 @@ from sqlalchemy import (
     update,
 )
 
-from ..errors import LibraryError
 from ..model.records import Record, RecordPage
 from ..model.topic import Declaration
 from . import becoming, outbox, pages, search, statuses
 from .becoming import DAY_US, are
 from .declarations import Declarations
+from .locator import Locator
+from .moving import Mover
 from .records import Event, Key, Row, now_us
 from .schema import COMMON, IS_FAR, IS_NOT_FAR, LAYOUT
 from .shards import Database, Shard, Shards
@@ -38,6 +39,12 @@ DOUBT_US = 3_000_000
 
 #: Rows that one statement names.
 CHUNK = 500
+
+#: Rows in transactions of callers that are known to belong elsewhere.
+MAX_ASTRAY = 10_000
+
+#: Tables that one statement asks.
+TABLES = 128
 
 #: Seconds that it may take to count the rows of a table.
 COUNTING = 600.0
@@ -78,7 +85,13 @@ class Store:
         #: by the number of the database: days for which there is room in history
         self._days: dict[int, set[int]] = defaultdict(set)
         self.declarations = Declarations(shards)
+        self.locator = Locator(shards)
+        self.mover = Mover(shards, self._make_room)
+        shards.pull = self.mover.pull
+        #: where rows were written in transactions of callers that belong to other databases
+        self._astray: dict[Key, Shard] = {}
         self._inserts: dict[int, Any] = {}
+        self._asks: dict[tuple[Any, ...], Any] = {}
 
     # -- what is sent
 
@@ -87,7 +100,7 @@ class Store:
         none was."""
         if len(rows) == 1:
             [row] = rows
-            shard = self.shards.of(row.id)
+            shard = self.shards.of_key(row.key)
             statement, values = self._insert(shard), row._asdict()
 
             def insert(connection: Connection) -> int:
@@ -95,7 +108,7 @@ class Store:
 
             return shard.database.dialect.inserted(shard.database.run_single(insert)) == 1
         by_database: dict[Database, list[tuple[Table, list[dict[str, Any]]]]] = defaultdict(list)
-        for shard, some in self.shards.divided(rows, attrgetter("id")).items():
+        for shard, some in self.shards.divided(rows, attrgetter("key")).items():
             # In one order, whoever else writes some of them.
             values_of = [row._asdict() for row in sorted(some)]
             by_database[shard.database].append((shard.tables.pending, values_of))
@@ -114,20 +127,26 @@ class Store:
             fresh = database.run(work) and fresh
         return fresh
 
-    def insert_with(self, connection: Any, rows: Sequence[Row]) -> None:
-        """Write rows over a connection of the caller's, to the only database."""
-        if len(self.shards.databases) > 1:
-            raise LibraryError(
-                "an outbox needs a library of one database, that of the transaction; "
-                f"toc_library names {len(self.shards.databases)}; nothing was sent"
-            )
-        for shard, some in self.shards.divided(rows, attrgetter("id")).items():
-            outbox.write(connection, shard.tables.pending, self._insert(shard), some)
+    def insert_with(self, connection: Any, row: Row, database: Database) -> Row:
+        """Write a row over a connection of the caller's, to this database; return it as it is
+        there. One that belongs to another database is moved there before it is put."""
+        shard = home = self.shards.of_key(row.key)
+        if home.database is not database:
+            shard = self.shards.beside(home, database)
+            row = row._replace(place=statuses.NOT_PUT)
+            self._astray[row.key] = shard
+            while len(self._astray) > MAX_ASTRAY:  # a relay finds the others
+                self._astray.pop(next(iter(self._astray)))
+        outbox.write(connection, shard.tables.pending, self._insert(shard), [row])
+        return row
 
     def claim_if_there(self, keys: Sequence[Key], by: str) -> list[Row]:
         """As :meth:`claim`, of those of these rows that are there."""
         found: list[Row] = []
-        for shard, some in self.shards.divided(keys, lambda key: key[0]).items():
+        for key in [key for key in keys if key in self._astray]:
+            if self.mover.bring_home(self._astray[key], [key]):
+                self._astray.pop(key)
+        for shard, some in self.shards.of_keys(keys).items():
             table = shard.tables.pending
             for chunk in chunks(some):
                 # To read waits for nobody, where to write may wait for the caller's transaction.
@@ -147,7 +166,7 @@ class Store:
 
     def withdraw(self, row: Row) -> None:
         """Delete a row whose message was refused: it was never sent."""
-        shard = self.shards.of(row.id)
+        shard = self.shards.of_key(row.key)
         table = shard.tables.pending
         # One that was there before is another message's.
         mine = are(table, [row.key]) & (table.c.created_us == row.created_us)
@@ -155,7 +174,7 @@ class Store:
 
     def take_back(self, rows: Sequence[Made]) -> None:
         """Delete rows that were written for a publish that has failed."""
-        for shard, some in self.shards.divided(rows, lambda made: made.key[0]).items():
+        for shard, some in self.shards.divided(rows, attrgetter("key")).items():
             table = shard.tables.pending
             # Not those of another publish.
             made = tuple_(table.c.id, table.c.token, table.c.topic, table.c.created_us)
@@ -167,7 +186,7 @@ class Store:
     def moments(self, keys: Sequence[Key]) -> dict[Key, int]:
         """When the rows of these messages were last changed, for those that have not ended."""
         found: dict[Key, int] = {}
-        for shard, some in self.shards.divided(keys, lambda key: key[0]).items():
+        for shard, some in self.shards.of_keys(keys).items():
             table = shard.tables.pending
             columns = (table.c.id, table.c.token, table.c.topic, table.c.modified_us)
             for chunk in chunks(some):
@@ -177,7 +196,7 @@ class Store:
 
     def forget(self, keys: Sequence[Key]) -> None:
         """Delete rows of messages that have ended."""
-        for shard, some in self.shards.divided(keys, lambda key: key[0]).items():
+        for shard, some in self.shards.of_keys(keys).items():
             for chunk in chunks(some):
                 work = partial(becoming.forget, shard.database.dialect, shard.tables.pending, chunk)
                 shard.database.run_single(work)
@@ -189,9 +208,18 @@ class Store:
             [Event(row.key, statuses.CANCELLED, now, 0, "", TAKEN_OVER, ({}, 0)) for row in rows]
         )
 
+    def set_traits(self, rows: Sequence[Row]) -> None:
+        """Keep the traits that these rows have now."""
+        self.shards.pull([row.key for row in rows])
+        for shard, some in self.shards.divided(rows, attrgetter("key")).items():
+            table = shard.tables.pending
+            for row in some:
+                change = update(table).where(are(table, [row.key])).values(traits=row.traits)
+                shard.database.execute(change)
+
     def place(self, keys: Sequence[Key], place: int) -> None:
         """Note whether the messages of these rows are in Redis."""
-        for shard, some in self.shards.divided(keys, lambda key: key[0]).items():
+        for shard, some in self.shards.of_keys(keys).items():
             table = shard.tables.pending
             for chunk in chunks(some):
                 which = are(table, chunk)
@@ -209,8 +237,16 @@ class Store:
         Those that may have been put are left out for a moment: if a worker has had one, it says so
         in that time.
 
+        shard: where they lie; what belongs to others is moved there
         by: a name that no other claim has
         """
+        self.mover.bring_home(shard, keys)
+        found: list[Row] = []
+        for home, some in self.shards.of_keys(keys).items():
+            found += self._claim(home, some, by)
+        return found
+
+    def _claim(self, shard: Shard, keys: Sequence[Key], by: str) -> list[Row]:
         table = shard.tables.pending
         until = now_us() - DOUBT_US
 
@@ -232,14 +268,15 @@ class Store:
         return self.declarations.note(name, declaration, database)
 
     def topics(self) -> dict[str, Declaration]:
-        """As :meth:`.declarations.Declarations.all`."""
-        return self.declarations.all()
+        """What queues were declared with: see :meth:`.declarations.Declarations.all`."""
+        return {name: kept.declared for name, kept in self.declarations.all().items()}
 
     # -- what becomes of it
 
     def record(self, events: Sequence[Event]) -> None:
         """Write what has happened to messages: for each of them the latest event only."""
-        for shard, some in self.shards.divided(events, lambda event: event.key[0]).items():
+        self.shards.pull([event.key for event in events])
+        for shard, some in self.shards.divided(events, attrgetter("key")).items():
             ended = [event for event in some if event.has_ended]
             if ended:
                 self._make_room(shard, {event.at_us // DAY_US for event in ended})
@@ -248,6 +285,9 @@ class Store:
             for chunk in chunks(some):
                 work = partial(becoming.write, shard.database.dialect, shard.tables, chunk)
                 shard.database.run(work)
+                over = [event for event in chunk if event.has_ended]
+                if over:
+                    self.locator.owe([event.key for event in over], over[-1].at_us)
 
     def make_room(self, shard: Shard, at_us: int) -> None:
         """See to it that history has room for what ends then."""
@@ -272,29 +312,37 @@ class Store:
         keys: Sequence[tuple[str, str, str | None]],
         action_us: int,
         others: Sequence[str] = (),
+        known: Iterable[Key] = (),
     ) -> None:
         """Give what is pending another action time.
 
         keys: id, queue and token; without a token, every message of that id in that queue
         others: the tokens of those that keep theirs, then
+        known: as in :meth:`of_ids`, then
         """
         for id, topic, token in keys:
-            shard = self.shards.of(id)
-            table = shard.tables.pending
-            which = (table.c.id == id) & (table.c.topic == topic)
-            if token is not None:
-                which &= table.c.token == token
-            elif others:
-                which &= table.c.token.not_in(others)
-            values = {"action_us": action_us, "modified_us": now_us()}
-            statement = update(table).where(which).values(**values)
-            shard.database.execute(statement)
+            shards = (
+                self.locator.shards_of([id], known)
+                if token is None
+                else self.shards.of_keys([(id, token, topic)])
+            )
+            table = self.shards.all[0].tables.pending
+            for shard in shards:
+                which = (table.c.id == id) & (table.c.topic == topic)
+                if token is not None:
+                    which &= table.c.token == token
+                elif others:
+                    which &= table.c.token.not_in(others)
+                values = {"action_us": action_us, "modified_us": now_us()}
+                statement = update(table).where(which).values(**values)
+                shard.database.execute(shard.own(statement))
 
     def move(self, rows: Sequence[Row], action_us: int) -> list[Row]:
         """Give rows another action time that are still as they were read; return which."""
         moved: list[Row] = []
+        self.shards.pull([row.key for row in rows])
         for row in rows:
-            shard = self.shards.of(row.id)
+            shard = self.shards.of_key(row.key)
             table = shard.tables.pending
             same = (table.c.place == row.place) & (table.c.status == row.status)
             same &= table.c.modified_us == row.modified_us
@@ -327,16 +375,23 @@ class Store:
 
     # -- what is there
 
-    def of_ids(self, ids: Sequence[str]) -> list[Row]:
-        """What has not ended of these ids."""
+    def of_keys(self, keys: Sequence[Key]) -> list[Row]:
+        """What has not ended of the ids of these messages, and lies where they do."""
+        return self.of_ids([key[0] for key in keys], keys)
+
+    def of_ids(self, ids: Iterable[str], known: Iterable[Key] = ()) -> list[Row]:
+        """What has not ended of these ids.
+
+        known: keys of messages of some of them: as in :meth:`.locator.Locator.shards_of`
+        """
         found: list[Row] = []
-        for shard, some in self.shards.divided(ids, str).items():
-            table = shard.tables.pending
+        table = self.shards.all[0].tables.pending
+        for shard, some in self.locator.shards_of(ids, known).items():
             for chunk in chunks(some):
                 statement = select(*row_columns(table)).where(
                     table.c.id.in_(list(chunk)), _is_not_dead(table)
                 )
-                found += _rows(shard.database, statement)
+                found += _rows(shard.database, shard.own(statement))
         return found
 
     def ended_of(self, keys: Sequence[Key], since_us: int = 0) -> set[Key]:
@@ -346,7 +401,7 @@ class Store:
         """
         found: set[Key] = set()
         since = since_us // DAY_US - 1  # the clocks of two machines may differ
-        for shard, some in self.shards.divided(keys, lambda key: key[0]).items():
+        for shard, some in self.shards.of_keys(keys).items():
             for chunk in chunks(some):
                 work = partial(
                     becoming.ended_of, shard.database.dialect, shard.tables.history, chunk, since
@@ -396,6 +451,44 @@ class Store:
             rows += pages.read(shard, later, order, limit - len(rows))[0]
         return rows
 
+    def holding(
+        self, database: Database, place: int, until_us: int | None = None, topic: str | None = None
+    ) -> list[tuple[int, Shard]]:
+        """The shards of a database that have such a row, each with the action time of its soonest
+        one. One statement asks 128 tables, for an answer that mostly is none.
+
+        until_us: of what is due until then
+        topic: of this queue only
+        """
+        shards = [shard for shard in self.shards.all if shard.database is database]
+        said = {"topic": topic, "until": until_us}
+        given = {name: value for name, value in said.items() if value is not None}
+        found: list[tuple[int, Shard]] = []
+        for start in range(0, len(shards), TABLES):
+            statement = self._asking(shards[start : start + TABLES], place, given)
+            for row in database.read(statement, given):
+                found.append((row["first_us"], shards[row["number"] + start]))
+        return found
+
+    def _asking(self, shards: Sequence[Shard], place: int, given: Collection[str]) -> Any:
+        """The statement of :meth:`holding`, for some tables."""
+        name = (shards[0].number, place, *given)
+        found = self._asks.get(name)
+        if found is None:
+            which = f"place = {place}"  # in these words, an index of such rows only serves it
+            which += " AND topic = :topic" * ("topic" in given)
+            which += " AND action_us <= :until" * ("until" in given)
+            parts = (
+                f"SELECT number, first_us FROM (SELECT {at} AS number, action_us AS first_us "
+                f"FROM {shard.tables.pending.name} WHERE {which} ORDER BY action_us LIMIT 1) "
+                f"AS t{at}"
+                for at, shard in enumerate(shards)
+            )
+            types = {"topic": shards[0].tables.pending.c.topic.type, "until": BigInteger()}
+            bound = [bindparam(one, type_=types[one]) for one in given]
+            found = self._asks[name] = text(" UNION ALL ".join(parts)).bindparams(*bound)
+        return found
+
     def count_pending(self, ends: Callable[[], bool] = lambda: False) -> int | None:
         """How many rows have not ended, but for what is far ahead; None if that is not to be known
         any more.
@@ -420,7 +513,7 @@ class Store:
 
     def touch(self, keys: Sequence[Key]) -> None:
         """Note that whoever has taken these still has them."""
-        for shard, some in self.shards.divided(keys, lambda key: key[0]).items():
+        for shard, some in self.shards.of_keys(keys).items():
             table = shard.tables.pending
             for chunk in chunks(some):
                 which = are(table, chunk) & (table.c.status == statuses.TAKEN)
@@ -430,9 +523,21 @@ class Store:
         """How many rows have each status; ``not put``: how many of them are not in Redis, as far
         as is known; ``far``: how many are too far ahead for it, if any are."""
         found: dict[str, int] = defaultdict(int)
-        for database, shards in self._patiently():
-            for shard in shards:
-                self._count(database, shard, found)
+
+        def count(database: Database) -> dict[str, int]:
+            mine: dict[str, int] = defaultdict(int)
+            with database.patiently(COUNTING) as patient:
+                for shard in self.shards.all:
+                    if shard.database is database:
+                        self._count(patient, shard, mine)
+            return mine
+
+        answers, errors = self.shards.side_by_side(count)
+        if errors:
+            raise next(iter(errors.values()))
+        for mine in answers.values():
+            for name, number in mine.items():
+                found[name] += number
         return dict(found)
 
     @staticmethod
@@ -457,42 +562,36 @@ class Store:
         between: tuple[int | None, int | None],
         limit: int,
         after: str | None,
+        ready: Callable[[list[Database]], None] = lambda databases: None,
     ) -> RecordPage:
         """Records by the values of columns, in the order of their action times.
 
         where: values by the names of columns; of ``status``, several
         between: microseconds, both inclusive; None: without a bound
         """
-        return search.find(self.shards, where, between, limit, after)
+        return search.find(self.shards, where, between, limit, after, ready)
 
-    def history(self, id: str) -> list[Record]:
-        """Everything that is known of an id, the oldest first."""
-        shard = self.shards.of(id)
+    def history(self, id: str, known: Iterable[Key] = ()) -> list[Record]:
+        """Everything that is known of an id, the oldest first; known: as in :meth:`of_ids`."""
+        found: list[Record] = []
+        first = self.shards.all[0].tables
         pending, history = (
-            select(*(table.c[name] for name in COMMON)).where(table.c.id == id)
-            for table in (shard.tables.pending, shard.tables.history)
+            select(*(table.c[name] for name in COMMON)).where(table.c.id == id) for table in first
         )
-        pending = pending.where(_is_not_dead(shard.tables.pending))
         # One statement, for a message goes from one table to the other in between two.
-        found = search.records(shard.database, union_all(history, pending))
+        both = union_all(history, pending.where(_is_not_dead(first.pending)))
+        for shard in self.locator.shards_of([id], known):
+            found += search.records(shard.database, shard.own(both))
         return sorted(found, key=lambda record: (record.created_us, record.modified_us))
 
-    def prune(self, before_day: int, until: float = math.inf) -> tuple[int, bool]:
-        """Drop the days of history before this one; return how many, and whether these are all.
-
-        until: monotonic seconds after which nothing more is begun
-        """
-        dropped = 0
-        for shard in self.shards.all:
-            database, history = shard.database, shard.tables.history
-            drop = partial(database.dialect.drop_before, history, before_day)
-            goes_on = True
-            while goes_on:
-                if time.monotonic() >= until:
-                    return dropped, False
-                days, goes_on = database.run(drop)
-                dropped += days
-        return dropped, True
+    def pruning(self, shard: Shard, before_day: int) -> Iterator[int]:
+        """Drop the days of history before this one, in several transactions; yield how many days
+        are gone with each."""
+        drop = partial(shard.database.dialect.drop_before, shard.tables.history, before_day)
+        goes_on = True
+        while goes_on:
+            days, goes_on = shard.database.run(drop)
+            yield days
 
     def layout(self) -> list[RowMapping]:
         """What each database was created as."""

@@ -53,7 +53,7 @@ def _claim_of(row: Row, until: Any) -> tuple[Claim, str]:
 def putting(center: TimeoutCenter, topic: Topic, row: Row) -> ScriptCall:
     """The call that puts the message of a row with a unique key back. Result: a Put, or a
     Conflict if another message has its key by now."""
-    headers = identity_of(row.topic, row.id, row.body)[1]
+    headers = identity_of(row.topic, row.id, row.body, row.traits)[1]
     claim, traits = _claim_of(row, headers.get(UNTIL) if UNIQUE in headers else None)
     goes_on = bool(headers.get("retries")) or bool(headers.get("replaced_task_nesting"))
     basis = row.basis or claim.shown

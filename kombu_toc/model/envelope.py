@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 from kombu.utils import json as kombu_json
@@ -182,24 +183,66 @@ def unpack(data: bytes, id: str = "", most: int = MAX_EXPANDED) -> dict[str, Any
     """
     form = data[:1]
     if form in (_DEFLATED, _DEFLATED_WITH_ID):
-        inflater, begin = _inflater(data, id)
-        try:
-            data = inflater.decompress(data[begin:], most + 1)
-        except zlib.error as exc:
-            raise EnvelopeError(f"damaged envelope: {exc}") from exc
+        data, is_whole = _inflated(data, id, most)
         if len(data) > most:
             raise EnvelopeError(f"damaged envelope: it expands to more than {most} bytes")
-        if not inflater.eof:
+        if not is_whole:
             raise EnvelopeError("damaged envelope: it ends too early")
     elif form != _PLAIN:
-        raise EnvelopeError(
-            f"unknown envelope version {form!r}: it was written by a newer release, or is damaged"
-        )
+        raise _unknown(form)
+    return _parsed(data)
+
+
+def unpack_beginning(
+    data: bytes, id: str, most: int, hook: Callable[[dict[str, Any]], Any]
+) -> tuple[dict[str, Any], bool]:
+    """The message stored in `data`, as :func:`unpack` returns it, and whether its body is there:
+    one that expands to more than `most` bytes is left empty.
+
+    hook: reads what Kombu's JSON writes of the types that JSON has not, instead of Kombu
+
+    Raises EnvelopeError, saying what is wrong, if not even its headers can be read.
+    """
+    form, is_whole = data[:1], True
+    if form in (_DEFLATED, _DEFLATED_WITH_ID):
+        data, is_whole = _inflated(data, id, most)
+    elif form != _PLAIN:
+        raise _unknown(form)
+    if len(data) > most and data.find(b"\n", 0, most) < 0:
+        raise EnvelopeError(f"its headers have more than {most:,} bytes")
+    if form == _PLAIN or len(data) <= most:
+        if not is_whole:
+            raise EnvelopeError("damaged envelope: it ends too early")
+        return _parsed(data, hook), True
+    return {**_parsed(data, hook), "body": b""}, False
+
+
+def _inflated(data: bytes, id: str, most: int) -> tuple[bytes, bool]:
+    """What a compressed message expands to, as far as one byte more than `most`, and whether that
+    is its end."""
+    inflater, begin = _inflater(data, id)
+    try:
+        return inflater.decompress(data[begin:], most + 1), inflater.eof
+    except zlib.error as exc:
+        raise EnvelopeError(f"damaged envelope: {exc}") from exc
+
+
+def _unknown(form: bytes) -> EnvelopeError:
+    return EnvelopeError(
+        f"unknown envelope version {form!r}: it was written by a newer release, or is damaged"
+    )
+
+
+def _parsed(data: bytes, hook: Callable[[dict[str, Any]], Any] | None = None) -> dict[str, Any]:
+    """The message in bytes that are not compressed.
+
+    hook: reads the types that JSON has not; None: Kombu does
+    """
     line, newline, body = data.partition(b"\n")
     try:
         meta = json.loads(line)
         if b'"__type__"' in line:  # Kombu's own encoding of dates, UUIDs and the like
-            meta = kombu_json.loads(line.decode())
+            meta = kombu_json.loads(line.decode(), **({"object_hook": hook} if hook else {}))
         if not newline:
             raise ValueError("no body")
         headers, properties = meta["h"], meta["p"]

@@ -9,7 +9,9 @@ MINUTES = 16
 
 
 def check_name(name: str) -> None:
-    """Raise ConfigurationError for a name that cannot be encoded as UTF-8."""
+    """Raise ConfigurationError for a name that is none, or cannot be encoded as UTF-8."""
+    if not isinstance(name, str):
+        raise ConfigurationError(f"a queue is named by a str, not {name!r:.100}")
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -24,9 +26,40 @@ def encode_name(name: str) -> str:
     return name.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
 
 
+def slot_of(key: str | bytes) -> tuple[str, int] | None:
+    """The topic and the number of the slot that a key belongs to; None if it belongs to none."""
+    name = key if isinstance(key, str) else key.decode("utf-8", "surrogatepass")
+    topic, colon, number = name.partition("{")[2].partition("}")[0].rpartition(":")
+    if not (colon and number.isdigit()):
+        return None
+    return topic.replace("%7D", "}").replace("%7B", "{").replace("%25", "%"), int(number)
+
+
 def schedule_place(name: str, topic: str = "") -> str:
     """A member of `schedule_places`. Without the topic, all members of that name begin with it."""
     return name.replace("%", "%25").replace("\0", "%00") + "\0" + topic
+
+
+#: Of keys, by the first word after their tag: the command that reads any key of its type, and what
+#: that is. All others are sorted sets.
+_READ = {
+    **dict.fromkeys(
+        ("body", "reasons", "tokens", "claims", "busy", "holders", "schedules", "templates"),
+        (("HEXISTS", ""), "hash"),
+    ),
+    **dict.fromkeys(("topics", "counted", "minute", "firings"), (("HEXISTS", ""), "hash")),
+    **dict.fromkeys(("watch", "sent"), (("GET",), "string")),
+    **dict.fromkeys(("copies", "paused", "scheduled"), (("SCARD",), "set")),
+    "log": (("XLEN",), "stream"),
+}
+
+
+def reading(key: str) -> tuple[tuple[str, ...], str]:
+    """The command that Redis refuses if the key is of another type than it should be, and that
+    type."""
+    word = key.rpartition("}:")[2].partition(":")[0]
+    (name, *rest), kind = _READ.get(word, (("ZCARD",), "sorted set"))
+    return (name, key, *rest), kind
 
 
 class Keys:
@@ -62,6 +95,7 @@ class Keys:
         "speaker_",
         "topics",
         "upkeep",
+        "upkeep_also",
         "users_",
         "wake_",
         "write_probe",
@@ -96,6 +130,8 @@ class Keys:
         self.schedule_places = f"{prefix}{{toc}}:schedule-places"
         #: string: the process elected for the upkeep of all topics; expires unless it is renewed
         self.upkeep = f"{prefix}{{toc}}:upkeep"
+        #: the same: the process elected for what only some can do, such as to carry schedules on
+        self.upkeep_also = f"{prefix}{{toc}}:upkeep:also"
         #: stream: what people have done on the page
         self.audit = f"{prefix}{{toc}}:audit"
         self.session_ = f"{prefix}{{toc}}:session:"
@@ -205,7 +241,6 @@ class Slot:
         "claims",
         "coming",
         "dead",
-        "ended",
         "firings",
         "holders",
         "lane_keys",
@@ -217,12 +252,14 @@ class Slot:
         "reasons",
         "schedule_names",
         "schedules",
+        "schedules_changed",
         "script_keys",
         "stem",
         "stores",
         "templates",
         "tokens",
         "waits",
+        "watch",
     )
 
     def __init__(self, prefix: str, topic: str, number: int, steps: tuple[int, ...]) -> None:
@@ -244,8 +281,9 @@ class Slot:
         #: sorted set: the times of the slot that are announced in the wake index and have not
         #: passed
         self.announced_times = stem + "armed"
-        #: string: when a process that had not watched the server long enough saw expired leases
-        self.ended = stem + "ended"
+        #: string: since when its leases are looked at without a gap, when they were last, and when
+        #: one was first seen to have ended: see ``scripts/upkeep.lua``
+        self.watch = stem + "watch"
         #: hash: schedule -> its record
         self.schedules = stem + "schedules"
         #: hash: schedule -> the envelope of which each of its firings is made
@@ -256,6 +294,9 @@ class Slot:
         self.coming = stem + "coming"
         #: sorted set: the names of the schedules, each with 0
         self.schedule_names = stem + "schedule-names"
+        #: sorted set, one member: when a schedule was changed last, in microseconds. It is ahead of
+        #: the clock if that was set back since
+        self.schedules_changed = stem + "schedules-changed"
         #: sorted set: key -> when what may be put of it has been used up to, in us; ':' for all.
         #: It expires. Where all slots are on one server, slot 0 has those of all
         self.put_pace = stem + "put-pace"
@@ -304,7 +345,8 @@ class Slot:
         return self.stem + ("store" if not step else f"store:{step}")
 
     def copies(self, id: str) -> str:
-        """Set: ids of the other live messages that share this id."""
+        """Hash: id of each other live message that shares this id -> microseconds when it was put,
+        a colon, and the score with which the message of this id waited then, if it did."""
         return f"{self.stem}copies:{id}"
 
     def sent(self, producer: str) -> str:
@@ -327,7 +369,7 @@ class Slot:
             self.body,
             self.tokens,
             self.announced_times,
-            self.ended,
+            self.watch,
             *self.lane_keys,
             *self.of_schedules(),
             self.put_pace,
@@ -339,4 +381,5 @@ class Slot:
         """The keys of the topic's schedules: its slot 0 has them."""
         if self.number:
             return []
-        return [self.schedules, self.templates, self.firings, self.coming, self.schedule_names]
+        named = (self.schedule_names, self.schedules_changed)
+        return [self.schedules, self.templates, self.firings, self.coming, *named]

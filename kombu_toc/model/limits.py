@@ -172,6 +172,7 @@ LIMITS: dict[str, Kind] = {
     "max_lease": Number(float, 1, unit="seconds", zero="none"),
     "message_ttl": Number(int, 0, 10**12, unit="milliseconds", whole_floats=True),
     "dead_expired": Flag(),
+    "requeue_limit": Number(int, 0),
     **TERMS,
     **LIBRARY_TERMS,
     **NOTIFIER_TERMS,
@@ -248,6 +249,8 @@ class Limits(NamedTuple):
     max_lease: for how long one delivery may be renewed in all; 0: for ever
     message_ttl: milliseconds after its due time when a message expires; None: never
     dead_expired: whether a message that has expired goes to DeadQueue; if not, it is deleted
+    requeue_limit: how often a message may be requeued on purpose before it goes to DeadQueue;
+        None: for ever
     """
 
     visibility: float = 60.0
@@ -258,13 +261,16 @@ class Limits(NamedTuple):
     max_lease: float = 0.0
     message_ttl: int | None = None
     dead_expired: bool = True
+    requeue_limit: int | None = None
 
     def checked(self, what: str) -> Limits:
         """The same with its times as floats.
 
         Raises ConfigurationError, naming `what`, if a limit makes no sense.
         """
-        given = self._asdict()
-        if self.message_ttl is None:
-            del given["message_ttl"]
+        given = {
+            name: value
+            for name, value in self._asdict().items()
+            if value is not None or self._field_defaults[name] is not None
+        }
         return Limits(**check_limits(what, given.items(), optional=False))

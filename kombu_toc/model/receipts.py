@@ -71,6 +71,17 @@ def read_receipt(receipt: str) -> Fields:
     return topic, slot, step, id, score, limit, birth
 
 
+def is_receipt(text: str) -> bool:
+    """Whether a text, which may be an id, is a receipt that can be used."""
+    if not text.startswith(VERSION):
+        return False
+    try:
+        read_receipt(text)
+    except ReceiptError:
+        return False
+    return True
+
+
 def shown(receipt: str) -> str:
     """A receipt as an error names it."""
     if len(receipt) <= _SHOWN:

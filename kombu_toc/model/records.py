@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+#: What may have become of a message: it waits, a worker has it, or one of the ways to end.
+STATUSES = (
+    *("pending", "taken", "done", "succeeded", "retried", "cancelled", "revoked", "expired"),
+    *("failed", "dead"),
+)
+
+#: Those that went wrong, and can be sent again: see :meth:`TaskLibrary.retry`.
+FAILURES = ("failed", "dead")
+
 
 class Record(NamedTuple):
     """What the library knows of a message.
@@ -11,11 +20,12 @@ class Record(NamedTuple):
     id: of the task
     token: tells the messages of one id from each other, such as those of a task's retries
     topic: its queue
-    status: ``pending``, ``taken``, ``done``, ``cancelled``, ``dead`` or ``expired``
+    status: one of :data:`STATUSES`
     action_us: when it is due; this and the other times are microseconds since the epoch
+    attributes: of the user's own: names with texts
     attempts: how often it was delivered, as far as is recorded
     worker: who had it last
-    error: what went wrong last
+    error: what went wrong last, in the first line; behind it the end of the traceback
     created_us, modified_us: when it was sent, and when its status changed last
     """
 
@@ -27,6 +37,7 @@ class Record(NamedTuple):
     task: str | None
     biz_type: str | None
     biz_id: str | None
+    attributes: dict[str, str]
     attempts: int
     worker: str | None
     error: str | None
@@ -39,6 +50,19 @@ class RecordPage(NamedTuple):
 
     records: list[Record]
     after: str | None  #: where the next page begins; None: there is no next page
+    away: tuple[str, ...] = ()  #: the databases that have not answered, by their URLs
+
+
+class LibraryResharded(NamedTuple):
+    """What a reshard of a library has done so far.
+
+    rows: how many it has looked at, of about how many
+    moved: how many of them it has moved
+    """
+
+    rows: int
+    of_rows: int
+    moved: int
 
 
 class Rebuilt(NamedTuple):
@@ -49,6 +73,7 @@ class Rebuilt(NamedTuple):
     taken: how many it has left to the workers that took them a moment ago; if one of these is gone,
         the upkeep puts its messages back
     ended: how many have ended by now, or have expired
+    not_kept: queues of which the library has nothing (``x-library: off``): what was in them is lost
     """
 
     rows: int
@@ -56,6 +81,18 @@ class Rebuilt(NamedTuple):
     put: int
     taken: int
     ended: int
+    not_kept: tuple[str, ...] = ()
+
+
+class Retried(NamedTuple):
+    """What a retry by filter has done.
+
+    number: how many tasks were sent again
+    not_kept: how many were not, because their messages are not kept
+    """
+
+    number: int
+    not_kept: int
 
 
 class LibraryStatus(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from . import scores, traits
@@ -21,6 +22,7 @@ TWICE = "twice"  #: an id in several places: the one nearest to delivery stays, 
 STRAY_REASON = "stray reason"  #: a reason or an error of a message that is gone: removed
 STRAY_TOKEN = "stray token"  #: the name of a delivery of a message that is gone: removed
 STRAY_COPY = "stray copy"  #: a copies set names a message that is gone: the name is removed
+OTHER_TYPE = "other type"  #: a key that another program has written: it is renamed, to the place
 UNANNOUNCED = "unannounced"  #: a slot's next time is not announced: it is announced
 NO_LANE = "no lane"  #: it waits in a lane that does not have it: it is entered there
 MISCOUNTED = "miscounted"  #: not as many of a key run as are counted: they are counted anew
@@ -112,6 +114,17 @@ class Delivery(NamedTuple):
         return max(self.limit - self.retries_left, 0)
 
     @property
+    def requeues(self) -> int:
+        """How often a consumer has requeued it, which costs no retry."""
+        return traits.trait(self.birth, "r") or 0
+
+    @property
+    def redelivered(self) -> bool:
+        """Whether a consumer was handed it before: it may have begun."""
+        birth = self.birth
+        return self.failures > 0 or (";" in birth and traits.trait(birth, "r") is not None)
+
+    @property
     def receipt(self) -> str:
         """A text that names this very delivery, in any process: letters, digits, ``.``, ``-`` and
         ``_``. It is not secret, and about a third longer than topic and id."""
@@ -175,12 +188,37 @@ class Consumer(NamedTuple):
         return f"{self.host}:{self.pid}"
 
 
-class Put(NamedTuple):
+#: What a put did: it added a message; it left the one that was there; it gave its body and time to
+#: one that was waiting; or it was a repetition of a put that had been done before.
+ADDED, KEPT, REPLACED, REPEATED = "added", "kept", "replaced", "repeated"
+
+#: Number of an outcome in a script's reply -> outcome.
+OUTCOMES = {0: REPEATED, 1: ADDED, 3: KEPT, 4: REPLACED}
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
     """What one put did."""
 
     id: str  #: the id that the message is kept under
-    added: bool  #: whether the message is new
-    now_us: int | None  #: Redis's clock, if the message was added
+    outcome: str  #: ``added``, ``kept``, ``replaced`` or ``repeated``
+    #: Redis's clock, if the message is new
+    now_us: int | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def added(self) -> bool:
+        """Whether there is one message more."""
+        return self.outcome == ADDED
+
+    @property
+    def by_this_put(self) -> Put:
+        """The same of a put whose name nobody else has: only its own repetitions are of it."""
+        return replace(self, outcome=ADDED) if self.outcome == REPEATED else self
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the message is this put's, and was not there before."""
+        return self.outcome in (ADDED, REPLACED)
 
 
 class PutTogether(NamedTuple):
@@ -225,6 +263,20 @@ class Settled(int):
     def __new__(cls, number: int, stale: Sequence[Any] = ()) -> Settled:
         made = super().__new__(cls, number)
         made.stale = stale
+        return made
+
+
+class Purged(int):
+    """How many messages were deleted: an int, with the schedules whose next firing was among them.
+
+    schedules: their names, in order. Each goes on with the firing after that
+    """
+
+    schedules: Sequence[str]
+
+    def __new__(cls, number: int, schedules: Iterable[str] = ()) -> Purged:
+        made = super().__new__(cls, number)
+        made.schedules = sorted(schedules)
         return made
 
 
@@ -336,6 +388,8 @@ class Cancelled(NamedTuple):
     deleted: bool
     tried: bool = False  #: it was delivered before; that consumer may still have it
     body: bytes = b""  #: the body of a deleted message
+    token: str = ""  #: of a deleted message: names its latest delivery, and has its traits
+    schedule: str = ""  #: the schedule whose next firing it was: that goes on with the one after it
 
     def __repr__(self) -> str:
         return _brief_repr(self)
@@ -349,6 +403,19 @@ class Rescheduled(NamedTuple):
     state: str  #: the state it is in
     moved: bool
     time_us: int = 0  #: when it is due now, if it was moved
+
+
+class Missing(NamedTuple):
+    """Slots of a topic that could not be asked, while others were."""
+
+    topic: str
+    slots: tuple[int, ...]
+    server: str  #: host and port of their node, as far as it is known
+    error: str  #: why it did not answer
+
+    def __str__(self) -> str:
+        slots = f"slot{'' if len(self.slots) == 1 else 's'} {', '.join(map(str, self.slots))}"
+        return f"{slots} of {self.topic!r} at {self.server} ({self.error})"
 
 
 class Page(NamedTuple):
@@ -426,9 +493,11 @@ class Fault(NamedTuple):
     topic: str
     slot: int
     #: NO_BODY, NO_ENTRY, TWICE, STRAY_REASON, STRAY_TOKEN, STRAY_COPY, UNANNOUNCED, OTHER_STEP,
-    #: NO_LANE or MISCOUNTED
+    #: NO_LANE, MISCOUNTED or OTHER_TYPE
     kind: str
-    id: str  #: empty if the fault is about the slot; of MISCOUNTED the key, or empty for the topic
+    #: empty if the fault is about the slot; of MISCOUNTED the key, or empty for the topic; of
+    #: OTHER_TYPE the key in Redis
+    id: str
     places: tuple[str, ...]  #: the keys that have the id
 
 

@@ -29,6 +29,11 @@ from .scores import MAX_RETRIES
 _crc32: Callable[[bytes], int] = crcmod.predefined.mkPredefinedCrcFun("crc-32")
 
 
+def checksum_of(text: str) -> int:
+    """The CRC-32 of a text."""
+    return _crc32(text.encode("utf-8", "surrogatepass"))
+
+
 def slot_of(basis: str, slots: int) -> int:
     """The slot that CRC-32 of the slot basis picks."""
     return _crc32(basis.encode("utf-8", "surrogatepass")) % slots
@@ -102,6 +107,7 @@ class Declaration:
     max_lease: float | None = None
     message_ttl: int | None = None
     dead_expired: bool | None = None
+    requeue_limit: int | None = None
     steps: tuple[int, ...] | None = None
     draining_counts: tuple[int, ...] = ()
     previous_counts: tuple[int, ...] = ()

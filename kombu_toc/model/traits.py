@@ -18,6 +18,9 @@ letter     what it says
 ``u``      its unique key (:mod:`.uniqueness`): a number, a dot, and the key encoded
 ``i``      where a message that was moved was delivered first: the number of the slot, a dot, and
            its birth there
+``l``      how often the library has put it back because a worker that had it was lost
+``n``      the name of its put, if a task library has a row of it and its body says no name
+``r``      it was handed to a consumer that has given it back; how often that was a requeue
 ``s``      1: a firing of a schedule of which no two may run at once: it is in flight until its
            task has ended
 =========  ==============================================================================
@@ -40,10 +43,11 @@ _TRAIT = re.compile(r"[;,]([a-z])(\d+)")
 _KEY = re.compile(r"[;,]k([\w.%-]+)", re.ASCII)
 _UNIQUE = re.compile(r"[;,]u\d\.([\w.%-]+)", re.ASCII)
 _ORIGIN = re.compile(r"[;,]i(\d+)\.([^,~@!]+)")
+_NAME = re.compile(r"[;,]n([0-9a-f]+)")
 _END = re.compile(r"!(\d+)$")
 
 #: The letters of what a message is put with.
-_LASTING = frozenset("vmkuoes")
+_LASTING = frozenset("vmkuoelsn")
 
 #: Seconds within which a message expires at most.
 _LIVES = Number(float, 0, unit="seconds")
@@ -112,6 +116,12 @@ def as_put(token: str, due_ms: int) -> str:
     return f";{','.join(kept)}" if kept else ""
 
 
+def with_trait(entry: str, letter: str, number: int) -> str:
+    """The entry of a message before its first delivery, with another value of a trait."""
+    kept = [one for one in entry[1:].split(",") if one and one[0] != letter]
+    return f";{','.join([*kept, f'{letter}{number}'])}"
+
+
 def is_still(token: str, score: int) -> bool:
     """Whether a token is of the message that waits with this score, and was not left by another
     one of its id; as in ``scripts/token.lua``."""
@@ -129,6 +139,12 @@ def key_in(token: str) -> str | None:
     it."""
     encoded = encoded_key_in(token)
     return None if encoded is None else decode_key(encoded)
+
+
+def name_in(token: str) -> str | None:
+    """The name of its put that a token has; None if it has none."""
+    found = _NAME.search(token) if ";" in token else None
+    return found[1] if found else None
 
 
 def unique_in(token: str) -> str | None:

@@ -14,6 +14,7 @@ from .notifier import BACKOFF as BACKOFF
 from .notifier import CONCURRENCY as CONCURRENCY
 from .notifier import TIMEOUT as TIMEOUT
 from .notifier import Notifier as Notifier
+from .notifier import check_needs as check_needs
 from .running import beside as beside
 from .running import notify as notify
 from .signing import SecretsFile as SecretsFile
@@ -26,6 +27,7 @@ __all__ = (
     "SecretsFile",
     "TIMEOUT",
     "beside",
+    "check_needs",
     "new_secret",
     "notify",
 )

@@ -8,7 +8,7 @@ import sys
 from ..aio.center import AsyncTimeoutCenter
 from ..client.programs import Program, say
 from ..errors import TocError
-from .notifier import BACKOFF, CONCURRENCY, TIMEOUT
+from .notifier import BACKOFF, CONCURRENCY, TIMEOUT, check_needs
 from .running import notify
 from .signing import SECRETS, Secrets, new_secret
 
@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
         default=[],
         metavar="NETWORK",
         help="an address or a network that may be sent to although it is not public, as "
-        "10.1.0.0/16; may be repeated",
+        "10.1.0.0/16 or, at one port, 10.1.0.7:8080; may be repeated",
     )
     parser.add_argument(
         "--timeout", type=float, default=TIMEOUT, help="seconds for a request (%(default)g)"
@@ -65,6 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(line, flush=True)
             return 0
         broker = parser.broker_of(asked)
+        check_needs()
         notify(
             lambda: AsyncTimeoutCenter.from_url(broker),
             secrets=asked.secrets,

@@ -4,6 +4,7 @@ does not matter what a name resolved to before."""
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 
@@ -44,34 +45,47 @@ class Addresses:
     """The addresses that may be connected to: those of the internet by TLS, and those of networks
     that are named in any way.
 
-    allowed: networks, as ``10.1.0.0/16``, or addresses
+    allowed: networks, as ``10.1.0.0/16``, or addresses; each may have a port, as
+        ``10.1.0.7:8080`` or ``[fd00::7]:8080``, and is then allowed there only
     """
 
     def __init__(self, allowed: Iterable[str] = ()) -> None:
-        self._allowed = tuple(map(read_network, allowed))
+        self._allowed = tuple(map(read_allowed, allowed))
         self._refusal = lru_cache(maxsize=4096)(self._judge)
 
-    def check(self, address: str, *, encrypted: bool) -> None:
+    def check(self, address: str, port: int = 443, *, encrypted: bool) -> None:
         """Raise AddressRefused, with the way out, for an address that may not be connected to.
 
         encrypted: whether what is sent there is
         """
-        why = self._refusal(address, encrypted)
+        why = self._refusal(address, port, encrypted)
         if why:
             raise AddressRefused(why)
 
-    def _judge(self, address: str, encrypted: bool) -> str:
+    def _judge(self, address: str, port: int, encrypted: bool) -> str:
         try:
             found = effective(ipaddress.ip_address(address.partition("%")[0]))
         except ValueError:  # a number that the system would take for one
             return f"{address} is no address: write it as 203.0.113.7"
-        if any(found in network for network in self._allowed):
+        if any(found in network and at in (None, port) for network, at in self._allowed):
             return ""
         if not is_public(found):
-            return f"{found} is no public address: --allow {found} lets it be a target"
+            place = f"{found}:{port}" if found.version == 4 else f"[{found}]:{port}"
+            return f"{found} is no public address: --allow {place} lets it be a target"
         if not encrypted:
             return f"{found} is reached over the internet: give its target a URL with https"
         return ""
+
+
+_ALLOWED = re.compile(r"(?:\[([^\[\]]*)\]|([^:\[\]]*)):([0-9]{1,5})")
+
+
+def read_allowed(text: str) -> tuple[Network, int | None]:
+    """A network and the only port there, or None for all. Raises ConfigurationError."""
+    found = _ALLOWED.fullmatch(text.strip())
+    if found is None or not 0 < int(found[3]) < 65536:
+        return read_network(text), None
+    return read_network(found[1] or found[2]), int(found[3])
 
 
 def read_network(text: str) -> Network:
@@ -80,7 +94,8 @@ def read_network(text: str) -> Network:
         found = ipaddress.ip_network(text.strip())
     except ValueError:
         raise ConfigurationError(
-            f"--allow takes an address or a network, such as 10.1.0.0/16, not {text!r}"
+            "--allow takes an address or a network, such as 10.1.0.0/16, perhaps with a port, such "
+            f"as 10.1.0.7:8080 or [fd00::7]:8080, not {text!r}"
         ) from None
     if isinstance(found, ipaddress.IPv6Network) and found.prefixlen >= 96:
         inner = effective(found.network_address)

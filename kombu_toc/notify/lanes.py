@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from math import inf
 
+from ..client.programs import one_line
 from .hosts import MOST_WAITING, Hosts
 from .verdicts import shown
 
@@ -163,12 +164,14 @@ class Lane:
             self._says_again = now + SAY_EVERY
             logger.warning(
                 "queue %s: its target does not take messages (%d failed, %d of them dead now): %s",
-                *(self.queue, self._failed, self._dead, " ".join(why.split())[:300]),
+                one_line(self.queue),
+                *(self._failed, self._dead, one_line(" ".join(why.split())[:300])),
             )
 
     def worked(self) -> None:
         """A message was taken."""
         if self._failed:
-            logger.info("queue %s: %s takes messages again", self.queue, shown(self.target))
+            name = one_line(self.queue)
+            logger.info("queue %s: %s takes messages again", name, shown(self.target))
             self._failed = self._dead = 0
             self._says_again = -inf

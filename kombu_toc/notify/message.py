@@ -14,7 +14,7 @@ from ..model.envelope import first_line, unpack
 from ..model.results import Delivery
 from ..model.terms import Url
 from ..model.traits import origin_in
-from .signing import signature
+from .signing import normal, signature
 
 #: The header that gives one message another target than its queue's.
 TARGET = "x-target"
@@ -77,7 +77,7 @@ def host_of(delivery: Delivery) -> str:
         if _NAMED not in first_line(raw, delivery.id, _HEADERS):
             return ""
         target = unpack(raw, delivery.id, MAX_EXPANDED)["headers"].get(TARGET)
-        return urlsplit(target).netloc.lower() if isinstance(target, str) else ""
+        return urlsplit(normal(target)).netloc if isinstance(target, str) else ""
     except (EnvelopeError, ValueError):
         return ""  # that it cannot be sent is said when it is
 

@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 
 from ..aio.center import AsyncTimeoutCenter
 from ..center.runner import BROKEN
+from ..client.programs import check_installed, one_line
 from ..errors import ConfigurationError, EnvelopeError, TocError
 from ..model.results import DEAD, Delivery, Popped
 from ..model.traits import origin_in
@@ -24,7 +25,7 @@ from .lanes import Lane
 from .message import COMPRESSED, content_of, headers_of, host_of
 from .presence import Presence
 from .settling import Settler
-from .signing import SecretsFile
+from .signing import SecretsFile, normal
 from .targets import Target, read_targets, stop_target
 from .verdicts import AGAIN, DONE, GONE, Verdict, backoff_of, judge, shown
 
@@ -60,6 +61,11 @@ MAX_GROUPS = 50
 PAUSE = 1.0
 
 
+def check_needs() -> None:
+    """Raises ConfigurationError, naming the extra, if what it needs is not installed."""
+    check_installed("the notifier", "notify", "greenlet", "aiohttp")
+
+
 class Notifier:
     """Sends messages to the targets of their topics. It belongs to one event loop.
 
@@ -84,12 +90,9 @@ class Notifier:
         concurrency: int = CONCURRENCY,
         backoff: float = BACKOFF,
     ) -> None:
-        try:
-            from .posting import Poster
-        except ImportError as exc:
-            raise ConfigurationError(
-                "the notifier needs the package aiohttp: pip install 'celery-toc[notify]'"
-            ) from exc
+        check_needs()
+        from .posting import Poster
+
         if not 0.1 <= timeout <= 3600:
             raise ConfigurationError(f"timeout must be from 0.1 to 3600 seconds, not {timeout}")
         if not 1 <= concurrency <= MOST_UNDER_WAY:
@@ -174,7 +177,7 @@ class Notifier:
             logger.error(
                 "queue %s: there is no secret for its target %s, so nothing is sent there: add a "
                 "line to the secrets",
-                *(queue, shown(target)),
+                *(one_line(queue), shown(target)),
             )
         return False
 
@@ -279,7 +282,8 @@ class Notifier:
         try:
             verdict, target = await self._send(lane, message)
         except Exception as exc:
-            logger.exception("message %s of %s cannot be sent", message.id, message.topic)
+            names = one_line(message.id), one_line(message.topic)
+            logger.exception("message %s of %s cannot be sent", *names)
             error = f"{type(exc).__name__}: {exc}"
             verdict, target = Verdict(AGAIN, "cannot be sent", error), lane.target
         if verdict.what == DONE:
@@ -310,14 +314,16 @@ class Notifier:
         if tell is not None:
             tell(len(content.body))
         target = content.target or lane.target
+        # What is compared with the secrets and what is sent are one and the same.
+        url = normal(target)
         keys: Sequence[bytes] | None = ()
         if self._secrets is not None:
-            keys = self._secrets.secrets.of(target)
+            keys = self._secrets.secrets.of(url)
         if keys is None:
             why = f"there is no secret for its target {shown(target)}"
             return Verdict(AGAIN, "there is no secret for its target", why), target
         headers = headers_of(message, content, keys, int(time.time()))
-        answer = await self._poster.post(target, headers, content.body)
+        answer = await self._poster.post(url, headers, content.body)
         return judge(answer, target, datetime.now(timezone.utc)), target
 
     async def _stop(self, lane: Lane, verdict: Verdict) -> None:
@@ -329,13 +335,14 @@ class Notifier:
                 stop_target, lane.queue, lane.target, f"{verdict.reason} at {at}"
             )
         except (RedisError, *BROKEN, TocError) as exc:
-            logger.warning("queue %s: its target cannot be stopped: %s", lane.queue, exc)
+            name = one_line(lane.queue)
+            logger.warning("queue %s: its target cannot be stopped: %s", name, exc)
             return
         if stopped:
             logger.error(
                 "queue %s: its target %s has answered 410 Gone and is stopped: its messages wait; "
                 "'celery toc topic set %s --target URL' goes on",
-                *(lane.queue, shown(lane.target), lane.queue),
+                *(one_line(lane.queue), shown(lane.target), one_line(lane.queue)),
             )
 
     async def _reject(self, lane: Lane, message: Delivery, verdict: Verdict, target: str) -> None:
@@ -387,7 +394,7 @@ class _Group:
             try:
                 await self._fetch()
             except Exception as exc:
-                names = ", ".join(lane.queue for lane in self.lanes[:5])
+                names = one_line(", ".join(lane.queue for lane in self.lanes[:5]))
                 logger.warning("cannot fetch messages of %s for now: %s", names, exc)
                 await asyncio.sleep(PAUSE)
 

@@ -139,7 +139,7 @@ class Poster:
 
             def open_socket(info: Any) -> socket.socket:
                 family, kind, protocol, _, address = info
-                addresses.check(address[0], encrypted=encrypted)
+                addresses.check(address[0], address[1], encrypted=encrypted)
                 return socket.socket(family=family, type=kind, proto=protocol)
 
             connector = aiohttp.TCPConnector(

@@ -112,13 +112,56 @@ def _key_of(secret: str, where: str) -> bytes:
     return key
 
 
-def _place(target: str) -> str:
-    """A URL as it is compared: without what means the same."""
+#: The ports that need not be said.
+_PORTS = {"https": 443, "http": 80}
+
+_ENCODED = re.compile("%([0-9A-Fa-f]{2})")
+
+
+def normal(target: str) -> str:
+    """A URL in the form in which it is compared and sent, of all that mean the same (RFC 3986): no
+    port that need not be said, no segments of dots in its path, nothing encoded that need not be.
+    """
     found = urlsplit(target)
     host = (found.hostname or "").lower()
-    port = found.port or {"https": 443, "http": 80}.get(found.scheme, 0)
+    host = f"[{host}]" if ":" in host else host
+    if found.port and found.port != _PORTS.get(found.scheme):
+        host += f":{found.port}"
+    query = f"?{_decoded(found.query)}" if found.query else ""
+    return f"{found.scheme}://{host}{_path(found.path)}{query}"
+
+
+def _path(path: str) -> str:
+    """A path without segments of dots, also encoded ones: a server would leave these out itself."""
+    kept: list[str] = []
+    segments = _decoded(path).split("/")[1:] or [""]
+    for segment in segments:
+        if segment == "..":
+            del kept[-1:]
+        elif segment != ".":
+            kept.append(segment)
+    if segments[-1] in (".", ".."):
+        kept.append("")
+    return "/" + "/".join(kept)
+
+
+def _decoded(text: str) -> str:
+    """Text of a URL in which only that is encoded which has to be."""
+
+    def one(match: re.Match[str]) -> str:
+        character = chr(int(match[1], 16))
+        plain = character.isascii() and (character.isalnum() or character in "-._~")
+        return character if plain else match[0].upper()
+
+    return _ENCODED.sub(one, text)
+
+
+def _place(target: str) -> str:
+    """A URL as it is compared with lines: it always has a port, and no brackets."""
+    found = urlsplit(normal(target))
+    port = found.port or _PORTS.get(found.scheme, 0)
     query = f"?{found.query}" if found.query else ""
-    return f"{found.scheme}://{host}:{port}{found.path or '/'}{query}"
+    return f"{found.scheme}://{found.hostname}:{port}{found.path}{query}"
 
 
 def _pattern(target: str, where: str) -> re.Pattern[str]:
@@ -136,7 +179,10 @@ def _pattern(target: str, where: str) -> re.Pattern[str]:
     scheme, host, port, path = found.groups()
     if path is not None and path.startswith("?"):
         path = f"/{path}"
-    port = port or ("443" if scheme == "https" else "80")
+    if path is not None:
+        path, mark, query = path.partition("?")
+        path = f"{_path(path)}{mark}{_decoded(query)}"
+    port = port or str(_PORTS[scheme])
     shown = "[^/:]*".join(map(re.escape, host.strip("[]").lower().split("*")))
     rest = ".*" if path is None else ".*".join(map(re.escape, path.split("*")))
     return re.compile(f"{scheme}://{shown}:{port}{rest}", re.DOTALL)

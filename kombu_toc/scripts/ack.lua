@@ -91,6 +91,6 @@ for slot = 0, slots - 1 do
 end
 for set = 1, sets do
   local number, id = ARGV[at + 2 * set - 2], ARGV[at + 2 * set - 1]
-  if gone[number .. ':' .. id] then redis.call('SREM', KEYS[slots * width + set], id) end
+  if gone[number .. ':' .. id] then redis.call('HDEL', KEYS[slots * width + set], id) end
 end
 return {count, stale, said, unsaid}

@@ -74,6 +74,6 @@ for number = 0, slots - 1 do
 end
 for set = 1, sets do
   local number, id = ARGV[at + 2 * set - 2], ARGV[at + 2 * set - 1]
-  if gone[number .. ':' .. id] then redis.call('SREM', KEYS[slots * width + 3 + set], id) end
+  if gone[number .. ':' .. id] then redis.call('HDEL', KEYS[slots * width + 3 + set], id) end
 end
 return {count, stale, said, unsaid}

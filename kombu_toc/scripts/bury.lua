@@ -59,7 +59,7 @@ else
   end
   if not id then return {'', -1, said, unsaid} end
   redis.call('HSET', body, id, envelope)
-  if string.find(id, '#', 1, true) then redis.call('SADD', copies, id) end
+  if string.find(id, '#', 1, true) then redis.call('HSET', copies, id, string.format('%.0f:', now)) end
 end
 
 -- What it has of its own stays with it, as before its first delivery.

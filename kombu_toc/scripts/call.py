@@ -206,6 +206,11 @@ def microseconds(seconds: float | None) -> int | None:
         return round(seconds * 1_000_000)
     except (OverflowError, ValueError):
         raise ActionTimeError(f"{seconds!r} is not a time; choose another eta") from None
+    except TypeError:
+        raise ActionTimeError(
+            f"{seconds!r:.100} is not a time: give a number of seconds; a timedelta has "
+            "total_seconds(), a datetime timestamp()"
+        ) from None
 
 
 def text(raw: bytes) -> str:

@@ -11,7 +11,7 @@
 -- ARGV[8] how many entries the log may have, or 0 if nothing is logged
 -- ARGV[9...] ids
 -- Returns {{id, what it was: 1 waiting | 2 in flight | 3 dead, 1 deleted | 0 left,
---           1 if it was delivered before, envelope of what is deleted, ...},
+--           1 if it was delivered before, envelope of what is deleted, its token, ...},
 --          how many of the ids were looked at, announcements, settled}
 --@ clock admitted wake token sorted unlimited claim log
 
@@ -46,7 +46,7 @@ for number = 9, last do
   if budget > 0 and bytes > budget then break end
   looked = looked + 1
   local copies = 2 * (number - 9) + 9 + steps
-  local ids = ARGV[6] == '1' and redis.call('SMEMBERS', KEYS[copies]) or {}
+  local ids = ARGV[6] == '1' and redis.call('HKEYS', KEYS[copies]) or {}
   table.insert(ids, 1, ARGV[number])
   for i = 1, #ids do
     local id = ids[i]
@@ -57,20 +57,23 @@ for number = 9, last do
       found[at + 2] = state
       found[at + 3] = 0
       found[at + 4] = tried
-      found[at + 5] = ''
+      found[at + 5], found[at + 6] = '', ''
       if wanted[state] then
         found[at + 3] = 1
-        found[at + 5] = budget > 0 and redis.call('HGET', KEYS[5], id) or ''
+        local token = (budget > 0 or with_claims or limited) and redis.call('HGET', KEYS[6], id)
+        if budget > 0 then
+          found[at + 5], found[at + 6] = redis.call('HGET', KEYS[5], id) or '', token or ''
+        end
         bytes = bytes + #found[at + 5]
         redis.call('ZREM', key, id)
-        if with_claims then give_up_claim(claims, id, redis.call('HGET', KEYS[6], id)) end
+        if with_claims then give_up_claim(claims, id, token) end
         redis.call('HDEL', KEYS[5], id)
         redis.call('HDEL', KEYS[4], id)
-        local token = limited and state < 3 and redis.call('HGET', KEYS[6], id)
+        token = limited and state < 3 and token
         redis.call('HDEL', KEYS[6], id)
         if limited and step then limited.leave_lane(id, step, score, token) end
         if token then limited.leave(id, token, true, now, state == 1) end
-        redis.call('SREM', KEYS[copies + (i == 1 and 1 or 0)], id)
+        redis.call('HDEL', KEYS[copies + (i == 1 and 1 or 0)], id)
         removed = removed or state == 1
         if logged > 0 then log_change(log, logged, 'c', id) end
       end

@@ -17,7 +17,7 @@
 -- 5 the slot's next time is not announced: it is
 -- 6 an id that waits under a step that the topic has not, where nobody looks: it gets another
 -- 7 a token of no message: removed   8 an id that waits in a lane that has it not: entered there
---@ clock admitted wake failure token sorted unlimited
+--@ clock admitted wake failure token lease sorted unlimited
 
 local steps, part, mend = tonumber(ARGV[1]), tonumber(ARGV[3]), ARGV[6] == '1'
 local slot, cursor, count = ARGV[2], ARGV[4], ARGV[5]
@@ -78,7 +78,7 @@ for i = 1, #page[2], 2 do -- each followed by a value or a score
   end
   local body = redis.call('HEXISTS', KEYS[3], id) == 1
   if part == 5 or part == 6 then
-    if #places == 0 and not body then
+    if #places == 0 and not body and id ~= LONGEST then
       fault(part == 5 and 4 or 7, id, {part})
       if mend then redis.call('HDEL', KEYS[part], id) end
     end

@@ -5,10 +5,10 @@
 -- Returns the ids.
 
 local gone = {}
-for _, id in ipairs(redis.call('SMEMBERS', KEYS[1])) do
+for _, id in ipairs(redis.call('HKEYS', KEYS[1])) do
   if redis.call('HEXISTS', KEYS[2], id) == 0 then
     gone[#gone + 1] = id
-    if ARGV[1] == '1' then redis.call('SREM', KEYS[1], id) end
+    if ARGV[1] == '1' then redis.call('HDEL', KEYS[1], id) end
   end
 end
 return gone

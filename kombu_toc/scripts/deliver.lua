@@ -2,15 +2,17 @@
 -- token.lua and lease.lua.
 --
 -- `terms` are those of the topic, or of who asks: visibility, in milliseconds; own, whether that
--- goes before the message's; longest, milliseconds for which a delivery may be renewed in all, or
+-- goes before the message's; far, whether it is longer than usual (lease.lua); longest, milliseconds for which a delivery may be renewed in all, or
 -- nil; ttl, milliseconds after its due time when a message expires, or nil; place, whether the
 -- delivery has a place (lanes.lua).
 
--- A text of a topic's terms: of 'own', 'drop', 'mN' and 'tN', those that hold, a comma behind each.
+-- A text of a topic's terms: of 'own', 'far', 'drop', 'mN' and 'tN', those that hold, a comma behind
+-- each.
 local function read_terms(visibility, text)
   return {
     visibility = tonumber(visibility),
     own = string.find(text, 'own', 1, true) ~= nil,
+    far = string.find(text, 'far', 1, true) ~= nil,
     drop = string.find(text, 'drop', 1, true) ~= nil,
     longest = tonumber(string.match(text, 'm(%d+)')),
     ttl = tonumber(string.match(text, 't(%d+)')),

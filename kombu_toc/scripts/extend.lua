@@ -1,13 +1,14 @@
 -- Renews leases: each ends a visibility timeout from now.
 --
 -- KEYS[1] prepare   KEYS[2] tokens
--- ARGV[1] visibility timeout in milliseconds   ARGV[2] 1: it goes before the messages' own
+-- ARGV[1] visibility timeout in milliseconds   ARGV[2] 1: it goes before the messages' own; 2: and is
+-- longer than usual (lease.lua)
 -- ARGV[3...] per message: id, what its lease says beside its end, its token
 -- Returns which of them, by number, have ended: no longer in prepare, or delivered again since, or
 -- another message. The number is negative if the delivery has ended at last: its max lease has passed.
 --@ clock admitted token lease
 
-local now_ms, visibility, own = math.floor(clock() / 1000), tonumber(ARGV[1]), ARGV[2] == '1'
+local now_ms, visibility, own = math.floor(clock() / 1000), tonumber(ARGV[1]), ARGV[2] ~= '0'
 local until_ms = now_ms + visibility
 local ids = {}
 for i = 3, #ARGV, 3 do ids[#ids + 1] = ARGV[i] end
@@ -25,6 +26,7 @@ for number = 1, #ids do
     lost[#lost + 1] = -number
   elseif score and tonumber(score) % 1000 == tonumber(ARGV[i + 1])
       and (tokens[number] == token or tokens[number] and unmarked(tokens[number]) == token) then
+    if ARGV[2] == '2' then note_longest(KEYS[2], visibility) end
     redis.call('ZADD', KEYS[1], ends * 1000 + tonumber(score) % 1000, ARGV[i])
   else
     lost[#lost + 1] = number

@@ -26,7 +26,7 @@ for place = 1, tonumber(ARGV[1]) do
   end
 
   for number = 1, count do
-    local ids = redis.call('SMEMBERS', KEYS[key + 5 + steps + number])
+    local ids = redis.call('HKEYS', KEYS[key + 5 + steps + number])
     table.insert(ids, 1, ARGV[arg + 2 + number])
     for i = 1, #ids do
       local id = ids[i]

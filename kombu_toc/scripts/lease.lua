@@ -14,3 +14,13 @@ local function lease_until(token, now_ms, visibility, own)
   local last = last_end(token)
   return last and math.min(ends, last) or ends
 end
+
+-- Field of `tokens`, which is no id: for how many milliseconds the longest lease of the slot was given,
+-- of those that are longer than 60 s or than their topic's. A clock that is set back leaves leases that
+-- end later than that: see upkeep.lua, which takes the field away when no lease is left.
+local LONGEST = '\n'
+
+local function note_longest(tokens, visibility)
+  local known = tonumber(redis.call('HGET', tokens, LONGEST) or '')
+  if not known or known < visibility then redis.call('HSET', tokens, LONGEST, visibility) end
+end

@@ -88,12 +88,14 @@ for i = 6, #ARGV, 2 do
   bytes = bytes + #(body or '')
   local part, score = place(here, id)
   if body and part then
-    local is_copy = redis.call('SISMEMBER', KEYS[set + 1], id) == 1
+    local as_copy = redis.call('HGET', KEYS[set + 1], id)
+    local is_copy = as_copy and true
     local name, record = id, is_copy and KEYS[set + 2] or nil
     local same = false
     local function taken()
       local other = redis.call('HGET', there(3), name)
-      same = other == body and (part == 4 or redis.call('ZSCORE', there(4), name) == false)
+      -- Of what is no envelope, its bytes do not say which message it is.
+      same = other == body and string.find(body, '^[{\1\2]') and (part == 4 or redis.call('ZSCORE', there(4), name) == false)
       return other and not same
     end
     if taken() then
@@ -111,7 +113,7 @@ for i = 6, #ARGV, 2 do
       redis.call('ZADD', there(part), score, name)
       local note = redis.call('HGET', here(5), id)
       if note then redis.call('HSET', there(5), name, note) end
-      if record then redis.call('SADD', record, name) end
+      if record then redis.call('HSET', record, name, as_copy or string.format('%.0f:', now)) end
       if logged > 0 then log_change(log_there, logged, 'p', name) end
       local token = redis.call('HGET', here(6), id)
       local traits = token and (part == 4 or is_still(token, score))
@@ -135,7 +137,7 @@ for i = 6, #ARGV, 2 do
     redis.call('HDEL', here(3), id)
     redis.call('HDEL', here(5), id)
     redis.call('HDEL', here(6), id)
-    if is_copy then redis.call('SREM', KEYS[set + 1], id) end
+    if is_copy then redis.call('HDEL', KEYS[set + 1], id) end
     moved = moved + 1
   end
 end

@@ -66,7 +66,7 @@ local taken, left, looked, seen = {}, 0, 0, {} -- taken: slot, step, id, score, 
 local full = false
 for number = 1, count do
   local id, as_it_was = ARGV[8 + 3 * number], ARGV[9 + 3 * number]
-  local ids = as_it_was == '' and redis.call('SMEMBERS', KEYS[6 + steps + number]) or {}
+  local ids = as_it_was == '' and redis.call('HKEYS', KEYS[6 + steps + number]) or {}
   table.insert(ids, 1, id)
   for i = 1, #ids do
     local step, score = place(ids[i])
@@ -125,6 +125,7 @@ for i = 1, #taken, 4 do
     if birth then
       redis.call('ZADD', KEYS[2], ends * 1000 + low, id)
       redis.call('HSET', KEYS[6], id, birth)
+      if terms.far then note_longest(KEYS[6], terms.visibility) end
       if birth ~= name then again[#again + 1], again[#again + 2] = i, birth end
       local n = #messages
       messages[n + 1], messages[n + 2] = 0, step - 1

@@ -49,8 +49,9 @@ local soon_us, late_us = now + tonumber(ARGV[4]), now - tonumber(ARGV[6])
 local soon_score, late_score = due_score(soon_us), due_score(late_us)
 local rolled, died, bare, dropped, expired = {}, {}, {}, {}, {}
 local untried = tonumber(ARGV[8])
-local special = ARGV[19] ~= ''
-local terms = special and read_terms(ARGV[7], ARGV[19]) or {visibility = tonumber(ARGV[7])}
+local special = ARGV[19] ~= '' and ARGV[19] ~= 'far,'
+local terms = special and read_terms(ARGV[7], ARGV[19])
+  or {visibility = tonumber(ARGV[7]), far = ARGV[19] ~= ''}
 
 local function key(slot, part) return KEYS[(slot - 1) * width + part] end
 local function store(slot, step) return key(slot, 6 + step) end
@@ -276,7 +277,10 @@ for i = 1, #old, 3 do
     heads[slot] = tonumber(redis.call('ZRANGE', store(slot, used), 0, 0, 'WITHSCORES')[2] or '')
   end
 end
-for slot, part in pairs(leases) do in_parts('ZADD', key(slot, 2), part) end
+for slot, part in pairs(leases) do
+  in_parts('ZADD', key(slot, 2), part)
+  if terms.far then note_longest(key(slot, 6), terms.visibility) end
+end
 for slot, part in pairs(births) do in_parts('HSET', key(slot, 6), part) end
 
 local passed = soon > 0 and soon_us or late_us

@@ -386,6 +386,7 @@ do
     local slot = all[number]
     if slot and slot[LEASES] and slot[LEASES][1] then
       in_parts('ZADD', slot.prepare, slot[LEASES])
+      if terms.far then note_longest(slot.tokens, terms.visibility) end
       in_parts('HSET', slot.tokens, slot[BIRTHS])
       local ran = slot[RUN]
       if ran then

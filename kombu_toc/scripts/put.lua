@@ -12,8 +12,9 @@
 -- ARGV[4] slot number
 -- ARGV[5] suffix that tells this message from another live one with the same id
 -- ARGV[6] milliseconds after which the slot goes away unless something is put again, or 0
--- ARGV[7] 1: add only if no live message has this id
--- ARGV[8] name of this publish, or '' if it is not remembered   ARGV[9] seconds it is
+-- ARGV[7] 0: add; 1: add only if no live message has this id; 2: add, and what is put has a name of
+--         its own in it: the same bytes under its id are the same message
+-- ARGV[8] name of this put, or '' if it is not remembered   ARGV[9] seconds it is
 -- ARGV[10] 1: add it although the server is full, for it takes the place of one that was delivered
 -- ARGV[11] its traits as token.lua has them, or '' if it has none; left out as a rule. Where slots
 --          go away by themselves it is given: a token may outlive its body there
@@ -24,14 +25,13 @@
 -- ARGV[14] number of its priority step, from 1: keys take turns, and what is due at once goes to its
 --          lane; left out as a rule
 -- Returns {id, -1, 0, microseconds until one more may be put, 'p' for the whole topic or 'P' for its key,
---          announcements, settled} if it may not be put now; else {id it is kept under, 1 added | 0 it was there already, now in microseconds if it was
---          added just now, else 0, announcements, settled}; of a publish that is to be added only
---          if it is new, 1 also if it is the one that added it, repeated
+--          announcements, settled} if it may not be put now; else {id it is kept under, 1 added | 0 it was
+--          there already: this put is repeated | 3 another message has its id, and was kept, now in
+--          microseconds if it was added just now, else 0, announcements, settled}
 --
--- What the producer published last is not added again, even if it has been acknowledged by now:
--- it is the same publish, repeated because its reply was lost. So are the same bytes under the
--- same id, while there is such a message. A time that is earlier than everything the slot has announced
--- is announced. What may not be put changes nothing, and what was there already does not count.
+-- What the producer put last is not added again, even if it has been acknowledged by now: it is the
+-- same put, repeated because its reply was lost. A time that is earlier than everything the slot has
+-- announced is announced. What may not be put changes nothing, and what was there already does not count.
 -- Messages with one action time keep the order in which they were put, however many
 -- there are: a millisecond holds 968 of them, the rest spills into the next ones, and each is less than
 -- 1.4 ms late per 968 that have its time or one within those milliseconds.
@@ -53,31 +53,46 @@ local function keep(key) -- for as long as the slot, unless it is kept for longe
   if redis.call('PTTL', key) < ttl then redis.call('PEXPIRE', key, ttl) end
 end
 
+-- Of the copies of an id it is known when each was put, and where the message under the id itself
+-- waited then: so put_unique.lua knows which of them is the newest.
+local function note_copy(now, base)
+  local plain = redis.call('ZSCORE', store, base)
+  redis.call('HSET', copies, id, string.format('%.0f:%s', now, plain or ''))
+  if ttl > 0 then keep(copies) end
+end
+
 local publish = ARGV[8]
-local function there(by_this_publish)
+local function there(outcome)
+  local copy = id .. '#' .. ARGV[5]
+  if outcome == 0 and redis.call('HEXISTS', body, copy) == 1 then id = copy end
   -- Something is written, so that WAIT waits for it; first what takes no memory, because Redis
   -- refuses what does when it is full, but not after a script's first write.
   redis.call('PERSIST', sent)
   redis.call('SET', sent, publish, 'EX', ARGV[9])
-  if publish == '' then redis.call('DEL', sent) end
-  return {id, by_this_publish and ARGV[7] == '1' and 1 or 0, 0, said, unsaid}
+  if publish == '' or outcome ~= 0 then redis.call('DEL', sent) end
+  return {id, outcome, 0, said, unsaid}
 end
 
-if publish ~= '' and redis.call('GET', sent) == publish then return there(true) end
 -- What goes away by itself, such as the replies to remote control, is taken by a full server too,
 -- within bounds: the script's first write is this one.
 if ARGV[10] == '1' or ttl > 0 and redis.call('ZCARD', store) < 100 then redis.call('PERSIST', sent) end
-if ARGV[7] == '1' then
-  for _, copy in ipairs(redis.call('SMEMBERS', copies)) do
-    if redis.call('HEXISTS', body, copy) == 1 then return there() end
-    redis.call('SREM', copies, copy) -- of a message that is gone
+if publish ~= '' then
+  local before = redis.pcall('SET', sent, publish, 'EX', ARGV[9], 'GET')
+  if type(before) == 'table' then -- it is refused, as by a full server
+    if redis.call('GET', sent) ~= publish then return before end
+    before = publish
   end
+  if before == publish then return there(0) end
 end
-local is_copy = redis.call('HEXISTS', body, id) == 1
-if is_copy then
-  if ARGV[7] == '1' or redis.call('HGET', body, id) == envelope then return there() end
-  id = id .. '#' .. ARGV[5]
-  if redis.call('HEXISTS', body, id) == 1 then return there() end
+if ARGV[7] == '1' then
+  if redis.call('HEXISTS', body, id) == 1 then return there(3) end
+  for _, copy in ipairs(redis.call('HKEYS', copies)) do
+    if redis.call('HEXISTS', body, copy) == 1 then
+      id = copy
+      return there(3)
+    end
+    redis.call('HDEL', copies, copy) -- of a message that is gone
+  end
 end
 
 local now = clock()
@@ -85,11 +100,24 @@ local paid
 if limits then
   paid = {}
   local wait, which = toll(limits, KEYS[7], key_in(traits), now, paid)
-  if wait > 0 then return {ARGV[1], -1, 0, wait, which, said, unsaid} end
+  if wait > 0 then
+    if publish ~= '' then redis.call('DEL', sent) end
+    return {id, -1, 0, wait, which, said, unsaid}
+  end
 end
-if is_copy then
-  redis.call('SADD', copies, id)
-  if ttl > 0 then keep(copies) end
+if redis.call('HSETNX', body, id, envelope) == 0 then
+  local name = traits and string.match(traits, '[;,]n(%x+)')
+  if ARGV[7] == '2' and redis.call('HGET', body, id) == envelope
+      and (not name or string.match(redis.call('HGET', KEYS[6], id) or '', '[;,]n(%x+)') == name) then
+    return there(0)
+  end
+  local base = id
+  id = id .. '#' .. ARGV[5]
+  if redis.call('HSETNX', body, id, envelope) == 0 then
+    id = base
+    return there(0)
+  end
+  note_copy(now, base)
 end
 local us, score = now, due_score(now)
 if ARGV[3] ~= '' then
@@ -104,14 +132,12 @@ end
 local first_score = score
 score = free_score(store, score, step or traits and key_in(traits) ~= '')
 
-redis.call('HSET', body, id, envelope)
 if limits then pay(limits, KEYS[7], now, paid) end
 if traits == '' then
   redis.call('HDEL', KEYS[6], id)
 elseif traits then
   redis.call('HSET', KEYS[6], id, traits)
 end
-if publish ~= '' then redis.call('SET', sent, publish, 'EX', ARGV[9]) end
 if step and us == now and score - first_score < 5000 then -- no more than 5 ms later
   local key, lanes, turns, waits = key_in(traits), KEYS[8], KEYS[9], KEYS[10]
 --< enter

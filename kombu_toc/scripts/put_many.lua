@@ -5,12 +5,14 @@
 -- take turns; then the wake index, if it is on this node
 -- ARGV[1] slot number   ARGV[2] milliseconds after which the slot goes away unless something is put
 --         again, or 0
--- ARGV[3] how many values a message has: 3, or 4; behind it, where keys take turns and what is due at
+-- ARGV[3] how many values a message has: 3, 4 or 5; behind it, where keys take turns and what is due at
 --         once goes to its lane, 'f', the number of the priority step, from 1, and a comma; behind that,
 --         if puts are limited, how many may be put, as toll.lua has it
--- ARGV[4] name of this call, or '' if it is not remembered   ARGV[5] seconds it is
+-- ARGV[4] name of this call; or '' if messages are put back that may be there: then it is not
+--         remembered, and the same bytes under an id are the same message   ARGV[5] seconds it is
 -- ARGV[6...] per message: its id, its envelope, its action time in microseconds, '+N' for N
---         microseconds from now, or '' for now; and its traits as token.lua has them, or ''
+--         microseconds from now, or '' for now; its traits as token.lua has them, or ''; and of what is put
+--         back, the suffix under which it may be there as a copy
 -- Returns {now in microseconds, which were there already, which were not added because another
 --          message has their id, announcements, settled}; which: their numbers, from 0. If puts are
 --          limited, before the last two: {number, microseconds until it may be put, 'p' for the whole
@@ -41,8 +43,13 @@ for i = 6, #ARGV, width do
   local which = new
   if repeated then
     which = there
+  elseif width == 5 and redis.call('HEXISTS', body, id .. '#' .. ARGV[i + 4]) == 1 then
+    which = there
   elseif redis.call('HEXISTS', body, id) == 1 then
-    local same = redis.call('HSTRLEN', body, id) == #envelope and redis.call('HGET', body, id) == envelope
+    local same = name == '' and redis.call('HSTRLEN', body, id) == #envelope
+      and redis.call('HGET', body, id) == envelope
+    local own = same and width > 3 and string.match(ARGV[i + 3], '[;,]n(%x+)')
+    if own then same = string.match(redis.call('HGET', tokens, id) or '', '[;,]n(%x+)') == own end
     which = same and there or taken
   end
   local wait, limit = 0, ''
@@ -69,17 +76,17 @@ for n = 1, #new do
     score = score + 1
   else
     score = free_score(store, us == now and due_score(now) or action_score(us),
-      step or width == 4 and key_in(ARGV[i + 3]) ~= '')
+      step or width > 3 and key_in(ARGV[i + 3]) ~= '')
   end
   latest = us
   redis.call('HSET', body, id, ARGV[i + 1])
-  if width == 4 and ARGV[i + 3] ~= '' then
+  if width > 3 and ARGV[i + 3] ~= '' then
     redis.call('HSET', tokens, id, ARGV[i + 3])
   elseif ttl > 0 then -- a token may outlive its body where slots go away by themselves
     redis.call('HDEL', tokens, id)
   end
   if step and us == now and score - due_score(now) < 5000 then -- no more than 5 ms later
-    local key = width == 4 and key_in(ARGV[i + 3]) or ''
+    local key = width > 3 and key_in(ARGV[i + 3]) or ''
 --< enter
   else
     redis.call('ZADD', store, score, id)

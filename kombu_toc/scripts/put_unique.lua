@@ -1,9 +1,11 @@
--- Adds a message as put.lua does, unless another one has its unique key.
+-- Adds a message as put.lua does, unless another one has its unique key; or puts it in the place of
+-- the newest one of its id that waits.
 --
 -- KEYS[1] claims   KEYS[2] dead   KEYS[3] reasons   KEYS[4] tokens
 -- KEYS[5...] store (one per priority step)
 -- then those of put.lua
--- ARGV[1] number of priority steps   ARGV[2] the unique key, encoded
+-- ARGV[1] number of priority steps   ARGV[2] the unique key, encoded; or '', and it takes the place of
+--         the newest message of its id that waits, if any does: ARGV[3] to ARGV[9] do not matter then
 -- ARGV[3] how long its claim holds: 0 until it starts, 1 until it is done, 2 for a time
 -- ARGV[4] that time, in microseconds, or 0   ARGV[5] CRC-32 of the slot basis
 -- ARGV[6] what is done if another message has the key: 'keep' or 'raise', nothing; 'replace', this
@@ -14,11 +16,12 @@
 -- ARGV[8] the id that the other one is kept under, if this one was made to take its place; else ''
 -- ARGV[9] 1: it goes on for the message of its own id, as a retry does, and so has the key of that
 -- then those of put.lua; the id is the other one's then
--- Returns what put.lua does. If nothing was added because of another message: {the id that it is
+-- Returns what put.lua does, and 4 in place of 1 if it has taken the place of another. If nothing was
+-- added because of another message: {the id that it is
 -- kept under, 2, 1 if it waits, else 0, its own id, announcements, settled}; the ids are empty if one
 -- was to be replaced, and no message has the key any more
 --
--- A repeated publish is recognised first, as by put.lua. What that refuses has claimed nothing.
+-- A repeated put is recognised first, as by put.lua. What that refuses has claimed nothing.
 --@ clock admitted wake token sorted claim
 
 local steps = tonumber(ARGV[1])
@@ -35,6 +38,59 @@ local function put()
 end
 
 if ARGV[8] ~= '' and redis.call('GET', sent) == ARGV[8] then return put() end
+
+-- The message of an id that was put last, of those that wait: the id that it is kept under, the number
+-- of its step, and its score. What was tried is older than the copies of its id.
+local function newest(base)
+  local function waits(id)
+    for step = 1, steps do
+      local score = redis.call('ZSCORE', stores[step], id)
+      if score then return step, score end
+    end
+  end
+  local found, step, score, latest, before
+  local known = redis.call('HGETALL', KEYS[4])
+  for i = 1, #known, 2 do
+    local at, plain = string.match(known[i + 1], '^(%d+):(.*)$')
+    local its, of_it = waits(known[i])
+    if its and (not found or tonumber(at) > latest) then
+      found, step, score, latest, before = known[i], its, of_it, tonumber(at), plain
+    end
+  end
+  local its, of_it = waits(base)
+  if not its then return found, step, score end
+  if found then
+    local now_at = plain_score(tonumber(of_it))
+    local token = redis.call('HGET', tokens, base)
+    local is_new = now_at % 1000 >= 32 and (not token or string.byte(token) == 59)
+    local is_same = before ~= '' and plain_score(tonumber(before)) == now_at
+    if not is_new or is_same or its ~= step then return found, step, score end
+  end
+  return base, its, of_it
+end
+
+local function take_place(store, id)
+  redis.call('ZREM', store, id)
+  redis.call('HDEL', body, id)
+  redis.call('HDEL', reasons, id)
+  redis.call('HDEL', tokens, id)
+end
+
+local function put_in_place()
+  local reply = put()
+  if reply[2] == 1 then reply[2] = 4 end
+  return reply
+end
+
+if name == '' then
+  local id, step, score = newest(ARGV[1])
+  if not id then return put() end
+  take_place(stores[step], id)
+  redis.call('HDEL', KEYS[4], id)
+  ARGV[10] = '1'
+  if ARGV[12] then ARGV[12] = '' end
+  return put_in_place()
+end
 
 local function keep_claim(claim)
   redis.call('HSET', claims, name, claim_text(claim))
@@ -72,7 +128,7 @@ elseif conflict == 'add' and (state or mode ~= '1') then
   if known and not state then redis.call('HDEL', claims, name) end
   return put()
 elseif state then
-  if expected == '' and other.kept == ARGV[1] and redis.call('HGET', body, ARGV[1]) == ARGV[2] then
+  if ARGV[7] == '2' and expected == '' and other.kept == ARGV[1] and redis.call('HGET', body, ARGV[1]) == ARGV[2] then
     return put() -- the same message once more
   end
   local takes = conflict == 'replace' or conflict == 'push_back'
@@ -85,10 +141,7 @@ elseif state then
     if last and at > last then at = due > last + 2000 and due or last end
     ARGV[3] = string.format('%.0f', at)
   end
-  redis.call('ZREM', stores[step], expected)
-  redis.call('HDEL', body, expected)
-  redis.call('HDEL', reasons, expected)
-  redis.call('HDEL', tokens, expected)
+  take_place(stores[step], expected)
   claim.first, claim.ends = other.first, mode == other.mode and other.ends or claim.ends
   claim.base = other.base
   ARGV[1] = expected
@@ -96,8 +149,8 @@ elseif expected ~= '' then
   return {'', 2, 0, '', said, unsaid}
 end
 
-local reply = put()
-if reply[3] == 0 then return reply end -- it was there already, or it was refused
+local reply = (state and expected ~= '') and put_in_place() or put()
+if reply.err or reply[3] == 0 then return reply end -- it was there already, or it was refused
 claim.kept = reply[1]
 keep_claim(claim)
 

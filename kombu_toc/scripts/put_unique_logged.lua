@@ -8,16 +8,15 @@
 
 local most = tonumber(table.remove(ARGV))
 local log = table.remove(KEYS, tonumber(table.remove(ARGV)) + 4 + tonumber(ARGV[1]))
-local replaced = ARGV[8]
 
 local function put_unique()
 --< put_unique
 end
 
 local reply = put_unique()
-if reply[2] == 1 and reply[3] > 0 then
+if (reply[2] == 1 or reply[2] == 4) and reply[3] > 0 then
   -- It may have the id of the one that it takes the place of, whose row ends.
-  if replaced ~= '' then log_change(log, most, 'c', replaced) end
+  if reply[2] == 4 then log_change(log, most, 'c', reply[1]) end
   log_change(log, most, 'p', reply[1])
 end
 return reply

@@ -7,14 +7,15 @@
 -- ARGV[2] visibility timeout in milliseconds; a message's own goes before it, unless ARGV[6] says
 -- ARGV[3] retries of a message that has not been tried
 -- ARGV[4] seconds for which the pop is to give nothing if it has not run yet; 0: it may
--- ARGV[5] 1: with the envelopes   ARGV[6] 1: the visibility timeout goes before the messages' own
+-- ARGV[5] 1: with the envelopes   ARGV[6] 1: the visibility timeout goes before the messages' own;
+-- 2: and is longer than usual (lease.lua)
 -- Returns {now in microseconds, {slot index, step index, id or {id, birth}, store score,
 --          envelope, ...}}, as pop does
 --@ clock admitted lease
 
 local given, name = KEYS[#KEYS], ARGV[1]
 local now = clock()
-local now_ms, visibility, own = math.floor(now / 1000), tonumber(ARGV[2]), ARGV[6] == '1'
+local now_ms, visibility, own = math.floor(now / 1000), tonumber(ARGV[2]), ARGV[6] ~= '0'
 local known = redis.call('GET', given)
 local messages = {}
 if known and string.sub(known, 1, #name + 1) == name .. '\n' then
@@ -31,6 +32,7 @@ if known and string.sub(known, 1, #name + 1) == name .. '\n' then
     if lease and tonumber(lease) % 1000 == mark and redis.call('HGET', tokens, id) == birth
         and not (last and last <= now_ms) then
       write_nothing(prepare)
+      if ARGV[6] == '2' then note_longest(tokens, visibility) end
       redis.call('ZADD', prepare, lease_until(birth, now_ms, visibility, own) * 1000 + mark, id)
       local at = #messages
       messages[at + 1] = slot - 1

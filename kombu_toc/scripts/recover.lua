@@ -6,16 +6,15 @@ local LOST = 'the task failed\nthe worker that ran it is gone: its lease ended'
 -- Rolls back leases that ended by `until_score`, at most so many; adds the ids to `rolled`, or to
 -- `died` if they had no retries left. What was acknowledged while it ran is deleted, to `over`, or died. Of a
 -- topic that is limited, `left` is told of each afterwards: its id, its token, whether it has ended.
+-- `may`, if given, is asked whether one is rolled back: its token, when its lease ended in milliseconds.
 local function roll_back(prepare, body, dead, reasons, stores, most, until_score, now_ms,
-                         first_wait, most_wait, max_retries, tokens, rolled, died, over, left)
+                         first_wait, most_wait, max_retries, tokens, rolled, died, over, left, may)
   local ended = redis.call('ZRANGEBYSCORE', prepare, '-inf', string.format('%.0f', until_score),
     'WITHSCORES', 'LIMIT', 0, most)
-  for i = 1, #ended, 2 do
-    local id, low = ended[i], tonumber(ended[i + 1]) % 1000
+  local function take_back(id, low, token)
     local retries = low % 32
     local step = math.min(math.floor(low / 32) + 1, #stores)
     redis.call('ZREM', prepare, id)
-    local token = redis.call('HGET', tokens, id) or ''
     local acknowledged = string.find(token, '[;,]a1')
     if acknowledged and string.find(token, '[;,]b1,a1') then
       local note = redis.call('HGET', reasons, id)
@@ -38,6 +37,11 @@ local function roll_back(prepare, body, dead, reasons, stores, most, until_score
       died[#died + 1] = id
     end
     if left then left(id, token, acknowledged or retries == 0) end
+  end
+  for i = 1, #ended, 2 do
+    local score = tonumber(ended[i + 1])
+    local token = redis.call('HGET', tokens, ended[i]) or ''
+    if not may or may(token, math.floor(score / 1000)) then take_back(ended[i], score % 1000, token) end
   end
 end
 

@@ -3,7 +3,7 @@
 --
 -- KEYS[1] armed   KEYS[2] body   KEYS[3] tokens   KEYS[4] reasons   KEYS[5] schedules
 -- KEYS[6] templates   KEYS[7] firings   KEYS[8] coming   KEYS[9] names of schedules
--- KEYS[10...] store (one per priority step)
+-- KEYS[10] when one was changed last   KEYS[11...] store (one per priority step)
 -- then the wake index, if it is on this node
 -- ARGV[1] number of priority steps   ARGV[2] slot number   ARGV[3] name of the schedule
 -- ARGV[4] its record as it was read, or '' if there was none   ARGV[5] the new one, or '' for none:
@@ -23,7 +23,7 @@
 --@ clock admitted wake spread
 
 local steps, name, wanted = tonumber(ARGV[1]), ARGV[3], ARGV[5]
-local wake = KEYS[10 + steps]
+local wake = KEYS[11 + steps]
 local now = clock()
 
 local standing = redis.call('HGET', KEYS[5], name) or ''
@@ -35,7 +35,7 @@ if ARGV[16] == '1' or wanted == '' then write_nothing(KEYS[8]) end
 
 local function take_out(id)
   for step = 1, steps do
-    if redis.call('ZREM', KEYS[9 + step], id) == 1 then
+    if redis.call('ZREM', KEYS[10 + step], id) == 1 then
       redis.call('HDEL', KEYS[2], id)
       redis.call('HDEL', KEYS[3], id)
       redis.call('HDEL', KEYS[4], id)
@@ -47,7 +47,7 @@ end
 
 local function put(id, at)
   if redis.call('HEXISTS', KEYS[2], id) == 1 then return 0 end
-  local store = KEYS[10 + tonumber(ARGV[12])]
+  local store = KEYS[11 + tonumber(ARGV[12])]
   local us, score = now, due_score(now)
   if at > now then us, score = at, action_score(at) end
   score = free_score(store, score)
@@ -103,6 +103,7 @@ if wanted ~= '' then
   redis.call('HSET', KEYS[5], name, wanted)
   redis.call('ZADD', KEYS[8], ARGV[7], name)
   redis.call('ZADD', KEYS[9], 0, name)
+  redis.call('ZADD', KEYS[10], 'GT', now, '')
   if ARGV[6] ~= '' then redis.call('HSET', KEYS[6], name, ARGV[6]) end
   if ARGV[14] ~= '' then
     local known = redis.call('HGET', KEYS[7], name) or ''
@@ -114,12 +115,13 @@ else
   redis.call('ZREM', KEYS[9], name)
   redis.call('HDEL', KEYS[6], name)
   redis.call('HDEL', KEYS[7], name)
+  if redis.call('EXISTS', KEYS[8]) == 0 then redis.call('DEL', KEYS[10]) end
 end
 if ARGV[8] ~= '' then removed = take_out(ARGV[8]) end
 if ARGV[9] ~= '' then added = put(ARGV[9], tonumber(ARGV[11])) end
 if removed == 1 and added == 0 and ARGV[17] ~= '1' then
   local stores = {}
-  for step = 1, steps do stores[step] = KEYS[9 + step] end
+  for step = 1, steps do stores[step] = KEYS[10 + step] end
   settle_if_empty(wake, KEYS[1], ARGV[2], stores)
 end
 return {1, wanted, now, added, removed, said, unsaid}

@@ -1,23 +1,23 @@
 -- Reads schedules of a slot: by name, or page by page, the one that fires next first.
 --
 -- KEYS[1] schedules   KEYS[2] templates   KEYS[3] firings   KEYS[4] coming   KEYS[5] prepare
--- KEYS[6] dead   KEYS[7...] store (one per priority step)
+-- KEYS[6] dead   KEYS[7] when one was changed last   KEYS[8...] store (one per priority step)
 -- ARGV[1] number of priority steps   ARGV[2] 1: their templates too   ARGV[3] 1: what has fired too
 -- ARGV[4] how many at most, page by page, or 0: by name
 -- ARGV[5...] names; or the time and the name behind which it goes on, both '' from the start, and
 -- how many microseconds before now it was to fire at the latest, or '' for any time
--- Returns {now in microseconds, {name, when it fires next in microseconds, its record or '', its
---          template or '', lines of what has fired or '', where the message is that the record
---          begins with: 0 nowhere | 1 waiting | 2 in flight | 3 dead, {ids in flight of those
---          lines}}, ...}
+-- Returns {now in microseconds, when one was changed last or '', {name, when it fires next in
+--          microseconds, its record or '', its template or '', lines of what has fired or '', where
+--          the message is that the record begins with: 0 nowhere | 1 waiting | 2 in flight | 3 dead,
+--          {ids in flight of those lines}}, ...}
 --@ clock
 
 local steps = tonumber(ARGV[1])
-local found = {clock()}
+local found = {clock(), redis.call('ZSCORE', KEYS[7], '') or ''}
 
 local function where(id)
   for step = 1, steps do
-    if redis.call('ZSCORE', KEYS[6 + step], id) then return 1 end
+    if redis.call('ZSCORE', KEYS[7 + step], id) then return 1 end
   end
   for state = 2, 3 do
     if redis.call('ZSCORE', KEYS[3 + state], id) then return state end

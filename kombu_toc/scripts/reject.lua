@@ -1,11 +1,12 @@
--- Gives a delivered message back after a failure: rolled back with one retry less, or, when
--- it has none left or is not to be tried again, to DeadQueue with the reason.
+-- Gives a delivered message back: after a failure, rolled back with one retry less, or, when it has
+-- none left or is not to be tried again, to DeadQueue with the reason; or on purpose, as it was.
 --
 -- KEYS[1] armed   KEYS[2] prepare   KEYS[3] dead   KEYS[4] reasons   KEYS[5] tokens
 -- KEYS[6...] store (one per priority step)
 -- then the wake index, if it is on this node
 -- ARGV[1] number of priority steps   ARGV[2] slot number   ARGV[3] id
--- ARGV[4] 1: try it again
+-- ARGV[4] 1: try it again | 2: it was requeued on purpose, which costs no retry: the first time it is
+--         due at once, then the waits count from the second
 -- ARGV[5] milliseconds until then after the first failure, doubled with each further one
 -- ARGV[6] the longest of these waits
 -- ARGV[7] reason   ARGV[8] error, or ''
@@ -21,7 +22,7 @@
 
 local steps = tonumber(ARGV[1])
 local wake = KEYS[6 + steps + (limited and limited.keys or 0)]
-local slot, id, again = ARGV[2], ARGV[3], ARGV[4] == '1'
+local slot, id, again, on_purpose = ARGV[2], ARGV[3], ARGV[4] ~= '0', ARGV[4] == '2'
 local now = clock()
 local now_ms = math.floor(now / 1000)
 local low
@@ -51,9 +52,15 @@ if lease then
   low = tonumber(lease) % 1000
   redis.call('ZREM', KEYS[2], id)
   local retries = low % 32
-  if again and retries > 0 then
+  if again and (retries > 0 or on_purpose) then
     local step = math.min(math.floor(low / 32) + 1, steps)
-    local wait = back_off(tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[9]) - retries + 1)
+    local failures = tonumber(ARGV[9]) - retries + 1
+    if on_purpose then
+      failures = requeues_of(token) -- those before this one
+      redis.call('HSET', KEYS[5], id, given_back(token, failures + 1) .. '@')
+      retries = retries + 1
+    end
+    local wait = failures > 0 and back_off(tonumber(ARGV[5]), tonumber(ARGV[6]), failures) or 0
     local due_ms = wait > 0 and now_ms + wait or 0
     redis.call('ZADD', KEYS[5 + step], due_ms * 1000 + retries - 1, id)
     if ARGV[8] ~= '' then redis.call('HSET', KEYS[4], id, '\n' .. ARGV[8]) end

@@ -4,7 +4,8 @@
 -- KEYS[1] armed   KEYS[2] prepare   KEYS[3] tokens   KEYS[4...] store (one per priority step)
 -- then the wake index, if it is on this node
 -- ARGV[1] number of priority steps   ARGV[2] slot number
--- ARGV[3...] per message: id, score in store, step index, what its lease says beside its end,
+-- ARGV[3] 1: they were handed to a consumer, so that the next deliveries say so
+-- ARGV[4...] per message: id, score in store, step index, what its lease says beside its end,
 -- its token
 -- Returns {how many were in prepare, which were not (by number, from 1), announcements, settled}. An
 -- id that is not, or whose lease is another's by now, is left alone. One that has been acknowledged
@@ -20,14 +21,16 @@ if limited then
   for step = 1, steps do stores[step] = KEYS[3 + step] end
   limited.open(KEYS[1], KEYS[2], stores, ARGV[2])
 end
-for i = 3, #ARGV - (limited and limited.args or 0), 5 do
+for i = 4, #ARGV - (limited and limited.args or 0), 5 do
   local id, score = ARGV[i], tonumber(ARGV[i + 1])
   local lease, token = redis.call('ZSCORE', KEYS[2], id), redis.call('HGET', KEYS[3], id)
   if lease and tonumber(lease) % 1000 == tonumber(ARGV[i + 3]) and token == ARGV[i + 4] then
     redis.call('ZREM', KEYS[2], id)
     count = count + 1
     redis.call('ZADD', KEYS[4 + tonumber(ARGV[i + 2])], score, id)
-    redis.call('HSET', KEYS[3], id, heritage_of(ARGV[i + 4]) .. '@')
+    local kept = heritage_of(ARGV[i + 4])
+    if ARGV[3] == '1' then kept = given_back(kept, requeues_of(kept)) end
+    redis.call('HSET', KEYS[3], id, kept .. '@')
     local us = action_time(score)
     if us == 0 then us = now end
     announce_if_first(wake, KEYS[1], ARGV[2], us, now)
@@ -38,7 +41,7 @@ for i = 3, #ARGV - (limited and limited.args or 0), 5 do
       redis.call('ZADD', KEYS[2], tonumber(lease) % 1000, id)
       announce_if_first(wake, KEYS[1], ARGV[2], now, now)
     end
-    stale[#stale + 1] = (i + 2) / 5
+    stale[#stale + 1] = (i + 1) / 5
   end
 end
 if limited then limited.announce(wake, now) end

@@ -56,7 +56,7 @@ local function move(id) -- whether it was waiting
   end
 end
 
-local ids = ARGV[5] == '1' and redis.call('SMEMBERS', KEYS[4]) or {}
+local ids = ARGV[5] == '1' and redis.call('HKEYS', KEYS[4]) or {}
 table.insert(ids, 1, ARGV[3])
 for i = 1, #ids do
   if not move(ids[i]) then

@@ -10,17 +10,31 @@
 --
 -- The letters: s, no two firings of its schedule may run at once; v, visibility in milliseconds; m, milliseconds for which a delivery may be renewed in
 -- all, or 0; e, milliseconds after its due time when the message expires; x, when it expires, in
--- milliseconds since the epoch, known since its first delivery; a1, its delivery is acknowledged, and
+-- milliseconds since the epoch, known since its first delivery; n, the name of its put, in hexadecimal
+-- digits, by which a task library knows it; a1, its delivery is acknowledged, and
 -- its task still runs: see mark.lua; k, its key, percent-encoded; p1, its delivery has a place, see
 -- lanes.lua; o1, its slot follows from something else than its key; i, of a message that was moved
 -- after it had been delivered, the number of the slot where it was first, a dot, and its birth there;
--- b1, it is dead if its lease ends although it is acknowledged. The traits p1, b1 and a1 stand behind
+-- b1, it is dead if its lease ends although it is acknowledged; r, it was handed to a consumer that has
+-- given it back, and how often that was a requeue. The traits p1, b1 and a1 stand behind
 -- all others, in this order.
 
 local function birth_of(token) return string.match(token, '^[^;~@!]*') end
 
 -- What a redelivery takes over: the birth, and the traits.
 local function heritage_of(token) return string.match(token, '^[^~@!]*') end
+
+-- How often a message with this token was requeued.
+local function requeues_of(token) return tonumber(string.match(token, '[;,]r(%d+)')) or 0 end
+
+-- What a token says that a redelivery takes over, of a message that was requeued so many times.
+local function given_back(token, requeues)
+  local heritage, birth = heritage_of(token), birth_of(token)
+  if string.find(heritage, '[;,]r%d') then
+    return (string.gsub(heritage, '([;,]r)%d+', '%1' .. requeues, 1))
+  end
+  return birth .. ';r' .. requeues .. (string.gsub(string.sub(heritage, #birth + 1), '^;', ','))
+end
 
 -- What a message that is moved from a slot takes along: its traits, among them what its birth was.
 local function origin(token, slot)

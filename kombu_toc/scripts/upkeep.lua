@@ -1,7 +1,7 @@
 -- Keeps slots in order, whether anybody consumes them or not: rolls back leases that have ended,
 -- drops what DeadQueue keeps no longer, and announces what is due next. It delivers nothing.
 --
--- KEYS, per topic: per slot: armed, prepare, body, dead, reasons, tokens, ended, store (one per
+-- KEYS, per topic: per slot: armed, prepare, body, dead, reasons, tokens, watch, store (one per
 -- priority step), of a topic that is limited also lanes, turns, waits, pace, tags, busy, holders; of
 -- such a topic, armed, pace and busy of the slot where the whole queue's limits are kept; then its wake
 -- index, if that is on this node
@@ -9,8 +9,9 @@
 -- ARGV[2] how many leases and dead messages may be dealt with in all   ARGV[3] and how many a slot
 -- ARGV[4] 1: wake indexes are on this node
 -- ARGV[5...] per topic: number of slots, number of priority steps,
---   microseconds since the epoch until which leases that have ended may be rolled back,
---   milliseconds of grace, or 0: who calls does not know whether the server was there all the time,
+--   visibility timeout of its leases in milliseconds,
+--   milliseconds of grace; -1: as suits each lease; -2: no lease is rolled back; -3: as -1. -2 and
+--   -3 say that the server was away or its clock was set, as who looks has seen,
 --   milliseconds that a message waits after its first failure, the longest of these waits,
 --   retries of a message that has not been tried,
 --   milliseconds that DeadQueue keeps a message, how many a slot's keeps,
@@ -22,8 +23,17 @@
 --          4 expired | 5 ended, for it had been acknowledged while it ran, id, ...},
 --          announcements, settled}
 --
--- With a grace, what has ended is only noted at first, in `ended`: when somebody saw it. Whoever
--- comes a grace later rolls back what had ended by then and was not renewed since.
+-- A lease that has ended proves that its holder is gone only if holders could renew leases. They could
+-- not if the server stood still, was away or was restarted, or if its clock was set. So `watch` keeps,
+-- of a slot with leases, since when it was looked at without a gap, when it was looked at last, when it
+-- was seen first that a lease had ended, when the server was last known to have been away, and its run
+-- id. A lease is rolled back if the slot was watched for 2 s until now, or if it had ended when that was
+-- seen first, 2 s ago: who could not renew it tries again every second. After a gap in which the server
+-- was restarted or became another one, or was away as somebody has seen, it takes a third of the lease.
+--
+-- A clock that is set back leaves leases that end too late. Those that end later than any that is given
+-- now end as that one does: at once, if the clock was seen to be later; else none is shortened to less
+-- than a minute, for other processes may give longer ones than who looks.
 --@ clock admitted wake failure token recover lease deliver sorted expire lanes openings
 
 local wake_is_here = ARGV[4] == '1'
@@ -33,8 +43,12 @@ local now_ms = math.floor(now / 1000)
 local more = 0
 local holding, events = {}, {}
 
--- A week: a lease that ended stays, and so may what was noted of it.
-local NOTED = 604800000
+-- Milliseconds that may pass between two looks. More is a gap. An elected process that dies is replaced
+-- within that time (consumer/election.py).
+local SILENCE = 2750
+
+-- Milliseconds that `watch` is kept: a week.
+local KEPT = 604800000
 
 local function ended_by(us) return math.floor(us / 1000) * 1000 + 999 end
 
@@ -43,20 +57,98 @@ local function has_ended(prepare, us)
     'LIMIT', 0, 1)[1]
 end
 
--- Until when may be rolled back in a slot by one who needs a grace.
-local function noted(ended, prepare, grace)
-  local seen = tonumber(redis.call('GET', ended))
+-- Microseconds for which a slot must have been watched: who could not renew tries again every second.
+local QUIET = 2000000
+
+-- Milliseconds that must have passed since the server was away: holders renew a lease before a third of
+-- it has passed, and may have to find the server first.
+local function grace_of(visibility) return math.min(math.max(visibility / 3, 2000), 15000) end
+
+-- Milliseconds for which a lease must have ended: two thirds of it outlast a silence that nobody sees,
+-- or the rest of that is waited for, and a moment to renew.
+local function slack_of(visibility) return math.max(SILENCE + 100 - visibility * 2 / 3, 0) end
+
+-- Shortens leases that end later than they could if they had been given now, some of them.
+local function shorten(prepare, tokens, least, most)
+  local longest = math.max(tonumber(redis.call('HGET', tokens, LONGEST) or '') or 0, least)
+  local after = string.format('(%.0f', (now_ms + longest) * 1000 + 999)
+  local late = redis.call('ZREVRANGEBYSCORE', prepare, '+inf', after, 'WITHSCORES', 'LIMIT', 0, most)
+  for i = 1, #late, 2 do
+    local score = tonumber(late[i + 1])
+    local own = trait(redis.call('HGET', tokens, late[i]) or '', 'v') or 0
+    local ends = (now_ms + math.max(longest, own)) * 1000 + score % 1000
+    if ends < score then redis.call('ZADD', prepare, ends, late[i]) end
+  end
+end
+
+-- Milliseconds that nobody's lease is longer than without having noted it (lease.lua).
+local USUAL = 60000
+
+-- The beginning of the server's run id, and when it was started, in microseconds; '' and now if this
+-- user may not know: then a first look counts as one after a restart.
+local run_id, started
+local function server()
+  if not run_id then
+    local info = redis.pcall('INFO', 'server')
+    info = type(info) == 'string' and info or ''
+    run_id = string.match(info, 'run_id:(%w%w%w%w%w%w%w%w)') or ''
+    local seconds = tonumber(string.match(info, 'uptime_in_seconds:(%d+)') or 0)
+    started = now - seconds * 1000000
+  end
+  return run_id, started
+end
+
+-- Looks at the leases of a slot. Returns what tells of each that has ended whether it may be rolled
+-- back, or nil if none may.
+local function looked(watch, prepare, tokens, visibility, grace, most)
+  if redis.call('EXISTS', prepare) == 0 then
+    if redis.call('EXISTS', watch) == 1 then redis.call('DEL', watch) end
+    if redis.call('HEXISTS', tokens, LONGEST) == 1 then redis.call('HDEL', tokens, LONGEST) end
+    return nil
+  end
+  local known = redis.call('GET', watch) or ''
+  local since, seen, ended, back, away, run = string.match(known, '^(%d+),(%d+),(%d+),(%d+),(%d+),(%w*)$')
+  since, seen, ended, back = tonumber(since), tonumber(seen), tonumber(ended), tonumber(back) or 0
+  away = math.min(tonumber(away) or 0, now)
+  if seen and now < seen - 1000000 then back = math.max(back, seen) end
+  if back > 0 and now > back then back = 0 end
+  if back > 0 then
+    shorten(prepare, tokens, visibility, most)
+  elseif not seen then
+    shorten(prepare, tokens, math.max(visibility, USUAL), most)
+  end
+  local steady = seen and seen <= now
+  if not steady or now - seen > SILENCE * 1000 then
+    since = now
+    local id, start = server()
+    if not run or id ~= '' then away = (run or id) == id and math.max(away, start) or now end
+    run = id ~= '' and id or run or id
+  end
+  if grace == -2 or grace == -3 then away = math.max(away, since) end
   if not has_ended(prepare, now) then
-    if seen then redis.call('DEL', ended) end
-    return 0
+    ended = 0
+  elseif not steady or ended == 0 then
+    ended = now
   end
-  if seen and seen <= now and now < seen + grace * 1000 then return 0 end
-  if seen and seen <= now then
-    if has_ended(prepare, seen) then return seen end
+  local before, last = ended, ended
+  -- Of what had ended by then all is back: from now on it is about what has ended since.
+  local whole = grace >= 0 and grace * 1000 or QUIET
+  if ended > 0 and now - ended >= whole and not has_ended(prepare, ended) then last = now end
+  redis.call('DEL', watch) -- a full server refuses what takes memory, but not after a first write
+  redis.call('SET', watch,
+    string.format('%.0f,%.0f,%.0f,%.0f,%.0f,%s', since, now, last, back, away, run), 'PX', KEPT)
+  if grace == -2 then return nil end
+  return function(token, ended_ms)
+    local own = trait(token, 'v') or visibility
+    local rhythm = math.min(own, visibility)
+    local slack = 0
+    if grace < 0 then
+      if now - away < grace_of(rhythm) * 1000 then return false end
+      slack = slack_of(own)
+    end
+    return now - since >= whole and now_ms - ended_ms >= slack
+      or before > 0 and ended_ms * 1000 <= before and now - before >= whole
   end
-  redis.call('DEL', ended)
-  redis.call('SET', ended, string.format('%.0f', now), 'PX', NOTED)
-  return 0
 end
 
 local function note(topic, number, what, ids)
@@ -78,7 +170,7 @@ end
 local at, arg = 0, 5
 for topic = 1, tonumber(ARGV[1]) do
   local slots, steps = tonumber(ARGV[arg]), tonumber(ARGV[arg + 1])
-  local bound, grace = tonumber(ARGV[arg + 2]), tonumber(ARGV[arg + 3])
+  local visibility, grace = tonumber(ARGV[arg + 2]), tonumber(ARGV[arg + 3])
   local first_wait, most_wait = tonumber(ARGV[arg + 4]), tonumber(ARGV[arg + 5])
   local retries = tonumber(ARGV[arg + 6])
   local age, limit = tonumber(ARGV[arg + 7]), tonumber(ARGV[arg + 8])
@@ -103,7 +195,7 @@ for topic = 1, tonumber(ARGV[1]) do
     local number = ARGV[arg + 11 + slot]
     local armed, prepare, body = KEYS[base + 1], KEYS[base + 2], KEYS[base + 3]
     local dead, reasons = KEYS[base + 4], KEYS[base + 5]
-    local tokens, ended = KEYS[base + 6], KEYS[base + 7]
+    local tokens, watch = KEYS[base + 6], KEYS[base + 7]
     local stores = {}
     for step = 1, steps do stores[step] = KEYS[base + 7 + step] end
     local laned, leave
@@ -117,20 +209,14 @@ for topic = 1, tonumber(ARGV[1]) do
     end
 
     local most = math.max(math.min(each, left), 0)
-    if grace > 0 then
-      bound = noted(ended, prepare, grace)
-    elseif redis.call('EXISTS', ended) == 1 and not has_ended(prepare, now) then
-      redis.call('DEL', ended) -- of one who needed a grace, and may never come again
-    end
-    if bound > 0 then
+    local may = looked(watch, prepare, tokens, visibility, grace, each)
+    if may and most > 0 then
       local rolled, died, over = {}, {}, {}
-      if most > 0 then
-        roll_back(prepare, body, dead, reasons, stores, most, ended_by(math.min(now, bound)), now_ms,
-          first_wait, most_wait, retries, tokens, rolled, died, over, leave)
-        note(topic, number, 1, rolled)
-        note(topic, number, 2, died)
-        note(topic, number, 5, over)
-      end
+      roll_back(prepare, body, dead, reasons, stores, most, ended_by(now), now_ms, first_wait,
+        most_wait, retries, tokens, rolled, died, over, leave, may)
+      note(topic, number, 1, rolled)
+      note(topic, number, 2, died)
+      note(topic, number, 5, over)
       if #rolled + #died + #over == most then more = 1 end
     end
     most = math.max(math.min(each, left), 0)

@@ -125,6 +125,16 @@ class Channel(virtual.Channel):
             return self.typeof(exchange).deliver(message, exchange, routing_key, batch=batch)
         return self.publisher.put(routing_key, message, batch)
 
+    def answer(self, message: dict[str, Any], exchange: str, routing_key: str) -> None:
+        """Publish a prepared answer to a call of remote control, to a direct exchange.
+
+        It is tried once, and for a second at most: who answers has other things to do, and who asks
+        does not wait for long. Raises what a broken connection raises.
+        """
+        self.publisher.address(message, exchange, routing_key)
+        for queue in self._lookup(exchange, routing_key):
+            self.transport.run_briefly(self.publisher.putting(self.queues.topic(queue), message))
+
     def create_publish_batch(self, max_size: int) -> PublishBatch:
         """What ``Producer.batch()`` publishes through."""
         return PublishBatch(self, max_size)

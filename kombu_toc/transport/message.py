@@ -28,6 +28,16 @@ class Message(kombu_message.Message):
     #: whether that is so now, and the task library is to be told when the task has ended
     dies_later = False
 
+    #: whether the task itself asks to be put back into its queue
+    asks_requeue = False
+
+    #: whether it was lost or failed: to be requeued costs it a retry then
+    is_lost = False
+
+    #: what the task library is told when it is acknowledged: how its task has ended, if its
+    #: consumer knows that
+    outcome = "done"
+
     #: what a traced channel knows of the span that received it
     trace: Any = None
 
@@ -42,9 +52,10 @@ class Message(kombu_message.Message):
         info = properties.setdefault("delivery_info", {})
         tag = properties["delivery_tag"] = next(tags)
         headers = content["headers"]
-        if delivery is not None and delivery.failures:
-            info["redelivered"] = True
-            headers["x-delivery-count"] = delivery.failures
+        if delivery is not None and delivery.redelivered:
+            info["redelivered"] = headers["redelivered"] = True
+            if delivery.failures:
+                headers["x-delivery-count"] = delivery.failures
         self.delivery = delivery
         self.subscription = subscription
         super().__init__(  # type: ignore[no-untyped-call]  # Kombu's
@@ -86,6 +97,18 @@ class Message(kombu_message.Message):
     #: The name that it had in the first release.
     when_due = call_when_due
 
+    def reject_log_error(self, logger: Any, errors: Any, requeue: bool = False) -> None:
+        """Reject it as Celery does, whatever has become of its task: a requeue costs a retry,
+        unless :attr:`asks_requeue`. (:meth:`requeue` and ``reject(requeue=True)``, by which a
+        consumer of a program's own says "not now", cost none.)"""
+        self.is_lost = not self.asks_requeue
+        super().reject_log_error(logger, errors, requeue)  # type: ignore[no-untyped-call]
+
+    def requeue_lost(self) -> None:
+        """Requeue it, for who had it is gone: that costs a retry."""
+        self.is_lost = True
+        self.requeue()  # type: ignore[no-untyped-call]
+
     def note_release(self) -> None:
         """It is given back unhandled: nothing begins."""
         self.given_back = True
@@ -104,10 +127,10 @@ class Message(kombu_message.Message):
             if self.trace is not None:
                 self.channel.trace_burial(self, reason)
 
-    def note_failure(self) -> None:
-        """What it was for has failed, and that stays so, for it was acknowledged before."""
+    def note_outcome(self) -> None:
+        """Its task has ended with an :attr:`outcome`, after it was acknowledged."""
         if self.channel.recorder is not None:
-            self.channel.note_failure(self)
+            self.channel.note_outcome(self)
 
     def return_broadcast(self) -> None:
         """A broadcast is to be delivered again."""

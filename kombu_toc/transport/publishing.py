@@ -19,14 +19,15 @@ from ..center.center import TimeoutCenter
 from ..center.claims import home_of
 from ..center.clock import SendersClock
 from ..center.commands import SENT
-from ..center.requests import REMEMBER, PutRequest
+from ..center.requests import ADD, KEEP, REMEMBER, PutRequest
 from ..center.unique_put import Conflict, is_unique_call, put_unique, unique_call
 from ..client.options import Settings
 from ..consumer.pipe import BROKEN
 from ..errors import AlreadyThereError
 from ..model import envelope
 from ..model.message_key import key_of
-from ..model.results import Put
+from ..model.results import KEPT, Put
+from ..model.spread import token_with
 from ..model.topic import Topic
 from ..model.traits import traits_of
 from ..model.uniqueness import Claim
@@ -158,7 +159,8 @@ class Publisher:
             return self.putting(topic, made, publish, takes=takes)
 
         run = partial(self.run_unique, topic, wait=not topic.declaration.expires)
-        found, taken = put_unique(topic.name, make, run, takes_in.get(topic.name))
+        free = self._center.leases.free
+        found, taken = put_unique(topic.name, make, run, free, takes_in.get(topic.name))
         if id is not None and isinstance(found, Conflict):
             say_kept(id, found.base)
         elif id is not None and taken is not None:
@@ -247,7 +249,7 @@ class Publisher:
         at_us: int | Countdown | None
         at_us, delay_us = action_time(headers, id)
         if at_us is not None and properties.get(envelope.COUNTDOWN):
-            at_us = _countdown_to(at_us, self._clock, time.monotonic(), time.time_ns() // 1000)
+            at_us = _countdown_to(at_us, self._clock, time.time_ns() // 1000, time.monotonic())
         waits = at_us is not None or delay_us is not None
         basis = headers.get("x-slot-basis")
         basis = None if basis is None else str(basis)
@@ -269,7 +271,7 @@ class Publisher:
             topic = home_of(self._center.runner, topic, claim, basis)
         if admit:
             self._center.registry.admit(topic, named, basis, unique=claim is not None)
-        properties["k"] = token = token_of(tag)
+        properties["k"] = token = token_with(token_of(tag), headers)
         packed = envelope.pack(message, deflate=waits and self._settings.toc_deflate, id=id)
         ensure = bool(properties.get(envelope.ENSURE))
         request = PutRequest(
@@ -280,7 +282,7 @@ class Publisher:
             basis,
             self._priority_of(message),
             token,
-            ensure,
+            KEEP if ensure else ADD,
             publish,
             remember,
             # A retry is sent before its task ends, or after it was acknowledged: to refuse it, as a
@@ -290,6 +292,7 @@ class Publisher:
             counted=counted,
             # As Task.replace sends it: under the id of the task.
             goes_on=bool(headers.get("replaced_task_nesting")),
+            has_name=True,
         )
         if claim is not None:
             # A retry has the claim of the task, and is sent in any case.
@@ -356,12 +359,14 @@ class Publisher:
         if eta:
             at_us, _ = action_time({"eta": eta}, id)
             if counts and at_us is not None:
-                at_us = _countdown_to(at_us, self._clock, time.monotonic(), time.time_ns() // 1000)
+                at_us = _countdown_to(at_us, self._clock, time.time_ns() // 1000, time.monotonic())
             if at_us is not None and self._settings.toc_deflate:
                 packed = envelope.compress(plain, id)
         self._center.registry.admit(topic, id, key or None)
         publish = None if topic.declaration.expires else (name.rpartition(".")[0], name)
-        request = PutRequest(id, packed, at_us, priority=priority, token=token, publish=publish)
+        request = PutRequest(
+            id, packed, at_us, priority=priority, token=token, publish=publish, has_name=True
+        )
         if key:
             request = request._replace(basis=key, traits=traits_of("", key=key))
         return self._center.commands.put(topic, request)
@@ -372,10 +377,11 @@ def token_of(name: str) -> str:
     return f"{zlib.crc32(name.encode()):08x}"
 
 
-def _countdown_to(at_us: int, clock: SendersClock, now: float, wall_us: int) -> Countdown | None:
+def _countdown_to(at_us: int, clock: SendersClock, wall_us: int, now: float) -> Countdown | None:
     """What is left of a countdown now: less than at first if Kombu repeats the publish.
 
-    at_us: when it ends by this machine's clock, as `wall_us`; now: monotonic seconds
+    at_us: when it ends by this machine's clock, as `wall_us`; now: monotonic seconds, read after
+        that: if the process stands still in between, the message is late and not early
     """
     left_us = at_us - wall_us
     if left_us <= 0:
@@ -410,7 +416,7 @@ def publish_of(name: str, batch: PublishBatch | None = None) -> tuple[str, str]:
 def _only_if_added(parse: Callable[[Any], Put]) -> Callable[[Any], Put]:
     def added(raw: Any) -> Put:
         put = parse(raw)
-        if isinstance(put, Put) and not put.added:
+        if isinstance(put, Put) and put.outcome == KEPT:
             raise AlreadyThereError(f"there is a message {put.id!r} already")
         return put
 

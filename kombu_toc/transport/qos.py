@@ -80,8 +80,18 @@ class QoS(virtual.QoS):
         message = self._delivered.pop(delivery_tag, None)
         if message is None:
             return
+        delivery, on_purpose = message.delivery, requeue and not message.is_lost
+        if on_purpose and delivery is not None:
+            spent = self.channel.center.commands.spent_requeues(delivery)
+            if spent:
+                message.reason = f"{spent}: {message.reason}" if message.reason else spent
+                requeue = on_purpose = False
+        self._reject(message, requeue, on_purpose)
+
+    def _reject(self, message: Message, requeue: bool, on_purpose: bool) -> None:
         if message.delivery is not None:
-            self._poller.reject(message.delivery, requeue, message.reason, message.error)
+            how = (requeue, message.reason, message.error)
+            self._poller.reject(message.delivery, *how, on_purpose=on_purpose)
         elif requeue:
             message.return_broadcast()
 
@@ -118,10 +128,14 @@ class QoS(virtual.QoS):
                 raise
 
     def _release(self, messages: list[Message]) -> None:
-        """Give messages back unhandled."""
+        """Give messages back unhandled. What was fetched ahead of its time is as if it had not
+        been delivered."""
         for message in messages:
             message.note_release()
-        self._poller.release([m.delivery for m in messages if m.delivery is not None])
+        for handed in (True, False):
+            some = [m.delivery for m in messages if m.delivery and m.is_early is not handed]
+            if some:
+                self._poller.release(some, handed=handed)
         for message in messages:
             if message.delivery is None:
                 message.return_broadcast()

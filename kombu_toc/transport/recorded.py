@@ -15,7 +15,7 @@ from typing import Any
 from amqp.protocol import queue_declare_ok_t
 
 from ..center.commands import SENT
-from ..center.requests import PutRequest
+from ..center.requests import ADD, PutRequest
 from ..center.runner import BROKEN
 from ..center.unique_put import Conflict, ask_recorded
 from ..consumer.guarding import Guarding
@@ -24,11 +24,14 @@ from ..library import outbox
 from ..library.centers import OpenLibrary
 from ..library.far import is_far
 from ..library.notes import FLUSH_AT
-from ..library.records import BIZ_ID, BIZ_TYPE, Event, Row, row_of
-from ..library.statuses import DEAD, DONE, FAR, NOT_PUT, PENDING, TAKEN
+from ..library.records import ATTRIBUTES, BIZ_TYPE, Event, Row, row_of, stem_of
+from ..library.statuses import DEAD, DONE, FAR, NAMES, NOT_PUT, PENDING, TAKEN
 from ..model.library_log import BEHIND, OFF, OUTBOX
+from ..model.results import Delivery
+from ..model.spread import BIZ_ID
 from ..model.topic import Declaration, Topic
-from ..model.uniqueness import Claim
+from ..model.traits import name_in
+from ..model.uniqueness import KEEP, Claim
 from ..scripts.call import ScriptCall
 from .channel import Channel
 from .message import Message
@@ -67,9 +70,12 @@ class RecordedPublisher(Publisher):
             super().put(queue, message, batch, topic)
             return
         headers = message.get("headers") or {}
-        if is_unique(headers, message["properties"]):
+        unique = is_unique(headers, message["properties"])
+        if unique and (connection is None or topic is None):
+            if connection is None and topic is not None and not headers.get("retries"):
+                self._check_outbox(topic)
             # Which of two is kept is known in Redis only.
-            outbox.refuse(queue, "a message with a unique key")
+            outbox.refuse(queue, "a message with a unique key, while Redis is away,")
             super().put(queue, message, batch)
             return
         if topic is None:
@@ -88,14 +94,16 @@ class RecordedPublisher(Publisher):
         if mode == OFF or (behind and topic.declaration.horizon is None):
             super().put(queue, message, batch)
             return
-        if mode == OUTBOX and connection is None and not headers.get("retries"):
-            raise outbox.needed(queue)
+        if connection is None and not headers.get("retries"):
+            self._check_outbox(topic)
         # What is wrong with a message is found before its row is written.
         call = self._made_for(topic, message, batch, away=away)
-        request = self._made.request
+        request = self._made.unique.pop(call.args)[0] if unique else self._made.request
+        if unique and message["headers"].get("x-unique-conflict", KEEP) != KEEP:
+            outbox.refuse(queue, "a message with a unique key and another conflict than 'keep'")
         server_us = None if away else self.library.server_time.of(request)
         row = row_of(queue, request, headers, server_us=server_us)
-        far = is_far(topic.declaration, row.action_us) and not request.ensure
+        far = is_far(topic.declaration, row.action_us) and request.if_exists == ADD
         if connection is not None:
             row = row._replace(place=FAR if far else NOT_PUT)
             recorder.write_with(connection, row, None if away else topic)
@@ -128,6 +136,12 @@ class RecordedPublisher(Publisher):
         except Exception:
             recorder.withdraw(row)
             raise
+
+    @staticmethod
+    def _check_outbox(topic: Topic) -> None:
+        """Raises LibraryError for what is sent without an outbox to a queue that needs one."""
+        if topic.declaration.library == OUTBOX:
+            raise outbox.needed(topic.name)
 
     def _write_records(self, records: list[tuple[Topic, Row]]) -> None:
         """Write the rows of a batch that is about to be put."""
@@ -204,6 +218,7 @@ class RecordedQoS(QoS):
         super().__init__(channel, prefetch_count)
         self._recorder = channel.recorder
         self._notes = self._recorder.gathering.notes_of(self, channel.center.known)
+        channel.noting = self
 
     def append(self, message: Message, delivery_tag: int) -> None:
         super().append(message, delivery_tag)
@@ -221,16 +236,20 @@ class RecordedQoS(QoS):
         super().ack(delivery_tag)
         if message is None or message.dies_later or (delivery := message.delivery) is None:
             return
+        self._notes.fresh.pop(delivery_tag, None)
+        self.note_end(message, delivery)
+
+    def note_end(self, message: Message, delivery: Delivery) -> None:
+        """Note the outcome of a message that is acknowledged."""
         # Of each message that is handled: see notes.py.
         notes, headers = self._notes, message.headers.get
-        notes.fresh.pop(delivery_tag, None)
         ended = notes.ended
-        ended.append(
-            (
-                *(headers("id"), message.properties.get("k"), delivery.id, delivery.topic),
-                *(time_ns(), delivery.score, delivery.limit, message.error),
-                *(headers("task"), headers(BIZ_TYPE), headers(BIZ_ID)),
-            )
+        ended[message.delivery_tag] = (
+            *(headers("id"), message.properties.get("k") or name_in(delivery.birth)),
+            *(delivery.id, delivery.topic),
+            *(time_ns(), delivery.score, delivery.limit, message.error),
+            *(headers("task"), headers(BIZ_TYPE), headers(BIZ_ID), headers(ATTRIBUTES)),
+            *(message.outcome, delivery if message.outcome == "failed" else None),
         )
         if not len(ended) % FLUSH_AT:
             self._recorder.gathering.bound(notes)
@@ -247,11 +266,9 @@ class RecordedQoS(QoS):
         self.channel.recorder.running[id(message)] = end
         return end
 
-    def reject(self, delivery_tag: int, requeue: bool = False) -> None:
-        message = self._delivered.get(delivery_tag)
-        super().reject(delivery_tag, requeue)
-        if message is not None:
-            self.channel.note(message, PENDING if requeue else DEAD)
+    def _reject(self, message: Message, requeue: bool, on_purpose: bool) -> None:
+        super()._reject(message, requeue, on_purpose)
+        self.channel.note(message, PENDING if requeue else DEAD)
 
     def take_back(self, message: Message) -> bool:
         taken = super().take_back(message)
@@ -273,6 +290,9 @@ class RecordedChannel(Channel):
 
     QoS = RecordedQoS
     publisher_class = RecordedPublisher
+
+    #: what notes the ends of its messages, also of those that end when it is closed
+    noting: RecordedQoS
 
     def __init__(self, connection: Any, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
@@ -314,8 +334,8 @@ class RecordedChannel(Channel):
         headers = message.headers
         id = headers.get("id")
         key = (
-            id if isinstance(id, str) and id else delivery.id,
-            str(message.properties.get("k") or ""),
+            id if isinstance(id, str) and id else stem_of(delivery.id)[0],
+            str(message.properties.get("k") or name_in(delivery.birth) or ""),
             delivery.topic,
         )
         event: Event | None = self.recorder.gathering.event_of(
@@ -330,7 +350,7 @@ class RecordedChannel(Channel):
 
     def note_dead(self, message: Message, error: str) -> None:
         """A message is buried."""
-        message.error = error
+        message.error, message.outcome = error, NAMES[DEAD]
         message.dies_later = False
         self.note(message, DEAD)
 
@@ -340,11 +360,17 @@ class RecordedChannel(Channel):
         self.recorder.running.pop(id(message), None)
         if message.dies_later:  # it is not dead
             message.dies_later = False
-            self.note(message, DONE if is_over else TAKEN, watched=False)
+            if is_over and message.delivery is not None:
+                self.noting.note_end(message, message.delivery)
+            else:
+                self.note(message, TAKEN, watched=False)
 
-    def note_failure(self, message: Message) -> None:
-        """What a message was for has failed after it was acknowledged."""
-        self.note(message, DONE)
+    def note_outcome(self, message: Message) -> None:
+        """The task of a message has ended, after that was acknowledged."""
+        # What may be dead yet is noted when that is decided.
+        if message.delivery is None or message.dies_later or message.outcome == NAMES[DEAD]:
+            return
+        self.noting.note_end(message, message.delivery)
 
     def basic_consume(
         self,

@@ -138,7 +138,17 @@ class Topology:
 
     def purge(self, queue: str) -> int:
         """Delete what waits in a queue; return how many messages that were."""
-        return 0 if self._broadcasts.only_reads(queue) else self._center.purge(queue)
+        if self._broadcasts.only_reads(queue):
+            return 0
+        purged = self._center.purge(queue)
+        if purged.schedules:
+            logger.warning(
+                "the purge of queue %r deleted the next firing of %s; each goes on with the one "
+                "after that",
+                queue,
+                ", ".join(map(repr, purged.schedules)),
+            )
+        return int(purged)
 
     def _forget(self, queue: str) -> None:
         """Remember nothing of it, and do not keep it fresh."""

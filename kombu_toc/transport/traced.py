@@ -138,11 +138,9 @@ class TracedQoS(QoS):
         super().ack(delivery_tag)
         self._settled("ack", message)
 
-    def reject(self, delivery_tag: int, requeue: bool = False) -> None:
-        message = self._delivered.get(delivery_tag)
-        super().reject(delivery_tag, requeue)
-        if message is not None:
-            self._settled("requeue" if requeue else "reject", message, message.reason)
+    def _reject(self, message: Message, requeue: bool, on_purpose: bool) -> None:
+        super()._reject(message, requeue, on_purpose)
+        self._settled("requeue" if requeue else "reject", message, message.reason)
 
     def take_back(self, message: Message) -> bool:
         taken = super().take_back(message)

@@ -35,8 +35,10 @@ from ..compat.redis_connections import SOCKET
 from ..consumer.lease_keeper import LeaseKeeper
 from ..consumer.pipe import BROKEN
 from ..consumer.poller import Poller
+from ..consumer.resting_nodes import RestingNodes
 from ..errors import ConfigurationError, FailoverError, NotPermittedError, ServerError
 from ..library.opening import attach
+from ..scripts.call import ScriptCall
 from .channel import Channel
 
 logger = logging.getLogger(__name__)
@@ -44,8 +46,10 @@ logger = logging.getLogger(__name__)
 #: Seconds between attempts to reach a server that a replica is about to replace.
 PAUSE = 0.1
 
-#: Seconds that a node of a Cluster may take to answer the lease keeper.
+#: Seconds that a node of a Cluster may take to answer the lease keeper, and to take an answer to
+#: remote control.
 BEAT_TIMEOUT = 2.0
+BRIEFLY = 0.5
 
 _extended: set[str] = set()
 
@@ -130,6 +134,9 @@ class Transport(virtual.Transport):
         self._routes: Routes | None = None
         self._lease_keeper: LeaseKeeper | None = None
         self._poller: Poller | None = None
+        #: for what may take a moment only, and the nodes of a Cluster that did not answer it
+        self._brief: TimeoutCenter | None = None
+        self._resting: RestingNodes[Hashable] = RestingNodes()
         self._may_consume = False
         # The base class makes a cycle that polls each channel. The poller does its work.
         self.cycle = None
@@ -160,7 +167,8 @@ class Transport(virtual.Transport):
 
         # Kombu shows the options to whoever asks a worker.
         client.transport_options = dict(client.transport_options or {})
-        hide(client.transport_options, "toc_library")
+        for name in ("toc_library", "toc_library_before"):
+            hide(client.transport_options, name)
         self.Channel = RecordedChannel
 
     def _trace(self) -> None:
@@ -244,23 +252,53 @@ class Transport(virtual.Transport):
     def lease_keeper(self) -> LeaseKeeper:
         """What renews, for the whole process, what it holds on this server."""
         if self._lease_keeper is None:
-            settings, address = self.settings, self.address
-            ssl = self.client.ssl
-            provider = getattr(self.client, "credential_provider", None)
-            if address.kind == "cluster":
-                # A node that hangs must not hold up the renewals at the others.
-                patience = settings.connection.get("socket_timeout") or BEAT_TIMEOUT
-                brief = {"socket_timeout": min(patience, BEAT_TIMEOUT)}
-                settings = replace(settings, connection={**settings.connection, **brief})
-
-            def center() -> TimeoutCenter:
-                made = connect(address, settings, ssl=ssl, credential_provider=provider)
-                return make_center(made, settings)
-
+            center = self._making(BEAT_TIMEOUT)
             # By the login too: a password that was in use before may not be valid any more.
-            login = (address.password, provider or settings.connection.get("credential_provider"))
-            self._lease_keeper = LeaseKeeper.of((self.identity, login), center, self.center.metrics)
+            provider = getattr(self.client, "credential_provider", None)
+            provider = provider or self.settings.connection.get("credential_provider")
+            whose = (self.identity, (self.address.password, provider))
+            self._lease_keeper = LeaseKeeper.of(whose, center, self.center.metrics)
         return self._lease_keeper
+
+    def _making(self, patience: float) -> Callable[[], TimeoutCenter]:
+        """What makes centers with connections of their own, which are not this transport's.
+
+        patience: seconds that a node of a Cluster may take: one that hangs must not hold up what
+            concerns the others
+        """
+        settings, address, ssl = self.settings, self.address, self.client.ssl
+        provider = getattr(self.client, "credential_provider", None)
+        if address.kind == "cluster":
+            patience = min(settings.connection.get("socket_timeout") or patience, patience)
+            brief = dict.fromkeys(("socket_timeout", "socket_connect_timeout"), patience)
+            settings = replace(settings, connection={**settings.connection, **brief})
+
+        def center() -> TimeoutCenter:
+            made = connect(address, settings, ssl=ssl, credential_provider=provider)
+            return make_center(made, settings)
+
+        return center
+
+    def run_briefly(self, call: ScriptCall) -> None:
+        """Run a call that puts a message; on a Cluster, only if its node answers within a moment.
+
+        Raises what a broken connection raises, and at once if the node has just failed to answer.
+        """
+        if not self.center.clustered:
+            self.center.run_puts([call], wait=False)
+            return
+        if self._brief is None:
+            self._brief = self._making(BRIEFLY)()
+            self._brief.client.patience = BRIEFLY
+        node = self._brief.client.place_of(call.keys[0])
+        if self._resting.rests(node, time.monotonic()):
+            raise ServerError(f"{node[0]}:{node[1]} did not answer a moment ago")
+        try:
+            self._brief.run_puts([call], wait=False)
+        except BROKEN:
+            self._resting.lost(node, time.monotonic())
+            raise
+        self._resting.reached(node)
 
     @property
     def poller(self) -> Poller:
@@ -390,9 +428,11 @@ class Transport(virtual.Transport):
 
     def _drop_client(self) -> None:
         client, self._client, self._center, self._routes = self._client, None, None, None
-        if client is not None:
-            client.close()
-            client.connection_pool.disconnect()
+        brief, self._brief = self._brief, None
+        for used in (client, None if brief is None else brief.client):
+            if used is not None:
+                used.close()
+                used.connection_pool.disconnect()
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         self.poller.register(loop)

@@ -11,13 +11,16 @@ Two producers send tasks to three queues for so many seconds, about half of them
 by one in order; of ``few``, three tasks run at once. Three workers run them: two of processes
 (``-c 2``), one of threads (``-c 4``), with ``acks_late`` and ``reject_on_worker_lost``. One task in
 seven is acknowledged before it begins, and sends itself again under its id, once or twice, 0.1 to 3
-seconds later. All reach the broker through a proxy (`tests.proxy`); the broker is a real server
-that syncs each write to its disk. Faults come one after the other, at least two seconds apart, as a
-schedule says that depends on the seed alone:
+seconds later. Of the others, one in seven puts its own job again for later, under its id and with
+its bytes, and is then acknowledged (not into the two queues more, nor with a library); and one in
+eight asks three times to be put back into its queue before it runs. All reach the broker through a
+proxy (`tests.proxy`); the broker is a real server that syncs each write to its disk. Faults come
+one after the other, at least two seconds apart, as a schedule says that depends on the seed alone:
 
 =========  =======================================================================================
 kill       SIGKILL of a worker with its pool; of one process of a pool
-term       SIGTERM: a warm shutdown, which must end within 20 seconds
+term       SIGTERM: a warm shutdown, which must end within 20 seconds; SIGQUIT: a cold one, which
+           gives back what was running: that runs again, and is told so
 stop       SIGSTOP of a worker with its pool: for longer than the visibility timeout; for less
 fleet      SIGKILL of all workers at once
 flood      400 short tasks for one queue at once
@@ -51,6 +54,10 @@ flush      SCRIPT FLUSH
 master     SIGKILL; a failover that a sentinel is told to do; SIGSTOP until it has been replaced
 sentinel   SIGKILL of one of them
 =========  =======================================================================================
+
+On a Cluster one of the three workers runs greenlets (``-P gevent -c 4``), and somebody asks all
+workers over remote control all the time, into reply queues on all nodes. No such call may hold a
+worker, and at the end each must answer.
 
 These come two seconds apart at least, but only when the servers are whole again. Redis replicates
 without waiting, so a server that takes over may not have heard the last of its predecessor. For
@@ -105,9 +112,9 @@ happened for 30 seconds.
 What counts is kept apart from all that: producers and tasks write each step into a *ledger*, a
 server of its own that no fault touches. From it the report is made (`verdict`):
 
-lost         ``apply_async`` returned, and the task never finished; or one of the times that it
-             sent itself again. What was acknowledged before it began goes with its worker when
-             that is killed, as Celery has it: it is counted apart
+lost         ``apply_async`` returned, and the task never finished; or one of the times that it sent
+             itself again, or for which it put its own job. What was acknowledged before it began
+             goes with its worker when that is killed, as Celery has it: it is counted apart
 early        started before its ETA, both by this machine's one clock, without any tolerance:
              the clock, the ETA and the broker's clock have microseconds, the broker's times
              have milliseconds, rounded up. While the broker's clock is ahead, its time counts

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import zlib
 from typing import Any
 
 from celery import Celery, Task
@@ -19,6 +20,9 @@ from .app_queues import LIMITED, QUEUES
 
 #: As Celery's own, but patient enough for a server that restarts.
 RETRY_POLICY = {"max_retries": 40, "interval_start": 0, "interval_step": 0.2, "interval_max": 0.2}
+
+#: Seconds for which a task tries to put its own job.
+PATIENCE = 10.0
 
 BROKER = os.environ["CHAOS_BROKER"]
 VISIBILITY_TIMEOUT = float(os.environ["CHAOS_VISIBILITY_TIMEOUT"])
@@ -53,7 +57,10 @@ app.conf.update(
 
 @app.task(bind=True, name="chaos.work", acks_late=True, reject_on_worker_lost=True)
 def work(self: Task, seconds: float) -> None:
-    """Take that long, and write down start and end."""
+    """Take that long, and write down start and end; one in eight is put off before, three times."""
+    odd = zlib.crc32(self.request.id.encode()) % 8 == 0 and BROKER.startswith("toc")
+    if odd and ledger.put_off(self.request.id) <= 3:
+        raise Reject("not now", requeue=True)
     _started(self, time.time())
     time.sleep(seconds)
     _finished(self)
@@ -80,6 +87,49 @@ def again(self: Task, seconds: float, times: int, countdown: float) -> None:
                 _finished(self)
                 raise
             time.sleep(0.2)  # it could not be sent: the server is full, or has been away for long
+
+
+@app.task(bind=True, name="chaos.put", acks_late=True, reject_on_worker_lost=True)
+def put(self: Task, seconds: float, delay: float, queue: str) -> None:
+    """As `work`, and puts its own job once more for later: under its id, with its bytes."""
+    _started(self, time.time())
+    time.sleep(seconds)
+    if ledger.puts_first(self.request.id):
+        _put_own_job(self.request.id, delay, queue)
+    _finished(self)
+
+
+@app.task(bind=True, name="chaos.fire", acks_late=True, reject_on_worker_lost=True)
+def fire(self: Task) -> None:
+    """A schedule's task."""
+    _started(self, time.time())
+
+
+def _put_own_job(id: str, delay: float, queue: str) -> None:
+    from kombu_toc import ReplicationError, Transport, center_for
+
+    center = _centers.get(os.getpid())
+    if center is None:
+        center = _centers[os.getpid()] = center_for(BROKER, **OPTIONS)
+    errors = Transport.connection_errors + Transport.channel_errors
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        try:
+            mine = center.get(id, topic=queue)
+            if not mine:  # it was delivered again meanwhile, and is gone
+                return
+            ledger.write("putting", id, delay=delay)
+            center.put(queue, id, mine[0].body, delay=delay, token="again")
+        except ReplicationError:  # it is kept, but not on another server
+            return
+        except errors:
+            time.sleep(0.2)  # the server is full, or away
+        else:
+            ledger.write("put", id)
+            return
+
+
+_centers: dict[int, Any] = {}
 
 
 def _started(task: Task, at: float) -> None:

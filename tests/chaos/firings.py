@@ -6,7 +6,9 @@ Virtual workers share a real server. Each pops, takes what it was given as a wor
 acknowledges it. It dies at random: before or after any command that it sends, so that the reply to
 a pop, to a change of a schedule or to an acknowledgement may be lost. Its messages come back when
 their leases end. Now and then a message that waits for a firing is cancelled, which may be one that
-comes back; what keeps the queues up puts the following one.
+comes back; what keeps the queues up puts the following one. Or all that waits is purged, also the
+firing of a schedule that is hours ahead: each schedule has a next firing again, one behind what was
+lost.
 """
 
 from __future__ import annotations
@@ -32,6 +34,9 @@ from kombu_toc import TimeoutCenter
 
 #: Milliseconds between two firings of a schedule.
 PERIOD_MS = 2
+
+#: A schedule that is never due: its firings can only be lost.
+RARE = "rare"
 
 #: Seconds for which what a worker holds that has died stays away.
 LEASE = 0.05
@@ -78,13 +83,15 @@ class Verdict(NamedTuple):
     duplicates: list[str]  #: ids for which there was more than one message
     missed: list[str]  #: ids of planned times for which there was none
     never_run: list[str]  #: ids of messages that were never run, although nobody withdrew them
+    unfollowed: list[str]  #: ids of next firings that were purged, and nothing came of that
     cancelled: int
+    purges: int
     deaths: Counter[tuple[str, str]]
     seconds: float
 
     @property
     def holds(self) -> bool:
-        return not (self.duplicates or self.missed or self.never_run)
+        return not (self.duplicates or self.missed or self.never_run or self.unfollowed)
 
 
 def remind() -> None:
@@ -114,6 +121,8 @@ class Chaos:
         self._births: dict[str, set[str]] = defaultdict(set)
         self._ran: Counter[str] = Counter()
         self._cancelled: set[str] = set()
+        self._purges = 0
+        self._unfollowed: list[str] = []
         #: ids of those that a pause withdrew
         self._paused: set[str] = set()
         self._firsts: dict[str, int] = {}
@@ -127,13 +136,16 @@ class Chaos:
             )
             assert made.record.next is not None
             self._firsts[name] = made.record.next
+        self._center.schedules.put(RARE, "chaos.remind", timedelta(hours=1), misfire="all")
         while len(self._births) < firings and time.monotonic() < began + seconds:
             self._work()
             if self._random.random() < 0.002:
                 self._cancel()
+            if self._random.random() < 0.03:
+                self._purge()
             if self._random.random() < 0.01:
                 self._follow()
-        for name in self._names:
+        for name in (*self._names, RARE):
             self._pause(name)
         self._mortal.left = None
         deadline = time.monotonic() + 30
@@ -170,6 +182,24 @@ class Chaos:
                 if one.deleted:
                     self._cancelled.add(one.id)
 
+    def _purge(self) -> None:
+        """All that waits goes, and the schedules that have lost their next firing go on."""
+        center = self._center.center
+        lost = center.recurring.waiting("jobs")
+        planned = {name: self._center.schedules.get(name) for name in lost.values()}
+        self._cancelled |= {one.id for one in center.scan("jobs", state=kombu_toc.WAITING).messages}
+        told = center.purge("jobs").schedules
+        self._follow()
+        self._purges += 1
+        waits = center.recurring.waiting("jobs")
+        for id, name in lost.items():
+            noted = [(one.id, one.outcome) for one in self._center.schedules.history(name)[:1]]
+            before, after = planned[name], self._center.schedules.get(name)
+            assert before is not None and after is not None
+            goes_on = after.next == before.upcoming(2)[1] and waits.get(str(after.next_id)) == name
+            if name not in told or noted != [(id, "lost")] or not goes_on:
+                self._unfollowed.append(id)
+
     def _pause(self, name: str) -> None:
         """It withdraws a firing that waits, also one that a dead worker was delivered."""
         made = self._center.schedules.get(name)
@@ -196,7 +226,15 @@ class Chaos:
         withdrawn = self._cancelled | self._paused
         never = [id for id in self._births if not self._ran[id] and id not in withdrawn]
         return Verdict(
-            planned, duplicates, missed, never, len(self._cancelled), self._mortal.deaths, seconds
+            planned,
+            duplicates,
+            missed,
+            never,
+            self._unfollowed,
+            len(self._cancelled),
+            self._purges,
+            self._mortal.deaths,
+            seconds,
         )
 
 
@@ -228,7 +266,8 @@ def main() -> int:
     print(f"duplicates  {len(found.duplicates)} {found.duplicates[:3]}")
     print(f"missed      {len(found.missed)} {found.missed[:3]}")
     print(f"never run   {len(found.never_run)} {found.never_run[:3]}")
-    print(f"cancelled   {found.cancelled}")
+    print(f"unfollowed  {len(found.unfollowed)} {found.unfollowed[:3]}")
+    print(f"cancelled   {found.cancelled}, also by {found.purges} purges")
     for (when, script), number in sorted(found.deaths.items()):
         print(f"deaths      {number:6} {when} {script}")
     return 0 if found.holds else 1

@@ -22,6 +22,17 @@ def write(what: str, id: str, **details: Any) -> None:
     client.rpush("ledger", json.dumps(entry))
 
 
+def put_off(id: str) -> int:
+    """A task asks to be put back into its queue; return how often it has."""
+    write("put off", id)
+    return int(_clients[os.getpid()].hincrby("put off", id, 1))
+
+
+def puts_first(id: str) -> bool:
+    """A task is about to put its own job; return whether none of its runs was before."""
+    return bool(_clients[os.getpid()].hsetnx("puts", id, 1))
+
+
 def note_end(id: str) -> None:
     """A task has ended for good; anybody can ask for that."""
     _clients[os.getpid()].zadd("ended", {id: time.time()})

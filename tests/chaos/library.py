@@ -24,6 +24,7 @@ from kombu_toc.library import migrate
 from kombu_toc.library.shards import Shards
 
 from ..databases import ENGINES, DatabaseServer
+from ..support import nursery
 from .brokers import HASH_SLOTS, Single
 from .deaths import DEATHS
 from .modes import MODES, by_id
@@ -272,9 +273,7 @@ class LibraryRun(Run):
         command = [sys.executable, "-m", "celery", "-A", "tests.chaos.app"]
         command += ["toc", "library", "rebuild"]
         with open(self._directory / "rebuild.log", "ab") as log:
-            made = subprocess.Popen(
-                command, cwd=ROOT, env=self._environment, stdout=log, stderr=log
-            )
+            made = nursery.Popen(command, cwd=ROOT, env=self._environment, stdout=log, stderr=log)
         self._stack.callback(made.wait)
         self._stack.callback(made.kill)
         self._rebuilds.append((made, event, killed_at))
@@ -384,7 +383,9 @@ class LibraryRun(Run):
             broken += [repr(one)[:300] for one in found.records]
         for id in sorted(self._ledger.done()):
             ended = {record.status for record in self._library.history(id)}
-            if "done" not in ended and not self._mode.is_unsaid(id):
+            if ended.isdisjoint(
+                ("done", "succeeded", "retried", "failed")
+            ) and not self._mode.is_unsaid(id):
                 broken.append(f"{id} has run, and its record says {ended or 'nothing'}")
         self._ledger.read()
         self._mode.finish(by_id(self.entries))

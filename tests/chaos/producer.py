@@ -1,5 +1,6 @@
-"""A producer: ``python -m tests.chaos.producer NUMBER SEED SECONDS TASKS_PER_SECOND``; or, of a
-backlog, ``python -m tests.chaos.producer flood NUMBER QUEUE TASKS``.
+"""A producer: ``python -m tests.chaos.producer NUMBER SEED SECONDS TASKS_PER_SECOND``; of a
+backlog, ``python -m tests.chaos.producer flood NUMBER QUEUE TASKS``; of calls of remote control,
+``python -m tests.chaos.producer ask SECONDS``.
 """
 
 from __future__ import annotations
@@ -13,12 +14,17 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from celery.app.control import Control
+
 from . import ledger
-from .app import QUEUES, RETRY_POLICY, again, work
+from .app import BROKER, QUEUES, RETRY_POLICY, again, app, put, work
 from .app_queues import HORIZON, KEYS, LIMITED
 
 #: What a run with a task library looks at beyond the others: see `modes`.
 MODE = os.environ.get("CHAOS_MODE", "")
+
+#: Whether tasks put their own jobs. Of what a library keeps, it has no row.
+PUTS = BROKER.startswith("toc") and "CHAOS_LIBRARY" not in os.environ
 
 #: Seconds after which it has been said that a task has ended.
 SETTLED = 4.0
@@ -41,6 +47,8 @@ def main(number: int, seed: int, seconds: float, rate: float) -> None:
         if rng.random() < 0.15:
             args = (takes / 5, rng.randint(1, 2), rng.uniform(0.1, 3))
             send(again, args, id, queue, eta, times=args[1])
+        elif PUTS and queue not in LIMITED and rng.random() < 0.15:
+            send(put, (takes / 5, rng.uniform(0.1, 3), queue), id, queue, eta)
         else:
             send(work, (takes,), id, queue, eta)
             worked.append((id, queue))
@@ -101,7 +109,17 @@ def flood(number: int, queue: str, tasks: int) -> None:
         send(work, (0.1,), f"f{number}-{sent:05}", queue, None)
 
 
-if sys.argv[1] == "flood":
+def ask(seconds: float) -> None:
+    """Ask all workers for an answer, again and again, into reply queues on all nodes."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        answers = Control(app).ping(timeout=1)  # each has a reply queue of its own
+        print(f"{time.time():.3f} {len(answers)} answers", flush=True)
+
+
+if sys.argv[1] == "ask":
+    ask(float(sys.argv[2]))
+elif sys.argv[1] == "flood":
     flood(int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
 else:
     main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4]))

@@ -15,8 +15,10 @@ from typing import NamedTuple
 
 import psutil
 import redis
+from celery import Celery
 
 from ..servers import Server
+from ..support import nursery
 from .app_queues import QUEUES
 from .brokers import (
     CLUSTER_FAMILIES,
@@ -57,10 +59,16 @@ READY = 60.0
 
 POOLS = (("prefork", "2"), ("prefork", "2"), ("threads", "4"))
 
+#: The third of a Cluster: greenlets hear remote control over a connection of its own.
+GREENLETS = ("gevent", "4")
+
+#: Seconds in which each worker must answer to remote control when the servers are whole again.
+ANSWERS = 20.0
+
 #: What is given to --faults, and the faults of each: of workers, and of each kind of broker.
 WORKER_FAMILIES: dict[str, tuple[str, ...]] = {
     "kill": ("kill worker", "kill process"),
-    "term": ("term",),
+    "term": ("term", "quit"),
     "stop": ("stop long", "stop short"),
     "fleet": ("kill all workers",),
     "flood": ("flood",),
@@ -149,9 +157,16 @@ def schedule(
 class Worker:
     """A worker that is started again whenever it has ended."""
 
-    def __init__(self, number: int, directory: Path, python: str, environment: dict[str, str]):
+    def __init__(
+        self,
+        number: int,
+        directory: Path,
+        python: str,
+        environment: dict[str, str],
+        pool: tuple[str, str],
+    ) -> None:
         self.number = number
-        self.pool, concurrency = POOLS[number]
+        self.pool, concurrency = pool
         self._directory = directory
         self._command = [python, "-m", "celery", "-A", "tests.chaos.app", "worker"]
         self._command += ["-n", f"w{number}@chaos", "-P", self.pool, "-c", concurrency]
@@ -174,7 +189,7 @@ class Worker:
         self.killed = False
         with open(self.log, "ab") as log:
             # In a session of its own, so that it can be hit with its pool.
-            self.process = subprocess.Popen(
+            self.process = nursery.Popen(
                 self._command,
                 cwd=ROOT,
                 env={**self._environment, "CHAOS_WORKER": self.incarnation},
@@ -283,8 +298,9 @@ class Run:
             "PYTHONWARNINGS": "ignore",
         }
         environment.update(self._more_environment(stack))
-        for number in range(len(POOLS)):
-            worker = Worker(number, self._directory, self._python, environment)
+        pools = (*POOLS[:-1], GREENLETS) if self._kind == "cluster" else POOLS
+        for number, pool in enumerate(pools):
+            worker = Worker(number, self._directory, self._python, environment, pool)
             worker.launch()
             self._workers.append(worker)
             stack.callback(self._kill, worker)
@@ -292,6 +308,8 @@ class Run:
         for number in range(2):
             rate = str(self._rate / 2)
             self._produce(str(number), str(self._seed), str(self._seconds), rate)
+        if self._kind == "cluster":
+            self._produce("ask", str(self._seconds))
 
     def _more_environment(self, stack: contextlib.ExitStack) -> dict[str, str]:
         """What else is started, and what producers and workers are told of it."""
@@ -390,7 +408,8 @@ class Run:
             if worker is None:
                 return False
             event.worker = worker.incarnation
-            event.explains = fault.what in ("kill worker", "kill process", "stop long")
+            ends_tasks = ("kill worker", "kill process", "stop long", "quit")
+            event.explains = fault.what in ends_tasks
             if fault.what == "kill process":
                 children = worker.pool_processes()
                 if not children:
@@ -405,9 +424,10 @@ class Run:
         elif fault.what == "kill process":
             with contextlib.suppress(ProcessLookupError):
                 os.kill(event.pid, signal.SIGKILL)
-        elif fault.what == "term":
+        elif fault.family == "term":
             worker.must_end_by = time.monotonic() + SHUTDOWN
-            os.kill(worker.process.pid, signal.SIGTERM)
+            number = signal.SIGTERM if fault.what == "term" else signal.SIGQUIT
+            os.kill(worker.process.pid, number)
         elif fault.family == "stop":
             worker.stopped_until = end
             worker.signal(signal.SIGSTOP)
@@ -496,6 +516,8 @@ class Run:
 
     def _stop_workers(self) -> None:
         self._until_ready()
+        if self._kind == "cluster":
+            self._ask_workers()
         for worker in self._workers:
             os.kill(worker.process.pid, signal.SIGTERM)
         deadline = time.monotonic() + SHUTDOWN
@@ -504,6 +526,17 @@ class Run:
                 worker.process.wait(max(deadline - time.monotonic(), 0.1))
             except subprocess.TimeoutExpired:
                 self._broke(f"{worker.incarnation} did not end after SIGTERM", worker)
+
+    def _ask_workers(self) -> None:
+        """No fault may have ended remote control."""
+        deadline = time.monotonic() + ANSWERS
+        wanted = {f"w{worker.number}@chaos" for worker in self._workers}
+        with Celery("asks", broker=self._broker.url, set_as_current=False) as app:
+            while wanted and time.monotonic() < deadline:
+                wanted -= {name for one in app.control.ping(timeout=1) for name in one}
+        for worker in self._workers:
+            if f"w{worker.number}@chaos" in wanted:
+                self._broke(f"{worker.incarnation} does not answer to remote control", worker)
 
     def _finish(self) -> None:
         """Look at what is left when the workers have ended."""

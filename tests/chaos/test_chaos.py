@@ -14,7 +14,9 @@ from ..servers import Server
 from .library import FAMILIES as FAMILIES_OF_LIBRARY
 from .library import LibraryRun
 from .run import FAMILIES, Run, schedule
+from .schedules import ScheduleChaos
 from .steps import Chaos
+from .verdict import PUTS
 from .ways import WAYS, make_library
 
 __all__ = ("engine", "new_url")  # fixtures
@@ -22,19 +24,24 @@ __all__ = ("engine", "new_url")  # fixtures
 
 def test_whatever_breaks_no_task_is_lost_early_repeated_or_left(tmp_path: Path) -> None:
     """Each fault that the harness has, once."""
-    report = Run(tmp_path, seed=1, seconds=76).run()
+    report = Run(tmp_path, seed=1, seconds=80).run()
     kinds = {what for whats in FAMILIES["redis"].values() for what in whats}
     assert set(report.faults) == kinds
     assert report.executed + len(report.gone) >= report.sent > 150
+    assert report.counted[PUTS] > 5
     assert report.faultless, report.table()
 
 
+@pytest.mark.nightly(
+    guarded_by="tests/e2e/test_cluster.py::test_nothing_is_lost_when_a_primary_dies_and_its_replica_is_promoted"
+)
 def test_whatever_breaks_in_a_cluster_no_task_is_lost_early_or_left(tmp_path: Path) -> None:
     """Each fault of a Cluster once. What runs twice was with a node whose replica took over."""
-    report = Run(tmp_path, seed=1, seconds=44, broker="cluster").run()
+    report = Run(tmp_path, seed=1, seconds=47, broker="cluster").run()
     kinds = {what for whats in FAMILIES["cluster"].values() for what in whats}
     assert set(report.faults) == kinds
     assert report.executed + len(report.gone) >= report.sent > 150
+    assert report.counted[PUTS] > 5
     assert report.faultless, report.table()
 
 
@@ -51,7 +58,15 @@ def test_with_a_task_library_no_task_is_lost_though_redis_and_a_database_are(
     assert report.faultless, report.table()
 
 
-@pytest.mark.parametrize("engine", list(ENGINES), indirect=True, scope="session")
+@pytest.mark.parametrize(
+    "engine",
+    [
+        "sqlite",
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ENGINES if name != "sqlite"),
+    ],
+    indirect=True,
+    scope="session",
+)
 @pytest.mark.parametrize("way", list(WAYS))
 def test_whoever_dies_between_two_steps_of_the_library_no_message_is_lost(
     tmp_path: Path, new_url: Callable[[], str], way: str
@@ -73,6 +88,17 @@ def test_whoever_dies_between_two_steps_of_the_library_no_message_is_lost(
     assert sum(found.deaths.values()) > 20
     roles = {what.partition(",")[0] for what in found.deaths}
     assert {"send", "work", "keep"} <= roles
+
+
+@pytest.mark.one_server("its clock is set")
+def test_schedules_fire_at_each_of_their_times_once_whatever_the_clock_shows(
+    tmp_path: Path,
+) -> None:
+    """Y8: a leader dies, a queue is emptied, and the clock is set 30 days forward and back."""
+    found = ScheduleChaos(tmp_path, seed=1).run(faults=("leader", "purge", "forward"))
+    assert found.asked > 10
+    assert found.lost
+    assert found.holds, str(found)
 
 
 def test_a_schedule_is_told_by_its_seed_and_leaves_time_between_faults() -> None:

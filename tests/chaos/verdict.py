@@ -34,6 +34,9 @@ TAKEN = 20.0
 #: Seconds for which what was delivered may be on its way to the process that starts it.
 ON_ITS_WAY = 1.0
 
+#: What is counted of tasks that put their own jobs.
+PUTS = "put again by their tasks"
+
 #: Seconds by which a replica may be behind its primary.
 BEHIND = 1.0
 
@@ -184,6 +187,8 @@ def judge(report: Report, entries: list[dict[str, Any]], events: list[Event]) ->
     for entry in entries:
         steps[entry["id"]].append(entry)
     report.faults = Counter(event.what for event in events if event.family)
+    if puts := sum(entry["what"] == "put" for entry in entries):
+        report.counted[PUTS] = puts
     lateness = []
     waits: list[Wait] = []
     for id, told in steps.items():
@@ -201,6 +206,8 @@ def judge(report: Report, entries: list[dict[str, Any]], events: list[Event]) ->
         if by_what["sent"] and last < sending["times"]:
             explained = sending["times"] and _died_with_its_worker(by_what, events)
             (report.gone if explained else report.lost).append(id)
+        elif by_what["put"] and len(by_what["finished"]) < 2:
+            report.lost.append(id)
         eta = sending["eta"]
         if runs:
             due = max(eta or 0.0, (by_what["sent"] or [sending])[0]["at"])
@@ -239,6 +246,11 @@ def _is_early(
     eta: float | None, by_what: dict[str, list[dict[str, Any]]], events: list[Event]
 ) -> bool:
     """Whether a run began before its time, by the server's clock."""
+    if by_what["putting"] and len(by_what["started"]) == 2:  # the other one is what was put
+        sent, run = by_what["putting"][0], by_what["started"][1]
+        step = max(_was_ahead(events, run["at"]) - _ahead(events, sent["at"]), 0.0)
+        if by_what["finished"] and run["at"] < sent["at"] + sent["delay"] - step:
+            return True
     for run in by_what["started"]:
         ahead = _was_ahead(events, run["at"])
         if run["retries"] == 0:
@@ -311,7 +323,10 @@ def _judge_runs(
         ends = (e["at"] for e in by_what["finished"] if e["at"] >= run["at"] and _same(e, run))
         run["end"] = next(ends, run["at"])
     spent: set[int] = set()
+    own = _run_of_own_put(by_what)
     for number, run in enumerate(runs[1:], 1):
+        if run is own:
+            continue
         for earlier in range(number):
             why = [
                 event.what
@@ -327,6 +342,8 @@ def _judge_runs(
             if why and earlier not in spent:
                 spent.add(earlier)
                 report.explained[why[0]] += 1
+                if "quit" in why and not run["redelivered"]:
+                    report.broken.append(f"{id} runs again after a cold stop, and is not told so")
                 break
         else:
             if sent_again > 0:
@@ -344,6 +361,15 @@ def _judge_runs(
                 for event in events
             ):
                 report.republished.append(id)
+
+
+def _run_of_own_put(by_what: dict[str, list[dict[str, Any]]]) -> dict[str, Any] | None:
+    """The run of what a task has put itself: one that is no redelivery, if there is one."""
+    if not by_what["putting"]:
+        return None
+    since = by_what["putting"][0]["at"]
+    later = (run for run in by_what["started"] if run["at"] >= since)
+    return min(later, key=lambda run: (run["redelivered"], run["at"]), default=None)
 
 
 def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -77,7 +78,11 @@ class Way:
         return True
 
     def publish(self, producer: Producer, id: str, ms: int) -> None:
-        producer.publish({}, routing_key=QUEUE, headers={"id": id, "task": "t", "x-delay": ms})
+        headers = {"id": id, "task": "t", "x-delay": ms}
+        checksum = zlib.crc32(id.encode())
+        if checksum % 2:
+            headers["x-biz-id"] = f"customer-{checksum % 7}"
+        producer.publish({}, routing_key=QUEUE, headers=headers)
 
     def keep(self, keeper: Keeper) -> None:
         """Do what the elected process does for this way alone."""
@@ -104,11 +109,10 @@ class Outbox(Way):
     """The row is committed with the caller's own, or neither is there."""
 
     terms: Mapping[str, Any] = {"library": "outbox"}
-    databases = 1
 
     def __init__(self, chaos: Chaos, options: Mapping[str, Any]) -> None:
         super().__init__(chaos, options)
-        [url] = options["toc_library"]
+        url = options["toc_library"][0]
         self._engine = sqlalchemy.create_engine(DatabaseURL(url).reveal(), poolclass=NullPool)
         with self._engine.begin() as connection:
             connection.execute(sqlalchemy.text("CREATE TABLE orders (id VARCHAR(64) PRIMARY KEY)"))

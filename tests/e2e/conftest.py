@@ -39,7 +39,7 @@ POOLS = {
 
 #: One pool of each way in which a worker asks the broker: with Kombu's event loop (prefork,
 #: threads, solo), or blocking, in patched threads (gevent, eventlet). Enough for what depends on
-#: the broker alone. TOC_TEST_ALL=1 runs all.
+#: the broker alone. TOC_TEST_ALL=1 runs all. By day it is prefork that runs (tests/conftest.py).
 LOOPS = list(POOLS) if os.environ.get("TOC_TEST_ALL") else ["prefork", "gevent"]
 
 #: The same for what was looked at with Kombu's event loop only.
@@ -135,6 +135,7 @@ def _start(
         broker: str | None = None,
         backend: str | None = None,
         skew: float | None = None,
+        execute: bool = False,
         **settings: Any,
     ) -> Worker:
         process = WorkerProcess(
@@ -145,6 +146,7 @@ def _start(
             *options,
             settings=settings,
             skew=skew,
+            execute=execute,
         )
         return Worker(process.start(), None)
 
@@ -200,10 +202,11 @@ def pool(request: pytest.FixtureRequest) -> str:
 def celery_worker_cluster(
     _start: Callable[..., Worker], server: Server | Cluster, pool: str
 ) -> Iterator[CeleryWorkerCluster]:
-    """One worker, in the pool that the test is for; shared by the tests of a module."""
+    """One worker, in the pool that the test is for; shared by the tests of a module. Its start is
+    that of a user's worker."""
     with server.client() as client:
         client.flushall()
-    worker = _start(*POOLS[pool])
+    worker = _start(*POOLS[pool], execute=True)
     worker.ready()
     yield CeleryWorkerCluster(worker)
     worker.teardown()

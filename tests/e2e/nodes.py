@@ -22,6 +22,7 @@ from pytest_celery import CeleryTestBackend, CeleryTestBroker, CeleryTestWorker
 
 from ..cluster import Cluster
 from ..servers import Server
+from ..support import nursery
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,6 +61,7 @@ class WorkerProcess:
     options: of the command line, such as ``-P``, ``gevent``
     settings: of the app
     skew: seconds by which its clock is ahead
+    execute: whether its start is a new program's, and not a fork's; a clock is set in one only
     """
 
     def __init__(
@@ -71,7 +73,9 @@ class WorkerProcess:
         *options: str,
         settings: dict[str, Any] | None = None,
         skew: float | None = None,
+        execute: bool = False,
     ) -> None:
+        self._start = subprocess.Popen if execute or skew is not None else nursery.Popen
         self.name = self.id = f"worker{next(_numbers)}"
         self.celeryconfig: dict[str, Any] = {}
         self._log_file = directory / f"{self.name}.log"
@@ -93,7 +97,7 @@ class WorkerProcess:
     def start(self) -> WorkerProcess:
         self._asked = False
         with open(self._log_file, "ab") as log:
-            self._process = subprocess.Popen(
+            self._process = self._start(
                 self._command, cwd=ROOT, env=self._environment, stdout=log, stderr=log
             )
         return self

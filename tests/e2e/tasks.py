@@ -49,6 +49,9 @@ def make_app(broker: str, backend: str, **settings: Any) -> Celery:
     app.task(name="e2e.fail_unacknowledged", acks_late=True, acks_on_failure_or_timeout=False)(fail)
     app.task(name="e2e.hang", bind=True, acks_late=True)(hang)
     app.task(name="e2e.fail_late", acks_late=True)(fail)
+    app.task(name="e2e.flaky")(flaky)
+    app.task(name="e2e.flaky_late", acks_late=True)(flaky)
+    app.task(name="e2e.flaky_kept", dead_on_failure=True)(flaky)
     app.task(name="e2e.fail_kept", dead_on_failure=True)(fail)
     app.task(name="e2e.fail_gone", dead_on_failure=False)(fail)
     app.task(
@@ -61,6 +64,14 @@ def make_app(broker: str, backend: str, **settings: Any) -> Celery:
     app.task(name="e2e.end")(end)
     app.task(name="e2e.end_late", acks_late=True)(end)
     app.task(name="e2e.ignore")(ignore)
+    app.task(name="e2e.linger", acks_late=True, on_success=linger)(note)
+    app.task(
+        name="e2e.told_late",
+        bind=True,
+        acks_late=True,
+        acks_on_failure_or_timeout=False,
+        reject_on_worker_lost=True,
+    )(told)
     app.task(name="e2e.told", bind=True)(told)
     app.task(name="e2e.stall", acks_late=True)(stall)
     app.task(name="e2e.step", bind=True)(step)
@@ -108,6 +119,15 @@ def total(numbers: list[float]) -> float:
 
 def fail(text: str = "on purpose") -> None:
     raise ValueError(text)
+
+
+def flaky(name: str, seconds: float = 0) -> str:
+    """Fail until somebody has mended what it needs."""
+    time.sleep(seconds)
+    if not log().exists("mended"):
+        raise ValueError(f"{name} is broken")
+    write(name=name)
+    return name
 
 
 def fail_again(self: Task, name: str) -> None:
@@ -193,8 +213,16 @@ def hang(self: Task, name: str, seconds: float) -> str:
     return name
 
 
+def linger(self: Task, *_: Any) -> None:
+    """The task has succeeded, and is not acknowledged yet."""
+    time.sleep(60)
+
+
 def told(self: Task, name: str, seconds: float = 0.0) -> None:
-    """As late_ack, acknowledged as the app is set; write down how often it was delivered."""
+    """As late_ack, acknowledged as the app is set; write down how often it was delivered.
+
+    seconds: below 0, its process is killed
+    """
     write(
         name=name,
         due=self.request.eta and datetime.fromisoformat(self.request.eta).timestamp(),
@@ -202,6 +230,8 @@ def told(self: Task, name: str, seconds: float = 0.0) -> None:
         count=self.request.get("x-delivery-count"),
         worker=self.request.hostname,
     )
+    if seconds < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(seconds)
     write(name=f"{name}-done")
 

@@ -21,6 +21,8 @@ from .conftest import Journal
 from .nodes import Worker
 from .tasks import make_app
 
+pytestmark = pytest.mark.versions
+
 StartWorkers = Callable[..., list[Worker]]
 
 #: Seconds for which a loop may stand still on a machine on which a worker runs beside it.

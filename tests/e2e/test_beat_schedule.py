@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from celery import Celery
 
 from celery_toc import timeout_center
 
+from ..support import nursery
 from .conftest import POOLS, Journal, wait_until
 from .nodes import ROOT, Worker
 
@@ -36,6 +36,7 @@ def kept(app: Celery) -> dict[str, list[Any]]:
     return {one.name: one.args for one in timeout_center(app).schedules.each()}
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
 def test_a_worker_puts_what_is_in_beat_schedule_and_runs_it(
     start_workers: StartWorkers, app: Celery, journal: Journal, pool: str
@@ -107,9 +108,7 @@ class Beat:
             "PYTHONWARNINGS": "ignore",
         }
         with open(self._log, "wb") as log:
-            self._process = subprocess.Popen(
-                words, cwd=ROOT, env=environment, stdout=log, stderr=log
-            )
+            self._process = nursery.Popen(words, cwd=ROOT, env=environment, stdout=log, stderr=log)
 
     def logs(self) -> str:
         return self._log.read_text()

@@ -13,9 +13,12 @@ from pytest_celery import CeleryTestSetup
 
 from .conftest import Journal
 
+pytestmark = pytest.mark.versions
+
 TIMEOUT = 30
 
 
+@pytest.mark.every_pool
 def test_delay_and_apply_async_run(setup: CeleryTestSetup) -> None:
     add = setup.app.tasks["e2e.add"]
     assert add.delay(1, 2).get(timeout=TIMEOUT) == 3
@@ -26,6 +29,7 @@ def test_a_task_by_name_runs(setup: CeleryTestSetup) -> None:
     assert setup.app.send_task("e2e.mul", (3, 4)).get(timeout=TIMEOUT) == 12
 
 
+@pytest.mark.every_pool
 def test_a_countdown_task_starts_at_its_time_and_not_before(setup: CeleryTestSetup) -> None:
     note = setup.app.tasks["e2e.note"]
     sent = time.time()
@@ -57,6 +61,7 @@ def test_an_eta_in_the_past_means_now(setup: CeleryTestSetup) -> None:
     assert started - sent < 1
 
 
+@pytest.mark.every_pool
 def test_a_retry_waits_for_its_countdown(setup: CeleryTestSetup, journal: Journal) -> None:
     result = setup.app.tasks["e2e.again"].delay(2, 0.4)
     assert result.get(timeout=TIMEOUT) == 2
@@ -79,6 +84,7 @@ def test_a_group_runs(setup: CeleryTestSetup) -> None:
     assert work.apply_async().get(timeout=TIMEOUT) == [0, 2, 4, 6, 8, 10]
 
 
+@pytest.mark.every_pool
 def test_a_chord_with_countdowns_runs_its_body(setup: CeleryTestSetup) -> None:
     add, total = setup.app.tasks["e2e.add"], setup.app.tasks["e2e.total"]
     work = chord((add.s(i, i).set(countdown=0.2) for i in range(4)), total.s().set(countdown=0.2))
@@ -111,6 +117,7 @@ def test_topic_routing_reaches_the_queue_that_matches(setup: CeleryTestSetup) ->
     assert found.get(timeout=TIMEOUT)["routing_key"] == "news.sports.chess"
 
 
+@pytest.mark.every_pool
 def test_a_broadcast_task_runs(setup: CeleryTestSetup, journal: Journal) -> None:
     setup.app.tasks["e2e.note"].apply_async(("broadcast",), queue="everyone")
     assert len(journal.wait_for("broadcast", 1)) == 1
@@ -127,6 +134,7 @@ def test_priorities_reach_the_task(setup: CeleryTestSetup) -> None:
     assert found["priority"] == 6
 
 
+@pytest.mark.every_pool
 def test_remote_control_answers(setup: CeleryTestSetup) -> None:
     app, name = setup.app, setup.worker.hostname()
     control = app.control
@@ -153,6 +161,7 @@ def test_a_worker_forgets_the_countdown_tasks_that_have_ended(setup: CeleryTestS
         time.sleep(0.05)  # a result is there a moment before the worker is done with its task
 
 
+@pytest.mark.every_pool
 def test_a_queue_is_added_and_cancelled_while_the_worker_runs(
     setup: CeleryTestSetup, journal: Journal
 ) -> None:
@@ -172,6 +181,7 @@ def test_a_queue_is_added_and_cancelled_while_the_worker_runs(
     assert journal.entries("cancelled") == []
 
 
+@pytest.mark.every_pool
 def test_a_revoked_task_does_not_run(setup: CeleryTestSetup, journal: Journal) -> None:
     note = setup.app.tasks["e2e.note"]
     result = note.apply_async(("revoked",), countdown=1.0)
@@ -181,6 +191,7 @@ def test_a_revoked_task_does_not_run(setup: CeleryTestSetup, journal: Journal) -
     assert journal.entries("revoked") == []
 
 
+@pytest.mark.every_pool
 def test_countdown_tasks_under_a_rate_limit_run(setup: CeleryTestSetup) -> None:
     app, name = setup.app, setup.worker.hostname()
     app.control.rate_limit("e2e.mul", "20/s", destination=[name], reply=True, timeout=3)

@@ -25,6 +25,7 @@ from click.testing import CliRunner, Result
 import kombu_toc
 from celery_toc.cli import toc as command
 
+from ..support import nursery
 from .conftest import Journal, wait_until
 from .nodes import ROOT, Worker
 from .tasks import make_app
@@ -91,6 +92,7 @@ def bury(toc: kombu_toc.TimeoutCenter, topic: str, *, error: str = "boom") -> li
 # -- status
 
 
+@pytest.mark.versions
 def test_status_tells_what_each_topic_holds(
     app: Celery, run: Run, toc: kombu_toc.TimeoutCenter
 ) -> None:
@@ -300,7 +302,7 @@ def test_what_no_celery_has_written_is_shown_all_the_same(
     assert listed["raw"]["task"] is None
     assert (listed["pickled"]["task"], listed["pickled"]["args"]) == ("a.b", None)
     assert "unknown envelope version" in listed["raw"]["problem"]
-    assert "ContentDisallowed" in listed["pickled"]["problem"]
+    assert "only JSON" in listed["pickled"]["problem"]
     for id in ("raw", "pickled"):
         said = run("show", id)
         assert said.code == 0
@@ -324,7 +326,8 @@ def test_a_cancelled_task_is_gone_and_a_second_cancel_finds_nothing(
                 **{"state": "scheduled", "cancelled": True, "revoked": True},
             }
             for id in (first, second)
-        ]
+        ],
+        "schedules": [],
     }
     assert toc.counts("celery").waiting == 0
     run("cancel", first, "--yes").fails(3, "no message", first)
@@ -389,6 +392,7 @@ def test_reschedule_gives_another_time(
 # -- dead messages
 
 
+@pytest.mark.versions
 def test_a_dead_task_is_listed_shown_and_requeued_and_runs_again(
     app: Celery, run: Run, journal: Journal, start_workers: StartWorkers
 ) -> None:
@@ -650,7 +654,7 @@ def test_every_command_has_help_with_an_example(name: str) -> None:
 
 def celery(*words: str, **environment: str) -> subprocess.Popen[str]:
     """Celery's own program, started."""
-    return subprocess.Popen(
+    return nursery.Popen(
         [CELERY, *words],
         cwd=ROOT,
         env={**os.environ, "PYTHONWARNINGS": "ignore", **environment},
@@ -664,7 +668,7 @@ def celery(*words: str, **environment: str) -> subprocess.Popen[str]:
 def in_a_terminal(typed: str, *words: str, **environment: str) -> tuple[int, str]:
     """The exit code and what is on the screen when that is typed."""
     master, slave = pty.openpty()
-    process = subprocess.Popen(
+    process = nursery.Popen(
         [CELERY, *words],
         cwd=ROOT,
         env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", **environment},
@@ -691,15 +695,17 @@ def environment(app: Celery, run: Run, log_url: str) -> Iterator[dict[str, str]]
     yield {"E2E_BROKER": app.conf.broker_url, "E2E_BACKEND": app.conf.result_backend}
 
 
+@pytest.mark.versions
 def test_celerys_own_program_has_the_commands(app: Celery, environment: dict[str, str]) -> None:
     """The entry point, the app by -A, exit codes, and completion of commands, topics and ids."""
+    environment["TOC_TEST_EXEC"] = "1"  # it is the start that is tested
     id = send(app, "scheduled", HOUR, queue="urgent")
     words = ("-A", "tests.e2e.tasks", "toc")
     complete = {"_CELERY_COMPLETE": "bash_complete"}
     started = {
         "status": celery(*words, "status", "--json", **environment),
         "unknown": celery(*words, "show", "unknown", **environment),
-        "no app": celery("toc", "status", CELERY_BROKER_URL="memory://"),
+        "no app": celery("toc", "status", CELERY_BROKER_URL="memory://", TOC_TEST_EXEC="1"),
         "commands": celery(**complete, **environment, COMP_WORDS="celery toc re", COMP_CWORD="2"),
         "topics": celery(
             **complete,

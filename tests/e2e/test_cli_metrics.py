@@ -20,6 +20,7 @@ from click.testing import CliRunner, Result
 from celery_toc.cli import toc as command
 
 from ..ports import free_port
+from ..support import nursery
 from .nodes import ROOT
 from .tasks import make_app
 
@@ -63,7 +64,7 @@ def environment(app: Celery) -> Iterator[dict[str, str]]:
 
 
 def test_served_they_are_there_until_ctrl_c(scheduled: Celery, environment: dict[str, str]) -> None:
-    program = subprocess.Popen(
+    program = nursery.Popen(
         [
             *(sys.executable, "-m", "celery", "-A", "tests.e2e.tasks"),
             *("toc", "metrics", "--serve", "127.0.0.1:0"),

@@ -10,7 +10,6 @@ import re
 import select
 import socketserver
 import struct
-import subprocess
 import termios
 import threading
 import time
@@ -25,8 +24,10 @@ from kombu import Exchange, Queue
 
 import celery_toc
 import kombu_toc
+from celery_toc import timeout_center
 
 from ..servers import Server
+from ..support import nursery
 from .conftest import Journal, wait_until
 from .nodes import ROOT, Worker
 from .tasks import make_app
@@ -69,8 +70,8 @@ def test_many_are_cancelled_by_queue_task_and_time_and_their_results_are_revoked
     elsewhere = send(app, "elsewhere", HOUR, queue="urgent")
     send(app, "dead", queue="one-slot")
     [dead] = bury(toc, "one-slot")
-    words = ("cancel", "--queue", "celery", "--task", "e2e.no*", "--before", "2h", "--yes")
-    assert run(*words, "--json").json == {"cancelled": 3, "late": 0, "revoked": 3}
+    words = ("cancel", "--queue", "celery", "--task", "e2e.no*", "--until", "2h", "--yes")
+    assert run(*words, "--json").json == {"cancelled": 3, "late": 0, "revoked": 3, "schedules": []}
     assert [app.AsyncResult(id).state for id in soon] == ["REVOKED"] * 3
     for id in (late, other, elsewhere, dead):
         assert len(toc.get(id)) == 1
@@ -155,6 +156,63 @@ def test_a_result_that_cannot_be_marked_is_told(app: Celery, run: Run) -> None:
 # -- whole queues
 
 
+def test_a_key_that_another_program_has_written_is_named_and_set_aside(
+    app: Celery, run: Run, toc: kombu_toc.TimeoutCenter
+) -> None:
+    key = toc.topic("urgent").slot(0).stores[0]
+    send(app, "other", HOUR)
+    toc.client.set(key, "something else")
+    status = run("status")
+    assert status.code == 6 and "celery" in status.out
+    assert f"the key {key!r} is no sorted set" in status.err and "celery toc repair" in status.err
+    assert run("status", "celery").code == 0
+    found = run("check", "--json")
+    assert found.code == 5
+    assert [(one["queue"], one["kind"], one["id"]) for one in found.json["faults"]] == [
+        ("urgent", "other type", key)
+    ]
+    assert "other type" in run("repair", "--yes").out
+    assert run("status").code == run("check").code == 0
+
+
+def test_what_deletes_the_next_firing_of_a_schedule_says_so(
+    app: Celery, run: Run, toc: kombu_toc.TimeoutCenter, server: Server
+) -> None:
+    center = timeout_center(app)
+    put = lambda *names: [  # noqa: E731
+        center.schedules.put(name, "e2e.add", HOUR, queue="urgent", args=(1, 2)) for name in names
+    ]
+    put("monthly", "weekly", "yearly")
+    center.schedules.pause("yearly")
+    send(app, "ready", queue="urgent")
+    among = "The next firing of 'monthly' and 'weekly' was among them; each goes on with the one"
+    assert among in run("purge", "urgent", "--yes").out
+    for name in ("monthly", "weekly"):
+        center.schedules.delete(name)
+    put("monthly", "weekly")
+    said = run("cancel", "--queue", "urgent", "--yes", "--json").json
+    assert (said["cancelled"], said["schedules"]) == (2, ["monthly", "weekly"])
+    for name in ("monthly", "weekly"):
+        center.schedules.delete(name)
+    put("weekly")
+    told = "The next firing of 'weekly' was among them"
+    assert told in run("cancel", "--queue", "urgent", "--yes").out
+    [monthly] = put("monthly")
+    assert monthly.next_id is not None
+    assert "The next firing of 'monthly' was" in run("cancel", monthly.next_id, "--yes").out
+    center.schedules.delete("monthly")
+    put("monthly")
+    purge = celery(
+        *("-A", "tests.e2e.tasks", "purge", "-f", "-Q", "urgent"),
+        E2E_BROKER=server.toc_url,
+        E2E_BACKEND=server.url,
+    )
+    out, err = purge.communicate(timeout=30)
+    assert "Purged 1 message" in out, err
+    assert "deleted the next firing of 'monthly'" in err
+    center.client.close()
+
+
 def test_a_queue_is_purged_of_what_waits_and_deleted_when_nothing_is_left(
     app: Celery, run: Run, toc: kombu_toc.TimeoutCenter
 ) -> None:
@@ -166,7 +224,8 @@ def test_a_queue_is_purged_of_what_waits_and_deleted_when_nothing_is_left(
     run("delete", "urgent", "--yes").fails(1, "1 ready, 2 scheduled, 1 dead", "--force")
     assert run("purge", "urgent", "--yes").out == "Purged 3 messages.\n"
     assert toc.counts("urgent") == (0, 0, 0, 1)
-    assert run("purge", "urgent", "--json").json == {"queue": "urgent", "purged": 0}
+    said = run("purge", "urgent", "--json").json
+    assert said == {"queue": "urgent", "purged": 0, "schedules": []}
     assert run("purge", "urgent").out == "No messages wait in 'urgent'.\n"
     run("delete", "urgent", "--yes").fails(1, "1 dead")
     said = run("delete", "urgent", "--force", "--yes", "--json")
@@ -257,14 +316,12 @@ def test_all_queues_are_listed_together_in_the_order_of_time_with_its_zone(
     assert "+05:30 (in " in answer(elsewhere, "show", ids[0]).out
 
 
-def test_older_names_of_options_still_do(app: Celery, run: Run) -> None:
+def test_a_queue_is_chosen_by_either_name_of_the_option(app: Celery, run: Run) -> None:
     id = send(app, "a", HOUR, queue="urgent")
-    for words in (("--topic", "urgent"), ("-t", "urgent"), ("-Q", "urgent")):
+    for words in (("--queue", "urgent"), ("-Q", "urgent")):
         assert [one["id"] for one in run("list", *words, "--json").json["messages"]] == [id]
     assert run("list", "--state", "in flight").code == run("list", "--state", "in_flight").code == 0
-    help = run("list", "--help").out
-    assert "--queue" in help
-    assert "topic" not in help.lower()
+    assert run("list", "--topic", "urgent").code == 2
 
 
 def test_the_version_is_told(run: Run) -> None:
@@ -393,7 +450,7 @@ class Terminal:
         env = {**os.environ, "TERM": "xterm-256color", **environment}
         for name in ("COLUMNS", "LINES"):
             env.pop(name, None)
-        self.process = subprocess.Popen(
+        self.process = nursery.Popen(
             [CELERY, *words],
             cwd=ROOT,
             env=env,

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import celery
@@ -20,7 +21,7 @@ import pytest
 import time_machine
 from celery import Celery, chain, chord, group
 
-from ..servers import Server
+from ..servers import Server, SteppedServer
 from .conftest import POOLS, Journal
 from .nodes import ROOT, Worker
 from .tasks import make_app
@@ -242,3 +243,23 @@ def test_the_first_message_of_a_producer_is_on_time(
     sent = clock.now()
     [entry] = journal.wait_for("first", 1)
     assert before + 0.6 <= entry["by_redis"] < sent + 0.6 + LATE
+
+
+def test_who_is_idle_hears_that_the_servers_clock_was_set_forward(
+    tmp_path: Path, start_workers: Callable[..., list[Worker]], journal: Journal
+) -> None:
+    """Who waits for a time asks the server nothing until then, by its own account of the time."""
+    server = SteppedServer(tmp_path).start()
+    try:
+        start_workers(2, "-c", "1", broker=server.toc_url)
+        with make_app(server.toc_url, "disabled://") as app:
+            note = app.tasks["e2e.note"]
+            time.sleep(1)  # the workers have looked, and wait
+            note.apply_async(("before", 0), countdown=3600)
+            time.sleep(0.5)
+            server.step(3700)
+            journal.wait_for("before", 1)
+            note.apply_async(("after", 0), countdown=2)
+            journal.wait_for("after", 1)
+    finally:
+        server.stop()

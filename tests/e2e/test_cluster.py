@@ -5,22 +5,24 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
+import signal
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import pytest
 from celery import Celery, chain, chord, group
+from kombu import Connection, Consumer, Exchange, Queue
 
 import kombu_toc
 
-from ..cluster import Cluster, Node
+from ..cluster import NODE_TIMEOUT, Cluster, Node
 from ..integration.inspection import slot_keys
+from ..support import nursery
 from .conftest import EVENT_LOOP, LOOPS, POOLS, Journal, stop_when_done, wait_until
 from .nodes import ROOT, Worker
 from .tasks import make_app
@@ -190,7 +192,7 @@ def test_tasks_canvas_events_and_remote_control_work(
         inspect = app.control.inspect(timeout=3)
         assert inspect.active_queues() and inspect.stats()
         command = [sys.executable, "-m", "celery", "-b", cluster.toc_url, "inspect", "toc", "-j"]
-        told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        told = nursery.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
         assert told.returncode == 0 and name in json.loads(told.stdout), told.stderr
 
         revoked = app.tasks["e2e.note"].apply_async(("revoked",), countdown=1)
@@ -244,7 +246,9 @@ def test_an_idle_worker_starts_what_comes_due_at_its_time(
 
 
 @pytest.mark.parametrize("pool", LOOPS)
-@pytest.mark.parametrize("what", ["the topic's slots", "the wake index"])
+@pytest.mark.parametrize(
+    "what", [pytest.param("the topic's slots", marks=pytest.mark.nightly), "the wake index"]
+)
 def test_hash_slots_move_under_load_and_every_task_runs_once_and_in_time(
     site: Callable[..., Site], pool: str, what: str
 ) -> None:
@@ -271,6 +275,9 @@ def test_hash_slots_move_under_load_and_every_task_runs_once_and_in_time(
     site.assert_no_residue()
 
 
+@pytest.mark.nightly(
+    guarded_by="tests/e2e/test_cluster.py::test_hash_slots_move_under_load_and_every_task_runs_once_and_in_time"
+)
 @pytest.mark.parametrize("pool", EVENT_LOOP)
 def test_nodes_come_and_go_under_load(site: Callable[..., Site], pool: str) -> None:
     """A node is added and gets slots; the node that had the wake index is removed."""
@@ -299,10 +306,13 @@ def _without_the_hub(site: Site) -> Node:
 
 
 VICTIMS = {"with the wake index": _with_the_hub, "without it": _without_the_hub}
+EACH_VICTIM = pytest.mark.parametrize(
+    "victim", ["with the wake index", pytest.param("without it", marks=pytest.mark.nightly)]
+)
 
 
 @pytest.mark.parametrize("pool", LOOPS)
-@pytest.mark.parametrize("victim", list(VICTIMS))
+@EACH_VICTIM
 def test_nothing_is_lost_when_a_primary_dies_and_its_replica_is_promoted(
     site: Callable[..., Site], pool: str, victim: str
 ) -> None:
@@ -327,7 +337,7 @@ def test_nothing_is_lost_when_a_primary_dies_and_its_replica_is_promoted(
     wait_until(lambda: not held(), 20, "something is left")
 
 
-@pytest.mark.parametrize("victim", list(VICTIMS))
+@EACH_VICTIM
 def test_a_manual_failover_under_load_loses_nothing_and_runs_nothing_twice(
     site: Callable[..., Site], victim: str
 ) -> None:
@@ -368,8 +378,14 @@ def test_while_a_node_without_replica_is_away_the_others_are_served_and_then_it_
     assert set(Counter(entry["name"] for entry in journal.entries()).values()) == {1}
     note.delay("afterwards")
     journal.wait_for("afterwards", 1, timeout=10)
+    assert site.logs().count("cannot renew leases") == 1
+    wait_until(lambda: "leases are renewed again" in site.logs(), 5)
+    assert "may stop as a whole" not in site.logs()
 
 
+@pytest.mark.nightly(
+    guarded_by="tests/e2e/test_cluster.py::test_while_a_node_without_replica_is_away_the_others_are_served_and_then_it_is_too"
+)
 @pytest.mark.parametrize("pool", EVENT_LOOP)
 def test_after_the_node_with_the_wake_index_was_away_everything_runs_once(
     site: Callable[..., Site], pool: str, journal: Journal
@@ -391,6 +407,132 @@ def test_after_the_node_with_the_wake_index_was_away_everything_runs_once(
     assert set(Counter(entry["name"] for entry in journal.entries()).values()) == {1}
 
 
+# -- remote control while a node is away
+
+
+@contextmanager
+def frozen(node: Node) -> Iterator[None]:
+    os.kill(node.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(node.pid, signal.SIGCONT)
+
+
+def _answers_at(site: Site, node: Node, connection: Connection) -> Queue:
+    """A reply queue on that node, declared and bound as Kombu does."""
+    exchange = Exchange("reply.celery.pidbox", "direct", durable=False)
+    for number in range(1000):
+        name = f"asker-{number}.reply.celery.pidbox"
+        if site.cluster.node_of(f"toc:{{{name}:0}}:body") is node:
+            queue = Queue(name, exchange, name, durable=False, exclusive=True, expires=60)
+            bound = queue(connection.default_channel)
+            bound.declare()
+            return bound
+    raise AssertionError(f"no name lies on {node}")
+
+
+def _ping(connection: Connection, answers: Queue) -> None:
+    reply_to = {"exchange": answers.exchange.name, "routing_key": answers.name}
+    message = {"method": "ping", "arguments": {}, "destination": None, "reply_to": reply_to}
+    with connection.Producer() as producer:
+        producer.publish(message, exchange=Exchange("celery.pidbox", "fanout", durable=False))
+
+
+def _pongs(connection: Connection, answers: Queue, seconds: float) -> list[Any]:
+    """Who answers into a reply queue first; nobody if the time is over."""
+    heard: list[Any] = []
+    deadline = time.monotonic() + seconds
+    callbacks = [lambda body, _: heard.append(body)]
+    with Consumer(connection, [answers], callbacks=callbacks, no_ack=True):
+        _ping(connection, answers)
+        while not heard and time.monotonic() < deadline:
+            with suppress(TimeoutError):
+                connection.drain_events(timeout=0.5)
+    return heard
+
+
+@pytest.mark.parametrize("pool", LOOPS)
+@pytest.mark.parametrize("how", ["dead", "frozen"])
+def test_an_answer_to_remote_control_that_cannot_be_sent_holds_no_worker(
+    site: Callable[..., Site], pool: str, how: str, journal: Journal
+) -> None:
+    """X6: The reply queue lies on a node that is away: tasks on the others start, and who asks from
+    there is answered."""
+    site = site(pool, *DURABLE, "--cluster-require-full-coverage", "no")
+    away = _without_the_hub(site)
+    note, topic = site.app.tasks["e2e.note"], site.toc.topic("celery")
+    stays = [
+        id_
+        for id_ in map("stays-{}".format, range(200))
+        if site.cluster.node_of(topic.slot_for(id_).body) is not away
+    ]
+    with site.app.connection_for_write() as connection, ExitStack() as stack:
+        lost = _answers_at(site, away, connection)
+        here = _answers_at(site, _with_the_hub(site), connection)
+        assert _pongs(connection, here, 10)
+        note.delay("before")  # its queue is declared
+        journal.wait_for("before", 1)
+        if how == "dead":
+            site.cluster.kill(away)
+            time.sleep(2 * NODE_TIMEOUT / 1000)  # the others know
+        else:
+            stack.enter_context(frozen(away))
+        for _ in range(5):
+            _ping(connection, lost)
+        for id_ in stays[:20]:
+            note.apply_async((id_,), task_id=id_)
+        journal.wait_for("stays-", 20, timeout=10)
+        assert _pongs(connection, here, 10), site.logs()
+    told = [line for line in site.logs().splitlines() if "is not sent" in line]
+    assert told and all("remote control" in line for line in told)
+    site.assert_no_complaints()
+
+
+@pytest.mark.parametrize("pool", EVENT_LOOP)
+def test_while_a_node_is_away_inspect_scheduled_lists_what_waits_on_the_others(
+    site: Callable[..., Site], pool: str
+) -> None:
+    site = site(pool, *DURABLE, "--cluster-require-full-coverage", "no")
+    away, topic = _without_the_hub(site), site.toc.topic("celery")
+    waits = set(map("waits-{}".format, range(20)))
+    for id_ in waits:
+        site.app.tasks["e2e.note"].apply_async((id_,), countdown=3600, task_id=id_)
+    here = {id_ for id_ in waits if site.cluster.node_of(topic.slot_for(id_).body) is not away}
+    assert here < waits
+    site.cluster.kill(away)
+    time.sleep(2 * NODE_TIMEOUT / 1000)  # the others know
+    replies: list[dict[str, Any]] = []
+
+    def answered() -> bool:
+        with suppress(
+            ConnectionError, OSError
+        ):  # the queue for the reply may lie on the node that is away
+            replies.extend((site.app.control.inspect(timeout=3).scheduled() or {}).values())
+        return bool(replies)
+
+    wait_until(answered, 60, site.logs)
+    assert {one["request"]["id"] for one in replies[0]} == here
+    assert "the reply lacks" in site.logs() and f":{away.port}" in site.logs()
+
+
+@pytest.mark.every_pool
+@pytest.mark.parametrize("pool", [pool for pool in LOOPS if pool != "prefork"])
+@pytest.mark.parametrize("seconds", [8, 13])
+def test_remote_control_comes_back_after_the_node_with_the_wake_index_was_frozen_and_demoted(
+    site: Callable[..., Site], pool: str, seconds: float
+) -> None:
+    site = site(pool, replicas=1)
+    was = _with_the_hub(site)
+    assert site.app.control.ping(timeout=5)
+    with frozen(was):
+        time.sleep(seconds)  # its replica takes over
+    site.cluster.wait_ok()
+    assert _with_the_hub(site) is not was
+    wait_until(lambda: site.app.control.ping(timeout=1, limit=1), 20, site.logs)
+    assert "Traceback" not in site.logs()
+
+
 # -- what cannot work
 
 
@@ -402,7 +544,7 @@ def test_a_worker_with_a_database_on_a_cluster_says_what_to_change(cluster: Clus
         "E2E_BACKEND": "disabled://",
         "E2E_LOG": "redis://",
     }
-    done = subprocess.run(
+    done = nursery.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
     )
     assert done.returncode != 0

@@ -24,6 +24,8 @@ from kombu_toc.compat.registry import SWITCH, parts
 from .conftest import Journal, slot_keys, stop_when_done, wait_until
 from .nodes import ROOT, Worker
 
+pytestmark = pytest.mark.versions
+
 StartWorkers = Callable[..., list[Worker]]
 
 QUICK = ("--without-mingle", "--without-gossip", "--without-heartbeat")

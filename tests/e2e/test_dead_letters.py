@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -74,7 +75,9 @@ def test_what_cannot_be_executed_is_kept_with_its_reason(
     assert (counts.waiting, counts.in_flight, counts.dead) == (0, 0, 7)
 
 
-@pytest.mark.parametrize("eta", ["tomorrow", "", 7])
+@pytest.mark.parametrize(
+    "eta", ["tomorrow", *(pytest.param(eta, marks=pytest.mark.nightly) for eta in ("", 7))]
+)
 def test_a_time_that_nobody_can_read_is_kept_with_its_reason_whoever_has_sent_it(
     start_workers: StartWorkers, app: Celery, toc: kombu_toc.TimeoutCenter, eta: object
 ) -> None:
@@ -99,21 +102,43 @@ def test_a_time_that_nobody_can_read_is_kept_with_its_reason_whoever_has_sent_it
     assert toc.counts("celery")[:3] == (0, 0, 0)
 
 
-def test_a_task_that_is_rejected_again_and_again_dies_with_its_last_error(
-    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
+@pytest.mark.parametrize("pool", ["prefork", "solo", "gevent"])
+def test_a_task_that_is_rejected_as_not_now_runs_again_until_the_limit_of_its_queue(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    toc: kombu_toc.TimeoutCenter,
+    pool: str,
 ) -> None:
-    """With a back-off: 0.2 and 0.4 seconds, before the second and the third run."""
-    options = {"toc_retries": 2, "toc_retry_backoff": 0.2}
-    start_workers(1, "-P", "solo", broker_transport_options=options)
+    """A6: it costs no retry; after the first, pauses of 50, 100 and 200 ms come before it runs"""
+    options = {"toc_retries": 0, "toc_topics": {"celery": {"requeue_limit": 4}}}
+    start_workers(1, "-P", pool, broker_transport_options=options)
     sent = app.tasks["e2e.refuse"].delay("not now", requeue=True)
     found = dead(toc, sent.id)
     assert found.error == "not now"
-    assert found.reason == "no retries left: rejected by the task"
+    spent = "requeued 4 times, and x-requeue-limit allows no more"
+    assert found.reason == f"{spent}: rejected by the task"
     runs = journal.entries("refused")
-    assert [bool(run["redelivered"]) for run in runs] == [False, True, True]
-    first, second, third = (run["at"] for run in runs)
-    assert second - first > 0.2
-    assert third - second > 0.4
+    assert [bool(run["redelivered"]) for run in runs] == [False, True, True, True, True]
+    waits = [b["at"] - a["at"] for a, b in itertools.pairwise(runs)]
+    assert all(w > least for w, least in zip(waits, (0, 0.05, 0.1, 0.2), strict=True)), waits
+
+
+@pytest.mark.parametrize("how", ["its time limit", "a lost process"])
+def test_a_task_that_costs_its_process_its_life_spends_a_retry_each_time(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    toc: kombu_toc.TimeoutCenter,
+    how: str,
+) -> None:
+    """A6: Celery requeues it with the same call as a task that asks for that"""
+    start_workers(1, "-c", "1", broker_transport_options={"toc_retries": 1})
+    seconds, limit = (30, 0.5) if how == "its time limit" else (-1, None)
+    sent = app.tasks["e2e.told_late"].apply_async(("killed", seconds), time_limit=limit)
+    assert dead(toc, sent.id).reason.startswith("no retries left")
+    told = [(run["redelivered"], run["count"]) for run in journal.entries("killed")]
+    assert told == [(False, None), (True, 1)]
 
 
 def test_a_task_imported_by_a_pool_restart_says_why_it_died(

@@ -66,6 +66,7 @@ def test_a_task_that_has_failed_for_good_is_dead_and_can_be_run_again(
     nothing_is_left(toc, 3)
 
 
+@pytest.mark.versions
 def test_it_is_off_unless_the_app_or_the_task_asks_for_it(
     start_workers: StartWorkers, app: Celery, toc: kombu_toc.TimeoutCenter
 ) -> None:

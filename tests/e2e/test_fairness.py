@@ -18,7 +18,10 @@ StartWorkers = Callable[..., list[Worker]]
 
 PREFORK = POOLS["prefork"]
 ACKS = pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
-PREFETCH = pytest.mark.parametrize("prefetch", [1, 4, 16])
+PREFETCH = pytest.mark.parametrize(
+    "prefetch",
+    [pytest.param(1, marks=pytest.mark.nightly), 4, pytest.param(16, marks=pytest.mark.nightly)],
+)
 
 
 def send(app: Celery, name: str, number: int, seconds: float, queue: str = "celery") -> None:
@@ -105,6 +108,7 @@ def test_a_queue_does_not_wait_for_the_backlog_of_another(
 def test_queues_that_are_full_get_equal_shares_of_the_starts(
     start_workers: StartWorkers, app: Celery, journal: Journal, pool: str, late: bool
 ) -> None:
+    """X8"""
     queues = ["celery", "urgent", "other"]
     for queue in queues:
         send(app, queue, 110, 0.01, queue)

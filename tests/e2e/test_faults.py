@@ -190,7 +190,9 @@ REFUSED_POOLS = list(POOLS) if os.environ.get("TOC_TEST_ALL") else ["prefork", "
 REFUSALS = [loading, read_only, misconf, out_of_memory, too_few_replicas]
 
 
-@pytest.mark.parametrize("fault", CONNECTION_FAULTS)
+@pytest.mark.parametrize(
+    "fault", [pytest.param(cuts, marks=pytest.mark.every_pool), *CONNECTION_FAULTS[1:]]
+)
 def test_a_worker_goes_on_after(
     site: Site, journal: Journal, fault: Callable[[Site], None]
 ) -> None:

@@ -44,6 +44,7 @@ def test_an_idle_worker_keeps_five_connections(
     start_workers: Callable[..., list[Worker]],
     journal: Journal,
 ) -> None:
+    """X14"""
     url = single_server.toc_url.removesuffix("/0") + "/3"
     start_workers(1, *POOLS["prefork"], mingle=True, broker=url)
     wait_until(lambda: alone.exists("toc:{toc}:upkeep"))

@@ -83,7 +83,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Full]:
 
 
 @pytest.mark.parametrize("pool", LOOPS)
-@pytest.mark.parametrize("comes", ["before", "after"])
+@pytest.mark.parametrize("comes", ["before", pytest.param("after", marks=pytest.mark.nightly)])
 def test_a_full_server_drains(
     full: Full, _start: Callable[..., Worker], journal: Journal, pool: str, comes: str
 ) -> None:

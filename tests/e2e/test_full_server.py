@@ -45,7 +45,9 @@ def full(broker: Server) -> Callable[[bool], None]:
 
 
 @pytest.mark.parametrize("pool", list(POOLS))
-@pytest.mark.parametrize("known", [True, False], ids=["seen before", "new"])
+@pytest.mark.parametrize(
+    "known", [pytest.param(True, marks=pytest.mark.nightly), False], ids=["seen before", "new"]
+)
 def test_a_worker_starts_while_the_server_is_full_and_drains_it(
     broker: Server,
     full: Callable[[bool], None],

@@ -32,7 +32,7 @@ def at(seconds: float) -> datetime:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("number", [1, 4])
+@pytest.mark.parametrize("number", [pytest.param(1, marks=pytest.mark.nightly), 4])
 def test_countdown_tasks_start_on_time_and_never_early(
     start_workers: StartWorkers, app: Celery, journal: Journal, number: int
 ) -> None:
@@ -94,6 +94,9 @@ def test_one_producers_tasks_start_in_the_order_in_which_they_were_sent(
     assert names == sorted(names)
 
 
+@pytest.mark.nightly(
+    guarded_by="tests/e2e/test_guarantees.py::test_one_producers_tasks_start_in_the_order_in_which_they_were_sent"
+)
 def test_tasks_with_one_eta_start_in_the_order_in_which_they_were_sent(
     start_workers: StartWorkers, app: Celery, journal: Journal
 ) -> None:
@@ -175,16 +178,16 @@ def test_a_burst_spreads_over_idle_workers(
 ) -> None:
     """X1: four tasks due at once on four idle one-process workers, again and again."""
     start_workers(4, "-c", "1")
-    rounds = 8
+    rounds, nap = 5, 0.7
     first = at(2)
     for i in range(rounds):
-        due = first + timedelta(seconds=i * 0.5)
+        due = first + timedelta(seconds=i * 1.0)
         for j in range(4):
-            app.tasks["e2e.nap"].apply_async((f"burst-{i}-{j}", 0.2, due.timestamp()), eta=due)
+            app.tasks["e2e.nap"].apply_async((f"burst-{i}-{j}", nap, due.timestamp()), eta=due)
     entries = journal.wait_for("burst-", rounds * 4)
     assert min(e["at"] - e["due"] for e in entries) >= 0
-    # One that waited for another would be 200 ms late.
-    assert max(e["at"] - e["due"] for e in entries) < 0.15
+    # What waits for another is late by a nap; benchmarks and other tests bound what is less.
+    assert max(e["at"] - e["due"] for e in entries) < nap
 
 
 @pytest.mark.alone

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import redis
@@ -14,8 +17,10 @@ from kombu import Queue
 
 import kombu_toc
 
+from ..servers import Server
 from .conftest import POOLS, Journal, slot_keys, wait_until
 from .nodes import Worker
+from .tasks import make_app
 
 StartWorkers = Callable[..., list[Worker]]
 
@@ -31,6 +36,7 @@ def stop(*workers: Worker) -> None:
         list(threads.map(Worker.teardown, workers))
 
 
+@pytest.mark.every_pool
 @pytest.mark.parametrize("pool", list(POOLS))
 def test_a_task_that_blocks_its_process_runs_once_and_so_does_what_waits_behind_it(
     start_workers: StartWorkers,
@@ -101,6 +107,57 @@ def suspend(worker: Worker) -> Callable[[], None]:
             process.resume()
 
     return resume
+
+
+def test_a_killed_workers_message_comes_back_to_whoever_asks_first_afterwards(
+    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
+) -> None:
+    """A5, Y3: nobody has asked since the worker was killed, and the process that asks is new."""
+    visibility = 12.0
+    options = {"broker_transport_options": {"visibility_timeout": visibility}}
+    [victim] = start_workers(1, "-P", "solo", *ALONE, **options)
+    task = app.tasks["e2e.late_ack"].delay("killed", 60)
+    [began] = journal.wait_for("killed", 1)
+    victim.container.kill("SIGKILL")
+    time.sleep(max(began["at"] + visibility + 0.5 - time.time(), 0))  # its lease ends
+    [looked, back] = [time.monotonic(), []]
+    wait_until(lambda: back.extend(toc.pop("celery").messages) or back, 10, "it never came back")
+    assert time.monotonic() - looked < 3
+    assert back[0].id == task.id
+
+
+@pytest.mark.parametrize("how", ["frozen", "restarted"])
+def test_a_process_that_asks_first_after_the_server_was_away_takes_nothing_from_a_live_worker(
+    start_workers: StartWorkers, journal: Journal, tmp_path: Path, how: str
+) -> None:
+    """A5, X10: nobody but the worker has asked before, and its lease has ended meanwhile."""
+    visibility = 6.0
+    own = Server(tmp_path, "--appendonly", "yes", "--appendfsync", "always").start()
+    try:
+        options = {"broker_transport_options": {"visibility_timeout": visibility}}
+        start_workers(1, "-P", "solo", *ALONE, broker=own.toc_url, **options)
+        with make_app(own.toc_url, "disabled://") as app:
+            app.tasks["e2e.late_ack"].delay("once", 3 * visibility)
+        [began] = journal.wait_for("once", 1)
+        if how == "frozen":
+            os.kill(own.pid, signal.SIGSTOP)
+        else:
+            own.stop()
+        time.sleep(visibility + 0.5)  # the lease ends
+        if how == "frozen":
+            os.kill(own.pid, signal.SIGCONT)
+        else:
+            own.start()
+        center = kombu_toc.center_for(own.toc_url)
+        while time.time() < began["at"] + 3 * visibility:
+            assert center.pop("celery").messages == []
+            time.sleep(0.1)  # as one who looks now and then
+        journal.wait_for("once-done", 1)
+        wait_until(lambda: center.counts("celery").in_flight == 0)
+        assert len(journal.entries()) == 2
+        center.client.close()
+    finally:
+        own.stop()
 
 
 SUSPENDED = {"prefork": ("-P", "prefork", "-c", "1"), "solo": ("-P", "solo")}

@@ -6,12 +6,16 @@ The first two are written after Celery's integration tests, ``test_Inspect.test_
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import redis
 from celery import Celery, states
 from celery.app.control import Inspect
 from celery.result import AsyncResult
@@ -22,8 +26,9 @@ from kombu.utils.uuid import uuid
 import kombu_toc
 from celery_toc.worker import remote_control as remote
 
+from ..servers import Server
 from .conftest import POOLS, Journal, wait_until
-from .nodes import Worker
+from .nodes import ROOT, Worker
 
 StartWorkers = Callable[..., list[Worker]]
 
@@ -88,7 +93,7 @@ def test_a_scheduled_task_is_listed_as_celery_has_it(
     }
 
 
-@pytest.mark.parametrize("countdown", [None, HOUR])
+@pytest.mark.parametrize("countdown", [pytest.param(None, marks=pytest.mark.nightly), HOUR])
 def test_a_revoked_task_is_listed_although_it_never_came_to_a_worker(
     start_workers: StartWorkers, app: Celery, journal: Journal, countdown: float | None
 ) -> None:
@@ -107,6 +112,38 @@ def test_a_revoked_task_is_listed_although_it_never_came_to_a_worker(
         journal.wait_for("again", 1)
     journal.wait_for("nap", 4)
     assert journal.entries("revoked") == []
+
+
+#: A user's own test: a worker in a thread of it, and no command line of Celery's.
+IN_A_THREAD = """
+import sys
+from celery.contrib.testing.worker import start_worker
+from tests.e2e.tasks import make_app
+
+app = make_app(*sys.argv[1:])
+with start_worker(app, perform_ping_check=False):
+    later = app.tasks["e2e.note"].apply_async(("x",), countdown=3600)
+    gone = app.tasks["e2e.note"].apply_async(("x",), countdown=3600)
+    gone.revoke()
+    asked = app.control.inspect(limit=1, timeout=10)
+    [scheduled], [revoked] = asked.scheduled().values(), asked.revoked().values()
+    assert [one["request"]["id"] for one in scheduled] == [later.id], scheduled
+    assert revoked == [gone.id], revoked
+"""
+
+
+def test_a_worker_in_a_thread_of_a_program_lists_what_every_worker_lists(
+    server: Server, client: Any, celery_backend_cluster: Any, log_url: str
+) -> None:
+    urls = (server.toc_url, celery_backend_cluster[0].config()["url"])
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_THREAD, *urls],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_tasks_are_listed_once_in_a_fleet_and_by_another_worker_when_one_goes(
@@ -165,3 +202,14 @@ def test_a_worker_of_another_broker_tells_what_celery_does() -> None:
     consumer = SimpleNamespace(timer=SimpleNamespace(schedule=SimpleNamespace(queue=())))
     assert remote.scheduled(SimpleNamespace(consumer=consumer)) == []
     assert remote.revoked(SimpleNamespace(consumer=consumer)) == list(worker_state.revoked)
+
+
+def test_a_worker_answers_again_seconds_after_the_server_has_lost_its_memory(
+    start_workers: StartWorkers, app: Celery, client: redis.Redis
+) -> None:
+    [worker] = start_workers(1, *POOLS["threads"])
+    wait_until(lambda: app.control.ping(timeout=1), what=worker.logs)
+    client.flushall()
+    began = time.monotonic()
+    wait_until(lambda: app.control.ping(timeout=0.5), 8, what=worker.logs)
+    assert time.monotonic() - began < 7

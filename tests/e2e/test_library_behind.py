@@ -30,6 +30,9 @@ def options(library_url: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.nightly(
+    guarded_by="tests/e2e/test_library.py::test_what_waits_when_redis_is_lost_runs_on_time_and_once"
+)
 @on_engines("sqlite")
 def test_what_waits_when_redis_is_lost_runs_on_time_and_once(
     start_workers: StartWorkers,
@@ -47,13 +50,13 @@ def test_what_waits_when_redis_is_lost_runs_on_time_and_once(
     app.conf.update(options)
     library = celery_toc.timeout_center(app).library
     assert now.get(timeout=20) == 3
-    wait_until(lambda: library.counts() == {"pending": 100, "done": 1, "not put": 0})
+    wait_until(lambda: library.counts() == {"pending": 100, "succeeded": 1, "not put": 0})
     wait_until(lambda: not toc.unwritten("celery")[0].entries)
     toc.client.flushdb()
     assert library.rebuild().put == 100
     entries = journal.wait_for("lost-", 100)
     assert len({entry["name"] for entry in entries}) == len(entries) == 100
-    wait_until(lambda: library.counts() == {"done": 101, "not put": 0}, what=library.counts)
+    wait_until(lambda: library.counts() == {"succeeded": 101, "not put": 0}, what=library.counts)
     [record] = library.history(now.id)
     assert record.worker
     assert record.task == "e2e.add"

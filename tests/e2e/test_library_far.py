@@ -57,7 +57,7 @@ def bring_near(far: FarStore, ids: list[str], seconds: float) -> int:
     at_us = now_us() + int(seconds * 1_000_000)
     rows = far.of_ids(ids, None)
     assert len(rows) == len(ids)
-    assert len(far.move(rows, at_us)) == len(ids)
+    assert len(far.move(rows, {"action_us": at_us})) == len(ids)
     return at_us
 
 
@@ -80,7 +80,7 @@ def test_a_far_task_is_found_moved_and_revoked_and_runs_on_time(
     assert center.task(found[soon]).name == "e2e.note"
     assert center.reschedule(moved, countdown=2)[0].moved
     app.control.revoke(revoked)
-    wait_until(lambda: center.library.history(revoked)[0].status == "cancelled")
+    wait_until(lambda: center.library.history(revoked)[0].status == "revoked")
     journal.wait_for("far-1", 1)
     # It is in Redis well before its time, and has that time there: so it is as punctual as others.
     due_us = bring_near(far, [soon], 120)
@@ -136,4 +136,4 @@ def test_a_killed_loader_is_followed_by_another_and_nothing_is_late_or_run_twice
     wait_until(lambda: sum(toc.counts("celery")) == 0)
     entries = journal.entries("far-")
     assert len({entry["name"] for entry in entries}) == len(entries) == number
-    wait_until(lambda: library.counts() == {"done": number, "not put": 0}, what=library.counts)
+    wait_until(lambda: library.counts() == {"succeeded": number, "not put": 0}, what=library.counts)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +21,8 @@ from kombu_toc.library import migrate
 from kombu_toc.library.shards import Shards
 
 from ..databases import PostgreSQL
-from ..library import engine
+from ..library import own_engine as engine
+from ..support import nursery
 from .conftest import LOOPS, POOLS, Journal, wait_until
 from .nodes import ROOT, Worker
 
@@ -94,7 +94,7 @@ def test_a_worker_whose_database_stands_still_goes_on_and_ends(
     assert "are not recorded: this process ends while the library is away" in said
 
 
-@pytest.mark.parametrize("scheme", ["postgresql", "mysql"])
+@pytest.mark.parametrize("scheme", ["postgresql", pytest.param("mysql", marks=pytest.mark.nightly)])
 def test_a_worker_whose_database_never_answers_starts_goes_on_and_ends(
     start_workers: StartWorkers, app: Celery, journal: Journal, silent: int, scheme: str
 ) -> None:
@@ -118,9 +118,11 @@ def test_nothing_that_a_worker_tells_has_the_password(
     # What is wrong with a database is told, too.
     wrong = chosen["toc_library"].replace("same", "samez")
     assert wrong != chosen["toc_library"]
-    [worker] = start_workers(1, "-c", "1", "-l", "DEBUG", **options)
+    # Executed: what a process list shows of them is their own.
+    [worker] = start_workers(1, "-c", "1", "-l", "DEBUG", execute=True, **options)
     [failing] = start_workers(
         *(1, "-c", "1", "-l", "DEBUG", "-Q", "urgent"),
+        execute=True,
         broker_transport_options={**chosen, "toc_library": wrong},
     )
     for queue in ("celery", "urgent"):
@@ -149,7 +151,7 @@ def test_nothing_that_a_worker_tells_has_the_password(
         ["toc", "library", "status"],
         ["toc", "library", "status", "--json"],
     ):
-        done = subprocess.run(
+        done = nursery.run(
             [sys.executable, "-m", "celery", "-A", "shop", *command],
             cwd=tmp_path,
             env={"PYTHONPATH": f"{ROOT}:{tmp_path}", "PATH": "/usr/bin"},

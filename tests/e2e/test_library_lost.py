@@ -1,4 +1,4 @@
-"""What is acknowledged when it begins and dead if its worker is lost, in the library (X12)."""
+"""What is lost with a worker or with Redis, and comes back from the library (X12)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from celery.schedules import crontab
 
 import celery_toc
 import kombu_toc
+from kombu_toc.library.schema import SCHEDULES
 
 from .conftest import LOOPS, POOLS, Journal, wait_until
 from .nodes import Worker
@@ -49,7 +51,7 @@ def test_a_task_that_is_lost_with_its_worker_was_never_done_and_runs_when_it_is_
     library = celery_toc.timeout_center(app).library
     [first] = start_workers(1, *POOLS[pool], **options)
     short = app.tasks["e2e.nap"].delay("short", 0.1).id
-    wait_until(lambda: statuses(library, short) == ["done"], what=first.logs)
+    wait_until(lambda: statuses(library, short) == ["succeeded"], what=first.logs)
     sent = app.tasks["e2e.nap"].delay("early", 5)
     journal.wait_for("early", 1)
     wait_until(lambda: len(marked(toc)) == 1, what=first.logs)
@@ -58,10 +60,10 @@ def test_a_task_that_is_lost_with_its_worker_was_never_done_and_runs_when_it_is_
         process.kill()
     [second] = start_workers(1, *POOLS[pool], **options)
     assert dead(toc, sent.id).error == "the worker that ran it is gone: its lease ended"
-    assert "done" not in statuses(library, sent.id)
+    assert not {"done", "succeeded"} & set(statuses(library, sent.id))
     assert celery_toc.timeout_center(app).center.requeue_dead("celery", ids=[sent.id]) == 1
     journal.wait_for("early", 2)
-    wait_until(lambda: statuses(library, sent.id)[-1] == "done", what=second.logs)
+    wait_until(lambda: statuses(library, sent.id)[-1] == "succeeded", what=second.logs)
     assert len(journal.entries("early")) == 2
 
 
@@ -79,7 +81,52 @@ def test_a_task_that_fails_is_dead_and_stays_so_in_the_library(
     sent = app.tasks["e2e.fail"].delay("disk full")
     wait_until(lambda: statuses(library, sent.id) == ["dead"], what=worker.logs)
     later = app.tasks["e2e.nap"].delay("later", 0.0).id
-    wait_until(lambda: statuses(library, later) == ["done"], what=worker.logs)
+    wait_until(lambda: statuses(library, later) == ["succeeded"], what=worker.logs)
     assert statuses(library, sent.id) == ["dead"]
     worker.container.teardown()
     assert statuses(library, sent.id) == ["dead"]
+
+
+def test_schedules_pauses_and_limits_come_back_after_redis_has_lost_everything(
+    start_workers: StartWorkers,
+    app: Celery,
+    toc: kombu_toc.TimeoutCenter,
+    journal: Journal,
+    options: dict[str, Any],
+) -> None:
+    """While workers run the schedules; nobody tells the library to write."""
+    app.conf.update(options)
+    app.conf.beat_schedule = {}
+    center = celery_toc.timeout_center(app)
+    library = center.library
+    workers = start_workers(2, *POOLS["threads"], **options)
+    center.schedules.put("often", "e2e.tick", 0.2)
+    center.schedules.put("monthly", "e2e.note", crontab(0, 3, day_of_month=1), args=("month",))
+    center.schedules.put("paused", "e2e.note", 0.2, args=("paused",))
+    center.schedules.pause("paused")
+    center.center.alter("celery", rate="50/s")
+    toc.declare("later")
+    center.center.pause("later")
+    journal.wait_for("often@", 5)
+    monthly = center.schedules.get("monthly")
+    wait_until(lambda: kept(library) == {"often", "monthly", "paused"}, what=workers[0].logs)
+    toc.client.flushdb()
+    library.rebuild()
+    ran = len(journal.entries("often@"))
+    journal.wait_for("often@", ran + 5)
+    again = celery_toc.timeout_center(app)
+    assert again.schedules.get("monthly") == monthly
+    assert [one.id for one in again.get(monthly.next_id)] == [monthly.next_id]
+    assert again.schedules.get("paused").state == "paused"
+    assert toc.paused() == {"later"}
+    assert toc.describe("celery").limits["rate"].value == "50/s"
+    again.schedules.delete("often")
+    names = [entry["name"] for entry in journal.entries("often@")]
+    assert len(set(names)) == len(names)
+    assert journal.entries("paused") == journal.entries("month") == []
+
+
+def kept(library: Any) -> set[str]:
+    """The schedules that the library has."""
+    databases = library.store.shards.databases
+    return {row["name"] for one in databases for row in one.read(SCHEDULES.select())}

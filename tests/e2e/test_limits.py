@@ -50,6 +50,7 @@ def marked(toc: kombu_toc.TimeoutCenter) -> list[str]:
     return [token for token in tokens if trait(token, "a")]
 
 
+@pytest.mark.every_pool
 @pytest.mark.parametrize("pool", list(POOLS))
 def test_a_place_is_held_until_the_task_has_ended_however(
     start_workers: StartWorkers,
@@ -61,7 +62,7 @@ def test_a_place_is_held_until_the_task_has_ended_however(
     def send(name: str, *args: Any, **options: Any) -> Any:
         return app.tasks[f"e2e.{name}"].apply_async(args, **options)
 
-    toc.declare("celery", concurrency=10)
+    toc.declare("celery", concurrency=10, requeue_limit=3)
     [worker] = start_workers(1, *POOLS[pool])
     send("nap", "early", 1.5)
     send("late_ack", "late", 1.5)
@@ -87,7 +88,14 @@ def test_a_place_is_held_until_the_task_has_ended_however(
     wait_until(lambda: nothing_is_left(toc), what=worker.logs)
 
 
-@pytest.mark.parametrize("how", ["soft", "hard", "killed", "terminated"])
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    "how",
+    [
+        *("hard", "killed"),
+        *(pytest.param(how, marks=pytest.mark.nightly) for how in ("soft", "terminated")),
+    ],
+)
 def test_a_place_is_free_when_its_process_is_ended(
     start_workers: StartWorkers,
     app: Celery,
@@ -112,7 +120,9 @@ def test_a_place_is_free_when_its_process_is_ended(
     assert marked(toc) == []
 
 
-@pytest.mark.parametrize("task", ["persist", "late_persist"])
+@pytest.mark.parametrize(
+    "task", ["persist", pytest.param("late_persist", marks=pytest.mark.nightly)]
+)
 def test_a_task_that_goes_on_when_it_is_terminated_keeps_its_place(
     start_workers: StartWorkers,
     app: Celery,
@@ -193,6 +203,7 @@ def test_places_are_freed_although_the_connection_was_cut_meanwhile(
     assert marked(toc) == []
 
 
+@pytest.mark.cluster
 def test_no_more_run_at_once_than_the_queue_allows_over_all_workers(
     start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
 ) -> None:
@@ -219,7 +230,11 @@ def test_a_worker_takes_no_more_of_a_limited_queue_than_it_can_start(
     assert max(seen) == 2
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["acknowledged", "not-acknowledged"])
+@pytest.mark.parametrize(
+    "late",
+    [pytest.param(False, marks=pytest.mark.nightly), True],
+    ids=["acknowledged", "not-acknowledged"],
+)
 def test_what_a_killed_worker_ran_leaves_its_place_when_its_lease_ends(
     start_workers: StartWorkers,
     app: Celery,
@@ -346,6 +361,7 @@ def send(app: Celery, name: str, key: str, number: int, *args: Any) -> None:
     app.tasks[f"e2e.{name}"].apply_async((f"{key}-{number}", *args), headers={"x-key": key})
 
 
+@pytest.mark.cluster
 def test_of_a_key_no_more_run_at_once_than_it_may_and_no_key_waits_for_another(
     start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
 ) -> None:
@@ -360,6 +376,7 @@ def test_of_a_key_no_more_run_at_once_than_it_may_and_no_key_waits_for_another(
     wait_until(lambda: nothing_is_left(toc))
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("pool", LOOPS)
 def test_keys_take_turns_so_that_a_large_one_delays_a_small_one_by_a_few(
     start_workers: StartWorkers,
@@ -387,8 +404,9 @@ def test_keys_take_turns_so_that_a_large_one_delays_a_small_one_by_a_few(
     toc.purge("celery")
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("pool", LOOPS)
-@pytest.mark.parametrize("task", ["step", "late_step"])
+@pytest.mark.parametrize("task", [pytest.param("step", marks=pytest.mark.nightly), "late_step"])
 def test_what_is_rejected_or_retried_keeps_its_place_in_a_serial_key(
     start_workers: StartWorkers,
     app: Celery,
@@ -414,7 +432,7 @@ def test_what_is_rejected_or_retried_keeps_its_place_in_a_serial_key(
     wait_until(lambda: nothing_is_left(toc))
 
 
-@pytest.mark.parametrize("task", ["step", "late_step"])
+@pytest.mark.parametrize("task", [pytest.param("step", marks=pytest.mark.nightly), "late_step"])
 def test_a_serial_key_keeps_its_order_although_workers_are_killed(
     start_workers: StartWorkers,
     app: Celery,

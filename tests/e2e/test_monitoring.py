@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +18,7 @@ import kombu_toc
 from kombu_toc.metrics.sender import _all
 
 from ..servers import Server
+from ..support import nursery
 from .conftest import Journal, wait_until
 from .nodes import ROOT, Worker
 
@@ -149,7 +150,7 @@ def test_celerys_command_line_knows_the_remote_commands(
         ("control", "toc_pause"): "paused",
         ("control", "toc_resume"): "takes tasks again",
     }.items():
-        ran = subprocess.run(
+        ran = nursery.run(
             [sys.executable, "-m", "celery", "-A", "tests.e2e.tasks", *command, "-t", "5"],
             cwd=ROOT,
             env=environment,
@@ -226,6 +227,25 @@ def test_a_worker_says_at_its_start_what_it_serves(start_workers: StartWorkers) 
         f"one-slot (1 slot, {what_holds})",
     }
     assert "Without effect" not in worker.logs()
+    assert "visibility_timeout" not in worker.logs()
+
+
+def test_a_visibility_timeout_that_is_left_from_another_broker_is_told(
+    start_workers: StartWorkers, single_server: Server
+) -> None:
+    """43200 is what many have set for long countdowns; a killed worker's tasks wait as long."""
+    options = {"visibility_timeout": 43200}
+    [worker] = start_workers(1, "-P", "solo", *ALONE, broker_transport_options=options)
+    [line] = re.findall(r"WARNING/MainProcess\] The option (.*)", worker.logs())
+    assert "visibility_timeout is 43200 seconds (12 hours)" in line and "remove it" in line
+    for seconds, is_told in ((43200, True), (3600, True), (600, False)):
+        url = f"{single_server.toc_url}?visibility_timeout={seconds}"
+        words = ("-b", url, "toc", "status", "--json")
+        told = nursery.run(
+            [sys.executable, "-m", "celery", *words], capture_output=True, text=True, check=True
+        )
+        warnings = json.loads(told.stdout)["warnings"]
+        assert any("visibility_timeout is" in one for one in warnings) is is_told, warnings
 
 
 def test_a_worker_says_at_its_start_what_has_no_effect(
@@ -294,7 +314,7 @@ def test_a_suspended_workers_lost_leases_are_logged_with_the_tasks_name(
     [worker] = start_workers(
         1, "-P", "prefork", "-c", "1", *ALONE, broker_transport_options={"visibility_timeout": 1}
     )
-    sent = app.tasks["e2e.late_ack"].delay("lost", 3)
+    sent = app.tasks["e2e.late_ack"].delay("lost", 30)
     journal.wait_for("lost", 1)
     processes = worker.container.processes()
     for process in processes:

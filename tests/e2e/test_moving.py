@@ -9,12 +9,16 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
 
 import pytest
 import redis
 from celery import Celery
+from celery.schedules import crontab, maybe_schedule, solar
 
 import kombu_toc
+from celery_toc import timeout_center
 
 from ..servers import Server
 from .conftest import Journal, slot_keys, stop_when_done, wait_until
@@ -267,6 +271,35 @@ def test_migrate_asks_refuses_and_says_what_is_wrong(
     wrong.fails(1, "no key", "begins with the prefix 'shp:'; in use there: no prefix")
     assert "--force" not in wrong.err
     assert "nonsense" in said.out
+
+
+def test_the_way_back_names_the_schedules_and_what_replaces_them(
+    app: Celery, server: Server, client: redis.Redis
+) -> None:
+    """As text of Python that has the same times."""
+    schedules = timeout_center(app).schedules
+    add = app.tasks["e2e.add"]
+    schedules.put("every", add, 90, args=(1,), kwargs={"y": 3}, overlap="skip", queue="urgent")
+    schedules.put("nightly", add, crontab("*/20", "2-4", day_of_month="1"), args=(1, 2))
+    schedules.put("dusk", add, solar("sunset", 52.5, 13.4), args=(1, 2), options={"priority": 3})
+    schedules.put("over", add, 1.5, args=(1, 2))
+    schedules.pause("over")
+    said = answer(app, "migrate", "--to", server.url, "--dry-run", "--json").json
+    assert {one["name"] for one in said["schedules"]} == {"every", "over", "dusk", "nightly"}
+    out = answer(app, "migrate", "--to", server.url, "--yes").out
+    assert "4 schedules stay in the timeout center" in out
+    assert "# Not taken along: overlap=skip." in out
+    assert "that it is paused" in out
+    found: dict[str, Any] = {}
+    exec(out[out.index("from datetime") :], found)
+    beat_schedule = found["beat_schedule"]
+    assert beat_schedule["every"] == {
+        **{"task": "e2e.add", "schedule": timedelta(seconds=90), "args": (1,)},
+        **{"kwargs": {"y": 3}, "options": {"queue": "urgent"}},
+    }
+    for one in schedules.each():
+        assert maybe_schedule(beat_schedule[one.name]["schedule"]) == one.schedule
+    assert beat_schedule["dusk"]["options"]["priority"] == 3
 
 
 def test_the_way_back_tasks_run_at_their_time_by_kombus_own_transport(

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from celery_toc import timeout_center
 from ..http_server import HttpServer
 from ..notifier import SECRET, NotifierProcess, Target, signatures
 from ..servers import Server
+from ..support import nursery
 from .test_acl import rules
 
 APP = """
@@ -49,7 +49,7 @@ def toc(environment: dict[str, str]) -> Callable[..., Any]:
     """Run ``celery toc`` with ``--json``."""
 
     def run(*command: str) -> Any:
-        made = subprocess.run(
+        made = nursery.run(
             [sys.executable, "-m", "celery", "-A", "hookshop", "toc", *command, "--json"],
             env=environment,
             capture_output=True,
@@ -122,7 +122,7 @@ def test_a_server_of_an_apps_http_api_may_send_too(
             got = target.next()
             assert (got.id, got.body) == ("order-7", b'{"order":7}')
             assert signatures(got, SECRET)
-    missing = subprocess.run(
+    missing = nursery.run(
         [sys.executable, *command, str(tmp_path / "none.txt")],
         env=environment,
         capture_output=True,
@@ -134,7 +134,7 @@ def test_a_server_of_an_apps_http_api_may_send_too(
 
 def test_a_broker_that_cannot_be_used_is_not_blamed_on_the_secrets() -> None:
     command = ("celery", "-b", "toc+embedded:///dev/null/x", "toc", "notify", "--unsigned")
-    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True)
+    done = nursery.run([sys.executable, "-m", *command], capture_output=True, text=True)
     assert done.returncode == 1
     assert "broker" in done.stderr and "secrets" not in done.stderr, done.stderr
 

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pytest
 from celery import Celery
 
 from kombu_toc import EmbeddedServer, TimeoutCenter
 
 from ..servers import Server
+from ..support import nursery
 from .conftest import Journal, wait_until
 from .nodes import ROOT, Worker
 
@@ -27,7 +29,7 @@ def test_celery_events_dump_shows_tasks_with_their_eta(
     start_workers(1, "-c", "1", "-E")
     command = [sys.executable, "-m", "celery", "-b", server.toc_url, "events", "--dump"]
     with open(tmp_path / "dump", "wb") as dump:
-        process = subprocess.Popen(
+        process = nursery.Popen(
             command, cwd=ROOT, stdout=dump, stderr=dump, env={**os.environ, "PYTHONUNBUFFERED": "1"}
         )
         try:
@@ -113,6 +115,9 @@ def test_early_and_late_acknowledgement_both_drain(
         time.sleep(0.02)  # the last acknowledgement is on its way
 
 
+@pytest.mark.nightly(
+    guarded_by="tests/e2e/test_shutdown.py::test_a_warm_shutdown_gives_back_at_once_what_was_not_begun"
+)
 def test_a_warm_shutdown_gives_prefetched_tasks_back_at_once(
     start_workers: StartWorkers, app: Celery, journal: Journal, toc: TimeoutCenter
 ) -> None:

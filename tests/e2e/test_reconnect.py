@@ -15,7 +15,7 @@ from kombu_toc.scripts.loader import load
 
 from ..proxy import Proxy
 from ..servers import Server
-from .conftest import Journal
+from .conftest import Journal, slot_keys, wait_until
 from .nodes import Worker
 from .tasks import make_app
 
@@ -87,6 +87,35 @@ def test_an_only_process_goes_on_after_the_connection_was_cut_and_keeps_its_time
     journal.wait_for("afterwards", 1, timeout=15)
     runs = Counter(entry["name"] for entry in journal.entries())
     assert runs == {"first": 1, "first-done": 1, "limited": 1, "afterwards": 1}
+
+
+@pytest.mark.every_pool
+@pytest.mark.one_server("the proxy stands before one server")
+@pytest.mark.parametrize("pool", ["solo", "prefork", "threads"])
+def test_a_task_that_ends_while_the_server_is_away_is_acknowledged_afterwards_without_alarm(
+    start_workers: StartWorkers,
+    server: Server,
+    app: Celery,
+    journal: Journal,
+    client: redis.Redis,
+    pool: str,
+) -> None:
+    """X5: also where the loop stands still while the task runs."""
+    with Proxy(server.port) as proxy:
+        [worker] = start_workers(1, "-P", pool, "-c", "1", broker=proxy.toc_url)
+        app.tasks["e2e.late_ack"].delay("ends", 1)
+        journal.wait_for("ends", 1)
+        proxy.refuse()
+        proxy.cut()
+        journal.wait_for("ends-done", 1)
+        wait_until(lambda: "Connection to broker lost" in worker.logs())
+        proxy.accept()
+        wait_until(lambda: slot_keys(client) == [])
+        app.tasks["e2e.note"].delay("afterwards")
+        journal.wait_for("afterwards", 1)
+        assert "Couldn't ack" not in worker.logs()
+        assert "CRITICAL" not in worker.logs()
+        assert len(journal.entries("ends")) == 2
 
 
 def test_a_task_that_celery_cancels_at_a_lost_connection_runs_again(

@@ -18,6 +18,7 @@ from celery_toc import timeout_center
 from ..cluster import Cluster
 from ..integration.test_readme import blocks_of
 from ..servers import Server
+from ..support import nursery
 from .conftest import wait_until
 
 PAGE = "docs/recurring.md"
@@ -45,7 +46,7 @@ def start_worker(example: str, tmp_path: Path) -> Iterator[Callable[[], Path]]:
         words = [sys.executable, "-m", "celery", "-A", "recurring_example", "worker", "-P", "solo"]
         path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
         with open(log, "wb") as out:
-            process = subprocess.Popen(
+            process = nursery.Popen(
                 [*words, "-l", "INFO", "--without-mingle"],
                 env={**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"},
                 cwd=tmp_path,

@@ -25,6 +25,7 @@ from kombu_toc.scripts.loader import load
 from ..integration.inspection import script_calls
 from ..ports import free_port
 from ..proxy import Proxy
+from ..support import nursery
 from .conftest import POOLS, Journal, slot_keys, stop_when_done, wait_until
 from .nodes import ROOT, Worker
 from .tasks import make_app
@@ -386,7 +387,10 @@ def test_a_result_backend_that_is_down_does_not_keep_the_message(
     deaf.close()
 
 
-@pytest.mark.parametrize("command", [["revoke"], ["revoke_by_stamped_headers", "order=7"]])
+@pytest.mark.parametrize(
+    "command",
+    [["revoke"], pytest.param(["revoke_by_stamped_headers", "order=7"], marks=pytest.mark.nightly)],
+)
 def test_celerys_own_command_removes(
     start_workers: StartWorkers,
     app: Celery,
@@ -406,7 +410,7 @@ def test_celerys_own_command_removes(
         "PYTHONWARNINGS": "ignore",
     }
     arguments = command if command[1:] else [*command, sent.id]
-    subprocess.run(
+    nursery.run(
         [sys.executable, "-m", "celery", "-A", "tests.e2e.tasks", "control", *arguments],
         check=True,
         timeout=60,

@@ -28,6 +28,7 @@ def planned(id: str) -> datetime:
     return datetime.fromisoformat(id.rpartition("@")[2].replace("Z", "+00:00"))
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
 def test_any_worker_carries_a_schedule_on(
     start_workers: StartWorkers, app: Celery, journal: Journal, pool: str
@@ -48,7 +49,9 @@ def test_any_worker_carries_a_schedule_on(
         assert len({entry["pid"] for entry in ran}) > 1
 
 
-@pytest.mark.parametrize("task", ["e2e.tick", "e2e.tick_late"])
+@pytest.mark.parametrize(
+    "task", [pytest.param("e2e.tick", marks=pytest.mark.nightly), "e2e.tick_late"]
+)
 @pytest.mark.parametrize("overlap", ["skip", "wait"])
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_no_two_firings_run_at_once_where_that_is_asked_for(
@@ -87,7 +90,13 @@ def test_a_firing_that_is_cancelled_does_not_end_its_schedule(
     assert f"the message of its firing {made.next_id} was gone" in worker.logs()
 
 
-@pytest.mark.parametrize("how", ["by itself, at any command", "by others, at any time"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "by itself, at any command",
+        pytest.param("by others, at any time", marks=pytest.mark.nightly),
+    ],
+)
 def test_workers_that_are_killed_neither_double_a_firing_nor_miss_one(
     start_workers: StartWorkers,
     app: Celery,
@@ -95,7 +104,7 @@ def test_workers_that_are_killed_neither_double_a_firing_nor_miss_one(
     monkeypatch: pytest.MonkeyPatch,
     how: str,
 ) -> None:
-    """TOC_FIRINGS_SECONDS says for how long workers are killed."""
+    """Y8: TOC_FIRINGS_SECONDS says for how long workers are killed."""
     seconds = float(os.environ.get("TOC_FIRINGS_SECONDS", "8"))
     if how.startswith("by itself"):
         monkeypatch.setenv("E2E_MORTAL", "0.005")
@@ -142,6 +151,7 @@ def test_workers_that_are_killed_neither_double_a_firing_nor_miss_one(
     print(f"{kills} kills, {wanted} firings, {sum(ran.values()) - wanted} run again")
 
 
+@pytest.mark.cluster
 def test_what_the_sun_says_is_fired_by_a_worker_which_puts_the_next_one(
     start_workers: StartWorkers, app: Celery, journal: Journal
 ) -> None:

@@ -137,6 +137,7 @@ def assert_each_once(journal: Journal) -> None:
     assert set(runs(journal).values()) == {1}, runs(journal)
 
 
+@pytest.mark.every_pool
 @pytest.mark.parametrize("pool", list(POOLS))
 def test_a_warm_shutdown_gives_back_at_once_what_was_not_begun(
     start_workers: StartWorkers,
@@ -179,6 +180,8 @@ def test_a_cold_shutdown_gives_back_at_once_what_was_not_begun(
     if pool == "prefork" and late and KILLED_RETURNS:
         journal.wait_for("long-done", 1)
         expected = {"long": 2, "long-done": 1}
+        told = [(e["redelivered"], e["count"]) for e in journal.entries("long") if "count" in e]
+        assert told == [(False, None), (True, None)], "it had begun, and nothing has failed"
     elif pool == "prefork":
         expected = {"long": 1}
     else:  # Celery cannot kill threads, and is not at one with itself about the others
@@ -212,6 +215,30 @@ def test_a_soft_shutdown_gives_back_at_once_what_was_not_begun(
         journal.wait_for("long-done", 1)
         assert_each_once(journal)
     wait_until(lambda: slot_keys(client) == [])
+
+
+@SOFT
+@pytest.mark.parametrize("remap", [False, True], ids=["SIGQUIT", "REMAP_SIGTERM"])
+def test_a_task_that_has_succeeded_does_not_run_again_after_a_cold_shutdown(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    remap: bool,
+) -> None:
+    """With worker_deduplicate_successful_tasks, which asks whether a task is delivered again."""
+    if remap:
+        monkeypatch.setenv("REMAP_SIGTERM", "SIGQUIT")
+    worker = start(start_workers, "-c", "1")
+    sent = app.tasks["e2e.linger"].delay("once")
+    sent.get(timeout=20)
+    tell(worker, signal.SIGTERM if remap else signal.SIGQUIT)
+    assert ended(worker)
+    assert slot_keys(client), "it was not acknowledged"
+    start(start_workers, "-P", "solo", worker_deduplicate_successful_tasks=True)
+    wait_until(lambda: slot_keys(client) == [])
+    assert len(journal.entries("once")) == 1
 
 
 @SOFT
@@ -255,7 +282,9 @@ def test_what_ends_during_a_warm_shutdown_is_acknowledged_then(
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGQUIT, marks=pytest.mark.nightly)]
+)
 def test_what_a_stopped_worker_holds_or_has_claimed_starts_on_time_elsewhere(
     start_workers: StartWorkers,
     app: Celery,
@@ -355,7 +384,11 @@ def test_what_was_taken_of_a_cancelled_queue_is_executed_and_the_rest_left(
 
 @pytest.mark.parametrize(
     ("late", "reject", "again"),
-    [(True, True, True), (True, False, False), (False, True, False)],
+    [
+        (True, True, True),
+        pytest.param(True, False, False, marks=pytest.mark.nightly),
+        pytest.param(False, True, False, marks=pytest.mark.nightly),
+    ],
     ids=["late and rejected", "late", "early"],
 )
 def test_a_killed_process_costs_what_was_taken_with_it_nothing(

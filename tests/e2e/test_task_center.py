@@ -44,7 +44,7 @@ def test_a_scheduled_task_is_seen_with_all_that_was_sent(app: Celery, center: Ta
     assert task.headers["expires"]
 
 
-@pytest.mark.parametrize("protocol", [1, 2])
+@pytest.mark.parametrize("protocol", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_a_task_is_found_by_its_id_in_either_protocol(
     start_workers: StartWorkers, app: Celery, center: TaskCenter, journal: Journal, protocol: int
 ) -> None:

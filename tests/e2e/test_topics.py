@@ -39,7 +39,7 @@ def test_a_running_worker_and_a_sender_know_within_five_seconds(
     client: redis.Redis,
 ) -> None:
     """A lease, a retry and a back-off of the worker's; a priority of the sender's."""
-    start_workers(1, "-P", "solo")
+    start_workers(1, "-c", "1", task_acks_late=True, task_reject_on_worker_lost=True)
     sent = app.tasks["e2e.note"].apply_async(("first",))
     journal.wait_for("first", 1)
     words = ("--visibility", "25", "--retries", "2", "--retry-backoff", "2m")
@@ -47,12 +47,12 @@ def test_a_running_worker_and_a_sender_know_within_five_seconds(
     began = time.time()
     assert said.json["changed"] == ["retries", "visibility", "retry_backoff", "steps"]
     time.sleep(KNOWN)  # it is known then, and not earlier for sure
-    app.tasks["e2e.refuse"].apply_async(("again",), {"requeue": True}, task_id="refused")
-    journal.wait_for("refused", 1)
-    wait_until(lambda: [found.state for found in toc.get("refused")] == ["waiting"])
-    [refused] = toc.get("refused")
-    assert refused.retries_left == 1
-    assert 100 < refused.time_us / 1e6 - began < 150
+    app.tasks["e2e.told"].apply_async(("lost", -1.0), task_id="lost")  # with its process
+    journal.wait_for("lost", 1)
+    wait_until(lambda: [found.state for found in toc.get("lost")] == ["waiting"])
+    [lost] = toc.get("lost")
+    assert lost.retries_left == 1
+    assert 100 < lost.time_us / 1e6 - began < 150
     app.tasks["e2e.late_ack"].apply_async(("held", 2.0), task_id="held")
     journal.wait_for("held", 1)
     [held] = toc.get("held")

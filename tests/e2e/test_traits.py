@@ -19,6 +19,7 @@ from .nodes import Worker
 StartWorkers = Callable[..., list[Worker]]
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
 def test_a_task_that_hangs_gives_its_message_back_when_its_max_lease_has_passed(
     start_workers: StartWorkers,
@@ -95,7 +96,7 @@ def test_what_celery_lets_expire_is_marked_by_a_worker_and_what_kombu_does_is_a_
         [found] = toc.get(one.id)
         assert (found.topic, found.reason) == (topic, "expired")
         line = f"{topic}: 1 messages have expired, they are not delivered: {one.id}"
-        wait_until(lambda: line in worker.logs())  # noqa: B023
+        wait_until(lambda: line in worker.logs(), what=worker.logs)  # noqa: B023
     toc.reschedule(later.id)
     assert later.get(timeout=10) == 2
     assert toc.requeue_dead("celery") == toc.requeue_dead("urgent") == 1

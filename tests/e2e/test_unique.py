@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -64,7 +65,9 @@ def test_a_key_is_held_until_the_task_is_done_or_until_it_starts(
     wait_until(lambda: toc.counts("celery")[:3] == (0, 0, 0))
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+@pytest.mark.parametrize(
+    "late", [pytest.param(False, marks=pytest.mark.nightly), True], ids=["early", "late"]
+)
 def test_a_key_is_held_over_retries_until_the_last_is_done(
     start_workers: StartWorkers,
     app: Celery,
@@ -84,7 +87,13 @@ def test_a_key_is_held_over_retries_until_the_last_is_done(
     assert len(journal.entries("again-")) == 4
 
 
-@pytest.mark.parametrize("name", ["fail", "fail_late", "fail_kept"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fail",
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("fail_late", "fail_kept")),
+    ],
+)
 def test_a_task_that_has_failed_does_not_hold_its_key(
     start_workers: StartWorkers,
     app: Celery,
@@ -101,7 +110,26 @@ def test_a_task_that_has_failed_does_not_hold_its_key(
         assert not is_held(app, toc, sent.id)
 
 
-@pytest.mark.parametrize("name", ["nap", "late_ack"], ids=["early", "late"])
+def test_the_key_of_the_only_worker_is_free_when_it_is_killed(
+    start_workers: StartWorkers, app: Celery, journal: Journal, brisk: kombu_toc.TimeoutCenter
+) -> None:
+    """Nobody consumes or asks until its lease has ended; then the first who asks has it."""
+    options: dict[str, Any] = {"broker_transport_options": {"visibility_timeout": 1}}
+    [worker] = start_workers(1, *POOLS["prefork"], **options)
+    app.conf.update(options)
+    sent = app.tasks["e2e.nap"].apply_async(("slow", 60), **unique("k"))
+    [first] = journal.wait_for("slow", 1)
+    wait_until(lambda: is_marked(brisk, sent.id), what=worker.logs)
+    assert is_held(app, brisk, sent.id)
+    for pid in (worker.container.pid, first["pid"]):
+        os.kill(pid, signal.SIGKILL)
+    time.sleep(1.5)  # the lease ends
+    assert not is_held(app, brisk, sent.id)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param("nap", marks=pytest.mark.nightly), "late_ack"], ids=["early", "late"]
+)
 def test_a_killed_worker_holds_no_key_but_its_task_does_if_it_comes_back(
     start_workers: StartWorkers,
     app: Celery,

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import bz2
 import json
+import lzma
 import os
+import pickle
+import re
 import subprocess
 import sys
 import textwrap
+import zlib
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
+from html import unescape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from celery import Celery
@@ -24,13 +31,20 @@ from celery_toc.metrics import metrics_text
 from kombu_toc import pack, unpack
 from kombu_toc.http import new_token
 
-from ..http_server import HttpServer
+from ..http_server import HttpServer, peak_of
+from ..page_visitor import Visitor, wait_for
 from ..servers import Server
+from ..support import nursery
+from .conftest import wait_until
 
 APP = """
+import os
+import time
+
 from celery import Celery
 
 app = Celery("shop", broker={broker!r}, backend={backend!r}, set_as_current=False)
+app.conf.accept_content = ["json", "pickle"]
 app.conf.task_routes = {{"shop.mail": {{"queue": "mail"}}}}
 
 
@@ -42,6 +56,12 @@ def add(a, b=1):
 @app.task(name="shop.mail", bind=True, shared=False)
 def mail(self, order):
     return dict(self.request.headers or {{}})
+
+
+@app.task(name="shop.wait", shared=False)
+def wait(path):
+    while not os.path.exists(path):
+        time.sleep(0.05)
 
 
 @app.task(name="secret.drop", shared=False)
@@ -94,12 +114,16 @@ def api(shared: HttpServer, app: Celery) -> HttpServer:
 
 
 @contextmanager
-def worker(folder: Path) -> Iterator[None]:
+def worker(folder: Path, pool: str = "solo") -> Iterator[None]:
     """One of its own process: Celery sets up the logging of the process that it runs in."""
-    options = ("-P", "solo", "-Q", "celery,mail", "-l", "WARNING")
-    process = subprocess.Popen(
+    options = ("-P", pool, "-Q", "celery,mail", "-l", "WARNING")
+    process = nursery.Popen(
         [sys.executable, "-m", "celery", "-A", "webshop", "worker", *options],
-        env={**os.environ, "PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}"},
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}",
+            "C_FORCE_ROOT": "1",  # the app accepts pickle
+        },
     )
     try:
         yield
@@ -249,9 +273,58 @@ def test_a_message_that_a_worker_would_read_as_a_task_is_refused(
     assert sum(found.counts.waiting for found in timeout_center(app).summary()) == 0
 
 
+def nested(line: str, depth: int) -> str:
+    return line.replace('"DEEP"', "[" * depth + "]" * depth)
+
+
+DEEP = {**HEADERS, "x": "DEEP"}
+ENVELOPE = {"h": DEEP, "p": {}, "t": "application/json", "e": "utf-8"}
+
+
+@pytest.mark.parametrize("depth", [700, 1_500, 100_000])
+@pytest.mark.parametrize("where", ["headers", "body"])
+def test_what_this_server_cannot_parse_is_not_let_in(
+    api: HttpServer, app: Celery, where: str, depth: int
+) -> None:
+    """A worker on another Python may parse it: how deep JSON may be differs. Of 1,500 levels, which
+    Python 3.11 does not parse, a worker on 3.13 runs the task."""
+    if where == "headers":
+        text = nested(f"{json.dumps(ENVELOPE)}\n[[], {{}}, {{}}]", depth)
+        fields: dict[str, Any] = {"text": text}
+    else:
+        text = nested(json.dumps(DEEP), depth)
+        fields = {"text": text, "contentType": "application/json"}
+    for path, document in (("tasks", fields), ("tasks:batch", {"tasks": [fields]})):
+        reply = api.post(f"/v1/queues/celery/{path}", document)
+        assert reply.status == 403, reply
+        assert "/v1/apps/shop/tasks" in reply.json["detail"]
+    assert sum(found.counts.waiting for found in timeout_center(app).summary()) == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        LINE.replace('"one"', "1" * 5_000) + "\n",  # an integer that only some Pythons read
+        LINE.replace('"p": {}', '"p": {"a": {"__type__": "unknown", "__value__": 1}}') + "\nx",
+        '{"__type__": "unknown", "__value__": 1}\nx',
+    ],
+    ids=["integer", "type", "type of all"],
+)
+def test_what_only_some_workers_can_parse_is_not_let_in(
+    api: HttpServer, app: Celery, text: str
+) -> None:
+    reply = api.post("/v1/queues/celery/tasks", {"text": text})
+    assert (reply.status, reply.json["type"]) == (403, "urn:celery-toc:forbidden"), reply
+
+
 @pytest.mark.parametrize(
     "fields",
     [
+        {"text": "{" + "[" * 100_000},
+        {"text": '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"},
+        {"text": "[" * 100_000 + "\n"},
+        {"text": '{\n  "h": {}\n}'},
+        {"text": '{"h": {}, "p": {}}\n'},
         {"json": {"task": "secret.drop"}},
         {"json": {"task": 7}, "headers": {"x-a": "b"}},
         {"text": "x", "headers": {"x-task": "shop.add"}},
@@ -314,6 +387,14 @@ def test_schedules_are_put_read_paused_resumed_run_and_deleted(
     assert len(api.get(f"{one}/history").json["firings"]) >= 1
     every = api.ask("PUT", "/v1/schedules/often", {"task": "shop.add", "every": 30, "args": [1]})
     assert every.json["schedule"]
+    daily = api.ask(
+        "PUT", "/v1/schedules/often", {"task": "shop.add", "cron": "@daily", "args": [1]}
+    )
+    assert daily.json["schedule"] == "0 0 * * *"
+    sunday = api.ask(
+        "PUT", "/v1/schedules/often", {"task": "shop.add", "cron": "0 3 * * 7", "args": [1]}
+    )
+    assert sunday.json["schedule"] == "0 3 * * 0"
     for wrong, field in (
         ({"task": "shop.add", "cron": "x"}, "cron"),
         ({"task": "shop.add", "every": 3, "cron": "0 3 * * *"}, "every"),
@@ -386,6 +467,203 @@ def test_arguments_are_hidden_from_a_token_that_only_reads(
     api.ask("DELETE", "/v1/schedules/hidden")
 
 
+class Bomb:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def packed(body: bytes, kind: str = "application/json", **headers: Any) -> bytes:
+    """A task of which a sender has said how its body is to be read."""
+    headers = {"task": "shop.add", "id": "bomb", "argsrepr": "(1,)", "kwargsrepr": "{}", **headers}
+    message = {**MESSAGE, "headers": headers, "content-type": kind, "body": body}
+    return pack(message, deflate=False)
+
+
+@pytest.fixture(scope="module")
+def bombs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[bytes, Path | None]]:
+    """name -> a message that runs code, or expands to 512 MiB, where it is read as a worker would;
+    and the file that it then makes."""
+    file = tmp_path_factory.mktemp("bombs") / "unpickled"
+    spaces = bytes(32 << 20).replace(b"\0", b" ")
+    pickled = pickle.dumps([[Bomb(file)], {}, {}])
+    whole = zlib.compressobj()
+    zipped = b"".join([whole.compress(spaces) for _ in range(16)]) + whole.flush()
+    line = packed(b"[[], {}, {}]").partition(b"\n")[0] + b"\n"
+    raw = zlib.compressobj(9, wbits=-12)
+    deflated = raw.compress(line) + b"".join([raw.compress(spaces) for _ in range(15)])
+    return {
+        "pickle": (packed(pickled, "application/x-python-serialize"), file),
+        "pickle-1": (
+            packed(
+                pickle.dumps({"task": "shop.add", "args": [Bomb(file)], "id": "bomb"}),
+                "application/x-python-serialize",
+                task=None,
+            ),
+            file,
+        ),
+        "pickle-in-gzip": (
+            packed(
+                zlib.compress(pickled),
+                "application/x-python-serialize",
+                compression="application/x-gzip",
+            ),
+            file,
+        ),
+        "bz2": (packed(bz2.compress(spaces) * 16, compression="application/x-bz2"), None),
+        "gzip": (packed(zipped, compression="application/x-gzip"), None),
+        "lzma": (packed(lzma.compress(spaces) * 16, compression="application/x-lzma"), None),
+        "deflated": (b"\x01" + deflated + raw.flush(), None),
+        "deep": (packed(b"[" * 100_000 + b"]" * 100_000), None),
+    }
+
+
+NAMES = ("pickle", "pickle-1", "pickle-in-gzip", "bz2", "gzip", "lzma", "deflated", "deep")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_message_that_is_looked_at_runs_nothing_and_is_expanded_to_a_bound(
+    api: HttpServer, app: Celery, bombs: dict[str, tuple[bytes, Path | None]], name: str
+) -> None:
+    body, file = bombs[name]
+    center = timeout_center(app)
+    center.put("mail", "bomb", body, delay=3600)
+    before = peak_of(api.process.pid)
+    person = Visitor(api)
+    for view in (
+        "queue?queue=mail",
+        "queue?queue=mail&text=anna",
+        "message?queue=mail&id=bomb",
+    ):
+        reply = person.get(view)
+        assert reply.status == 200, reply
+        assert b"bomb" in reply.body or "text=" in view
+    assert api.get("/v1/queues/mail/tasks?limit=10").status == 200
+    # What is done to all that match is counted first, by their arguments.
+    begun = person.post("all", queue="mail", act="cancel", state="waiting", text="anna")
+    wait_for(person, begun.headers["location"], "0 messages match")
+    [found] = center.get("bomb")
+    task = center.task(found)
+    assert (task.name, task.args) in (("shop.add", "(1,)"), (None, "(1,)"))
+    assert "not decoded" in task.problem or "cannot be read" in task.problem
+    assert peak_of(api.process.pid) - before < 100 << 20
+    assert file is None or not file.exists()
+    if file is not None:  # it is what the test says that it is
+        assert center.task(found, decode="app").payload is not None
+        file.unlink()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_command_that_shows_messages_runs_nothing_and_expands_them_to_a_bound(
+    app: Celery,
+    api: HttpServer,
+    folder: Path,
+    bombs: dict[str, tuple[bytes, Path | None]],
+    name: str,
+) -> None:
+    body, file = bombs[name]
+    center = timeout_center(app)
+    center.put("mail", "bomb", body)
+    [message] = center.pop("mail").messages
+    center.reject(message, requeue=False)
+    commands = """
+import resource, sys
+from click.testing import CliRunner
+from celery.bin.base import CLIContext
+from celery_toc.cli import toc
+from webshop import app
+context = CLIContext(app=app, no_color=True, workdir=None)
+for line in sys.argv[1:]:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    done = CliRunner().invoke(toc, line.split(), obj=context)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert done.exit_code == 0, (line, done.output, done.exception)
+    assert grown < 100 << 10, (line, grown)
+"""
+    lines = [
+        *("list --state dead", "list --state dead --task shop.*", "show bomb", "show bomb --json"),
+        *("dead list", "dead list --task other", "dead requeue --task other"),
+        *("cancel --task other --yes", "top --count 1"),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", commands, *lines],
+        env={**os.environ, "PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}"},
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    center.purge_dead("mail")
+    assert file is None or not file.exists()
+
+
+def test_what_is_cancelled_here_tells_whose_next_firing_it_was(
+    api: HttpServer, app: Celery
+) -> None:
+    """As ``celery toc cancel`` does; also of all that match, on the page."""
+    schedules = timeout_center(app).schedules
+
+    def put(*names: str) -> list[str]:
+        found = [schedules.put(name, "shop.add", 86_400, args=(1,)) for name in names]
+        return [one.next_id or "" for one in found]
+
+    [first] = put("first")
+    said = api.ask("DELETE", f"/v1/queues/celery/tasks/{quote(first)}").json
+    assert (said["cancelled"], said["schedules"]) == (1, ["first"])
+    api.post(TASKS, {"task": "shop.add", "args": [1], "countdown": 60, "id": "no-firing"})
+    said = api.post("/v1/queues/celery/tasks:cancel", {"ids": ["no-firing"]}).json
+    assert (said["cancelled"], said["schedules"]) == (1, [])
+    monthly = put("monthly")
+    person = Visitor(api)
+    person.get("queue?queue=celery")  # its form has what no other site knows
+    done = person.post("do", queue="celery", act="cancel", id=monthly, sure="1")
+    shown = unescape(person.get(done.headers["location"].removeprefix("/page/")).body.decode())
+    assert "The next firing of 'monthly' was among them" in shown
+    put("weekly", "yearly")
+    begun = person.post("all", queue="celery", act="cancel", state="scheduled")
+    view = begun.headers["location"].removeprefix("/page/")
+    wait_for(person, view, "match")
+    person.post("job", id=view.partition("id=")[2], do="go")
+    shown = wait_for(person, view, "Done")
+    assert re.search("The next firing of .*'weekly' and 'yearly' was among them", shown)
+    for name in ("first", "monthly", "weekly", "yearly"):
+        schedules.delete(name)
+
+
+def test_what_runs_is_shown_although_it_is_acknowledged_and_not_in_flight(
+    api: HttpServer, app: Celery, folder: Path, tmp_path: Path
+) -> None:
+    def status(*more: str) -> str:
+        command = [sys.executable, "-m", "celery", "-A", "webshop", "toc", "status", *more]
+        paths = {"PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}"}
+        done = subprocess.run(command, env={**os.environ, **paths}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    person = Visitor(api)
+    end = tmp_path / "end"
+    with worker(folder, "threads"):
+        try:
+            id = app.tasks["shop.wait"].apply_async((str(end),)).id
+            shown = wait_for(person, "", "1 task runs.", seconds=20)
+            assert id in shown and "runs without being in flight" in shown
+            assert ">0</b><span>in flight, not acknowledged<" in shown
+            said = json.loads(status("--running", "--json"))
+            assert [(one["id"], one["task"]) for one in said["running"]] == [(id, "shop.wait")]
+            assert sum(one["in_flight"] for one in said["topics"]) == 0
+            assert "running" not in json.loads(status("--json"))
+            assert re.search(rf"^{id} +shop.wait", status("--running"), re.M)
+        finally:
+            end.touch()
+    assert "No worker that answers runs a task." in status("--running")
+    flying = person.get("queue?queue=celery&state=in-flight").body.decode()
+    assert "The overview shows what runs." in flying
+
+
 def test_the_metrics_are_those_of_the_exporter(api: HttpServer, app: Celery) -> None:
     api.post(TASKS, {"task": "shop.add", "args": [1]})
     reply = api.get("/metrics")
@@ -443,4 +721,22 @@ def test_what_the_library_knows_is_found_and_what_is_cancelled_is_recorded(
         headers = {"x-biz-type": "order", "x-biz-id": "43"}
         api.post("/v1/queues/other/tasks", {"id": "note", "text": "x", "headers": headers})
         assert [one["id"] for one in found("bizType=order&bizId=43")] == ["note"]
+        headers = {"x-biz-id": "44", "x-attributes": json.dumps({"shop": "berlin"})}
+        api.post("/v1/queues/other/tasks", {"id": "sent", "text": "x", "headers": headers})
+        [one] = found("attributes=shop%3Dberlin")
+        assert (one["id"], one["attributes"]) == ("sent", {"shop": "berlin"})
+        assert found("attributes=shop%3Dgraz") == []
+        assert api.get("/v1/library/tasks?attributes=shop").status == 422
+        [dead] = api.post("/v1/queues/other:lease", {}).json["tasks"]
+        rejected = {"receipts": [dead["receipt"]], "dead": True}
+        assert api.post("/v1/queues/other:reject", rejected).status == 200
+        wait_until(lambda: [one["id"] for one in found("status=dead")] == [dead["id"]])
+        retry = "/v1/library/tasks:retry"
+        assert api.post(retry, {"status": ["failed", "dead"], "bizId": "nobody"}).json == {
+            "retried": 0,
+            "notKept": 0,
+        }
+        assert api.post(retry, {"status": ["done"]}).status == 422
+        assert api.post(retry, {"status": ["dead"]}).json == {"retried": 1, "notKept": 0}
+        assert api.post(retry, {"status": ["dead"]}).json == {"retried": 0, "notKept": 0}
     app.close()

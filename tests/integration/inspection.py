@@ -8,6 +8,7 @@ import redis
 
 from kombu_toc import Delivery, TimeoutCenter
 from kombu_toc.model import scores
+from kombu_toc.model.topic import base_of
 
 
 def now_us(client: redis.Redis) -> int:
@@ -17,13 +18,17 @@ def now_us(client: redis.Redis) -> int:
 
 
 def residue(client: redis.Redis) -> list[str]:
-    """Every key but the table of topics, what was counted, and the memory of pops that have waited
-    and of lists, which goes by itself within a minute: what a drained server may not have."""
+    """Every key but the table of topics, what was counted, and what :func:`is_memory`: what a
+    drained server may not have."""
     left = []
     for key in client.scan_iter():
-        if b"}:sent:to:" in key or b"}:sent:many:" in key:
-            assert client.ttl(key) in (-2, *range(61))  # or gone by now
-        elif key.endswith(b"}:topics") or _names(client, key) or _counts(client, key):
+        if (
+            is_memory(client, key)
+            or key.endswith(b"}:topics")
+            or _goes_with_a_look(client, key)
+            or _names(client, key)
+            or _counts(client, key)
+        ):
             continue
         else:
             left.append(key.decode())
@@ -36,15 +41,34 @@ def slot_keys(client: redis.Redis) -> list[str]:
 
 
 def keys_left(client: redis.Redis, pattern: str = "*") -> list[str]:
-    """The keys, but for the memory of the latest publishes, which goes by itself within a
-    minute, and for the counters of topics that are declared."""
+    """The keys, but for what :func:`is_memory`, and the counters of topics that are declared."""
     left = []
     for key in client.keys(pattern):
-        if b"}:sent:" in key:
-            assert client.ttl(key) in (-2, *range(61))  # or gone by now
-        elif not _names(client, key) and not _counts(client, key):
+        if not (
+            is_memory(client, key)
+            or _goes_with_a_look(client, key)
+            or _names(client, key)
+            or _counts(client, key)
+        ):
             left.append(key.decode())
     return sorted(left)
+
+
+def is_memory(client: redis.Redis, key: bytes) -> bool:
+    """Whether the latest puts of somebody, or a pop that has waited, are remembered there: that
+    goes by itself within a minute; that of a put with a token, when the caller said."""
+    if b"}:sent:" not in key:
+        return False
+    ttl = client.ttl(key)
+    assert ttl != -1 if b"}:sent:=" in key else ttl in (-2, *range(61)), key  # -2: gone by now
+    return True
+
+
+def _goes_with_a_look(client: redis.Redis, key: bytes) -> bool:
+    """Whether it is about leases, of which there are none: who looks at them next takes it out."""
+    if key.endswith(b"}:watch"):
+        return client.exists(key[: -len(b"watch")] + b"prepare") == 0
+    return key.endswith(b"}:tokens") and client.hkeys(key) == [b"\n"]
 
 
 def _names(client: redis.Redis, key: bytes) -> bool:
@@ -96,6 +120,12 @@ def time_passes(center: TimeoutCenter, topic: str, seconds: float) -> None:
                 client.zadd(key, {name: us - ms * 1000})
         for id, token in client.hgetall(slot.tokens).items():
             client.hset(slot.tokens, id, older(token.decode(), seconds))
+        # When each copy of an id was put, and where the message of the id itself waited then.
+        for base in {base_of(id.decode()) for id in client.hkeys(slot.body) if b"#" in id}:
+            for copy, note in client.hgetall(slot.copies(base)).items():
+                put_at, _, plain = note.partition(b":")
+                plain = b"%d" % (float(plain) - ms * 1000) if float(plain or 0) >= 1000 else plain
+                client.hset(slot.copies(base), copy, b"%d:%s" % (int(put_at) - ms * 1000, plain))
         times = [
             int(score) for _, score in client.zrange(slot.announced_times, 0, -1, withscores=True)
         ]
@@ -155,14 +185,14 @@ def check_slots(center: TimeoutCenter, topic: str) -> None:
         assert set(ids) == set(client.hkeys(slot.body))
         notes = client.hgetall(slot.reasons)
         assert set(notes) <= set(ids)
-        named = client.hkeys(slot.tokens)
-        assert set(sets[-2]) <= set(named) <= set(ids)
+        named = set(client.hkeys(slot.tokens)) - {b"\n"}  # that is how long leases may be
+        assert set(sets[-2]) <= named <= set(ids)
         dead = {id for id, note in notes.items() if not note.startswith(b"\n")}
         assert dead == set(sets[-1])
         copies = {id for id in ids if b"#" in id}
         recorded: set[bytes] = set()
         for key in client.scan_iter(slot.copies("*").replace("[", "\\["), count=1000):
-            recorded |= client.smembers(key)
+            recorded |= set(client.hkeys(key))
         assert recorded == copies
         times = [
             int(score) for _, score in client.zrange(slot.announced_times, 0, -1, withscores=True)

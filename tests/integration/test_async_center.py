@@ -23,6 +23,7 @@ from kombu_toc import (
     DEAD,
     AsyncTimeoutCenter,
     ConfigurationError,
+    Put,
     ReplicationError,
     ServerError,
     TimeoutCenter,
@@ -65,9 +66,11 @@ def test_every_operation_works_and_is_that_of_the_center(
             ids = [f"m{i}" for i in range(60)]
             for number, id in enumerate(ids):
                 delay = 3600 if number < 20 else 0
-                assert await toc.put("mail", id, b"body", delay=delay, priority=number % 10) == id
+                assert (
+                    await toc.put("mail", id, b"body", delay=delay, priority=number % 10)
+                ).id == id
             await toc.put("mail", "m0", b"another body", delay=3600)  # a copy
-            assert await toc.ensure("mail", "m1", b"body") is False
+            assert (await toc.put("mail", "m1", b"body", if_exists="keep")).added is False
             assert await toc.counts("mail") == center.counts("mail")
             assert await toc.counts_by_slot("mail") == center.counts_by_slot("mail")
             assert await toc.get("m0") == center.get("m0") != []
@@ -222,6 +225,37 @@ def test_the_loop_turns_while_the_server_stands_still(tmp_path: Path) -> None:
         server.stop()
 
 
+def test_each_put_is_a_message_and_a_token_names_one(url: str, center: TimeoutCenter) -> None:
+    """As of the center: also from a handler that puts its job again, and beside a dead letter."""
+
+    async def use() -> None:
+        async with center_at(url) as toc:
+            await toc.put("mail", "refund-7", b"look")
+            [job] = (await toc.pop("mail")).messages
+            assert (await toc.put("mail", "refund-7", b"look", delay=60)).outcome == "added"
+            assert await toc.ack([job]) == 1
+            made = await toc.put("mail", "refund-7", b"look", delay=5, if_exists="replace")
+            assert made.outcome == "replaced"
+            assert center.coming("mail", [30]) == [1]
+            await toc.put("mail", "x", b"")
+            [job] = (await toc.pop("mail")).messages
+            await toc.reject(job, requeue=False)
+            outcomes = [
+                (await toc.put("mail", "x", b"", token=token)).outcome
+                for token in (None, "t", "t", "u")
+            ]
+            assert outcomes == ["added", "added", "repeated", "added"]
+            made = await asyncio.gather(*[toc.put("mail", "same", b"") for _ in range(50)])
+            assert len({one.id for one in made}) == 50
+            again = [await toc.put_many("mail", [("l", b""), ("l", b"")], token="t") for _ in "12"]
+            assert [one.outcome for many in again for one in many] == ["added"] * 2 + [
+                "repeated"
+            ] * 2
+            assert center.counts("mail").ready == 55
+
+    in_loop(use())
+
+
 def test_a_server_that_is_silent_is_an_error_after_the_timeout(single_server: Server) -> None:
     async def use() -> None:
         with Proxy(single_server.port) as proxy:
@@ -254,14 +288,14 @@ def test_a_cut_connection_is_an_error_for_those_who_wait_and_opened_again(
             async with center_at(proxy.toc_url) as toc:
                 await toc.put("mail", "a", b"x")
                 proxy.freeze()
-                waiting = asyncio.create_task(toc.put("mail", "b", b"x", delay=60))
+                waiting = asyncio.create_task(toc.put("mail", "b", b"x", delay=60, token="t"))
                 await asyncio.sleep(0.05)  # it is on its way
                 proxy.thaw()
                 proxy.cut()
                 with contextlib.suppress(redis.ConnectionError):
                     await waiting
-                for _ in range(2):  # the same again is the same message
-                    await toc.put("mail", "b", b"x", delay=60)
+                for _ in range(2):  # the same put again is the same message
+                    await toc.put("mail", "b", b"x", delay=60, token="t")
                 assert len(await toc.get("b")) == 1
                 proxy.cut()  # while nobody uses it
                 await asyncio.sleep(0.05)  # the loop hears of it
@@ -284,7 +318,7 @@ def test_it_is_closed_while_what_was_asked_for_ends(url: str) -> None:
             # Who still waited has got an error, and nobody waits for ever.
             found = await asyncio.gather(*asked, return_exceptions=True)
             await toc.aclose()  # who asked for more has opened connections again
-            assert all(isinstance(one, (str, redis.ConnectionError, OSError)) for one in found)
+            assert all(isinstance(one, (Put, redis.ConnectionError, OSError)) for one in found)
 
     in_loop(use())
 
@@ -294,7 +328,7 @@ def test_a_cancelled_task_leaves_no_reply_unread(url: str) -> None:
         async with center_at(url, max_connections=1) as toc:
             await toc.declare("mail", slots=4)
             for number in range(50):
-                task = asyncio.create_task(toc.put("mail", f"c{number}", b"x", delay=60))
+                task = asyncio.create_task(toc.put("mail", f"c{number}", b"x", delay=60, token="t"))
                 for _ in range(number % 5):
                     await asyncio.sleep(0)
                 task.cancel()
@@ -302,11 +336,11 @@ def test_a_cancelled_task_leaves_no_reply_unread(url: str) -> None:
                     await task
                 # Whatever was cut off, the next one gets its own reply.
                 id = f"m{number}"
-                assert await toc.put("mail", id, b"x", delay=60) == id
+                assert (await toc.put("mail", id, b"x", delay=60)).id == id
                 assert [one.id for one in await toc.get(id, topic="mail")] == [id]
             ids = [f"c{number}" for number in range(50)]
             for id in ids:  # put or not: again, it is there once
-                await toc.put("mail", id, b"x", delay=60)
+                await toc.put("mail", id, b"x", delay=60, token="t")
             assert sorted(one.id for one in await toc.get(ids, topic="mail")) == sorted(ids)
 
     in_loop(use())

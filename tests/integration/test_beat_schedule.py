@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -19,6 +19,8 @@ from celery_toc.beat.sync import Outcome, Sync
 
 from ..cluster import Cluster
 from ..servers import Server
+
+pytestmark = pytest.mark.cluster
 
 HOUR = timedelta(hours=1)
 
@@ -153,10 +155,21 @@ def test_a_pause_outlives_a_release(make_app):
 
 def test_an_entry_that_cannot_be_put_is_named_and_the_others_are_put(make_app):
     Worker(make_app(a={}, b={}, c={}), "before").look()
-    app = make_app(a={"schedule": "daily"}, b={"args": (object(),)}, c={"args": (1,)}, d={})
+    app = make_app(
+        a={"schedule": "daily"},
+        b={"args": (object(),)},
+        c={"args": (1,)},
+        d={},
+        e={"schedule": timedelta.max},
+        f={"options": {"toc_end": 1e9}},
+        g={"options": {"toc_start": datetime.max, "toc_timezone": "America/New_York"}},
+    )
     outcome = Worker(app, "one").look()
     assert (outcome.put, outcome.removed) == (["c", "d"], [])
     reasons = dict(outcome.refused)
+    assert "after the year 2255" in reasons["e"]
+    assert "end=2001-09-09T01:46:40+00:00 is in the past" in reasons["f"]
+    assert sorted(reasons) == ["a", "b", "e", "f", "g"]
     assert "its schedule is str" in reasons["a"]
     assert "not JSON serializable" in reasons["b"]
     assert sorted(kept(app)) == ["a", "b", "c", "d"]  # what cannot be put stays as it was
@@ -189,18 +202,19 @@ def test_who_has_lost_the_right_to_put_stops(make_app, client, monkeypatch):
     """It was stopped for longer than the others wait, and a new release came."""
     monkeypatch.setattr("celery_toc.beat.sync.RENEW", -1.0)
     old, new = make_app(a={}, b={}, c={}), make_app(d={})
-    stalled, keep = Worker(old, "stalled"), type(timeout_center(old).schedules).keep
+    monkeypatch.setattr("celery_toc.beat.sync.TOGETHER", 1)
+    stalled, keep = Worker(old, "stalled"), type(timeout_center(old).schedules).keep_many
     done: list[str] = []
 
-    def keep_and_stall(self: Any, plan: Any, **how: Any) -> Any:
-        done.append(plan.name)
+    def keep_and_stall(self: Any, plans: Any, **how: Any) -> Any:
+        done.append(plans[0].name)
         if len(done) == 1:
             key = stalled.center.keys.edition("shop")
             client.hset(key, "until", 0)
             Worker(new, "new").look()
-        return keep(self, plan, **how)
+        return keep(self, plans, **how)
 
-    monkeypatch.setattr(type(stalled.center.schedules), "keep", keep_and_stall)
+    monkeypatch.setattr(type(stalled.center.schedules), "keep_many", keep_and_stall)
     outcome = stalled.look()
     assert outcome.told.verdict == "former"
     assert done == ["a", "d"]

@@ -6,6 +6,7 @@ Counted by MONITOR, which tells of the commands within scripts too.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,8 +31,11 @@ BOUND = 1000
 #: Commands of one name by which one operation may differ from itself.
 MARGIN = 12
 
-#: Commands that read a whole key, or go through keys. (SMEMBERS: copies of one id are few.)
-WHOLE = {"KEYS", "SCAN", "HGETALL", "HKEYS", "HVALS", "ZSCAN", "HSCAN", "SSCAN", "SORT", "LRANGE"}
+#: Commands that read a whole key, or go through keys.
+WHOLE = {
+    *("KEYS", "SCAN", "HGETALL", "HKEYS", "HVALS", "ZSCAN", "HSCAN"),
+    *("SMEMBERS", "SSCAN", "SORT", "LRANGE"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +100,8 @@ def fill(center: TimeoutCenter, others: int, **limits: object) -> None:
         center.recurring.places.note("mail", one.name)
     for id in ("cancelled", "moved", "seen"):
         center.put("mail", id, b"", delay=HOUR)
+    # From then on each put says again what is due, however long it took to fill the topic.
+    time.sleep(0.11)
 
 
 OPERATIONS: dict[str, Callable[[TimeoutCenter], object]] = {
@@ -108,7 +114,7 @@ OPERATIONS: dict[str, Callable[[TimeoutCenter], object]] = {
     "put many": lambda center: center.put_many(
         "mail", [(f"together-{n}", b"", None, HOUR) for n in range(4)] * 2
     ),
-    "ensure": lambda center: center.ensure("mail", "sure", b"", delay=HOUR),
+    "ensure": lambda center: center.put("mail", "sure", b"", delay=HOUR, if_exists="keep"),
     "get": lambda center: center.get("seen", topic="mail"),
     "cancel": lambda center: center.cancel("cancelled", topic="mail"),
     "reschedule": lambda center: center.reschedule("moved", topic="mail", delay=2 * HOUR),
@@ -163,6 +169,8 @@ def unbounded(command: list[str]) -> bool:
     name, *args = command
     name = name.upper()
     upper = [arg.upper() for arg in args]
+    if name == "HKEYS" and "}:copies:" in args[0]:
+        return False  # of one id: as many as are alive
     if name in WHOLE:
         return True
     if name in ("ZRANGEBYSCORE", "ZREVRANGEBYSCORE"):
@@ -194,7 +202,11 @@ def run(
 
 
 @pytest.mark.parametrize(
-    "command", ["ZRANGE key 0 -1", "ZRANGE key 0 5000", "ZRANGEBYSCORE key -inf 5", "HGETALL key"]
+    "command",
+    [
+        *("ZRANGE key 0 -1", "ZRANGE key 0 5000", "ZRANGEBYSCORE key -inf 5", "HGETALL key"),
+        *("HKEYS toc:{mail:0}:body", "SMEMBERS key"),
+    ],
 )
 def test_a_command_without_a_bound_is_found(command: str) -> None:
     assert unbounded(command.split())

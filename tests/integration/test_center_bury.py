@@ -104,7 +104,7 @@ def test_what_has_its_id_since_stays_and_it_is_found_beside_that(one, client):
 
 def test_a_copy_dies_as_a_copy(one, client):
     one.put("one", "x", b"1")
-    copy = one.put("one", "x", b"2")
+    copy = one.put("one", "x", b"2").id
     messages = one.pop("one", 2).messages
     one.ack(messages)
     for message in messages:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import threading
 from dataclasses import replace
+from datetime import datetime, timedelta
 
 import pytest
 
-from kombu_toc import DEAD, IN_FLIGHT, WAITING, ActionTimeError, TimeoutCenter
+from kombu_toc import DEAD, IN_FLIGHT, WAITING, ActionTimeError, TimeoutCenter, TocError
 
 from .inspection import announced, check_slots, keys_left, now_us, residue, script_calls
 
@@ -33,11 +34,43 @@ def moved(rescheduled):
     return [(one.id, one.state, one.moved) for one in rescheduled]
 
 
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda center: center.put("mail", 7, b"x"), "id must be a str, not 7"),
+        (lambda center: center.put("mail", 7, b"x", basis="b"), "id must be a str, not 7"),
+        (lambda center: center.put("mail", "7", "x"), "body must be bytes, not a str: encode it"),
+        (lambda center: center.put("mail", "7", {"a": 1}), "body must be bytes, not a dict"),
+        (lambda center: center.put("mail", "7", b"x", basis=5), "slot basis must be a str, not 5"),
+        (lambda center: center.put("mail", "7", b"x", priority="high"), "priority must be an int"),
+        (lambda center: center.put(7, "7", b"x"), "a queue is named by a str, not 7"),
+        (lambda center: center.put(b"mail", "7", b"x"), "a queue is named by a str, not b'mail'"),
+        (lambda center: center.put("mail", "7", b"x", delay="5"), "'5' is not a time: .* seconds"),
+        (lambda center: center.put("mail", "7", b"x", delay=timedelta(1)), "total_seconds"),
+        (lambda center: center.put("mail", "7", b"x", at=datetime(2030, 1, 1)), "timestamp()"),
+        (lambda center: center.get(7), "id must be a str, or several of them, not 7"),
+        (lambda center: center.get([7], topic="mail"), "id must be a str, or several"),
+        (lambda center: center.cancel(7), "id must be a str, or several of them, not 7"),
+        (lambda center: center.cancel(["1", 7], topic="mail"), "id must be a str, or several"),
+        (lambda center: center.reschedule(7, delay=5), "id must be a str, or several"),
+        (lambda center: center.pop(7), "a queue is named by a str, not 7"),
+        (lambda center: center.counts(7), "a queue is named by a str, not 7"),
+        (lambda center: center.declare(7), "a queue is named by a str, not 7"),
+        (lambda center: center.pause(7), "a queue is named by a str, not 7"),
+    ],
+)
+def test_what_is_not_of_its_type_is_named_and_nothing_is_done(center, call, said):
+    with pytest.raises(TocError, match=said):
+        call(center)
+    assert center.topics() in ([], ["mail"])
+    assert center.count() == 0
+
+
 # -- get
 
 
 def test_a_message_is_found_in_every_state(center, client):
-    """D1"""
+    """D1, Y1"""
     center.put("mail", "w", b"1", at=2e9, priority=6)
     [found] = center.get("w", topic="mail")
     assert found[0] == "mail"
@@ -87,7 +120,7 @@ def test_looking_up_declares_nothing(center, client):
 
 def test_copies_are_found_by_the_id_they_share(center):
     center.put("mail", "x", b"1")
-    copy = center.put("mail", "x", b"2", delay=HOUR)
+    copy = center.put("mail", "x", b"2", delay=HOUR).id
     found = center.get("x", topic="mail")
     assert {(one.id, one.body) for one in found} == {("x", b"1"), (copy, b"2")}
     assert [one.body for one in center.get(copy, topic="mail")] == [b"2"]
@@ -173,7 +206,7 @@ def test_each_topic_is_asked_once_for_an_id(center, client, topics, most):
     for number in range(50):
         center.declare(f"{number}.reply.celery.pidbox", slots=1, expires=60_000)
     for call in (center.get, center.cancel, center.reschedule):
-        center.put("queue-7", "x", b"", delay=HOUR)
+        center.put("queue-7", "x", b"", delay=HOUR, if_exists="keep")
         assert call("none") == []  # a server that has not the script yet is asked twice
         center.metrics.send(center)
         client.config_resetstat()
@@ -223,11 +256,11 @@ def test_what_an_older_release_has_declared_is_asked_in_all_slots(center, client
 def test_a_copy_is_found_by_its_own_id_and_so_is_an_id_that_reads_like_one(center):
     for number in range(20):
         center.put("mail", f"{number}", b"1", delay=HOUR)
-        copy = center.put("mail", f"{number}", b"2", delay=HOUR)
+        copy = center.put("mail", f"{number}", b"2", delay=HOUR).id
         assert [one.id for one in center.get(copy)] == [copy]
         center.put("mail", f"order#{number}", b"3", delay=HOUR)
         assert [one.body for one in center.get(f"order#{number}")] == [b"3"]
-        again = center.put("mail", f"order#{number}", b"4", delay=HOUR)
+        again = center.put("mail", f"order#{number}", b"4", delay=HOUR).id
         assert done(center.cancel(again)) == [(again, WAITING, True)]
 
 
@@ -314,7 +347,7 @@ def test_what_is_cancelled_is_given_back_with_its_past(center):
 def test_just_the_messages_that_were_found_are_cancelled(center, client):
     """And not those that share their ids."""
     center.put("mail", "x", b"1", delay=HOUR)
-    copy = center.put("mail", "x", b"2", delay=HOUR)
+    copy = center.put("mail", "x", b"2", delay=HOUR).id
     dead(center, "mail", "dead")
     found = center.scan("mail").messages
     assert done(center.cancel_found(one for one in found if one.body == b"1")) == [
@@ -335,7 +368,7 @@ def test_a_message_cannot_be_cancelled_twice(center):
 
 def test_cancelling_reaches_the_copies_that_share_the_id(center, client):
     first = in_flight(center, "mail", "x", b"1")
-    copy = center.put("mail", "x", b"2", delay=HOUR)
+    copy = center.put("mail", "x", b"2", delay=HOUR).id
     assert done(center.cancel("x", topic="mail")) == [
         ("x", IN_FLIGHT, False),
         (copy, WAITING, True),
@@ -347,7 +380,7 @@ def test_cancelling_reaches_the_copies_that_share_the_id(center, client):
 @pytest.mark.parametrize("copy_first", [False, True])
 def test_a_copy_cancelled_by_its_own_id_leaves_nothing_behind(center, client, copy_first):
     center.put("mail", "x", b"1", delay=HOUR)
-    copy = center.put("mail", "x", b"2", delay=HOUR)
+    copy = center.put("mail", "x", b"2", delay=HOUR).id
     ids = [copy, "x"] if copy_first else ["x", copy]
     if copy_first:
         assert done(center.cancel(copy, topic="mail")) == [(copy, WAITING, True)]
@@ -432,7 +465,7 @@ def test_what_is_in_flight_or_dead_stays_where_it_is(center):
 def test_the_retry_of_a_task_that_still_runs_is_moved(center):
     """The task that is in flight has the same id."""
     first = in_flight(center, "mail", "x", b"1")
-    copy = center.put("mail", "x", b"2", delay=HOUR)
+    copy = center.put("mail", "x", b"2", delay=HOUR).id
     assert sorted(moved(center.run_now("x"))) == [("x", IN_FLIGHT, False), (copy, WAITING, True)]
     assert [message.id for message in center.pop("mail").messages] == [copy]
     assert center.ack([first]) == 1
@@ -488,10 +521,12 @@ def test_one_of_many_speaks_for_a_topic_until_it_is_not_heard_for_a_while(center
 def test_a_message_is_ensured_once_whatever_state_it_is_in(center, make):
     """D3"""
     make(center, "mail", "x")
-    assert center.ensure("mail", "x", b"new") is False
-    assert center.ensure("mail", "x", b"new", basis="order-7") is False, "in another slot"
-    assert center.ensure("mail", "y", b"new", delay=HOUR) is True
-    assert center.ensure("other", "x", b"new") is True, "another topic"
+    assert center.put("mail", "x", b"new", if_exists="keep").added is False
+    assert center.put("mail", "x", b"new", basis="order-7", if_exists="keep").added is False, (
+        "in another slot"
+    )
+    assert center.put("mail", "y", b"new", delay=HOUR, if_exists="keep").added is True
+    assert center.put("other", "x", b"new", if_exists="keep").added is True, "another topic"
     assert center.counts("mail").scheduled <= 2
     [one] = center.get("y")
     assert (one.body, one.state) == (b"new", WAITING)
@@ -504,13 +539,15 @@ def test_what_a_copy_has_left_behind_keeps_nobody_from_ensuring(center, client, 
     if resharded:
         assert center.redeclare(topic, replace(topic.declaration, draining_counts=(2,)))
     copies = topic.slot(0).copies("x")
-    client.sadd(copies, "x#1", "x#2")
-    assert center.put("mail", "x", b"", delay=HOUR, ensure=True) == "x"
+    client.hset(copies, mapping={"x#1": "", "x#2": ""})
+    assert center.put("mail", "x", b"", delay=HOUR, if_exists="keep").id == "x"
     assert client.exists(copies) == 0
-    copy = center.put("mail", "x", b"other", delay=HOUR)
-    client.sadd(copies, "x#1")
+    copy = center.put("mail", "x", b"other", delay=HOUR).id
+    client.hset(copies, "x#1", "")
     center.cancel_found([one for one in center.get("x") if one.id == "x"])
-    assert center.put("mail", "x", b"", delay=HOUR, ensure=True) is None, "there is the copy"
+    assert center.put("mail", "x", b"", delay=HOUR, if_exists="keep").outcome == "kept", (
+        "there is the copy"
+    )
     assert [one.id for one in center.get("x")] == [copy]
 
 
@@ -521,7 +558,7 @@ def test_of_many_that_ensure_at_once_one_adds(center, server):
     def ensure(number):
         mine = TimeoutCenter(server.client())
         for id in range(50):
-            if mine.ensure("mail", f"{id}", b"%d" % number, delay=HOUR):
+            if mine.put("mail", f"{id}", b"%d" % number, delay=HOUR, if_exists="keep").added:
                 added.append(id)
 
     threads = [threading.Thread(target=ensure, args=(n,)) for n in range(4)]

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import re
 import threading
+from typing import Any
 
 import pytest
+import redis
+from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
 
+from celery_toc.cli import toc
 from kombu_toc import Fault, TimeoutCenter
 from kombu_toc.model.results import (
     DEAD,
@@ -19,7 +27,10 @@ from kombu_toc.model.results import (
     WAITING,
 )
 
+from ..cluster import Cluster
+from ..servers import Server
 from .inspection import announced, check_slots, forget_late, residue
+from .test_schedule_commands import APART
 
 
 @pytest.fixture
@@ -32,6 +43,62 @@ def slot(center):
 
 def faults(found):
     return [(fault.kind, fault.id, fault.places) for fault in found]
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("part", ["store", "prepare", "body", "tokens", "armed", "claims"])
+def test_a_key_that_another_program_has_written_is_named_and_set_aside(
+    center: TimeoutCenter, client: redis.Redis, part: str
+) -> None:
+    slot = center.declare("mail", slots=1).slot(0)
+    center.put("mail", "m", b"x")
+    key = f"{slot.stem}{part}"
+    client.delete(key)
+    client.set(key, "something else")
+    [fault] = center.check("mail")
+    assert (fault.kind, fault.id) == ("other type", key)
+    if part in ("store", "body"):
+        with pytest.raises(redis.ResponseError, match=f"the key '{re.escape(key)}' is no"):
+            center.pop("mail")
+    faults = center.repair("mail")
+    assert [one.id for one in faults if one.kind == "other type"] == [key]
+    [aside] = client.scan_iter("*aside*")
+    assert client.get(aside) == b"something else"
+    assert center.check("mail") == []
+    center.put("mail", "n", b"y")
+    assert "n" in [message.id for message in center.pop("mail", 9).messages]
+
+
+@pytest.mark.cluster
+def test_status_shows_the_other_queues_beside_a_key_that_another_program_has_written(
+    center: TimeoutCenter, server: Server | Cluster
+) -> None:
+    """It is named; who consumes the others is served; check finds it, and repair sets it aside."""
+
+    def run(*words: str) -> Any:
+        with Celery("shop", broker=server.toc_url, set_as_current=False) as app:
+            context = CLIContext(app=app, no_color=True, workdir=None)
+            done = CliRunner(**APART).invoke(toc, words, obj=context, catch_exceptions=False)
+            return done.exit_code, json.loads(done.stdout), done.stderr
+
+    slot = center.declare("broken", slots=1).slot(0)
+    center.put("broken", "lost", b"x")
+    center.put("mail", "m", b"x")
+    key = slot.stores[0]
+    center.client.delete(key)
+    center.client.set(key, "something else")
+    code, told, complaints = run("status", "--json")
+    assert code == 6 and key in complaints and "repair" in complaints
+    assert [(row["queue"], row["ready"]) for row in told["topics"]] == [("mail", 1)]
+    assert [one["queue"] for one in told["missing"]] == ["broken"]
+    assert [one.id for one in center.pop("mail").messages] == ["m"]
+    code, told, _ = run("check", "--json")
+    assert [(one["kind"], one["id"]) for one in told["faults"]] == [("other type", key)]
+    code, told, _ = run("repair", "--yes", "--json")
+    assert ("other type", key) in [(one["kind"], one["id"]) for one in told["faults"]], told
+    center.put("broken", "n", b"y")
+    assert [one.id for one in center.pop("broken", 9).messages] == ["n"]
+    assert run("status", "--json")[0] == 0
 
 
 def test_a_sound_topic_has_no_faults(center, slot):
@@ -104,13 +171,13 @@ def test_a_reason_of_no_message_is_removed(center, client, slot):
 
 def test_a_copy_that_is_gone_is_forgotten(center, client, slot):
     center.put("one", "x", b"a copy")
-    client.sadd(slot.copies("x"), "x#gone")
+    client.hset(slot.copies("x"), "x#gone", "")
     key = slot.copies("x")
     for _ in range(2):  # check changes nothing
         assert faults(center.check("one")) == [(STRAY_COPY, "x#gone", (key,))]
     center.repair("one")
     assert center.check("one") == []
-    assert len(client.smembers(key)) == 1
+    assert len(client.hkeys(key)) == 1
 
 
 def test_copies_are_looked_for_once_among_all_keys_whatever_the_slots(center, client):
@@ -119,7 +186,7 @@ def test_copies_are_looked_for_once_among_all_keys_whatever_the_slots(center, cl
     client.mset({f"another's:{i}": "" for i in range(1000)})
     for name in ("one", "one:1"):
         for slot in center.topic(name).all_slots():
-            client.sadd(slot.copies("x}:copies:"), f"x}}:copies:#{name}")
+            client.hset(slot.copies("x}:copies:"), f"x}}:copies:#{name}", "")
     client.config_resetstat()
     found = center.repair("one", step=100)
     assert client.info("commandstats")["cmdstat_scan"]["calls"] < 50

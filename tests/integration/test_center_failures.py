@@ -129,6 +129,23 @@ def test_a_dead_message_keeps_its_reason_its_time_and_the_last_error(center, cli
     assert before // 1000 <= found.time_us // 1000 <= now_us(client) // 1000
 
 
+def test_a_dead_letter_that_is_replayed_keeps_its_last_error_and_has_all_its_retries(center):
+    """A6: the error until another one comes; it dies with it again if none does."""
+    center.declare("one", slots=1, retries=3)
+    center.put("one", "x", b"")
+    fail(center)
+    [message] = center.pop("one").messages
+    assert center.reject(message, requeue=False, error="ValueError: first") == DEAD
+    assert center.requeue_dead("one") == 1
+    [found] = center.get("x", topic="one")
+    assert (found.state, found.reason, found.error) == (WAITING, "", "ValueError: first")
+    [message] = center.pop("one").messages
+    assert message.retries_left == 3
+    assert center.reject(message, requeue=False, reason="no") == DEAD
+    [found] = center.get("x", topic="one")
+    assert (found.reason, found.error) == ("no", "ValueError: first")
+
+
 def test_an_error_that_utf_8_cannot_hold_is_kept_all_the_same(center):
     center.declare("one", slots=1, retries=0)
     center.put("one", "x", b"")
@@ -219,7 +236,7 @@ def test_dead_messages_are_kept_for_seven_days(center, client):
 
 
 def test_a_full_dead_queue_drops_its_oldest(client):
-    center = TimeoutCenter(client, limits=Limits(dead_limit=3))
+    center = TimeoutCenter(client, limits=Limits(dead_limit=3), grace=0)
     center.declare("one", slots=1)
     for id in "abcde":
         bury(center, id)
@@ -231,18 +248,18 @@ def test_a_full_dead_queue_drops_its_oldest(client):
 
 
 def test_what_is_too_old_goes_also_where_fewer_are_too_many(client):
-    center = TimeoutCenter(client, limits=Limits(dead_limit=3, dead_age=5))
+    center = TimeoutCenter(client, limits=Limits(dead_limit=3, dead_age=5), grace=0)
     center.declare("one", slots=1)
     bury(center, "a", "b", "c")
     time_passes(center, "one", 6)
-    keeping = TimeoutCenter(client, limits=Limits(dead_limit=9, dead_age=60))
+    keeping = TimeoutCenter(client, limits=Limits(dead_limit=9, dead_age=60), grace=0)
     bury(keeping, "d")
     assert center.pop("one").dropped == ["a", "b", "c"]
     assert center.counts("one").dead == 1
 
 
 def test_the_slots_share_what_dead_queue_keeps(client):
-    center = TimeoutCenter(client, limits=Limits(dead_limit=4))
+    center = TimeoutCenter(client, limits=Limits(dead_limit=4), grace=0)
     center.declare("one", slots=4)
     for id in "abc":
         center.put("one", id, b"", basis="same")
@@ -253,7 +270,7 @@ def test_the_slots_share_what_dead_queue_keeps(client):
 
 def test_one_pop_drops_a_bounded_number(center):
     center.declare("one", slots=1, dead_age=5, dead_limit=4)
-    keeping = TimeoutCenter(center.client)
+    keeping = TimeoutCenter(center.client, grace=0)
     bury(center, *(f"{i:02}" for i in range(4)))
     time_passes(center, "one", 6)
     assert center.pop("one", recover=3).dropped == ["00", "01", "02"]
@@ -278,20 +295,25 @@ def test_a_copy_that_dead_queue_drops_is_forgotten_as_a_copy(center, client):
 # -- a publish that is repeated
 
 
+def publish(center, id, name):
+    """As the transport does, whose producers name their publishes."""
+    center.run_puts([center.putting(center.topic("one"), id, b"", publish=name)])
+
+
 def test_the_latest_publish_is_not_added_again_although_it_is_acknowledged(center, client):
     """D3: its reply was lost, the message has run, and now it is sent again."""
-    center.put("one", "x", b"", publish=("p", "p.1"))
+    publish(center, "x", ("p", "p.1"))
     assert center.ack(center.pop("one").messages) == 1
-    center.put("one", "x", b"", publish=("p", "p.1"))
+    publish(center, "x", ("p", "p.1"))
     assert center.counts("one").waiting == 0
     assert slot_keys(client) == []
 
 
 def test_another_publish_of_the_same_bytes_is_another_message(center):
     for name in ("p.1", "p.2"):
-        center.put("one", "x", b"", publish=("p", name))
+        publish(center, "x", ("p", name))
         assert center.ack(center.pop("one").messages) == 1
-    center.put("one", "x", b"", publish=("q", "q.1"))
+    publish(center, "x", ("q", "q.1"))
     assert center.counts("one").waiting == 1
 
 
@@ -299,7 +321,7 @@ def test_a_publish_that_two_producers_interleave_is_never_lost(center):
     """Whoever shares a producer between threads may get a message twice, but not less."""
     center.declare("one", slots=1)
     for name in ("p.1", "p.2", "p.1"):
-        center.put("one", name, b"", publish=("p", name))
+        publish(center, name, ("p", name))
         assert center.ack(center.pop("one").messages) == 1
 
 
@@ -337,7 +359,7 @@ def test_a_put_returns_when_enough_replicas_have_the_message(client, replica):
 def test_a_put_that_too_few_replicas_confirm_says_so_and_the_message_is_kept(client, replica):
     center = TimeoutCenter(client, wait_replicas=2, wait_timeout=0.05)
     with pytest.raises(ReplicationError, match=r"only 1 of 2 replicas"):
-        center.put("one", "x", b"", publish=("p", "p.1"))
+        publish(center, "x", ("p", "p.1"))
     assert center.counts("one").waiting == 1
 
 
@@ -348,22 +370,19 @@ def frozen(replica):
     os.kill(replica.pid, signal.SIGCONT)
 
 
-@pytest.mark.parametrize(
-    "how", ["the same publish", "the same bytes", "the same copy", "ensure", "ensure, a copy"]
-)
+@pytest.mark.parametrize("how", ["the same put", "the same copy", "keep", "keep, a copy"])
 @pytest.mark.one_server("its replica is one server; see test_cluster for a Cluster's")
 def test_a_repeated_put_waits_for_the_replicas_too(client, frozen, how):
     """Its new connection has written nothing before, for which WAIT would wait."""
     center = TimeoutCenter(client, wait_replicas=1, wait_timeout=0.2)
     center.put("one", "x", b"")
-    if how == "ensure, a copy":
+    if how == "keep, a copy":
         center.put("one", "x", b"copy")
         center.ack(message for message in center.pop("one", 2).messages if message.id == "x")
-    if how == "the same publish":
-        put = partial(center.put, "one", "y", b"", publish=("p", "p.1"))
+    if "keep" in how:
+        put = partial(center.put, "one", "x", b"", if_exists="keep")
     else:
-        body = b"copy" if "copy" in how else b""
-        put = partial(center.put, "one", "x", body, ensure="ensure" in how)
+        put = partial(center.put, "one", "x" if "copy" in how else "y", b"", token="t")
     frozen()
     with suppress(ReplicationError):
         put()
@@ -372,7 +391,7 @@ def test_a_repeated_put_waits_for_the_replicas_too(client, frozen, how):
     with pytest.raises(ReplicationError):
         put()
     assert center.counts("one") == before
-    assert len(client.keys("*:sent:*")) == (how == "the same publish")
+    assert len(client.keys("*:sent:=*")) == ("same" in how)
 
 
 @pytest.mark.one_server("its replica is one server; see test_cluster for a Cluster's")
@@ -489,11 +508,12 @@ def test_a_retry_with_an_id_of_its_sender_s_is_taken_although_the_server_is_full
 def test_it_is_counted_although_the_server_is_full(center, client, full):
     center.declare("one")
     full()
+    # By a name of its own: the process counts all the time, and tells it when it likes.
     for topic in ("one", None):
         client.delete(*center.keys.minutes("one"))
-        center.run(center.counting(topic, {"put": 1}))
-    assert client.hget(center.keys.counted("one"), "put") == b"1"
-    assert client.hget(center.keys.scripts, "put") == b"1"
+        center.run(center.counting(topic, {"seen": 1}))
+    assert client.hget(center.keys.counted("one"), "seen") == b"1"
+    assert client.hget(center.keys.scripts, "seen") == b"1"
 
 
 def test_an_older_declaration_is_completed_although_the_server_is_full(center, client, full):

@@ -7,10 +7,12 @@ after an hour it is due, and every lease has ended.
 
 from __future__ import annotations
 
+import re
 import zlib
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -34,6 +36,7 @@ from kombu_toc import (
 )
 from kombu_toc.model import scores
 from kombu_toc.model.topic import base_of
+from kombu_toc.model.traits import trait
 
 from .inspection import aged, birth_of, check_slots, now_us, older, residue, time_passes
 
@@ -89,6 +92,9 @@ class Modelled:
     ends: float | None = None  #: the model's time when its delivery ends although it is renewed
     error: str = ""  #: the last one
     birth: str = ""  #: what tells it from others of its id, once it was delivered
+    number: int = 0  #: the higher, the newer
+    moved: bool = False  #: it was given another time
+    requeues: int | None = None  #: on purpose; None: no consumer that had it has given it back
     holder: str = ""  #: what tells its latest delivery from the others
 
 
@@ -106,14 +112,20 @@ class Machine(RuleBasedStateMachine):
         self.ttl: float | None = None
         self.to_dead = True
         self.live: dict[str, Modelled] = {}
+        self.number = 0
+        #: id and token of what was put with one
+        self.puts: set[tuple[str, str]] = set()
         self.seen: list[Delivery] = []
         self.births: set[tuple[str, str]] = set()
-        #: birth of a message that was delivered -> what it has of its own
-        self.own: dict[str, Traits] = {}
+        #: id and birth of a message that was delivered -> what it has of its own; what one call
+        #: delivered has one birth
+        self.own: dict[tuple[str, str], Traits] = {}
 
     def sharing(self, id: str) -> list[str]:
         """The live ids that a lookup of `id` finds."""
-        copies = sorted(other for other in self.live if other.startswith(f"{id}#"))
+        copies = [other for other in self.live if other.startswith(f"{id}#")]
+        # Not by name, which is another one in each run.
+        copies.sort(key=lambda copy: self.live[copy].number)
         return [id, *copies] if id in self.live else copies
 
     def fail(self, id: str) -> str:
@@ -165,32 +177,80 @@ class Machine(RuleBasedStateMachine):
             dead_expired=to_dead,
         )
         for one in puts:
-            self.put(*one, ensure=False)
+            self.put(*one, "add", None)
 
-    @rule(id=ids, body=bodies, later=flags, priority=priorities, own=traits, ensure=flags)
-    def put(self, id, body, later, priority, own, ensure):
-        expected, adds = id, True
-        if ensure and self.sharing(id):
-            expected, adds = None, False
-        elif id in self.live:
-            if self.live[id].body == body:
-                adds = False
-            else:
-                expected = f"{id}#{zlib.crc32(body):08x}"
-                adds = expected not in self.live
-        if ensure and not adds:
-            expected = None
-        delay = HOUR if later else None
+    @rule(
+        id=ids,
+        body=bodies,
+        later=flags,
+        priority=priorities,
+        own=traits,
+        if_exists=st.sampled_from(["add", "add", "keep", "replace"]),
+        token=st.sampled_from([None, None, None, "t", "u"]),
+    )
+    def put(self, id, body, later, priority, own, if_exists, token):
+        sharing = self.sharing(id)
+        expected, replaced = "added", None
+        if token is not None and (id, token) in self.puts:
+            expected = "repeated"
+        elif if_exists == "keep" and sharing:
+            expected = "kept"
+        elif if_exists == "replace":
+            replaced = self.newest([one for one in sharing if self.live[one].state == WAITING])
+            expected = "added" if replaced is None else "replaced"
         made = self.center.put(
-            TOPIC, id, body, delay=delay, priority=priority, ensure=ensure, **own._asdict()
+            TOPIC,
+            id,
+            body,
+            delay=HOUR if later else None,
+            priority=priority,
+            if_exists=if_exists,
+            token=token,
+            **own._asdict(),
         )
-        assert made == expected
-        if adds:
-            self.added(made, body, priority, later, own)
+        assert made.outcome == expected
+        if expected == "kept":
+            assert made.id in sharing
+        if expected not in ("added", "replaced"):
+            return
+        if token is not None:
+            self.puts.add((id, token))
+        if replaced is not None:
+            left = {found.id: found.body for found in self.center.get(id, topic=TOPIC)}
+            gone = {one for one in replaced if one not in left or one == made.id}
+            assert len(gone) == 1
+            del self.live[gone.pop()]
+        self.added(made.id, id, body, priority, later, own)
 
-    def added(self, id: str, body: bytes, priority: int, later: bool, own: Traits) -> None:
+    def newest(self, ids: list[str]) -> set[str] | None:
+        """Of some that wait, those that may be the newest: of a copy and the message of the id
+        itself, that is not known if that was tried or moved, or if their priorities differ."""
+        if not ids:
+            return None
+        copies = [one for one in ids if "#" in one]
+        latest = max(copies, key=lambda one: self.live[one].number, default=None)
+        plain = next((one for one in ids if "#" not in one), None)
+        if plain is None or latest is None:
+            return {latest or plain}
+        older, newer = sorted((plain, latest), key=lambda one: self.live[one].number)
+        message, other = self.live[plain], self.live[latest]
+        if newer == latest and not (message.birth or message.moved):
+            return {newer}
+        if newer == plain and not (message.birth or message.step != other.step):
+            return {newer}
+        return {older, newer}
+
+    def added(
+        self, kept: str, id: str, body: bytes, priority: int, later: bool, own: Traits
+    ) -> None:
+        """A message was added, under its id if no live one has that."""
+        assert kept == id if id not in self.live else re.fullmatch(rf"{id}#[0-9a-f]{{16}}", kept)
+        assert kept not in self.live
+        id = kept
+        self.number += 1
         self.live[id] = Modelled(body, self.topic.step_index(priority), not later, traits=own)
         self.live[id].due_at = self.clock + (HOUR if later else 0)
+        self.live[id].number = self.number
 
     @rule(puts=st.lists(st.tuples(ids, bodies, flags, priorities, traits), max_size=5))
     def put_many(self, puts):
@@ -204,13 +264,26 @@ class Machine(RuleBasedStateMachine):
                 for id, body, later, priority, own in puts
             ],
         )
-        for (id, body, later, priority, own), answer in zip(puts, answers, strict=True):
-            kept = id
-            if id in self.live and self.live[id].body != body:
-                kept = f"{id}#{zlib.crc32(body):08x}"
-            assert (answer.id, answer.added) == (kept, kept not in self.live)
-            if answer.added:
-                self.added(kept, body, priority, later, own)
+        # What has an id that an earlier one has is put after the others.
+        pairs = sorted(zip(puts, answers, strict=True), key=lambda pair: "#" in pair[1].id)
+        for (id, body, later, priority, own), answer in pairs:
+            assert answer.added
+            self.added(answer.id, id, body, priority, later, own)
+
+    @something_was_delivered
+    @rule(number=numbers, later=flags, priority=priorities)
+    def put_again_and_ack(self, number, later, priority):
+        """As a handler does that wants its job to come back."""
+        delivery = self.pick(number)
+        id, there = base_of(delivery.id), self.message_of(delivery)
+        made = self.center.put(
+            TOPIC, id, delivery.body, delay=HOUR if later else None, priority=priority
+        )
+        assert made.added
+        self.added(made.id, id, delivery.body, priority, later, NO_TRAITS)
+        assert self.center.ack([delivery]) == (there is not None)
+        if there is not None:
+            del self.live[delivery.id]
 
     @rule(limit=st.integers(1, 5), recover=flags)
     def wait(self, limit, recover):
@@ -259,10 +332,12 @@ class Machine(RuleBasedStateMachine):
         popped = self.center.pop(
             TOPIC, limit, ids=wanted, early=early, recover=100 if recover else 0
         )
-        self.recovered(popped, {self.slot_of(id) for id in wanted} if recover else ())
+        # An id with a number sign may be a copy, or have been given so.
+        stems = {stem for id in wanted for stem in (id, base_of(id))}
+        self.recovered(popped, {self.topic.slot_for(stem).number for stem in stems if recover})
         named = {one for id in wanted for one in self.sharing(id)}
-        overdue = self.overdue()
-        self.expired(popped)
+        overdue = self.overdue(early)
+        self.expired(popped, early)
         due = {id for id in named & set(self.live) if self.waits(id, early)}
         if limit is None or not overdue:
             assert len(popped.messages) == (len(due) if limit is None else min(limit, len(due)))
@@ -287,7 +362,7 @@ class Machine(RuleBasedStateMachine):
             recover=100 if recover else 0,
         )
         self.recovered(popped, range(SLOTS) if recover else ())
-        overdue = self.overdue()
+        overdue = self.overdue(early)
         every = {id for id in self.live if self.waits(id, early)}
         every |= overdue - {id for id in popped.expired if id not in asked}
         assert len(asked) <= look
@@ -296,7 +371,7 @@ class Machine(RuleBasedStateMachine):
         steps = sorted(self.live[id].step for id in every)
         assert sorted(self.live[id].step for id in asked) == steps[: len(asked)]
         due = {id for id in asked if self.live[id].body == body and id not in overdue}
-        self.expired(popped)
+        self.expired(popped, early)
         assert {message.id for message in popped.messages} == due
         assert len(due) == limit or not popped.more or len(asked) == look
         self.delivered(popped, due, early)
@@ -316,17 +391,18 @@ class Machine(RuleBasedStateMachine):
         lives = [one for one in (message.traits.expiration, self.ttl) if one is not None]
         return message.due_at + min(lives) if lives else float("inf")
 
-    def overdue(self) -> set[str]:
-        """What waits and has expired."""
+    def overdue(self, early: bool = False) -> set[str]:
+        """What waits and has expired, as far as it is looked at: what is due, or, early, also what
+        has expired while it waits for its back-off."""
         return {
             id
             for id, m in self.live.items()
-            if m.state == WAITING and m.due and self.expires(m) < self.clock
+            if m.state == WAITING and (m.due or early) and self.expires(m) < self.clock
         }
 
-    def expired(self, popped: Popped) -> None:
+    def expired(self, popped: Popped, early: bool = False) -> None:
         """These were found to have expired."""
-        assert set(popped.expired) <= self.overdue()
+        assert set(popped.expired) <= self.overdue(early)
         assert len(set(popped.expired)) == len(popped.expired)
         for id in popped.expired:
             if self.to_dead:
@@ -361,6 +437,9 @@ class Machine(RuleBasedStateMachine):
             assert (delivery.body, delivery.step) == (message.body, message.step)
             assert delivery.retries_left == (RETRIES if message.left is None else message.left)
             assert early or scores.action_time(delivery.score) <= popped.now_us
+            assert delivery.requeues == (message.requeues or 0)
+            given_back = message.requeues is not None
+            assert delivery.redelivered is (given_back or delivery.failures > 0)
             message.state = IN_FLIGHT
             own = message.traits
             assert delivery.visibility == own.visibility
@@ -376,7 +455,7 @@ class Machine(RuleBasedStateMachine):
             if message.birth:
                 assert birth_of(delivery) == message.birth
             message.birth = birth_of(delivery)
-            self.own[message.birth] = message.traits
+            self.own[delivery.id, message.birth] = message.traits
             message.holder = delivery.birth
             assert (delivery.id, delivery.birth) not in self.births
             self.births.add((delivery.id, delivery.birth))
@@ -438,8 +517,9 @@ class Machine(RuleBasedStateMachine):
         if adds:
             if message is None:
                 message = self.live[kept] = Modelled(delivery.body, delivery.step, True)
-                message.traits = self.own.get(birth_of(delivery), NO_TRAITS)
+                message.traits = self.own.get((delivery.id, birth_of(delivery)), NO_TRAITS)
             message.state, message.birth, message.ended = DEAD, "", False
+            message.requeues = trait(delivery.birth, "r")
             message.error = error or message.error
 
     @something_was_delivered
@@ -460,6 +540,34 @@ class Machine(RuleBasedStateMachine):
             message.step, message.left = delivery.step, scores.retries_left(delivery.score)
 
     @something_was_delivered
+    @rule(number=numbers)
+    def give_back(self, number):
+        """As a release, by who has handed it to a consumer."""
+        delivery = self.pick(number)
+        held = self.holds(delivery)
+        [released] = self.center.run_all(self.center.commands.release([delivery], handed=True))
+        assert released == held
+        if held:
+            message = self.live[delivery.id]
+            message.due = scores.action_time(delivery.score) <= now_us(self.client)
+            message.state, message.left = WAITING, scores.retries_left(delivery.score)
+            message.requeues = message.requeues or 0
+
+    @something_was_delivered
+    @rule(number=numbers)
+    def requeue(self, number):
+        """On purpose: no retry is spent, also of what has none left. It is due a second later."""
+        delivery = self.pick(number)
+        call = self.center.commands.reject(delivery, requeue=True, on_purpose=True)
+        held = self.holds(delivery)
+        assert self.center.run(call) == (WAITING if held else None)
+        if held:
+            message = self.live[delivery.id]
+            message.state, message.due, message.left = WAITING, True, delivery.retries_left
+            message.requeues = (message.requeues or 0) + 1
+            self.passes(1)
+
+    @something_was_delivered
     @rule(number=numbers, ends=flags, receipts=flags)
     def extend(self, number, ends, receipts):
         delivery = self.pick(number)
@@ -475,13 +583,17 @@ class Machine(RuleBasedStateMachine):
     @something_lives
     @rule()
     def an_hour_passes(self):
-        time_passes(self.center, TOPIC, HOUR)
-        self.clock += HOUR
-        self.seen = [aged(delivery, HOUR) for delivery in self.seen]
+        self.passes(HOUR)
         for message in self.live.values():
-            message.holder = older(message.holder, HOUR)
             if message.state == WAITING:
                 message.due = True
+
+    def passes(self, seconds: float) -> None:
+        time_passes(self.center, TOPIC, seconds)
+        self.clock += seconds
+        self.seen = [aged(delivery, seconds) for delivery in self.seen]
+        for message in self.live.values():
+            message.holder = older(message.holder, seconds)
 
     @something_lives
     @rule(id=ids, copy=flags, in_flight=flags)
@@ -565,8 +677,10 @@ class Machine(RuleBasedStateMachine):
 
     def given_time(self, message: Modelled, later: bool) -> None:
         """It was given another time: when it expires is counted anew."""
+        message.moved = True
         message.due, message.due_at = not later, self.clock + (HOUR if later else 0)
         message.expires = None
+        message.requeues = None if message.requeues is None else 0
 
     @something_lives
     @rule(picked=st.sets(st.sampled_from(["1", "2", "3"])), in_flight=flags)
@@ -581,13 +695,6 @@ class Machine(RuleBasedStateMachine):
             if deleted:
                 del self.live[one.id]
         assert sorted((c.id, c.state, c.deleted) for c in cancelled) == sorted(expected)
-
-    @rule(id=ids, body=bodies)
-    def ensure(self, id, body):
-        there = bool(self.sharing(id))
-        assert self.center.ensure(TOPIC, id, body, delay=HOUR) is not there
-        if not there:
-            self.added(id, body, 0, True, NO_TRAITS)
 
     @something_lives
     @rule(sure=st.integers(0, 4))
@@ -632,15 +739,40 @@ class Machine(RuleBasedStateMachine):
         assert residue(self.client) == []
 
 
-def test_whatever_is_done_in_whatever_order_no_message_is_lost_and_none_left_behind(client):
-    """A5: a message is in one place, with its body, until it is acknowledged or deleted"""
+def model_on(client):
+    """The class of a model of what is on this server."""
 
     class OnThisServer(Machine):
         pass
 
     OnThisServer.client = client
+    return OnThisServer
+
+
+@pytest.mark.parametrize("by_id", [True, False])
+def test_what_expires_while_it_waits_for_its_back_off_is_delivered_to_nobody(client, by_id):
+    """Not either to who takes what is not due yet."""
+    model = model_on(client)()
+    own = Traits(expiration=0.5 * HOUR)
+    Machine.begin(model, [("a", b"1", False, 0, own)], ttl=None, to_dead=True)
+    model.pop(limit=5, recover=False)
+    model.an_hour_passes()
+    model.reject(0, requeue=True, backoff=True, error="", receipts=False)
+    model.pop(limit=5, recover=False)
+    if by_id:
+        model.pop_by_id(["a"], copy=False, early=True, limit=None, recover=False)
+    else:
+        model.pop_matching(b"1", early=True, limit=2, look=3, recover=False)
+    model.the_counts_are_right()
+    assert model.live["a"].state == DEAD
+    model.teardown()
+
+
+def test_whatever_is_done_in_whatever_order_no_message_is_lost_and_none_left_behind(client):
+    """A5: a message is in one place, with its body, until it is acknowledged or deleted"""
+
     run_state_machine_as_test(
-        OnThisServer,
+        model_on(client),
         settings=settings(
             max_examples=60,
             stateful_step_count=40,

@@ -281,7 +281,7 @@ def test_only_dead_messages_are_requeued_or_purged(center):
 
 def test_of_messages_that_share_an_id_only_the_picked_one_is_purged(center, client):
     center.put("mail", "x", b"1")
-    copy = center.put("mail", "x", b"2")
+    copy = center.put("mail", "x", b"2").id
     for message in center.pop("mail", 2).messages:
         center.reject(message, requeue=False)
     assert center.purge_dead("mail", where=lambda one: one.body == b"1") == 1
@@ -361,13 +361,13 @@ def test_whatever_is_in_there_a_scan_reads_what_was_asked_for(
         name, id = f"t{topic}", f"{number % 30}"
         center.declare(name, slots=2)
         if dies:
-            made = center.put(name, id, b"%d" % number)
+            made = center.put(name, id, b"%d" % number).id
             for message in center.pop(name, 100).messages:
                 center.reject(message, requeue=False)
             if since is None and state != WAITING:
                 expected.append((name, made, DEAD))
             continue
-        made = center.put(name, id, b"%d" % number, at=base + when, priority=priority)
+        made = center.put(name, id, b"%d" % number, at=base + when, priority=priority).id
         if (since is None or when >= since) and (until is None or when < until):
             expected.append((name, made, WAITING))
     bounds = {

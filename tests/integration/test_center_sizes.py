@@ -26,14 +26,14 @@ IDS = {
 
 
 def test_the_widest_topic_is_popped_and_kept_up_by_who_has_just_come(client: redis.Redis) -> None:
-    """It notes the leases that have ended, in all slots and priority steps at once."""
+    """Who looks at leases does so in all slots and priority steps at once."""
     center = TimeoutCenter(client)
     topic = center.declare("wide", slots=512, steps=range(10))
     for number in range(20):
         center.put("wide", f"{number}", b"", priority=number % 10)
     messages = center.pop("wide", 20).messages
     assert [message.step for message in messages] == sorted([*range(10)] * 2)
-    assert any(kept.holding for kept in center.run_all(center.noting(topic, range(512))))
+    assert any(kept.holding for kept in center.run_all(center.leases.look_calls(topic, range(512))))
     assert center.ack(messages) == 20
     assert residue(client) == []
 
@@ -79,8 +79,8 @@ def test_an_id_may_be_any_text(
 ) -> None:
     center.declare("mail", slots=2)
     client.script_flush()  # a server that has just been promoted knows no script either
-    assert center.put("mail", id, b"first") == id
-    copy = center.put("mail", id, b"second")
+    assert center.put("mail", id, b"first").id == id
+    copy = center.put("mail", id, b"second").id
     assert copy.startswith(f"{id}#")
     assert {found.id for found in center.get(id, topic="mail")} == {id, copy}
     assert copy in {found.id for found in center.get(copy, topic="mail")}

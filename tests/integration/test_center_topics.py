@@ -19,7 +19,15 @@ from kombu_toc.model.results import Counts
 
 from ..ports import free_port
 from ..servers import Server
-from .inspection import announced, check_slots, keys_left, now_us, residue, slot_keys
+from .inspection import (
+    announced,
+    check_slots,
+    is_memory,
+    keys_left,
+    now_us,
+    residue,
+    slot_keys,
+)
 
 HOUR = 3600.0
 
@@ -180,7 +188,7 @@ def test_purging_deletes_what_waits_and_nothing_else(center, client):
     center.reject(dead, requeue=False)
     for number in range(30):
         center.put("mail", f"{number}", b"", delay=number and HOUR, priority=number % 10)
-    copy = center.put("mail", "flight", b"2")
+    copy = center.put("mail", "flight", b"2").id
     assert copy != "flight"
     assert center.purge("mail") == 31
     assert center.counts("mail") == Counts(0, 0, 1, 1)
@@ -211,7 +219,7 @@ def test_deleting_a_topic_deletes_everything_in_it(center, client):
     center.reject(messages[2], requeue=False)
     center.delete("mail")
     assert center.topics() == ["other"]
-    assert not [key for key in client.scan_iter() if b"mail" in key]
+    assert not [key for key in client.scan_iter("*mail*") if not is_memory(client, key)]
     center.delete("other")
     assert keys_left(client) == []
 
@@ -282,7 +290,7 @@ def test_a_drained_topic_leaves_no_key_however_its_messages_ended(center, client
     for number in range(10):
         center.put("mail", f"{number}", b"1", priority=number)
         center.put("mail", f"{number}", b"2", delay=HOUR)
-        center.reschedule(center.put("mail", f"{number}", b"3", delay=HOUR), topic="mail")
+        center.reschedule(center.put("mail", f"{number}", b"3", delay=HOUR).id, topic="mail")
     for number in range(10):
         copies = [found.id for found in center.get(f"{number}", topic="mail") if "#" in found.id]
         for id in copies:
@@ -534,8 +542,8 @@ def test_every_operation_keeps_to_one_cluster_node(node, name):
         center.put(name, f"{number}", b"1", priority=number)
         center.put(name, f"{number}", b"2", delay=HOUR)
     answers = center.put_many(name, [(f"{n}", b"3" if n < 3 else b"1", 1.0) for n in range(5)])
-    assert [answer.added for answer in answers] == [True] * 3 + [False] * 2
-    assert sum(center.cancel(a.id, topic=name)[0].deleted for a in answers if a.added) == 3
+    assert all(answer.added for answer in answers)
+    assert sum(center.cancel(a.id, topic=name)[0].deleted for a in answers) == 5
     assert len(center.scan(name, limit=7).messages) == 7
     assert center.summary(name)[0].counts.scheduled == 10
     assert center.coming(name, [0, 2 * HOUR]) == [10, 20]

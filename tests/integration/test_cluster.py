@@ -3,6 +3,7 @@ transport promise is tested there by the same tests as on one server (TOC_TEST_C
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -10,14 +11,19 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import redis
+from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
 from kombu import Connection, Consumer, Exchange, Message, Producer, Queue
 
 import kombu_toc
+from celery_toc.cli import toc
 from kombu_toc import ScheduleChange, ScheduleFiring, TimeoutCenter, center_for
 from kombu_toc.migrate.from_redis import migrate_broker
 
@@ -28,6 +34,9 @@ from .conftest import drain
 from .inspection import check_slots, keys_left, slot_keys
 from .test_migrate import at, hold, send, source_keys
 from .test_reshard import Killed
+from .test_schedule_commands import APART
+
+pytestmark = pytest.mark.versions
 
 
 @pytest.fixture
@@ -65,7 +74,7 @@ def test_every_operation_works_whatever_the_slots(
     center.put_many("mail", [{"id": id, "body": b"body", "priority": 3} for id in ids[50:]])
     center.put_many("mail", [("m0", b"another body", None, 3600)])  # a copy
     assert (center.counts("mail").scheduled, center.counts("mail").ready) == (21, 80)
-    assert [center.put("mail", id, b"", unique="k", delay=60) for id in ("u", "v")] == ["u", "u"]
+    assert [center.put("mail", id, b"", unique="k", delay=60).id for id in ("u", "v")] == ["u", "u"]
     assert center.cancel("u")[0].deleted
     assert sum(counts.waiting for counts in center.counts_by_slot("mail")) == 101
     assert len(center.get("m0")) == 2
@@ -243,12 +252,280 @@ def test_a_put_waits_for_the_replicas_of_its_own_node(
     )
     os.kill(frozen.pid, signal.SIGSTOP)
     try:
-        with pytest.raises(kombu_toc.ReplicationError, match="only 0 of 1 replicas"):
+        with pytest.raises(kombu_toc.ReplicationError, match="only 0 of 1 replicas") as said:
             center.put("mail", "x", b"")
-        assert center.put("mail", fine, b"") == fine
+        assert "is lost if a replica takes over" in str(said.value)
+        assert center.put("mail", fine, b"").id == fine
     finally:
         os.kill(frozen.pid, signal.SIGCONT)
     assert center.get("x", topic="mail"), "it is kept all the same"
+
+
+# -- nodes that are away, and what the others have
+
+
+class OneAway:
+    """A Cluster without replicas, with 40 messages in a topic, and one node away."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        center = center_for(cluster.toc_url)
+        center.declare("mail", slots=8, key_rate="5/s")
+        self.node = next(
+            node
+            for slot in center.topic("mail").all_slots()
+            if (node := cluster.node_of(slot.body)) is not cluster.node_of(center.keys.topics)
+        )
+        self.slots = tuple(
+            slot.number
+            for slot in center.topic("mail").all_slots()
+            if cluster.node_of(slot.body) is self.node
+        )
+        self.here: list[str] = []
+        self.there: list[str] = []
+        for id in map("m{}".format, range(40)):
+            center.put("mail", id, b"{}")
+            slot = center.topic("mail").slot_for(id).number
+            (self.there if slot in self.slots else self.here).append(id)
+        center.bury(center.pop("mail", ids=self.here[0]).messages[0], reason="bad")
+        self.dead = self.here.pop(0)
+        #: who asks has not heard of it, and waits no longer than a second
+        self.center = center_for(cluster.toc_url, socket_timeout=1)
+        self.center.topics()
+
+
+@pytest.fixture(params=["dead", "frozen"])
+def one_away(request: Any, start_cluster: Callable[..., Cluster]) -> Iterator[OneAway]:
+    away = OneAway(start_cluster("--cluster-require-full-coverage", "no"))
+    if request.param == "dead":
+        away.cluster.kill(away.node)
+        yield away
+        return
+    os.kill(away.node.pid, signal.SIGSTOP)
+    yield away
+    os.kill(away.node.pid, signal.SIGCONT)
+
+
+def test_while_a_node_is_away_the_others_answer_and_it_is_named(one_away: OneAway) -> None:
+    center, here = one_away.center, one_away.here
+    asked: dict[str, Callable[[], Any]] = {
+        "counts": lambda: center.counts("mail"),
+        "summary": lambda: center.summary("mail"),
+        "scan": lambda: center.scan("mail", limit=100),
+        "dead": lambda: center.scan("mail", state="dead"),
+        "count": lambda: center.count("mail", state="waiting"),
+        "coming": lambda: center.coming("mail", [0, 60]),
+        "usage": lambda: center.usage("mail"),
+        "check": lambda: center.check("mail"),
+        "get": lambda: center.get([here[0], one_away.there[0]], topic="mail"),
+        "cancel": lambda: center.cancel([here[0], one_away.there[0]], topic="mail"),
+    }
+    found = {}
+    began = time.monotonic()
+    for name, ask in asked.items():
+        with pytest.raises(kombu_toc.PartialError) as said:
+            ask()
+        [missing] = said.value.missing
+        slots = one_away.slots
+        if name in ("get", "cancel"):  # others cannot have that id
+            slots = (center.topic("mail").slot_for(one_away.there[0]).number,)
+        assert (missing.topic, missing.slots) == ("mail", slots)
+        assert f":{one_away.node.port}" in str(said.value) and "'mail'" in str(said.value)
+        found[name] = said.value.results
+    assert time.monotonic() - began < 10
+    assert found["counts"].waiting == len(here) and found["counts"].dead == 1
+    assert found["count"] == len(here)
+    assert found["coming"] == [len(here), len(here)]
+    assert found["summary"][0].counts == found["counts"]
+    assert {one.id for one in found["scan"].messages} == {*here, one_away.dead}
+    assert [one.id for one in found["dead"].messages] == [one_away.dead]
+    assert found["usage"].limits and found["usage"].waiting == len(here)
+    assert found["check"] == []
+    assert [one.id for one in found["get"]] == [here[0]]
+    assert [(one.id, one.deleted) for one in found["cancel"]] == [(here[0], True)]
+
+
+def test_while_a_node_is_away_ids_of_the_others_are_found_and_cancelled(one_away: OneAway) -> None:
+    center, id = one_away.center, one_away.here[1]
+    assert [one.id for one in center.get(id)] == [id]
+    assert [one.deleted for one in center.cancel(id)] == [True]
+    assert center.get(id, topic="mail") == []  # its slot has answered
+
+
+def test_what_is_not_found_may_be_on_a_node_that_is_away(one_away: OneAway) -> None:
+    for ask in (one_away.center.get, one_away.center.cancel):
+        with pytest.raises(kombu_toc.PartialError) as said:
+            ask(one_away.there[0])
+        assert said.value.results == []
+    center = one_away.center
+    with pytest.raises(kombu_toc.ServerError):
+        center.put("mail", one_away.there[0], b"", if_exists="keep")
+
+
+def test_while_a_node_is_away_what_is_done_to_many_is_done_on_the_others(one_away: OneAway) -> None:
+    center, here = one_away.center, one_away.here
+    done: dict[str, Any] = {}
+    asked: dict[str, Callable[[], Any]] = {
+        "requeue": lambda: center.requeue_dead("mail"),
+        "dead again": lambda: center.bury(
+            center.pop("mail", ids=one_away.dead).messages[0], reason="bad"
+        ),
+        "purge": lambda: center.purge_dead("mail", ids=[one_away.dead, one_away.there[0]]),
+    }
+    for name, ask in asked.items():
+        try:
+            done[name] = ask()
+        except kombu_toc.PartialError as exc:
+            [missing] = exc.missing
+            assert f":{one_away.node.port}" in missing.server
+            done[name] = exc.results
+    assert (done["requeue"], done["purge"]) == (1, 1)
+    cancelled = _toc(one_away.cluster, "cancel", "--queue", "mail", "--yes", "--json")
+    assert cancelled.exit_code == 6, cancelled
+    told = json.loads(cancelled.stdout)
+    assert (told["cancelled"], told["late"]) == (len(here), 0)
+    assert told["missing"][0]["queue"] == "mail"
+
+
+def _toc(cluster: Cluster, *words: str) -> Any:
+    """Run a command of ``celery toc``."""
+    options = {"socket_timeout": 1}
+    with Celery("shop", broker=cluster.toc_url, set_as_current=False) as app:
+        app.conf.broker_transport_options = options
+        context = CLIContext(app=app, no_color=True, workdir=None)
+        return CliRunner(**APART).invoke(toc, words, obj=context, catch_exceptions=False)
+
+
+def test_commands_show_what_the_others_have_and_say_what_is_missing(one_away: OneAway) -> None:
+    cluster, here, there = one_away.cluster, one_away.here, one_away.there
+    expected = {
+        ("list", "-n", "100"): lambda told: len(told["messages"]) == len(here) + 1,
+        ("dead", "list"): lambda told: [m["id"] for m in told["messages"]] == [one_away.dead],
+        ("show", there[0]): lambda told: told["messages"] == [],
+        ("check",): lambda told: told["faults"] == [],
+        ("limits",): lambda told: told["limits"][0]["queue"] == "mail",
+        ("status",): lambda told: told["topics"][0]["dead"] == 1,
+        ("cancel", here[0], there[0], "--yes"): lambda told: told["results"][0]["id"] == here[0],
+    }
+    for words, holds in expected.items():
+        done = _toc(cluster, *words, "--json")
+        assert done.exit_code == 6, (words, done)
+        told = json.loads(done.stdout)
+        assert holds(told), (words, told)
+        [missing] = told["missing"]
+        assert missing["queue"] == "mail" and {*missing["slots"]} <= {*one_away.slots}
+        assert f":{one_away.node.port}" in missing["server"]
+        assert "no answer from" in done.stderr and "'mail'" in done.stderr
+    metrics = _toc(cluster, "metrics")
+    assert metrics.exit_code == 6
+    assert "celery_toc_slots_missing{server=" in metrics.stdout
+    assert "celery_toc_up 1.0" in metrics.stdout
+    assert "celery_toc_messages{" not in metrics.stdout, "a sum would be too small"
+    fine = _toc(cluster, "show", here[1])
+    assert fine.exit_code == 0 and here[1] in fine.stdout, fine
+
+
+def test_a_publish_to_a_node_that_hangs_takes_as_long_as_connecting_may(
+    start_cluster: Callable[..., Cluster],
+) -> None:
+    cluster = start_cluster()
+    with Connection(cluster.toc_url, connect_timeout=1.5) as connection:
+        producer = connection.Producer()
+        queue = Queue("mail", queue_arguments={"x-slots": 1})
+        producer.publish("before", routing_key="mail", declare=[queue])
+        hangs = cluster.node_of(center_for(cluster.toc_url).topic("mail").slot(0).body)
+        os.kill(hangs.pid, signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            with pytest.raises(connection.connection_errors):
+                producer.publish("x", routing_key="mail")
+            assert 1 < time.monotonic() - began < 4
+        finally:
+            os.kill(hangs.pid, signal.SIGCONT)
+
+
+def test_a_publish_that_a_primary_answers_when_it_was_replaced_is_sent_to_its_successor(
+    start_cluster: Callable[..., Cluster],
+) -> None:
+    """A primary that was suspended executes what is in its sockets before it learns of that."""
+    cluster = start_cluster(replicas=1)
+    center = center_for(cluster.toc_url)
+    slot = center.declare("mail", slots=1).slot(0)
+    was = cluster.node_of(slot.body)
+    other = next(node for node in cluster.primaries() if node is not was)
+    failed: list[Exception] = []
+
+    def send(number: int) -> None:
+        with Connection(cluster.toc_url, connect_timeout=20) as connection:
+            producer = connection.Producer()
+            producer.publish("before", routing_key="mail")
+            ready.wait()
+            frozen.wait()
+            try:
+                producer.publish("x", routing_key="mail", headers={"id": f"x{number}"}, retry=True)
+            except Exception as exc:
+                failed.append(exc)
+
+    ready, frozen = threading.Barrier(5), threading.Event()
+    senders = [threading.Thread(target=send, args=(number,)) for number in range(4)]
+    for sender in senders:
+        sender.start()
+    ready.wait()
+    os.kill(was.pid, signal.SIGSTOP)
+    try:
+        frozen.set()
+        cluster._until(
+            lambda: any(
+                cluster.slot_of(slot.body) in seen.slots and seen.id != was.id
+                for seen in cluster._seen(other)
+            ),
+            "no replica takes over",
+        )
+    finally:
+        os.kill(was.pid, signal.SIGCONT)
+    for sender in senders:
+        sender.join()
+    cluster.wait_ok()
+    assert failed == []
+    found = center_for(cluster.toc_url).get([f"x{number}" for number in range(4)], topic="mail")
+    assert sorted(one.id for one in found) == [f"x{number}" for number in range(4)]
+
+
+@pytest.mark.parametrize("coverage", ["yes", "no"])
+def test_whether_one_dead_node_stops_the_others_is_warned_of(
+    start_cluster: Callable[..., Cluster], coverage: str
+) -> None:
+    """Redis's default is that it does."""
+    options = () if coverage == "yes" else ("--cluster-require-full-coverage", "no")
+    cluster = start_cluster(*options)
+    center = center_for(cluster.toc_url)
+    center.declare("mail", slots=8)
+    dead = next(
+        node for node in cluster.primaries() if node is not cluster.node_of(center.keys.topics)
+    )
+    warnings = kombu_toc.outage_warnings(center.client)
+    assert [("cluster-require-full-coverage no" in one) for one in warnings] == (
+        [True] if coverage == "yes" else []
+    )
+    done = _toc(cluster, "status")
+    assert done.exit_code == 0
+    assert ("cluster-require-full-coverage" in done.stdout) == (coverage == "yes")
+    stays = next(
+        id
+        for id in map("m{}".format, range(100))
+        if cluster.node_of(center.topic("mail").slot_for(id).body) is not dead
+    )
+    cluster.kill(dead)
+    cluster._until(
+        lambda: b"cluster_slots_fail:0" not in cluster.living()[0]("CLUSTER", "INFO"), "unnoticed"
+    )
+    time.sleep(0.3)  # the others have heard, too
+    if coverage == "no":
+        center.put("mail", stays, b"")
+        assert center.counts_by_slot("mail", reachable=True)
+        return
+    with pytest.raises(kombu_toc.ServerError, match=r"CLUSTERDOWN|cluster is down"):
+        center.put("mail", stays, b"")
 
 
 def test_who_has_not_heard_of_a_promotion_asks_where_the_slots_are_now(

@@ -22,7 +22,7 @@ from kombu_toc.consumer.sweeping import sweep
 
 from ..servers import Server
 
-pytestmark = pytest.mark.one_server("the URLs are those of one")
+pytestmark = [pytest.mark.one_server("the URLs are those of one"), pytest.mark.versions]
 
 
 def round_trip(connection: Connection) -> None:

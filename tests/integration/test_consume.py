@@ -290,7 +290,7 @@ def test_several_programs_share_what_comes(server: Server | Cluster, center: Tim
         for number in range(30):
             put(center, f"m{number}", topic=("mail", "sms")[number % 2], delay=0.005 * number)
         until(lambda: sum(center.counts("mail")) + sum(center.counts("sms")) == 0, 30)
-        put(center, "stop", "stop")  # the same message
+        put(center, "stop")
         put(center, "stop", topic="sms")
         lines = [*one.stdout, *two.stdout]
     assert sorted(lines) == sorted([*(f"m{n}\n" for n in range(30)), "stop\n", "stop\n"])

@@ -255,7 +255,7 @@ def test_pending_tasks_are_found_in_the_admin(ask: Project, query: str, found: l
 
 @pytest.mark.parametrize(
     "query, found",
-    [("", 2), ("q=id-3", 1), ("q=2", 1), ("status__exact=4", 1), ("ended=0", 2), ("ended=7", 2)],
+    [("", 2), ("q=id-3", 1), ("q=2", 1), ("status__exact=9", 1), ("ended=0", 2), ("ended=7", 2)],
 )
 def test_ended_tasks_are_found_in_the_admin(ask: Project, query: str, found: int) -> None:
     assert len(listed(ask(f"get('endedtask/?{query}')"))) == found

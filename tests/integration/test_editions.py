@@ -7,6 +7,8 @@ import redis
 
 from kombu_toc import ConfigurationError, Edition, TimeoutCenter
 
+pytestmark = pytest.mark.cluster
+
 
 def verdict(center: TimeoutCenter, edition: str, process: str = "", **options: object) -> str:
     return center.edition("shop", edition, process or f"{edition}@host", **options).verdict

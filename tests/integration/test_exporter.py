@@ -139,7 +139,10 @@ def test_the_exporter_serves_an_app_and_says_when_its_server_is_down(tmp_path: P
         assert found.pop(("celery_toc_up",)) == 1
         where = f"127.0.0.1:{server.port}"
         assert found.pop(("celery_toc_memory_used_bytes", where)) > 100_000
-        assert found == {("celery_toc_memory_max_bytes", where): 0}
+        assert found == {
+            ("celery_toc_memory_max_bytes", where): 0,
+            ("celery_toc_topics_left_out",): 0,
+        }
         server.kill()
         assert scrape() == {("celery_toc_up",): 0}
         server.start()

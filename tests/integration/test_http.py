@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.client
 import json
@@ -53,6 +54,7 @@ def leased(api: HttpServer, limit: int = 10, **fields: Any) -> list[Any]:
 def test_a_message_is_put_read_moved_made_due_leased_extended_and_acknowledged(
     api: HttpServer, center: TimeoutCenter
 ) -> None:
+    """Y7"""
     made = api.post(f"{MAIL}/tasks", {"id": "order-7", "text": "remind", "delay": 3600})
     assert (made.status, made.json["name"]) == (201, "queues/mail/tasks/order-7")
     assert center.get("order-7")[0].body == b"remind"
@@ -209,15 +211,67 @@ def test_a_name_is_the_path_of_one_message(api: HttpServer, center: TimeoutCente
         center.delete(queue)
 
 
-def test_many_are_put_in_order_and_a_repeated_list_adds_nothing(api: HttpServer) -> None:
+def test_many_are_put_in_order_and_a_list_repeated_by_its_key_adds_nothing(
+    api: HttpServer, client: redis.Redis
+) -> None:
     tasks = {"tasks": [{"id": f"m{n}", "text": str(n), "delay": 60} for n in range(300)]}
-    first = api.post(f"{MAIL}/tasks:batch", tasks)
+    headers = {"idempotency-key": "list 7"}
+    first = api.post(f"{MAIL}/tasks:batch", tasks, headers=headers)
     assert first.status == 201
     assert [one["id"] for one in first.json["tasks"]] == [f"m{n}" for n in range(300)]
-    assert all(one["added"] for one in first.json["tasks"])
-    again = api.post(f"{MAIL}/tasks:batch", tasks)
-    assert not any(one["added"] for one in again.json["tasks"])
+    assert {one["outcome"] for one in first.json["tasks"]} == {"added"}
+    client.delete(*client.scan_iter("*answer:*"))  # nobody knows any more what was answered
+    again = api.post(f"{MAIL}/tasks:batch", tasks, headers=headers)
+    assert {one["outcome"] for one in again.json["tasks"]} == {"repeated"}
     assert api.get(f"{MAIL}/counts").json["scheduled"] == 300
+    api.post(f"{MAIL}/tasks:batch", tasks)
+    assert api.get(f"{MAIL}/counts").json["scheduled"] == 600
+
+
+def test_each_put_is_a_message_and_only_its_key_says_that_one_is_repeated(
+    api: HttpServer, client: redis.Redis
+) -> None:
+    """Also beside one in flight, as that of a handler which puts its job again, and a dead one."""
+    task = {"id": "refund-7", "text": "look"}
+    assert api.post(f"{MAIL}/tasks", task).json["outcome"] == "added"
+    [job] = leased(api)
+    assert api.post(f"{MAIL}/tasks", {**task, "delay": 60}).json["outcome"] == "added"
+    assert api.post(f"{MAIL}:ack", {"receipts": [job["receipt"]]}).status == 200
+    assert api.get(f"{MAIL}/counts").json["scheduled"] == 1
+    api.post(f"{MAIL}/tasks", task)
+    [job] = leased(api)
+    assert api.post(f"{MAIL}:reject", {"receipts": [job["receipt"]], "dead": True}).status == 200
+    assert api.post(f"{MAIL}/tasks", task).json["outcome"] == "added"
+    counts = api.get(f"{MAIL}/counts").json
+    assert (counts["ready"], counts["scheduled"], counts["dead"]) == (1, 1, 1)
+    headers = {"idempotency-key": "k"}
+    api.post(f"{MAIL}/tasks", task, headers=headers)
+    client.delete(*client.scan_iter("*answer:*"))
+    assert api.post(f"{MAIL}/tasks", task, headers=headers).json["outcome"] == "repeated"
+    assert api.post(f"{MAIL}/tasks/refund-7:cancel").json["cancelled"] == 4
+
+
+def test_a_task_put_by_its_id_replaces_the_one_that_waits(
+    api: HttpServer, center: TimeoutCenter
+) -> None:
+    path = f"{MAIL}/tasks/order-7"
+    first = api.ask("PUT", path, {"text": "old", "delay": 3600})
+    assert (first.status, first.json["outcome"], first.json["id"]) == (201, "added", "order-7")
+    headers = {"idempotency-key": "k"}
+    for outcome in ("replaced", "repeated"):
+        reply = api.ask("PUT", path, {"text": "new", "delay": 60}, headers=headers)
+        assert (reply.status, reply.json["outcome"]) == (200, outcome)
+    [found] = center.get("order-7")
+    assert found.body == b"new"
+    assert center.coming("mail", [120]) == [1]
+    api.post(f"{path}:run")
+    leased(api)
+    assert api.ask("PUT", path, {"text": "newer"}).json["outcome"] == "added"
+    center.put("mail", "other", b"x", delay=60, basis="elsewhere")
+    reply = api.ask("PUT", f"{MAIL}/tasks/other", {"text": "y"})
+    assert (reply.status, reply.json["field"]) == (409, "id")
+    assert "another slot basis" in reply.json["detail"]
+    assert api.ask("PUT", path, {"text": "x", "id": "another"}).status == 422
 
 
 def test_a_list_with_a_field_that_is_wrong_puts_nothing_and_names_it(api: HttpServer) -> None:
@@ -253,6 +307,38 @@ def test_pages_have_every_message_once_by_state_and_time(
     assert api.get(f"{MAIL}/tasks?after=nothing").json["field"] == "after"
 
 
+@pytest.mark.parametrize(
+    "after",
+    [
+        "nothing",
+        "[" * 3_000,
+        '["mail", 1e400, "eA==", 0, 0]',
+        '["mail", Infinity, "eA==", 0, 0]',
+        f'["mail", {10**300}, "eA==", 0, 0]',
+        f'["mail", 5, "eA==", {10**30}, 0]',
+        '["mail", -5, "eA==", 0, -7]',
+        '["mail", 5, "eA==", 0, 9e99]',
+        '["mail", "5", "eA==", 0, 0]',
+        '["mail", true, "eA==", 0, 0]',
+        '["mail", 5, {}, 0, 0]',
+        '[[], 5, "eA==", 0, 0]',
+        '["mail", 5, "\\u00fc", 0, 0]',
+    ],
+    ids=lambda text: text[:30],
+)
+@pytest.mark.parametrize("path", [f"{MAIL}/tasks", f"{MAIL}/dead", "/page/queue"])
+def test_a_page_token_that_somebody_has_made_is_refused(
+    api: HttpServer, center: TimeoutCenter, after: str, path: str
+) -> None:
+    center.put("mail", "one", b"x", delay=60)
+    token = after if after == "nothing" else base64.urlsafe_b64encode(after.encode()).decode()
+    query = "queue=mail&" if path[1:5] == "page" else ""
+    reply = api.get(f"{path}?{query}after={token}")
+    assert reply.status == 422, reply
+    if not query:
+        assert reply.json["field"] == "after"
+
+
 def test_what_is_in_flight_is_neither_cancelled_nor_moved(
     api: HttpServer, center: TimeoutCenter
 ) -> None:
@@ -269,6 +355,54 @@ def test_what_is_in_flight_is_neither_cancelled_nor_moved(
     both = api.post(f"{MAIL}/tasks:cancel", {"ids": ["held", "waits", "nobody"]}).json
     assert both["cancelled"] == 1
     assert {one["id"]: one["cancelled"] for one in both["tasks"]} == {"held": False, "waits": True}
+
+
+def test_what_is_in_flight_is_deleted_if_that_is_asked_for(
+    api: HttpServer, center: TimeoutCenter
+) -> None:
+    for id in ("one", "two", "three"):
+        center.put("mail", id, b"x")
+    leased(api)
+    for reply in (
+        api.ask("DELETE", f"{MAIL}/tasks/one?inFlight=true"),
+        api.post(f"{MAIL}/tasks/two:cancel?inFlight=true"),
+        api.post(f"{MAIL}/tasks:cancel", {"ids": ["three"], "inFlight": True}),
+    ):
+        assert (reply.status, reply.json["cancelled"]) == (200, 1)
+        assert reply.json["tasks"][0]["state"] == "inFlight"
+    assert center.counts("mail").in_flight == 0
+
+
+@pytest.mark.parametrize(
+    "method, path, document, said, known",
+    [
+        ("DELETE", f"{MAIL}/tasks/one?inflight=true", None, "inflight", "inFlight"),
+        ("POST", f"{MAIL}/tasks/one:cancel", {"inFlight": True}, "inFlight", "none"),
+        ("DELETE", f"{MAIL}/tasks/one", {"inFlight": True}, "inFlight", "none"),
+        ("POST", f"{MAIL}/tasks/one:run?delay=5", None, "delay", "none"),
+        ("POST", f"{MAIL}/tasks/one:run", {"delay": 5}, "delay", "none"),
+        ("POST", f"{MAIL}:purge", {"limit": 1}, "limit", "none"),
+        ("POST", f"{MAIL}:lease?limit=5", {}, "limit", "none"),
+        ("GET", f"{MAIL}/tasks/one?bodies=false", None, "bodies", "none"),
+        ("GET", MAIL, {"limit": 1}, "body", ""),
+        ("GET", "/healthz?verbose=1", None, "verbose", "none"),
+    ],
+)
+def test_a_parameter_that_nobody_knows_is_refused_and_nothing_is_done(
+    api: HttpServer,
+    center: TimeoutCenter,
+    method: str,
+    path: str,
+    document: Any,
+    said: str,
+    known: str,
+) -> None:
+    center.put("mail", "one", b"x", delay=60)
+    reply = api.ask(method, path, document)
+    assert (reply.status, reply.headers["content-type"]) == (422, "application/problem+json")
+    assert reply.json["field"] == said
+    assert known in reply.json["detail"]
+    assert center.get("one")[0].state == "waiting"
 
 
 def test_rejected_messages_come_back_or_die_and_are_requeued_or_purged(
@@ -635,6 +769,41 @@ def test_a_repeated_lease_gets_the_same_messages(api: HttpServer, center: Timeou
     assert api.get(f"{MAIL}/counts").json["inFlight"] == 2
 
 
+def test_the_answer_to_a_lease_is_kept_without_the_bytes_of_its_messages(
+    api: HttpServer, center: TimeoutCenter, client: redis.Redis
+) -> None:
+    for number in range(20):
+        center.put("mail", f"m{number}", b"x" * 100_000)
+    headers = {"idempotency-key": "lease-2"}
+    first = api.post(f"{MAIL}:lease", {"limit": 20}, headers=headers)
+    [kept] = client.scan_iter("*answer:*")
+    assert client.strlen(kept) < 20 * 400 + 500
+    again = api.post(f"{MAIL}:lease", {"limit": 20}, headers=headers)
+    assert again.headers["idempotency-replayed"] == "true"
+    assert again.body == first.body and len(again.body) > 2_000_000
+    done = [one["receipt"] for one in first.json["tasks"][:5]]
+    api.post(f"{MAIL}:ack", {"receipts": done})
+    left = api.post(f"{MAIL}:lease", {"limit": 20}, headers=headers).json["tasks"]
+    assert left == first.json["tasks"][5:]
+
+
+def test_a_lease_that_is_answered_again_has_no_message_that_another_consumer_has_by_now(
+    api: HttpServer, center: TimeoutCenter
+) -> None:
+    """Neither one that was put under its id since, nor the same in another delivery."""
+    for id in ("one", "two", "three"):
+        center.put("mail", id, b"old")
+    headers = {"idempotency-key": "lease-3"}
+    first = api.post(f"{MAIL}:lease", {"limit": 3}, headers=headers).json["tasks"]
+    center.cancel("one", in_flight=True)
+    center.put("mail", "one", b"new")
+    [back] = [task["receipt"] for task in first if task["id"] == "two"]
+    assert center.release([back]) == 1
+    assert len(leased(api)) == 2
+    again = api.post(f"{MAIL}:lease", {"limit": 3}, headers=headers).json["tasks"]
+    assert [task["id"] for task in again] == ["three"]
+
+
 def test_of_the_same_request_many_times_at_once_one_is_done(api: HttpServer) -> None:
     def put(_: int) -> int:
         return api.post(f"{MAIL}/tasks", {"text": "x"}, headers={"idempotency-key": "k2"}).status
@@ -686,12 +855,15 @@ TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def test_a_traceparent_goes_along_and_a_repetition_in_another_span_is_the_same_message(
-    api: HttpServer,
+    api: HttpServer, client: redis.Redis
 ) -> None:
     task = {"id": "one", "text": "x"}
-    api.post(f"{MAIL}/tasks", task, headers={"traceparent": TRACE, "tracestate": "a=b"})
+    key = {"idempotency-key": "k"}
+    api.post(f"{MAIL}/tasks", task, headers={"traceparent": TRACE, "tracestate": "a=b", **key})
     other = TRACE.replace("b7ad6b7169203331", "00f067aa0ba902b7")
-    assert api.post(f"{MAIL}/tasks", task, headers={"traceparent": other}).json["id"] == "one"
+    client.delete(*client.scan_iter("*answer:*"))
+    again = api.post(f"{MAIL}/tasks", task, headers={"traceparent": other, **key})
+    assert (again.json["id"], again.json["outcome"]) == ("one", "repeated")
     [leased_task] = leased(api)
     assert leased_task["text"] == "x"
     assert leased_task["headers"] == {"traceparent": TRACE, "tracestate": "a=b"}
@@ -779,6 +951,30 @@ def test_the_metrics_are_those_of_the_exporter(api: HttpServer, center: TimeoutC
 
 
 @pytest.mark.alone
+def test_of_very_many_queues_the_heaviest_have_metrics_and_others_if_they_are_named(
+    api: HttpServer, center: TimeoutCenter
+) -> None:
+    declared = center.declare("many", slots=1).declaration.to_json()
+    names = [f"many-{number:04}" for number in range(1_100)]
+    center.client.hset(center.keys.topics, mapping=dict.fromkeys(names, declared))
+    center.put("many-1099", "one", b"x")
+    center.metrics.send(center.runner)
+    with center.client.pipeline(transaction=False) as pipe:
+        for name in names[500:600]:
+            pipe.hset(center.keys.counted(name), "put", 7)
+        pipe.execute()
+    before = center.client.info("stats")["total_commands_processed"]
+    text = api.get("/metrics").body.decode()
+    assert center.client.info("stats")["total_commands_processed"] - before < 15_000
+    told = set(re.findall(r'celery_toc_slots{topic="(.*)"}', text))
+    assert len(told) == 1_000 and {"many-1099", *names[500:600]} <= told
+    assert re.search(r"celery_toc_topics_left_out 10\d", text)
+    some = api.get("/metrics?topic=many-109?,mail").body.decode()
+    assert set(re.findall(r'topic="(.*?)"', some)) == {"mail", *names[1_090:]}
+    assert "celery_toc_topics_left_out 0" in some
+    center.client.flushall()
+
+
 def test_an_answer_leaves_at_once(api: HttpServer) -> None:
     """If its second part waited for the first to be confirmed, each would take 40 ms."""
     connection = api.connect()

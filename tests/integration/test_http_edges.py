@@ -95,9 +95,9 @@ def test_a_connection_goes_on_behind_a_refused_body(api: HttpServer) -> None:
     connection = api.connect()
     for method, path, status in (
         ("POST", "/nothing", 404),
-        ("GET", f"{MAIL}/counts", 200),
-        ("DELETE", f"{MAIL}/tasks/nobody", 404),
-        ("HEAD", f"{MAIL}/counts", 200),
+        ("GET", f"{MAIL}/counts", 422),
+        ("DELETE", f"{MAIL}/tasks/nobody", 400),
+        ("HEAD", f"{MAIL}/counts", 422),
     ):
         assert api.ask(method, path, raw=b"x" * 500_000, over=connection).status == status
         assert api.get(f"{MAIL}/counts", over=connection).status == 200
@@ -338,18 +338,20 @@ def test_of_a_list_that_is_put_in_part_each_message_is_told(
 ) -> None:
     api.ask("PUT", "/v1/queues/slow", {"putRate": "5/h", "slots": 1})
     tasks = [{"id": f"m{number}", "text": "x"} for number in range(12)]
-    reply = api.post("/v1/queues/slow/tasks:batch", {"tasks": tasks})
+    key = {"idempotency-key": "list 7"}
+    reply = api.post("/v1/queues/slow/tasks:batch", {"tasks": tasks}, headers=key)
     assert (reply.status, reply.json["type"]) == (429, "urn:celery-toc:rate-limited")
     assert int(reply.headers["retry-after"]) > 60
     assert "tasks says which" in reply.json["detail"]
     told = reply.json["tasks"]
     assert [one["id"] for one in told] == [one["id"] for one in tasks]
-    put = {one["id"] for one in told if one.get("added")}
+    put = {one["id"] for one in told if one.get("outcome") == "added"}
     refused = {one["id"] for one in told if "put_rate" in one.get("error", "")}
     assert (len(put), put | refused) == (5, {one["id"] for one in tasks})
     assert {one.id for one in center.scan("slow").messages} == put
-    again = api.post("/v1/queues/slow/tasks:batch", {"tasks": tasks}).json["tasks"]
-    assert {one["id"] for one in again if one.get("added") is False} == put
+    again = api.post("/v1/queues/slow/tasks:batch", {"tasks": tasks}, headers=key).json["tasks"]
+    assert {one["id"] for one in again if one.get("outcome") == "repeated"} == put
+    assert {one.id for one in center.scan("slow").messages} == put
 
 
 def test_of_a_list_each_message_is_told_although_a_node_does_not_answer(
@@ -368,20 +370,23 @@ def test_of_a_list_each_message_is_told_although_a_node_does_not_answer(
             if node.port in node_of.values() and node.port != home
         ]
         first = {"tasks": [{"id": f"before-{number}", "text": "x"} for number in range(40)]}
-        assert api.post(f"{MAIL}/tasks:batch", first).status == 201  # it knows all nodes
+        known = api.post(f"{MAIL}/tasks:batch", first, headers={"idempotency-key": "list 6"})
+        assert known.status == 201  # it knows all nodes, and they know the script
         os.kill(frozen.pid, signal.SIGSTOP)
         try:
-            reply = api.post(f"{MAIL}/tasks:batch", {"tasks": tasks})
+            key = {"idempotency-key": "list 7"}
+            reply = api.post(f"{MAIL}/tasks:batch", {"tasks": tasks}, headers=key)
         finally:
             os.kill(frozen.pid, signal.SIGCONT)
         assert (reply.status, reply.json["type"]) == (503, "urn:celery-toc:broker")
         told = {one["id"]: one for one in reply.json["tasks"]}
         assert list(told) == [one["id"] for one in tasks]
         assert all("perhaps not" in told[id]["error"] for id in told if node_of[id] == frozen.port)
-        put = {id for id, one in told.items() if one.get("added")}
+        put = {id for id, one in told.items() if one.get("outcome") == "added"}
         assert put
         cluster.wait_ok()
-        again = api.post(f"{MAIL}/tasks:batch", {"tasks": tasks})
+        again = api.post(f"{MAIL}/tasks:batch", {"tasks": tasks}, headers=key)
         assert again.status == 201, again
-        assert put <= {one["id"] for one in again.json["tasks"] if not one["added"]}
+        repeated = {one["id"] for one in again.json["tasks"] if one["outcome"] == "repeated"}
+        assert put <= repeated
         assert center.counts("mail").ready == 80

@@ -53,13 +53,13 @@ def test_a_storm_that_comes_is_counted_and_not_read(server: Server) -> None:
                     found.append(command.split(" ")[0].upper())
             return found
 
-        def storm(number: int) -> None:
+        def storm(numbers: range) -> None:
             for due in (200, 400):
-                center.put_many("mail", [(f"{due}-{n}", b"x", None, due) for n in range(number)])
+                center.put_many("mail", [(f"{due}-{n}", b"x", None, due) for n in numbers])
 
-        storm(200)  # there is something in each slot
+        storm(range(200))  # there is something in each slot
         few = ask(200)
-        storm(4000)  # with those that are there already
+        storm(range(200, 4000))
         many = ask(4000)
     assert READS.isdisjoint(many)
     # The others are what this process counts, and a declaration that is read again.

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,9 +21,12 @@ from kombu_toc.http import Problem, Token, Tokens, matches, new_token, read_toke
 from kombu_toc.http.problems import problem_of
 from kombu_toc.http.seen import page_of_names
 
+from ..certificates import Authority
 from ..cluster import Cluster
 from ..http_server import HttpServer
+from ..page_visitor import Visitor, audit
 from ..servers import Server
+from ..support import nursery
 
 SECRET = {"all": "", "producer": "", "reader": "", "slow": ""}
 
@@ -36,6 +42,22 @@ def lines() -> str:
         SECRET[name], line = new_token(name, roles, queues)
         made.append(line + more)
     return "\n".join(["# who may do what", "", *made])
+
+
+def own_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Tokens for one test only."""
+    for name, secret in SECRET.items():
+        monkeypatch.setitem(SECRET, name, secret)
+    file = folder / "tokens.txt"
+    file.write_text(lines())
+    return file
+
+
+def until(holds: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
@@ -203,6 +225,136 @@ def test_no_secret_is_in_the_log_or_in_an_answer(tmp_path: Path) -> None:
         assert hidden not in said
 
 
+def test_what_is_changed_over_http_is_in_the_audit_log_and_what_is_refused_is_logged(
+    server: Server | Cluster,
+    center: TimeoutCenter,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for id in ("a", "b", "c"):
+        center.put("mail", id, b"x", delay=3600)
+    file = own_file(tmp_path, monkeypatch)
+    mail = "/v1/queues/mail"
+    with HttpServer(server.toc_url, "--tokens", str(file)) as made:
+        when = {"delay": 60}
+        for method, path, document in (
+            ("POST", f"{mail}/tasks/a:reschedule", when),
+            ("POST", f"{mail}/tasks/a:run", None),
+            ("DELETE", f"{mail}/tasks/b", None),
+            ("POST", f"{mail}/tasks:cancel", {"ids": ["c", "d"]}),
+            ("PATCH", mail, {"retries": 3}),
+            ("POST", f"{mail}:pause", None),
+            ("POST", f"{mail}:purge", None),
+        ):
+            for _ in range(2):  # what is repeated is done once
+                key = {"idempotency-key": path} if method == "POST" else {}
+                headers = {"authorization": f"Bearer {SECRET['all']}", **key}
+                reply = made.ask(method, path, document, headers=headers)
+            assert reply.status in (200, 404), reply
+        for method, path in (("GET", "/v1/queues/orders"), ("POST", f"{mail}/tasks/a:run")):
+            assert status(made, "reader", method, path) == 403
+        assert made.get(mail, headers={"authorization": "Bearer guessed"}).status == 401
+        said = made.stop()
+    assert audit(center) == [
+        ["all", "reschedule", "mail", 'a {"delay": 60}', 1],
+        ["all", "run", "mail", "a", 1],
+        ["all", "cancel", "mail", "b", 1],
+        ["all", "cancel", "mail", '{"ids": ["c", "d"]}', 1],
+        ["all", "alter", "mail", '{"retries": 3}', -1],
+        ["all", "alter", "mail", '{"retries": 3}', -1],
+        ["all", "pause", "mail", "", -1],
+        ["all", "purge all that waits", "mail", "", 1],
+    ]
+    refused = [line.partition(" WARNING ")[2] for line in said.splitlines() if "refused" in line]
+    assert refused == [
+        "reader: GET /v1/queues/{queue} in 'orders' is refused: this needs a token with the role "
+        "read of queue 'orders'",
+        "reader: POST /v1/queues/{queue}/tasks/{id}:run in 'mail' is refused: this needs a token "
+        "with the role write of queue 'mail'",
+        "somebody at 127.0.0.1: GET /v1/queues/{queue} in 'mail' is refused: this token is not "
+        "known here",
+    ]
+
+
+def test_a_token_that_is_removed_ends_and_one_that_is_added_counts_without_a_restart(
+    server: Server | Cluster,
+    center: TimeoutCenter,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    center.declare("mail")
+    file = own_file(tmp_path, monkeypatch)
+    with HttpServer(server.toc_url, "--tokens", str(file)) as made:
+        visitor = Visitor(made)
+        assert visitor.sign_in(SECRET["all"]).status == 303
+        assert visitor.get("").status == status(made, "all", "GET", "/v1/queues") == 200
+        with ThreadPoolExecutor() as pool:
+            waits = pool.submit(status, made, "all", "POST", "/v1/queues/mail:lease", {"wait": 20})
+            until(lambda: center.client.info("clients")["blocked_clients"])
+            secret, line = new_token("new", "read", "*")
+            file.write_text(line)
+            monkeypatch.setitem(SECRET, "new", secret)
+            until(lambda: status(made, "new", "GET", "/v1/queues") == 200)
+            assert status(made, "all", "GET", "/v1/queues") == 401
+            assert visitor.get("").status == 401
+            center.put("mail", "one", b"x")
+            assert waits.result() == 401
+            until(lambda: center.counts("mail").ready == 1)
+        file.write_text(line + "\nbroken")
+        file.touch()
+        time.sleep(1.2)  # it is looked at once a second: nothing must happen
+        assert status(made, "new", "GET", "/v1/queues") == 200
+        file.write_text("# none")
+        until(lambda: status(made, "new", "GET", "/v1/queues") == 401)
+        assert made.get("/v1/queues").status == 401
+        said = made.stop()
+    assert "line 2" in said and "the tokens stay as they were" in said
+
+
+def test_who_says_nothing_while_tls_begins_is_cut_off(
+    server: Server | Cluster, tmp_path: Path
+) -> None:
+    made = Authority(tmp_path)
+    certificate, key = made.certificate("server")
+    program = (
+        "import sys; from kombu_toc.http import serving; serving.HANDSHAKE_WITHIN = 0.3;"
+        "from kombu_toc.http.__main__ import main; sys.exit(main())"
+    )
+    options = ("--certificate", str(certificate), "--key", str(key))
+    with (
+        HttpServer(server.toc_url, *options, command=("-c", program)) as api,
+        socket.create_connection(("127.0.0.1", api.port), timeout=10) as client,
+    ):
+        assert client.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--key", "KEY"], "--key is of a certificate: name that with --certificate"),
+        (["--certificate", "none.pem"], "none.pem: No such file"),
+        (["--certificate", "CERTIFICATE", "--key", "none.pem"], "none.pem: No such file"),
+        (["--certificate", "CERTIFICATE"], "cannot be used for TLS"),
+        (["--certificate", "KEY", "--key", "KEY"], "cannot be used for TLS"),
+    ],
+)
+def test_files_that_are_no_use_for_tls_are_named(
+    server: Server | Cluster, tmp_path: Path, options: list[str], said: str
+) -> None:
+    certificate, key = Authority(tmp_path).certificate("server")
+    files = {"CERTIFICATE": str(certificate), "KEY": str(key)}
+    command = [sys.executable, "-m", "kombu_toc.http", "--broker", server.toc_url, "--port", "0"]
+    done = subprocess.run(
+        [*command, *(files.get(one, one) for one in options)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    [line] = done.stderr.strip().splitlines()
+    assert line.startswith("python -m kombu_toc.http: ") and said in line
+
+
 def test_anonymous_read_allows_looking_and_nothing_else(server: Server | Cluster) -> None:
     _, line = new_token("one", "read,write", "*")
     with HttpServer(
@@ -243,9 +395,7 @@ def test_without_a_token_only_names_of_the_server_are_answered(server: Server | 
 
 def test_without_tokens_it_listens_on_loopback_only_and_says_so(server: Server | Cluster) -> None:
     command = [sys.executable, "-m", "kombu_toc.http", "--broker", server.toc_url]
-    done = subprocess.run(
-        [*command, "--host", "0.0.0.0"], capture_output=True, text=True, timeout=60
-    )
+    done = nursery.run([*command, "--host", "0.0.0.0"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "listens on loopback only, and 0.0.0.0 is not" in done.stderr
     with HttpServer(server.toc_url) as api:

@@ -308,6 +308,57 @@ def test_what_a_server_sends_to_nobody_is_given_back(
     assert (message.id, message.failures) == ("one", 0)
 
 
+@pytest.mark.parametrize("size", [20_000, 60_000])
+def test_what_a_client_that_resets_has_not_got_is_given_back(
+    api: HttpServer, center: TimeoutCenter, size: int
+) -> None:
+    for number in range(130):
+        center.put("mail", f"m{number}", b"x" * size)
+    body = b'{"limit": 1000}'
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        client.connect(("127.0.0.1", api.port))
+        client.sendall(
+            b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\n\r\n%b" % (LEASE.encode(), len(body), body)
+        )
+        assert client.recv(1000).startswith(b"HTTP/1.1 200")
+        assert center.counts("mail").in_flight > 0
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    deadline = time.monotonic() + 10
+    while center.counts("mail").in_flight:
+        assert time.monotonic() < deadline, center.counts("mail")
+        time.sleep(0.05)
+    assert {one.failures for one in center.pop("mail", 1000).messages} == {0}
+
+
+def test_what_a_client_that_resets_between_head_and_body_has_not_got_is_given_back(
+    server: Server | Cluster, center: TimeoutCenter
+) -> None:
+    """The body meets a connection that is broken: nothing is left that has to wait."""
+    center.declare("mail")
+    center.put("mail", "one", b"x")
+
+    async def use() -> None:
+        app = api_for(server.toc_url)
+        client, accepted = socket.socketpair()
+        transport, connection = await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: guard.Guarded(asyncio.Protocol()), accepted
+        )
+        guard.use(connection)
+
+        def write(message: Any) -> None:
+            transport.write(message.get("body", b"HTTP/1.1 200 OK\r\n"))
+            client.close()
+
+        await Asked(write).ask(app, LEASE, {})
+        await app.aclose()
+
+    in_loop(use())
+    [message] = center.pop("mail").messages
+    assert (message.id, message.failures) == ("one", 0)
+
+
 def test_if_all_have_gone_away_the_message_is_there_for_others(
     api: HttpServer, center: TimeoutCenter
 ) -> None:

@@ -20,6 +20,8 @@ from ..loops import in_loop
 from ..servers import Server
 from .inspection import check_slots, slot_keys, time_passes
 
+pytestmark = pytest.mark.cluster
+
 Connect = Callable[..., Connection]
 
 
@@ -53,7 +55,7 @@ KEYS: list[tuple[Any, str | None]] = [
 ]
 
 
-@pytest.mark.parametrize("way", ["put", "ensure", "put_many"])
+@pytest.mark.parametrize("way", ["put", "put_many"])
 def test_a_message_keeps_the_key_that_it_is_put_with(center: TimeoutCenter, way: str) -> None:
     """And it lies in the slot that the key picks, where it is found by its id."""
     given = {f"m-{n}": key for n, (key, _) in enumerate(KEYS)}

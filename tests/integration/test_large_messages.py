@@ -12,7 +12,7 @@ import pytest
 import redis
 from kombu import Connection, Queue
 
-from kombu_toc import TimeoutCenter, center_for
+from kombu_toc import MessageError, TimeoutCenter, center_for
 from kombu_toc.center.reshard import reshard_topic
 from kombu_toc.scripts.call import ScriptCall
 
@@ -74,6 +74,23 @@ def test_what_is_smaller_does_not_overtake_what_does_not_fit(client: redis.Redis
     if not center.clustered:
         assert [message.id for message in popped.messages] == ["0", "1", "2", "3"]
     check_slots(center, "mail")
+
+
+def test_what_redis_does_not_take_is_refused_before_it_is_sent(server: Server) -> None:
+    """With both sizes, and by each way."""
+    body = bytes((512 << 20) + 1)
+    said = "it has 536,870,913 bytes, and Redis takes 536,870,912 at most"
+    center = center_for(server.toc_url)
+    with pytest.raises(MessageError, match=f"message 'm': {said}"):
+        center.put("mail", "m", body)
+    with pytest.raises(MessageError, match=said):
+        center.put_many("mail", [("m", body)])
+    with Connection(server.toc_url) as connection, pytest.raises(MessageError, match="and Redis"):
+        connection.Producer().publish(
+            body, routing_key="mail", content_type="application/data", content_encoding="binary"
+        )
+    assert center.counts("mail").waiting == 0
+    center.client.close()
 
 
 def test_twelve_messages_of_ten_megabytes_are_delivered_one_by_one(

@@ -68,6 +68,7 @@ def test_without_a_business_id_nothing_is_cancelled_or_moved(library, wrong):
     assert record.status == "pending"
 
 
+@pytest.mark.every_engine
 def test_what_was_due_before_the_epoch_is_found(server, options):
     center = center_for(server.toc_url, **options)
     center.put("mail", "old", b"x", at=-(10**6))

@@ -156,6 +156,7 @@ def test_what_is_to_be_written_keeps_nothing_of_its_message_but_what_history_is_
     assert (record.biz_type, record.biz_id) == ("order", "42")
 
 
+@pytest.mark.every_engine
 def test_what_a_database_does_not_take_is_named_and_the_rest_is_written(
     broker, recorder, store, caplog, unrecorded
 ):
@@ -202,6 +203,7 @@ def test_a_row_that_is_written_late_and_not_taken_holds_up_no_other(
         recorder.close()
 
 
+@pytest.mark.every_engine
 def test_history_that_has_lost_a_day_gets_it_again_and_loses_no_event(
     broker, recorder, store, engine, unrecorded
 ):
@@ -229,6 +231,24 @@ def test_history_that_has_lost_a_day_gets_it_again_and_loses_no_event(
 
 def today() -> int:
     return now_us() // DAY_US
+
+
+def test_what_has_ended_does_not_begin_again(client, broker, recorder, store, threadless, away):
+    """Redis has come back as an older copy of it was, while the library is away."""
+    publish(broker, "order-1")
+    before = {key: client.dump(key) for key in client.scan_iter(match="*}:*")}
+    away.numbers.update((0, 1))
+    with pytest.raises(LibraryError, match="it is away"):
+        consume(broker, 1)
+    for key, value in before.items():
+        client.restore(key, 0, value, replace=True)
+    with pytest.raises(LibraryError, match="it is away"):
+        consume(broker, 1, lambda message: None)  # its worker is lost, too
+    away.numbers.clear()
+    rest(recorder)
+    recorder.flush()
+    assert status_of(store, "order-1") == ["done"]
+    assert store.of_ids(["order-1"]) == []
 
 
 # -- bounds

@@ -88,6 +88,7 @@ def test_whatever_has_become_of_messages_is_written_together(store: Store, has_r
     assert {live[row.id].place for row in all_[3:50:5]} == {statuses.NOT_PUT}
 
 
+@pytest.mark.every_engine
 @pytest.mark.usefixtures("how")
 def test_what_ends_again_on_a_day_is_one_record_with_the_latest(store: Store) -> None:
     [row] = rows(1)
@@ -104,6 +105,7 @@ def test_what_ends_again_on_a_day_is_one_record_with_the_latest(store: Store) ->
     assert (record.status, record.attempts) == ("dead", 0)
 
 
+@pytest.mark.every_engine
 @pytest.mark.usefixtures("how")
 def test_of_two_events_of_one_message_the_latest_counts(store: Store) -> None:
     [row] = rows(1)
@@ -124,6 +126,7 @@ def test_what_has_ended_is_found_from_the_day_on_which_it_was_sent(store: Store)
     assert store.ended_of(keys, since_us=now_us() + 3 * DAY_US) == set()
 
 
+@pytest.mark.every_engine
 def test_ends_without_rows_take_few_statements(store: Store) -> None:
     """As those with rows do: most of what is run at once from a queue that is kept behind."""
     said: list[str] = []
@@ -155,6 +158,7 @@ def test_rows_of_what_has_ended_are_forgotten(store: Store) -> None:
     assert sorted(row.id for row in left) == [row.id for row in all_[300:]]
 
 
+@pytest.mark.every_engine
 def test_two_who_end_the_same_messages_do_not_stop_each_other(store: Store) -> None:
     all_ = rows(400)
     store.insert(all_)

@@ -30,8 +30,10 @@ from kombu_toc import (
 )
 from kombu_toc.center.logs import read_call
 from kombu_toc.library import behind as behind_module
+from kombu_toc.library import statuses
 from kombu_toc.library.behind import Behind
 from kombu_toc.library.keeper import Keeper
+from kombu_toc.library.recorder import Recorder
 from kombu_toc.library.shards import Database
 
 from ..library import broker, consume, engine, new_url, options, publish, status_of, store
@@ -41,6 +43,9 @@ pytestmark = pytest.mark.usefixtures("client")
 __all__ = ("broker", "engine", "new_url", "options", "store")  # fixtures
 
 ROOT = Path(__file__).parents[2]
+
+#: What an elected process does to look after the library.
+KEEP = Recorder._keep
 
 #: How old an entry is when it is written, in milliseconds.
 AGE_MS = behind_module.AGE_MS
@@ -72,10 +77,18 @@ def no_age(monkeypatch) -> None:
     monkeypatch.setattr(behind_module, "AGE_MS", 0)
 
 
+@pytest.fixture(autouse=True)
+def unelected(monkeypatch) -> None:
+    """This process looks after nothing by itself, however long a test takes: a test says what the
+    elected one does, and when."""
+    monkeypatch.setattr(Recorder, "_keep", lambda _: None)
+
+
 def logs(center: TimeoutCenter) -> list[bytes]:
     return list(center.client.scan_iter(match="*:log"))
 
 
+@pytest.mark.every_engine
 def test_a_publish_asks_no_database_and_its_row_follows(mail, store, center, behind, monkeypatch):
     recorder = mail.default_channel.recorder
     monkeypatch.setattr(recorder.store.shards, "of", None)
@@ -336,6 +349,27 @@ def test_what_a_process_without_a_library_requeues_comes_back_to_be_run(
     assert consume(mail, 1) == ["order-1"]
 
 
+def test_what_was_requeued_keeps_its_row_although_two_processes_write_it(
+    mail, store, center, behind, monkeypatch
+):
+    """As when one is elected while the one before stands still. It was dead: history says so."""
+    publish(mail, "order-1")
+    consume(mail, 1, refuse)
+    behind.turn()
+    assert center.requeue_dead("mail") == 1
+    insert = store.insert
+
+    def insert_late(rows: Any) -> bool:
+        monkeypatch.setattr(store, "insert", insert)
+        Behind(store, center).turn()
+        return insert(rows)
+
+    monkeypatch.setattr(store, "insert", insert_late)
+    behind.turn()
+    [row] = store.of_ids(["order-1"])
+    assert (row.status, row.place) == (statuses.PENDING, statuses.IN_REDIS)
+
+
 def test_what_dies_while_its_row_is_written_is_a_dead_letter_again_after_a_rebuild(
     server, client, mail, store, behind, options, monkeypatch
 ):
@@ -398,12 +432,14 @@ def test_lists_retries_and_copies_are_logged(mail, store, center, behind):
     listed = [
         NewMessage(f"list-{n}", one.body, delay=60) for n, one in enumerate(center.get("order-1"))
     ]
-    center.put_many("mail", listed)
+    center.put_many("mail", listed, token="list 7")
     assert center.unwritten()[0].entries == 6
     behind.turn()
     assert len(store.of_ids(["order-1"])) == 3
-    center.put_many("mail", listed)
+    center.put_many("mail", listed, token="list 7")
     assert logs(center) == []  # nothing was added
+    center.put_many("mail", listed)
+    assert center.unwritten()[0].entries == 3
 
 
 def test_other_queues_leave_nothing(broker, store, center, behind):
@@ -729,6 +765,7 @@ def test_a_message_that_no_row_can_have_is_put_and_said(mail, store, center, beh
     assert logs(center) == []
 
 
+@pytest.mark.every_engine
 def test_a_row_that_a_database_refuses_keeps_no_other_waiting(
     mail, store, center, behind, caplog, monkeypatch
 ):
@@ -798,8 +835,9 @@ def test_the_keeper_of_a_fleet_writes_behind(mail, store, center):
     assert store.of_ids(["order-2"]) == []
 
 
-def test_a_consumer_writes_what_waits_meanwhile(mail, store):
+def test_a_consumer_writes_what_waits_meanwhile(mail, store, monkeypatch):
     """In a thread, by itself."""
+    monkeypatch.setattr(Recorder, "_keep", KEEP)
     publish(mail, "order-1", **LATER)
     publish(mail, "order-2")
     consume(mail, 1)

@@ -19,12 +19,9 @@ from kombu_toc import (
     TimeoutCenter,
     center_for,
 )
-from kombu_toc.center.requests import PutRequest
-from kombu_toc.library import again as again_module
 from kombu_toc.library import guard as guarding
-from kombu_toc.library import opening, statuses
+from kombu_toc.library import statuses
 from kombu_toc.library.putting import Putter
-from kombu_toc.library.records import identity_of, row_of
 from kombu_toc.library.store import Store
 
 from ..library import engine, new_url, options, status_of, store
@@ -120,19 +117,60 @@ def test_a_loop_records_what_it_handles(recorded, store):
     assert store.count() == {"done": 20, "not put": 0}
 
 
-def test_a_list_that_is_put_again_has_one_row_for_each(recorded, store):
+def test_a_list_that_is_put_again_with_its_token_has_one_row_for_each(recorded, store):
     messages = [(f"order-{n}", b"%d" % n, time.time() + 60) for n in range(10)]
-    assert all(put.added for put in recorded.put_many("mail", messages))
-    assert not any(put.added for put in recorded.put_many("mail", messages))
-    assert recorded.put("mail", "order-1", b"1", delay=60) == "order-1"
+    assert all(put.added for put in recorded.put_many("mail", messages, token="t"))
+    again = recorded.put_many("mail", messages, token="t")
+    assert {put.outcome for put in again} == {"repeated"}
     assert store.count() == {"pending": 10, "not put": 0}
-    assert not recorded.ensure("mail", "order-1", b"other")
-    assert not recorded.put("mail", "order-1", b"other", ensure=True)
+    assert not recorded.put("mail", "order-1", b"other", if_exists="keep").added
+    assert not recorded.put("mail", "order-1", b"other", if_exists="keep").added
     assert store.count() == {"pending": 10, "not put": 0}
+
+
+def test_equal_puts_are_rows_of_their_own(client, recorded, store):
+    """As a handler makes them that puts its job again and then acknowledges; and a rebuild knows
+    each of them."""
+    for _ in range(3):
+        recorded.put("mail", "order-1", b"same", delay=60)
+    [job] = recorded.pop("mail", ids=["order-1"], early=True, limit=1).messages
+    assert recorded.put("mail", "order-1", b"same", delay=60).added
+    recorded.ack([job])
+    recorder_of(recorded).flush()
+    assert store.count() == {"pending": 3, "done": 1, "not put": 0}
+    assert recorded.library.check() == []
+    assert recorded.library.rebuild().put == 0
+    client.flushall()
+    recorded.forget("mail")
+    assert recorded.library.rebuild().put == 3
+    assert recorded.library.rebuild().put == 0
+    assert len(recorded.cancel("order-1")) == 3
+    assert sorted(status_of(store, "order-1")) == ["cancelled"] * 3 + ["done"]
+
+
+def test_a_message_that_is_replaced_has_its_row(client, recorded, store):
+    recorded.put("mail", "order-1", b"old", delay=3600)
+    made = recorded.put("mail", "order-1", b"new", delay=60, if_exists="replace")
+    assert made.outcome == "replaced"
+    assert sorted(status_of(store, "order-1")) == ["cancelled", "pending"]
+    client.flushall()
+    recorded.forget("mail")
+    assert recorded.library.rebuild().put == 1
+    [found] = recorded.get("order-1")
+    assert found.body == b"new"
+    assert recorded.library.check() == []
+
+
+def test_a_put_with_a_token_that_is_repeated_when_it_is_done_leaves_no_row(recorded, store):
+    for outcome in ("added", "repeated"):
+        assert recorded.put("mail", "order-1", b"1", token="t").outcome == outcome
+        recorded.ack(recorded.pop("mail").messages)
+        recorder_of(recorded).flush()
+    assert store.count() == {"done": 1, "not put": 0}
 
 
 def test_two_messages_of_one_id_are_two_rows(client, recorded, store):
-    kept = {recorded.put("mail", "order-1", body, delay=60) for body in (b"one", b"two")}
+    kept = {recorded.put("mail", "order-1", body, delay=60).id for body in (b"one", b"two")}
     assert len(kept) == 2
     assert [one.deleted for one in recorded.cancel(kept - {"order-1"})] == [True]
     assert sorted(status_of(store, "order-1")) == ["cancelled", "pending"]
@@ -150,7 +188,7 @@ def test_the_same_bytes_under_the_same_id_may_be_put_again_and_are_another_messa
         recorded.ack(recorded.pop("mail").messages)
         flushed(recorded)
     recorded.put("mail", "order-1", b"one", delay=60)
-    assert sorted(status_of(store, "order-1")) == ["done", "pending"]
+    assert sorted(status_of(store, "order-1")) == ["done", "done", "pending"]
     client.flushall()
     assert recorded.library.rebuild().put == 1
 
@@ -192,7 +230,7 @@ def test_what_redis_did_not_answer_follows(recorded, store, center, monkeypatch,
             with pytest.raises(PutManyError):
                 recorded.put_many("mail", [("order-1", b"1", time.time() + 60)])
         else:
-            assert recorded.put("mail", "order-1", b"1", delay=60) == "order-1"
+            assert recorded.put("mail", "order-1", b"1", delay=60).id == "order-1"
     deadline = time.monotonic() + 20
     while not center.get("order-1"):
         assert time.monotonic() < deadline
@@ -274,120 +312,3 @@ def test_a_batch_of_publishes_writes_its_rows_with_one_statement(
         assert len(written) <= 6, "one for each of two databases, three times"
         assert store.count() == {"pending": 120, "not put": 0}
         recorder.close()
-
-
-def test_bytes_that_are_put_again_as_soon_as_they_were_handled_have_a_row(
-    client, recorded, store, monkeypatch
-):
-    monkeypatch.setattr(recorder_of(recorded), "_start", lambda: None)  # nothing is written yet
-    recorded.put("mail", "order-1", b"one")
-    recorded.ack(recorded.pop("mail").messages)
-    recorded.put("mail", "order-1", b"one", delay=60)
-    flushed(recorded)
-    assert status_of(store, "order-1") == ["done", "pending"]
-    recorded.put_many("mail", [("order-2", b"two")])
-    recorded.ack(recorded.pop("mail").messages)
-    recorded.put_many("mail", [("order-2", b"two", time.time() + 60)])
-    flushed(recorded)
-    client.flushall()
-    recorded.forget("mail")
-    assert recorded.library.rebuild().put == 2
-
-
-@pytest.fixture
-def other(server: Any, options: dict[str, Any], recorded: Any, monkeypatch: Any) -> Any:
-    """A center of another process, as it were; that of the first says nothing by itself."""
-    monkeypatch.setattr(recorder_of(recorded), "_start", lambda: None)
-    monkeypatch.setattr(again_module, "FIRST", 0.0)
-    with monkeypatch.context() as apart:
-        apart.setattr(opening, "_opened", {})
-        made = center_for(server.toc_url, **options)
-    made.grace = 0
-    assert recorder_of(made) is not recorder_of(recorded)
-    yield made
-    recorder_of(made).close()
-    recorder_of(made).store.shards.close()
-    made.client.close()
-
-
-def wait_for(store: Store, id: str, statuses: list[str]) -> None:
-    deadline = time.monotonic() + 20
-    while status_of(store, id) != statuses:
-        assert time.monotonic() < deadline, status_of(store, id)
-        time.sleep(0.02)  # the recorder's thread writes it
-
-
-@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
-def test_bytes_that_another_process_puts_again_have_a_row_when_the_first_has_ended(
-    client, recorded, other, store, many
-):
-    def put(center: TimeoutCenter, delay: float) -> None:
-        if many:
-            center.put_many("mail", [(id, b"one", time.time() + delay) for id in ("a", "b")])
-        else:
-            center.put("mail", "a", b"one", delay=delay)
-
-    put(recorded, 0)
-    recorded.ack(recorded.pop("mail", 5).messages)
-    put(other, 60)
-    assert status_of(store, "a") == ["pending"], "of the first"
-    flushed(recorded)
-    wait_for(store, "a", ["done", "pending"])
-    [row] = store.of_ids(["a"])
-    assert row.action_us == pytest.approx((time.time() + 60) * 1e6, abs=30e6)
-    deadline = time.monotonic() + 20
-    while recorder_of(other).again:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)  # the thread looks once more
-    client.flushall()
-    recorded.forget("mail")
-    assert recorded.library.rebuild().put == 1 + many
-
-
-def test_a_row_is_that_of_bytes_that_were_put_again_if_nobody_says_what_has_become_of_the_first(
-    recorded, other, store, monkeypatch
-):
-    monkeypatch.setattr(again_module, "LAST", 0.0)
-    recorded.put("mail", "order-1", b"one")
-    [before] = store.of_ids(["order-1"])
-    recorded.ack(recorded.pop("mail").messages)
-    other.put("mail", "order-1", b"one", delay=60)
-    deadline = time.monotonic() + 20
-    while store.of_ids(["order-1"])[0].created_us == before.created_us:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)  # the recorder's thread writes it
-    [row] = store.of_ids(["order-1"])
-    assert (row.status, row.place) == (statuses.PENDING, statuses.IN_REDIS)
-    assert row.action_us == pytest.approx((time.time() + 60) * 1e6, abs=30e6)
-
-
-def test_what_was_not_put_again_is_not_looked_at(recorded, store, monkeypatch):
-    monkeypatch.setattr(recorder_of(recorded), "_start", lambda: None)
-    monkeypatch.setattr(again_module, "FIRST", 0.0)
-    monkeypatch.setattr(again_module, "LAST", 0.0)
-    recorded.put("mail", "order-1", b"one", delay=60)
-    [before] = store.of_ids(["order-1"])
-    again = recorder_of(recorded).again
-    recorded.put("mail", "order-1", b"one", delay=3600)
-    recorded.put_many("mail", [("order-1", b"one", time.time() + 3600)])
-    assert not again
-    again.look(recorded)
-    assert store.of_ids(["order-1"]) == [before]
-
-
-def test_what_may_have_been_put_again_is_bounded(recorded, monkeypatch):
-    monkeypatch.setattr(recorder_of(recorded), "_start", lambda: None)
-    monkeypatch.setattr(again_module, "MAX_ROWS", 5)
-    monkeypatch.setattr(again_module, "MAX_BYTES", 40)
-    again = recorder_of(recorded).again
-
-    def add(id: str, body: bytes) -> None:
-        key = identity_of("mail", id, body)[0]
-        again.add([row_of("mail", PutRequest(id, body, token=key[1]), {})])
-
-    for number in range(9):
-        add(f"order-{number}", b"x" * number)
-    assert len(again) == 5
-    add("big", b"y" * 39)
-    assert len(again) == 1
-    again.look(recorded)

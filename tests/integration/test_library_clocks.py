@@ -35,7 +35,8 @@ def test_a_clock_that_was_far_ahead_keeps_no_history_from_being_dropped(store: S
         store.forget_days()  # as another process, which has seen no day
         store.record([done(id, now + at * DAY_US + 1)])
     assert all(status_of(store, id) == ["done"] for id in ids)
-    store.prune((now + 6 * DAY_US) // DAY_US)
+    for shard in store.shards.all:
+        list(store.pruning(shard, (now + 6 * DAY_US) // DAY_US))
     assert [id for id in ids if store.history(id)] == ["ahead", "in-6-days"]
 
 
@@ -87,6 +88,7 @@ def test_a_countdown_is_counted_by_redis_in_its_row_as_well(
     assert all(abs(back[id] - found[id]) < 60_000_000 for id in ("sent", "put"))
 
 
+@pytest.mark.every_engine
 def test_a_server_is_asked_for_its_time_now_and_then(server, client):
     asked: list[float] = []
 

@@ -17,9 +17,11 @@ from kombu import pools
 import celery_toc
 from celery_toc import timeout_center
 from celery_toc.cli import toc
+from kombu_toc import LibraryError
 from kombu_toc.library import reconcile
 from kombu_toc.library.schema import REVISION
 
+from ..library import close_libraries
 from .test_commands_page import APART, SAMPLES, assert_alike
 
 PAGE = (Path(__file__).parents[2] / "docs" / "library.md").read_text()
@@ -78,7 +80,7 @@ def test_tasks_are_found_by_their_business_id_and_cancelled(app, run):
 
 
 def test_the_tables_are_made_shown_and_pruned(app, run):
-    created, status, rebuilt, _, dropped = SAMPLES["library"]
+    created, status, rebuilt, _, dropped, _ = SAMPLES["library"]
     made = json.loads(run("library", "create", "--json")[0])
     assert_alike(created, made)
     assert len(made["databases"]) == 1
@@ -120,7 +122,7 @@ def test_check_says_what_is_missing_and_mends_it(app, run, client, monkeypatch):
     assert "not in Redis" in said and id in said
     assert "Mended 1 disagreement." in run("library", "check", "--fix")[0]
     client.flushall()
-    *_, checked, _ = SAMPLES["library"]
+    *_, checked, _, _ = SAMPLES["library"]
     assert_alike(checked, json.loads(run("library", "check", "--fix", "--json")[0]))
     assert run("library", "check")[1] == 0
 
@@ -179,7 +181,7 @@ def test_without_a_library_the_commands_say_how_to_have_one(app, run):
     for words in (("find",), ("history", "x"), ("library", "status"), ("library", "rebuild")):
         said, code = run(*words)
         assert code == 2
-        assert "toc_library" in said
+        assert "in its broker_transport_options" in said and "'toc_library': 'sqlite:" in said
 
 
 def test_the_first_example_of_the_page_works(server, client, tmp_path, run):
@@ -195,3 +197,72 @@ def test_the_first_example_of_the_page_works(server, client, tmp_path, run):
     exec(code[1], names)
     assert names["library"].find(biz_id="42").records[0].status == "cancelled"
     pools.reset()
+
+
+@pytest.mark.parametrize(
+    "attributes", [{"a b": "x"}, {"shop": None}, {"shop": "x" * 4000}, {"shop": "\0"}, ["shop"]]
+)
+def test_attributes_that_cannot_be_kept_are_refused(app, run, attributes):
+    remind = app.tasks["shop.mail.remind"]
+    with pytest.raises(LibraryError, match=r"x-attributes .*nothing was sent"):
+        remind.apply_async((1,), countdown=60, headers={"x-attributes": attributes})
+    assert json.loads(run("find", "--json")[0])["tasks"] == []
+    assert timeout_center(app).counts("mail").waiting == 0
+
+
+def test_tasks_are_found_by_their_attributes(app, run):
+    remind = app.tasks["shop.mail.remind"]
+    for number, shop in enumerate(("berlin", "graz", 'O\'Brien "7"')):
+        headers = celery_toc.biz("order", number, shop=shop, number=number)
+        remind.apply_async((number,), countdown=3600, headers=headers)
+    [found] = json.loads(run("find", "--attribute", "shop=graz", "--json")[0])["tasks"]
+    assert found["attributes"] == {"shop": "graz", "number": "1"}
+    [found] = json.loads(run("find", "--attribute", 'shop=O\'Brien "7"', "--json")[0])["tasks"]
+    assert found["biz_id"] == "2"
+    both = run("find", "--attribute", "shop=graz", "--attribute", "number=2", "--json")[0]
+    assert json.loads(both)["tasks"] == []
+    assert run("find", "--attribute", "shop")[1] == 2
+    assert run("find", "--retry", "--yes")[1] == 2
+
+
+def test_find_shows_what_the_databases_have_that_answer(app, run, tmp_path):
+    urls = [f"sqlite:///{tmp_path}/{number}.db" for number in range(2)]
+    app.conf.broker_transport_options = {"toc_library": urls}
+    for order in range(20):
+        send(app, order)
+    assert len(json.loads(run("find", "--task", "shop.mail.remind", "--json")[0])["tasks"]) == 20
+    pools.reset()
+    close_libraries()
+    (tmp_path / "1.db").rename(tmp_path / "kept.db")
+    (tmp_path / "1.db").mkdir()
+    said, code = run("find", "--task", "shop.mail.remind")
+    assert code == 1 and f"{urls[1]} does not answer" in said
+    found, by_biz = 0, {}
+    for order in range(20):
+        said, code = run("find", "--biz-id", str(order), "--json")
+        by_biz[order] = code
+        found += code == 0 and len(json.loads(said)["tasks"])
+    assert 0 < found < 20 and set(by_biz.values()) == {0, 1}
+    cancelled = [run("cancel", "--biz-id", str(order), "--yes")[1] for order in range(20)]
+    assert [code == 0 for code in cancelled] == [code == 0 for code in by_biz.values()]
+
+
+def test_a_library_gets_more_tables_by_a_command(app, run, tmp_path):
+    for order in range(20):
+        send(app, order)
+    options = app.conf.broker_transport_options
+    assert run("library", "reshard")[1] == 1
+    pools.reset()
+    close_libraries()
+    before = {"toc_library_before": options["toc_library"], "toc_library_tables_before": 1}
+    app.conf.broker_transport_options = {**options, **before, "toc_library_tables": 8}
+    *_, sample = SAMPLES["library"]
+    moved = json.loads(run("library", "reshard", "--json")[0])
+    assert_alike(sample, moved)
+    assert moved["moved"] > 10
+    assert "Moved 0 rows" in run("library", "reshard")[0]
+    pools.reset()
+    close_libraries()
+    app.conf.broker_transport_options = {**options, "toc_library_tables": 8}
+    for order in range(20):
+        assert len(json.loads(run("find", "--biz-id", str(order), "--json")[0])["tasks"]) == 1

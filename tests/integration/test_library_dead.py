@@ -44,6 +44,7 @@ def dead(center: TimeoutCenter) -> dict[str, Any]:
     return {one.id: one for one in center.scan("mail", state=DEAD).messages}
 
 
+@pytest.mark.every_engine
 def test_dead_letters_come_back_as_they_were(client, broker, store, center, recorded):
     die(broker, "order-1", "order-2")
     before = dead(center)
@@ -209,3 +210,15 @@ def test_one_that_was_requeued_before_its_worker_could_say_that_it_died_comes_ba
     recorder.flush()
     assert store.of_ids(["order-1"]) == []
     assert store.history("order-1")[0].status == "dead"
+
+
+def test_an_id_with_a_number_sign_is_purged_and_requeued_with_its_row(
+    client, broker, store, center, recorded
+):
+    die(broker, "order#1", "order#2", "order#3")
+    assert recorded.purge_dead("mail", ids=["order#1"]) == 1
+    assert recorded.requeue_dead("mail", ids=["order#2"]) == 1
+    client.flushall()
+    assert recorded.library.rebuild().put == 2
+    assert dead(center).keys() == {"order#3"}
+    assert [one.id for one in center.scan("mail", state="waiting").messages] == ["order#2"]

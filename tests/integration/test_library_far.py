@@ -17,7 +17,14 @@ from sqlalchemy import select
 
 import celery_toc
 from celery_toc.worker import remote_control
-from kombu_toc import ConfigurationError, LibraryError, TimeoutCenter, center_for
+from kombu_toc import (
+    ConfigurationError,
+    LibraryError,
+    MessageError,
+    Put,
+    TimeoutCenter,
+    center_for,
+)
 from kombu_toc.library import far_store, loader, statuses
 from kombu_toc.library.far_store import FarStore
 from kombu_toc.library.keeper import Keeper
@@ -81,7 +88,7 @@ def row_of(store: Store, id: str) -> Row:
 def time_passes(store: Store, *ids: str, until_due: float = 60.0) -> None:
     """As if it were later: so many seconds are left until these are due."""
     rows = store.of_ids(ids)
-    FarStore(store).move(rows, now_us() + int(until_due * 1e6))
+    FarStore(store).move(rows, {"action_us": now_us() + int(until_due * 1e6)})
 
 
 def test_what_is_far_ahead_is_not_in_redis_until_its_time_comes(queue, store, center, load):
@@ -309,6 +316,7 @@ def test_a_database_that_is_away_holds_up_no_other(queue, store, center, load, m
     assert len(center.get(ids)) == len(ids)
 
 
+@pytest.mark.every_engine
 def test_what_somebody_else_has_locked_holds_up_no_other_row(queue, store, center, load, engine):
     if engine is None:
         return  # SQLite has one writer: there are no locked rows beside it
@@ -420,6 +428,7 @@ def test_it_is_found_by_its_id(queue, asked, store):
     assert not there.far
 
 
+@pytest.mark.every_engine
 def test_it_is_listed_in_the_order_of_time_page_by_page(queue, asked, store):
     for number in range(6):
         send(queue, f"near-{number}", 60_000 + number)
@@ -429,7 +438,7 @@ def test_it_is_listed_in_the_order_of_time_page_by_page(queue, asked, store):
     rows = {row.id: row for row in store.of_ids(ids)}
     at = now_us() + 7_200_000_000
     for number, id in enumerate(ids):  # three at a time have one time, and the next are just after
-        FarStore(store).move([rows[id]], at + number // 3)
+        FarStore(store).move([rows[id]], {"action_us": at + number // 3})
     whole = asked.scan("mail", limit=100).messages
     assert [one.id for one in whole][:6] == [f"near-{number}" for number in range(6)]
     assert [one.id for one in whole][6:] == ids
@@ -467,11 +476,12 @@ def test_it_is_counted_apart_up_to_a_limit(queue, asked, center):
     assert center.count_far("other") == {}
 
 
+@pytest.mark.every_engine
 def test_many_of_one_time_are_listed_each_once(queue, asked, store, monkeypatch):
     ids = [f"far-{number:03d}" for number in range(60)]
     for id in ids:
         send(queue, id)
-    FarStore(store).move(store.of_ids(ids), now_us() + 7_200_000_000)
+    FarStore(store).move(store.of_ids(ids), {"action_us": now_us() + 7_200_000_000})
     monkeypatch.setattr(far_store, "CHUNK", 8)
     seen, after = [], None
     while True:
@@ -686,6 +696,33 @@ def test_a_queue_without_rows_has_no_horizon(asked):
     asked.alter("mail", library="off", horizon=None)
     with pytest.raises(ConfigurationError, match="leave one of them out"):
         asked.alter("mail", horizon=60)
+
+
+@pytest.mark.parametrize("near", [False, True])
+def test_what_is_far_ahead_is_replaced_in_the_library(queue, asked, store, load, near):
+    """Body and time, in one step; near: it is put into Redis at once."""
+    asked.put("mail", "order-7", b"old", delay=DAY / 1000)
+    assert asked.counts("mail").scheduled == 0
+    delay = 60 if near else 2 * DAY / 1000
+    made = asked.put("mail", "order-7", b"new", delay=delay, if_exists="replace")
+    assert made == Put("order-7", "replaced")
+    [row] = store.of_ids(["order-7"])
+    assert (row.body, row.status) == (b"new", statuses.PENDING)
+    assert asked.counts("mail").scheduled == near
+    [found] = asked.get("order-7")
+    assert (found.body, found.far) == (b"new", not near)
+    assert asked.library.check() == []
+    assert len(asked.cancel("order-7")) == 1
+    assert status_of(store, "order-7") == ["cancelled"]
+
+
+def test_equal_puts_that_are_far_ahead_are_rows_of_their_own(queue, asked, store):
+    for token in (None, None, "t", "t"):
+        asked.put("mail", "order-7", b"same", delay=DAY / 1000, token=token)
+    assert store.count()["pending"] == 3
+    with pytest.raises(MessageError, match="slot basis 'order-7'"):
+        asked.put("mail", "order-7", b"new", basis="other", if_exists="replace")
+    assert len(asked.cancel("order-7")) == 3
 
 
 def test_a_center_puts_what_is_far_ahead_into_the_library(queue, asked, store, load):

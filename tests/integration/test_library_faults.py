@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 import socket
 import time
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from kombu import Connection, Exchange, Producer, Queue
 
-from kombu_toc import LibraryError
+from kombu_toc import LibraryError, center_for
 from kombu_toc.library import statuses
 from kombu_toc.library.recorder import Recorder
 
-from ..library import consume, engine, new_url, options, publish, status_of, store
+from ..library import close_libraries, consume, new_url, options, publish, status_of, store
+from ..library import own_engine as engine
 from ..servers import Server
 
 __all__ = ("engine", "new_url", "options", "store")  # fixtures
@@ -238,3 +240,65 @@ def test_workers_go_on_without_a_database_and_record_later(
 
     consume(connection, 20, handle)
     assert store.count() == {"done": 20, "not put": 0}
+
+
+@SERVERS
+def test_what_may_take_long_says_at_once_that_a_database_stands_still(
+    redis_server, engine, new_url
+):
+    center = center_for(redis_server.toc_url, toc_library=new_url(), toc_library_timeout=0.5)
+    center.library.create()
+    store = center.recorder.recorder.store
+    assert store.count() == {"not put": 0}
+    engine.pause()
+    try:
+        begin = time.monotonic()
+        for ask in (store.count, store.count_pending, lambda: list(store.of_topic("mail", 1))):
+            with pytest.raises(LibraryError, match="cannot be used"):
+                ask()
+        assert time.monotonic() - begin < 60
+    finally:
+        engine.resume()
+
+
+@SERVERS
+def test_one_database_is_stopped_and_the_business_ids_of_the_other_work(
+    engine, new_url, connect, redis_server, tmp_path
+):
+    """Of a library whose other database is a file; a process that starts meanwhile works, too."""
+    urls = [f"sqlite:///{tmp_path / 'first.db'}", new_url()]
+    options = {"toc_library": urls, "toc_library_tables": 2, "toc_library_timeout": 2}
+    center_for(redis_server.toc_url, **options).library.create()
+    close_libraries()
+    spread = {f"c-{n}": (zlib.crc32(b"c-%d" % n) & 0xFFFFF) % 4 // 2 for n in range(12)}
+    here = [biz for biz, number in spread.items() if number == 0]
+    there = [biz for biz, number in spread.items() if number == 1]
+    later = {"eta": "2099-01-01T00:00:00+00:00"}
+    connection = connect(options)
+    for biz in spread:
+        for n in range(3):
+            publish(connection, f"{biz}/{n}", **later, **{"x-biz-id": biz})
+    engine.kill()
+    try:
+        for another in (connection, connect(options)):
+            library = another.default_channel.center.library
+            for biz in here:
+                assert len(library.find(biz_id=biz).records) == 3
+                assert [one.moved for one in library.reschedule(biz_id=biz, delay=60)] == [True] * 3
+            with pytest.raises(LibraryError):
+                library.find(biz_id=there[0])
+            page = library.find(status="pending", limit=99)
+            assert {record.biz_id for record in page.records} == set(here)
+            assert [url.split(":")[0] for url in page.away] == [urls[1].split(":")[0]]
+            if another is connection:
+                another.default_channel.recorder.flush()
+                close_libraries()
+        for biz in here:
+            assert [one.deleted for one in library.cancel(biz_id=biz)] == [True] * 3
+            publish(another, f"{biz}/3", **{"x-biz-id": biz})
+        assert sorted(consume(another, len(here))) == sorted(f"{biz}/3" for biz in here)
+        found = [library.find(biz_id=biz).records for biz in here]
+        ended = [sorted(one.status for one in some) for some in found]
+        assert ended == [["cancelled"] * 3 + ["done"]] * len(here)
+    finally:
+        engine.start()

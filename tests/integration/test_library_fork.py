@@ -35,6 +35,7 @@ def in_child(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+@pytest.mark.every_engine
 def test_a_child_records_over_connections_of_its_own(server, options, store):
     center: Any = center_for(server.toc_url, **options)
     recorder = center.recorder.recorder

@@ -43,7 +43,7 @@ def test_what_is_handled_between_two_writes_is_recorded_with_all_that_is_known(
         if message.headers["id"] == "order-1":
             message.error = "no \0 file"
         if message.headers["id"] == "order-2" and not message.delivery.failures:
-            message.requeue()
+            message.requeue_lost()
         else:
             message.ack()
 

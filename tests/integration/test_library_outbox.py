@@ -70,6 +70,7 @@ def wait_for(center: TimeoutCenter, id: str) -> None:
         time.sleep(0.01)  # a thread puts it
 
 
+@pytest.mark.every_engine
 @pytest.mark.parametrize("how", ["connection", "session"])
 def test_a_task_is_sent_when_the_transaction_is_committed(broker, store, center, database, how):
     opened: Any = database.connect() if how == "connection" else Session(database)
@@ -87,6 +88,7 @@ def test_a_task_is_sent_when_the_transaction_is_committed(broker, store, center,
     assert center.get("order-43")
 
 
+@pytest.mark.every_engine
 def test_a_task_is_not_sent_when_the_transaction_is_rolled_back(broker, store, center, database):
     with database.connect() as connection, outbox(connection):
         connection.execute(ORDER, {"id": 1})
@@ -99,6 +101,7 @@ def test_a_task_is_not_sent_when_the_transaction_is_rolled_back(broker, store, c
     assert not center.get("order-1")
 
 
+@pytest.mark.every_engine
 @pytest.mark.parametrize("how", ["connection", "session"])
 def test_what_a_savepoint_has_sent_goes_with_it(broker, store, center, database, how):
     opened: Any = database.connect() if how == "connection" else Session(database)
@@ -145,10 +148,10 @@ def test_a_center_puts_after_the_commit(server, options, center, database):
         recorded.put("mail", "order-0", b"0", delay=60)
         raise KeyError
     with database.begin() as connection, outbox(connection):
-        assert recorded.put("mail", "order-1", b"1", delay=60) == "order-1"
+        assert recorded.put("mail", "order-1", b"1", delay=60).id == "order-1"
         recorded.put_many("mail", [("order-2", b"2", time.time() + 60)])
         with pytest.raises(LibraryError, match="put it after the commit; nothing was sent"):
-            recorded.ensure("mail", "order-3", b"3")
+            recorded.put("mail", "order-3", b"3", if_exists="keep")
         assert not center.get(["order-1", "order-2"])
     wait_for(center, "order-1")
     wait_for(center, "order-2")
@@ -162,8 +165,32 @@ def test_an_outbox_refuses_what_has_no_row(broker, store, center, database):
         database.begin() as connection,
         outbox(connection),
     ):
-        publish(broker, "order-1", **{"x-unique": "order-1"})
+        publish(broker, "order-1", **{"x-unique": "order-1", "x-unique-conflict": "replace"})
     assert center.get("order-1") == []
+
+
+def test_a_unique_task_is_sent_with_the_transaction_and_kept_back_if_another_has_its_key(
+    broker, store, center, database
+):
+    Queue("mail", queue_arguments={"x-library": "outbox"})(broker.default_channel).declare()
+    unique = {"x-unique": "42", "x-delay": 60_000}
+    with database.connect() as connection, outbox(connection):
+        publish(broker, "order-0", **unique)
+        connection.rollback()
+        publish(broker, "order-1", **unique)
+        assert not center.get("order-1")
+        connection.commit()
+    wait_for(center, "order-1")
+    assert not center.get("order-0")
+    with database.begin() as connection, outbox(connection):
+        publish(broker, "order-2", **unique)
+    deadline = time.monotonic() + 30
+    while status_of(store, "order-2") != ["cancelled"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)  # a thread puts it
+    assert not center.get("order-2")
+    with pytest.raises(LibraryError, match="declared with library='outbox'"):
+        publish(broker, "order-3", **unique)
 
 
 def test_what_a_batch_had_not_sent_when_it_was_aborted_has_no_row(broker, store):
@@ -173,7 +200,7 @@ def test_what_a_batch_had_not_sent_when_it_was_aborted_has_no_row(broker, store)
     assert store.of_ids(["order-1"]) == []
 
 
-def test_an_outbox_needs_one_database_and_a_connection(server, broker, database, new_url):
+def test_an_outbox_needs_a_connection_to_its_library(server, broker, database, new_url):
     for nothing, said in ((None, "NoneType"), ("a string", "str"), (database, "Engine")):
         with pytest.raises(LibraryError, match=f"not a {said}"), outbox(nothing):
             publish(broker, "order-1")
@@ -185,7 +212,7 @@ def test_an_outbox_needs_one_database_and_a_connection(server, broker, database,
         Connection(server.toc_url, transport_options=options) as other,
         database.connect() as connection,
         outbox(connection),
-        pytest.raises(LibraryError, match="one database"),
+        pytest.raises(LibraryError, match="needs the transaction of a database of the library"),
     ):
         publish(other, "order-1")
 

@@ -14,6 +14,7 @@ from kombu_toc.library.keeper import Keeper
 from kombu_toc.library.putting import Putter
 from kombu_toc.library.reconcile import Reconciler
 from kombu_toc.library.records import Event, Row, now_us
+from kombu_toc.library.returning import LOST
 from kombu_toc.library.store import Store
 
 from ..library import broker, engine, new_url, options, publish, status_of, store
@@ -48,12 +49,19 @@ def look(store: Store, center: TimeoutCenter) -> Callable[[], int]:
     return lambda: reconciler.look() + reconciler.look()
 
 
-def lost(broker: Connection, store: Store, center: TimeoutCenter, id: str, **changes: Any) -> Row:
+def lost(
+    broker: Connection,
+    store: Store,
+    center: TimeoutCenter,
+    id: str,
+    biz: str | None = None,
+    **changes: Any,
+) -> Row:
     """A row whose message is not in Redis.
 
     changes: to the row
     """
-    publish(broker, id, **LATER)
+    publish(broker, id, **LATER, **({} if biz is None else {"x-biz-id": biz}))
     center.cancel(id)  # this center has no library
     [row] = store.of_ids([id])
     store.forget([row.key])
@@ -97,6 +105,31 @@ def test_what_check_puts_is_pending(broker, store, center, recorded):
     recorded.library.check(fix=True)
     assert center.get("order-1")
     assert status_of(store, "order-1") == ["pending"]
+
+
+def test_what_kills_its_workers_is_dead_after_as_many_retries_as_its_queue_has(
+    broker, store, center, recorded, look
+):
+    """An early acknowledgement: Redis has nothing, and the worker never says what became of it."""
+    long_ago = now_us() - 600_000_000
+    lost(broker, store, center, "order-1", status=statuses.TAKEN, modified_us=long_ago)
+    recorded.alter("mail", retries=2)
+    center.forget("mail")
+    for _ in range(2):
+        assert look() == 1
+        [message] = center.pop("mail").messages
+        center.ack(message)
+        [row] = store.of_ids(["order-1"])
+        store.forget([row.key])
+        store.insert([row._replace(status=statuses.TAKEN, modified_us=long_ago)])
+    assert look() == 0
+    [dead] = center.get("order-1")
+    assert (dead.state, dead.reason) == ("dead", LOST)
+    assert dead.error == "3 workers, one after the other"
+    assert status_of(store, "order-1") == ["dead"]
+    assert look() == 0
+    assert recorded.requeue_dead("mail") == 1
+    assert [one.state for one in center.get("order-1")] == ["waiting"]
 
 
 def test_check_deletes_no_bytes_that_were_put_again(store, center, recorded):
@@ -218,8 +251,8 @@ def test_a_put_in_the_middle_of_a_cancel_is_undone(broker, store, center, record
     row = lost(broker, store, center, "order-1", action_us=now_us() + 60_000_000)
     of_ids = Store.of_ids
 
-    def put_back(self: Store, ids: Any) -> list[Row]:
-        found = of_ids(self, ids)
+    def put_back(self: Store, *given: Any) -> list[Row]:
+        found = of_ids(self, *given)
         monkeypatch.setattr(Store, "of_ids", of_ids)
         assert Putter(center, store.topics).put([row]) == 1
         return found
@@ -340,8 +373,8 @@ def test_what_is_not_in_redis_is_rescheduled_in_the_library(
     broker, store, center, recorded, monkeypatch, place, by
 ):
     monkeypatch.setattr("kombu_toc.library.store.DOUBT_US", 0)
-    biz = {"biz_id": "42"}
-    lost(broker, store, center, "order-1", action_us=now_us() + 60_000_000, place=place, **biz)
+    at = now_us() + 60_000_000
+    lost(broker, store, center, "order-1", biz="42", action_us=at, place=place)
     if by == "id":
         [moved] = recorded.reschedule("order-1", delay=3600)
     else:
@@ -362,8 +395,8 @@ def test_a_put_in_the_middle_of_a_reschedule_has_the_new_time(
     row = lost(broker, store, center, "order-1", action_us=now_us() + 60_000_000)
     of_ids = Store.of_ids
 
-    def put_back(self: Store, ids: Any) -> list[Row]:
-        found = of_ids(self, ids)
+    def put_back(self: Store, *given: Any) -> list[Row]:
+        found = of_ids(self, *given)
         monkeypatch.setattr(Store, "of_ids", of_ids)
         assert Putter(center, store.topics).put([row]) == 1
         return found
@@ -398,3 +431,24 @@ def test_of_two_messages_of_one_id_the_one_that_is_moved_has_another_time(
     [waits] = [body for body in rows if body != taken.body]
     rows[waits] = moved.time_us
     assert {row.body: row.action_us for row in store.of_ids(["order-1"])} == rows
+
+
+def test_an_id_with_a_number_sign_is_moved_and_cancelled_with_its_row(broker, store, recorded):
+    for id in ("order", "order#1"):
+        publish(broker, id, **LATER)
+    [row] = store.of_ids(["order#1"])
+    assert [one.moved for one in recorded.reschedule("order#1", delay=7200)] == [True]
+    [moved] = store.of_ids(["order#1"])
+    assert moved.action_us > row.action_us + 7_000_000_000
+    assert [one.deleted for one in recorded.cancel("order#1")] == [True]
+    assert status_of(store, "order#1") == ["cancelled"]
+    assert status_of(store, "order") == ["pending"]
+
+
+def test_what_is_not_in_redis_is_cancelled_beside_an_id_with_a_number_sign(
+    broker, store, center, recorded
+):
+    publish(broker, "order#1", **LATER)
+    lost(broker, store, center, "order")
+    assert len(recorded.cancel(["order#1", "order"])) == 2
+    assert status_of(store, "order") == ["cancelled"]

@@ -42,7 +42,7 @@ def rows(store: Any) -> dict[str, Any]:
     return {
         row["name"]: row
         for database in store.shards.databases
-        for row in database.read(SCHEDULES.select())
+        for row in database.read(SCHEDULES.select().where(SCHEDULES.c.record != ""))
     }
 
 
@@ -97,6 +97,7 @@ def test_what_is_there_is_not_put_back_and_what_was_deleted_stays_deleted(app, c
     assert rows(store) == {}
 
 
+@pytest.mark.every_engine
 def test_an_older_change_does_not_take_the_place_of_a_newer_one(store):
     def change(text: str, **more: Any) -> ScheduleChange:
         return ScheduleChange("nightly", "", text, 5, **more)
@@ -114,3 +115,35 @@ def test_an_older_change_does_not_take_the_place_of_a_newer_one(store):
     first.write()
     [row] = rows(store).values()
     assert (row["record"], row["template"], row["firing"]) == ("d", b"t", None)
+
+
+def test_what_several_processes_say_late_is_put_together_whoever_writes_first(store):
+    """Who has put a schedule writes its template after a worker has written its first firing."""
+
+    def change(text: str, **more: Any) -> ScheduleChange:
+        return ScheduleChange("nightly", "", text, 5, **more)
+
+    sender, worker = Schedules(store), Schedules(store)
+    sender.changed("mail", change("a", template=b"t", put=ScheduleFiring("n@1", b"one", 5)), 10)
+    worker.changed("mail", change("b", put=ScheduleFiring("n@2", b"two", 6)), 11)
+    worker.write()
+    sender.write()
+    [row] = rows(store).values()
+    assert (row["record"], row["template"], row["firing_id"]) == ("b", b"t", "n@2")
+    worker.changed("mail", change(""), 20)
+    worker.write()
+    sender.changed("mail", change("c", template=b"u", put=ScheduleFiring("n@3", b"three", 7)), 19)
+    sender.write()
+    assert rows(store) == {}  # what was deleted is not there again
+
+
+def test_a_firing_that_waits_has_no_row_and_leaves_none(app, client, store, monkeypatch):
+    """Neither by ``check --fix``: what is paused then is not put back."""
+    monkeypatch.setattr("kombu_toc.library.reconcile.UNDER_WAY_US", 0)
+    center = timeout_center(app)
+    center.schedules.put("nightly", "shop.remind", 3600)
+    assert center.center.scan("celery").messages
+    assert center.library.check(fix=True) == []
+    center.schedules.pause("nightly")
+    assert center.library.check() == []
+    assert store.count() == {"not put": 0}

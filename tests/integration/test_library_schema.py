@@ -1,40 +1,26 @@
-"""The tables of a library: each version as its release has made it, and how one follows another."""
+"""The tables of a library: who makes them, and when."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from kombu import Connection, Consumer, Queue
-from sqlalchemy import Engine, event, inspect, select, text
-from sqlalchemy.schema import CreateIndex, CreateTable
+from sqlalchemy import Engine, event, inspect, select
 
-from kombu_toc import LibraryError, center_for
+from kombu_toc import LibraryError
 from kombu_toc.client.databases import read_databases
-from kombu_toc.library import migrate, schema, statuses
-from kombu_toc.library.migrations.versions import v0001_tables
-from kombu_toc.library.records import Event, Row, now_us
+from kombu_toc.library import migrate, schema
 from kombu_toc.library.shards import Shards
-from kombu_toc.library.store import Store
 
 from ..library import engine, new_url
 
 __all__ = ("engine", "new_url")  # fixtures
 
-#: What 0001 has of a table of what is pending, for good: name of the index -> its columns
-FIRST_INDEXES = {
-    "toc_pending_0_biz": ["biz_id", "biz_type"],
-    "toc_pending_0_time": ["place", "action_us", "id"],
-}
-FIRST_COLUMNS = (
-    *("id", "token", "topic", "status", "action_us", "task", "biz_type", "biz_id", "attempts"),
-    *("worker", "error", "created_us", "modified_us", "place", "priority", "basis", "traits"),
-    "body",
-)
+pytestmark = pytest.mark.every_engine
 
 
 def shards_of(url: str) -> Shards:
@@ -58,35 +44,6 @@ def described(shards: Shards) -> dict[str, Any]:
         key = seen.get_pk_constraint(table)["constrained_columns"]
         found[table] = (columns, key, indexes)
     return found
-
-
-def row(id: str, place: int) -> Row:
-    at = now_us()
-    return Row(
-        *(id, "t", "mail", statuses.PENDING, at, "remind", None, None, 0, None, None, at, at),
-        *(place, 0, None, "", b"body"),
-    )
-
-
-def test_tables_of_the_first_version_become_those_of_this_release(server, new_url):
-    url, other = new_url(), new_url()
-    old, new = shards_of(url), shards_of(other)
-    migrate._change(old, old.databases[0], "0001")
-    found = described(old)["toc_pending_0"]
-    assert {name: columns for name, (columns, _) in found[2].items()} == FIRST_INDEXES
-    assert tuple(name for name, _, _ in found[0]) == FIRST_COLUMNS
-    Store(old).insert([row(f"order-{number}", number % 2) for number in range(4)])
-    library = center_for(server.toc_url, toc_library=url, toc_library_tables=1).library
-    with pytest.raises(LibraryError, match="run 'celery toc library upgrade'"):
-        library.counts()
-    assert len(library.upgrade()) == 1
-    assert [one.version for one in library.status()] == [schema.REVISION]
-    assert library.upgrade() == []
-    assert library.counts()["pending"] == 4
-    migrate.create(new)
-    assert described(old) == described(new)
-    for shards in (old, new):
-        shards.close()
 
 
 def test_who_consumes_has_the_tables_made_before_it_looks_at_them_or_says_which_command_makes_them(
@@ -114,68 +71,14 @@ def test_who_consumes_has_the_tables_made_before_it_looks_at_them_or_says_which_
     shards.close()
 
 
-def test_the_tables_that_are_made_are_those_that_this_release_uses(new_url):
-    made, written = shards_of(new_url()), shards_of(new_url())
-    migrate.create(made)
-
-    def write(connection: Any) -> None:
-        kind = connection.dialect.name
-        for table in (*schema.tables(0), schema.LAYOUT, schema.TOPICS, schema.SCHEDULES):
-            connection.execute(CreateTable(table))
-            for index in schema.indexes_of(table, kind):
-                connection.execute(CreateIndex(index))
-
-    written.databases[0].run(write)
-    assert described(made) == described(written)
-    for shards in (made, written):
-        shards.close()
-
-
-def test_a_version_does_not_follow_the_tables_of_this_release():
-    written = Path(v0001_tables.__file__).read_text()
-    assert "library.schema" not in written and "library import" not in written
-
-
-def ended(id: str) -> Event:
-    return Event((id, "t", "mail"), statuses.DONE, now_us(), 1, "", "", ({}, 0))
-
-
-def test_rows_are_written_while_the_indexes_of_an_older_table_are_made(new_url):
-    shards = shards_of(new_url())
-    database = shards.databases[0]
-    migrate._change(shards, database, "0001")
-    Store(shards).record([ended("order-1")])  # so that history has a day
-    said: list[str] = []
-
-    def note(conn: Any, cursor: Any, statement: str, *rest: Any) -> None:
-        said.append(statement)
-
-    event.listen(Engine, "before_cursor_execute", note)
-    try:
-        migrate.upgrade(shards)
-    finally:
-        event.remove(Engine, "before_cursor_execute", note)
-    made = [one for one in said if one.startswith("CREATE INDEX")]
-    # That of a partitioned table itself is a mere name: the days have one each, of two days here.
-    of_rows = [one for one in made if " ON ONLY " not in one]
-    kind = database.dialect.name
-    assert len(of_rows) == {"sqlite": 4, "postgresql": 4, "mysql": 2}[kind]
-    assert all(("CONCURRENTLY" in one) is (kind == "postgresql") for one in of_rows)
-    assert all(("LOCK=NONE" in one) is (kind == "mysql") for one in of_rows)
-    shards.close()
-
-
-@pytest.mark.parametrize("what", ["create", "upgrade"])
-def test_processes_that_change_tables_at_once_follow_one_another(new_url, caplog, what):
+def test_processes_that_make_tables_at_once_follow_one_another(new_url, caplog):
     url = new_url()
     first, second = shards_of(url), shards_of(url)
-    if what == "upgrade":
-        migrate._change(first, first.databases[0], "0001")
     made: dict[str, list[Any]] = {}
     stands, goes_on, asks = threading.Event(), threading.Event(), threading.Event()
 
     def change(name: str, shards: Shards) -> None:
-        made[name] = getattr(migrate, what)(shards)
+        made[name] = migrate.create(shards)
 
     def stop(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
         if statement.startswith("CREATE INDEX") and not stands.is_set():
@@ -274,25 +177,4 @@ def test_tables_whose_making_was_stopped_anywhere_can_be_made_again(new_url):
     for one in (shards, fresh):
         [layout] = one.databases[0].read(select(schema.LAYOUT))
         assert (layout["number"], layout["of_databases"], layout["of_tables"]) == (0, 1, 1)
-        one.close()
-
-
-def test_an_upgrade_that_was_stopped_anywhere_can_be_repeated(new_url):
-    shards, fresh = shards_of(new_url()), shards_of(new_url())
-    database = shards.databases[0]
-    migrate._change(shards, database, "0001")
-    Store(shards).record([ended("order-1")])
-
-    stopped_everywhere(("CREATE INDEX", "ALTER INDEX"), lambda: migrate.upgrade(shards))
-    migrate.create(fresh)
-    Store(fresh).record([ended("order-1")])
-    assert described(shards) == described(fresh)
-    for one in (shards, fresh):
-        valid = (
-            one.databases[0].dialect.name != "postgresql"
-            or one.databases[0].read(text("SELECT bool_and(indisvalid) AS valid FROM pg_index"))[0][
-                "valid"
-            ]
-        )
-        assert valid
         one.close()

@@ -18,7 +18,7 @@ from ..library import engine, new_url, options, status_of, store
 
 __all__ = ("engine", "new_url", "options", "store")  # fixtures
 
-pytestmark = pytest.mark.usefixtures("client")
+pytestmark = [pytest.mark.every_engine, pytest.mark.usefixtures("client")]
 
 #: More than MariaDB takes in one statement, as it is configured, in hexadecimal digits.
 LARGE = b"\xff" * 9_000_000

@@ -51,6 +51,7 @@ def test_it_ends_like_every_task(broker, store):
     assert store.count() == {"done": 2, "not put": 0}
 
 
+@pytest.mark.every_engine
 @pytest.mark.parametrize("conflict", ["replace", "push_back"])
 def test_what_is_replaced_has_ended_and_what_replaces_it_comes_back(
     server, client, broker, store, options, center, conflict, recorded
@@ -78,7 +79,7 @@ def test_after_a_rebuild_a_key_is_held_again(client, broker, store, center, reco
     assert recorded.library.rebuild().put == 0
     recorded.forget("mail")
     for number in range(3):
-        kept = recorded.put("mail", f"other-{number}", b"x", unique=f"key-{number}", delay=60)
+        kept = recorded.put("mail", f"other-{number}", b"x", unique=f"key-{number}", delay=60).id
         assert kept == f"order-{number}"
     assert store.count()["pending"] == 4
 
@@ -97,18 +98,18 @@ def test_who_has_the_key_by_the_time_of_the_rebuild_keeps_it(
 
 
 def test_a_center_records_what_has_a_unique_key(client, recorded, store, center):
-    assert recorded.put("mail", "order-1", b"one", unique="42", delay=600) == "order-1"
-    assert recorded.put("mail", "order-2", b"two", unique="42", delay=600) == "order-1"
+    assert recorded.put("mail", "order-1", b"one", unique="42", delay=600).id == "order-1"
+    assert recorded.put("mail", "order-2", b"two", unique="42", delay=600).id == "order-1"
     assert store.count() == {"pending": 1, "not put": 0}
     replace = Unique("42", conflict="replace")
-    assert recorded.put("mail", "order-3", b"three", unique=replace, delay=600) == "order-1"
+    assert recorded.put("mail", "order-3", b"three", unique=replace, delay=600).id == "order-1"
     assert sorted(status_of(store, "order-1")) == ["cancelled", "pending"]
     client.flushall()
     assert recorded.library.rebuild().put == 1
     center.forget("mail")
     [found] = center.get("order-1")
     assert found.body == b"three"
-    assert recorded.put("mail", "order-4", b"four", unique="42", delay=600) == "order-1"
+    assert recorded.put("mail", "order-4", b"four", unique="42", delay=600).id == "order-1"
 
 
 def test_a_retry_of_a_unique_task_comes_back_beside_another_of_its_key(

@@ -17,6 +17,8 @@ from kombu_toc.center import contradictions
 from ..unit.test_terms import EVERY
 from .conftest import drain
 
+pytestmark = pytest.mark.cluster
+
 Connect = Callable[..., Connection]
 
 #: One slot: as a queue needs on a Cluster if something counts it as a whole.

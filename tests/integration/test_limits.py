@@ -29,11 +29,14 @@ from kombu_toc.center.marking import mark_calls
 from kombu_toc.center.requests import PopRequest, PutRequest
 from kombu_toc.center.reshard import reshard_topic
 from kombu_toc.center.upkeep import Part, keep
+from kombu_toc.center.watch import MAY_NOT
 from kombu_toc.model.results import MISCOUNTED, NO_LANE
 from kombu_toc.model.topic import slot_of
 from kombu_toc.model.traits import traits_of
 
 from .inspection import announced, now_us, time_passes
+
+pytestmark = pytest.mark.cluster
 
 
 def put(center: TimeoutCenter, id: str, key: str = "", topic: str = "mail", **more: Any) -> None:
@@ -197,7 +200,7 @@ def test_a_clock_that_is_set_back_lets_keys_wait_no_longer_than_their_rate_says(
     for name in (slot.pace, slot.waits):
         for key in keys:  # as the clock was an hour ahead
             client.zincrby(name, 3600e6, key)
-    center.run(keep(center.context, [(Part(center.topic("mail"), (0,)), 0)]))
+    center.run(keep(center.context, [(Part(center.topic("mail"), (0,)), MAY_NOT)]))
     latest = now_us(client) + 3_000_000
     assert max(client.zscore(slot.waits, key) for key in keys) <= latest
     assert min(us for _, us in announced(center, "mail")) <= latest
@@ -218,7 +221,7 @@ def test_a_clock_that_is_set_back_lets_keys_of_which_many_start_at_once_wait_no_
     for name in (slot.pace, slot.waits):
         for key in keys:  # as the clock was an hour ahead
             client.zincrby(name, 3600e6, key)
-    center.run(keep(center.context, [(Part(center.topic("mail"), (0,)), 0)]))
+    center.run(keep(center.context, [(Part(center.topic("mail"), (0,)), MAY_NOT)]))
     assert max(client.zscore(slot.waits, key) for key in keys) <= now_us(client) + 40e6
 
 
@@ -347,6 +350,7 @@ def test_who_cancels_what_holds_a_key_lets_the_others_go_on(declare: Any) -> Non
 
 
 def test_keys_take_turns(declare: Any) -> None:
+    """X11"""
     center = declare(key_fair=True)
     for number in range(50):
         put(center, f"a{number}", "a")
@@ -413,7 +417,7 @@ def test_what_expires_while_it_waits_leaves_nothing_in_its_lane(declare: Any, by
     if by == "pop":
         gone = center.pop("mail").expired
     else:
-        kept = center.run(keep(center.context, [(Part(topic, (0,)), 0)]))
+        kept = center.run(keep(center.context, [(Part(topic, (0,)), MAY_NOT)]))
         gone = [id for event in kept.events for id in event.expired]
     assert sorted(gone) == ["a1", "a2", "a3", "a4"]
     assert ids(first) == ["a0"]
@@ -868,7 +872,7 @@ def test_a_firing_that_held_its_key_and_is_taken_out_lets_it_go(declare: Any, ot
     assert center.recurring.change("mail", change).taken_out
     topic = center.topic("mail")
     for _ in range(300):  # each looks at some of the keys that wait
-        center.run(keep(center.context, [(Part(topic, (0,)), 0)]))
+        center.run(keep(center.context, [(Part(topic, (0,)), MAY_NOT)]))
         if some := pop(center):
             break
     assert ids(some) == ["second"]

@@ -20,6 +20,8 @@ from kombu_toc.model.gates import SLOWER
 from .inspection import aged, time_passes
 from .test_limits import put
 
+pytestmark = pytest.mark.cluster
+
 TOPIC = "model"
 KEYS = ("", "a", "b", "c c", "d")
 HOUR = 3600.0
@@ -380,6 +382,9 @@ class Model:
 
 
 @pytest.mark.parametrize("slots", [1, 4])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    "seed",
+    [*range(4), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(4, 12))],
+)
 def test_limits_hold_and_nothing_is_lost(client: redis.Redis, seed: int, slots: int) -> None:
     Model(client, seed, slots).run(120)

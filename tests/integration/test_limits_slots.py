@@ -21,6 +21,8 @@ from .inspection import keys_left, time_passes
 from .test_limits import ids, pop, put
 from .test_reshard import packed
 
+pytestmark = pytest.mark.cluster
+
 #: Slots of which another one than the first is very likely.
 MANY = 64
 

@@ -116,10 +116,10 @@ def test_looks_and_pops_without_a_consumer_leave_nothing(
     center.run(popping(center, topic, "me.2"))  # there is nothing
     center.put("mail", "x", b"")
     center.ack(center.pop("mail").messages)
-    assert center.client.keys("*:sent:*") == []
+    assert center.client.keys("*:sent:to:*") == []
     center.put("mail", "x", b"")
     center.ack(center.run(popping(center, topic, "me.3")).messages)
-    [key] = center.client.keys("*:sent:*")
+    [key] = center.client.keys("*:sent:to:*")
     assert 0 < center.client.ttl(key) <= 60
 
 

@@ -15,7 +15,10 @@ from ..proxy import Proxy
 from ..servers import Server
 from .conftest import drain
 
-pytestmark = pytest.mark.one_server("the proxy that loses replies stands before one")
+pytestmark = [
+    pytest.mark.one_server("the proxy that loses replies stands before one"),
+    pytest.mark.versions,
+]
 
 POLICY = {"max_retries": 5, "interval_start": 0.3, "interval_step": 0}
 

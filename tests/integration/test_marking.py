@@ -10,9 +10,12 @@ from kombu_toc import Delivery, TimeoutCenter
 from kombu_toc.center.marking import mark_calls
 from kombu_toc.center.requests import PutRequest
 from kombu_toc.center.upkeep import Part, keep
+from kombu_toc.center.watch import MAY
 from kombu_toc.model.traits import trait
 
-from .inspection import announced, check_slots, now_us, residue, slot_keys, time_passes
+from .inspection import announced, check_slots, residue, slot_keys, time_passes
+
+pytestmark = pytest.mark.cluster
 
 
 def delivered(center: TimeoutCenter, id: str, **put: Any) -> Delivery:
@@ -170,7 +173,7 @@ def test_what_is_lost_while_it_runs_is_dead_if_that_was_said(
         assert center.pop("mail").died == ["x"]
     else:
         part = Part(center.topic("mail"), (0,))
-        center.run(keep(center.context, [(part, now_us(center.client))]))
+        center.run(keep(center.context, [(part, MAY)], grace=0))
     [found] = center.get("x")
     assert (found.state, found.reason) == ("dead", "the task failed")
     assert found.error == "the worker that ran it is gone: its lease ended"

@@ -40,6 +40,8 @@ from ..loops import in_loop
 from ..notifier import OK, SECRET, NotifierProcess, Received, Reply, Target, signatures
 from ..servers import Server
 
+pytestmark = pytest.mark.cluster
+
 Anywhere = Server | Cluster
 
 
@@ -59,6 +61,7 @@ def dead(center: TimeoutCenter, queue: str = "mail") -> list[Found]:
 def test_a_due_message_is_sent_to_the_target_of_its_queue_and_acknowledged(
     server: Anywhere, center: TimeoutCenter
 ) -> None:
+    """X16"""
     with Target() as target:
         center.declare("mail", target=target.url)
         center.put("mail", "order-7", b'{"order": 7}', delay=0.2)
@@ -351,6 +354,61 @@ def test_addresses_that_are_not_public_are_refused_unless_they_are_allowed(
                 refused = "is no(t a canonical IPv4| public)? address"
                 assert re.search(refused, found.error), (urls[number], found.error)
         assert target.connections == 0
+
+
+def test_an_address_may_be_allowed_at_one_port_only(
+    server: Anywhere, center: TimeoutCenter
+) -> None:
+    with Target() as target, Target() as other:
+        center.declare("mail", target=target.url)
+        center.declare("sms", target=other.url, retries=0)
+        for queue in ("mail", "sms"):
+            center.put(queue, "order-7", b"remind")
+        with NotifierProcess(server.toc_url, allow=f"127.0.0.0/8:{target.port}"):
+            assert target.next().id == "order-7"
+            [found] = until(lambda: dead(center, "sms"))
+        assert f"--allow 127.0.0.1:{other.port} lets it be a target" in found.error
+        assert other.connections == 0
+
+
+def test_a_target_is_compared_and_sent_in_its_one_form(
+    server: Anywhere, center: TimeoutCenter
+) -> None:
+    with Target() as target:
+        base = f"http://127.0.0.1:{target.port}"
+        secrets = f"{base}/hooks/* {SECRET}"
+        for number, path in enumerate(("/hooks/../admin", "/hooks/%2E%2e/admin", "/hooks/a/../..")):
+            center.declare(f"bad-{number}", target=base + path)
+            center.put(f"bad-{number}", "order-7", b"remind")
+        for number, path in enumerate(("/%68ooks/a?x=%7e", "/./hooks//b/c/../d", "/hooks/%2fa")):
+            center.declare(f"good-{number}", target=f"HTTP://127.0.0.1:{target.port}{path}")
+            center.put(f"good-{number}", "order-8", b"remind")
+        with NotifierProcess(server.toc_url, secrets=secrets) as notifier:
+            got = target.take(3)
+            for _ in range(3):
+                assert "bad-" in notifier.wait_for("there is no secret for its target")
+        assert {one.path for one in got} == {"/hooks/a?x=~", "/hooks//b/d", "/hooks/%2Fa"}
+        assert all(signatures(one, SECRET) for one in got)
+        assert target.received.empty()
+
+
+def test_no_name_makes_a_line_of_its_own_in_the_log(
+    server: Anywhere, center: TimeoutCenter
+) -> None:
+    forged = "mail\n2026-01-31 ERROR all is lost \x1b[2J\u202e"
+    with Target(lambda _: (500, {}, "\x1b[2Jx\u2028y".encode())) as target:
+        center.declare(forged, target=target.url)
+        center.declare(f"other {forged}", target="https://shop.example.com/hook")
+        center.put(forged, "order-7", b"remind")
+        with NotifierProcess(server.toc_url, secrets=f"{target.url} {SECRET}") as notifier:
+            notifier.wait_for("there is no secret")
+            notifier.wait_for("does not take messages")
+            notifier.end()
+            said = [line for line in notifier.said if "mail" in line]
+    assert len(said) == 2
+    for line in said:
+        assert line.isprintable() and line[:2] == "20"
+        assert "mail\\n2026-01-31 ERROR all is lost \\x1b[2J\\u202e" in line
 
 
 def test_https_is_spoken_with_those_whose_certificate_is_trusted(

@@ -41,6 +41,8 @@ from ..servers import Server
 from ..telemetry import Spans, attributes, linked, spans_of_this_process
 from .test_readme import named
 
+pytestmark = pytest.mark.cluster
+
 Connect = Callable[..., Connection]
 
 TRACER = trace.get_tracer("test")
@@ -121,7 +123,7 @@ def test_what_fails_and_comes_back_has_a_span_for_each_delivery(
     connection: Connection, spans: Spans
 ) -> None:
     publish(connection)
-    take(connection, lambda message: message.reject(requeue=True))
+    take(connection, lambda message: message.requeue_lost())
     take(connection, lambda message: message.reject())
     first, second = spans.named("receive mail")
     assert attributes(first)["celery_toc.delivery"] == 1

@@ -11,6 +11,8 @@ import pytest
 import redis
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 from kombu.pidbox import Mailbox
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from kombu_toc import TimeoutCenter
 from kombu_toc.consumer.lease_keeper import LeaseKeeper
@@ -154,7 +156,8 @@ def test_a_deletion_that_reaches_the_server_late_does_nothing(
                 sent.set()
             return super().run(call)
 
-    through = redis.Redis(port=proxy.port, socket_timeout=0.3)
+    # Without redis-py's retries: the keeper's thread would go on with them, behind this test.
+    through = redis.Redis(port=proxy.port, socket_timeout=0.3, retry=Retry(NoBackoff(), 0))
     keeper = LeaseKeeper(lambda: Hanging(through))
     center.declare("me.reply", slots=1, expires=60_000)
     center.put("me.reply", "old", b"x")

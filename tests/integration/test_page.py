@@ -20,6 +20,8 @@ from ..page_visitor import FORM, Visitor, audit, wait_for
 from ..servers import Server
 from .test_readme import named
 
+pytestmark = pytest.mark.cluster
+
 VIEWS = ("", "queue?queue=mail", "dead", "limits", "limits?queue=mail", "audit")
 
 

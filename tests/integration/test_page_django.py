@@ -212,4 +212,52 @@ def test_a_superuser_may_do_everything_and_the_admin_is_where_it_was(
     assert ask("post('root', 'pause', queue='mail', act='pause')")[0] == 303
     assert center.paused() == {"mail"}
     assert ask("of('root').get('/admin/').status_code") == 200
+
+
+def checked(ask: Project, *names: str) -> str:
+    """What ``manage.py check`` says, with these settings."""
+    arguments = ", ".join(map(repr, ("check", *names)))
+    said = ask(
+        "[out := __import__('io').StringIO(), "
+        f"call_command({arguments}, stdout=out, stderr=out), out.getvalue()][-1]"
+    )
+    assert isinstance(said, str)
+    return said
+
+
+def test_without_a_library_the_admin_has_no_pages_of_tasks_and_says_what_is_missing(
+    ask: Project,
+) -> None:
+    index = ask("of('root').get('/admin/').content.decode()")
+    assert "Pending tasks" not in index and "Ended tasks" not in index
+    for model in ("pendingtask", "endedtask"):
+        assert ask(f"of('root').get('/admin/celery_toc/{model}/').status_code") == 403
+    said = checked(ask)
+    assert "(celery_toc.I001) the current app of Celery has no task library" in said
+    assert "celery toc library create" in said
+    said = checked(ask, "--database", "default")
+    assert "(celery_toc.W001) the task library has no table toc_pending_0, " in said
+    found = "str(__import__('celery_toc.django.apps').django.apps.check_settings())"
+    ask("setattr(settings, 'TOC_LIBRARY_DATABASE', 'elsewhere')")
+    refused = ask(found)
+    assert "celery_toc.E001" in refused and "'elsewhere', which is not among DATABASES" in refused
+    ask("settings.DATABASES.update(elsewhere={})")
+    refused = ask(found)
+    assert "celery_toc.E002" in refused and "LibraryRouter" in refused
+
+
+def test_the_admins_index_leads_who_may_look_to_the_page(ask: Project) -> None:
+    index = ask("of('root').get('/admin/').content.decode()")
+    assert '"/admin/celery_toc/center/"' in index and "Queues and messages" in index
+    assert "/add/" not in index.partition("Queues and messages")[2][:300]
+    there = ask("of('root').get('/admin/celery_toc/center/').headers['Location']")
+    assert there == "/admin/toc/"
+    assert ask("get('root', '')")[0] == 200
+    assert "Queues and messages" not in ask("of('anna').get('/admin/').content.decode()")
+    assert ask("of('anna').get('/admin/celery_toc/center/').status_code") == 403
+    assert ask("allow('anna', 'read_center')") == 1
+    assert "Queues and messages" in ask("of('anna').get('/admin/').content.decode()")
+
+
+def test_the_page_answers_with_asgi(ask: Project) -> None:
     assert ask("asynchronous('root', 'queue?queue=mail')") == 200  # with ASGI

@@ -8,13 +8,15 @@ import time
 from typing import Any
 
 import pytest
+from celery import Celery
 
+from celery_toc import timeout_center
 from kombu_toc import TimeoutCenter
 from kombu_toc.aio.center import AsyncTimeoutCenter
 from kombu_toc.http import Mask, PageExtras, Problem
+from kombu_toc.http.audit import Audit
 from kombu_toc.http.page import marks
 from kombu_toc.http.page.acts import Acting
-from kombu_toc.http.page.audit import Audit
 from kombu_toc.http.page.jobs import Job, Jobs
 from kombu_toc.http.page.reading import Reader
 from kombu_toc.http.page.selection import Selection, find
@@ -23,6 +25,8 @@ from ..cluster import Cluster
 from ..http_server import HttpServer
 from ..page_visitor import Visitor, audit, wait_for
 from ..servers import Server
+
+pytestmark = pytest.mark.cluster
 
 
 def test_with_two_processes_each_shows_and_stops_what_the_other_does(
@@ -46,6 +50,21 @@ def test_with_two_processes_each_shows_and_stops_what_the_other_does(
         ["cancel all", "mail", "begins: waiting messages in mail with '{}' in their arguments", 50],
         ["cancel all", "mail", "ends: waiting messages in mail with '{}' in their arguments", 50],
     ]
+
+
+def test_what_is_cancelled_of_schedules_is_said(
+    server: Server | Cluster, local: Visitor, center: TimeoutCenter
+) -> None:
+    with Celery("shop", broker=server.toc_url, set_as_current=False) as app:
+        schedules = timeout_center(app).schedules
+        schedules.put("nightly", "shop.clean", 3600.0, queue="mail")
+        center.put("mail", "you@home", b"{}", delay=3600)  # no schedule's
+        job = local.post("all", queue="mail", act="cancel").headers["location"]
+        wait_for(local, job, "2 messages match")
+        local.post("job", id=job.partition("id=")[2], do="go")
+        text = wait_for(local, job, "Done: 2 messages cancelled.")
+        assert "The next firing of 'nightly' was among them; it goes on" in text
+        schedules.delete("nightly")
 
 
 def test_a_job_whose_process_is_gone_is_told_as_lost(

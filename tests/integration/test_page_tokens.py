@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import html
 import re
+import socket
+import subprocess
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from kombu_toc import TimeoutCenter
 from kombu_toc.http import new_token
 
 from ..cluster import Cluster
-from ..http_server import HttpServer
+from ..http_server import HttpServer, peak_of
 from ..page_visitor import Visitor, audit, wait_for
 from ..servers import Server
+
+pytestmark = pytest.mark.cluster
 
 VIEWS = ("", "queue?queue=mail", "dead", "limits", "limits?queue=mail", "audit")
 
@@ -35,6 +46,94 @@ def test_without_a_session_nothing_is_shown_but_where_to_sign_in(
     # A link elsewhere leads here without the cookie, which a reload has.
     again = visitor.get("", **{"sec-fetch-site": "cross-site"})
     assert again.status == 200 and b'http-equiv="refresh" content="0"' in again.body
+
+
+@pytest.mark.parametrize("how", ["length", "chunks"])
+@pytest.mark.parametrize("view", ["login", "do"])
+def test_who_has_not_signed_in_has_nothing_large_kept(
+    guarded_page: HttpServer, how: str, view: str
+) -> None:
+    """40 connections send 8 MiB each, and no end."""
+    said = {"length": "content-length: 16000000", "chunks": "transfer-encoding: chunked"}[how]
+    kind = "content-type: application/x-www-form-urlencoded"
+    lines = (f"POST /page/{view} HTTP/1.1", "host: localhost", kind, said, "", "")
+    head = "\r\n".join(lines)
+    part = b"x" * (1 << 20)
+    if how == "chunks":
+        part = b"%x\r\n%b\r\n" % (len(part), part)
+
+    def send(_: int) -> tuple[socket.socket, bytes]:
+        made = socket.create_connection(("127.0.0.1", guarded_page.port), timeout=60)
+        made.sendall(head.encode())
+        with suppress(ConnectionError):
+            for _ in range(8):
+                made.sendall(part)
+        return made, made.recv(1000)
+
+    before = peak_of(guarded_page.process.pid)
+    with ThreadPoolExecutor(40) as threads:
+        sent = list(threads.map(send, range(40)))
+    try:
+        assert all(answer.startswith(b"HTTP/1.1 413 ") for _, answer in sent), sent
+        assert peak_of(guarded_page.process.pid) - before < 60 << 20
+    finally:
+        for made, _ in sent:
+            made.close()
+
+
+def test_who_has_signed_in_may_send_a_large_form(
+    guarded_page: HttpServer, center: TimeoutCenter, tokens: Any
+) -> None:
+    visitor = Visitor(guarded_page)
+    visitor.sign_in(tokens["anna"][0])
+    center.declare("mail")
+    ids = [f"{n:0>500}" for n in range(1_000)]
+    asked = visitor.post("do", queue="mail", act="cancel", id=ids)
+    assert asked.status == 404 and b"these messages are gone" in asked.body
+    assert visitor.post("do", queue="mail", act="cancel", id="x" * (1 << 20)).status == 413
+    assert Visitor(guarded_page).post("login", token="x" * (20 << 10)).status == 413
+
+
+def test_a_server_has_so_many_connections_and_says_so_to_the_next(
+    server: Server | Cluster, tmp_path: Path
+) -> None:
+    with HttpServer(server.toc_url, "--connections", "20") as api:
+        held = [api.connect() for _ in range(20)]
+        for one in held:
+            one.connect()
+        more = api.connect()
+        more.connect()
+        reply = api.ask("GET", "/v1/queues", over=more)
+        assert (reply.status, reply.headers["retry-after"]) == (503, "1")
+        assert reply.json["type"] == "urn:celery-toc:busy"
+        assert api.ask("GET", "/v1/queues", over=held[0]).status == 200
+        for one in held[:10]:
+            one.close()
+        waited = time.monotonic() + 10
+        while api.get("/v1/queues").status == 503:
+            assert time.monotonic() < waited
+            time.sleep(0.05)
+        said = api.stop()
+    assert said.count("20 connections are open, as many as there may be") == 1
+
+
+def test_what_the_page_says_of_a_token_makes_one_with_which_one_signs_in(
+    server: Server | Cluster, tmp_path: Path
+) -> None:
+    file = tmp_path / "tokens.txt"
+    file.write_text(f"{new_token('anna', 'read', '*')[1]}\n")
+    with HttpServer(server.toc_url, "--tokens", str(file)) as made:
+        visitor = Visitor(made)
+        said = html.unescape(visitor.get("login").body.decode())
+        command, option = re.findall(r"<code>(.*?)</code>", said)
+        assert option == "--tokens tokens.txt"
+        command = command.replace("python", sys.executable, 1)
+        done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True)
+        secret = done.stderr.split()[-1]
+        waited = time.monotonic() + 10
+        while visitor.sign_in(secret).status != 303:
+            assert time.monotonic() < waited, done
+            time.sleep(0.2)
 
 
 def test_a_session_has_a_new_cookie_that_tells_nothing_of_the_token(

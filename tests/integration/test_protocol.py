@@ -8,6 +8,7 @@ well: raise the number of the protocol (docs/protocol.md, "Versions").
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -108,7 +109,7 @@ def test_what_node_puts_python_pops_and_acknowledges(
     """X15"""
     topic = node.topic("mail")
     for id in IDS:
-        assert node.put(topic, id, f"to {id}") == id
+        assert node.put(topic, id, f"to {id}") == {"id": id, "outcome": "added"}
     got = {one.id: one for one in center.pop("mail", 100).messages}
     assert {id: one.body.decode() for id, one in got.items()} == {id: f"to {id}" for id in IDS}
     assert all(one.slot == slot_of(id, 8) for id, one in got.items())
@@ -146,7 +147,7 @@ def test_either_cancels_what_the_other_has_put(
     topic = node.topic("mail")
     for id in IDS:
         if sender == "node":
-            assert node.put(topic, id, "later", {"delay": 60}) == id
+            assert node.put(topic, id, "later", {"delay": 60})["id"] == id
             assert [one.id for one in center.cancel(id, topic="mail")] == [id]
             assert node.cancel(topic, id) == []
         else:
@@ -202,9 +203,9 @@ def test_two_live_messages_may_share_an_id_and_each_is_acknowledged_alone(
 ) -> None:
     topic = node.topic("mail")
     center.put("mail", "same", b"1")
-    copy = node.put(topic, "same", "2")
-    assert copy == "same#" + center.put("mail", "same", b"2").partition("#")[2]  # the same bytes
-    assert node.put(topic, "same", "3", {"ensure": True}) is None
+    copy = node.put(topic, "same", "2")["id"]
+    assert re.fullmatch("same#[0-9a-f]{16}", copy)
+    assert node.put(topic, "same", "3", {"ifExists": "keep"}) == {"id": "same", "outcome": "kept"}
     got = {one["id"]: one for one in node.pop(topic, 9)}
     assert {id: body_of(one) for id, one in got.items()} == {"same": "1", copy: "2"}
     assert node.ack(topic, [got[copy]]) == 1
@@ -233,11 +234,36 @@ def test_a_basis_selects_the_slot_for_both(node: Node, center: TimeoutCenter) ->
 def test_a_repeated_publish_of_node_adds_nothing(node: Node, center: TimeoutCenter) -> None:
     topic = node.topic("mail")
     for _ in range(2):
-        assert node.put(topic, "once", "x", {"publish": "me.1"}) == "once"
+        assert node.put(topic, "once", "x", {"publish": "me.1"})["id"] == "once"
         for one in center.pop("mail", 5).messages:
             center.ack([one])
     assert center.counts("mail") == (0, 0, 0, 0)
     assert not center.pop("mail", 5).messages
+
+
+def test_each_put_of_node_is_a_message_and_a_token_names_one_for_both(
+    node: Node, center: TimeoutCenter
+) -> None:
+    topic = node.topic("mail")
+    for _ in range(3):
+        assert node.put(topic, "m", "same")["outcome"] == "added"
+    assert node.put(topic, "m", "same", {"token": "order 7"})["outcome"] == "added"
+    assert node.put(topic, "m", "same", {"token": "order 7"})["outcome"] == "repeated"
+    assert center.put("mail", "m", b"same", token="order 7").outcome == "repeated"
+    center.put("mail", "n", b"", token="t")
+    assert node.put(topic, "n", "", {"token": "t"}) == {"id": "n", "outcome": "repeated"}
+    assert center.counts("mail").ready == 5
+
+
+def test_node_replaces_what_waits(node: Node, center: TimeoutCenter) -> None:
+    topic = node.topic("mail")
+    center.put("mail", "m", b"old", delay=3600)
+    done = node.put(topic, "m", "new", {"ifExists": "replace", "delay": 60})
+    assert done == {"id": "m", "outcome": "replaced"}
+    [found] = center.get("m")
+    assert found.body == b"new"
+    assert center.coming("mail", [120]) == [1]
+    assert node.put(topic, "other", "x", {"ifExists": "replace"})["outcome"] == "added"
 
 
 def test_a_late_acknowledgement_of_node_leaves_another_message_alone(

@@ -152,7 +152,7 @@ def test_the_example_of_many_runs(
     with made(port=single_server.port, db=5) as client:
         client.flushdb()
     exec(named("docs/python.md", "center.put_many("), {})
-    assert capsys.readouterr().out == "10000 order-7 True\n"
+    assert capsys.readouterr().out == "10000 order-7 added\n"
 
 
 def test_the_example_with_the_embedded_server_runs(tmp_path: Path) -> None:

@@ -129,7 +129,10 @@ def test_bodies_that_are_no_envelopes_stay_and_are_found_and_delivered(center, c
     assert (result.moved, result.left, result.done) == (0, 20, False)
     for i in range(20):
         assert center.get(f"{i}", basis=f"customer-{i % 3}")
-        assert center.put("mail", f"{i}", b"more", basis=f"customer-{i % 3}", ensure=True) is None
+        assert (
+            center.put("mail", f"{i}", b"more", basis=f"customer-{i % 3}", if_exists="keep").outcome
+            == "kept"
+        )
     assert center.ack(center.pop("mail", 100).messages) == 20
     assert now(center, "mail", 16).done
     assert center.declared("mail").declaration.draining_counts == ()
@@ -481,7 +484,7 @@ def test_whatever_happens_meanwhile_each_message_is_delivered_until_it_is_settle
                 id, who, later = rest
                 body = packed(id, k=(number := number + 1))
                 center = producers[who] if who < 2 else TimeoutCenter(client)
-                kept = center.put("mail", id, body, delay=HOUR if later else None)
+                kept = center.put("mail", id, body, delay=HOUR if later else None).id
                 assert kept.startswith(id)
                 live[body] = "later" if later else "due"
             elif what == "pop":

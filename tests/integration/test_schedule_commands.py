@@ -20,6 +20,8 @@ from celery_toc.cli import toc
 from ..cluster import Cluster
 from ..servers import Server
 
+pytestmark = pytest.mark.cluster
+
 #: Before Click 8.2, a runner keeps the two outputs apart only if it is told to.
 APART = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
 
@@ -63,6 +65,23 @@ def ask(run: Run) -> Run:
         return json.loads(said.stdout)
 
     return ask
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ("@daily", "0 0 * * *"),
+        ("@Weekly", "0 0 * * 0"),
+        ("0 3 * * 7", "0 3 * * 0"),
+        ("0 3 * * 5-7", "0 3 * * 0,5,6"),
+        ("0 3 * * 0-7", "0 3 * * *"),
+        ("0 3 * * 1-7/2", "0 3 * * 0,1,3,5"),
+        ("0 3 * * 7,1", "0 3 * * 0,1"),
+        ("0 3 13 * 5", "0 3 13 * 5"),
+    ],
+)
+def test_a_crontab_is_read_as_cron_reads_it(ask, app, said, kept):
+    assert ask("put", "nightly", "shop.tidy", "--cron", said)["schedule"] == kept
 
 
 def test_a_schedule_is_put_shown_changed_and_deleted(run, ask, app):
@@ -149,6 +168,8 @@ def test_schedules_are_listed_as_they_fire_filtered_and_in_pages(ask, run):
         (("put", "x", "t", "--every", "1h", "--cron", "* * * * *"), 2, "say one of"),
         (("put", "x", "t", "--cron", "* * *"), 2, "has 3 fields, not five"),
         (("put", "x", "t", "--cron", "61 * * * *"), 2, "the schedule cannot be read"),
+        (("put", "x", "t", "--cron", "@reboot"), 2, "there is no @reboot; there are @yearly"),
+        (("put", "x", "t", "--cron", "* * * * 8"), 2, "the schedule cannot be read"),
         (("put", "x", "t", "--every", "soon"), 2, "'soon' is not a span of time"),
         (("put", "x", "t", "--sun", "sunrise"), 2, "--sun needs a place"),
         (("put", "x", "t", "--every", "1h", "--args", "{}"), 2, 'is not JSON such as [1, "a"]'),

@@ -184,7 +184,7 @@ def test_what_is_put_while_the_last_one_is_deleted_stays_noted(
 
 
 def test_what_was_noted_and_never_put_is_found_nowhere(center: TimeoutCenter) -> None:
-    center.recurring.places.note("mail", "lost")
+    center.recurring.places.note("mail", ["lost"])
     assert center.recurring.topics(limit=9) == ["mail"]
     assert listed(center) == [] == places(center, "lost")
     assert noted(center) == [] == center.recurring.topics()
@@ -316,7 +316,7 @@ def test_the_place_of_a_schedule_goes_with_its_name(center: TimeoutCenter) -> No
     # Found by a page.
     have_stale_name(center, "b", "d")
     named(center, 1)
-    assert center.recurring.places.of("b") == []
+    assert center.recurring.places.of(["b"]) == {"b": []}
     for name in ("c", "d"):
         delete_by_older(center, "mail", name)
     center.recurring.mend_names("mail")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from itertools import product
+from pathlib import Path
 from typing import Any
 
+import celery.schedules
 import pytest
 import redis
 from celery import Celery, group
@@ -27,7 +30,9 @@ from kombu_toc import WAITING
 from ..chaos.firings import chaos
 from ..cluster import Cluster
 from ..loops import in_loop
-from ..servers import Server
+from ..servers import Server, SteppedServer
+
+pytestmark = pytest.mark.cluster
 
 UTC = timezone.utc
 
@@ -141,6 +146,33 @@ def test_another_time_replaces_the_firing_that_waits(center: TaskCenter) -> None
     changed = center.schedules.put("a", "shop.remind", crontab(hour=4, minute=30))
     assert changed.next_id != made.next_id
     assert waiting(center) == [changed.next_id]
+
+
+def test_many_schedules_are_put_in_few_round_trips(center: TaskCenter, client: redis.Redis) -> None:
+    center.schedules.put("there", "shop.remind", 3600, args=(0,))
+    center.schedules.put("changes", "shop.remind", 3600, args=(0,))
+    entries = [
+        {"name": f"s{n}", "task": "shop.remind", "schedule": 3600, "args": (n,)} for n in range(300)
+    ]
+    entries[7]["queue"] = "other"
+    entries += [
+        {"name": "there", "task": "shop.remind", "schedule": 3600, "args": (0,)},
+        {"name": "changes", "task": "shop.remind", "schedule": 3600, "args": (1,)},
+        {"name": "s5", "task": "shop.remind", "schedule": 7200, "args": (5,)},  # once more
+    ]
+    before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
+    found = center.schedules.put_many(entries)
+    calls = client.info("commandstats")["cmdstat_evalsha"]["calls"] - before
+    assert [one.name for one in found] == [entry["name"] for entry in entries]
+    assert [one.args[0] for one in found[:300]] == list(range(300))
+    kept = {one.name: one for one in center.schedules.each()}
+    assert kept == {one.name: one for one in found}
+    assert len(waiting(center)) == 301 and len(waiting(center, "other")) == 1
+    assert calls < 3 * len(entries)  # one script each for its place and itself, and a few more
+    bad = [{"name": "x", "task": "shop.remind", "schedule": 60}, {**entries[0], "schedule": "no"}]
+    with pytest.raises(ScheduleError, match=r"'s0'.*says nothing of when"):
+        center.schedules.put_many(bad)
+    assert center.schedules.get("x") is None
 
 
 def test_pause_resume_skip_and_delete(center: TaskCenter) -> None:
@@ -275,6 +307,41 @@ def test_what_was_missed_while_nothing_ran(center: TaskCenter, misfire: str) -> 
         assert first.reason.startswith("late by 1.")
 
 
+@pytest.mark.one_server("its clock is set")
+@pytest.mark.parametrize("every", [0.3, 3600], ids=["often", "hourly"])
+@pytest.mark.parametrize("heal", ["put", "pause", "resume"])
+def test_a_schedule_that_fired_while_the_clock_was_ahead_goes_on(
+    tmp_path: Path, heal: str, every: float
+) -> None:
+    server = SteppedServer(tmp_path).start()
+    app = Celery("shop", broker=server.toc_url, set_as_current=False)
+    app.conf.update(task_default_queue="jobs")
+    app.task(name="shop.remind", shared=False)(remind)
+    center = timeout_center(app)
+    try:
+        center.schedules.put("a", "shop.remind", every)
+        server.step(86_400 * 365)
+        assert fire(center, "a") == ["run"]
+        time.sleep(0.5)  # the server's clock must go on
+        fire_all(center, "a")
+        server.step(-86_400 * 365)
+        if heal == "put":
+            found = center.schedules.put("a", "shop.remind", every)
+        else:
+            if heal == "pause":
+                center.schedules.pause("a")
+            found = center.schedules.resume("a")
+        assert found.next is not None
+        assert now_us(center) < found.next.timestamp() * 1e6 <= now_us(center) + 2 * every * 1e6
+        assert waiting(center) == [found.next_id]
+        bring_forward(center, "a")
+        assert fire(center, "a") == ["run"]
+    finally:
+        center.client.close()
+        app.close()
+        server.stop()
+
+
 @pytest.mark.parametrize("overlap", ["allow", "skip", "wait"])
 def test_a_firing_that_meets_the_former_one(center: TaskCenter, overlap: str) -> None:
     center.schedules.put("a", "shop.remind", 3600, overlap=overlap)
@@ -372,8 +439,52 @@ def test_looking_for_firings_that_are_gone_costs_the_same_whatever_waits(
         sent.clear()
         worker.Followers()(center.center, lambda *_: None, lambda: True)
         costs.append(len(sent))
-        assert [found for _, found in sent] == [[]]
+        assert [found for _, found, _ in sent] == [[]]
     assert costs == [1, 1]
+
+
+@pytest.mark.parametrize("how", ["cancel", "purge", "cancel what was found"])
+def test_a_firing_that_is_cancelled_or_purged_is_lost_and_the_next_one_comes(
+    center: TaskCenter, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Long before it was to be: nobody is told of a firing that will not come."""
+    monkeypatch.setattr(worker, "GONE_US", 0)  # the server's clock need not advance
+    names = [f"s{number}" for number in range(worker.PAGE + 5)]
+    for name in names:
+        center.schedules.put(name, "shop.remind", crontab(hour=3, minute=0, day_of_month=1))
+    center.schedules.put("paused", "shop.remind", 3600)
+    center.schedules.pause("paused")
+    before = {one.name: one for one in center.schedules.each() if one.next is not None}
+    ids = [before[name].next_id for name in names]
+    if how == "purge":
+        assert center.purge("jobs") == len(names)
+    elif how == "cancel":
+        assert all(one.deleted for one in center.cancel(ids))
+    else:
+        assert all(one.deleted for one in center.cancel_found(center.get(ids)))
+    follow = worker.Followers(iter(range(0, 1000, 10)).__next__)
+    while len(waiting(center)) < len(names):
+        follow(center.center, lambda *_: None, lambda: True)
+    assert set(waiting(center)) == {center.schedules.get(name).next_id for name in names}
+    for name in names:
+        found = center.schedules.get(name)
+        assert found is not None
+        assert found.next == before[name].upcoming(2)[1]
+        [lost] = center.schedules.history(name)
+        assert (lost.id, lost.outcome) == (before[name].next_id, "lost")
+    assert center.schedules.get("paused").next is None
+
+
+class Moody(celery.schedules.schedule):
+    """A schedule that somebody has written, which decides itself when it is due."""
+
+    def is_due(self, last_run_at: datetime) -> tuple[bool, float]:
+        return False, 1.0
+
+
+class MoodyCrontab(crontab):
+    def is_due(self, last_run_at: datetime) -> tuple[bool, float]:
+        return False, 1.0
 
 
 @pytest.mark.parametrize(
@@ -393,6 +504,21 @@ def test_looking_for_firings_that_are_gone_costs_the_same_whatever_waits(
         ({"timezone": "Mars/Olympus"}, "no time zone"),
         ({"start": "tomorrow"}, "no time"),
         ({"start": 2e9, "end": 1e9}, "ends before"),
+        ({"schedule": math.nan}, "says nothing of when"),
+        ({"schedule": math.inf}, "says nothing of when"),
+        ({"schedule": 1e300}, "after the year 2255"),
+        ({"schedule": timedelta.max}, "after the year 2255"),
+        ({"schedule": Moody(60)}, "its class Moody decides"),
+        ({"schedule": MoodyCrontab()}, "its class MoodyCrontab decides"),
+        ({"grace": math.nan}, "grace=nan is no duration"),
+        ({"jitter": math.inf}, "jitter=inf is no duration"),
+        ({"start": math.nan}, "start=nan is no time"),
+        ({"end": math.inf}, "end=inf is no time"),
+        ({"end": 1e9}, "end=2001-09-09.* is in the past"),
+        ({"options": {"expires": -1}}, "expires=-1 is no duration"),
+        ({"options": {"expires": 0}}, "expires=0"),
+        ({"options": {"expires": datetime(2001, 9, 9)}}, "expires=2001-09-.* is in the past"),
+        ({"either_day": True}, "either_day is for a crontab"),
         ({"options": {"eta": 1}}, "eta"),
         ({"options": {"countdown": 1}}, "countdown"),
         ({"task": 7}, "neither a task"),
@@ -510,6 +636,7 @@ def test_a_firing_is_one_message_whoever_dies_when(
     found = chaos(server.toc_url, 3000, seed=2, seconds=60)
     assert found.firings >= 2800
     assert (found.duplicates, found.missed, found.never_run) == ([], [], [])
+    assert found.unfollowed == [] and found.purges > 5
     # Now and then one dies at a command between these, as when it asks for its queue.
     steps = product(("before", "after"), ("pop", "recurring", "recur", "ack"))
     assert found.deaths.keys() >= set(steps)

@@ -17,6 +17,8 @@ from ..sentinels import NAME, Deployment
 from ..servers import Server
 from .test_connections import round_trip, round_trip_on
 
+pytestmark = pytest.mark.versions
+
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import socket
 import threading
@@ -22,7 +23,6 @@ import kombu_toc
 from kombu_toc import TimeoutCenter
 from kombu_toc.center import contradictions
 from kombu_toc.center.bindings import Bindings, binding
-from kombu_toc.center.watch import LEAST_GRACE
 from kombu_toc.consumer.policy import DefaultPolicy
 from kombu_toc.consumer.sweeping import sweep
 from kombu_toc.model import envelope
@@ -32,6 +32,8 @@ from ..proxy import Proxy
 from ..servers import Server
 from .conftest import drain
 from .inspection import keys_left, slot_keys
+
+pytestmark = pytest.mark.versions
 
 Connect = Callable[..., Connection]
 
@@ -116,16 +118,160 @@ def test_a_rejected_message_goes_to_dead_queue(connection: Connection) -> None:
     assert (found.state, found.reason) == ("dead", "rejected")
 
 
+def redelivery(message: Message) -> tuple[Any, Any, Any]:
+    """What it says of earlier deliveries: in its delivery info, in its headers, of its failures."""
+    told = (message.delivery_info.get("redelivered"), message.headers.get("redelivered"))
+    return (*told, message.headers.get("x-delivery-count"))
+
+
 def test_a_requeued_message_comes_again_and_says_so(connection: Connection) -> None:
     with connection.SimpleQueue("mail") as queue:
         queue.put("x")
         first = queue.get(timeout=5)
-        assert not first.delivery_info.get("redelivered")
+        assert redelivery(first) == (None, None, None)
         first.requeue()
         second = queue.get(timeout=5)
-        assert second.delivery_info["redelivered"] is True
-        assert second.headers["x-delivery-count"] == 1
+        assert redelivery(second) == (True, True, None)
         second.ack()
+
+
+@pytest.mark.parametrize("ended", ["channel", "connection"])
+def test_what_was_delivered_and_comes_back_says_so_and_keeps_its_place_and_its_retries(
+    connect: Connect, ended: str
+) -> None:
+    """A6: also when it has come back from another one since, which had only fetched it"""
+    publisher = connect()
+    eta = datetime.now(timezone.utc).isoformat()
+    for body in ("first", "second", "third"):
+        publish(publisher, body, headers={"eta": eta})
+    former = connect(toc_retries=1)
+    inbox = Inbox(ack=False)
+    channel = former.channel()
+    Consumer(channel, [Queue("mail")], callbacks=[inbox], prefetch_count=2).consume()
+    drain(former, 0.1)
+    assert [redelivery(message) for message in inbox.messages] == [(None, None, None)] * 2
+    (channel if ended == "channel" else former).close()
+    fetched = publisher.transport.center.pop("mail", 2).messages
+    assert [(one.redelivered, one.failures) for one in fetched] == [(True, 0)] * 2
+    assert publisher.transport.center.release(fetched) == 2
+    inbox = Inbox()
+    Consumer(publisher.channel(), [Queue("mail")], callbacks=[inbox]).consume()
+    drain(publisher)
+    assert inbox.bodies == ["first", "second", "third"]
+    told = [redelivery(message) for message in inbox.messages]
+    assert told == [(True, True, None)] * 2 + [(None, None, None)]
+
+
+def test_what_was_only_fetched_comes_back_as_not_delivered(connect: Connect) -> None:
+    """A6: no consumer was handed it"""
+    former = connect()
+    for body in range(3):
+        publish(former, body)
+    first = Inbox(ack=False)
+    Consumer(former.channel(), [Queue("mail")], callbacks=[first]).consume()
+    with former.channel() as fetching:
+        fetching.basic_qos(0, 3, False)
+        former.drain_events(timeout=1)  # one event a call: the others wait
+        assert len(first.messages) == 1
+        former.close()
+    inbox = Inbox()
+    other = connect()
+    Consumer(other.channel(), [Queue("mail")], callbacks=[inbox]).consume()
+    drain(other)
+    assert [redelivery(message)[0] for message in inbox.messages] == [True, None, None]
+
+
+def put_off(connection: Connection, times: int, how: Callable[[Message], Any]) -> list[Message]:
+    """What comes of the queue "mail": all but the last of so many are put off."""
+    with connection.SimpleQueue("mail") as queue:
+        got: list[Message] = []
+        while len(got) < times:
+            got.append(queue.get(timeout=5))
+            got[-1].came_at = time.monotonic()
+            if len(got) < times:
+                how(got[-1])
+        return got
+
+
+@pytest.mark.parametrize("limited", [{}, {"x-key-order": "serial"}], ids=["plain", "keys"])
+@pytest.mark.parametrize(
+    "how",
+    [lambda m: m.requeue(), lambda m: m.reject(requeue=True)],
+    ids=["requeue", "reject"],
+)
+def test_to_put_a_message_off_costs_no_retry_and_pauses_longer_each_time(
+    connection: Connection, how: Callable[[Message], Any], limited: dict[str, Any]
+) -> None:
+    """A6: at once, then after 50 ms, 100 ms, 200 ms"""
+    with connection.channel() as channel:
+        channel.queue_declare("mail", arguments={"x-retries": 1, **limited})
+    publish(connection, "x", headers={"id": "m", "x-key": "k"})
+    got = put_off(connection, 5, how)
+    waits = [b.came_at - a.came_at for a, b in itertools.pairwise(got)]
+    assert [least <= wait for least, wait in zip((0, 0.05, 0.1, 0.2), waits, strict=True)] == (
+        [True] * 4
+    ), waits
+    assert waits[0] < 0.05
+    assert {message.delivery.retries_left for message in got} == {1}
+    assert [message.delivery.requeues for message in got] == [0, 1, 2, 3, 4]
+    got[-1].ack()
+    assert slot_keys(connection.transport.center.client) == []
+
+
+def test_a_failure_of_what_was_put_off_costs_a_retry_all_the_same(connection: Connection) -> None:
+    """A6: nothing that kills its worker goes on for ever"""
+    with connection.channel() as channel:
+        channel.queue_declare("mail", arguments={"x-retries": 1})
+    publish(connection, "x", headers={"id": "m"})
+    center = connection.transport.center
+    [message] = put_off(connection, 3, lambda message: message.requeue())[-1:]
+    message.requeue_lost()
+    [message] = put_off(connection, 2, lambda message: message.requeue())[-1:]
+    assert (message.delivery.retries_left, message.delivery.requeues) == (0, 3)
+    assert redelivery(message) == (True, True, 1)
+    message.requeue_lost()
+    [found] = center.get("m", topic="mail")
+    assert (found.state, found.reason) == ("dead", "no retries left: rejected again and again")
+
+
+def test_while_a_message_is_put_off_its_key_is_held(connection: Connection) -> None:
+    with connection.channel() as channel:
+        channel.queue_declare("mail", arguments={"x-key-order": "serial", "x-slots": 1})
+    for body in ("first", "second"):
+        publish(connection, body, headers={"x-key": "a"})
+    publish(connection, "other", headers={"x-key": "b"})
+    got: list[Any] = []
+    with connection.SimpleQueue("mail") as queue:
+        while len(got) < 6:
+            message = queue.get(timeout=5)
+            got.append(message.payload)
+            if message.payload == "first" and got.count("first") < 4:
+                message.requeue()
+            else:
+                message.ack()
+    assert [body for body in got if body != "other"] == ["first"] * 4 + ["second"]
+
+
+def test_a_queue_may_limit_how_often_a_message_is_put_off(
+    connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    with connection.channel() as channel:
+        channel.queue_declare("mail", arguments={"x-requeue-limit": 2})
+        assert channel.ignored["mail"] == []
+    center = connection.transport.center
+    for number in range(2):
+        publish(connection, "x", headers={"id": "m"})
+        put_off(connection, 3, lambda message: message.requeue())[-1].requeue()
+        [found] = center.get("m", topic="mail")
+        reason = "requeued 2 times, and x-requeue-limit allows no more"
+        assert (found.state, found.reason) == ("dead", reason)
+        if not number:
+            assert center.requeue_dead("mail") == 1  # and counts anew
+            put_off(connection, 3, lambda message: message.requeue())[-1].ack()
+    assert reason in caplog.text
+    center.alter("mail", requeue_limit=None)
+    center.requeue_dead("mail")
+    put_off(connection, 4, lambda message: message.requeue())[-1].ack()
 
 
 def test_recover_gives_back_what_is_not_settled(connection: Connection) -> None:
@@ -138,7 +284,7 @@ def test_recover_gives_back_what_is_not_settled(connection: Connection) -> None:
         connection.drain_events(timeout=5)
         inbox.messages[1].ack()
     assert inbox.bodies == ["x", "x"]
-    assert not inbox.messages[1].delivery_info.get("redelivered")
+    assert redelivery(inbox.messages[1]) == (True, True, None)
 
 
 def test_closing_a_channel_gives_messages_back_with_their_retries_unchanged(
@@ -904,7 +1050,7 @@ def test_a_loop_that_has_just_connected_leaves_others_the_time_to_renew_their_le
     connection.register_with_event_loop(hub)
     Consumer(connection, [Queue("mail")], callbacks=[inbox]).consume()
     connected = time.monotonic()
-    while time.monotonic() < connected + LEAST_GRACE - 0.5:
+    while time.monotonic() < connected + 1.5:  # a grace is two seconds
         hub.run_once()
     assert inbox.bodies == []
     assert center.extend(held, 1) == []  # the holder is back

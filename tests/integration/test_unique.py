@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -25,10 +26,14 @@ from kombu_toc import (
     reshard_topic,
 )
 from kombu_toc.center.claims import ClaimSweep
+from kombu_toc.center.marking import mark_calls
 
+from ..servers import Server
 from .inspection import check_slots, now_us
 from .test_readme import named
 from .test_reshard import packed
+
+pytestmark = pytest.mark.cluster
 
 HOUR = 3600.0
 
@@ -36,7 +41,7 @@ HOUR = 3600.0
 def put(center: TimeoutCenter, id: str, key: Any = "k", /, **how: Any) -> str | None:
     """Put a message whose body is its id. `how`: of Unique, and of put."""
     said = {name: how.pop(name) for name in Unique._fields[1:] if name in how}
-    return center.put("mail", id, id.encode(), unique=Unique(key, **said), **how)
+    return center.put("mail", id, id.encode(), unique=Unique(key, **said), **how).id
 
 
 def found(center: TimeoutCenter, id: str) -> Found:
@@ -176,6 +181,26 @@ def test_a_message_that_comes_back_has_its_key_until_it_is_done(center):
     assert put(center, "e") == "e"
 
 
+@pytest.mark.parametrize("acknowledged", [True, False], ids=["early", "late"])
+def test_a_dead_workers_key_is_free_for_who_asks_although_nobody_consumes(
+    server: Server, client: redis.Redis, acknowledged: bool
+) -> None:
+    center = center_for(server.toc_url)
+    center.declare("mail", visibility=1)
+    assert put(center, "a", until="done") == "a"
+    held = pop(center)
+    if acknowledged:  # before it ran, as a worker does
+        center.runner.run_all(mark_calls(center.registry.topic_of, [held]))
+    assert put(center, "b") == "a"
+    time.sleep(1.2)  # its lease ends
+    began = time.monotonic()
+    assert put(center, "b") == ("b" if acknowledged else "a")
+    assert time.monotonic() - began < 3
+    assert acknowledged or found(center, "a").state == WAITING
+    assert bodies(center) == [b"b" if acknowledged else b"a"]
+    center.client.close()
+
+
 def test_a_dead_message_that_is_replayed_does_not_stand_in_the_way(center):
     put(center, "a")
     center.reject(pop(center), requeue=False)
@@ -291,9 +316,12 @@ def test_an_id_that_is_used_again_does_not_inherit_a_claim(center):
     assert bodies(center) == [b"b", b"plain"]
 
 
-def test_the_same_message_once_more_is_no_conflict(center):
+def test_the_same_put_once_more_is_no_conflict(center):
+    """By its token; another put of the same id and bytes is one."""
     for conflict in ("keep", "raise", "replace", "push_back"):
-        assert put(center, "a", conflict=conflict, delay=HOUR) == "a"
+        assert put(center, "a", conflict=conflict, delay=HOUR, token="t") == "a"
+    with pytest.raises(UniqueError):
+        put(center, "a", conflict="raise", delay=HOUR)
     assert bodies(center) == [b"a"]
 
 
@@ -302,13 +330,13 @@ def test_a_message_with_another_slot_basis_has_a_claim_of_its_own(center):
     put(center, "b", basis="two")
     center.put("mail", "c", b"c", key="three", unique="k")
     assert put(center, "d", basis="one") == "a"
-    assert center.put("mail", "e", b"", key="three", unique="k") == "c"
+    assert center.put("mail", "e", b"", key="three", unique="k").id == "c"
     assert bodies(center) == [b"a", b"b", b"c"]
 
 
 def test_two_queues_have_claims_of_their_own(center):
-    assert center.put("one", "a", b"", unique="k") == "a"
-    assert center.put("two", "b", b"", unique="k") == "b"
+    assert center.put("one", "a", b"", unique="k").id == "a"
+    assert center.put("two", "b", b"", unique="k").id == "b"
 
 
 @pytest.mark.parametrize("conflict", ["keep", "raise"])
@@ -410,7 +438,7 @@ def test_a_queue_that_goes_away_by_itself_takes_its_claims_along(center, client)
 
 
 def test_a_put_that_is_repeated_finds_its_message_and_not_a_conflict(center):
-    how = {"publish": ("me", "me.1"), "conflict": "raise"}
+    how = {"token": "t", "conflict": "raise"}
     assert put(center, "a", **how) == "a"
     center.ack([pop(center)])
     assert put(center, "a", **how) == "a"  # its reply was lost
@@ -638,7 +666,7 @@ def test_claims_go_along_with_another_number_of_slots(server, client, slots, is_
 
     def add(id: str, key: str, **how: Any) -> str | None:
         body = packed(id, **{"x-unique": key}) if is_envelope else b"plain"
-        return center_for(server.toc_url).put("mail", id, body, unique=Unique(key, **how))
+        return center_for(server.toc_url).put("mail", id, body, unique=Unique(key, **how)).id
 
     for id, key in {"throttled": "throttle", "running": "run"}.items():
         add(id, key, until=HOUR if id == "throttled" else "done")
@@ -679,7 +707,7 @@ def test_claims_go_along_with_another_number_of_slots(server, client, slots, is_
 
 def test_the_example_of_a_center_runs(center, capsys):
     exec(named("docs/unique.md", 'unique="weekly"'), {"center": center})
-    assert capsys.readouterr().out.splitlines() == ["r1", "r1", "r1", "b'wednesday'", "r1"]
+    assert capsys.readouterr().out.splitlines() == ["r1", "kept", "replaced", "b'wednesday'", "r1"]
 
 
 @pytest.mark.parametrize(
@@ -694,7 +722,7 @@ def test_the_example_of_a_center_runs(center, capsys):
 def test_keys_and_slot_bases_are_told_apart_whatever_they_hold(center, one, other):
     center.declare("mail", slots=1)
     for number, (basis, key) in enumerate((one, other)):
-        assert center.put("mail", f"m{number}", b"", basis=basis, unique=key) == f"m{number}"
-        assert center.put("mail", "again", b"", basis=basis, unique=key) == f"m{number}"
+        assert center.put("mail", f"m{number}", b"", basis=basis, unique=key).id == f"m{number}"
+        assert center.put("mail", "again", b"", basis=basis, unique=key).id == f"m{number}"
     shown = {found.id: found.unique for found in center.scan("mail").messages}
     assert shown == {"m0": one[1], "m1": other[1]}

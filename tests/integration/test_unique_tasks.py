@@ -17,6 +17,8 @@ from celery_toc import Unique, unique
 
 from .test_readme import named
 
+pytestmark = pytest.mark.cluster
+
 HOUR = 3600
 
 

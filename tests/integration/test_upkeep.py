@@ -24,7 +24,7 @@ from kombu_toc.consumer.lease_keeper import LeaseKeeper
 from kombu_toc.model.results import Delivery
 
 from ..servers import Server, SteppedServer
-from .inspection import announced, check_slots, time_passes
+from .inspection import announced, check_slots
 
 Connect = Callable[..., Connection]
 
@@ -164,6 +164,7 @@ def test_who_keeps_topics_up_takes_nothing_from_who_lives_after_the_server_stood
 def test_a_clock_that_is_set_forward_takes_nothing_from_who_lives(
     stepped: SteppedServer, process: Callable[[str], Process], who: str
 ) -> None:
+    """X10"""
     living, dead, other = (process(stepped.toc_url) for _ in range(3))
     center = other.center
     center.declare("mail", visibility=VISIBILITY)
@@ -267,23 +268,80 @@ def test_who_comes_rarely_gives_back_what_the_one_before_saw_ended(server: Serve
     assert look() == ["m"]
     assert look() == []
     with server.client() as client:
-        assert client.exists(center.topic("rarely").slot(0).ended) == 0
+        assert client.exists(center.topic("rarely").slot(0).watch) == 0
     center.client.close()
 
 
-def test_a_note_of_what_has_ended_goes_although_nobody_comes_again_who_needs_a_grace(
+@pytest.mark.parametrize("who", ["center", "keeper", "next", "others", "late"])
+def test_a_message_of_its_own_visibility_comes_back_in_time_whoever_polls(
+    server: Server, process: Callable[[str], Process], who: str
+) -> None:
+    """Its queue's leases last a minute, and nobody has watched the server before."""
+    with server.client() as client:
+        client.flushall()
+    dead, other = process(server.toc_url), process(server.toc_url)
+    dead.center.declare("mail", slots=1)
+    if who == "next":
+        killed = process(server.toc_url)  # it keeps all topics up, and goes without a word
+        killed.keep_up()
+        until(lambda: killed.heartbeat.keeps_up)
+        other.keep_up()
+    dead.center.put("mail", "m", BODY, visibility=1)
+    dead.center.pop("mail")
+    began = time.monotonic()
+    if who == "keeper":
+        other.keep_up()
+    if who == "next":
+        watch_key = dead.center.topic("mail").slot(0).watch
+        until(lambda: bool(dead.center.client.exists(watch_key)))  # it has looked
+        killed.heartbeat._upkeeper._elect = lambda *_: (False, 1.0)  # without a word
+    if who == "late":
+        time.sleep(1.5)  # nobody looks until its lease has ended
+
+    def is_back() -> bool:
+        if who == "others":
+            looking = kombu_toc.center_for(server.toc_url)
+            looking.pop("mail", 0)
+            looking.client.close()
+        elif who not in ("keeper", "next"):
+            other.center.pop("mail", 0)
+        back = dead.center.get("m", topic="mail")[0].state == "waiting"
+        time.sleep(0 if back else 0.2)  # as one who looks now and then
+        return back
+
+    until(is_back)
+    assert time.monotonic() - began < 1 + 3 + (0.5 if who == "late" else 0)
+
+
+def test_a_short_lease_of_a_queue_with_long_ones_outlasts_a_silence_that_nobody_sees(
+    own: Server, process: Callable[[str], Process]
+) -> None:
+    holder, keeper = process(own.toc_url), process(own.toc_url)
+    holder.center.put("mail", "m", BODY, visibility=1)
+    holder.take("mail", visibility=1)
+    keeper.keep_up()
+    until(lambda: keeper.heartbeat.keeps_up)
+    time.sleep(2.5)  # it knows by now that the server is there
+    for _ in range(3):
+        os.kill(own.pid, signal.SIGSTOP)
+        time.sleep(2.5)  # the lease ends meanwhile
+        os.kill(own.pid, signal.SIGCONT)
+        time.sleep(0.5)
+        assert holder.center.counts("mail").in_flight == 1
+    assert holder.center.ack(holder.held) == 1
+
+
+def test_what_is_known_of_looks_at_leases_goes_with_the_leases(
     center: TimeoutCenter, client: redis.Redis
 ) -> None:
-    """It was settled meanwhile; whoever keeps up now has watched the server all the time."""
     topic = center.declare("mail", slots=1, visibility=1)
     center.put("mail", "m", BODY)
     held = center.pop("mail").messages
-    time_passes(center, "mail", 2)
     TimeoutCenter(client).pop("mail", 0)
-    assert client.exists(topic.slot(0).ended) == 1
+    assert client.exists(topic.slot(0).watch) == 1
     center.ack(held)
-    center.leases.note(center.topic("mail"), [0], 10)  # it has a grace of 0: it has watched
-    assert client.exists(topic.slot(0).ended) == 0
+    TimeoutCenter(client).pop("mail", 0)
+    assert client.exists(topic.slot(0).watch) == 0
 
 
 # -- what is done for topics that nobody consumes, or whose consumers are busy
@@ -368,8 +426,30 @@ def test_of_many_processes_one_keeps_the_topics_up_and_another_follows(
     assert until(lambda: any(one is not first for one in keepers())) < 2.5  # it has said so
     [second] = keepers()
     # Without a word: as if it had been killed.
-    second.heartbeat._upkeeper._elect = lambda *_: False
-    assert until(lambda: any(one is not second for one in keepers())) < LEASE + 2.5
+    second.heartbeat._upkeeper._elect = lambda *_: (False, 1.0)
+    assert until(lambda: any(one is not second for one in keepers())) < LEASE + 0.5
+
+
+def test_what_only_some_processes_can_do_is_done_by_one_of_them(
+    server: Server, client: redis.Redis, process: Callable[[str], Process]
+) -> None:
+    """Schedules go on although a consumer that knows nothing of them keeps the queues up."""
+    plain, *able = (process(server.toc_url) for _ in range(3))
+    plain.keep_up()
+    until(lambda: plain.heartbeat.keeps_up)
+    looks: list[Process] = []
+    for one in able:
+        one.heartbeat.keep_up_also("schedules", lambda *_, one=one: looks.append(one))
+        one.keep_up()
+    until(lambda: len(looks) > 2)
+    [first] = set(looks)
+    assert plain.heartbeat.keeps_up
+    first.leave()
+    until(lambda: looks[-1] is not first)
+    assert plain.heartbeat.keeps_up and not any(one.heartbeat.keeps_up for one in able)
+    assert set(looks) == set(able)
+    plain.leave()
+    until(lambda: looks[-1].heartbeat.keeps_up)
 
 
 def test_a_broken_topic_keeps_no_other_from_being_kept_up(
@@ -388,6 +468,33 @@ def test_a_broken_topic_keeps_no_other_from_being_kept_up(
     dead.die()
     until(lambda: all(dead.center.counts(name).ready for name in ("a", "c")))
     until(lambda: "cannot keep queue b up" in caplog.text)
+
+
+@pytest.mark.cluster
+def test_a_key_that_another_program_has_written_stops_its_queue_and_no_other(
+    connect: Connect, center: TimeoutCenter, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And the error names it. When it is set aside, that queue goes on."""
+    connection = connect()
+    got: list[str] = []
+
+    def received(body: str, message: Message) -> None:
+        got.append(body)
+        message.ack()
+
+    queues = [Queue("broken"), Queue("mail")]
+    with Consumer(connection, queues, callbacks=[received]), connection.Producer() as producer:
+        key = center.topic("broken").slot(0).stores[0]
+        center.client.set(key, "something else")
+        for number in range(3):
+            producer.publish(f"{number}", routing_key="mail")
+            until(lambda count=number + 1: _drain(connection, 0.1) or len(got) == count)
+        until(lambda: _drain(connection, 0.1) or "a queue is not served" in caplog.text)
+        assert f"the key {key!r} is no" in caplog.text
+        center.repair("broken")
+        for number in range(3, 20):
+            producer.publish(f"{number}", routing_key="broken")
+        until(lambda: _drain(connection, 0.1) or len(got) == 20)
 
 
 # -- what idle consumers ask for

@@ -18,10 +18,12 @@ from kombu_toc.center.delegate import Delegate, Option
 
 from ..loops import in_loop
 
+pytestmark = pytest.mark.versions
+
 #: Methods that only build a call, from before there were others for it.
 OLD = {
     *("acking", "appearing", "counting", "declaring", "extending", "finding_due", "handing_back"),
-    *("noting", "popping", "putting", "recalling", "rejecting", "releasing"),
+    *("popping", "putting", "recalling", "rejecting", "releasing"),
     *("watched", "watched_until"),
 }
 
@@ -84,7 +86,7 @@ def test_without_greenlet_the_error_says_what_to_install() -> None:
     program = (
         "import sys; sys.modules['greenlet'] = None\n"
         "import kombu_toc\n"
-        "try: kombu_toc.AsyncTimeoutCenter\n"
+        "try: kombu_toc.AsyncTimeoutCenter.from_url('toc+redis://')\n"
         "except kombu_toc.ConfigurationError as exc: print(exc)"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -16,6 +16,8 @@ from celery_toc.beat import configured, django_beat, redbeat
 from celery_toc.beat.entry import Entry, Read
 from celery_toc.beat.warning import is_of_a_beat
 
+pytestmark = pytest.mark.versions
+
 NOW = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
 
 

@@ -7,6 +7,8 @@ import pytest
 from kombu_toc.consumer.policy import DefaultPolicy
 from kombu_toc.transport.capacity import Capacity, capacity_of
 
+pytestmark = pytest.mark.versions
+
 
 class Worker(DefaultPolicy):
     def __init__(self, idle: int, soon: int = 0, prefetches: bool = True) -> None:

@@ -60,6 +60,24 @@ def test_what_was_sent_again_twice_runs_twice() -> None:
     assert report.explained == {"a run before that was explained": 1}
 
 
+def test_what_a_task_has_put_itself_runs_once_more_and_not_before_its_time() -> None:
+    puts = [(1.05, "putting", {"delay": 1.0}), (1.06, "put", {})]
+    assert verdict(task("a", *run(1), *puts)).lost == ["a"]
+    assert verdict(task("a", *run(1), *puts, *run(2.2))).faultless
+    assert verdict(task("a", *run(1), *puts, *run(1.9))).early == ["a"]
+    assert verdict(task("a", *run(1), *puts, *run(2.2), *run(3.2))).unexplained == ["a"]
+    # Whoever could not put it, nor heard that it did, promises nothing.
+    assert verdict(task("a", *run(1), puts[0])).faultless
+
+
+def test_a_task_that_was_killed_when_it_had_put_itself_runs_twice_more() -> None:
+    puts = [(1.05, "putting", {"delay": 1.0}), (1.06, "put", {})]
+    quit = [Event(1.07, "quit", "term", "w", explains=True)]
+    steps = [(1, "started", {}), *puts, *run(2.2), *run(6.1, redelivered=True)]
+    report = verdict(task("a", *steps), events=quit)
+    assert report.faultless and report.explained == {"quit": 1}
+
+
 def test_a_run_before_its_time_is_early_unless_the_servers_clock_was_set_forward() -> None:
     early = task("a", *run(4), eta=10.0)
     assert verdict(early).early == ["a"]

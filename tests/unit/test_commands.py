@@ -27,7 +27,7 @@ from kombu_toc.center.context import Context
 from kombu_toc.center.logs import read_call, written_call
 from kombu_toc.center.marking import mark_calls
 from kombu_toc.center.picking import PickRequest, Wanted, pick_call
-from kombu_toc.center.put_many import put_many_call
+from kombu_toc.center.put_many import PutNames, put_many_call
 from kombu_toc.center.recurring import RecurringCommands, ScheduleChange
 from kombu_toc.center.requests import PopRequest, PutRequest
 from kombu_toc.center.unique_put import unique_call
@@ -191,18 +191,32 @@ def test_a_put_says_when_in_one_of_three_ways(made: Made) -> None:
         made.commands.put(made.topic, PutRequest("a", b"", at_us=10**16))
 
 
-def test_a_put_has_a_token_of_its_body_unless_it_has_one(made: Made) -> None:
-    one, same, other, own = (
+def test_the_suffix_of_a_copy_follows_from_the_name_of_its_put_and_not_from_its_body(
+    made: Made,
+) -> None:
+    one, same, other, nameless, own = (
         made.commands.put(made.topic, request).args[4]
         for request in (
+            PutRequest("a", b"1", publish=("me", "me.1")),
+            PutRequest("a", b"2", publish=("me", "me.1")),
+            PutRequest("a", b"1", publish=("me", "me.2")),
             PutRequest("a", b"1"),
-            PutRequest("a", b"1"),
-            PutRequest("a", b"2"),
             PutRequest("a", b"1", token="mine"),
         )
     )
-    assert one == same != other
+    assert one == same
+    assert len({one, other, nameless, own}) == 4
     assert own == "mine"
+
+
+def test_a_lane_is_of_one_put_at_a_time_and_names_are_never_given_twice() -> None:
+    names = PutNames()
+    one, other = names.take(), names.take()
+    assert one.producer != other.producer
+    said = {one.next(), one.next(), other.next()}
+    names.give(one)
+    assert names.take() is one
+    assert len(said | {one.next()}) == 4
 
 
 def test_a_put_remembers_the_publish_of_its_producer_in_the_slot(made: Made) -> None:
@@ -213,8 +227,8 @@ def test_a_put_remembers_the_publish_of_its_producer_in_the_slot(made: Made) -> 
 
 def test_only_an_added_message_counts(made: Made) -> None:
     call = made.commands.put(made.topic, PutRequest("a", b""))
-    assert call.parse([b"a#2", 1, 77, [], []]) == Put("a#2", True, 77)
-    assert call.parse([b"a", 0, 0, [], []]) == Put("a", False, None)
+    assert call.parse([b"a#2", 1, 77, [], []]) == Put("a#2", "added", 77)
+    assert call.parse([b"a", 0, 0, [], []]) == Put("a", "repeated")
     assert made.counted.put == 1
 
 
@@ -342,6 +356,9 @@ def test_a_rejected_message_waits_as_its_topic_says_unless_told_otherwise() -> N
     delivery = made.delivery()
     assert made.commands.reject(delivery, requeue=True).args[4:6] == (2000, 60_000)
     assert made.commands.reject(delivery, requeue=True, backoff=5).args[4:6] == (5000, 5000)
+    for requeue, most in ((True, (50, 1000)), (False, (2000, 60_000))):
+        put_off = made.commands.reject(delivery, requeue=requeue, on_purpose=True)
+        assert put_off.args[4:6] == most
 
 
 def test_a_reject_tells_the_new_state_and_counts_it(made: Made) -> None:
@@ -366,7 +383,7 @@ def test_cancel_reads_a_bounded_number_of_bytes_unless_it_reads_none(made: Made)
     reads = made.admin.cancel(place, (WAITING, DEAD), copies=False, bodies=True)
     assert reads.args[2:7] == (1, 0, 1, 0, 1000)
     assert made.admin.cancel(place, (DEAD,), copies=True, bodies=False).args[5:7] == (1, 0)
-    flat = [b"a", 1, 1, 0, b"body", b"b", 3, 1, 1, b"", b"c", 2, 0, 0, b""]
+    flat = [b"a", 1, 1, 0, b"body", b";v5", b"b", 3, 1, 1, b"", b"", b"c", 2, 0, 0, b"", b""]
     reply = reads.parse([flat, 1, [], []])
     assert [(one.id, one.state, one.deleted) for one in reply.cancelled] == [
         ("a", "waiting", True),

@@ -18,6 +18,8 @@ from celery_toc import compat
 from kombu_toc.compat import http_protocol, kombu_channel, redis_connections, registry
 from kombu_toc.compat.registry import SWITCH, CompatPart
 
+pytestmark = pytest.mark.versions
+
 
 @pytest.fixture(autouse=True)
 def own_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -127,9 +129,10 @@ def subjects() -> dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]]:
     from celery.concurrency.solo import TaskPool
     from celery.worker import control, state
     from celery.worker.consumer import Consumer
+    from celery.worker.pidbox import gPidbox
     from celery.worker.request import Request
     from kombu.asynchronous.timer import Timer
-    from kombu.pidbox import Mailbox
+    from kombu.pidbox import Mailbox, Node
 
     consumer: Any = Consumer.__new__(Consumer)
     consumer.on_task_request, consumer.strategies, consumer.timer = print, {}, Timer()
@@ -137,6 +140,9 @@ def subjects() -> dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]]:
     behind._cache, behind._pool, behind.outbound_buffer = {}, [], []
     behind._processes, behind._all_inqueues, behind._tref_for_id = 1, set(), {}
     behind.on_poll_start = print
+    box: Any = gPidbox.__new__(gPidbox)
+    box.node = Node.__new__(Node)
+    box.node.mailbox = Mailbox("celery")
     bare = (Bare(),)
     return {
         "acks-at-once": ((consumer,), bare),
@@ -157,6 +163,7 @@ def subjects() -> dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]]:
         "quick-messages": ((AMQP,), (Bare,)),
         "quick-times": ((Request,), (Bare,)),
         "redis-socket": ((), ()),
+        "remote-control": ((box,), bare),
         "revoke-removes": ((Mailbox,), bare),
         "send-now": ((behind,), bare),
         "solo-hooks": ((TaskPool(1),), bare),

@@ -10,6 +10,7 @@ from .. import compatibility
 
 
 def test_the_page_says_what_the_results_do() -> None:
+    """K11"""
     results = json.loads(compatibility.RESULTS.read_text())
     assert compatibility.PAGE.read_text() == compatibility.table(results)
 

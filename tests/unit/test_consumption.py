@@ -11,6 +11,8 @@ import redis
 from kombu_toc import Delivery, Popped, ServerError, Taken
 from kombu_toc.center.consumption import MOST_INTERVAL, RETRY, TIMES, Consumption, Held, told
 
+pytestmark = pytest.mark.versions
+
 
 def message(id: str, birth: str = "c.1") -> Taken:
     made = Taken("mail", 0, 0, id, 0, b"", 16, birth)
@@ -86,7 +88,8 @@ class Center:
 def test_what_a_renewal_finds_is_logged_once_and_marked(caplog: pytest.LogCaptureFixture) -> None:
     one, two = message("a"), message("b")
     refused = redis.exceptions.ResponseError("WRONGTYPE")
-    center = Center(ServerError("away"), refused, [one], [one])
+    away = ServerError("away")
+    center = Center(away, away, refused, [one], [one])
     loop = Consumption(
         center, lambda: Popped(0, False, [], [], [], [], [], []), lambda one: 3.0,
         visibility=None, auto_ack=True,
@@ -94,12 +97,13 @@ def test_what_a_renewal_finds_is_logged_once_and_marked(caplog: pytest.LogCaptur
     for each in (one, two):
         loop.held.add(each, 3.0, now=0.0)
     with caplog.at_level(logging.WARNING):
-        for now in (1.0, 2.0, 3.0, 4.0):
+        for now in (1.0, 2.0, 3.0, 4.0, 5.0):
             loop.renew(loop.held, loop.held.renewing(now), now)
     said = [(record.levelname, record.getMessage()) for record in caplog.records]
     assert said == [
-        ("WARNING", "cannot renew leases for now: away"),
+        ("WARNING", "cannot renew leases for now, will retry: away"),
         ("ERROR", "cannot renew leases: WRONGTYPE"),
+        ("WARNING", "leases are renewed again, after 3 seconds"),
         (
             "WARNING",
             "leases ended before they were renewed, the messages may be delivered again: a of mail",

@@ -17,6 +17,8 @@ from kombu.serialization import dumps
 from kombu_toc import EnvelopeError
 from kombu_toc.model import envelope
 
+pytestmark = pytest.mark.versions
+
 texts = st.text(max_size=20)
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts
 #: What JSON knows, and what Kombu's JSON adds to it.

@@ -38,8 +38,12 @@ class Said(NamedTuple):
 
     def is_in(self, row: str) -> bool:
         """Whether a row of the page shows this text: its constant parts, in their order."""
-        pattern = ".*".join(re.escape(part) for part in self.text.split("\0"))
-        return re.fullmatch(pattern, row, re.DOTALL) is not None
+        return pattern_of(self.text).fullmatch(row) is not None
+
+
+@cache  # there are more than re remembers
+def pattern_of(text: str) -> re.Pattern[str]:
+    return re.compile(".*".join(map(re.escape, text.split("\0"))), re.DOTALL)
 
 
 class Log(NamedTuple):
@@ -69,6 +73,14 @@ def constant(node: ast.expr) -> str | None:
     return None
 
 
+def called(node: ast.Call) -> str:
+    """The name of what is called, without that of its owner."""
+    match node.func:
+        case ast.Attribute(attr=name) | ast.Name(id=name):
+            return name
+    return ""
+
+
 def logs(where: str, tree: ast.AST) -> Iterator[Log]:
     """Calls like ``logger.warning(text)``, and those of a helper that is given a level of
     :mod:`logging` and then a text."""
@@ -76,12 +88,15 @@ def logs(where: str, tree: ast.AST) -> Iterator[Log]:
         if not isinstance(node, ast.Call):
             continue
         place = f"{where}:{node.lineno}"
-        owner, _, method = ast.unparse(node.func).rpartition(".")
-        if method in LEVELS and "logger" in owner:
-            yield Log(place, LEVELS[method], node.args[0])
+        match node.func:
+            case ast.Attribute(value=owner, attr=method) if method in LEVELS:
+                if "logger" in ast.unparse(owner):
+                    yield Log(place, LEVELS[method], node.args[0])
         for level, text in zip(node.args, node.args[1:], strict=False):
-            if named := re.fullmatch(r"logging\.(WARNING|ERROR|CRITICAL)", ast.unparse(level)):
-                yield Log(place, named[1].lower(), text)
+            match level:
+                case ast.Attribute(value=ast.Name("logging"), attr=name):
+                    if name.lower() in LEVELS:
+                        yield Log(place, name.lower(), text)
 
 
 def relays(where: str, tree: ast.AST) -> Iterator[tuple[str, str, int]]:
@@ -94,13 +109,18 @@ def relays(where: str, tree: ast.AST) -> Iterator[tuple[str, str, int]]:
                     yield node.name, log.level, names.index(log.text.id)
 
 
-def logged() -> Iterator[Said]:
+@cache
+def logged() -> list[Said]:
+    return list(_logged())
+
+
+def _logged() -> Iterator[Said]:
     for where, tree in trees():
         every = list(logs(where, tree))
         known = {name: (level, number) for name, level, number in relays(where, tree)}
         for node in ast.walk(tree):
             if isinstance(node, ast.Call):
-                name = ast.unparse(node.func).rpartition(".")[2]
+                name = called(node)
                 if name in known:
                     level, number = known[name]
                     every.append(Log(f"{where}:{node.lineno}", level, node.args[number]))
@@ -117,7 +137,7 @@ def raised() -> Iterator[Said]:
     for where, tree in trees():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and node.args:
-                name = ast.unparse(node.func).rpartition(".")[2]
+                name = called(node)
                 text = constant(node.args[0])
                 if name in ERRORS and text is not None and text.strip("\0: "):
                     yield Said(f"{where}:{node.lineno}", name, text)
@@ -151,7 +171,7 @@ def test_every_logged_warning_and_error_has_a_row() -> None:
 
 
 def test_no_row_has_a_line_that_is_logged_no_more() -> None:
-    said = list(logged())
+    said = logged()
     rows = [row for level, row in LOGGED if level != "info"]
     assert len(rows) >= 20
     assert [row for row in rows if not any(one.is_in(row) for one in said)] == []

@@ -8,8 +8,9 @@ import weakref
 
 import pytest
 import redis
+import redis.asyncio
 
-from kombu_toc import Limits, TimeoutCenter
+from kombu_toc import ConfigurationError, Limits, TimeoutCenter
 from kombu_toc.center.delegate import Delegate, Option
 from kombu_toc.center.lookup import Lookup
 
@@ -25,15 +26,13 @@ def center() -> TimeoutCenter:
     return TimeoutCenter(redis.Redis(port=1), steps=(0, 5), slots=16, wait_replicas=2, grace=3.0)
 
 
-@pytest.mark.parametrize("name", DELEGATES)
-def test_a_method_is_that_of_a_part_with_its_name_and_docstring(
-    center: TimeoutCenter, name: str
-) -> None:
-    method = getattr(center, name)
-    assert inspect.ismethod(method)
-    assert method.__self__ is not center
-    assert (method.__name__, method.__func__) == (name, getattr(TimeoutCenter, name))
-    assert method.__doc__
+def test_a_method_is_that_of_a_part_with_its_name_and_docstring(center: TimeoutCenter) -> None:
+    for name in DELEGATES:
+        method = getattr(center, name)
+        assert inspect.ismethod(method), name
+        assert method.__self__ is not center, name
+        assert (method.__name__, method.__func__) == (name, getattr(TimeoutCenter, name))
+        assert method.__doc__, name
 
 
 def test_the_signature_is_that_of_the_part() -> None:
@@ -79,3 +78,39 @@ def test_a_center_is_gone_with_its_last_reference() -> None:
         assert [ref() for ref in gone] == [None, None, None]
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "said"),
+    [
+        (("redis://:sesame@h:6379/0",), {}, "client must be .*, not a str: TimeoutCenter.from_url"),
+        ((6379,), {}, "client must be a client of redis-py, such as redis.Redis.., not a int"),
+        ((None,), {}, "client must be a client of redis-py"),
+        ((redis.ConnectionPool(),), {}, "client must be .*, not a ConnectionPool"),
+        ((redis.asyncio.Redis(),), {}, "redis.asyncio is for AsyncTimeoutCenter"),
+        ((redis.Redis(), 0), {}, "prefix must be a str, such as 'toc:', not 0"),
+        ((redis.Redis(), b"toc:"), {}, "prefix must be a str, such as 'toc:', not b'toc:'"),
+        ((redis.Redis(),), {"limits": {"visibility": 30}}, r"limits must be .*Limits.*, not {'vis"),
+        ((redis.Redis(),), {"metrics": 5}, "metrics must be kombu_toc.Metrics.., not 5"),
+        ((redis.Redis(),), {"slots": "eight"}, "slots must be a power of two"),
+        ((redis.Redis(),), {"retries": "x"}, "retries must be a whole number from 0 to 31"),
+        ((redis.Redis(),), {"wait_replicas": "2"}, "wait_replicas must be a whole number"),
+        ((redis.Redis(),), {"wait_timeout": "soon"}, "wait_timeout must be a number of seconds"),
+        ((redis.Redis(),), {"pop_bytes": "x"}, "pop_bytes must be a whole number"),
+        ((redis.Redis(),), {"grace": "x"}, "grace must be a number of seconds"),
+    ],
+)
+def test_an_argument_that_makes_no_sense_is_named_with_the_way_out(
+    arguments: tuple[object, ...], options: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=said) as raised:
+        TimeoutCenter(*arguments, **options)  # type: ignore[arg-type]
+    assert "sesame" not in str(raised.value)
+
+
+def test_a_center_is_made_from_a_url() -> None:
+    center = TimeoutCenter.from_url("toc+redis://localhost:1/3", toc_wait_replicas=2)
+    assert type(center) is TimeoutCenter and center.wait_replicas == 2
+    assert center.client.connection_pool.connection_kwargs["db"] == 3
+    with pytest.raises(ConfigurationError, match="toc_wait"):
+        TimeoutCenter.from_url("toc+redis://localhost", toc_waits=2)

@@ -14,6 +14,8 @@ from kombu_toc.client.faults import is_temporary, server_of, translated
 from kombu_toc.plugin import KINDS
 from kombu_toc.scripts.loader import commands_of, load, name_of
 
+pytestmark = pytest.mark.versions
+
 
 def pool(**more: Any) -> Any:
     where = {"host": "h", "port": 6379, "db": 20, "username": "ann"}

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from kombu_toc.center.commands import RECOVER
 from kombu_toc.client.options import PRIORITY, ROUND_ROBIN, Settings
 from kombu_toc.consumer.consumer_state import ConsumerState
 from kombu_toc.consumer.fetcher import (
@@ -18,7 +17,6 @@ from kombu_toc.consumer.fetcher import (
     Plan,
     due_entries,
     is_worth_a_pop,
-    may_recover,
     split_over_slots,
 )
 from kombu_toc.model.topic import Declaration, Topic
@@ -305,12 +303,6 @@ def test_what_is_due_does_not_wait_for_a_time_of_before_the_clock_was_set_back()
 
 
 # -- leases
-
-
-def test_leases_are_rolled_back_only_by_who_is_sure_that_their_holders_are_gone() -> None:
-    assert may_recover(in_time=False, watched_until=7) == (0, None, False)
-    assert may_recover(in_time=True, watched_until=None) == (RECOVER, 0, True)
-    assert may_recover(in_time=True, watched_until=7) == (RECOVER, 7, False)
 
 
 def test_only_a_look_into_all_slots_rolls_back_and_once_an_interval() -> None:

@@ -12,6 +12,8 @@ import pytest
 
 from celery_toc.compat.processes import SentTasks
 
+pytestmark = pytest.mark.versions
+
 
 class Process:
     def __init__(self) -> None:
@@ -26,7 +28,7 @@ class Message:
     acknowledged = False
     requeued = 0
 
-    def requeue(self) -> None:
+    def requeue_lost(self) -> None:
         self.requeued += 1
         self.acknowledged = True
 
@@ -94,6 +96,18 @@ def test_what_a_process_had_that_is_found_dead_meanwhile_is_given_back(asked: bo
     pool.flush()
     assert (killed.message.requeued, lives.message.requeued) == (1, 0)
     assert list(behind._cache.values()) == [lives]
+
+
+def test_what_was_kept_for_a_process_that_has_died_since_is_given_back() -> None:
+    """The channel has let go of it, and the pool forgets it."""
+    behind = Pool()
+    pool = SimpleNamespace(_pool=behind, flush=behind.flush)
+    tasks = SentTasks(pool)
+    kept = Job(behind._cache, 0, behind._pool[0])
+    assert tasks.keeps(kept.message)
+    behind._pool[0].alive = False
+    pool.flush()
+    assert (kept.message.requeued, behind._cache) == (1, {})
 
 
 def test_what_a_process_executes_that_is_found_dead_meanwhile_is_the_pools_concern() -> None:

@@ -46,6 +46,9 @@ class Transport:
         self.aborted = self.closed = False
         self.written = b""
 
+    def set_write_buffer_limits(self, high: int) -> None:
+        assert high == 0
+
     def get_write_buffer_size(self) -> int:
         return self.buffered
 

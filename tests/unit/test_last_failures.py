@@ -13,6 +13,8 @@ from celery.exceptions import Ignore, Reject, Retry
 import kombu_toc
 from celery_toc.worker.last_failures import TEXT, TRACEBACK, dying, report
 
+pytestmark = pytest.mark.versions
+
 
 class Message(kombu_toc.Message):
     def __init__(self) -> None:

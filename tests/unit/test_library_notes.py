@@ -40,7 +40,8 @@ def end(
     biz: Any = None,
 ) -> notes.End:
     """What a consumer notes of a message that it has acknowledged."""
-    return id, token, own, queue, at_ns, score, 3, error, task, kind, biz
+    told = (task, kind, biz, None, "done", None)
+    return (id, token, own, queue, at_ns, score, 3, error, *told)
 
 
 class Consumer:
@@ -59,7 +60,7 @@ class Consumer:
     def ack(self, tag: int) -> None:
         id = self.delivered.pop(tag)
         self.notes.fresh.pop(tag, None)
-        self.notes.ended.append(end(id))
+        self.notes.ended[tag] = end(id)
 
     def taken(self, tag: int, at_us: int) -> Event | None:
         id = self.delivered.get(tag)
@@ -164,7 +165,7 @@ def test_what_was_given_back_and_comes_again_has_its_last_status(
 
 def test_an_end_says_what_is_known_of_its_message(consumer, gathering, gathered) -> None:
     tried = scores.tried(7_000, 1)
-    consumer.notes.ended += [
+    ends = [
         end("order-1", at_ns=5_000_999, kind="order", biz=42),
         end("order-2", "plain", error="no \0 file", score=tried, task=None),
         end("order-3", "unknown", task=["no name"]),
@@ -173,6 +174,7 @@ def test_an_end_says_what_is_known_of_its_message(consumer, gathering, gathered)
         end("order-6", "reply"),
         end("x" * 256),
     ]
+    consumer.notes.ended.update(enumerate(ends))
     gathering.look()
     found = {event.key: event for event in gathered._events.values()}
     assert list(found) == [
@@ -183,7 +185,7 @@ def test_an_end_says_what_is_known_of_its_message(consumer, gathering, gathered)
     ]
     first, second, third, _ = found.values()
     said = {"task": "remind", BIZ_TYPE: "order", BIZ_ID: 42}
-    assert first[1:] == (statuses.DONE, 5000, 1, "w:1", "", (said, 7_000_000), False)
+    assert first[1:] == (statuses.DONE, 5000, 1, "w:1", "", (said, 7_000_000), False, None)
     assert (second.attempts, second.error, second.has_row) == (3, "no \ufffd file", True)
     assert second.message == ({}, 7_000_000)
     assert third.known["task"] is None and third.has_row
@@ -238,16 +240,16 @@ def test_a_child_has_noted_nothing(consumer, gathering, lost) -> None:
 def test_what_is_noted_while_ends_are_read_is_read_the_next_time(
     consumer, gathering, gathered
 ) -> None:
-    class Ends(list[Any]):
-        def __getitem__(self, which: Any) -> Any:
-            found = super().__getitem__(which)
-            self.append(end(f"order-{len(self) + 1}"))
+    class Ends(dict[int, Any]):
+        def pop(self, tag: int, *rest: Any) -> Any:
+            found = super().pop(tag, *rest)
+            self[tag + 1] = end(f"order-{tag + 1}")
             return found
 
-    consumer.notes.ended = Ends([end("order-1")])
+    consumer.notes.ended = Ends({1: end("order-1")})
     gathering.look()
     assert statuses_of(gathered) == {"order-1": "done"}
-    consumer.notes.ended = list(consumer.notes.ended)
+    consumer.notes.ended = dict(consumer.notes.ended)
     gathering.look()
     assert statuses_of(gathered) == {"order-1": "done", "order-2": "done"}
 

@@ -29,7 +29,7 @@ import redis
 from kombu_toc import LIMITS, ConfigurationError, Delivery, EnvelopeError, pack
 from kombu_toc.model import scores
 from kombu_toc.model.topic import Declaration
-from kombu_toc.notify import SecretsFile, new_secret
+from kombu_toc.notify import SecretsFile, new_secret, settling
 from kombu_toc.notify.addresses import Addresses, AddressRefused
 from kombu_toc.notify.keeping import TIMES, Keeper
 from kombu_toc.notify.lanes import GATHER, MOST_BYTES, MOST_TURN, SAY_EVERY, Lane
@@ -212,7 +212,23 @@ def test_networks_that_are_named_may_be_connected_to_however_they_are_written() 
             allowed.check(address, encrypted=True)
 
 
-@pytest.mark.parametrize("network", ["10.1.0.1/16", "localhost", "10.1", "", "10.0.0.0/33"])
+def test_a_network_may_be_named_at_one_port() -> None:
+    allowed = Addresses(["127.0.0.1:8000", "[fd00::/64]:8443", "fd01::1"])
+    allowed.check("127.0.0.1", 8000, encrypted=False)
+    allowed.check("fd00::7", 8443, encrypted=False)
+    allowed.check("fd01::1", 80, encrypted=False)
+    for address, port in (("127.0.0.1", 8001), ("fd00::7", 443), ("127.0.0.2", 8000)):
+        with pytest.raises(AddressRefused, match=f":{port} lets it"):
+            allowed.check(address, port, encrypted=True)
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        *("10.1.0.1/16", "localhost", "10.1", "", "10.0.0.0/33"),
+        *("10.1.0.1:0", "10.1.0.1:70000", "localhost:80", "[fd00::1]:", ":80"),
+    ],
+)
 def test_what_is_no_network_is_refused(network: str) -> None:
     with pytest.raises(ConfigurationError, match="--allow takes an address or a network"):
         Addresses([network])
@@ -275,6 +291,14 @@ def test_a_new_secret_is_another_one_each_time_and_can_be_used() -> None:
             [HOOK, "https://shop.example.com/hookkkey=1"],
         ),
         ("http://[::1]:8000", ["http://[::1]:8000/x"], ["http://[::2]:8000/x"]),
+        (
+            "https://shop.example.com/%7Eme/./a/*?b",
+            [
+                "https://shop.example.com:443/x/../~me/a/?b",
+                "https://SHOP.example.com/%7eme/a/%62?b",
+            ],
+            ["https://shop.example.com/~me/a/../x?b", "https://shop.example.com/~me/a/%2E%2e?b"],
+        ),
         ("http://localhost:8000/", ["http://localhost:8000"], ["http://localhost:8000/x"]),
     ],
 )
@@ -438,7 +462,8 @@ def test_what_could_not_be_settled_because_the_process_stood_still_is_tried_agai
 
     asyncio.run(run())
     assert [message.id for message in acked] == ["order-7"]
-    assert not caplog.records
+    # Not others: asyncio tells what tests before have left as soon as it is collected.
+    assert [one for one in caplog.records if one.name == settling.logger.name] == []
 
 
 @pytest.mark.parametrize("how", ["ack", "release", "reject"])

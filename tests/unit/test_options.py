@@ -18,6 +18,8 @@ from kombu_toc.client.options import Settings, read
 from kombu_toc.client.tls import tls_arguments
 from kombu_toc.client.urls import mask_password, read_url, sentinel_url
 
+pytestmark = pytest.mark.versions
+
 SECRET = "sesame"
 
 

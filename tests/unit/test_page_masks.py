@@ -172,7 +172,7 @@ def test_headers_and_properties_are_hidden_by_their_names_at_any_depth() -> None
 
 def test_of_a_record_of_the_library_the_arguments_are_not_known() -> None:
     record = Record(
-        *("id-1", "t", "mail", "dead", 0, "shop.pay", None, None, 1, None),
+        *("id-1", "t", "mail", "dead", 0, "shop.pay", None, None, {}, 1, None),
         *("shop.CardError: 4111-1111", 0, 0),
     )
     assert shown_record(record)["error"] == "shop.CardError: 4111-1111"

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kombu_toc import Page
-from kombu_toc.http import Mask, PageExtras, Problem
+from kombu_toc.http import Mask, PageExtras, Problem, tasks
+from kombu_toc.http.audit import Audit
 from kombu_toc.http.page import graves as graves_module
 from kombu_toc.http.page import words
-from kombu_toc.http.page.audit import Audit
 from kombu_toc.http.page.board import SPANS, edges_of
 from kombu_toc.http.page.bulk import _facts
 from kombu_toc.http.page.charts import bars, sparkline
@@ -219,6 +221,36 @@ def test_a_job_says_what_became_of_all_that_were_counted(
     job = Job("j", "cancel", Selection("mail"), "anna", phase="done", is_meant=True)
     job = job._replace(matching=10, number=number, late=late, more=more)
     assert f"{said}</strong>" in _facts(job)
+
+
+# -- messages
+
+
+def test_messages_are_expanded_beside_the_event_loop() -> None:
+    """What they expand to takes its time, and others ask meanwhile: on the page, and as JSON."""
+    threads: list[threading.Thread] = []
+
+    class Extras(PageExtras):
+        def parts(self, *asked: Any) -> Any:
+            threads.append(threading.current_thread())
+            return super().parts(*asked)
+
+    def shown(*_: Any, **how: Any) -> dict[str, Any]:
+        threads.append(threading.current_thread())
+        return {}
+
+    async def run() -> None:
+        some = [found(envelope(b"[[], {}, {}]", task="t"))] * 3
+        page = [one async for one in Reader(Mask(), Extras()).read_all(some, 0)]
+        assert [one.task for one in page] == ["t"] * 3
+        get = AsyncMock(return_value=some[:1])
+        api = SimpleNamespace(shown=shown, center=SimpleNamespace(get=get))
+        request = SimpleNamespace(token=None, segments=("mail", "id-1"))
+        await tasks.shown_page(api, request, Page(some, None))  # type: ignore[arg-type]
+        await tasks.get(api, request)  # type: ignore[arg-type]
+
+    asyncio.run(run())
+    assert len(threads) == 7 and threading.main_thread() not in threads
 
 
 # -- dead letters

@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -60,19 +61,25 @@ def test_each_file_is_an_operation_or_a_fragment_of_one() -> None:
     assert {*permissions.PRODUCERS, *permissions.CONSUMERS} <= set(names())
 
 
-@pytest.mark.parametrize("name", names())
-def test_the_head_of_a_script_says_what_it_is_called_with(name: str) -> None:
+def test_the_head_of_a_script_says_what_it_is_called_with() -> None:
+    assert [fault for name in names() for fault in faults_of_head(name)] == []
+
+
+def faults_of_head(name: str) -> Iterator[str]:
     said, text = head(name), load(name).text
-    assert said.about
-    assert said.keys
+    if not (said.about and said.keys):
+        yield f"{name} does not say what it does and with which keys"
     for word, entries in (("KEYS", said.keys), ("ARGV", said.arguments)):
-        assert bool(re.search(rf"\b{word}\b", text)) <= bool(entries)
+        if re.search(rf"\b{word}\b", text) and not entries:
+            yield f"{name} does not name its {word}"
         numbered = [re.match(rf"{word}\[(\d+)", entry) for entry in entries]
         numbers = [int(match[1]) for match in numbered if match]
-        assert numbers == sorted(numbers)
+        if numbers != sorted(numbers):
+            yield f"{name} names its {word} out of order"
         used = [int(number) for number in re.findall(rf"\b{word}\[(\d+)\]", text)]
-        if numbers and not re.search(r"\.\.\.\]|, per|then", " ".join(entries)):
-            assert max(used, default=0) <= numbers[-1]
+        open_ended = re.search(r"\.\.\.\]|, per|then", " ".join(entries))
+        if numbers and not open_ended and max(used, default=0) > numbers[-1]:
+            yield f"{name} uses {word}[{max(used)}], and names {numbers[-1]}"
 
 
 def test_an_entry_ends_where_the_next_one_begins() -> None:

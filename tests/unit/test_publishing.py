@@ -11,6 +11,8 @@ from kombu_toc.errors import ActionTimeError
 from kombu_toc.transport.action_time import action_time
 from kombu_toc.transport.publishing import _countdown_to
 
+pytestmark = pytest.mark.versions
+
 #: 2030-01-31T10:00:00Z
 MOMENT_US = 1_896_084_000_000_000
 

@@ -14,6 +14,8 @@ from kombu_toc.model.results import Delivery
 from kombu_toc.transport.qos import QoS
 from kombu_toc.transport.receiving import Receiver
 
+pytestmark = pytest.mark.versions
+
 
 class Poller:
     """Notes what it is to send."""
@@ -27,8 +29,9 @@ class Poller:
     def reject(self, delivery: Delivery, requeue: bool, reason: str = "", error: str = "") -> None:
         self.sent.append(("reject", delivery.id, requeue, reason))
 
-    def release(self, deliveries: list[Delivery]) -> None:
-        self.sent.append(("release", *(delivery.id for delivery in deliveries)))
+    def release(self, deliveries: list[Delivery], *, handed: bool = False) -> None:
+        ids = [delivery.id for delivery in deliveries]
+        self.sent.append(("give back" if handed else "release", *ids))
 
 
 class Worker(DefaultPolicy):
@@ -123,7 +126,7 @@ def test_what_the_worker_executes_is_kept_when_the_channel_closes(site: Site) ->
     for id in ("a", "kept", "b"):
         site.receiver.receive(delivery(id))
     site.qos.restore_unacked()
-    assert site.poller.sent == [("release", "a", "b")]
+    assert site.poller.sent == [("give back", "a", "b")]
     assert [message.given_back for message in site.got] == [True, False, True]
     site.qos.ack(site.got[1].delivery_tag)
     assert site.poller.sent[-1] == ("ack", "kept")
@@ -141,6 +144,16 @@ def test_an_early_message_does_what_it_is_to_do_when_it_is_given_back(site: Site
     assert site.receiver.take_back(message)
     assert not site.receiver.take_back(message)
     assert done == ["given back"]
+
+
+def test_what_waits_for_its_time_is_given_back_as_if_no_consumer_had_seen_it(site: Site) -> None:
+    site.consume()
+    message = site.receiver.take_early(delivery("early"))
+    assert message is not None
+    site.receiver.deliver_early(message)
+    site.receiver.receive(delivery("due"))
+    site.qos.restore_unacked()
+    assert site.poller.sent == [("give back", "due"), ("release", "early")]
 
 
 def test_a_broadcast_that_is_given_back_is_delivered_again(site: Site) -> None:

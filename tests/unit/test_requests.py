@@ -10,6 +10,8 @@ from celery.worker import state
 
 from celery_toc.worker.requests import SubmittedRequests
 
+pytestmark = pytest.mark.versions
+
 
 class Request:
     """As much of Celery's as is asked for."""

@@ -10,6 +10,8 @@ from kombu_toc.center.bindings import MANY, READ_AGAIN, READ_ALL_AGAIN, Routes, 
 from kombu_toc.model.keys import Keys
 from kombu_toc.scripts.call import ScriptCall
 
+pytestmark = pytest.mark.versions
+
 
 class Center:
     """Replies the bindings of an exchange, unless the caller has that version of them."""

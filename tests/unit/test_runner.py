@@ -17,6 +17,8 @@ from kombu_toc.model.keys import Keys
 from kombu_toc.scripts.call import ScriptCall
 from kombu_toc.scripts.loader import load
 
+pytestmark = pytest.mark.versions
+
 #: What a client replies to a command: a function of what was sent.
 Replies = Callable[[Any], Any]
 

@@ -42,10 +42,14 @@ class Store:
         self.in_flight: dict[str, int] = {}
         self.lines: dict[str, str] = {}
         self.puts: Counter[str] = Counter()
+        #: the text that was read last, and its record, which does not change
+        self._read: tuple[str, Record | None] = "", None
 
     @property
     def record(self) -> Record | None:
-        return Record.of_text(self.text) if self.text else None
+        if self.text != self._read[0]:
+            self._read = self.text, Record.of_text(self.text) if self.text else None
+        return self._read[1]
 
     def run(self, read: str, step: Step | None) -> bool:
         """Whether the record was the one that was read."""
@@ -110,6 +114,10 @@ class History:
         self.popped: set[str] = set()
         #: messages that were taken out of the store by somebody else
         self.cancelled: set[str] = set()
+        #: next firings that were gone, and were followed
+        self.lost: set[str] = set()
+        #: who deleted the next firing has said so
+        self.told = False
 
     # -- what may happen
 
@@ -118,6 +126,15 @@ class History:
 
     def set_clock(self) -> None:
         self.now += self.chance.choice((-3600, -30, 30, 600)) * SECOND_US
+
+    def set_clock_far(self) -> None:
+        """By a month; and the leader sees that."""
+        self.now += self.chance.choice((-30, 30)) * 86_400 * SECOND_US
+        self._event(
+            lambda one: (
+                state.set_back(one, self.now) if state.is_late(one, self.now) else state.Step(one)
+            )
+        )
 
     def pop(self) -> None:
         due = [id for id, at in self.store.waiting.items() if at <= self.now]
@@ -167,14 +184,30 @@ class History:
             self.store.puts[id] -= 1  # it was not run, and may be put again
 
     def follow(self) -> None:
-        """The process that keeps the queues up looks."""
+        """The process that keeps the queues up looks: at what is due, and where it was told to."""
         found = self.store.record
         if found is None or found.next is None:
             return
         id = firing_id(self.store.name, found.next)
         is_gone = id not in self.store.waiting and id not in self.store.in_flight
-        if is_gone and found.next <= self.now:
+        if is_gone and (found.next <= self.now or self.told):
             assert self.store.run(self.store.text, state.lose(self.store.name, found, self.now))
+            after = self.store.record
+            assert after is not None
+            assert self.store.noted(id) == "lost"
+            assert after.next is not None and after.next > found.next
+            assert self.store.waiting[firing_id(self.store.name, after.next)] == after.next
+            self.lost.add(id)
+        self.told = False
+
+    def purge(self) -> None:
+        """All that waits is deleted, also what is not due yet."""
+        if self.chance.random() < 0.3:
+            for id in self.store.waiting:
+                self.cancelled.add(id)
+                self.store.puts[id] -= 1
+            self.store.waiting.clear()
+            self.told = True
 
     def pause(self) -> None:
         self._event(lambda one: state.pause(one))
@@ -222,12 +255,13 @@ class History:
     def check(self) -> None:
         store, found = self.store, self.store.record
         assert found is not None
-        assert max(store.puts.values()) <= 1, "a firing had two messages"
+        assert max(store.puts.values(), default=0) <= 1, "a firing had two messages"
         fresh = {at for id, at in store.waiting.items() if id not in self.popped}
         assert fresh <= {found.next}, "more than the next one waits"
 
 
 TAKES = ("pass_time", "pop", "change", "change", "die", "slow")
+FAR = "set_clock_far"
 PEOPLE = ("pause", "resume", "skip", "put_again")
 
 
@@ -238,7 +272,7 @@ def test_whatever_happens_a_firing_is_one_message_and_the_schedule_goes_on(
 ) -> None:
     for seed in range(40):
         history = History(seed, misfire=misfire, overlap=overlap)
-        history.run((*TAKES, *PEOPLE, "cancel", "follow", "follow", "set_clock"))
+        history.run((*TAKES, *PEOPLE, "cancel", "purge", "follow", "follow", "set_clock", FAR))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -250,6 +284,22 @@ def test_with_all_each_planned_time_is_run_whoever_dies_and_whatever_the_clock(s
     for planned in range(START + PERIOD, found.last + 1, PERIOD):
         id = firing_id("tick", planned)
         assert history.ran[id] or id in {*history.store.in_flight, *history.store.waiting}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_purge_at_any_moment_loses_the_next_firing_and_no_other(seed: int) -> None:
+    history = History(seed, misfire="all")
+    history.run((*TAKES, "set_clock", "purge", "follow"))
+    found = history.store.record
+    assert found is not None and found.last is not None and found.next is not None
+    assert history.lost
+    for planned in range(START + PERIOD, found.last + 1, PERIOD):
+        id = firing_id("tick", planned)
+        there = {*history.store.in_flight, *history.store.waiting}
+        assert history.ran[id] or id in there or id in history.cancelled
+        # What was delivered may have come back when it was purged.
+        assert id in history.lost or id in history.popped
+        assert not (id in history.lost and id in there)
 
 
 def test_what_was_left_out_by_a_rule_is_not_run_when_it_comes_again() -> None:
@@ -284,7 +334,8 @@ def taken(late: float, **fields: object) -> tuple[str, Record]:
         ("skip", 61, DROP, 2),  # the next one is within the grace
         ("skip", 95, DROP, 5),
         ("all", 61, RUN, 2),
-        ("all", 10**6, RUN, 2),
+        ("all", 86_000, RUN, 2),
+        ("all", 86_450, RUN, 7),  # what is more than a day late is run once
     ],
 )
 def test_a_firing_that_is_late(misfire: str, late: float, verdict: str, following: int) -> None:
@@ -361,6 +412,17 @@ def test_what_is_due_when_a_schedule_is_changed_still_runs() -> None:
 
 
 # -- what comes back while another one runs
+
+
+def test_what_is_next_while_the_former_one_runs_waits_or_is_left_out() -> None:
+    for overlap, verdict in (("allow", RUN), ("wait", WAIT), ("skip", DROP)):
+        _, record = taken(0, overlap=overlap)
+        assert record.next is not None
+        id = firing_id("tick", record.next)
+        found, step = state.take("tick", record, id, record.next, True, None)
+        assert found == verdict
+        assert step is not None and step.record is not None
+        assert (step.record.next == record.next) is (verdict == WAIT)
 
 
 def test_what_comes_back_while_another_one_runs_waits_or_is_left_out() -> None:

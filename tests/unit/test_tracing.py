@@ -34,6 +34,8 @@ from kombu_toc.errors import KeptError
 from kombu_toc.tracing import Reception, Tracing, shown_time, tracing_of
 from kombu_toc.transport.traced import TracedChannel, traced
 
+pytestmark = pytest.mark.versions
+
 WEEK = 7 * 86_400 * 1_000_000
 
 

@@ -60,7 +60,7 @@ class Server:
         self.read += 1
         return dict(self.topics)
 
-    def srem(self, key: bytes, member: bytes) -> None:
+    def hdel(self, key: bytes, member: bytes) -> None:
         self.removed.append((key, member))
 
     def run_each(self, calls: list[ScriptCall]) -> list[Any]:

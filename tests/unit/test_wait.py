@@ -20,6 +20,8 @@ from kombu_toc.center.wait import (
 )
 from kombu_toc.center.waiting import names_of, passes, seconds_of
 
+pytestmark = pytest.mark.versions
+
 FOREVER = float("inf")
 US = 1_000_000
 

@@ -12,6 +12,8 @@ from celery import Celery
 
 from celery_toc.web.tasks import Allowed
 
+pytestmark = pytest.mark.versions
+
 
 def app_with(backend: str, **settings: Any) -> Celery:
     app = Celery("shop", broker="memory://", backend=backend, set_as_current=False)

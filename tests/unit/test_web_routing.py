@@ -11,6 +11,8 @@ from kombu import Exchange, Queue
 from celery_toc.web.tasks import queue_of
 from kombu_toc.http import Problem
 
+pytestmark = pytest.mark.versions
+
 
 def app(**conf: Any) -> Celery:
     made = Celery("shop", broker="memory://", set_as_current=False)

@@ -23,6 +23,8 @@ from celery_toc.worker.shutdown import Shutdown
 from celery_toc.worker.timer import PastTimers, begin_when_due
 from kombu_toc import Delivery, Message
 
+pytestmark = pytest.mark.versions
+
 MINUTES = 300.0
 
 

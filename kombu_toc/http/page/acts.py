@@ -44,10 +44,12 @@ class Done(NamedTuple):
     """What became of messages.
 
     late: how many were gone, or in another state by then
+    skipped: the schedules whose next firing was among those that are cancelled
     """
 
     number: int
     late: int
+    skipped: tuple[str, ...] = ()
 
 
 class Acting:
@@ -72,7 +74,8 @@ class Acting:
             deleted = [one for one in cancelled if one.deleted]
             if deleted:
                 await self._extras.cancelled(deleted)
-            return Done(len(deleted), len(found) - len(deleted))
+            skipped = tuple(one.schedule for one in deleted if one.schedule)
+            return Done(len(deleted), len(found) - len(deleted), skipped)
         if act in ("run", "reschedule"):
             moved = await self._center.reschedule_found(
                 found, at=at if act == "reschedule" else None

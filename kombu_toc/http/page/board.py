@@ -128,18 +128,22 @@ class Looks:
     def __init__(self) -> None:
         #: topic -> minute -> what was counted
         self._minutes: dict[str, dict[int, dict[str, int]]] = {}
+        #: how many queues the look that is taken has seen, and how many there are
+        self.seen = self.of = 0
 
     def take(self, center: TimeoutCenter, spans: frozenset[str], number: int) -> Snapshot:
         """Look at all queues but those that go away by themselves, such as those for replies."""
         seconds, us = center.client.time()
         topics = [one for one in center.registry.select(None) if not one.declaration.expires]
         edges = edges_of(spans)
+        self.seen, self.of = 0, len(topics)
         consumers, paused = center.consumers(), center.paused()
         rows: list[Row] = []
         minutes = self._minutes
         self._minutes = {}
         for start in range(0, len(topics), TOGETHER):
             some = topics[start : start + TOGETHER]
+            self.seen = start
             held = _held(center, some, edges)
             names = [one.name for one in some]
             counted = self._counted(center, names, seconds // 60, minutes)
@@ -271,6 +275,18 @@ def _why(exc: Exception) -> str:
     return problem_of(exc).detail
 
 
+class FirstLook(Exception):
+    """There is no look yet: the first one is under way, and the broker answers.
+
+    seen: how many queues it has seen
+    of: how many there are
+    """
+
+    def __init__(self, seen: int, of: int) -> None:
+        super().__init__(f"{seen} of {of} queues")
+        self.seen, self.of = seen, of
+
+
 class Board:
     """The latest look, for all viewers of a process.
 
@@ -312,6 +328,8 @@ class Board:
         if self._task is not None and (self._latest is None or self.trouble is None):
             is_old = self._latest is None or now - self._taken_at > STALE
             await asyncio.wait((self._task,), timeout=WAIT if is_old else EVERY / 2)
+        if self._latest is None and self.trouble is None and self._looks.of:
+            raise FirstLook(self._looks.seen, self._looks.of)
         if self._latest is None:
             said = "the broker has not answered yet" if self.trouble is None else self.trouble.said
             raise Problem("broker", said, headers=retry_after(1))
@@ -351,10 +369,12 @@ class Board:
         call = asyncio.ensure_future(self._center.call(self._looks.take, spans, self.taken))
         try:
             patience = max(WAIT, 2 * self._took)
-            await asyncio.wait((call,), timeout=patience)
-            if not call.done():
-                self._note(TimeoutError(), began)
-                await asyncio.wait((call,), timeout=LONGEST - patience)
+            seen = 0
+            while not call.done() and self._clock() - began < LONGEST:
+                await asyncio.wait((call,), timeout=patience)
+                if not call.done() and self._looks.seen == seen:
+                    self._note(TimeoutError(), began)
+                seen = self._looks.seen
             if not call.done():
                 raise TimeoutError
             self._latest = call.result()

@@ -38,8 +38,9 @@ def _facts(job: Job) -> Markup:
         RUNNING: f"{job.number:,} of {job.matching:,} {act.done}.",
         DONE: f"Done: {words.counted(job.number, 'message')} {act.done}."
         + _missing(job)
+        + _skipped(job)
         + (" More match than were counted: begin it again for those." if job.more else ""),
-        STOPPED: f"Stopped: {words.counted(job.number, 'message')} {act.done}.",
+        STOPPED: f"Stopped: {words.counted(job.number, 'message')} {act.done}." + _skipped(job),
         FAILED: f"Failed after {words.counted(job.number, 'message')}: {job.said}",
         LOST: f"Its process is gone; {words.counted(job.number, 'message')} {act.done} until "
         "then. Begin it again for the others.",
@@ -79,6 +80,11 @@ def _missing(job: Job) -> str:
     if missing <= 0:
         return ""
     return f" {missing:,} more that were counted are gone, or were moved meanwhile."
+
+
+def _skipped(job: Job) -> str:
+    """What becomes of schedules whose next firing was cancelled."""
+    return f" {words.skipped(*job.skipped)}" if job.skipped[1] else ""
 
 
 def _controls(ask: Ask, job: Job) -> Markup | None:

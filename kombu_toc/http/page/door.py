@@ -122,6 +122,9 @@ class Door:
         name = _hash(cookie)
         now = self._clock()
         known = self._known.get(name)
+        if known is not None and known.token is not None and not self._tokens.has(known.token):
+            del self._known[name]  # it was removed
+            known = None
         if known is not None and now - known.at < KNOWN:
             return known.token
         try:

@@ -2,21 +2,28 @@
 
 A filter that looks into messages reads many of them to find a few. So a look is shown to all its
 viewers, and looking again by itself takes a tenth of the time at most, of all filters together.
+A look that has found less than a page, and has not come to the end, goes on while somebody looks.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any, NamedTuple
 
 from .reading import Reader
 from .selection import Listing, Selection, find
+
+logger = logging.getLogger(__name__)
 
 #: How many times as long as it took a look is shown to pages that look again by themselves, and
 #: seconds at least; and how many times to whoever opens the view.
 SHARE = 10
 LEAST = 1.0
 OPENED = 2
+
+#: Seconds after which a look does not go on any more that nobody has asked for.
+LEFT = 10.0
 
 #: Looks that are kept, at most: of each there are the messages that it has found.
 MOST_SEEN = 20
@@ -40,6 +47,11 @@ class Seen(NamedTuple):
     at: float
 
 
+def _is_short(seen: Seen, limit: int) -> bool:
+    """Whether there is less than a page, and more to look at."""
+    return seen.listing.after is not None and len(seen.listing.messages) < limit
+
+
 class Finds:
     """The latest looks through filters, for all viewers of a process."""
 
@@ -48,6 +60,9 @@ class Finds:
         self._reader = reader
         self._seen: dict[Key, Seen] = {}
         self._looking: dict[Key, asyncio.Task[Seen]] = {}
+        #: looks that go on, and when each was asked for last
+        self._going: dict[Key, asyncio.Task[None]] = {}
+        self._asked: dict[Key, float] = {}
         #: how many looks there were
         self.taken = 0
 
@@ -61,8 +76,11 @@ class Finds:
         limit: how many messages to find
         is_live: whether a page looks again by itself
         """
+        self._asked[key] = asyncio.get_running_loop().time()
         seen = self._seen.get(key)
         if seen is not None:
+            if self.goes_on(key):
+                return seen
             shown = self.again_in(seen) if is_live else self._shown_opened(seen)
             if shown > 0:
                 return seen
@@ -70,7 +88,45 @@ class Finds:
         if looking is None:
             looking = asyncio.create_task(self._look(key, selection, now_us, limit))
             self._looking[key] = looking
-        return await asyncio.shield(looking)  # who goes away ends nobody else's look
+        seen = await asyncio.shield(looking)  # who goes away ends nobody else's look
+        if self._seen.get(key) is seen and not self.goes_on(key) and _is_short(seen, limit):
+            self._going[key] = asyncio.create_task(self._go_on(key, selection, limit))
+        return seen
+
+    def goes_on(self, key: Key) -> bool:
+        """Whether more is looked for just now."""
+        return key in self._going
+
+    async def _go_on(self, key: Key, selection: Selection, limit: int) -> None:
+        """Look on, for half of the time at most, until there is a page or the end."""
+        now_of = asyncio.get_running_loop().time
+        try:
+            while (seen := self._seen.get(key)) is not None and _is_short(seen, limit):
+                if now_of() - self._asked.get(key, 0.0) > LEFT:
+                    return
+                before = seen.listing
+                more = await find(
+                    self._center,
+                    self._reader,
+                    selection,
+                    now_us=seen.now_us,
+                    limit=limit - len(before.messages),
+                    after=before.after,
+                )
+                if self._seen.get(key) is not seen:
+                    return
+                listing = Listing(
+                    before.messages + more.messages,
+                    more.after,
+                    before.looked + more.looked,
+                    before.took + more.took,
+                )
+                self._seen[key] = Seen(listing, seen.now_us, now_of())
+                await asyncio.sleep(more.took)
+        except Exception as exc:  # whoever looks next is told of what lasts
+            logger.warning("a look through a filter has ended early: %s", exc)
+        finally:
+            del self._going[key]
 
     def again_in(self, seen: Seen) -> float:
         """In how many seconds there is another look for pages that look again by themselves."""
@@ -99,7 +155,9 @@ class Finds:
             if self._looking.get(key) is mine:
                 self._seen.pop(key, None)
                 while len(self._seen) >= MOST_SEEN:
-                    del self._seen[next(iter(self._seen))]  # the oldest
+                    oldest = next(iter(self._seen))
+                    del self._seen[oldest]
+                    self._asked.pop(oldest, None)
                 self._seen[key] = seen
             return seen
         finally:
@@ -114,7 +172,7 @@ class Finds:
 
     async def aclose(self) -> None:
         """End the looks that are under way."""
-        tasks = list(self._looking.values())
+        tasks = [*self._looking.values(), *self._going.values()]
         for task in tasks:
             task.cancel()
         if tasks:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...aio.center import AsyncTimeoutCenter
 from ...model.results import DEAD, Found
-from ..messages import Room
 from .reading import Reader
 from .selection import PAGE_BYTES, likeness
 
@@ -152,14 +151,11 @@ class Graves:
                 return found, True
         return found, False
 
-    async def _groups(self, queue: str, found: Iterable[Found], now_us: int) -> list[Group]:
+    async def _groups(self, queue: str, found: Sequence[Found], now_us: int) -> list[Group]:
         """Dead letters that are alike, the largest group first."""
         groups: dict[tuple[str, str, str], Group] = {}
-        room = Room()
-        for place, one in enumerate(found):
-            if place % STEP == STEP - 1:
-                await asyncio.sleep(0)  # others have requests, too
-            shown = self._reader.read(one, now_us, room)
+        async for shown in self._reader.read_all(found, now_us):
+            one = shown.found
             key = likeness(shown)
             known = groups.get(key)
             if known is None:

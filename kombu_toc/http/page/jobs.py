@@ -18,11 +18,10 @@ from typing import Any, NamedTuple
 
 from ...aio.center import AsyncTimeoutCenter
 from ...model.results import Found
-from ..messages import Room
+from ..audit import Audit
 from ..problems import Problem, not_found, problem_of, retry_after
 from . import marks, words
 from .acts import ACTS, Acting, narrowed
-from .audit import Audit
 from .marks import Marks, read_part, those_of
 from .reading import Reader, state_of
 from .selection import Selection
@@ -48,6 +47,10 @@ COUNTING, ASKING, RUNNING = "counting", "asking", "running"
 DONE, STOPPED, FAILED, LOST = "done", "stopped", "failed", "lost"
 
 
+#: Schedules that the end of a job names.
+MAX_NAMED = 10
+
+
 class Job(NamedTuple):
     """Something that is done to all that match.
 
@@ -60,6 +63,7 @@ class Job(NamedTuple):
     is_meant: whether somebody has confirmed it
     parts: in how many parts those are that were counted
     more: whether there are more than may be counted
+    skipped: schedules whose next firing was cancelled: some of their names, and how many they are
     """
 
     id: str
@@ -76,6 +80,7 @@ class Job(NamedTuple):
     is_meant: bool = False
     parts: int = 0
     more: bool = False
+    skipped: tuple[Sequence[str], int] = ((), 0)
 
     @property
     def is_over(self) -> bool:
@@ -261,6 +266,10 @@ class Jobs:
                 looked=job.looked + len(counted),
                 number=job.number + done.number,
                 late=job.late + done.late,
+                skipped=(
+                    [*job.skipped[0], *done.skipped][:MAX_NAMED],
+                    job.skipped[1] + len(done.skipped),
+                ),
             )
             if await self._write(job):
                 await self._end(job, STOPPED)
@@ -318,9 +327,8 @@ class Jobs:
             )
             found = [one for one in page.messages if state_of(one, now_us) in states]
             if selection.looks_inside:
-                room = Room()
-                read = ((one, self._reader.read(one, now_us, room)) for one in found)
-                found = [one for one, shown in read if selection.matches(shown)]
+                read = self._reader.read_all(found, now_us)
+                found = [one.found async for one in read if selection.matches(one)]
             yield found, len(page.messages)
             after = page.after
             if after is None:

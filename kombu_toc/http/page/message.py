@@ -8,7 +8,6 @@ from typing import Any
 from ...model.records import Record
 from ...model.results import IN_FLIGHT, Found
 from ...model.usage import Usage
-from ..messages import Room
 from ..requests import Answer
 from . import words
 from .acts import ACTS, fits
@@ -38,15 +37,14 @@ async def message(tools: Tools, ask: Ask) -> View | Answer:
     if not found:
         return await _gone(tools, ask, name, id, history, now_us)
     found.sort(key=lambda one: one.id != id)
-    room = Room()
     usage = await tools.center.usage(name)
     retries = await _retries(tools, name)
-    parts = []
-    for place, one in enumerate(found[:MOST]):
-        shown = tools.reader.read(one, now_us, room)
+    parts: list[Markup] = []
+    async for shown in tools.reader.read_all(found[:MOST], now_us):
+        place = len(parts)
         parts.append(
             markup(
-                h.h2(f"Another message of this id: {one.id}") if place else None,
+                h.h2(f"Another message of this id: {shown.found.id}") if place else None,
                 live(f"message-{place}", _facts(shown, now_us, usage, retries)),
                 _acts(ask, shown),
                 _content(shown, place),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ...center.scan import MOST_FAR
 from ..problems import invalid
@@ -86,7 +86,7 @@ def _cards(rows: Sequence[Row]) -> Markup:
     cards = [
         ("ready", words.number(total("ready")), f"oldest {words.span(oldest)}" if oldest else ""),
         ("scheduled", words.number(total("scheduled")), ""),
-        ("in flight", words.number(total("in_flight")), ""),
+        ("in flight", words.number(total("in_flight")), "not acknowledged"),
         ("dead", words.number(total("dead")), ""),
     ]
     for name, end in zip(SPANS, ENDS, strict=True):
@@ -250,14 +250,16 @@ async def _workers(tools: Tools, ask: Ask, rows: Sequence[Row]) -> Markup:
     )
 
 
-def _holdings(told: Iterable[WorkerRow]) -> Markup:
+def _holdings(told: Sequence[WorkerRow]) -> Markup:
     def named(held: Sequence[tuple[str, str]]) -> Markup:
         shown = [h.li(task or "a message", " ", h.code(id)) for id, task in held[:10]]
         if len(held) > 10:
             shown.append(h.li(f"... and {len(held) - 10:,} more"))
         return h.ul(shown, class_="held") if shown else h.span("nothing", class_="dim")
 
-    return table(
+    number = sum(len(one.running) for one in told)
+    about = f"{words.counted(number, 'task')} {'runs' if number == 1 else 'run'}. {words.FLIGHT}"
+    workers = table(
         (
             Column("Worker", "wide"),
             Column("Queues", "wide"),
@@ -277,3 +279,4 @@ def _holdings(told: Iterable[WorkerRow]) -> Markup:
         ),
         nothing="No worker has answered.",
     )
+    return markup(h.p(about, class_="about") if told else None, workers)

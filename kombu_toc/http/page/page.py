@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl
@@ -13,11 +14,10 @@ from ..far import FarAhead
 from ..mask import Mask
 from ..operations import Operation
 from ..problems import Problem, not_found, problem_of, retry_after
-from ..requests import Answer, Request
-from . import bulk, dead, limits, message, overview, queue, records, schedules
+from ..requests import Answer, Gone, Request
+from . import bulk, dead, limits, message, overview, queue, records, schedules, words
 from .acts import Acting
-from .audit import Audit
-from .board import Board
+from .board import Board, FirstLook
 from .door import LASTS, Door, Visitor, cookie_header
 from .extras import PageExtras
 from .finds import Finds
@@ -48,9 +48,12 @@ ROOT = "page"
 #: Seconds that a view may take; the script waits for ten.
 WITHIN = 7.0
 
-#: Fields of a form, and its bytes, at most: who has not signed in may send one.
+#: Fields of a form, and its bytes, at most.
 MAX_FIELDS = 3_000
 MAX_FORM = 1 << 20
+
+#: Bytes of a form of who has not signed in: no more are kept.
+MAX_ENTRANCE = 16 << 10
 
 VIEWS: Mapping[str, Viewing] = {
     "": overview.overview,
@@ -85,7 +88,7 @@ class Page:
 
     def __init__(self, api: Api, extras: PageExtras, mask: Mask) -> None:
         center = api.center
-        reader, audit = Reader(mask, extras), Audit(center)
+        reader, audit = Reader(mask, extras), api.audit
         acting = Acting(api.acting, extras)
         graves, finds = Graves(center, reader), Finds(center, reader)
 
@@ -134,12 +137,18 @@ class Page:
         for name in (*VIEWS, "login"):
             yield made("GET", (ROOT, name), partial(self._answer, name))
         for name in (*FORMS, "login", "leave"):
-            yield made("POST", (ROOT, name), partial(self._answer, name))
+            posted = made("POST", (ROOT, name), partial(self._answer, name))
+            yield replace(posted, reads=True)
 
     async def _answer(self, name: str, api: Any, request: Request) -> Answer:
         visitor = _NOBODY
         try:
             visitor = await self.tools.door.visitor(request)
+            if request.method == "POST":
+                is_in = visitor.token.roles and not visitor.token.is_anonymous
+                await request.read_body(MAX_FORM if is_in and name != "login" else MAX_ENTRANCE)
+        except Gone:
+            raise
         except Exception as exc:
             return self._failed(Ask(request, visitor, request.query, {}), exc)
         return await self.answer(name, request, visitor)
@@ -222,6 +231,10 @@ class Page:
 
     def _failed(self, ask: Ask, exc: Exception) -> Answer:
         """What is answered if something went wrong: a page that says what, and the way on."""
+        if isinstance(exc, FirstLook):
+            said = f"The first look at {words.number(exc.of)} queues is under way."
+            bar = h.progress(max=str(exc.of), value=str(exc.seen))
+            return self._page(ask, View("One moment", markup(h.p(said), h.p(bar)), every=1_000))
         problem = problem_of(exc)
         away = problem.kind == "broker"
         view = View(
@@ -283,8 +296,11 @@ def _entrance(ask: Ask, wrong: str = "") -> View:
             h.p(wrong, class_="trouble", role="alert") if wrong else None,
             h.p(
                 "With a token of this server. ",
-                h.code("python -m kombu_toc.http --new-token NAME"),
-                " makes one.",
+                h.code("python -m kombu_toc.http --new-token NAME >>tokens.txt"),
+                " makes one: it shows the token, which is entered here, and adds a line with its "
+                "hash to the file that the server is started with (",
+                h.code("--tokens tokens.txt"),
+                "), which counts within seconds.",
                 class_="about",
             ),
             form(

@@ -7,7 +7,6 @@ from typing import Any
 
 from ...model.results import Counts, Found
 from ...model.topic import Declaration
-from ..messages import Room
 from ..problems import Problem, invalid, not_found
 from ..requests import Answer
 from . import words
@@ -88,7 +87,10 @@ async def queue(tools: Tools, ask: Ask) -> View | Answer:
             ),
             _filters(ask, name, selection),
             h.p(f"Just the {selection.described()}.", class_="about") if selection.alike else None,
-            _messages(ask, selection, listing, now_us, seen_us),
+            h.p(words.FLIGHT, " The overview shows what runs.", class_="about")
+            if selection.state == FLYING and tools.extras.has_workers
+            else None,
+            _messages(ask, selection, listing, now_us, seen_us, _number_of(counts, selection)),
         ),
         every=every,
         now_us=now_us,
@@ -107,19 +109,24 @@ async def _found(
             tools.center, tools.reader, selection, now_us=now_us, limit=PAGE, after=after or None
         )
         return listing, EVERY, None
+    key = (selection.queue, *(ask.query.get(field, "") for field in FIELDS), after)
     seen = await tools.finds.look(
-        (selection.queue, *(ask.query.get(field, "") for field in FIELDS), after),
+        key,
         selection,
         now_us=now_us,
         limit=PAGE,
         is_live=ask.is_live,
     )
-    again = max(EVERY, round(tools.finds.again_in(seen) * 1000))
+    goes_on = tools.finds.goes_on(key)
+    again = EVERY if goes_on else max(EVERY, round(tools.finds.again_in(seen) * 1000))
+    if goes_on:
+        return seen.listing._replace(goes_on=True), again, None
     return seen.listing, again, seen.now_us if seen.listing.took > SLOW else None
 
 
-def _tabs(ask: Ask, name: str, selection: Selection, counts: Counts) -> Markup:
-    numbers = {
+def _numbers(counts: Counts) -> dict[str, int]:
+    """How many messages there are of each state."""
+    return {
         ALL_WAITING: counts.waiting,
         SCHEDULED: counts.scheduled,
         READY: counts.ready,
@@ -127,6 +134,14 @@ def _tabs(ask: Ask, name: str, selection: Selection, counts: Counts) -> Markup:
         DIED: counts.dead,
         ANY: sum(counts),
     }
+
+
+def _number_of(counts: Counts, selection: Selection) -> int:
+    return _numbers(counts)[selection.state]
+
+
+def _tabs(ask: Ask, name: str, selection: Selection, counts: Counts) -> Markup:
+    numbers = _numbers(counts)
     kept = _kept(ask, "state", "after")
     return tabs(
         "State",
@@ -197,7 +212,12 @@ def _filters(ask: Ask, name: str, selection: Selection) -> Markup:
 
 
 def _messages(
-    ask: Ask, selection: Selection, listing: Listing, now_us: int, seen_us: int | None
+    ask: Ask,
+    selection: Selection,
+    listing: Listing,
+    now_us: int,
+    seen_us: int | None,
+    number: int,
 ) -> Markup:
     acts = [
         act
@@ -210,7 +230,12 @@ def _messages(
     if listing.after is not None:
         nothing = f"None of the first {listing.looked:,} messages matches; there are more."
     more = None
-    if listing.after is not None:
+    if listing.goes_on:
+        nothing = "None yet."
+        said = f"Looked through {listing.looked:,} of about {max(number, listing.looked):,}."
+        bar = h.progress(value=listing.looked, max=max(number, listing.looked), aria_label=said)
+        more = h.p(bar, " ", said, class_="about")
+    elif listing.after is not None:
         to = link("queue", **{**_kept(ask), "after": listing.after})
         more = h.p(h.a("Next page", href=to, class_="button", rel="next"))
     here = {**_kept(ask), "queue": selection.queue}
@@ -330,7 +355,7 @@ async def do(tools: Tools, ask: Ask) -> View | Answer:
         one for one in await tools.center.get(ids, topic=name) if one.id in wanted
     ]
     if act.asks and not ask.field("sure"):
-        return _ask_if_meant(tools, ask, act, there, now_us, back)
+        return await _ask_if_meant(tools, ask, act, there, now_us, back)
     what = ", ".join(ids[:20]) + (f" and {len(ids) - 20} more" if len(ids) > 20 else "")
     if at is not None:
         what += f" to {words.iso(round(at * 1e6))}"
@@ -345,16 +370,17 @@ async def do(tools: Tools, ask: Ask) -> View | Answer:
     said = f"{words.counted(done.number, 'message')} {act.done}."
     if late > 0:
         said += f" Too late for {late:,}: a worker has it, or it is gone."
+    if done.skipped:
+        said += f" {words.skipped(done.skipped)}"
     return redirect(ask, back, said)
 
 
-def _ask_if_meant(
+async def _ask_if_meant(
     tools: Tools, ask: Ask, act: Act, there: list[Found], now_us: int, back: str
 ) -> View:
     if not there:
         raise not_found("these messages are gone: they are done, or somebody else was first")
-    room = Room()
-    messages = [tools.reader.read(one, now_us, room) for one in there[:20]]
+    messages = [one async for one in tools.reader.read_all(there[:20], now_us)]
     rest = len(there) - len(messages)
     number = words.counted(len(there), "message")
     return View(

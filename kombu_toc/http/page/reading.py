@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple
 
+from ...model.looking import MOST
 from ...model.results import DEAD, IN_FLIGHT, Found
 from ..mask import HIDDEN, Mask, Masking
-from ..messages import Room
+from ..messages import EXPANDED, Room
 
 #: Characters of arguments in a table, and of a body and an error on a page of their own.
 CUT = 160
 WHOLE = 20_000
+
+#: Messages that are read at a time, and bytes that these may expand to.
+STEP = 50
+TOGETHER = EXPANDED
 
 #: States as they are named here. A waiting message is scheduled or ready.
 SCHEDULED, READY, FLYING, DIED = "scheduled", "ready", "in-flight", "dead"
@@ -76,19 +82,21 @@ class Shown(NamedTuple):
 
 
 def read_parts(found: Found, room: Room) -> Parts:
-    """The parts of a message, as far as JSON tells them."""
-    message = room.unpack(found.body, found.id)
+    """The parts of a message, as far as they may be looked at."""
+    message, problem = room.look(found.body, found.id)
     if message is None:
         return Parts(None, None, None, None, {}, {}, None, found.body)
     headers, body = message["headers"], message["body"]
     kind = message["content-type"]
     task, args, kwargs, rest = headers.get("task"), None, None, None
-    problem = ""
     if task is not None:
-        try:
-            args, kwargs, rest = json.loads(body)
-        except (ValueError, TypeError, RecursionError):
-            problem = f"the arguments are not JSON ({kind}): what their sender wrote of them"
+        value = None
+        if not problem:
+            value, problem, _ = room.read_content(message)
+        if isinstance(value, (list, tuple)) and len(value) == 3:
+            args, kwargs, rest = value
+        else:
+            problem = problem or "the body has no arguments of a task"
             args, kwargs = headers.get("argsrepr"), headers.get("kwargsrepr")
     return Parts(
         None if task is None else str(task),
@@ -113,6 +121,17 @@ class Reader:
     def __init__(self, mask: Mask, extras: Any) -> None:
         self._mask = mask
         self._extras = extras
+
+    async def read_all(self, found: Sequence[Found], now_us: int) -> AsyncIterator[Shown]:
+        """As :meth:`read`, of many messages, in a thread: to expand them takes its time."""
+
+        def read(some: Sequence[Found]) -> list[Shown]:
+            room = Room(TOGETHER)
+            return [self.read(one, now_us, room) for one in some]
+
+        for begin in range(0, len(found), STEP):
+            for shown in await asyncio.to_thread(read, found[begin : begin + STEP]):
+                yield shown
 
     def read(self, found: Found, now_us: int, room: Room) -> Shown:
         """A message in text.
@@ -159,6 +178,8 @@ class Reader:
             text = f"{len(body):,} bytes: {body[:64].hex(' ')}{' ...' if len(body) > 64 else ''}"
             return (HIDDEN, HIDDEN) if self._mask else (text, text)
         try:
+            if len(body) > MOST:
+                raise ValueError
             value = json.loads(text)
             if not isinstance(value, (dict, list)):
                 raise ValueError

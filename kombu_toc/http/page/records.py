@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ...model.records import Record
-from ..library import STATUSES, shown_record
+from ...model.records import STATUSES, Record
+from ..library import read_attributes, shown_record
 from ..mask import Mask
 from ..problems import invalid, not_found
 from . import words
@@ -50,6 +50,7 @@ async def library(tools: Tools, ask: Ask) -> View:
             biz_id=query.get("biz") or None,
             status=status,
             task=query.get("task") or None,
+            attributes=read_attributes(query.get("attributes", "")),
             between=None if since is until is None else (since, until),
             limit=PAGE,
             after=query.get("after") or None,
@@ -107,6 +108,7 @@ def _filters(query: Any) -> Markup:
             ),
         ),
         text("task", "Task", "shop.remind"),
+        text("attributes", "Attributes", "shop=berlin"),
         text("since", "Due not before", "-1d"),
         text("until", "Due before", "1h30m"),
         text("id", "Id", "the whole id"),
@@ -144,12 +146,18 @@ def _table_of(found: list[dict[str, Any]], nothing: str) -> Markup:
                 one.get("attempts", 0),
                 one.get("worker", ""),
                 one["since"],
-                one.get("error", ""),
+                _error(one.get("error", "")),
             )
             for one in found
         ),
         nothing=nothing,
     )
+
+
+def _error(text: str) -> Any:
+    """An error in one line; the end of its traceback, if it has one, behind it."""
+    first, _, rest = text.partition("\n")
+    return h.details(h.summary(first), h.pre(rest)) if rest else first
 
 
 async def audit(tools: Tools, ask: Ask) -> View:

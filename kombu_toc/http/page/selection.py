@@ -8,10 +8,9 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from ...model.results import DEAD, IN_FLIGHT, WAITING, Found
-from ..messages import Room
 from ..problems import invalid
 from . import words
-from .reading import DIED, FLYING, READY, SCHEDULED, STATES, Reader, Shown
+from .reading import DIED, FLYING, READY, SCHEDULED, STATES, WHOLE, Reader, Shown
 from .times import read_time
 
 #: What else a state may be: what waits, and everything.
@@ -155,12 +154,14 @@ class Listing(NamedTuple):
     after: where to go on; None: there is no more
     looked: how many messages were looked at
     took: seconds
+    goes_on: whether more is looked for
     """
 
     messages: list[Shown]
     after: str | None
     looked: int
     took: float
+    goes_on: bool = False
 
 
 async def find(
@@ -178,7 +179,6 @@ async def find(
     read what matches. Raises Problem for an `after` that no page has."""
     found: list[Shown] = []
     size = number = 0
-    room = Room()
     began = time.monotonic()
     how = selection.scanned(now_us / 1e6)
     while True:
@@ -190,11 +190,11 @@ async def find(
         except ValueError:
             raise invalid("after", "no page goes on there; begin with the first one") from None
         messages: list[Found] = page.messages
-        for one in messages:
-            shown = reader.read(one, now_us, room)
+        async for shown in reader.read_all(messages, now_us):
             if selection.matches(shown):
-                found.append(shown)
-                size += len(one.body)
+                # A list shows no more of it, and of some it is a mebibyte.
+                found.append(shown._replace(arguments=shown.arguments[:WHOLE], body=""))
+                size += len(shown.found.body)
         number += len(messages)
         after = page.after
         took = time.monotonic() - began

@@ -6,13 +6,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, Protocol
 
 from ...aio.center import AsyncTimeoutCenter
+from ..audit import Audit
 from ..far import FarAhead
 from ..mask import Mask
 from ..problems import Problem
 from ..requests import Answer
 from ..tokens import Tokens
 from .acts import Acting
-from .audit import Audit
 from .board import Board
 from .door import Door
 from .extras import PageExtras
@@ -28,6 +28,7 @@ class Api(Protocol):
 
     center: AsyncTimeoutCenter
     acting: Any
+    audit: Audit
     tokens: Tokens
     names: frozenset[str]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime, timedelta, timezone
 
 from .html import Markup, h
@@ -17,6 +18,22 @@ def number(value: float) -> str:
     if value == int(value) or value >= 10:
         return f"{value:,.0f}"
     return f"{value:.2g}" if value < 1 else f"{value:.1f}"
+
+
+#: What is in flight, for who sees that tasks run.
+FLIGHT = (
+    "In flight is what a worker has and has not acknowledged: a task that is acknowledged as it "
+    "begins, as is Celery's default, runs without being in flight."
+)
+
+
+def skipped(schedules: Collection[str], number: int = 0) -> str:
+    """What becomes of schedules whose next firing was deleted: these, or more, `number` in all."""
+    shown = [repr(name) for name in sorted(schedules)]
+    *some, last = shown if number <= len(shown) else [*shown, f"{number - len(shown):,} more"]
+    names = f"{', '.join(some)} and {last}" if some else last
+    goes = "each goes" if some else "it goes"
+    return f"The next firing of {names} was among them; {goes} on with the one after that."
 
 
 def counted(value: int, thing: str) -> str:

@@ -16,7 +16,6 @@ import redis
 
 from kombu_toc.center.requests import PopRequest
 from kombu_toc.center.upkeep import Kept
-from kombu_toc.center.watch import Watch
 from kombu_toc.consumer.early_acks import EarlyAcks
 from kombu_toc.consumer.flights import Flight, Flights
 from kombu_toc.consumer.loop import Loop
@@ -83,7 +82,7 @@ class Center:
     def __init__(self, network: Network, now: Callable[[], float]) -> None:
         self._network, self._server = network, network.server
         self.commands = Commands(network.server)
-        self.leases = EndedLeases(network.server, now)
+        self.leases = EndedLeases(network.server)
         self.registry = SimpleNamespace(resolved=str, known=lambda topic: None)
         self._topics: dict[str, Topic] = {}
         self.keys = SimpleNamespace(wake=str, passed_on=passed_on, paused="paused", topics="topics")
@@ -146,7 +145,7 @@ class Commands:
         done = list(deliveries)
         return [Call(lambda: self._server.ack(done), "ack")] if done else []
 
-    def release(self, deliveries: list[Delivery]) -> list[Call]:
+    def release(self, deliveries: list[Delivery], *, handed: bool = False) -> list[Call]:
         back = list(deliveries)
         return [Call(lambda: self._server.release(back))]
 
@@ -162,19 +161,19 @@ class Commands:
 
 
 class EndedLeases:
-    """What the center knows of leases that have ended: it has watched its server, or has not."""
+    """Looks at leases, and rolls back those that have ended."""
 
-    def __init__(self, server: ModelServer, now: Callable[[], float]) -> None:
-        self._server, self._now, self._watch = server, now, Watch()
+    def __init__(self, server: ModelServer) -> None:
+        self._server = server
 
-    def note_calls(self, topic: Topic, slots: Sequence[int]) -> list[Call]:
-        return [Call(lambda: Kept(self._server.clock_us(), False, [], [], []))]
+    def look_calls(self, topic: Topic, slots: Sequence[int]) -> list[Call]:
+        def look() -> Kept:
+            self._server.look(topic.name, slots, VISIBILITY)
+            return Kept(self._server.clock_us(), False, [], [], [])
 
-    def sample(self, topic: Topic, slot: int, now_us: int, sent: float) -> None:
-        self._watch.sample(now_us, sent, self._now())
+        return [Call(look)]
 
-    def recover_until(self, topic: Topic, slot: int) -> int | None:
-        return self._watch.until(self._now(), VISIBILITY)
+    def sample(self, topic: Topic, slot: int, now_us: int, sent: float) -> None: ...
 
 
 @dataclass(eq=False)
@@ -379,9 +378,11 @@ class Leases:
 
     def flush_deferred_logs(self) -> None: ...
 
-    def keep_up(self, who: object, interval: float) -> None: ...
+    def keep_up(self, who: object, interval: float, on_step: object) -> None: ...
 
     def leave_up(self, who: object) -> None: ...
+
+    def refresh(self) -> None: ...
 
     @property
     def idle(self) -> bool:

@@ -19,6 +19,9 @@ RETRIES = 16
 #: Microseconds after which what was announced and is not settled counts as lost.
 STALE = 100_000
 
+#: Microseconds between two looks at leases. More counts as a gap.
+SILENCE_US = 2_750_000
+
 
 @dataclass
 class Lease:
@@ -36,6 +39,8 @@ class Slot:
     store: list[tuple[int, str]] = field(default_factory=list)
     prepare: dict[str, Lease] = field(default_factory=dict)
     armed: list[int] = field(default_factory=list)
+    #: since when its leases are looked at without a gap, and when they were last
+    watch: tuple[int, int] = (0, 0)
 
 
 class ModelServer:
@@ -163,9 +168,6 @@ class ModelServer:
     ) -> Popped:
         now, numbers, name = self.clock_us(), sorted(numbers), request.name
         ready_limit, overdue_limit = request.ready_limit, request.overdue_limit
-        if request.recover:
-            until_us = request.until_us
-            self._recover(topic, numbers, now if until_us is None else min(now, until_us))
         passed = now + request.lookahead_us if ready_limit else now - request.behind_us
         overdue_score = scores.due(now - request.behind_us)
         ready = sorted(
@@ -212,11 +214,19 @@ class ModelServer:
             self._take_back(topic, number, [time for time in slot.armed if time <= passed])
             self._announce_if_first(topic, number, us)
 
-    def _recover(self, topic: str, numbers: Iterable[int], until_us: int) -> None:
+    def look(self, topic: str, numbers: Iterable[int], visibility: float) -> None:
+        """What upkeep.lua does with leases; here all last equally long."""
+        now = self.clock_us()
         for number in numbers:
             slot = self.slots[topic][number]
+            since, seen = slot.watch
+            if not seen <= now <= seen + SILENCE_US:
+                since = now
+            slot.watch = (since, now) if slot.prepare else (0, 0)
+            if now - since < max(visibility / 3, 2) * 1e6:
+                continue
             for id, lease in list(slot.prepare.items()):
-                if lease.ends_us <= until_us:
+                if lease.ends_us <= now:
                     del slot.prepare[id]
                     left = scores.retries_left(lease.score)
                     insort(slot.store, ((RETRIES if left is None else left) - 1, id))

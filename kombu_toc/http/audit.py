@@ -1,4 +1,4 @@
-"""The audit log: who has done what on the page, and to how many.
+"""The audit log: who has done what over HTTP or on the page, and to how many.
 
 An entry is a line of the logger ``kombu_toc.audit``, and an entry of a stream in Redis, which the
 page shows.
@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError
 
-from ...aio.center import AsyncTimeoutCenter
-from ...errors import TocError
-from ..problems import Problem, problem_of
+from ..aio.center import AsyncTimeoutCenter
+from ..client.programs import one_line
+from ..errors import TocError
+from .problems import Problem, problem_of
 
 logger = logging.getLogger("kombu_toc.audit")
 
@@ -25,6 +27,9 @@ KEPT = 10_000
 
 #: Characters of what an entry says.
 MOST = 2_000
+
+#: Refusals that are logged in a minute, at most: anybody can have one.
+MOST_REFUSALS = 100
 
 
 class Entry(NamedTuple):
@@ -53,10 +58,19 @@ class Doing:
 
 
 class Audit:
-    """Writes and reads the log."""
+    """Writes and reads the log.
 
-    def __init__(self, center: AsyncTimeoutCenter) -> None:
+    clock: monotonic seconds
+    """
+
+    def __init__(
+        self, center: AsyncTimeoutCenter, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._center = center
+        self._clock = clock
+        #: since when refusals are counted, and how many there were
+        self._since = 0.0
+        self._refusals = 0
 
     async def write(
         self, who: str, act: str, queue: str = "", what: str = "", number: int = -1
@@ -95,7 +109,15 @@ class Audit:
 
     def refused(self, who: str, act: str, queue: str, why: str) -> None:
         """Note what was not done because somebody may not do it: for the logger only, or who may do
-        nothing could push out of Redis what was done."""
+        nothing could push out of Redis what was done. Of very many in a minute, some."""
+        now = self._clock()
+        if now - self._since > 60:
+            self._since, self._refusals = now, 0
+        self._refusals += 1
+        if self._refusals > MOST_REFUSALS:
+            if self._refusals == MOST_REFUSALS + 1:
+                logger.warning("what else is refused in this minute is not logged")
+            return
         said = f"{who or 'somebody'}: {act[:100]}{_place(queue[:MOST])} is refused: {why}"
         logger.warning("%s", one_line(said))
 
@@ -117,13 +139,3 @@ class Audit:
 
 def _place(queue: str) -> str:
     return f" in {queue!r}" if queue else ""
-
-
-def one_line(text: str) -> str:
-    """Text in one line of a log: ids and names are made by others, and none shall look like an
-    entry of its own."""
-    if text.isprintable():
-        return text
-    return "".join(
-        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
-    )

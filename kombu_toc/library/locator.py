@@ -1,0 +1,225 @@
+"""Finds the shards of rows by job ids alone.
+
+The row of a message without a business id is in the shard of its id. Of others, the token says the
+shard while the message is known; when it has ended, the locator does, a table that is written after
+the row. What neither knows is looked for in all tables.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, Integer, bindparam, delete, literal, select, text, union
+
+from ..errors import LibraryError
+from ..model.spread import has_biz, spread_of
+from ..model.topic import checksum_of
+from .records import Key, now_us
+from .schema import LOCATOR
+from .shards import Database, Shard, Shards
+
+#: Microseconds of a day: what history has no more goes from here, too.
+_DAY_US = 86_400_000_000
+
+#: Ends of which a process keeps where their rows are, until that is written.
+MAX_OWED = 100_000
+
+#: Entries that one statement writes, ids that one looks for, and tables in which it does.
+TOGETHER = 500
+IDS = 100
+TABLES = {"sqlite": 64, "postgresql": 8, "mysql": 16}
+
+
+class Locator:
+    """Reads and writes where rows are. Any thread may call it."""
+
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
+        self._lock = threading.Lock()
+        #: by the id and the spread, the day
+        self._owed: dict[tuple[str, int], int] = {}
+        self._known = threading.local()
+
+    # -- what is written
+
+    def owe(self, keys: Iterable[Key], at_us: int) -> bool:
+        """The rows of these were written: say soon where they are. Returns whether there is
+        anything to be said."""
+        if len(self._shards.all) == 1:
+            return False
+        some = {(id, spread_of(id, token)) for id, token, _ in keys if has_biz(token)}
+        if not some:
+            return False
+        with self._lock:
+            self._owed.update(dict.fromkeys(some, at_us // _DAY_US))
+            while len(self._owed) > MAX_OWED:
+                self._owed.pop(next(iter(self._owed)))
+        return True
+
+    def take(self, entries: dict[tuple[str, int], int]) -> None:
+        """Write these, too: days by ids and spreads."""
+        with self._lock:
+            self._owed = {**entries, **self._owed}
+
+    def write(self) -> None:
+        """Write what is owed. Raises LibraryError, and keeps what is for a database that is
+        away."""
+        if not self._owed:
+            return
+        with self._lock:
+            owed, self._owed = self._owed, {}
+        error: LibraryError | None = None
+        for database, rows in self._by_database(owed).items():
+            try:
+                if not database.rests:
+                    self._write(database, rows)
+                    continue
+            except LibraryError as exc:
+                error = error or exc
+            with self._lock:
+                late = {(row["id"], row["spread"]): row["day"] for row in rows}
+                self._owed = {**late, **self._owed}
+        if error is not None:
+            raise error
+
+    def _by_database(
+        self, owed: dict[tuple[str, int], int]
+    ) -> dict[Database, list[dict[str, Any]]]:
+        found: dict[Database, list[dict[str, Any]]] = defaultdict(list)
+        # In one order, so that two processes do not wait for each other.
+        for (id, spread), day in sorted(owed.items()):
+            row = {"id": id, "spread": spread, "day": day}
+            found[self._shards.of(id).database].append(row)
+        return found
+
+    @staticmethod
+    def _write(database: Database, rows: Sequence[dict[str, Any]]) -> None:
+        statement = database.dialect.upsert(LOCATOR, ("id", "spread"), ("day",))
+        for start in range(0, len(rows), TOGETHER):
+            some = rows[start : start + TOGETHER]
+
+            def work(connection: Connection, some: Any = some) -> None:
+                connection.execute(statement, some)
+
+            database.run(work)
+
+    def pruning(self, database: Database, before_day: int) -> Iterator[int]:
+        """Drop what ended before that day; yield after each transaction. Raises LibraryError."""
+        old = select(LOCATOR.c.id, LOCATOR.c.spread).where(LOCATOR.c.day < before_day)
+        while rows := database.read(old.limit(TOGETHER)):
+            ids = [row["id"] for row in rows]
+            where = (LOCATOR.c.day < before_day) & LOCATOR.c.id.in_(ids)
+            database.execute(delete(LOCATOR).where(where))
+            yield len(ids)
+
+    # -- what is found
+
+    @contextmanager
+    def knowing(self, keys: Iterable[Key]) -> Iterator[None]:
+        """Within this, the thread knows these keys, as in :meth:`shards_of`."""
+        self._known.keys = list(keys)
+        try:
+            yield
+        finally:
+            self._known.keys = []
+
+    def shards_of(self, ids: Iterable[str], known: Iterable[Key] = ()) -> dict[Shard, list[str]]:
+        """The shards that have rows of these ids; an id without any is in none.
+
+        known: keys of messages of some of the ids: these are looked for in their shards only
+
+        Raises LibraryError if a database is away that may have rows which no other one has.
+        """
+        wanted = dict.fromkeys(ids)
+        if len(self._shards.all) == 1:
+            return {self._shards.all[0]: list(wanted)} if wanted else {}
+        found: dict[Shard, dict[str, None]] = defaultdict(dict)
+        told = [key for key in (*known, *getattr(self._known, "keys", ())) if key[0] in wanted]
+        for shard, keys in self._shards.of_keys(told).items():
+            found[shard].update(dict.fromkeys(key[0] for key in keys))
+        left = wanted.keys() - {id for some in found.values() for id in some}
+        away = self._look_near([id for id in wanted if id in left], found)
+        left -= {id for some in found.values() for id in some}
+        if left:
+            self._look_everywhere([id for id in wanted if id in left], found, away)
+        return {shard: list(some) for shard, some in found.items()}
+
+    def _look_near(
+        self, ids: Sequence[str], found: dict[Shard, dict[str, None]]
+    ) -> LibraryError | None:
+        """Look into the shards of the ids, and into the locator beside them; return the error of a
+        database that is away."""
+        error: LibraryError | None = None
+        of_shard: dict[Shard, list[str]] = defaultdict(list)
+        tables = self._shards.all[0].tables
+        for id in ids:
+            for shard in self._shards.both(checksum_of(id)):
+                of_shard[shard].append(id)
+        for shard, some in of_shard.items():
+            for start in range(0, len(some), TOGETHER):
+                mine: Any = bindparam("ids", some[start : start + TOGETHER], expanding=True)
+                here = literal(-1).label("spread")
+                parts = [select(one.c.id, here).where(one.c.id.in_(mine)) for one in tables]
+                parts.append(select(LOCATOR.c.id, LOCATOR.c.spread).where(LOCATOR.c.id.in_(mine)))
+                try:
+                    rows = shard.database.read(shard.own(union(*parts)))
+                except LibraryError as exc:
+                    error = error or exc
+                    break
+                for row in rows:
+                    spread = row["spread"]
+                    for other in [shard] if spread < 0 else self._shards.both(spread):
+                        found[other][row["id"]] = None
+        return error
+
+    def _look_everywhere(
+        self,
+        ids: Sequence[str],
+        found: dict[Shard, dict[str, None]],
+        error: LibraryError | None,
+    ) -> None:
+        """Look into all tables, and note for the next time what is found."""
+
+        def look(database: Database) -> list[tuple[Shard, Key]]:
+            return list(self._look_in(database, ids))
+
+        answers, errors = self._shards.side_by_side(look)
+        ended: list[Key] = []
+        for there in answers.values():
+            for shard, key in there:
+                found[shard][key[0]] = None
+                ended.append(key)
+        self.owe(ended, now_us())
+        missing = set(ids) - {id for some in found.values() for id in some}
+        error = error or next(iter(errors.values()), None)
+        if missing and error is not None:
+            raise error
+
+    def _look_in(self, database: Database, ids: Sequence[str]) -> Iterable[tuple[Shard, Key]]:
+        shards = [one for one in self._shards.all if one.database is database]
+        many = TABLES[database.dialect.name]
+        for start in range(0, len(shards), many):
+            some = shards[start : start + many]
+            statement = _naming(some)
+            for first in range(0, len(ids), IDS):
+                part = list(ids[first : first + IDS])
+                rows = database.read(statement.bindparams(ids=part))
+                for row in rows:
+                    yield some[row["place"]], (row["id"], row["token"], "")
+
+
+def _naming(shards: Sequence[Shard]) -> Any:
+    """What there is of some ids in these shards, which are in one database."""
+    columns = shards[0].tables.pending.c
+    said = " UNION ALL ".join(
+        f"SELECT id, token, {place} AS place FROM {table.name} WHERE id IN :ids"
+        for place, shard in enumerate(shards)
+        for table in shard.tables
+    )
+    ids = bindparam("ids", expanding=True, type_=columns.id.type)
+    types: dict[str, Any] = {"id": columns.id.type, "token": columns.token.type, "place": Integer()}
+    return text(said).bindparams(ids).columns(**types)

@@ -1,0 +1,94 @@
+"""A run of the tests leaves nothing behind, however it ends (./run-tests)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import psutil
+import pytest
+
+from .conftest import wait_until
+from .nodes import ROOT
+
+#: A test that starts a worker, a server, and a program that has left its parent and heeds no TERM.
+TEST = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+from tests.servers import Server
+from tests.support import nursery
+
+def test_that_goes_on(tmp_path):
+    server = Server(tmp_path).start()
+    words = ["-b", server.toc_url, "worker", "-P", "prefork", "-c", "1", "-l", "INFO"]
+    with open(tmp_path / "log", "wb") as log:
+        nursery.Popen([sys.executable, "-m", "celery", *words], stdout=log, stderr=log)
+    while b" ready." not in (tmp_path / "log").read_bytes():
+        time.sleep(0.05)
+    script = "trap '' TERM; (while :; do sleep 100; done) & echo"
+    subprocess.run(["setsid", "sh", "-c", script], stdout=subprocess.DEVNULL)
+    Path("begun").touch()
+    time.sleep(100)
+"""
+
+
+def descendants(run: subprocess.Popen[bytes]) -> dict[psutil.Process, str]:
+    """What a run has started, with their command lines: it adopts those that leave their parent."""
+    found = {}
+    for process in psutil.Process(run.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found[process] = " ".join(process.cmdline())
+    return found
+
+
+def living(mark: str) -> list[str]:
+    """The programs that have this in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("OF_THE_RUN") == mark:
+                found.append(" ".join(process.cmdline()))
+    return found
+
+
+@pytest.mark.parametrize("how", ["TERM", "INT", "TERM to all"])
+def test_who_ends_a_run_has_ended_all_that_it_started(tmp_path: Path, how: str) -> None:
+    (tmp_path / "test_one.py").write_text(TEST)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    mark = uuid.uuid4().hex
+    environment = {**os.environ, "OF_THE_RUN": mark, "PYTHONPATH": str(ROOT)}
+    with open(tmp_path / "log", "wb") as log:
+        run = subprocess.Popen(
+            [sys.executable, ROOT / "tests/support/run.py", "test_one.py"],
+            **{"cwd": tmp_path, "env": environment, "start_new_session": True},
+            **{"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log},
+        )
+    try:
+        wait_until((tmp_path / "begun").exists, 60, (tmp_path / "log").read_text)
+        started: dict[psutil.Process, str] = {}
+
+        def all_are_there() -> bool:
+            started.update(descendants(run))
+            return all(
+                any(name in line for line in started.values())
+                for name in ("-m pytest", "worker", "-server", "sleep 100")
+            )
+
+        wait_until(all_are_there, 60, started)
+        number = signal.SIGINT if how == "INT" else signal.SIGTERM
+        if how == "TERM to all":
+            os.killpg(run.pid, number)
+        else:
+            run.send_signal(number)
+        assert run.wait(60) == 128 + number
+        assert living(mark) == []
+        # A server writes over its environment.
+        assert [line for process, line in started.items() if process.is_running()] == []
+    finally:
+        run.kill()
+        run.wait()

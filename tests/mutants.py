@@ -1,0 +1,565 @@
+"""Breaks the product on purpose, in one place at a time, and shows that tests of the day see it.
+
+    python -m tests.mutants                 all of them
+    python -m tests.mutants lease unique    those whose names have one of these words
+
+Each mutant replaces one text of one file, in a copy of this checkout, and runs the part of the
+tests that is nearest to it. A line tells for each whether it was caught, how fast, and by which
+test. The tests of all parts are run without a mutant first: what fails by itself would catch
+anything.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+
+#: How many run at once: most wait more than they work.
+AT_ONCE = 2
+
+#: Seconds that the tests of one may take; a mutant that makes them hang is caught. And that those
+#: of all may.
+PATIENCE, PATIENCE_WITH_ALL = 240, 1800
+
+
+class Mutant(NamedTuple):
+    """One defect.
+
+    file: where it is, below the root
+    text: what stands there, once; instead: what takes its place
+    tests: what is run, as pytest takes it; blanks between
+    """
+
+    name: str
+    file: str
+    text: str
+    instead: str
+    tests: str
+
+    def apply(self, root: Path) -> None:
+        """Break the copy in that folder. Raises ValueError if the text is not there once."""
+        file = root / self.file
+        before = file.read_text()
+        if before.count(self.text) != 1:
+            raise ValueError(
+                f"{self.name!r}: {self.file} has its text {before.count(self.text)} times, not "
+                "once: correct it in tests/mutants.py"
+            )
+        file.write_text(before.replace(self.text, self.instead))
+
+
+SCRIPTS = "kombu_toc/scripts"
+CENTER = "tests/integration/test_center"
+REPLAYED = "test_a_dead_letter_that_is_replayed_keeps_its_last_error_and_has_all_its_retries"
+
+MUTANTS = [
+    # -- deliveries
+    Mutant(
+        "an acknowledgement leaves the message in prepare",
+        f"{SCRIPTS}/ack.lua",
+        "redis.call('ZREM', KEYS[before + 2], unpack(ARGV, from, to)) == to - from + 1",
+        "redis.call('ZCARD', KEYS[before + 2]) >= to - from + 1",
+        "tests/integration/test_center_delivery.py::test_an_acknowledged_message_is_gone",
+    ),
+    Mutant(
+        "an acknowledgement counts for another message of the id",
+        f"{SCRIPTS}/ack.lua",
+        "is_of(tokens[i], births[i])",
+        "tokens[i]",
+        "tests/integration/test_identity.py::"
+        "test_what_is_said_of_a_message_does_not_touch_another_of_the_same_id",
+    ),
+    Mutant(
+        "the slot is another one than CRC-32 says",
+        "kombu_toc/model/topic.py",
+        'return _crc32(basis.encode("utf-8", "surrogatepass")) % slots',
+        'return (_crc32(basis.encode("utf-8", "surrogatepass")) >> 1) % slots',
+        "tests/unit/test_topics.py::test_crc_32_of_the_basis_picks_the_slot",
+    ),
+    Mutant(
+        "a lease that ended costs no retry",
+        f"{SCRIPTS}/recover.lua",
+        "due_ms * 1000 + retries - 1, id)",
+        "due_ms * 1000 + retries, id)",
+        "tests/integration/test_center_delivery.py::"
+        "test_a_message_comes_back_by_itself_when_its_lease_ends",
+    ),
+    Mutant(
+        "a failure costs no retry",
+        f"{SCRIPTS}/reject.lua",
+        "due_ms * 1000 + retries - 1, id)",
+        "due_ms * 1000 + retries, id)",
+        "tests/integration/test_center_delivery.py::"
+        "test_a_message_is_delivered_17_times_at_most_then_it_is_dead",
+    ),
+    Mutant(
+        "a lease ends a millisecond early",
+        f"{SCRIPTS}/pop.lua",
+        "local lease = now_ms + terms.visibility",
+        "local lease = now_ms + terms.visibility - 1",
+        f"{CENTER}_delivery.py::test_a_lease_lasts_for_the_visibility_timeout_to_the_millisecond",
+    ),
+    Mutant(
+        "renewing a lease does nothing",
+        f"{SCRIPTS}/extend.lua",
+        "redis.call('ZADD', KEYS[1], ends * 1000 + tonumber(score) % 1000, ARGV[i])",
+        "redis.call('ZADD', KEYS[1], score, ARGV[i])",
+        "tests/integration/test_center_delivery.py::test_a_renewed_lease_ends_later",
+    ),
+    Mutant(
+        "a message is delivered 20 milliseconds early",
+        f"{SCRIPTS}/pop.lua",
+        "local soon_us, late_us = now + tonumber(ARGV[4]),",
+        "local soon_us, late_us = now + 20000 + tonumber(ARGV[4]),",
+        "tests/integration/test_center_delivery.py::"
+        "test_a_message_is_never_delivered_before_its_action_time",
+    ),
+    Mutant(
+        "messages of one millisecond change their order",
+        f"{SCRIPTS}/spread.lua",
+        "  score = last + 1\n",
+        "  score = last\n",
+        "tests/integration/test_center_delivery.py::"
+        "test_messages_with_one_action_time_keep_their_publish_order_within_a_slot",
+    ),
+    Mutant(
+        "the wait after a failure does not grow",
+        f"{SCRIPTS}/failure.lua",
+        "first_ms * 2 ^ math.max(math.min(failures - 1, 40), 0)",
+        "first_ms",
+        "tests/integration/test_center_failures.py::"
+        "test_each_redelivery_waits_twice_as_long_up_to_the_longest_wait",
+    ),
+    Mutant(
+        "a dead letter is dropped",
+        f"{SCRIPTS}/failure.lua",
+        "  redis.call('ZADD', dead, score, id)\n",
+        "",
+        "tests/integration/test_center_delivery.py::"
+        "test_a_message_that_is_not_to_be_tried_again_is_kept_with_the_reason",
+    ),
+    Mutant(
+        "a dead letter that is requeued loses its error",
+        f"{SCRIPTS}/requeue.lua",
+        "redis.call('HSET', KEYS[3], id, '\\n' .. err)",
+        "redis.call('HDEL', KEYS[3], id)",
+        f"{CENTER}_failures.py::{REPLAYED}",
+    ),
+    Mutant(
+        "a dead letter that is requeued has no retries",
+        f"{SCRIPTS}/requeue.lua",
+        "now_ms * 1000 + tonumber(ARGV[3]), id)",
+        "now_ms * 1000, id)",
+        f"{CENTER}_failures.py::{REPLAYED}",
+    ),
+    Mutant(
+        "what is in flight is cancelled as if it waited",
+        f"{SCRIPTS}/cancel.lua",
+        "local wanted = {ARGV[3] == '1', ARGV[4] == '1', ARGV[5] == '1'}",
+        "local wanted = {ARGV[3] == '1', ARGV[3] == '1', ARGV[5] == '1'}",
+        "tests/integration/test_center_by_id.py::"
+        "test_a_message_in_flight_is_cancelled_too_late_and_says_so",
+    ),
+    Mutant(
+        "what must be new is added beside what is there",
+        f"{SCRIPTS}/put.lua",
+        "  if redis.call('HEXISTS', body, id) == 1 then return there(3) end\n",
+        "",
+        "tests/integration/test_center_delivery.py::"
+        "test_ensure_adds_nothing_while_a_message_has_the_id_in_any_state",
+    ),
+    Mutant(
+        "equal bytes under an id are one message",
+        f"{SCRIPTS}/put.lua",
+        "  if ARGV[7] == '2' and redis.call('HGET', body, id) == envelope\n      and (",
+        "  if redis.call('HGET', body, id) == envelope\n      and (true or ",
+        f"{CENTER}_delivery.py::"
+        "test_a_handler_may_put_its_job_again_for_later_and_then_acknowledge",
+    ),
+    Mutant(
+        "a put whose reply was lost is another message",
+        f"{SCRIPTS}/put.lua",
+        "  if before == publish then return there(0) end",
+        "  ",
+        f"{CENTER}_delivery.py::"
+        "test_a_put_that_the_client_repeats_after_a_lost_reply_is_one_message",
+    ),
+    Mutant(
+        "what a consumer was handed comes back as if nobody had had it",
+        f"{SCRIPTS}/release.lua",
+        "    if ARGV[3] == '1' then kept = given_back(kept, requeues_of(kept)) end\n",
+        "",
+        "tests/integration/test_transport.py::"
+        "test_what_was_delivered_and_comes_back_says_so_and_keeps_its_place_and_its_retries",
+    ),
+    Mutant(
+        "to put a message off costs a retry",
+        f"{SCRIPTS}/reject.lua",
+        "      retries = retries + 1\n",
+        "",
+        "tests/integration/test_transport.py::"
+        "test_to_put_a_message_off_costs_no_retry_and_pauses_longer_each_time",
+    ),
+    Mutant(
+        "a clock that is set back makes leases longer",
+        f"{SCRIPTS}/upkeep.lua",
+        "    if ends < score then redis.call('ZADD', prepare, ends, late[i]) end\n",
+        "",
+        "tests/integration/test_clock_steps.py::"
+        "test_leases_of_the_dead_end_no_later_although_the_clock_is_set_back",
+    ),
+    Mutant(
+        "a purge leaves the bodies",
+        f"{SCRIPTS}/purge.lua",
+        "      redis.call('HDEL', KEYS[2], unpack(ids))\n",
+        "",
+        "tests/integration/test_center_topics.py::test_purging_deletes_what_waits_and_nothing_else",
+    ),
+    Mutant(
+        "an earlier time is not announced",
+        f"{SCRIPTS}/wake.lua",
+        "if not first or us < tonumber(first) then",
+        "if not first then",
+        "tests/integration/test_center_topics.py::"
+        "test_only_what_is_earlier_than_everything_announced_is_announced",
+    ),
+    Mutant(
+        "what a dead consumer had claimed is not announced again",
+        f"{SCRIPTS}/wake.lua",
+        "elseif tonumber(first) < now - 100000 then",
+        "elseif false then",
+        "tests/integration/test_center_topics.py::"
+        "test_what_a_consumer_claimed_and_then_died_is_announced_again",
+    ),
+    Mutant(
+        "a message that has expired is delivered",
+        f"{SCRIPTS}/deliver.lua",
+        "if expires and expires < now_ms then return nil end",
+        "",
+        "tests/integration/test_traits.py::"
+        "test_a_message_is_not_delivered_once_it_has_been_due_for_longer_than_its_expiration",
+    ),
+    Mutant(
+        "a delivery is renewed beyond its max lease",
+        f"{SCRIPTS}/lease.lua",
+        "return last and math.min(ends, last) or ends",
+        "return ends",
+        "tests/integration/test_traits.py::"
+        "test_a_delivery_ends_when_its_max_lease_has_passed_although_it_is_renewed",
+    ),
+    # -- limits, keys, unique keys, schedules
+    Mutant(
+        "one more of a key runs than may",
+        f"{SCRIPTS}/lanes.lua",
+        "running_of(slot, key, gates) >= gates.key_most",
+        "running_of(slot, key, gates) > gates.key_most",
+        "tests/integration/test_limits.py::test_who_frees_a_place_announces_what_may_start_instead",
+    ),
+    Mutant(
+        "one more of a queue runs than may",
+        f"{SCRIPTS}/choose.lua",
+        "if not head or running >= whole_most or",
+        "if not head or running > whole_most or",
+        "tests/integration/test_limits.py",
+    ),
+    Mutant(
+        "one more is put than the rate allows",
+        f"{SCRIPTS}/toll.lua",
+        "local wait = math.ceil(used - now - us * (burst - 1) - 1)",
+        "local wait = math.ceil(used - now - us * burst - 1)",
+        "tests/integration/test_put_rates.py::"
+        "test_so_many_are_put_as_the_rate_says_and_the_next_is_told_when",
+    ),
+    Mutant(
+        "a unique key is not released when its message is done",
+        f"{SCRIPTS}/claim.lua",
+        "    return lasts and 2 or nil -- it is done, and perhaps its id is another's by now",
+        "    return 2",
+        "tests/integration/test_unique.py::"
+        "test_a_claim_holds_until_the_message_starts_or_is_done_or_for_a_time",
+    ),
+    Mutant(
+        "a unique key that holds until the start holds until the end",
+        f"{SCRIPTS}/claim.lua",
+        "return claim.mode ~= '0' and 2 or nil",
+        "return 2",
+        "tests/integration/test_unique.py::"
+        "test_a_claim_holds_until_the_message_starts_or_is_done_or_for_a_time",
+    ),
+    Mutant(
+        "a schedule fires twice",
+        f"{SCRIPTS}/recur.lua",
+        "if standing ~= ARGV[4] then return",
+        "if false then return",
+        "tests/integration/test_schedules.py::"
+        "test_who_has_read_a_schedule_before_others_went_on_with_it_changes_nothing",
+    ),
+    Mutant(
+        "firings overlap that must not",
+        "celery_toc/schedules/state.py",
+        'if running and record.overlap == "skip":',
+        'if running and record.overlap == "never":',
+        "tests/unit/test_schedule_state.py::"
+        "test_what_is_next_while_the_former_one_runs_waits_or_is_left_out",
+    ),
+    # -- the worker's side
+    Mutant(
+        "what was compressed is read with another dictionary",
+        "kombu_toc/model/envelope.py",
+        "        preset += name[:length]\n",
+        "",
+        "tests/unit/test_envelope.py::test_any_message_comes_out_as_it_went_in",
+    ),
+    Mutant(
+        "leases are renewed after a half, not a third",
+        "kombu_toc/consumer/leases.py",
+        "/ BEATS_PER_LEASE\n",
+        "/ BEATS_PER_LEASE * 1.5\n",
+        "tests/unit/test_leases.py::test_each_lease_is_renewed_by_its_own_visibility",
+    ),
+    Mutant(
+        "a paused queue is asked all the same",
+        "kombu_toc/consumer/pending.py",
+        "        for topic in self.paused:\n            self.slots.pop(topic, None)\n",
+        "        for topic in self.paused:\n            pass\n",
+        "tests/unit/test_pending.py::test_a_topic_that_goes_on_after_a_pause_is_looked_into",
+    ),
+    Mutant(
+        "a countdown is a time by the sender's clock",
+        "kombu_toc/transport/publishing.py",
+        "if at_us is not None and properties.get(envelope.COUNTDOWN):",
+        "if False:",
+        "tests/integration/test_clock_steps.py::"
+        "test_a_countdown_begins_by_the_clock_as_it_is_set_now",
+    ),
+    Mutant(
+        "a countdown is early if its sender stands still between two clocks",
+        "kombu_toc/transport/publishing.py",
+        "self._clock, time.time_ns() // 1000, time.monotonic())\n        waits =",
+        "self._clock, now=time.monotonic(), wall_us=time.time_ns() // 1000)\n        waits =",
+        "tests/integration/test_clock_steps.py::"
+        "test_a_countdown_is_not_early_although_its_sender_stands_still_at_any_moment",
+    ),
+    Mutant(
+        "a revoked task waits on",
+        "celery_toc/app/revoke.py",
+        "if revoke is None or not _removes(connection):",
+        "if True:",
+        "tests/e2e/test_revoke.py::"
+        "test_without_any_worker_a_revoked_task_has_its_result_and_leaves_nothing",
+    ),
+    Mutant(
+        "a solo worker that ends keeps what was not begun",
+        "kombu_toc/consumer/outbox.py",
+        "            self._center.run_all("
+        "self._center.commands.release(deliveries, handed=handed))\n",
+        "            pass\n",
+        "tests/e2e/test_shutdown.py::"
+        "test_a_warm_shutdown_gives_back_at_once_what_was_not_begun[solo]",
+    ),
+    Mutant(
+        "broadcasts that are read unhurriedly are read a page a pause",
+        "kombu_toc/consumer/subscriptions.py",
+        "            self.next_reading = 0.0\n            return True\n",
+        "            return True\n",
+        "tests/integration/test_broadcasts.py::"
+        "test_events_that_come_faster_than_a_page_a_pause_are_read_without_falling_behind",
+    ),
+    # -- the library, the HTTP API, the notifier
+    Mutant(
+        "a row is not written",
+        "kombu_toc/library/recorder.py",
+        "                self.store.insert(some)\n",
+        "                pass\n",
+        "tests/integration/test_library.py::test_a_publish_writes_a_row_and_puts_the_message",
+    ),
+    Mutant(
+        "a row with a business id lies in the table of its job id",
+        "kombu_toc/model/spread.py",
+        "    if len(token) == _LENGTH:\n        try:",
+        "    if not token:\n        try:",
+        "tests/integration/test_library_shards.py::test_a_row_lies_in_the_table_of_its_business_id",
+    ),
+    Mutant(
+        "rows are used before they are moved",
+        "kombu_toc/library/shards.py",
+        "        self.pull(keys)\n",
+        "",
+        "tests/integration/test_library_shards.py::"
+        "test_a_library_gets_another_layout_while_it_is_used",
+    ),
+    Mutant(
+        "what has ended begins again in the backlog",
+        "kombu_toc/library/backlog.py",
+        "            event = before  # what has ended does not begin again\n",
+        "            pass\n",
+        "tests/integration/test_library_backlog.py::test_what_has_ended_does_not_begin_again",
+    ),
+    Mutant(
+        "a token may do what its roles do not say",
+        "kombu_toc/http/tokens.py",
+        "        if role not in self.roles:\n            return False\n",
+        "",
+        "tests/integration/test_http_security.py",
+    ),
+    Mutant(
+        "a token may do it to any queue",
+        "kombu_toc/http/tokens.py",
+        "return self._may(queue) if queue is not None else",
+        "return True if queue is not None else",
+        "tests/integration/test_http_security.py",
+    ),
+    Mutant(
+        "a token that is removed goes on",
+        "kombu_toc/http/tokens.py",
+        "        if found is not None:\n            # What",
+        "        if False:\n            # What",
+        "tests/integration/test_http_security.py::"
+        "test_a_token_that_is_removed_ends_and_one_that_is_added_counts_without_a_restart",
+    ),
+    Mutant(
+        "who has not signed in may send as much as who has",
+        "kombu_toc/http/page/page.py",
+        'MAX_FORM if is_in and name != "login" else MAX_ENTRANCE',
+        "MAX_FORM",
+        "tests/integration/test_page_tokens.py::test_who_has_signed_in_may_send_a_large_form",
+    ),
+    Mutant(
+        "a lease that is answered again has what others have by now",
+        "kombu_toc/http/pull.py",
+        'bodies.get((one["id"], Delivery.of_receipt(one["receipt"]).birth))',
+        'next((body for (id, _), body in bodies.items() if id == one["id"]), None)',
+        "tests/integration/test_http.py::"
+        "test_a_lease_that_is_answered_again_has_no_message_that_another_consumer_has_by_now",
+    ),
+    Mutant(
+        "what people look at is expanded without a bound",
+        "kombu_toc/model/looking.py",
+        "decompressor.decompress(body, most)",
+        "decompressor.decompress(body)",
+        "tests/unit/test_task.py::test_a_body_is_expanded_to_a_bound_in_one_stream",
+    ),
+    Mutant(
+        "what the server cannot parse counts as no task",
+        "celery_toc/web/tasks.py",
+        "    except (ValueError, RecursionError):\n        pass\n    return True",
+        "    except (ValueError, RecursionError):\n        return False\n    return True",
+        "tests/e2e/test_web.py::test_what_this_server_cannot_parse_is_not_let_in",
+    ),
+    Mutant(
+        "a notification is signed without its time",
+        "kombu_toc/notify/signing.py",
+        'signed = f"{id}.{timestamp}.".encode() + body',
+        'signed = f"{id}.".encode() + body',
+        "tests/unit/test_notifier.py",
+    ),
+]
+
+
+def chosen(words: Sequence[str]) -> list[Mutant]:
+    return [one for one in MUTANTS if not words or any(word in one.name for word in words)]
+
+
+def copy_checkout(to: Path) -> None:
+    """What git knows of this checkout, as it is now."""
+    listed = subprocess.check_output(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, text=True
+    )
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).exists():
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, to / name)
+
+
+def run_tests(root: Path, tests: Sequence[str], patience: float = PATIENCE) -> tuple[int, str]:
+    """The exit code of pytest and what it said. The processes that tests start import the copy."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
+    try:
+        done = subprocess.run(
+            command,
+            cwd=root,
+            env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=patience,
+        )
+    except subprocess.TimeoutExpired:
+        return 1, f"FAILED {tests[0]} (no end within {patience} seconds)"
+    return done.returncode, done.stdout
+
+
+def judge(mutant: Mutant, root: Path) -> tuple[bool, str]:
+    """Whether it is caught, and the line that tells so."""
+    before = (root / mutant.file).read_text()
+    began = time.monotonic()
+    mutant.apply(root)
+    try:
+        code, said = run_tests(root, mutant.tests.split())
+    finally:
+        (root / mutant.file).write_text(before)
+    took = time.monotonic() - began
+    failed = re.search(r"^(?:FAILED|ERROR) \S+?::([\w\[\]., -]+)", said, re.MULTILINE)
+    if code == 0:
+        return False, f"SURVIVED {took:5.1f} s  {mutant.name}  ({mutant.tests})"
+    if code != 1 or failed is None:
+        return False, f"NO TESTS {took:5.1f} s  {mutant.name}  (exit {code})\n{said[-2000:]}"
+    return True, f"caught   {took:5.1f} s  {mutant.name}  by {failed[1].strip()}"
+
+
+def judge_all(mutants: Sequence[Mutant], roots: Sequence[Path]) -> Iterator[bool]:
+    free: SimpleQueue[Path] = SimpleQueue()
+    for root in roots:
+        free.put(root)
+
+    def one(mutant: Mutant) -> bool:
+        root = free.get()
+        try:
+            is_caught, line = judge(mutant, root)
+        finally:
+            free.put(root)
+        print(line, flush=True)
+        return is_caught
+
+    with ThreadPoolExecutor(len(roots)) as pool:
+        yield from pool.map(one, mutants)
+
+
+def main(words: Sequence[str]) -> int:
+    mutants = chosen(words)
+    if not mutants:
+        print("no mutant has such a name:", *(one.name for one in MUTANTS), sep="\n")
+        return 2
+    with tempfile.TemporaryDirectory(prefix="mutants-") as work:
+        roots = [Path(work, str(number)) for number in range(AT_ONCE)]
+        for root in roots:
+            copy_checkout(root)
+        parts = sorted({test for one in mutants for test in one.tests.split()})
+        print(
+            f"{len(mutants)} mutants; without any, {len(parts)} parts of the tests ...", flush=True
+        )
+        code, said = run_tests(roots[0], parts, PATIENCE_WITH_ALL)
+        if code:
+            print(said[-4000:])
+            return 1
+        caught = list(judge_all(mutants, roots))
+    print(f"{caught.count(True)} of {len(mutants)} were caught")
+    return 0 if all(caught) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
