@@ -68,6 +68,9 @@ STEP = 30 * 86400.0
 #: Seconds within which what is due is taken; and after a fault.
 SETTLED, RECOVERED = 2.0, VISIBILITY_TIMEOUT + 6.0
 
+#: Seconds at the end in which every time of every schedule is asked for.
+CALM = 6.0
+
 #: Seconds within which schedules follow a clock that shows what they have not seen: what is late
 #: comes at the next poll; that the clock was set back is noticed by a look of the leader.
 NOTICED = {"forward": 3.0, "back": 8.0}
@@ -151,7 +154,8 @@ class ScheduleChaos:
                     break
                 self._go_on(1.0)
                 self._hit(fault)
-            self._go_on(1 + max(SETTLED, self._fault_at + RECOVERED - time.time()))
+            # In calm, so that each run asks for some twenty firings, however slow the machine is.
+            self._go_on(CALM + max(SETTLED, self._fault_at + RECOVERED - time.time()))
             self._end_span()
             self._look()
             self._catch_up()
