@@ -78,11 +78,14 @@ if TYPE_CHECKING:
     from .migrate.moving import Migrated as Migrated
     from .migrate.moving import Staying as Staying
     from .migrate.to_redis import migrate_back as migrate_back
-    from .model.envelope import COUNTDOWN as COUNTDOWN
-    from .model.envelope import ENSURE as ENSURE
-    from .model.envelope import SCHEDULE as SCHEDULE
-    from .model.envelope import pack as pack
-    from .model.envelope import unpack as unpack
+    from .model.library import STATUSES as STATUSES
+    from .model.library import Disagreement as Disagreement
+    from .model.library import LibraryResharded as LibraryResharded
+    from .model.library import LibraryStatus as LibraryStatus
+    from .model.library import Rebuilt as Rebuilt
+    from .model.library import Record as Record
+    from .model.library import RecordPage as RecordPage
+    from .model.library import Retried as Retried
     from .model.limits import LIBRARY_TERMS as LIBRARY_TERMS
     from .model.limits import LIMITS as LIMITS
     from .model.limits import NOTIFIER_TERMS as NOTIFIER_TERMS
@@ -90,14 +93,12 @@ if TYPE_CHECKING:
     from .model.limits import Limits as Limits
     from .model.looking import look as look
     from .model.looking import read_content as read_content
-    from .model.records import STATUSES as STATUSES
-    from .model.records import Disagreement as Disagreement
-    from .model.records import LibraryResharded as LibraryResharded
-    from .model.records import LibraryStatus as LibraryStatus
-    from .model.records import Rebuilt as Rebuilt
-    from .model.records import Record as Record
-    from .model.records import RecordPage as RecordPage
-    from .model.records import Retried as Retried
+    from .model.message import COUNTDOWN as COUNTDOWN
+    from .model.message import ENSURE as ENSURE
+    from .model.message import SCHEDULE as SCHEDULE
+    from .model.message import Unique as Unique
+    from .model.message import pack as pack
+    from .model.message import unpack as unpack
     from .model.results import DEAD as DEAD
     from .model.results import IN_FLIGHT as IN_FLIGHT
     from .model.results import WAITING as WAITING
@@ -119,11 +120,10 @@ if TYPE_CHECKING:
     from .model.results import Settled as Settled
     from .model.results import Summary as Summary
     from .model.results import Unwritten as Unwritten
+    from .model.results import Usage as Usage
+    from .model.results import Used as Used
     from .model.spread import token_with as token_with
     from .model.topic import Topic as Topic
-    from .model.uniqueness import Unique as Unique
-    from .model.usage import Usage as Usage
-    from .model.usage import Used as Used
     from .transport.action_time import use_timezone as use_timezone
     from .transport.capacity import Capacity as Capacity
     from .transport.capturing import Captured as Captured
@@ -148,14 +148,14 @@ _PLACES = {
     "read_content": "model.looking",
     "Consumer": "model.results",
     "Delivery": "model.results",
-    "Disagreement": "model.records",
-    "LibraryResharded": "model.records",
-    "LibraryStatus": "model.records",
-    "Rebuilt": "model.records",
-    "Record": "model.records",
-    "RecordPage": "model.records",
-    "Retried": "model.records",
-    "STATUSES": "model.records",
+    "Disagreement": "model.library",
+    "LibraryResharded": "model.library",
+    "LibraryStatus": "model.library",
+    "Rebuilt": "model.library",
+    "Record": "model.library",
+    "RecordPage": "model.library",
+    "Retried": "model.library",
+    "STATUSES": "model.library",
     "Description": "model.results",
     "Limit": "model.results",
     "Fault": "model.results",
@@ -195,10 +195,10 @@ _PLACES = {
     "TERMS": "model.limits",
     "token_with": "model.spread",
     "Topic": "model.topic",
-    "Usage": "model.usage",
-    "Used": "model.usage",
-    "COUNTDOWN": "model.envelope",
-    "ENSURE": "model.envelope",
+    "Usage": "model.results",
+    "Used": "model.results",
+    "COUNTDOWN": "model.message",
+    "ENSURE": "model.message",
     "estimate_memory": "center.memory",
     "migrate_broker": "migrate.from_redis",
     "migrate_back": "migrate.to_redis",
@@ -206,9 +206,9 @@ _PLACES = {
     "Staying": "migrate.moving",
     "reshard_topic": "center.reshard",
     "Resharded": "center.reshard",
-    "SCHEDULE": "model.envelope",
-    "pack": "model.envelope",
-    "unpack": "model.envelope",
+    "SCHEDULE": "model.message",
+    "pack": "model.message",
+    "unpack": "model.message",
     "center_for": "library.opening",
     "outbox": "library.outbox",
     "check_server": "client.health",
@@ -251,7 +251,7 @@ _PLACES = {
     "SlotCountError": "errors",
     "TocError": "errors",
     "TraitError": "errors",
-    "Unique": "model.uniqueness",
+    "Unique": "model.message",
     "UniqueError": "errors",
     "UnknownTopicError": "errors",
 }

@@ -317,7 +317,7 @@ MUTANTS = [
     # -- the worker's side
     Mutant(
         "what was compressed is read with another dictionary",
-        "kombu_toc/model/envelope.py",
+        "kombu_toc/model/message.py",
         "        preset += name[:length]\n",
         "",
         "tests/unit/test_envelope.py::test_any_message_comes_out_as_it_went_in",

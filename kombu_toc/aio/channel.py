@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..model import envelope
+from ..model import message as envelope
 from ..transport.channel import Channel
 from ..transport.publishing import token_of
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ..metrics.counters import count_first
 from ..model import scores
 from ..model.keys import Slot
-from ..model.message_key import decode_key
+from ..model.message import decode_key
 from ..model.results import (
     DEAD,
     FAULT_KINDS,
@@ -27,9 +27,9 @@ from ..model.results import (
     Fault,
     Found,
     Rescheduled,
+    SlotUsage,
 )
 from ..model.topic import Topic, base_of
-from ..model.usage import SlotUsage
 from ..scripts.call import Countdown, ScriptCall, text, texts
 from ..scripts.loader import load
 from .context import Context

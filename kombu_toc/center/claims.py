@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..model.keys import Slot
+from ..model.message import FOR_A_TIME, Claim
 from ..model.topic import Topic
-from ..model.uniqueness import FOR_A_TIME, Claim
 from ..scripts.call import ScriptCall
 from ..scripts.loader import load
 from .runner import Runner

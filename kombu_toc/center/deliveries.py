@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..errors import ConfigurationError, ReceiptError
+from ..model.delivery import shown
 from ..model.keys import check_name
-from ..model.receipts import shown
 from ..model.results import DEAD, Delivery, Found, Popped, Settled
 from ..model.topic import Topic
 from ..scripts.call import as_bytes

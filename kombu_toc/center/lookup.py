@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from ..errors import ConfigurationError
+from ..model.delivery import name_in
 from ..model.results import Cancelled, Found, Rescheduled
 from ..model.topic import base_of
-from ..model.traits import name_in
 from ..scripts.call import ScriptCall
 from .admin_commands import AdminCommands, Place
 from .recording import Far

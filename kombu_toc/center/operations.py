@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ..errors import PartialError
+from ..model.delivery import is_receipt, origin_in
 from ..model.keys import Keys, check_name
-from ..model.receipts import is_receipt
 from ..model.results import (
     DEAD,
     IN_FLIGHT,
@@ -23,7 +23,6 @@ from ..model.results import (
     Rescheduled,
 )
 from ..model.topic import Topic, base_of
-from ..model.traits import origin_in
 from ..scripts.call import ScriptCall, as_bytes, microseconds, texts, when_of
 from .admin_commands import PURGE_STEP, AdminCommands, CancelReply, Place
 from .lookup import CALLS_TOGETHER, IDS_PER_CALL, Lookup, ids_of

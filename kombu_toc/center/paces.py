@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ..model.message_key import decode_key, is_hashed
+from ..model.message import decode_key, is_hashed
 from ..model.topic import Topic, slot_of
 
 #: Keys that one call reads.

@@ -23,11 +23,11 @@ from ..errors import (
     ReplicationError,
     ServerError,
 )
+from ..model.delivery import traits_of
 from ..model.keys import Slot
-from ..model.message_key import key_of
+from ..model.message import key_of
 from ..model.results import ADDED, Put, PutTogether
 from ..model.topic import Topic, slot_of
-from ..model.traits import traits_of
 from ..scripts.call import ScriptCall, microseconds, when_of
 from .commands import MOST_BYTES, Commands, too_large
 from .context import Context

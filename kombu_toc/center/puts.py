@@ -8,11 +8,10 @@ from functools import partial
 from typing import Any
 
 from ..errors import ConfigurationError, MessageError, ReplicationError
-from ..model.message_key import key_of
+from ..model.delivery import traits_of
+from ..model.message import Claim, Unique, claim_of, key_of
 from ..model.results import ADDED, KEPT, REPEATED, REPLACED, WAITING, Put
 from ..model.topic import Topic
-from ..model.traits import traits_of
-from ..model.uniqueness import Claim, Unique, claim_of
 from ..scripts.call import ScriptCall, microseconds
 from .claims import home_of
 from .commands import Commands

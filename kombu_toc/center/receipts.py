@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable
 from operator import attrgetter
 
 from ..errors import ReceiptError
-from ..model.receipts import shown
+from ..model.delivery import shown
 from ..model.results import Delivery, Settled
 from .registry import Registry
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from ..model.records import (
+from ..model.library import (
     FAILURES,
     Disagreement,
     LibraryResharded,

@@ -16,10 +16,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ConfigurationError, SlotCountError
-from ..model.gates import WHOLE_QUEUE, check_gates
 from ..model.keys import Keys, check_name
-from ..model.library_log import check_horizon
-from ..model.limits import PRIORITY_STEPS, TERMS, check_steps
+from ..model.library import check_horizon
+from ..model.limits import PRIORITY_STEPS, TERMS, WHOLE_QUEUE, check_gates, check_steps
 from ..model.results import Delivery
 from ..model.scores import MAX_RETRIES
 from ..model.topic import Declaration, Topic

@@ -39,7 +39,7 @@ class PutRequest(NamedTuple):
     remember: seconds for which a repeated `publish` is recognised
     has_name: its body says which put it is of: the same bytes under its id are the same message
     replaces: it takes the place of a message that was delivered; a server that is full accepts it
-    traits: what holds for it and not for its topic, as :func:`.model.traits.traits_of` makes it
+    traits: what holds for it and not for its topic, as :func:`.model.delivery.traits_of` makes it
     counted: whether it counts among what may be put into its topic; what `replaces` another does
         not
     goes_on: it goes on for the message of its id that was delivered, as what `replaces` one does:

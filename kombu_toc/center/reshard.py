@@ -61,13 +61,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..errors import EnvelopeError, ReshardError
-from ..model import envelope
-from ..model.gates import check_one_slot
+from ..model import message
+from ..model.delivery import encoded_key_in, trait
 from ..model.keys import Slot
-from ..model.limits import MAX_SLOTS
-from ..model.message_key import decode_key, encode_key, is_hashed, key_of
+from ..model.limits import MAX_SLOTS, check_one_slot
+from ..model.message import decode_key, encode_key, is_hashed, key_of
 from ..model.topic import Topic, base_of, check_slots, slot_of
-from ..model.traits import encoded_key_in, trait
 from ..scripts.call import PageSize, ScriptCall
 from ..scripts.loader import load
 from .center import TimeoutCenter
@@ -337,14 +336,14 @@ def _basis(id: str, body: bytes, token: str, key_header: str | None) -> str | No
     """
     headers: dict[Any, Any] | None = None
     with contextlib.suppress(EnvelopeError):
-        headers = envelope.unpack(body, id)["headers"]
+        headers = message.unpack(body, id)["headers"]
     if headers and (basis := headers.get("x-slot-basis")) is not None and str(basis):
         return str(basis)
     if (encoded := encoded_key_in(token)) is not None:
         return None if trait(token, "o") else _key(id, encoded, headers or {}, key_header)
     if headers is None:
         return None
-    for name in ("x-key", key_header, envelope.UNIQUE):
+    for name in ("x-key", key_header, message.UNIQUE):
         if key := key_of(id, headers.get(name)):
             return key
     named = headers.get("id")

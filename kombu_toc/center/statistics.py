@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from ..errors import PartialError, UnknownTopicError
 from ..model.keys import Keys
-from ..model.results import Consumer, Counts, Summary, Unwritten
-from ..model.usage import Usage, usage_of
+from ..model.results import Consumer, Counts, Summary, Unwritten, Usage, usage_of
 from ..scripts.call import microseconds
 from .admin_commands import AdminCommands
 from .context import Context

@@ -6,15 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import ConfigurationError, SlotCountError, UnknownTopicError
-from ..model.gates import NEEDS, check_gates
-from ..model.library_log import check_horizon
+from ..model.library import check_horizon
 from ..model.limits import (
     LIBRARY_TERMS,
     LIMITS,
+    NEEDS,
     NOTIFIER_TERMS,
     PRIORITY_STEPS,
     TERMS,
     Limits,
+    check_gates,
     check_steps,
 )
 from ..model.results import DECLARED, DEFAULT, Description, Limit

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 from ..errors import ActionTimeError, EnvelopeError, ReceiptError
-from ..model import envelope
-from ..model.receipts import read_receipt
+from ..model import message as envelope
+from ..model.delivery import read_receipt
 from ..model.results import Delivery, Popped, Put, Settled
 from ..scripts.call import microseconds
 from ..tracing import Tracing

@@ -13,9 +13,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ..errors import ReplicationError, UniqueError
+from ..model.message import KEEP_EARLIER, TAKES, Claim
 from ..model.results import KEPT, REPEATED, Put
 from ..model.topic import Topic
-from ..model.uniqueness import KEEP, TAKES, Claim
 from ..scripts.call import ScriptCall, text
 from ..scripts.loader import load
 from .commands import Commands
@@ -79,7 +79,7 @@ def put_unique(
             looked = True
             if free(other.home, other.slot, other.id):
                 continue
-        if other is not None and claim.conflict == KEEP:
+        if other is not None and claim.conflict == KEEP_EARLIER:
             return other, None
         if other is not None and not (claim.conflict in TAKES and other.waits):
             raise UniqueError(topic, claim.shown, other.base, has_started=not other.waits)

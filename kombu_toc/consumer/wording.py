@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from redis.exceptions import ResponseError
 
 from ..errors import EnvelopeError
-from ..model import envelope
+from ..model import message as envelope
 from ..model.results import Delivery
 from .pipe import BROKEN
 

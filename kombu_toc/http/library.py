@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..library.records import attributes_of
-from ..model.records import FAILURES, STATUSES, Record
+from ..model.library import FAILURES, STATUSES, Record
 from .fields import Headers, Listed, Number, Object, Text, Time, shown_time
 from .mask import Mask, Masking
 from .operations import Operation, answer, read_body

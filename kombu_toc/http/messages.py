@@ -10,8 +10,8 @@ from urllib.parse import quote
 from uuid import NAMESPACE_URL, uuid4, uuid5
 
 from ..errors import EnvelopeError
-from ..model.envelope import pack, unpack
 from ..model.looking import MOST, Content, look, read_content
+from ..model.message import Unique, pack, unpack
 from ..model.results import (
     ADDED,
     DEAD,
@@ -23,7 +23,6 @@ from ..model.results import (
     Delivery,
     Found,
 )
-from ..model.uniqueness import Unique
 from .fields import Anything, Base64, Headers, Number, Object, Text, Time, shown_time
 from .problems import invalid
 from .requests import Request

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from ..errors import ReceiptError
-from ..model.receipts import read_receipt
+from ..model.delivery import read_receipt
 from ..model.results import DEAD, IN_FLIGHT, WAITING, Delivery, Found
 from . import guard
 from .fields import Flag, Listed, Number, Object, Text

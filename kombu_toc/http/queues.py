@@ -10,7 +10,7 @@ from typing import Any
 from ..center.topics import ALTERABLE
 from ..errors import ConfigurationError
 from ..model import limits as known
-from ..model import terms
+from ..model import limits as terms
 from ..model.limits import LIMITS, PRIORITIES
 from ..model.results import DEAD, Counts
 from ..model.topic import Topic

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 from ..center.center import TimeoutCenter
 from ..center.logs import CANCEL, FULL, MOVE, Entry, logs_of, read_call, written_call
 from ..errors import EnvelopeError, LibraryError
-from ..model import envelope, scores
+from ..model import message, scores
 from ..model.keys import Slot
-from ..model.library_log import OFF
+from ..model.library import OFF
 from ..model.results import DEAD, IN_FLIGHT, WAITING, Found
 from ..model.topic import Topic
 from . import statuses
@@ -390,7 +390,7 @@ def _row(topic: Topic, slot: Slot, entry: Entry) -> Row | None:
         *(scores.plain(entry.score), entry.body, "", "", entry.token),
     )
     try:
-        content: Mapping[str, Any] | None = envelope.unpack(entry.body, entry.id)
+        content: Mapping[str, Any] | None = message.unpack(entry.body, entry.id)
     except EnvelopeError:
         content = None  # a center's bytes
     try:

@@ -12,10 +12,10 @@ from ..center.center import TimeoutCenter
 from ..center.recurring import ScheduleChange
 from ..center.requests import ADD, PutRequest
 from ..errors import LibraryError
-from ..model.library_log import BEHIND, OFF, OUTBOX
+from ..model.delivery import name_in
+from ..model.library import BEHIND, OFF, OUTBOX
 from ..model.results import REPLACED, Cancelled, Delivery, Found, Put, Rescheduled
 from ..model.topic import Declaration, Topic
-from ..model.traits import name_in
 from . import outbox, statuses
 from .dead import DeadLetters
 from .far import FarMessages, is_far

@@ -13,7 +13,7 @@ from sqlalchemy import Table, delete, select, text, tuple_, update
 from ..center.burying import bury_call
 from ..center.center import TimeoutCenter
 from ..errors import LibraryError
-from ..model import envelope, scores
+from ..model import message, scores
 from ..model.results import Delivery, Found
 from . import statuses
 from .becoming import are
@@ -75,7 +75,7 @@ class DeadLetters:
         rows: dict[Key, tuple[Row, Mapping[str, Any]]] = {}
         for one in found:
             key, headers = identity_of(one.topic, one.id, one.body, one.token)
-            if not key[1] or envelope.SCHEDULE in headers or not is_storable(key):
+            if not key[1] or message.SCHEDULE in headers or not is_storable(key):
                 continue  # it has no row, as its sender has put it
             with suppress(LibraryError, ValueError, TypeError):  # nor has what cannot be kept
                 row = row_of_message(one, key)._replace(

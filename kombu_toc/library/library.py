@@ -7,7 +7,7 @@ from typing import Any
 
 from ..center.center import TimeoutCenter
 from ..errors import LibraryError
-from ..model.records import (
+from ..model.library import (
     FAILURES,
     Disagreement,
     LibraryResharded,

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from ..errors import LibraryError
 from ..model import scores
-from ..model.library_log import BEHIND, OFF
+from ..model.library import BEHIND, OFF
 from ..model.results import Delivery
 from ..model.topic import Topic
 from . import statuses

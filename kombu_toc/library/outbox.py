@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from ..errors import LibraryError
-from ..model.library_log import OUTBOX, THROUGH
+from ..model.library import OUTBOX, THROUGH
 from .records import Row
 
 if TYPE_CHECKING:

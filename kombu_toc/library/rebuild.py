@@ -16,8 +16,7 @@ from sqlalchemy import select
 
 from ..center.center import TimeoutCenter
 from ..errors import LibraryError
-from ..model.library_log import OFF
-from ..model.records import Rebuilt
+from ..model.library import OFF, Rebuilt
 from . import statuses
 from .ahead import reading_ahead
 from .dead import DeadLetters

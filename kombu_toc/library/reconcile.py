@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 
 from ..center.center import TimeoutCenter
 from ..errors import EnvelopeError, LibraryError
-from ..model import envelope
-from ..model.library_log import OFF
-from ..model.records import DISAGREEMENTS, Disagreement
+from ..model import message
+from ..model.delivery import name_in
+from ..model.library import DISAGREEMENTS, OFF, Disagreement
 from ..model.results import IN_FLIGHT, WAITING, Found
-from ..model.traits import name_in
 from . import statuses
 from .dead import DeadLetters
 from .guard import over_of
@@ -369,7 +368,7 @@ def _is_much(found: Sequence[Row | Found]) -> bool:
 def _key(found: Found) -> Key | None:
     """The key of a message's row; None if it is to have none."""
     try:
-        return key_of(found, envelope.unpack(found.body, found.id))
+        return key_of(found, message.unpack(found.body, found.id))
     except EnvelopeError:
         return identity_of(found.topic, found.id, found.body, found.token)[0]
 
@@ -377,6 +376,6 @@ def _key(found: Found) -> Key | None:
 def key_of(found: Found, content: Mapping[str, Any]) -> Key | None:
     """As :func:`_key`, of a message that is unpacked."""
     token = content["properties"].get("k") or name_in(found.own_token)
-    if not token or envelope.SCHEDULE in content["headers"]:
+    if not token or message.SCHEDULE in content["headers"]:
         return None
     return identity_of(found.topic, found.id, found.body, found.own_token)[0]

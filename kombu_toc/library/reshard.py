@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Table, delete, func, select, tuple_, update
 
 from ..errors import LibraryError
-from ..model.records import LibraryResharded
+from ..model.library import LibraryResharded
 from .becoming import KEY
 from .records import Key, now_us
 from .schedules import Schedules

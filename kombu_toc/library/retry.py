@@ -9,8 +9,8 @@ from sqlalchemy import Connection, RowMapping, or_, select, update
 
 from ..center.center import TimeoutCenter
 from ..errors import EnvelopeError
-from ..model import envelope
-from ..model.records import Record, Retried
+from ..model import message
+from ..model.library import Record, Retried
 from ..model.results import Found
 from ..model.spread import token_with
 from . import outbox, statuses
@@ -97,12 +97,12 @@ def _again(found: RowMapping, now: int) -> Row | None:
     """The row of what is sent again: due now, another message of its id."""
     id, topic = found["id"], found["topic"]
     try:
-        content = envelope.unpack(found["body"], id)
+        content = message.unpack(found["body"], id)
     except EnvelopeError:
         return None
     headers = content["headers"]
     token = token_with(token_hex(8), headers)
-    headers.pop(envelope.SCHEDULE, None)
+    headers.pop(message.SCHEDULE, None)
     if headers.get("expires"):
         headers["expires"] = None
     content["properties"].update(k=token)
@@ -113,6 +113,6 @@ def _again(found: RowMapping, now: int) -> Row | None:
         *(id, token, topic, statuses.PENDING, now, task, kind, biz),
         *(0, None, None, now, now, statuses.NOT_PUT, found["priority"], found["basis"]),
         traits=f";{','.join(traits)}" if traits else "",
-        body=envelope.pack(content, deflate=True, id=id),
+        body=message.pack(content, deflate=True, id=id),
         attributes=attributes,
     )

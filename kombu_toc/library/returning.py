@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from ..center.admin_commands import Place
 from ..center.center import TimeoutCenter
-from ..model.library_log import OFF
+from ..model.delivery import trait, with_trait
+from ..model.library import OFF
 from ..model.results import WAITING, Found
-from ..model.traits import trait, with_trait
 from . import statuses
 from .dead import DeadLetters
 from .guard import ended_rows

@@ -22,7 +22,7 @@ from sqlalchemy import (
 )
 
 from ..errors import LibraryError
-from ..model.records import Record, RecordPage
+from ..model.library import Record, RecordPage
 from . import statuses
 from .becoming import DAY_US
 from .records import storable

@@ -23,7 +23,7 @@ from sqlalchemy import (
     update,
 )
 
-from ..model.records import Record, RecordPage
+from ..model.library import Record, RecordPage
 from ..model.topic import Declaration
 from . import becoming, outbox, pages, search, statuses
 from .becoming import DAY_US, are

@@ -8,10 +8,8 @@ from typing import Any
 from ..center.center import TimeoutCenter
 from ..center.claims import home_of
 from ..center.unique_put import Conflict, unique_call
-from ..model.envelope import UNIQUE
-from ..model.message_key import decode_key
+from ..model.message import FOR_A_TIME, KEEP_EARLIER, UNIQUE, Claim, Unique, claim_of, decode_key
 from ..model.topic import Topic
-from ..model.uniqueness import FOR_A_TIME, KEEP, Claim, Unique, claim_of
 from ..scripts.call import ScriptCall
 from .records import Row, identity_of, request_of
 
@@ -46,7 +44,7 @@ def _claim_of(row: Row, until: Any) -> tuple[Claim, str]:
             mode = UNTIL_DONE
     basis = row.basis or shown
     checksum = zlib.crc32(basis.encode("utf-8", "surrogatepass"))
-    claim = Claim(shown, name, int(mode), lasts_us, checksum, KEEP, None)
+    claim = Claim(shown, name, int(mode), lasts_us, checksum, KEEP_EARLIER, None)
     return claim, f";{others}" if others else ""
 
 

@@ -26,7 +26,7 @@ from kombu import Connection
 from ..center.commands import SENT
 from ..center.context import POP_BYTES
 from ..errors import ActionTimeError, MigrationError, TraitError
-from ..model.message_key import key_of
+from ..model.message import key_of
 from ..scripts.call import PageSize, ScriptCall, when_of
 from ..transport.action_time import action_time
 from ..transport.channel import Channel

@@ -11,7 +11,7 @@ from kombu.utils.json import loads
 from kombu.utils.uuid import uuid
 
 from ..errors import EnvelopeError
-from ..model import envelope
+from ..model import message as envelope
 from ..model.results import IN_FLIGHT, WAITING, Found
 from ..transport.action_time import eta_us
 

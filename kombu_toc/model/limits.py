@@ -1,18 +1,200 @@
-"""The limits of a topic: one row each, with its type, unit, bounds and error.
-
-URLs, transport options, arguments of queues and declarations are all checked by these rows.
-"""
+"""The limits of a topic: one row each, with its type, unit, bounds and error."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
+from urllib.parse import urlsplit
 
 from ..errors import ConfigurationError, SlotCountError
-from .library_log import MODES, THROUGH
+from .library import MODES, THROUGH
+from .message import encode_key
 from .scores import TRIED
-from .terms import Choice, Header, Rate, Url, Weights, interval_us
+
+# -- what a limit on starts, on keys or on puts may be
+#
+# The kinds have what :class:`.limits.Number` has: ``check`` for a value from a program, ``read``
+# for
+# one that may be text, ``must`` and ``error`` for who gives another.
+
+#: The units of a rate, in seconds.
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+#: Starts a second, at most; and the longest time between two of them, in seconds.
+MAX_RATE = 1_000_000
+MAX_INTERVAL = 366 * 86400
+
+#: Keys of a queue that may have a weight: each pop reads them.
+MAX_WEIGHTS = 100
+
+_RATE = re.compile(r"\s*(\d{1,9}(?:\.\d{1,6})?)\s*(?:/\s*([smhd]))?\s*", re.ASCII)
+_HEADER = re.compile(r"[\x21-\x7e]{1,100}")
+
+#: What readers of URLs take for different things is in none of them.
+_URL = re.compile(r"[!$-;=?-\[\]_a-z~]{1,2000}")
+
+
+def interval_us(rate: str) -> float:
+    """Microseconds between two starts at a rate that was checked."""
+    count, unit = rate.split("/")
+    return UNITS[unit] * 1e6 / float(count)
+
+
+def count_of(rate: str) -> int:
+    """The number in a rate: 100 of ``100/s``; at least 1."""
+    return max(1, int(float(rate.split("/")[0])))
+
+
+@dataclass(frozen=True)
+class Rate:
+    """So many in a second, a minute, an hour or a day. It is kept as text, such as ``100/s``."""
+
+    called: str = ""
+    error: type[ConfigurationError] = ConfigurationError
+
+    #: what it must be, for an error
+    must = (
+        "a rate such as 100/s, 10/m, 5000/h or 20/d (a plain number: so many a second), from one "
+        "in 366 days to 1000000/s"
+    )
+
+    def check(self, what: str, value: object) -> Any:
+        """A rate as it is kept. Raises `error`, naming `what`."""
+        found = None
+        if isinstance(value, (int, float, str)) and not isinstance(value, bool):
+            found = _RATE.fullmatch(f"{value:.6f}" if isinstance(value, float) else str(value))
+        if found is not None:
+            count, unit = float(found[1]), found[2] or "s"
+            if count and UNITS[unit] / MAX_INTERVAL <= count <= MAX_RATE * UNITS[unit]:
+                return f"{f'{count:.6f}'.rstrip('0').rstrip('.')}/{unit}"
+        raise self.error(f"{what} must be {self.must}, not {value!r}")
+
+    read = check
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of some words."""
+
+    words: tuple[str, ...]
+    called: str = ""
+    error: type[ConfigurationError] = ConfigurationError
+
+    @property
+    def must(self) -> str:
+        """What it must be, for an error."""
+        return " or ".join(map(repr, self.words))
+
+    def check(self, what: str, value: object) -> Any:
+        """The word. Raises `error`, naming `what`."""
+        for word in self.words:
+            if value == word:
+                return word
+        raise self.error(f"{what} must be {self.must}, not {value!r}")
+
+    read = check
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Keys and how much more often than others they have their turn: a mapping, or as text
+    ``gold=3,silver=2`` or JSON."""
+
+    called: str = ""
+    error: type[ConfigurationError] = ConfigurationError
+
+    #: what it must be, for an error
+    must = (
+        f"a mapping of at most {MAX_WEIGHTS} keys to numbers from 0.01 to 1000, such as "
+        "{'gold': 3}, or text such as gold=3,silver=2"
+    )
+
+    def check(self, what: str, value: object) -> Any:
+        """The weights by key. Raises `error`, naming `what`."""
+        try:
+            pairs = _pairs(value)
+            weights = {str(key): float(weight) for key, weight in pairs.items()}
+            for key in weights:
+                key.encode()
+        except (TypeError, ValueError, OverflowError):
+            weights = {}
+        if 0 < len(weights) <= MAX_WEIGHTS and all(
+            key and 0.01 <= weight <= 1000 for key, weight in weights.items()
+        ):
+            return tuple(sorted(weights.items()))
+        raise self.error(f"{what} must be {self.must}, not {value!r}")
+
+    read = check
+
+
+@dataclass(frozen=True)
+class Header:
+    """The name of a header of messages."""
+
+    called: str = ""
+    error: type[ConfigurationError] = ConfigurationError
+
+    #: what it must be, for an error
+    must = "the name of a header: 1 to 100 ASCII characters without blanks"
+
+    def check(self, what: str, value: object) -> Any:
+        """The name. Raises `error`, naming `what`."""
+        if isinstance(value, str) and _HEADER.fullmatch(value):
+            return value
+        raise self.error(f"{what} must be {self.must}, not {value!r}")
+
+    read = check
+
+
+@dataclass(frozen=True)
+class Url:
+    """An address that messages are sent to by HTTP."""
+
+    called: str = ""
+    error: type[ConfigurationError] = ConfigurationError
+
+    #: what it must be, for an error
+    must = (
+        "a URL such as https://shop.example.com/hook: https or http, at most 2000 ASCII "
+        "characters, without user, password and fragment"
+    )
+
+    def check(self, what: str, value: object) -> Any:
+        """The URL. Raises `error`, naming `what`; a password that the URL has is not told."""
+        if isinstance(value, str) and _URL.fullmatch(value):
+            try:
+                found = urlsplit(value)
+                port = found.port
+            except ValueError:
+                found, port = urlsplit(""), None
+            is_web = found.scheme in ("https", "http") and found.hostname and port != 0
+            if is_web and "@" not in found.netloc:
+                return value
+        if "@" in str(value):  # there may be a password before it
+            raise self.error(f"{what} must be {self.must}")
+        raise self.error(f"{what} must be {self.must}, not {value!r:.100}")
+
+    read = check
+
+
+def _pairs(value: Any) -> dict[Any, Any]:
+    if isinstance(value, str):
+        if value.lstrip().startswith("{"):
+            value = json.loads(value)
+        else:
+            parts = [part.rpartition("=") for part in value.split(",")]
+            return {key.strip(): weight for key, _, weight in parts}
+    if not isinstance(value, (Mapping, tuple, list)):
+        raise TypeError(value)
+    return dict(value)
+
+
+# -- the limits of a topic
+#
+# URLs, transport options, arguments of queues and declarations are all checked by these rows.
 
 #: Slots of a topic that is declared without a number.
 DEFAULT_SLOTS = 8
@@ -274,3 +456,101 @@ class Limits(NamedTuple):
             if value is not None or self._field_defaults[name] is not None
         }
         return Limits(**check_limits(what, given.items(), optional=False))
+
+
+# -- what limits the starts and the puts of a topic, as text for scripts
+#
+# A comma is behind each. Of starts:
+#
+# ==============  =================================================================================
+# ``r<us>:<n>,``  the whole queue: microseconds between starts, and how many may come at once
+# ``c<n>,``       the whole queue: how many run at once
+# ``R<us>:<n>,``  each key: microseconds between starts, and how many may come at once
+# ``C<n>,``       each key: how many run at once
+# ``S,``          each key: one at a time, strictly in order
+# ``L,``          with ``S``: a message that waits for its retry lets the others pass
+# ``F,``          keys take turns
+# ``w<k>=<x>,``   with ``F``: the weight of a key, encoded
+# ==============  =================================================================================
+#
+# Of puts: ``p<us>:<n>,`` for the whole queue, ``P<us>:<n>,`` for each key.
+
+#: How much longer than a rate says two starts are apart. A task starts some milliseconds after it
+#: may, now more and now less; so that no stretch of time has more starts than the rate says, there
+#: are half a percent fewer.
+SLOWER = 1.005
+
+#: Limits that say nothing without another, and which.
+NEEDS = {
+    "rate_burst": "rate",
+    "key_burst": "key_rate",
+    "key_retry": "key_order",
+    "key_weights": "key_fair",
+}
+
+#: Limits that count the whole queue: on a Cluster such a queue has one slot.
+WHOLE_QUEUE = ("rate", "concurrency", "put_rate")
+
+
+def spacing_us(rate: str) -> float:
+    """Microseconds between two starts of a queue or key with this rate."""
+    return interval_us(rate) * SLOWER
+
+
+def gates_of(said: Any) -> str:
+    """What limits the starts of a topic; empty if nothing does.
+
+    said: its :class:`.topic.Declaration`, here and below
+    """
+    made = []
+    if said.rate:
+        made.append(f"r{spacing_us(said.rate):.3f}:{said.rate_burst or 1}")
+    if said.concurrency:
+        made.append(f"c{said.concurrency}")
+    if said.key_rate:
+        made.append(f"R{spacing_us(said.key_rate):.3f}:{said.key_burst or 1}")
+    if said.key_concurrency:
+        made.append(f"C{said.key_concurrency}")
+    if said.key_order == "serial":
+        made.append("S")
+        if said.key_retry == "later":
+            made.append("L")
+    if said.key_fair:
+        made.append("F")
+        made += [f"w{encode_key(key)}={weight:.15g}" for key, weight in said.key_weights or ()]
+    return "".join(f"{one}," for one in made)
+
+
+def put_gates_of(said: Any) -> str:
+    """What limits the puts of a topic; empty if nothing does. So many as the rate says may come at
+    once: 100 of ``100/s``."""
+    rates = (("p", said.put_rate), ("P", said.key_put_rate))
+    return "".join(
+        f"{name}{interval_us(rate):.3f}:{count_of(rate)}," for name, rate in rates if rate
+    )
+
+
+def check_gates(topic: str, said: Any, *, clustered: bool) -> None:
+    """Raise ConfigurationError, naming the topic, if limits do not go together."""
+    for name, needed in NEEDS.items():
+        if getattr(said, name) and not getattr(said, needed):
+            raise ConfigurationError(
+                f"queue {topic!r}: {name} says nothing without {needed}; set {needed}, or leave "
+                f"{name} out"
+            )
+    if clustered:
+        check_one_slot(topic, said, said.slots)
+
+
+def check_one_slot(topic: str, said: Any, slots: int) -> None:
+    """Raise ConfigurationError for a queue on a Cluster that something counts as a whole, if it is
+    to have other slots than one."""
+    limit = next((name for name in WHOLE_QUEUE if getattr(said, name)), None)
+    if limit and (slots != 1 or said.draining_counts):
+        former = " and former ones" if slots == 1 else ""
+        raise ConfigurationError(
+            f"queue {topic!r}: {limit} counts the whole queue, and on a Cluster the slots of a "
+            f"queue are on several nodes: it needs one slot, not {slots}{former}; "
+            f"'celery toc reshard {topic} --slots 1' changes that, or limit each key instead: "
+            f"key_{limit}"
+        )

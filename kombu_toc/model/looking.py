@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from kombu.utils import json as kombu_json
 
 from ..errors import EnvelopeError
-from .envelope import unpack_beginning
+from .message import unpack_beginning
 
 #: Bytes that a message, and its body, may expand to. More is not decoded.
 MOST = 1 << 20

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from . import scores, traits
-from .receipts import read_receipt, write_receipt
+from . import delivery, scores
+from .delivery import read_receipt, write_receipt
+from .limits import count_of, interval_us, spacing_us
+from .topic import Declaration
+
+# -- what the operations of a timeout center return
 
 #: The states of a message.
 WAITING, IN_FLIGHT, DEAD = "waiting", "in flight", "dead"
@@ -116,13 +121,13 @@ class Delivery(NamedTuple):
     @property
     def requeues(self) -> int:
         """How often a consumer has requeued it, which costs no retry."""
-        return traits.trait(self.birth, "r") or 0
+        return delivery.trait(self.birth, "r") or 0
 
     @property
     def redelivered(self) -> bool:
         """Whether a consumer was handed it before: it may have begun."""
         birth = self.birth
-        return self.failures > 0 or (";" in birth and traits.trait(birth, "r") is not None)
+        return self.failures > 0 or (";" in birth and delivery.trait(birth, "r") is not None)
 
     @property
     def receipt(self) -> str:
@@ -142,39 +147,39 @@ class Delivery(NamedTuple):
     def visibility(self) -> float | None:
         """Seconds that its lease lasts unless it is renewed, if it has a visibility of its own;
         None: what its topic says, or the connection."""
-        own = traits.trait(self.birth, "v")
+        own = delivery.trait(self.birth, "v")
         return None if own is None else own / 1000
 
     @property
     def outlives_ack(self) -> bool:
         """Whether it holds something until its task has ended, although it was acknowledged: a
         place, a unique key, or off the next firing of its schedule."""
-        return self.has_place or traits.trait(self.birth, "u") == 1 or self.runs_alone
+        return self.has_place or delivery.trait(self.birth, "u") == 1 or self.runs_alone
 
     @property
     def runs_alone(self) -> bool:
         """Whether it is a firing of a schedule of which no two may run at once."""
-        return ";" in self.birth and traits.trait(self.birth, "s") is not None
+        return ";" in self.birth and delivery.trait(self.birth, "s") is not None
 
     @property
     def ends_us(self) -> int | None:
         """When this delivery ends although it is renewed, in microseconds since the epoch; None:
         never."""
-        ms = traits.last_end(self.birth)
+        ms = delivery.last_end(self.birth)
         return None if ms is None else ms * 1000
 
     @property
     def expires_us(self) -> int | None:
         """When the message expires if it comes back by then, in microseconds since the epoch;
         None: never."""
-        ms = traits.trait(self.birth, "x")
+        ms = delivery.trait(self.birth, "x")
         return None if ms is None else ms * 1000
 
     @property
     def key(self) -> str | None:
         """The message's key; None if it has none. Of one that is longer than 200 characters when
         it is percent-encoded, ``h.`` and its SHA-256."""
-        return traits.key_in(self.birth)
+        return delivery.key_in(self.birth)
 
 
 class Consumer(NamedTuple):
@@ -303,7 +308,7 @@ class Found(NamedTuple):
     body: bytes
     reason: str  #: why it is dead
     error: str = ""  #: the last error that a consumer reported for it
-    #: what is kept of its latest delivery, and its traits: see :mod:`.traits`
+    #: what is kept of its latest delivery, and its traits: see :mod:`.delivery`
     token: str = ""
     #: whether it is in the task library only, because its time is far ahead (``x-horizon``)
     far: bool = False
@@ -312,25 +317,25 @@ class Found(NamedTuple):
         return _brief_repr(self)
 
     def _trait(self, letter: str) -> int | None:
-        return traits.trait(self.own_token, letter)
+        return delivery.trait(self.own_token, letter)
 
     @property
     def own_token(self) -> str:
         """Its token; empty if another message has left it."""
-        if self.state == WAITING and not traits.is_still(self.token, self.score):
+        if self.state == WAITING and not delivery.is_still(self.token, self.score):
             return ""
         return self.token
 
     @property
     def key(self) -> str | None:
         """Its key, as :attr:`Delivery.key`; None if it has none."""
-        return traits.key_in(self.own_token)
+        return delivery.key_in(self.own_token)
 
     @property
     def unique(self) -> str | None:
         """The unique key with which it was put; None if it has none. Of one that is longer than
         200 characters when it is percent-encoded, ``h.`` and its SHA-256."""
-        return traits.unique_in(self.own_token)
+        return delivery.unique_in(self.own_token)
 
     @property
     def visibility(self) -> float | None:
@@ -521,3 +526,110 @@ class Edition(NamedTuple):
     process: str
     unused: float
     busy: float
+
+
+# -- what is used of the limits of a topic
+
+
+class Used(NamedTuple):
+    """One limit of a topic, and what is used of it now."""
+
+    #: its name: ``rate``, ``concurrency``, ``key_rate``, ``key_concurrency``, ``key_order``,
+    #: ``key_fair``, ``put_rate`` or ``key_put_rate``
+    name: str
+    value: Any  #: as the topic is declared with
+    #: of a rate: how many of those that may come at once have come; of ``concurrency``: how many
+    #: run. Of a limit of each key: of ``key_rate``, how many keys wait for it; of
+    #: ``key_concurrency`` and ``key_order``, of how many keys something runs; of ``key_fair``, how
+    #: many take turns; of ``key_put_rate``, how many keys have used some of it
+    used: int
+    of: int | None  #: how much there is, if it counts the whole topic
+    #: microseconds until the next may come that has to wait for a rate; 0: now, or nothing waits
+    opens_us: int
+
+
+class Usage(NamedTuple):
+    """What is used of a topic's limits."""
+
+    topic: str
+    limits: tuple[Used, ...]  #: those that it has
+    running: int  #: messages that run and hold a place, where something counts what runs
+    waiting: int  #: messages that are due and were not started
+    keys_waiting: int  #: keys with something due that may not start it now
+    oldest_us: int  #: for how many microseconds the oldest due message has waited
+
+
+class SlotUsage(NamedTuple):
+    """What ``usage.lua`` tells of a slot."""
+
+    now_us: int
+    running: int
+    keys_running: int
+    keys_ready: int
+    keys_paced: int
+    opens_us: int
+    keys_held: int
+    oldest_us: int
+    waiting: int
+    used_until_us: int
+    put_until_us: int
+    keys_put: int
+
+
+def usage_of(topic: str, said: Declaration, slots: Iterable[SlotUsage]) -> Usage:
+    """What is used of a topic's limits, from what its slots tell."""
+    every = list(slots)
+
+    def total(name: str) -> int:
+        return sum(getattr(slot, name) for slot in every)
+
+    now = every[0].now_us
+    opens = min((slot.opens_us for slot in every if slot.opens_us), default=0)
+    ahead, put_ahead = (
+        max(getattr(slot, name) for slot in every) - now
+        for name in ("used_until_us", "put_until_us")
+    )
+    whole = puts = _NO_RATE
+    if said.rate:
+        whole = _rate_used(spacing_us(said.rate), said.rate_burst or 1, ahead)
+    if said.put_rate:
+        puts = _rate_used(interval_us(said.put_rate), count_of(said.put_rate), put_ahead)
+    running, keys_running = total("running"), total("keys_running")
+    found = {
+        "rate": whole,
+        "concurrency": (running, said.concurrency, 0),
+        "key_rate": (total("keys_paced"), None, max(opens - now, 0) if opens else 0),
+        "key_concurrency": (keys_running, None, 0),
+        "key_order": (keys_running, None, 0),
+        "key_fair": (total("keys_ready"), None, 0),
+        "put_rate": puts,
+        "key_put_rate": (total("keys_put"), None, 0),
+    }
+    limits = tuple(
+        Used(name, value, *used) for name, used in found.items() if (value := getattr(said, name))
+    )
+    keys_waiting = total("keys_paced") + total("keys_held")
+    full = said.concurrency is not None and running >= said.concurrency
+    if full or (said.rate and whole[2]):
+        keys_waiting += total("keys_ready")
+    return Usage(
+        topic,
+        limits,
+        running,
+        total("waiting"),
+        keys_waiting,
+        max(slot.oldest_us for slot in every),
+    )
+
+
+#: What is used where there is no rate.
+_NO_RATE: tuple[int, int | None, int] = (0, None, 0)
+
+
+def _rate_used(interval_us: float, burst: int, ahead_us: int) -> tuple[int, int | None, int]:
+    """How many of a burst are used, of how many, and microseconds until one more may come.
+
+    ahead_us: how far the rate has been used up beyond now
+    """
+    used = min(max(math.ceil(ahead_us / interval_us), 0), burst)
+    return used, burst, max(math.ceil(ahead_us - (burst - 1) * interval_us), 0)

@@ -12,9 +12,8 @@ from typing import Any
 import crcmod.predefined
 
 from ..errors import ConfigurationError
-from .gates import gates_of, put_gates_of
 from .keys import Slot
-from .library_log import BEHIND, OFF, log_bound
+from .library import BEHIND, OFF, log_bound
 from .limits import (
     DEFAULT_SLOTS,
     LIMITS,
@@ -23,6 +22,8 @@ from .limits import (
     Limits,
     check_limits,
     check_steps,
+    gates_of,
+    put_gates_of,
 )
 from .scores import MAX_RETRIES
 

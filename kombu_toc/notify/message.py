@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 from ..errors import ConfigurationError, EnvelopeError
-from ..model.envelope import first_line, unpack
+from ..model.delivery import origin_in
+from ..model.limits import Url
+from ..model.message import first_line, unpack
 from ..model.results import Delivery
-from ..model.terms import Url
-from ..model.traits import origin_in
 from .signing import normal, signature
 
 #: The header that gives one message another target than its queue's.

@@ -17,8 +17,8 @@ from ..aio.center import AsyncTimeoutCenter
 from ..center.runner import BROKEN
 from ..client.programs import check_installed, one_line
 from ..errors import ConfigurationError, EnvelopeError, TocError
+from ..model.delivery import origin_in
 from ..model.results import DEAD, Delivery, Popped
-from ..model.traits import origin_in
 from .addresses import Addresses
 from .keeping import LEASE, Keeper
 from .lanes import Lane

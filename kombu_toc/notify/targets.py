@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..model.terms import interval_us
+from ..model.limits import interval_us
 from ..model.topic import Declaration
 from ..scripts.call import text
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
-from ..model.envelope import DICTIONARY
+from ..model.message import DICTIONARY
 from ..version import __version__
 from .reference import as_data
 

@@ -7,7 +7,7 @@
 -- How long it is, in microseconds, until one more message of a key ('' for none) may be put, and which
 -- limit says so; 0 for now: then `paid` has what `pay` writes.
 --
--- limits: Declaration.put_gates (kombu_toc/model/gates.py)
+-- limits: Declaration.put_gates (kombu_toc/model/limits.py)
 local function toll(limits, pace, key, now, paid)
   local longest, which, wanted = 0, '', {}
   for kind, us, burst in string.gmatch(limits, '([pP])([%d.]+):(%d+),') do

@@ -19,7 +19,7 @@ class Captured(NamedTuple):
 
     queue: where it would have gone; None for a broadcast, and for a message with a unique key
     message: as Kombu has prepared it
-    traits: what holds for it alone, as :func:`kombu_toc.model.traits.traits_of` makes it
+    traits: what holds for it alone, as :func:`kombu_toc.model.delivery.traits_of` makes it
     """
 
     queue: str | None

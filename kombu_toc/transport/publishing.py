@@ -24,13 +24,12 @@ from ..center.unique_put import Conflict, is_unique_call, put_unique, unique_cal
 from ..client.options import Settings
 from ..consumer.pipe import BROKEN
 from ..errors import AlreadyThereError
-from ..model import envelope
-from ..model.message_key import key_of
+from ..model import message as envelope
+from ..model.delivery import traits_of
+from ..model.message import Claim, key_of
 from ..model.results import KEPT, Put
 from ..model.spread import token_with
 from ..model.topic import Topic
-from ..model.traits import traits_of
-from ..model.uniqueness import Claim
 from ..scripts.call import Countdown, ScriptCall
 from .action_time import action_time
 from .publish_batch import PublishBatch
@@ -345,7 +344,7 @@ class Publisher:
 
         id: of the task
         name, token: by :meth:`next_name`, and what :func:`token_of` makes of it
-        plain: what :func:`kombu_toc.model.envelope.pack_plain` would make of the message
+        plain: what :func:`kombu_toc.model.message.pack_plain` would make of the message
         eta: its header, or nothing
         counts: whether that is a countdown
         key: its header `x-key`, or nothing

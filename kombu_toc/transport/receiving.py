@@ -13,7 +13,7 @@ from ..consumer.lease_keeper import LeaseKeeper
 from ..consumer.policy import WorkerPolicy
 from ..consumer.poller import Poller
 from ..errors import EnvelopeError
-from ..model import envelope
+from ..model import message as envelope
 from ..model.results import Delivery
 from .message import Message
 

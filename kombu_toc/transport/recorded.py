@@ -26,12 +26,12 @@ from ..library.far import is_far
 from ..library.notes import FLUSH_AT
 from ..library.records import ATTRIBUTES, BIZ_TYPE, Event, Row, row_of, stem_of
 from ..library.statuses import DEAD, DONE, FAR, NAMES, NOT_PUT, PENDING, TAKEN
-from ..model.library_log import BEHIND, OFF, OUTBOX
+from ..model.delivery import name_in
+from ..model.library import BEHIND, OFF, OUTBOX
+from ..model.message import KEEP_EARLIER, Claim
 from ..model.results import Delivery
 from ..model.spread import BIZ_ID
 from ..model.topic import Declaration, Topic
-from ..model.traits import name_in
-from ..model.uniqueness import KEEP, Claim
 from ..scripts.call import ScriptCall
 from .channel import Channel
 from .message import Message
@@ -99,7 +99,7 @@ class RecordedPublisher(Publisher):
         # What is wrong with a message is found before its row is written.
         call = self._made_for(topic, message, batch, away=away)
         request = self._made.unique.pop(call.args)[0] if unique else self._made.request
-        if unique and message["headers"].get("x-unique-conflict", KEEP) != KEEP:
+        if unique and message["headers"].get("x-unique-conflict", KEEP_EARLIER) != KEEP_EARLIER:
             outbox.refuse(queue, "a message with a unique key and another conflict than 'keep'")
         server_us = None if away else self.library.server_time.of(request)
         row = row_of(queue, request, headers, server_us=server_us)

@@ -8,8 +8,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from ..errors import KeptError
-from ..model.envelope import UNIQUE
-from ..model.uniqueness import KEEP, Claim, Unique, claim_of
+from ..model.message import KEEP_EARLIER, UNIQUE, Claim, Unique, claim_of
 
 #: The headers of a message with a unique key, or properties. Celery sends headers along with a
 #: retry, and no properties.
@@ -75,7 +74,7 @@ def take_claim(message: dict[str, Any], id: str, basis: str | None) -> Claim:
         others = {n: v for n, v in headers.items() if n not in found}
         message["headers"] = others | {n: v for n, v in found.items() if v is not None}
         message["properties"] = {n: v for n, v in properties.items() if n not in found}
-    unique = Unique(found[UNIQUE], found[UNTIL], found[CONFLICT] or KEEP, found[AT_MOST])
+    unique = Unique(found[UNIQUE], found[UNTIL], found[CONFLICT] or KEEP_EARLIER, found[AT_MOST])
     return claim_of(f"message {id}", unique, basis, "x-unique-")
 
 

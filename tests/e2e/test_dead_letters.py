@@ -12,7 +12,7 @@ from celery import Celery
 
 import kombu_toc
 from kombu_toc import DEAD, Found
-from kombu_toc.model import envelope
+from kombu_toc.model import message as envelope
 
 from .conftest import POOLS, Journal, wait_until
 from .nodes import Worker

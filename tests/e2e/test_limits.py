@@ -13,7 +13,7 @@ import redis
 from celery import Celery
 
 import kombu_toc
-from kombu_toc.model.traits import trait
+from kombu_toc.model.delivery import trait
 
 from ..integration.inspection import now_us
 from .conftest import LOOPS, POOLS, Journal, wait_until

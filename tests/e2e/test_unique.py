@@ -13,7 +13,7 @@ from celery import Celery
 
 import kombu_toc
 from celery_toc import unique
-from kombu_toc.model.traits import trait
+from kombu_toc.model.delivery import trait
 
 from .conftest import LOOPS, POOLS, Journal, wait_until
 from .nodes import Worker

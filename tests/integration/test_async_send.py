@@ -25,7 +25,7 @@ from celery_toc import aio
 from celery_toc.app.async_sender import LANES, sender_of
 from celery_toc.compat import quick_messages
 from kombu_toc import AsyncChannel, ConfigurationError, TimeoutCenter
-from kombu_toc.model.envelope import DICTIONARY
+from kombu_toc.model.message import DICTIONARY
 
 from ..cluster import Cluster
 from ..loops import in_loop, watched

@@ -16,7 +16,7 @@ from kombu.asynchronous import Hub
 from kombu_toc import TimeoutCenter
 from kombu_toc.center.broadcasts import PAGE, PARTS, part_of_key
 from kombu_toc.consumer import subscriptions
-from kombu_toc.model import envelope
+from kombu_toc.model import message as envelope
 
 from ..proxy import Proxy
 from ..servers import Server, SteppedServer

@@ -35,8 +35,8 @@ from kombu_toc import (
     TimeoutCenter,
 )
 from kombu_toc.model import scores
+from kombu_toc.model.delivery import trait
 from kombu_toc.model.topic import base_of
-from kombu_toc.model.traits import trait
 
 from .inspection import aged, birth_of, check_slots, now_us, older, residue, time_passes
 

@@ -25,7 +25,7 @@ from kombu_toc import (
     reshard_topic,
 )
 from kombu_toc.center import put_many
-from kombu_toc.model import envelope
+from kombu_toc.model import message as envelope
 
 from ..proxy import Proxy
 from ..servers import Server

@@ -20,7 +20,7 @@ import redis
 
 from kombu_toc import TimeoutCenter, pack
 from kombu_toc.exporter import metrics_text
-from kombu_toc.model.envelope import compress
+from kombu_toc.model.message import compress
 
 from ..cluster import Cluster
 from ..http_server import HttpServer

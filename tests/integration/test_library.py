@@ -19,7 +19,7 @@ from kombu_toc.library.putting import Putter
 from kombu_toc.library.reconcile import DEAD, MISSING, THERE, Reconciler, states_in_redis
 from kombu_toc.library.records import Event, now_us
 from kombu_toc.library.schema import REVISION
-from kombu_toc.model import envelope
+from kombu_toc.model import message as envelope
 
 from ..library import broker, consume, engine, new_url, options, publish, status_of, store
 

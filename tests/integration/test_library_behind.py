@@ -525,8 +525,8 @@ def test_the_window_is_measured(mail, store, center, behind):
 @pytest.fixture
 def small(monkeypatch) -> None:
     """Logs have room for little."""
-    monkeypatch.setattr("kombu_toc.model.library_log.LOG_ENTRIES", 20)
-    monkeypatch.setattr("kombu_toc.model.library_log.LOG_LEAST", 1)
+    monkeypatch.setattr("kombu_toc.model.library.LOG_ENTRIES", 20)
+    monkeypatch.setattr("kombu_toc.model.library.LOG_LEAST", 1)
 
 
 def test_a_log_is_bounded_and_what_it_has_no_room_for_gets_rows(

@@ -30,9 +30,9 @@ from kombu_toc.center.requests import PopRequest, PutRequest
 from kombu_toc.center.reshard import reshard_topic
 from kombu_toc.center.upkeep import Part, keep
 from kombu_toc.center.watch import MAY_NOT
+from kombu_toc.model.delivery import traits_of
 from kombu_toc.model.results import MISCOUNTED, NO_LANE
 from kombu_toc.model.topic import slot_of
-from kombu_toc.model.traits import traits_of
 
 from .inspection import announced, now_us, time_passes
 

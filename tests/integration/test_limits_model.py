@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from kombu_toc import Delivery, TimeoutCenter
-from kombu_toc.model.gates import SLOWER
+from kombu_toc.model.limits import SLOWER
 
 from .inspection import aged, time_passes
 from .test_limits import put

@@ -17,7 +17,7 @@ from kombu import Connection, Producer, Queue
 import kombu_toc
 from kombu_toc import TimeoutCenter
 from kombu_toc.center.reshard import BATCH, Resharded, reshard_topic
-from kombu_toc.model import envelope
+from kombu_toc.model import message as envelope
 from kombu_toc.model.results import DEAD, IN_FLIGHT, WAITING
 
 from .conftest import drain

@@ -25,7 +25,7 @@ from kombu_toc.center import contradictions
 from kombu_toc.center.bindings import Bindings, binding
 from kombu_toc.consumer.policy import DefaultPolicy
 from kombu_toc.consumer.sweeping import sweep
-from kombu_toc.model import envelope
+from kombu_toc.model import message as envelope
 from kombu_toc.transport.publish_batch import BatchPublishError
 
 from ..proxy import Proxy

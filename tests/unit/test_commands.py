@@ -36,9 +36,9 @@ from kombu_toc.metrics.counters import Counters
 from kombu_toc.model import scores
 from kombu_toc.model.keys import Keys
 from kombu_toc.model.limits import Limits
+from kombu_toc.model.message import Unique, claim_of
 from kombu_toc.model.results import DEAD, WAITING, Delivery, Put, PutTogether
 from kombu_toc.model.topic import Declaration, Topic
-from kombu_toc.model.uniqueness import Unique, claim_of
 from kombu_toc.scripts.call import ScriptCall
 
 #: A name whose braces would cut a hash tag short.

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kombu.serialization import dumps
 
 from kombu_toc import EnvelopeError
-from kombu_toc.model import envelope
+from kombu_toc.model import message as envelope
 
 pytestmark = pytest.mark.versions
 

@@ -22,7 +22,7 @@ from kombu_toc.migrate.messages import (
 )
 from kombu_toc.migrate.moving import MAX_NAMED, Account
 from kombu_toc.model import scores
-from kombu_toc.model.envelope import pack
+from kombu_toc.model.message import pack
 from kombu_toc.model.results import IN_FLIGHT, WAITING, Found
 
 NOW_US = 1_800_000_000_000_000

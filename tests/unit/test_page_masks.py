@@ -15,8 +15,8 @@ from kombu_toc.http.mask import HIDDEN, Masking
 from kombu_toc.http.messages import Room
 from kombu_toc.http.page.limits import WaitingKey, _waiting
 from kombu_toc.http.page.reading import Reader
-from kombu_toc.model.records import Record
-from kombu_toc.model.traits import traits_of
+from kombu_toc.model.delivery import traits_of
+from kombu_toc.model.library import Record
 
 from .page_messages import envelope, found, read
 

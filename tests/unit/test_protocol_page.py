@@ -13,8 +13,8 @@ from types import ModuleType
 import pytest
 
 from kombu_toc.center import permissions
-from kombu_toc.model.envelope import DICTIONARY
 from kombu_toc.model.limits import LIMITS
+from kombu_toc.model.message import DICTIONARY
 from kombu_toc.model.topic import Declaration
 from kombu_toc.scripts import __main__ as writer
 from kombu_toc.scripts.loader import load

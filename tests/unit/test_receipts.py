@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kombu_toc import Delivery, ReceiptError
 from kombu_toc.model import scores
-from kombu_toc.model.receipts import MAX_LENGTH
+from kombu_toc.model.delivery import MAX_LENGTH
 
 DELIVERY = Delivery(
     "mail", 3, 1, "order-7", scores.action(10**15), b"body", 16, "pq0_Rc-7hL9a.1f~xYz.2"

@@ -9,7 +9,7 @@ import pytest
 
 from kombu_toc.center.broadcasts import Subscription
 from kombu_toc.consumer.policy import DefaultPolicy
-from kombu_toc.model import envelope
+from kombu_toc.model import message as envelope
 from kombu_toc.model.results import Delivery
 from kombu_toc.transport.qos import QoS
 from kombu_toc.transport.receiving import Receiver

@@ -15,7 +15,7 @@ from kombu.utils import json as kombu_json
 from celery_toc import Task
 from kombu_toc import DEAD, WAITING, EnvelopeError, Found, look, read_content
 from kombu_toc.model import scores
-from kombu_toc.model.envelope import pack
+from kombu_toc.model.message import pack
 
 pytestmark = pytest.mark.versions
 

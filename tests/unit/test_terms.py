@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 
 from kombu_toc import LIMITS, TERMS, ConfigurationError, Put, RateLimitedError, TraitError
 from kombu_toc.center.contradictions import shown
-from kombu_toc.model.gates import check_gates
-from kombu_toc.model.limits import same
-from kombu_toc.model.message_key import MAX_ENCODED, decode_key, encode_key, key_of
-from kombu_toc.model.terms import interval_us
+from kombu_toc.model.limits import check_gates, interval_us, same
+from kombu_toc.model.message import MAX_ENCODED, decode_key, encode_key, key_of
 from kombu_toc.model.topic import Declaration
 
 #: A value for each, as a user may write it, and as it is kept.

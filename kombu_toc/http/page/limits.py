@@ -9,8 +9,8 @@ from ...center.center import TimeoutCenter
 from ...center.topics import ALTERABLE
 from ...errors import ConfigurationError
 from ...model.limits import LIMITS, TERMS
-from ...model.message_key import decode_key
-from ...model.usage import Usage
+from ...model.message import decode_key
+from ...model.results import Usage
 from ...scripts.call import text
 from ..mask import HIDDEN
 from ..problems import invalid

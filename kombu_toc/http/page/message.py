@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...model.records import Record
-from ...model.results import IN_FLIGHT, Found
-from ...model.usage import Usage
+from ...model.library import Record
+from ...model.results import IN_FLIGHT, Found, Usage
 from ..requests import Answer
 from . import words
 from .acts import ACTS, fits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ...model.records import STATUSES, Record
+from ...model.library import STATUSES, Record
 from ..library import read_attributes, shown_record
 from ..mask import Mask
 from ..problems import invalid, not_found

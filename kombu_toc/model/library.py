@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from ..errors import ConfigurationError
+
+# -- what the task library knows of a message
 
 #: What may have become of a message: it waits, a worker has it, or one of the ways to end.
 STATUSES = (
@@ -124,3 +128,33 @@ class Disagreement(NamedTuple):
     id: str
     topic: str
     action_us: int
+
+
+# -- what a queue's messages leave for the task library, and how much of it
+
+#: How a queue is kept in the task library: the row is written before the message is put, in a
+#: transaction of the caller's, after it from what the scripts have logged, or not at all.
+THROUGH, OUTBOX, BEHIND, OFF = "through", "outbox", "behind", "off"
+MODES = (THROUGH, OUTBOX, BEHIND, OFF)
+
+#: Entries that the logs of a topic's slots may have together, and each of them in any case: an
+#: entry takes about 50 bytes where ids are those of Celery.
+LOG_ENTRIES = 200_000
+LOG_LEAST = 1_000
+
+
+def log_bound(slots: int) -> int:
+    """Entries that the log of one slot may have."""
+    return max(LOG_ENTRIES // slots, LOG_LEAST)
+
+
+def check_horizon(topic: str, said: Any) -> None:
+    """Raise ConfigurationError, naming the topic, if it has a horizon and no rows.
+
+    said: its :class:`.topic.Declaration`
+    """
+    if said.horizon is not None and said.library == OFF:
+        raise ConfigurationError(
+            f"queue {topic!r}: horizon keeps rows in the task library, and library={OFF} keeps "
+            "none: leave one of them out"
+        )
