@@ -7,7 +7,7 @@ from importlib.resources import files
 
 from kombu_toc import scripts
 from kombu_toc.errors import ConfigurationError
-from kombu_toc.scripts import loader
+from kombu_toc.scripts import call
 
 #: Modules and packages that need an extra, or another library, and the modules that it brings.
 EXTRAS = {
@@ -52,7 +52,7 @@ for name in ("kombu_toc", "celery_toc"):
 found = [entry.name for entry in files(scripts.__name__).iterdir() if entry.name.endswith(".lua")]
 assert found
 for script in found:
-    assert loader.load(script.removesuffix(".lua")).text, f"{script} is empty"
+    assert call.load(script.removesuffix(".lua")).text, f"{script} is empty"
 
 installed = distribution("celery-toc")
 for entry in installed.entry_points:

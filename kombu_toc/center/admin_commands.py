@@ -30,8 +30,7 @@ from ..model.results import (
     SlotUsage,
 )
 from ..model.topic import Topic, base_of
-from ..scripts.call import Countdown, ScriptCall, text, texts
-from ..scripts.loader import load
+from ..scripts.call import Countdown, ScriptCall, load, text, texts
 from .context import Context
 
 #: Messages that one call of purge deletes per slot.

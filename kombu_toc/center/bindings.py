@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ..scripts.call import ScriptCall, literal_pattern
-from ..scripts.loader import load
+from ..scripts.call import ScriptCall, literal_pattern, load
 from .broadcasts import streams
 from .center import TimeoutCenter
 

@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ..scripts.call import ScriptCall
-from ..scripts.loader import load
+from ..scripts.call import ScriptCall, load
 from .center import TimeoutCenter
 from .requests import REMEMBER
 

@@ -9,8 +9,7 @@ from typing import Any
 from ..model.keys import Slot
 from ..model.message import FOR_A_TIME, Claim
 from ..model.topic import Topic
-from ..scripts.call import ScriptCall
-from ..scripts.loader import load
+from ..scripts.call import ScriptCall, load
 from .runner import Runner
 
 #: Claims that one call looks at.

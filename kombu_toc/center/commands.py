@@ -19,8 +19,7 @@ from ..model.keys import Keys, Slot
 from ..model.limits import Limits
 from ..model.results import Delivery, Lost, Popped
 from ..model.topic import Topic
-from ..scripts.call import ScriptCall, texts, when_of
-from ..scripts.loader import load
+from ..scripts.call import ScriptCall, load, texts, when_of
 from .context import Context
 from .logs import logging
 from .put_rates import pace_key, read_limited_put

@@ -10,8 +10,7 @@ from ..metrics.counters import TopicCounts
 from ..model.keys import Keys, Slot
 from ..model.limits import Limits
 from ..model.topic import Topic
-from ..scripts.call import ScriptCall
-from ..scripts.loader import load
+from ..scripts.call import ScriptCall, load
 
 T = TypeVar("T")
 

@@ -7,8 +7,7 @@ from typing import Any
 from ..errors import ConfigurationError
 from ..model.keys import Keys
 from ..model.results import Edition
-from ..scripts.call import ScriptCall, text
-from ..scripts.loader import load
+from ..scripts.call import ScriptCall, load, text
 from .runner import Runner
 
 #: Seconds for which an edition must be unused before a former one may come back.

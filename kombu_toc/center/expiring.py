@@ -16,8 +16,7 @@ from secrets import token_urlsafe
 
 from ..model.keys import Keys
 from ..model.topic import Topic
-from ..scripts.call import ScriptCall, texts
-from ..scripts.loader import load
+from ..scripts.call import ScriptCall, load, texts
 from .registry import Registry
 from .runner import Runner
 

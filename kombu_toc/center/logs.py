@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from ..model.keys import Slot
 from ..model.results import STATES
 from ..model.topic import Topic
-from ..scripts.call import ScriptCall, text, texts
-from ..scripts.loader import load
+from ..scripts.call import ScriptCall, load, text, texts
 
 #: What an entry says has happened: see ``scripts/log.lua``.
 PUT, MOVE, CANCEL, FULL = "p", "m", "c", "full"

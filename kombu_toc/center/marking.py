@@ -8,8 +8,7 @@ from typing import Any
 
 from ..model.results import Delivery
 from ..model.topic import Topic
-from ..scripts.call import ScriptCall
-from ..scripts.loader import load
+from ..scripts.call import ScriptCall, load
 from .commands import batches_by_slot
 
 

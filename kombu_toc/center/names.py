@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from ..scripts.call import ScriptCall, as_bytes, texts
-from ..scripts.loader import load
+from ..scripts.call import ScriptCall, as_bytes, load, texts
 from .runner import Runner
 
 #: Names that are compared in one call.

@@ -8,8 +8,7 @@ from redis.exceptions import ResponseError
 
 from ..client.acl import DOCUMENT, explained, is_refused
 from ..errors import NotPermittedError
-from ..scripts.call import ScriptCall, texts
-from ..scripts.loader import commands_of, load
+from ..scripts.call import ScriptCall, commands_of, load, texts
 from .center import TimeoutCenter
 
 #: The scripts of whoever publishes, and what a consumer adds to them.

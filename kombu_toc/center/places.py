@@ -15,8 +15,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from ..model.keys import Keys, Slot, schedule_place
-from ..scripts.call import ScriptCall, texts
-from ..scripts.loader import load
+from ..scripts.call import ScriptCall, load, texts
 from .names import AT_ONCE, SET, SORTED_SET, Names
 from .registry import Registry
 from .runner import Runner

@@ -21,8 +21,7 @@ from redis.exceptions import RedisError
 from ..errors import ConfigurationError
 from ..model.results import WAITING
 from ..model.topic import Topic
-from ..scripts.call import ScriptCall, text, texts
-from ..scripts.loader import load
+from ..scripts.call import ScriptCall, load, text, texts
 from .context import Context
 from .names import Names
 from .places import Places

@@ -22,8 +22,7 @@ from ..model.limits import PRIORITY_STEPS, TERMS, WHOLE_QUEUE, check_gates, chec
 from ..model.results import Delivery
 from ..model.scores import MAX_RETRIES
 from ..model.topic import Declaration, Topic
-from ..scripts.call import ScriptCall, text, texts
-from ..scripts.loader import load
+from ..scripts.call import ScriptCall, load, text, texts
 from .contradictions import warn_of_contradictions
 from .names import HASH, Names
 from .runner import Runner

@@ -67,8 +67,7 @@ from ..model.keys import Slot
 from ..model.limits import MAX_SLOTS, check_one_slot
 from ..model.message import decode_key, encode_key, is_hashed, key_of
 from ..model.topic import Topic, base_of, check_slots, slot_of
-from ..scripts.call import PageSize, ScriptCall
-from ..scripts.loader import load
+from ..scripts.call import PageSize, ScriptCall, load
 from .center import TimeoutCenter
 from .claims import move_claims
 from .paces import move_paces

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..model.keys import Keys
-from ..scripts.call import ScriptCall, text
-from ..scripts.loader import load
+from ..scripts.call import ScriptCall, load, text
 from .runner import Runner
 
 #: Ids that one call remembers as cancelled.

@@ -16,8 +16,7 @@ from ..errors import ReplicationError, UniqueError
 from ..model.message import KEEP_EARLIER, TAKES, Claim
 from ..model.results import KEPT, REPEATED, Put
 from ..model.topic import Topic
-from ..scripts.call import ScriptCall, text
-from ..scripts.loader import load
+from ..scripts.call import ScriptCall, load, text
 from .commands import Commands
 from .recording import Recorder
 from .requests import PutRequest

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 from redis.exceptions import RedisError, ResponseError
 
 from ..model.topic import Topic
-from ..scripts.call import ScriptCall, as_bytes, text
-from ..scripts.loader import load
+from ..scripts.call import ScriptCall, as_bytes, load, text
 from .claims import ClaimSweep
 from .commands import terms_of
 from .context import Context

@@ -8,7 +8,7 @@ from typing import Any
 from redis.exceptions import NoPermissionError
 
 from ..errors import NotPermittedError
-from ..scripts.loader import commands_of, name_of
+from ..scripts.call import commands_of, name_of
 
 #: The end of every such error.
 DOCUMENT = "docs/security.md has the whole rule"

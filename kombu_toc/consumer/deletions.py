@@ -16,8 +16,7 @@ from typing import Any
 from ..center.bindings import Bindings
 from ..center.center import TimeoutCenter
 from ..model.topic import Topic
-from ..scripts.call import ScriptCall
-from ..scripts.loader import load
+from ..scripts.call import ScriptCall, load
 
 #: Seconds after which the server refuses a call of a deletion.
 CALL_EXPIRES = 2.0

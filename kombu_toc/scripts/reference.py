@@ -11,7 +11,7 @@ from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
-from .loader import load
+from .call import load
 
 #: The number of the protocol: of the keys, what is in them, and how the scripts are called. A
 #: client of the same number works beside this release.

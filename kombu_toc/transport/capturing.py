@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 from ..center.requests import PutRequest
 from ..model.topic import Topic
-from ..scripts.call import ScriptCall
-from ..scripts.loader import load
+from ..scripts.call import ScriptCall, load
 from .channel import Channel
 from .publish_batch import PublishBatch
 from .publishing import Publisher

@@ -472,7 +472,7 @@ class Run:
     def _commands(self) -> dict[str, bytes]:
         """What only a publish, an acknowledgement and a pop send."""
         if self._transport == "toc":
-            from kombu_toc.scripts.loader import load
+            from kombu_toc.scripts.call import load
 
             scripts = {"publish": "put", "ack": "ack", "pop": "pop"}
             return {kind: load(name).sha.encode() for kind, name in scripts.items()}

@@ -14,7 +14,7 @@ from celery import Celery
 
 import kombu_toc
 from kombu_toc.http import new_token
-from kombu_toc.scripts.loader import commands_of
+from kombu_toc.scripts.call import commands_of
 
 from ..http_server import HttpServer
 from ..page_visitor import Visitor

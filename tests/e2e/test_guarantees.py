@@ -17,7 +17,7 @@ import redis
 from celery import Celery
 
 import kombu_toc
-from kombu_toc.scripts.loader import load
+from kombu_toc.scripts.call import load
 
 from ..proxy import Proxy
 from ..servers import Server

@@ -11,7 +11,7 @@ import pytest
 import redis
 from celery import Celery
 
-from kombu_toc.scripts.loader import load
+from kombu_toc.scripts.call import load
 
 from ..proxy import Proxy
 from ..servers import Server

@@ -20,7 +20,7 @@ from kombu.exceptions import OperationalError
 
 import kombu_toc
 from kombu_toc import IN_FLIGHT, WAITING
-from kombu_toc.scripts.loader import load
+from kombu_toc.scripts.call import load
 
 from ..integration.inspection import script_calls
 from ..ports import free_port

@@ -17,7 +17,7 @@ from kombu_toc.center.upkeep import Part, keep
 from kombu_toc.center.watch import MAY
 from kombu_toc.consumer.lease_keeper import LeaseKeeper
 from kombu_toc.model.results import STRAY_TOKEN
-from kombu_toc.scripts.loader import load
+from kombu_toc.scripts.call import load
 
 from ..proxy import Proxy
 from ..servers import Server

@@ -11,8 +11,7 @@ import redis
 
 from kombu_toc.consumer.pipe import BROKEN, PipelinedConnection
 from kombu_toc.metrics.sender import Metrics
-from kombu_toc.scripts.call import ScriptCall
-from kombu_toc.scripts.loader import Script
+from kombu_toc.scripts.call import Script, ScriptCall
 
 from ..proxy import Proxy
 from ..servers import Server

@@ -11,8 +11,7 @@ from kombu import Connection, Queue
 
 from kombu_toc import IN_FLIGHT, WAITING, Delivery, TimeoutCenter
 from kombu_toc.model.topic import Topic
-from kombu_toc.scripts.call import ScriptCall
-from kombu_toc.scripts.loader import load
+from kombu_toc.scripts.call import ScriptCall, load
 
 from ..proxy import Proxy
 from ..servers import Server

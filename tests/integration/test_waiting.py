@@ -25,7 +25,7 @@ from kombu_toc import (
     center_for,
 )
 from kombu_toc.center.wake import WakeConnection
-from kombu_toc.scripts.loader import load
+from kombu_toc.scripts.call import load
 
 from ..cluster import Cluster
 from ..proxy import Proxy

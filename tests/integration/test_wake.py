@@ -15,7 +15,7 @@ from kombu import Connection, Consumer, Message, Producer, Queue
 from kombu_toc import TimeoutCenter
 from kombu_toc.consumer.claims import MAX_CLAIMS
 from kombu_toc.model.scores import action_time
-from kombu_toc.scripts.loader import load
+from kombu_toc.scripts.call import load
 
 from .inspection import announced, check_slots, keys_left, now_us, slot_keys, time_passes
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kombu_toc.scripts.call import ScriptCall, merge_announcements
-from kombu_toc.scripts.loader import load
+from kombu_toc.scripts.call import ScriptCall, load, merge_announcements
 
 
 def announcing(key: str, announced: list[int], cleared: list[int]) -> ScriptCall:

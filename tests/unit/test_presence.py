@@ -9,8 +9,7 @@ import pytest
 
 from kombu_toc.consumer.owed_calls import OwedCalls
 from kombu_toc.consumer.presence import PRESENCE_INTERVAL, KeptFresh, Presence
-from kombu_toc.scripts.call import ScriptCall
-from kombu_toc.scripts.loader import load
+from kombu_toc.scripts.call import ScriptCall, load
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from kombu_toc.model.limits import LIMITS
 from kombu_toc.model.message import DICTIONARY
 from kombu_toc.model.topic import Declaration
 from kombu_toc.scripts import __main__ as writer
-from kombu_toc.scripts.loader import load
+from kombu_toc.scripts.call import load
 from kombu_toc.scripts.reference import PROTOCOL, as_data, head, names
 
 ROOT = Path(__file__).parents[2]

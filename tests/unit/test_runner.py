@@ -14,8 +14,7 @@ from kombu_toc.center.runner import Runner, executor_for
 from kombu_toc.errors import ConfigurationError, ReplicationError
 from kombu_toc.metrics.sender import Metrics
 from kombu_toc.model.keys import Keys
-from kombu_toc.scripts.call import ScriptCall
-from kombu_toc.scripts.loader import load
+from kombu_toc.scripts.call import ScriptCall, load
 
 pytestmark = pytest.mark.versions
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kombu_toc.scripts.loader import load
+from kombu_toc.scripts.call import load
 
 LINE = "log_change(log, most, 'p', id)\nreturn {id, 1, now, said, unsaid}"
 
