@@ -69,11 +69,11 @@ if TYPE_CHECKING:
     from .library.opening import center_for as center_for
     from .library.outbox import outbox as outbox
     from .metrics.counters import Lateness as Lateness
+    from .metrics.counters import Metrics as Metrics
     from .metrics.reading import Measured as Measured
     from .metrics.reading import ScriptTimes as ScriptTimes
     from .metrics.reading import read_metrics as read_metrics
     from .metrics.reading import read_script_times as read_script_times
-    from .metrics.sender import Metrics as Metrics
     from .migrate.from_redis import migrate_broker as migrate_broker
     from .migrate.moving import Migrated as Migrated
     from .migrate.moving import Staying as Staying
@@ -184,7 +184,7 @@ _PLACES = {
     "WAITING": "model.results",
     "Lateness": "metrics.counters",
     "Measured": "metrics.reading",
-    "Metrics": "metrics.sender",
+    "Metrics": "metrics.counters",
     "ScriptTimes": "metrics.reading",
     "read_metrics": "metrics.reading",
     "read_script_times": "metrics.reading",

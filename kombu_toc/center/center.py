@@ -22,7 +22,7 @@ from importlib import import_module
 from typing import Any
 
 from ..errors import ConfigurationError
-from ..metrics.sender import Metrics
+from ..metrics.counters import Metrics
 from ..model.keys import Keys
 from ..model.limits import DEFAULT_SLOTS, LIMITS, Limits, Number
 from ..model.scores import MAX_RETRIES

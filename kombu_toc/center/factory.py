@@ -8,7 +8,7 @@ import redis
 
 from ..client.options import Settings
 from ..client.urls import Address
-from ..metrics.sender import Metrics
+from ..metrics.counters import Metrics
 from .center import TimeoutCenter
 
 

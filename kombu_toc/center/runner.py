@@ -23,7 +23,7 @@ from ..errors import (
     ReplicationError,
     ServerError,
 )
-from ..metrics.sender import Metrics
+from ..metrics.counters import Metrics
 from ..model.keys import reading, slot_of
 from ..model.results import Missing
 from ..scripts.call import ScriptCall, as_bytes, merge_announcements, pack_command

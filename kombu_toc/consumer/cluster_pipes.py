@@ -21,7 +21,7 @@ from ..client.cluster import (
 )
 from ..client.faults import is_temporary
 from ..errors import ServerError
-from ..metrics.sender import Metrics
+from ..metrics.counters import Metrics
 from ..scripts.call import ScriptCall
 from .pipe import BROKEN, Item, PipelinedConnection, Waiting
 from .resting_nodes import RestingNodes

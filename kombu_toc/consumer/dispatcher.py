@@ -13,7 +13,7 @@ from .pool_first import PoolFirst
 
 if TYPE_CHECKING:
     from ..center.clock import ServerClock
-    from ..metrics.sender import Metrics
+    from ..metrics.counters import Metrics
     from .consumer_state import ConsumerState
     from .due_queue import Entry, Number
 

@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..center.center import TimeoutCenter
-from ..metrics.sender import INTERVAL, Metrics
+from ..metrics.counters import INTERVAL, Metrics
 from ..model.results import Delivery
 from ..scripts.call import ScriptCall
 from .beat import Beat

@@ -16,7 +16,7 @@ from ..client.connection import IDLE
 from ..client.faults import refusal
 from ..compat.redis_connections import socket_of
 from ..errors import ServerError
-from ..metrics.sender import Metrics
+from ..metrics.counters import Metrics
 from ..scripts.call import ScriptCall, pack_command, pieces
 
 #: What a broken connection raises.

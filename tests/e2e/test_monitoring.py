@@ -15,7 +15,7 @@ import redis
 from celery import Celery
 
 import kombu_toc
-from kombu_toc.metrics.sender import _all
+from kombu_toc.metrics.counters import _all
 
 from ..servers import Server
 from ..support import nursery

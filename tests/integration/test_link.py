@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from kombu_toc.consumer.pipe import BROKEN, PipelinedConnection
-from kombu_toc.metrics.sender import Metrics
+from kombu_toc.metrics.counters import Metrics
 from kombu_toc.scripts.call import Script, ScriptCall
 
 from ..proxy import Proxy
