@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from .center.reshard import Resharded as Resharded
     from .center.reshard import reshard_topic as reshard_topic
     from .client.embedded import EmbeddedServer as EmbeddedServer
-    from .client.health import check_server as check_server
-    from .client.health import durability_warnings as durability_warnings
-    from .client.health import outage_warnings as outage_warnings
-    from .client.health import read_memory as read_memory
+    from .client.errors import check_server as check_server
+    from .client.errors import durability_warnings as durability_warnings
+    from .client.errors import outage_warnings as outage_warnings
+    from .client.errors import read_memory as read_memory
     from .client.programs import check_installed as check_installed
     from .client.urls import mask_password as mask_password
     from .client.urls import server_url as server_url
@@ -211,10 +211,10 @@ _PLACES = {
     "unpack": "model.message",
     "center_for": "library.opening",
     "outbox": "library.outbox",
-    "check_server": "client.health",
-    "durability_warnings": "client.health",
-    "outage_warnings": "client.health",
-    "read_memory": "client.health",
+    "check_server": "client.errors",
+    "durability_warnings": "client.errors",
+    "outage_warnings": "client.errors",
+    "read_memory": "client.errors",
     "mask_password": "client.urls",
     "server_url": "client.urls",
     "EmbeddedServer": "client.embedded",

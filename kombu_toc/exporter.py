@@ -23,7 +23,7 @@ from redis.exceptions import RedisError
 
 from .center.center import TimeoutCenter
 from .center.runner import BROKEN
-from .client.health import read_memory
+from .client.errors import read_memory
 from .errors import PartialError, TocError
 from .metrics.counters import Lateness
 from .metrics.reading import read_metrics, read_script_times

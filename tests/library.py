@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy
 from kombu import Connection, Consumer, Producer, Queue
 
-from kombu_toc.client.databases import read_databases
+from kombu_toc.client.options import read_databases
 from kombu_toc.library import migrate, opening
 from kombu_toc.library.shards import Shards
 from kombu_toc.library.store import Store

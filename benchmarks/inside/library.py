@@ -57,7 +57,7 @@ def _rows(number: int, first: int = 0) -> list[Any]:
 
 
 def _store(url: str) -> Any:
-    from kombu_toc.client.databases import read_databases
+    from kombu_toc.client.options import read_databases
     from kombu_toc.library.shards import Shards
     from kombu_toc.library.store import Store
 

@@ -22,7 +22,7 @@ from redis.exceptions import ConnectionError, NoPermissionError, ResponseError
 
 from ..client.cluster import ClusterClient, Place, with_short_timeouts
 from ..client.connect import POOL_TIMEOUT
-from ..client.faults import is_demoted, server_of, translated
+from ..client.errors import is_demoted, server_of, translated
 from ..client.tls import TLSConnection
 from ..errors import ConfigurationError, FailoverError, ServerError
 from ..scripts.call import Packer

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from redis.exceptions import ResponseError
 
-from ..client.acl import DOCUMENT, explained, is_refused
+from ..client.errors import DOCUMENT, explained, is_refused
 from ..errors import NotPermittedError
 from ..scripts.call import ScriptCall, commands_of, load, texts
 from .center import TimeoutCenter

@@ -20,7 +20,7 @@ from typing import Any
 
 from redis.exceptions import AuthenticationError, AuthorizationError, RedisError, ResponseError
 
-from ..client.faults import is_temporary
+from ..client.errors import is_temporary
 from ..errors import ConfigurationError, NotPermittedError
 from ..model.keys import Keys
 from ..model.results import Popped

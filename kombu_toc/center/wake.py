@@ -12,7 +12,7 @@ import redis
 from redis.exceptions import ResponseError
 
 from ..client.cluster import is_passing
-from ..client.faults import translated
+from ..client.errors import translated
 from ..errors import ServerError
 from ..scripts.call import as_bytes, pack_command
 from .runner import BROKEN

@@ -16,7 +16,7 @@ from redis.exceptions import ResponseError
 
 from ..compat.redis_connections import is_open, open_of
 from ..scripts.call import patience_for, pieces
-from .faults import translated
+from .errors import translated
 
 #: Seconds without use after which a connection may have been closed by the server.
 IDLE = 0.05

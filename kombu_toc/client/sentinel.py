@@ -22,7 +22,7 @@ from redis.sentinel import (
 
 from ..compat.redis_connections import is_open
 from ..errors import ConfigurationError, FailoverError, ServerError
-from .faults import is_demoted
+from .errors import is_demoted
 from .options import Settings
 from .tls import TLSConnection, tls_arguments
 from .urls import SENTINEL_PORT, Address

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,8 @@ from ..errors import ConfigurationError
 from ..plugin import KINDS
 from .embedded import EmbeddedServer
 from .options import is_redis_pys, read
+
+# -- broker URLs
 
 DEFAULT_PORT = 6379
 SENTINEL_PORT = 26379
@@ -214,3 +217,24 @@ def _database(shown: str, text: Any) -> int:
     if not (text.isascii() and text.isdigit()):
         raise ConfigurationError(f"{shown}: the database must be a number")
     return int(text)
+
+
+# -- how many files the process may have open
+
+logger = logging.getLogger(__name__)
+
+#: As many as a server for thousands needs.
+WANTED = 65_536
+
+
+def raise_file_limit() -> None:
+    """Let as many connections be open as the system allows."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = WANTED if hard == resource.RLIM_INFINITY else min(hard, WANTED)
+    if soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (ValueError, OSError) as exc:
+            logger.debug("the limit of open files stays %d: %s", soft, exc)

@@ -12,7 +12,7 @@ from redis import exceptions
 from ..center.bindings import Bindings
 from ..center.center import TimeoutCenter
 from ..center.commands import announce_presence
-from ..client.faults import is_temporary
+from ..client.errors import is_temporary
 from ..errors import TocError
 from ..model.results import Delivery
 from ..scripts.call import ScriptCall

@@ -19,7 +19,7 @@ from ..client.cluster import (
     key_of,
     with_short_timeouts,
 )
-from ..client.faults import is_temporary
+from ..client.errors import is_temporary
 from ..errors import ServerError
 from ..metrics.counters import Metrics
 from ..scripts.call import ScriptCall

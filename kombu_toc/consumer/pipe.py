@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 import redis
 from redis.exceptions import NoScriptError, ResponseError
 
-from ..client.acl import explained, is_refused
 from ..client.connect import SOCKET_TIMEOUT
 from ..client.connection import IDLE
-from ..client.faults import refusal
+from ..client.errors import explained, is_refused, refusal
 from ..compat.redis_connections import socket_of
 from ..errors import ServerError
 from ..metrics.counters import Metrics

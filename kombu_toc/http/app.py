@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from ..aio.center import AsyncTimeoutCenter
 from ..center.center import TimeoutCenter
-from ..client.faults import is_demoted, is_temporary
+from ..client.errors import is_demoted, is_temporary
 from ..library.opening import center_for
 from ..model.results import Found
 from . import guard, library, pull, queues, scale, tasks

@@ -13,8 +13,8 @@ from pathlib import Path
 from ssl import PROTOCOL_TLS_SERVER, SSLContext, SSLError
 from typing import Any
 
-from ..client.files import raise_file_limit
 from ..client.programs import check_installed
+from ..client.urls import raise_file_limit
 from ..errors import ConfigurationError
 from .app import HttpApi
 from .guard import CONNECTIONS, KEEP_ALIVE, guarded

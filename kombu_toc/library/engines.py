@@ -31,7 +31,7 @@ from sqlalchemy.exc import (
     NoSuchModuleError,
 )
 
-from ..client.databases import DatabaseURL
+from ..client.options import DatabaseURL
 from ..errors import ConfigurationError, LibraryError
 from .schema import Attributes
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..center.center import TimeoutCenter
 from ..center.factory import make_center, trace_if_asked
 from ..client.connect import connect
-from ..client.databases import DatabaseURL
-from ..client.options import Settings, read
+from ..client.options import DatabaseURL, Settings, read
 from ..client.urls import Address, read_url
 from ..errors import ConfigurationError, LibraryError
 

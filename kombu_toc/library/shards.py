@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from sqlalchemy import Connection, Engine, RowMapping, select
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
 
-from ..client.databases import DatabaseURL
+from ..client.options import DatabaseURL
 from ..errors import ConfigurationError, LibraryError
 from ..model.spread import spread_of, spread_of_biz
 from ..model.topic import slot_of

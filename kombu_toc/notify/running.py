@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..aio.center import AsyncTimeoutCenter
-from ..client.files import raise_file_limit
+from ..client.urls import raise_file_limit
 from .notifier import Notifier
 from .signing import SecretsFile
 

@@ -26,9 +26,8 @@ from ..center.factory import make_center
 from ..client.cluster import ClusterClient
 from ..client.connect import CONNECT_TIMEOUT, connect
 from ..client.connection import Client
-from ..client.databases import hide
-from ..client.health import check_server
-from ..client.options import Settings, read
+from ..client.errors import check_server
+from ..client.options import Settings, hide, read
 from ..client.urls import Address, mask_password, read_url, sentinel_url
 from ..compat import http_protocol  # noqa: F401 - so that its part can be switched off
 from ..compat.redis_connections import SOCKET

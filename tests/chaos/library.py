@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kombu_toc import TimeoutCenter, center_for
-from kombu_toc.client.databases import read_databases
+from kombu_toc.client.options import read_databases
 from kombu_toc.library import migrate
 from kombu_toc.library.shards import Shards
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy
 
 from kombu_toc import LibraryError
-from kombu_toc.client.databases import DatabaseURL, read_databases
+from kombu_toc.client.options import DatabaseURL, read_databases
 from kombu_toc.library.far_store import FarStore
 from kombu_toc.library.shards import Shards
 from kombu_toc.library.store import Store

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import sqlalchemy
 
 from kombu_toc import outbox
-from kombu_toc.client.databases import DatabaseURL
+from kombu_toc.client.options import DatabaseURL
 
 from . import deaths
 

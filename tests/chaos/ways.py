@@ -17,7 +17,7 @@ from sqlalchemy import event
 from sqlalchemy.pool import NullPool
 
 from kombu_toc import LIBRARY_TERMS, outbox
-from kombu_toc.client.databases import DatabaseURL, read_databases
+from kombu_toc.client.options import DatabaseURL, read_databases
 from kombu_toc.library import behind, guard, loader, migrate, statuses
 from kombu_toc.library.far_store import FarStore
 from kombu_toc.library.keeper import Keeper

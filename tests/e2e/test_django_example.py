@@ -19,7 +19,7 @@ import redis
 import sqlalchemy
 
 from kombu_toc import TimeoutCenter
-from kombu_toc.client.databases import DatabaseURL
+from kombu_toc.client.options import DatabaseURL
 
 from ..library import engine, new_url
 from ..ports import free_port

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from celery import Celery
 
-from kombu_toc.client.databases import read_databases
+from kombu_toc.client.options import read_databases
 from kombu_toc.library import migrate
 from kombu_toc.library.shards import Shards
 

@@ -25,7 +25,7 @@ from kombu import pools
 import celery_toc
 from celery_toc import timeout_center
 from kombu_toc import center_for, pack
-from kombu_toc.client.databases import read_databases
+from kombu_toc.client.options import read_databases
 from kombu_toc.http import new_token
 from kombu_toc.library import migrate
 from kombu_toc.library.shards import Shards

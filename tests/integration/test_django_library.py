@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from kombu_toc.client.databases import read_databases
+from kombu_toc.client.options import read_databases
 from kombu_toc.library import migrate, statuses
 from kombu_toc.library.records import Event, Row, now_us
 from kombu_toc.library.schema import tables

@@ -851,7 +851,7 @@ def test_a_consumer_writes_what_waits_meanwhile(mail, store, monkeypatch):
 RECORDER = """
 import json, sys
 from kombu_toc import TimeoutCenter, center_for
-from kombu_toc.client.databases import read_databases
+from kombu_toc.client.options import read_databases
 from kombu_toc.library.behind import Behind
 from kombu_toc.library.shards import Shards
 from kombu_toc.library.store import Store

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Connection, text
 
 from kombu_toc import LibraryError
-from kombu_toc.client.databases import read_databases
+from kombu_toc.client.options import read_databases
 from kombu_toc.library import statuses
 from kombu_toc.library.becoming import DAY_US
 from kombu_toc.library.records import Event, now_us

@@ -16,7 +16,7 @@ from kombu import Connection, Queue
 from sqlalchemy.orm import Session
 
 from kombu_toc import LibraryError, TimeoutCenter, center_for, outbox
-from kombu_toc.client.databases import DatabaseURL, read_databases
+from kombu_toc.client.options import DatabaseURL, read_databases
 from kombu_toc.library import migrate, statuses
 from kombu_toc.library import outbox as outboxes
 from kombu_toc.library.shards import Shards

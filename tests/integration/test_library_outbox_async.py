@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import create_async_engine as create
 
 from celery_toc import aio
 from kombu_toc import AsyncTimeoutCenter, LibraryError, outbox
-from kombu_toc.client.databases import DatabaseURL, read_databases
+from kombu_toc.client.options import DatabaseURL, read_databases
 from kombu_toc.library import migrate, statuses
 from kombu_toc.library.shards import Shards
 from kombu_toc.library.store import Store

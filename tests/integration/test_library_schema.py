@@ -12,7 +12,7 @@ from kombu import Connection, Consumer, Queue
 from sqlalchemy import Engine, event, inspect, select
 
 from kombu_toc import LibraryError
-from kombu_toc.client.databases import read_databases
+from kombu_toc.client.options import read_databases
 from kombu_toc.library import migrate, schema
 from kombu_toc.library.shards import Shards
 

@@ -16,7 +16,7 @@ from kombu import Connection
 from sqlalchemy import Engine, create_engine, event, text
 
 from kombu_toc import LibraryError, NewMessage, center_for, outbox, pack
-from kombu_toc.client.databases import DatabaseURL, read_databases
+from kombu_toc.client.options import DatabaseURL, read_databases
 from kombu_toc.library import statuses
 from kombu_toc.library.schema import LOCATOR
 from kombu_toc.library.shards import Database, Shards

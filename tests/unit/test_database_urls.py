@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kombu_toc import ConfigurationError
-from kombu_toc.client.databases import DatabaseURL, masked, read_databases
+from kombu_toc.client.options import DatabaseURL, masked, read_databases
 from kombu_toc.library.engines import library_error, open_engines
 
 

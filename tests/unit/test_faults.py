@@ -10,7 +10,7 @@ from redis.exceptions import NoPermissionError, OutOfMemoryError, ReadOnlyError,
 
 from kombu_toc import ConfigurationError, NotPermittedError, ServerError
 from kombu_toc.client.connect import _KINDS
-from kombu_toc.client.faults import is_temporary, server_of, translated
+from kombu_toc.client.errors import is_temporary, server_of, translated
 from kombu_toc.plugin import KINDS
 from kombu_toc.scripts.call import commands_of, load, name_of
 

@@ -1,4 +1,4 @@
-"""Checks of a server: can it be used, may it lose messages, how much memory has it left."""
+"""Redis ACLs: a refusal becomes an error that names the rule that the user lacks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,133 @@ import redis
 from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
+    ClusterDownError,
     InvalidResponse,
+    MasterDownError,
     NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
     ResponseError,
 )
 
-from ..errors import ConfigurationError, ServerError
-from .faults import server_of
+from ..errors import ConfigurationError, NotPermittedError, ServerError
+from ..scripts.call import commands_of, name_of
+
+# -- redis ACLs
+
+#: The end of every such error.
+DOCUMENT = "docs/security.md has the whole rule"
+
+_COMMAND = re.compile(r"run the '([^']+)' command")
+_SHA = re.compile(r"\b(?:f_|script: )([0-9a-f]{40})\b")
+
+
+def is_refused(exc: BaseException) -> bool:
+    """Whether an error reply means that an ACL forbids the command to this user."""
+    if isinstance(exc, NoPermissionError):
+        return True
+    # A script gets an ordinary error, and Redis 6.2 and 7.0 do not name the command in it.
+    said = str(exc)
+    return "ACL failure in script" in said or "The user executing the script can't" in said
+
+
+def explained(exc: BaseException, pool: Any) -> NotPermittedError:
+    """The error that names the rule to add."""
+    said = str(exc)
+    arguments = getattr(pool, "connection_kwargs", {})
+    user = arguments.get("username")
+    provider = arguments.get("credential_provider")
+    if provider is not None:
+        named = provider.get_credentials()
+        user = named[0] if len(named) > 1 else None
+    user = user or "default"
+    if found := _COMMAND.search(said):
+        what, rule = f"run {found[1]!r}", f"+{found[1].lower()}"
+    elif "key" in said:
+        prefix = getattr(pool, "prefix", "toc:")
+        what, rule = f"use keys that begin with {prefix!r}", f"~{prefix}*"
+    elif (found := _SHA.search(said)) and (name := name_of(found[1])):
+        commands = sorted(commands_of([name]))
+        what = f"run all commands of the script {name!r}"
+        rule = " ".join(f"+{command}" for command in commands)
+    else:
+        what, rule = "do this", "..."
+    error = NotPermittedError(
+        f"the user {user!r} may not {what} ({said}): ACL SETUSER {user} {rule}; {DOCUMENT}"
+    )
+    error.__cause__ = exc
+    return error
+
+
+# -- error replies of a server, translated into errors that say what to do
+
+#: How a server refuses the number of a database.
+_NO_DATABASE = re.compile(r"DB index is out of range|invalid DB index", re.IGNORECASE)
+
+#: Temporary errors: they pass, or an operator ends them. redis-py strips the first word of errors
+#: that it has a class for, and Redis 6.2 puts the script's name before the errors of a script.
+_NOT_NOW = (ReadOnlyError, OutOfMemoryError, MasterDownError, ClusterDownError)
+_NOT_NOW_WORDS = re.compile(
+    r"\b(READONLY|MISCONF|NOREPLICAS|OOM|LOADING|MASTERDOWN|CLUSTERDOWN|BUSY|UNBLOCKED)\b"
+)
+_DEMOTED = re.compile(r"\bREADONLY\b")
+
+
+def is_temporary(exc: BaseException) -> bool:
+    """Whether an error reply means that the server cannot run the command for now."""
+    return isinstance(exc, _NOT_NOW) or _NOT_NOW_WORDS.search(str(exc)) is not None
+
+
+def is_demoted(exc: BaseException) -> bool:
+    """Whether an error reply means that the server is a replica now."""
+    return isinstance(exc, ReadOnlyError) or _DEMOTED.search(str(exc)) is not None
+
+
+def translated(reply: Any, pool: Any) -> Any:
+    """A reply as it is, or a ServerError caused by it if it is an error that passes or that an ACL
+    rule cures."""
+    if not isinstance(reply, ResponseError) or isinstance(reply, ServerError):
+        return reply
+    if is_refused(reply):
+        return explained(reply, pool)
+    if _NO_DATABASE.search(str(reply)):
+        return _no_database(reply, pool)
+    if not is_temporary(reply):
+        return reply
+    error = ServerError(refusal(reply, pool))
+    error.__cause__ = reply
+    return error
+
+
+def refusal(exc: BaseException, pool: Any) -> str:
+    """The text of the error for a temporary refusal."""
+    if isinstance(exc, OutOfMemoryError) or re.search(r"\bOOM\b", str(exc)):
+        return (
+            f"{server_of(pool)} is full (maxmemory), and nothing was kept. Let workers drain it, "
+            f"which they do all the same, or raise its maxmemory; then try again: {exc}"
+        )
+    return f"Redis refused a command: {exc}"
+
+
+def _no_database(exc: Exception, pool: Any) -> ConfigurationError:
+    error = ConfigurationError(
+        f"{server_of(pool)} has no database {pool.connection_kwargs.get('db')}; use a number that "
+        "its setting 'databases' allows: 0 to 15 unless it is set"
+    )
+    error.__cause__ = exc
+    return error
+
+
+def server_of(pool: Any) -> str:
+    """Name the server of a pool, for an error: host and port, or the path of its socket."""
+    if name := getattr(pool, "service_name", None):
+        host, port = pool.master_address or ("?", "?")
+        return f"{host}:{port} (master {name!r})"
+    where = pool.connection_kwargs
+    return where.get("path") or f"{where.get('host')}:{where.get('port')}"
+
+
+# -- checks of a server
 
 #: The oldest version that has all commands that are needed.
 OLDEST = (6, 2)
