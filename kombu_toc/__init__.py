@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from .center.center import TimeoutCenter as TimeoutCenter
     from .center.consumption import Consumption as Consumption
     from .center.consumption import Taken as Taken
-    from .center.memory import estimate_memory as estimate_memory
-    from .center.recurring import SCHEDULE_BASIS as SCHEDULE_BASIS
-    from .center.recurring import ScheduleChange as ScheduleChange
-    from .center.recurring import ScheduleChanged as ScheduleChanged
-    from .center.recurring import Scheduled as Scheduled
-    from .center.recurring import ScheduleFiring as ScheduleFiring
-    from .center.recurring import schedule_position as schedule_position
     from .center.requests import NewMessage as NewMessage
     from .center.reshard import Resharded as Resharded
     from .center.reshard import reshard_topic as reshard_topic
+    from .center.schedules import SCHEDULE_BASIS as SCHEDULE_BASIS
+    from .center.schedules import ScheduleChange as ScheduleChange
+    from .center.schedules import ScheduleChanged as ScheduleChanged
+    from .center.schedules import Scheduled as Scheduled
+    from .center.schedules import ScheduleFiring as ScheduleFiring
+    from .center.schedules import schedule_position as schedule_position
+    from .center.server import estimate_memory as estimate_memory
     from .client.embedded import EmbeddedServer as EmbeddedServer
     from .client.errors import check_server as check_server
     from .client.errors import durability_warnings as durability_warnings
@@ -160,12 +160,12 @@ _PLACES = {
     "Limit": "model.results",
     "Fault": "model.results",
     "NewMessage": "center.requests",
-    "SCHEDULE_BASIS": "center.recurring",
-    "Scheduled": "center.recurring",
-    "ScheduleChange": "center.recurring",
-    "ScheduleChanged": "center.recurring",
-    "ScheduleFiring": "center.recurring",
-    "schedule_position": "center.recurring",
+    "SCHEDULE_BASIS": "center.schedules",
+    "Scheduled": "center.schedules",
+    "ScheduleChange": "center.schedules",
+    "ScheduleChanged": "center.schedules",
+    "ScheduleFiring": "center.schedules",
+    "schedule_position": "center.schedules",
     "Popped": "model.results",
     "Put": "model.results",
     "Cancelled": "model.results",
@@ -199,7 +199,7 @@ _PLACES = {
     "Used": "model.results",
     "COUNTDOWN": "model.message",
     "ENSURE": "model.message",
-    "estimate_memory": "center.memory",
+    "estimate_memory": "center.server",
     "migrate_broker": "migrate.from_redis",
     "migrate_back": "migrate.to_redis",
     "Migrated": "migrate.moving",

@@ -18,8 +18,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 import redis
 import redis.asyncio
 
-from ..center.center import TimeoutCenter
-from ..center.delegate import Option
+from ..center.center import Option, TimeoutCenter
 from ..center.factory import make_center, trace_if_asked
 from ..client.connect import connect
 from ..client.options import read

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from ..center.consumption import Consumption, Loops, Taken
-from ..center.wake import WakeConnection
+from ..center.pop_wait import WakeConnection
 from .bridge import run, wait_for
 
 

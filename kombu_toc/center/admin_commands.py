@@ -1,6 +1,6 @@
 """The script calls of people and tools: arguments in, a :class:`ScriptCall` out.
 
-As in :mod:`.commands`, nothing here asks a server or reads a clock, and ``parse`` of a call counts
+As in :mod:`.calls`, nothing here asks a server or reads a clock, and ``parse`` of a call counts
 what it did.
 """
 
@@ -31,7 +31,7 @@ from ..model.results import (
 )
 from ..model.topic import Topic, base_of
 from ..scripts.call import Countdown, ScriptCall, load, text, texts
-from .context import Context
+from .core import Context
 
 #: Messages that one call of purge deletes per slot.
 PURGE_STEP = 1000

@@ -1,53 +1,247 @@
-"""The timeout center: messages in Redis that become visible at their action time.
-
-Plain redis-py; nothing of Kombu and nothing of Celery. Bodies are bytes that the center does
-not look into::
-
-    center = TimeoutCenter(redis.Redis())
-    center.put("mail", "order-7", b"remind", delay=3600)
-    for message in center.pop("mail", limit=10).messages:
-        ...
-        center.ack([message])
-
-Every operation is one script (``scripts/``), atomic, by Redis's own clock. Operations are first
-built as a :class:`ScriptCall` and then run, so that the transport can send many at once over a
-connection of its own without waiting for each reply.
-"""
+"""The timeout center: messages in Redis that become visible at their action time."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from ..errors import ConfigurationError
 from ..metrics.counters import Metrics
 from ..model.keys import Keys
 from ..model.limits import DEFAULT_SLOTS, LIMITS, Limits, Number
+from ..model.results import Delivery
 from ..model.scores import MAX_RETRIES
+from ..model.topic import Declaration, Topic
+from ..scripts.call import Countdown, ScriptCall
 from .admin_commands import AdminCommands
-from .commands import Commands, add_counters
+from .calls import Commands, add_counters, announce_presence
 from .consumption import Loops
-from .context import POP_BYTES, Context
-from .delegate import Delegate, Option
-from .deliveries import Deliveries
-from .editions import Editions
-from .expiring import Expiring
+from .core import POP_BYTES, Context, SharedNotes
+from .find import Lookup, Scan
 from .leases import Leases
-from .lookup import Lookup
-from .old_names import OldNames
 from .operations import Operations
-from .puts import Puts
+from .pop import Deliveries
+from .put import Puts
 from .recording import Recorder, TaskLibrary
-from .recurring import Recurring
 from .registry import Registry
-from .repair import Repair
+from .requests import ADD, REMEMBER, PopRequest, PutRequest
 from .runner import Runner
-from .scan import Scan
-from .shared_notes import SharedNotes
-from .statistics import Statistics
-from .topics import Topics
+from .schedules import Editions, Recurring
+from .topics import Expiring, Statistics, Topics
+from .upkeep import Repair
+
+# -- methods and options of a facade that are those of its parts
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class Delegate(Generic[P, R]):
+    """A method that a part has: ``get = Delegate("lookup", Lookup.get)``.
+
+    Of an instance it is the bound method of that part, so that a call costs no further layer; of
+    the class it is the part's function, with its signature and docstring.
+    """
+
+    def __init__(self, part: str, method: Callable[Concatenate[Any, P], R]) -> None:
+        self._part = part
+        self._name = method.__name__
+        self._method = method
+
+    @overload
+    def __get__(self, facade: None, owner: type) -> Callable[Concatenate[Any, P], R]: ...
+
+    @overload
+    def __get__(self, facade: object, owner: type) -> Callable[P, R]: ...
+
+    def __get__(self, facade: object | None, owner: type) -> Callable[..., R]:
+        if facade is None:
+            return self._method
+        bound: Callable[P, R] = getattr(getattr(facade, self._part), self._name)
+        return bound
+
+
+class Option(Generic[T]):
+    """An option that a part has: ``limits: Option[Limits] = Option("context", "limits")``."""
+
+    def __init__(self, part: str, name: str) -> None:
+        self._part = part
+        self._name = name
+
+    @overload
+    def __get__(self, facade: None, owner: type) -> Option[T]: ...
+
+    @overload
+    def __get__(self, facade: object, owner: type) -> T: ...
+
+    def __get__(self, facade: object | None, owner: type) -> Option[T] | T:
+        if facade is None:
+            return self
+        value: T = getattr(getattr(facade, self._part), self._name)
+        return value
+
+    def __set__(self, facade: object, value: T) -> None:
+        setattr(getattr(facade, self._part), self._name, value)
+
+
+# -- methods of TimeoutCenter by the names that they had before the center had parts
+#
+# They are kept for programs that use them. The project itself uses the parts: `commands`, `leases`
+# and `registry`.
+
+
+class OldNames:
+    """The old names; see the methods that they call."""
+
+    keys: Keys
+    commands: Commands
+    deliveries: Deliveries
+    leases: Leases
+    registry: Registry
+
+    def declaring(self, name: str, wanted: Declaration) -> ScriptCall:
+        """As :meth:`.registry.Registry.declare_call`."""
+        return self.registry.declare_call(name, wanted)
+
+    def putting(
+        self,
+        topic: Topic,
+        id: str,
+        body: bytes,
+        *,
+        at_us: int | Countdown | None = None,
+        delay_us: int | None = None,
+        basis: str | None = None,
+        priority: int = 0,
+        token: str | None = None,
+        if_exists: str = ADD,
+        publish: tuple[str, str] | None = None,
+        remember: int = REMEMBER,
+        replaces: bool = False,
+    ) -> ScriptCall:
+        """As :meth:`.calls.Commands.put`."""
+        request = PutRequest(
+            id,
+            body,
+            at_us,
+            delay_us,
+            basis,
+            priority,
+            token,
+            if_exists,
+            publish,
+            remember,
+            replaces,
+        )
+        return self.commands.put(topic, request)
+
+    def popping(
+        self,
+        topic: Topic,
+        slots: Iterable[int] | None = None,
+        *,
+        soon: int,
+        lookahead_us: int = 0,
+        late: int = 0,
+        behind_us: int = 0,
+        visibility: float | None = None,
+        recover: int = 0,
+        claimed: bool = True,
+        name: str | None = None,
+        remember: int = 0,
+    ) -> ScriptCall:
+        """As :meth:`.calls.Commands.pop`. name: made up unless given."""
+        request = PopRequest(
+            name or self.deliveries.names.next(),
+            slots,
+            soon,
+            lookahead_us,
+            late,
+            behind_us,
+            visibility,
+            recover,
+            claimed,
+            remember,
+        )
+        return self.commands.pop(topic, request)
+
+    def recalling(
+        self,
+        topic: Topic,
+        slots: Iterable[int] | None,
+        name: str,
+        *,
+        visibility: float | None = None,
+        bodies: bool = True,
+        remember: int = REMEMBER,
+    ) -> ScriptCall:
+        """As :meth:`.calls.Commands.recall`."""
+        return self.commands.recall(
+            topic, slots, name, visibility=visibility, bodies=bodies, remember=remember
+        )
+
+    def finding_due(self, topics: Sequence[str]) -> ScriptCall:
+        """As :meth:`.calls.Commands.find_due`."""
+        return self.commands.find_due(topics)
+
+    def acking(self, deliveries: Iterable[Delivery]) -> list[ScriptCall]:
+        """As :meth:`.calls.Commands.ack`."""
+        return self.commands.ack(deliveries)
+
+    def rejecting(
+        self,
+        delivery: Delivery,
+        *,
+        requeue: bool,
+        reason: str = "",
+        error: str = "",
+        backoff: float | None = None,
+    ) -> ScriptCall:
+        """As :meth:`.calls.Commands.reject`."""
+        return self.commands.reject(
+            delivery, requeue=requeue, reason=reason, error=error, backoff=backoff
+        )
+
+    def releasing(self, deliveries: Iterable[Delivery]) -> list[ScriptCall]:
+        """As :meth:`.calls.Commands.release`."""
+        return self.commands.release(deliveries)
+
+    def extending(
+        self, deliveries: Iterable[Delivery], visibility: float | None = None
+    ) -> list[ScriptCall]:
+        """As :meth:`.calls.Commands.extend`."""
+        return self.commands.extend(deliveries, visibility)
+
+    def handing_back(self, topic: str, claims: Iterable[tuple[int, int]]) -> list[ScriptCall]:
+        """As :meth:`.calls.Commands.reannounce`."""
+        return self.commands.reannounce(self.registry.resolved(topic), claims)
+
+    def appearing(self, said: str, before: Iterable[str], ttl_ms: int) -> ScriptCall:
+        """As :func:`.calls.announce_presence`."""
+        return announce_presence(self.keys, said, before, ttl_ms)
+
+    def counting(self, topic: str | None, added: dict[str, int]) -> ScriptCall:
+        """As :func:`.calls.add_counters`."""
+        return add_counters(self.keys, topic, added)
+
+
+# -- the timeout center
+#
+# Plain redis-py; nothing of Kombu and nothing of Celery. Bodies are bytes that the center does
+# not look into::
+#
+#     center = TimeoutCenter(redis.Redis())
+#     center.put("mail", "order-7", b"remind", delay=3600)
+#     for message in center.pop("mail", limit=10).messages:
+#         ...
+#         center.ack([message])
+#
+# Every operation is one script (``scripts/``), atomic, by Redis's own clock. Operations are first
+# built as a :class:`ScriptCall` and then run, so that the transport can send many at once over a
+# connection of its own without waiting for each reply.
 
 #: What the options may be that are numbers.
 _OPTIONS = {

@@ -22,14 +22,14 @@ from redis.exceptions import RedisError
 
 from ..errors import ConfigurationError
 from ..model.results import Delivery, Popped
-from .context import Context
-from .receipts import delivery_of
+from .core import Context
+from .pop import delivery_of
 from .registry import Registry
 from .runner import BROKEN
 from .waiting import names_of, passes, seconds_of
 
 if TYPE_CHECKING:
-    from .deliveries import Deliveries
+    from .pop import Deliveries
 
 C = TypeVar("C")
 
@@ -76,7 +76,7 @@ class Taken(Delivery):
         error: str = "",
         backoff: float | None = None,
     ) -> str | None:
-        """Give it back after a failure: see :meth:`.deliveries.Deliveries.reject`."""
+        """Give it back after a failure: see :meth:`.pop.Deliveries.reject`."""
         state: str | None = self._consumption.center.reject(
             self, requeue=requeue, reason=reason, error=error, backoff=backoff
         )
@@ -144,7 +144,7 @@ def interval_of(lease: float) -> float:
 
 
 class Consumption:
-    """What :meth:`.deliveries.Deliveries.consume` returns: a context manager, and in its block an
+    """What :meth:`.pop.Deliveries.consume` returns: a context manager, and in its block an
     iterator over messages.
 
     center: pops and settles
@@ -370,7 +370,7 @@ class Loops:
         visibility: seconds that the leases last unless they are renewed; as each message says, or
             its topic, or the center, unless given
         auto_ack: acknowledge each message when the body goes on to the next one. Without it, the
-            body does so: ``message.ack()``, or :meth:`.deliveries.Deliveries.ack` in any thread
+            body does so: ``message.ack()``, or :meth:`.pop.Deliveries.ack` in any thread
 
         At the end of the block, what is not settled is released at once. But for the message
         whose body raises an exception: it is rejected, and comes back with one retry less.

@@ -15,13 +15,13 @@ from redis.exceptions import NoPermissionError
 from ..errors import NotPermittedError
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall
-from .commands import RECOVER
-from .context import Context
+from .calls import RECOVER
+from .clock import MAY, Watch
+from .core import Context
+from .pop_wait import sleep_of
 from .registry import MAX_KNOWN
 from .runner import BROKEN, Runner
 from .upkeep import Kept, Part, keep
-from .wake import sleep_of
-from .watch import MAY, Watch
 
 #: Seconds for which a center does not look again at the leases of a topic.
 LOOK_AGAIN = 0.5

@@ -25,15 +25,13 @@ from ..model.results import (
 from ..model.topic import Topic, base_of
 from ..scripts.call import ScriptCall, as_bytes, microseconds, texts, when_of
 from .admin_commands import PURGE_STEP, AdminCommands, CancelReply, Place
-from .lookup import CALLS_TOGETHER, IDS_PER_CALL, Lookup, ids_of
-from .names import pages
-from .places import Places
+from .find import CALLS_TOGETHER, IDS_PER_CALL, Lookup, Scan, ids_of
+from .pop_wait import sleep_of
 from .recording import Far, Recorder
-from .recurring import Recurring
-from .registry import RELOAD, Registry
+from .registry import RELOAD, Registry, pages
 from .runner import Away, Runner
-from .scan import Scan
-from .wake import sleep_of
+from .schedule_index import ScheduleIndex
+from .schedules import Recurring
 
 T = TypeVar("T", Cancelled, Rescheduled)
 
@@ -64,7 +62,7 @@ class Operations:
         self._lookup = lookup
         self._scan = scan
         self._recurring = recurring
-        self._places = Places(runner, registry, keys)
+        self._places = ScheduleIndex(runner, registry, keys)
         self._sleep = sleep_of(runner.client)
         #: who keeps a record of what is done here, if anybody does
         self.recorder: Recorder | None = None

@@ -17,13 +17,12 @@ from ..model.keys import Slot
 from ..model.results import WAITING, Delivery, Found, Popped
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall, as_bytes, texts
-from .commands import lease_ms, own_of, terms_of
-from .context import Context
-from .lookup import CALLS_TOGETHER, IDS_PER_CALL, Lookup
+from .calls import lease_ms, own_of, terms_of
+from .core import Context
+from .find import CALLS_TOGETHER, IDS_PER_CALL, Lookup, Scan
 from .registry import Registry
-from .replies import read_deliveries
+from .requests import read_deliveries
 from .runner import BROKEN, Runner
-from .scan import Scan
 
 #: Messages that a predicate is asked about, unless the caller says.
 LOOK = 1000
@@ -54,7 +53,7 @@ class PickRequest(NamedTuple):
     early: also those that are not due yet
     visibility: seconds that they may stay unacknowledged and unrenewed; as each message says, or
         its topic, unless given
-    remember: seconds for which :meth:`.commands.Commands.recall` delivers them once more
+    remember: seconds for which :meth:`.calls.Commands.recall` delivers them once more
     """
 
     name: str
@@ -179,8 +178,8 @@ class Picking:
     ) -> Popped:
         """Deliver what is chosen, in the order of a pop.
 
-        pop: :meth:`.deliveries.Deliveries.pop`, which rolls back expired leases
-        release: :meth:`.deliveries.Deliveries.release`
+        pop: :meth:`.pop.Deliveries.pop`, which rolls back expired leases
+        release: :meth:`.pop.Deliveries.release`
         """
         if choice.ids is not None:
             choice = choice._replace(ids=list(dict.fromkeys(choice.ids)))

@@ -29,12 +29,17 @@ from ..model.message import key_of
 from ..model.results import ADDED, Put, PutTogether
 from ..model.topic import Topic, slot_of
 from ..scripts.call import ScriptCall, microseconds, when_of
-from .commands import MOST_BYTES, Commands, too_large
-from .context import Context
-from .logs import logging
-from .put_rates import pace_key, read_limited_put_many
-from .replies import read_put_many
-from .requests import REMEMBER, NewMessage, PutRequest, named_by
+from .calls import MOST_BYTES, Commands, logging, too_large
+from .core import Context
+from .requests import (
+    REMEMBER,
+    NewMessage,
+    PutRequest,
+    named_by,
+    pace_key,
+    read_limited_put_many,
+    read_put_many,
+)
 
 #: Messages, and bytes of their bodies, that one call adds: no call may keep the server busy for
 #: long. A longer body goes alone.

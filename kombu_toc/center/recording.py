@@ -18,8 +18,8 @@ from ..model.library import (
 from ..model.results import Cancelled, Delivery, Found, Put, Rescheduled
 from ..model.topic import Topic
 from .admin_commands import Position
-from .recurring import ScheduleChange
 from .requests import PutRequest
+from .schedules import ScheduleChange
 
 
 class TaskLibrary(Protocol):

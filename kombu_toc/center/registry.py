@@ -1,32 +1,289 @@
-"""The declarations of topics: read, written, and remembered for a while.
-
-One rule of freshness: what is remembered of a topic serves as long as it is not older than the
-caller accepts. :meth:`Registry.known` accepts any age and asks nobody, :meth:`Registry.topic` and
-:meth:`Registry.recent` accept five seconds, :meth:`Registry.declared` always reads. Whoever uses a
-topic all the time reads it again along with something else before that: consumers with the pauses,
-producers with a put (:meth:`Registry.rereading`).
-"""
+"""The declarations of topics: read, written, and remembered for a while."""
 
 from __future__ import annotations
 
 import logging
+import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..errors import ConfigurationError, SlotCountError
+from ..errors import ConfigurationError, PriorityStepsError, SlotCountError
 from ..model.keys import Keys, check_name
 from ..model.library import check_horizon
-from ..model.limits import PRIORITY_STEPS, TERMS, WHOLE_QUEUE, check_gates, check_steps
+from ..model.limits import (
+    LIBRARY_TERMS,
+    LIMITS,
+    NOTIFIER_TERMS,
+    PRIORITY_STEPS,
+    TERMS,
+    WHOLE_QUEUE,
+    check_gates,
+    check_steps,
+    same,
+)
 from ..model.results import Delivery
 from ..model.scores import MAX_RETRIES
 from ..model.topic import Declaration, Topic
-from ..scripts.call import ScriptCall, load, text, texts
-from .contradictions import warn_of_contradictions
-from .names import HASH, Names
+from ..scripts.call import ScriptCall, as_bytes, load, text, texts
 from .runner import Runner
-from .steps import agreed, check_unused
+
+# -- names in their order, page by page
+
+#: Names that are compared in one call.
+AT_ONCE = 500
+
+
+class Kind(NamedTuple):
+    """What has the names.
+
+    name: its type, as Redis has it
+    scan: how they are read, a bounded number at a time
+    look: tells of several whether they are there: of one that is not, :attr:`without`
+    """
+
+    name: str
+    scan: str
+    look: str
+    without: Any
+
+
+HASH = Kind("hash", "hscan", "hmget", None)
+SET = Kind("set", "sscan", "smismember", 0)
+SORTED_SET = Kind("zset", "zscan", "zmscore", None)
+
+
+class Names:
+    """Reads a sorted set of names, which whoever adds or removes one keeps.
+
+    An older release does not keep it. Then it has another number of members than there are names,
+    and is mended by whoever notices.
+
+    there: key of what has the names
+    kind: what that is
+    names: key of the sorted set
+    missing: is told names that are to be added, before they are; returns those that are to be
+    gone: is told names that are to be removed, before they are
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        there: str,
+        kind: Kind,
+        names: str,
+        missing: Callable[[list[str]], list[str]] | None = None,
+        gone: Callable[[list[str]], None] | None = None,
+    ) -> None:
+        self._runner = runner
+        self._client = runner.client
+        self._there = there
+        self._kind = kind
+        self._names = names
+        self._missing = missing
+        self._gone = gone
+
+    def page(self, prefix: str, after: str, limit: int) -> list[str]:
+        """Some names that begin with a text, behind a name; sorted."""
+        return self.read(self.call(prefix, after, limit))
+
+    def call(self, prefix: str, after: str, limit: int, where: str = "") -> ScriptCall:
+        """The call of :meth:`page`. Result: None if they are to be mended first.
+
+        where: key of another sorted set that is read instead
+        """
+        low = b"(" + as_bytes(after) if after and after >= prefix else b"[" + as_bytes(prefix)
+        # No name in UTF-8 has this byte.
+        high = b"(" + as_bytes(prefix) + b"\xff"
+        return ScriptCall(
+            load("names"),
+            (self._there, self._names, *((where,) if where else ())),
+            (low, high, limit, self._kind.name),
+            lambda raw: None if raw is None else texts(raw),
+        )
+
+    def read(self, call: ScriptCall) -> list[str]:
+        """Run a call of :meth:`call`, after mending what is to be mended."""
+        found: list[str] | None = self._runner.run(call)
+        if found is None:
+            self.mend()
+            found = self._runner.run(call)
+        if found is None:  # others go on to add and remove some
+            low, high, limit, _ = call.args
+            found = texts(
+                self._client.zrange(call.keys[-1], low, high, bylex=True, offset=0, num=limit)
+            )
+        return found
+
+    def mend(self) -> None:
+        """Have the sorted set name what there is, without holding the server up."""
+        client = self._client
+        for some in pages(client, self._there, self._kind.scan):
+            if self._missing is not None:
+                known = client.zmscore(self._names, some)
+                new = [name for name, score in zip(some, known, strict=True) if score is None]
+                some = self._missing(texts(new)) if new else []
+            if some:
+                client.zadd(self._names, dict.fromkeys(some, 0))
+        for some in pages(client, self._names, "zscan"):
+            there = getattr(client, self._kind.look)(self._there, some)
+            without = self._kind.without
+            gone = [name for name, raw in zip(some, there, strict=True) if raw == without]
+            if gone:
+                if self._gone is not None:
+                    self._gone(texts(gone))
+                client.zrem(self._names, *gone)
+
+
+def pages(client: Any, key: str, scan: str) -> Iterator[list[Any]]:
+    """The members of a key, a bounded number at a time; one may come twice.
+
+    scan: the command that reads them
+    """
+    cursor = 0
+    while True:
+        cursor, some = getattr(client, scan)(key, cursor, count=AT_ONCE)
+        names = [one[0] if isinstance(one, tuple) else one for one in some]
+        for start in range(0, len(names), AT_ONCE):
+            yield names[start : start + AT_ONCE]
+        if not cursor:
+            return
+
+
+# -- priority steps of topics that are declared already
+
+
+def agreed(topic: Topic, steps: tuple[int, ...]) -> Topic:
+    """The topic. Raises PriorityStepsError if it was declared with others."""
+    standing = topic.declaration.steps
+    # A topic that expires is used by many who know nothing of each other: replies, events.
+    if topic.declaration.altered or topic.declaration.expires:
+        return topic
+    if standing is None or standing == steps:
+        return topic
+    raise PriorityStepsError(
+        f"queue {topic.name!r} was declared with priority_steps {_listed(standing)}, not "
+        f"{_listed(steps)}; set priority_steps to {_listed(standing)}, or leave it out, for "
+        "then a queue's own are used; to give it others: "
+        f"'celery toc topic set {topic.name} --priority-steps {_listed(steps)}'"
+    )
+
+
+def check_unused(client: Any, topic: Topic, steps: tuple[int, ...]) -> None:
+    """Raise PriorityStepsError if messages are under default steps that these lack: an older
+    release has declared the topic, without steps. In such an app all places have the same, or
+    messages get lost."""
+    there = _in_use(client, topic, set(PRIORITY_STEPS) - set(steps))
+    if there:
+        raise PriorityStepsError(
+            f"queue {topic.name!r} holds messages under the priority steps "
+            f"{_listed(there)}, which {_listed(steps)} lack: they were sent with "
+            f"priority_steps {_listed(PRIORITY_STEPS)}, the default; leave priority_steps "
+            f"out, or 'celery toc repair {topic.name}' moves them"
+        )
+
+
+def _in_use(client: Any, topic: Topic, steps: Iterable[int]) -> list[int]:
+    """Those of some steps under which messages wait."""
+    pairs = [(step, slot.store(step)) for slot in topic.all_slots() for step in sorted(steps)]
+    with client.pipeline(transaction=False) as pipe:
+        for _, key in pairs:
+            pipe.exists(key)
+        replies = pipe.execute() if pairs else []
+    return sorted({step for (step, _), there in zip(pairs, replies, strict=True) if there})
+
+
+def _listed(steps: Iterable[int]) -> str:
+    """Priority steps as a URL has them."""
+    return ",".join(map(str, steps))
+
+
+# -- declarations that contradict the one that stands
+
+#: Warnings that are remembered, lest they are logged again.
+MAX_WARNED = 4096
+
+#: What was warned of in this process: the declarations' key, the topic, and what was asked for.
+_warned: set[tuple[str, str, str]] = set()
+
+#: Limits that a topic has only if it was declared with them.
+_UNLESS_SAID = frozenset((*TERMS, *LIBRARY_TERMS, *NOTIFIER_TERMS))
+
+#: Limits that `declare` answers for by itself.
+_ANSWERED = ("slots", "expires")
+
+
+def warn_of_contradictions(place: str, topic: Topic, asked: Mapping[str, Any]) -> None:
+    """Log, once in a process, what a topic was to be declared with and is not.
+
+    place: where its declaration is kept
+    asked: limits as :meth:`.registry.Registry.declare` takes them; what is None agrees with any
+    """
+    # A topic that expires is used by many who know nothing of each other: replies, events.
+    if topic.declaration.expires:
+        return
+    found = list(_contradictions(topic, asked))
+    if not found:
+        return
+    options = " ".join(f"{option_of(name)} {shown(name, value)}" for name, _, value in found)
+    key = (place, topic.name, options)
+    if key in _warned:
+        return
+    if len(_warned) >= MAX_WARNED:
+        _warned.clear()
+    _warned.add(key)
+    logger.warning(
+        "queue %r was declared with %s, and this process asks for %s: the former stands; "
+        "'celery toc topic set %s %s' changes it",
+        topic.name,
+        ", ".join(f"{name}={shown(name, holds)}" for name, holds, _ in found),
+        ", ".join(f"{name}={shown(name, value)}" for name, _, value in found),
+        shlex.quote(topic.name),
+        options,
+    )
+
+
+def option_of(limit: str) -> str:
+    """The option of ``celery toc topic set`` for a limit."""
+    return "--priority-steps" if limit == "steps" else f"--{limit.replace('_', '-')}"
+
+
+def shown(limit: str, value: Any) -> str:
+    """A limit's value as that option takes it."""
+    if value is None:
+        return "none" if limit in _UNLESS_SAID else "default"
+    if limit == "key_weights":
+        return ",".join(f"{key}={weight:.15g}" for key, weight in value)
+    if limit == "steps":
+        return ",".join(map(str, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.15g}" if isinstance(value, float) else str(value)
+
+
+def _contradictions(topic: Topic, asked: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """(limit, what stands, what was asked for)."""
+    wanted = Declaration.of(topic.name, **{k: v for k, v in asked.items() if k not in _ANSWERED})
+    for name in (*LIMITS, "steps"):
+        if name in _ANSWERED or asked.get(name) is None:
+            continue
+        holds, value = getattr(topic.declaration, name), getattr(wanted, name)
+        if name == "steps":
+            holds = topic.open_steps
+        if not same(name, holds, value):
+            yield name, holds, value
+
+
+# -- the declarations of topics
+#
+# One rule of freshness: what is remembered of a topic serves as long as it is not older than the
+# caller accepts. :meth:`Registry.known` accepts any age and asks nobody, :meth:`Registry.topic` and
+# :meth:`Registry.recent` accept five seconds, :meth:`Registry.declared` always reads. Whoever uses
+# a
+# topic all the time reads it again along with something else before that: consumers with the
+# pauses,
+# producers with a put (:meth:`Registry.rereading`).
 
 logger = logging.getLogger(__name__)
 

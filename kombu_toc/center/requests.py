@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ..scripts.call import Countdown
+from ..errors import RateLimitedError
+from ..metrics.counters import TopicCounts, count_first
+from ..model.keys import Slot
+from ..model.results import DEAD, OUTCOMES, WAITING, Delivery, Put, PutTogether, Settled
+from ..model.topic import Topic
+from ..scripts.call import Countdown, text
+
+# -- what producers and consumers ask for
 
 #: What a put does if a live message has its id: it adds another one, adds nothing, or gives body
 #: and time to the newest one that waits.
@@ -77,8 +84,8 @@ def named_by(request: PutRequest, token: str, now: float) -> PutRequest:
 
 
 class NewMessage(NamedTuple):
-    """A message of :meth:`.deliveries.Deliveries.put_many`; the fields are the arguments of
-    :meth:`.deliveries.Deliveries.put`.
+    """A message of :meth:`.pop.Deliveries.put_many`; the fields are the arguments of
+    :meth:`.pop.Deliveries.put`.
 
     at: action time, seconds since the epoch; a past one means now
     delay: instead of `at`, seconds from now by Redis's clock
@@ -134,3 +141,130 @@ class PopRequest(NamedTuple):
     claimed: bool = True
     remember: int = 0
     heads: int = 0
+
+
+# -- reads the replies of the scripts of producers and consumers, and counts what they have done
+
+
+def read_deliveries(
+    topic: Topic, numbers: Sequence[int], name: str, flat: list[Any]
+) -> list[Delivery]:
+    """The deliveries of a pop of that name."""
+    retries = topic.declaration.retries
+
+    def named(id: bytes | list[Any]) -> tuple[bytes, str, int]:
+        """id, token, when it may start"""
+        if isinstance(id, list):
+            return id[0], id[1].decode(), id[2] if len(id) > 2 else 0
+        return id, name, 0
+
+    return [
+        Delivery(
+            topic.name,
+            numbers[flat[i]],
+            flat[i + 1],
+            id.decode("utf-8", "surrogatepass"),
+            flat[i + 3],
+            flat[i + 4],
+            retries,
+            birth,
+            start_us,
+        )
+        for i in range(0, len(flat), 5)
+        for id, birth, start_us in [named(flat[i + 2])]
+    ]
+
+
+def read_starts(
+    topic: Topic,
+    numbers: Sequence[int],
+    flat: list[Any],
+    births: list[bytes],
+    starts: list[int],
+) -> list[Delivery]:
+    """The deliveries of a pop of a topic that is limited."""
+    retries = topic.declaration.retries
+    name = topic.name
+    messages = [
+        Delivery(
+            name,
+            numbers[flat[i]],
+            flat[i + 1],
+            flat[i + 2].decode("utf-8", "surrogatepass"),
+            flat[i + 3],
+            flat[i + 4],
+            retries,
+            birth.decode(),
+        )
+        for i, birth in zip(range(0, len(flat), 5), births, strict=True)
+    ]
+    for at, start_us in zip(starts[::2], starts[1::2], strict=True):
+        messages[at] = messages[at]._replace(start_us=start_us)
+    return messages
+
+
+def read_put(counts: TopicCounts, raw: list[Any]) -> Put:
+    """The result of a put."""
+    id, outcome, now, *_ = raw
+    counts.put += now > 0
+    return Put(text(id), OUTCOMES[outcome], now or None)
+
+
+def read_settled(counts: TopicCounts, counter: str, raw: list[Any]) -> Settled:
+    """The result of an ack or a release; `counter` counts what was there."""
+    return Settled(count_first(counts, counter, raw), [number - 1 for number in raw[1]])
+
+
+def read_put_many(counts: TopicCounts, number: int, raw: list[Any]) -> PutTogether:
+    """The result of a call that puts so many messages."""
+    now, there, taken, *_ = raw
+    counts.put += number - len(there) - len(taken)
+    return PutTogether(now, there, taken)
+
+
+def read_reject(counts: TopicCounts, counter: str, raw: list[Any]) -> str | None:
+    """The state that a rejected message is in now; `counter` counts it if it comes back."""
+    count_first(counts, counter, [raw[0] == 1])
+    counts.dead += raw[0] == 2
+    return {1: WAITING, 2: DEAD, 3: DEAD}.get(raw[0])
+
+
+# -- how many messages may be put
+
+
+def pace_key(topic: Topic, slot: Slot, *, clustered: bool) -> str:
+    """Where the puts of a topic are counted: in one place, unless its slots are on several nodes.
+    Then each key is counted in its own slot, and a topic that is counted as a whole has one."""
+    return slot.put_pace if clustered else topic.slot(0).put_pace
+
+
+def read_limited_put(topic: Topic, counts: TopicCounts, raw: list[Any]) -> Put | RateLimitedError:
+    """The result of a put into a topic whose puts are limited; an error that runners raise."""
+    if raw[1] >= 0:
+        return read_put(counts, raw)
+    counts.refused += 1
+    return _refused(topic, raw[3], raw[4])
+
+
+def read_limited_put_many(
+    topic: Topic, counts: TopicCounts, number: int, raw: list[Any]
+) -> PutTogether:
+    """The result of a call that puts so many messages into such a topic."""
+    now, there, taken, flat, *_ = raw
+    refused = {flat[i]: _refused(topic, flat[i + 1], flat[i + 2]) for i in range(0, len(flat), 3)}
+    counts.refused += len(refused)
+    put = read_put_many(counts, number - len(refused), [now, there, taken])
+    return put._replace(refused=refused)
+
+
+def _refused(topic: Topic, wait_us: int, kind: bytes) -> RateLimitedError:
+    limit = "put_rate" if kind == b"p" else "key_put_rate"
+    rate = getattr(topic.declaration, limit)
+    whose = f"queue {topic.name!r}" if kind == b"p" else f"each key of queue {topic.name!r}"
+    seconds = wait_us / 1e6
+    return RateLimitedError(
+        f"{whose} takes {rate} ({limit}), and has got as many; the message was not kept. One more "
+        f"may be put in {seconds:.6g} seconds",
+        limit,
+        seconds,
+    )

@@ -1,62 +1,11 @@
-"""Changes the slot count of a topic while producers and consumers use it.
-
-The declaration has the current count (``slots``) and other counts by which messages may still lie
-in the topic (``draining_counts``). Messages are put into slots of the current count. Consumers,
-counts and look-ups by id read the slots of all these counts. So a message is delivered in time
-wherever it lies, and no message has to be moved for that. The change consists of steps. After each
-step, and within it, the topic is consistent: if the process is killed, run it again.
-
-0. Only on one server, of a topic that is limited: the new count is added to ``draining_counts``.
-   Nothing is put by it yet. Six seconds later all consumers read the slots of both counts, and
-   count what runs of a key in all of them together.
-
-1. The declaration gets the new count, and the old count is added to ``draining_counts``, by one
-   write, unless somebody else has changed the declaration. From now on:
-
-   - A consumer learns of new slots from the first announcement of one, or within about a second:
-     it reads the declaration with every look into all slots.
-   - A producer reads the declaration within five seconds (one of an older release, within half a
-     minute), and puts messages into old slots until then. A publish that is repeated because its
-     reply was lost goes into the same slot again, which recognises it.
-
-2. Half a minute later, no producer uses the old count, and nobody looks anything up by the old
-   declaration. Waiting and dead messages are moved to their new slots, some messages a call, by a
-   script that is atomic and keeps their scores: at no moment is a message in both slots or in
-   none. A look-up by id reads the slot that a message may come from before the slot that it may go
-   to. Messages in flight stay, for their consumers will settle them there.
-
-   - To fewer slots: slot n is emptied into slot n mod count; every count is a power of two. This
-     is repeated until the slots beyond the new count are empty.
-   - To more slots: the slot of a message follows from its slot basis, which is in its envelope,
-     or else from the key that it was put with, which is among its traits. (What its headers say
-     of the key may be another one: the topic's key header may have been changed since.) A body
-     that is no envelope was put by a program that uses the center directly. If it has no key, or
-     another slot basis than its key, or a key of which only the hash is known, it stays where it
-     is until it is delivered. Old slots remain slots of the topic, so one look is enough.
-
-3. When no message lies by another count, ``draining_counts`` is emptied, unless somebody else has
-   changed the declaration.
-
-A producer that was suspended, or that has kept a batch for minutes, may put by an old count even
-later. Such a message is announced like any other. The consumer that claims an announcement of a
-slot that the topic no longer has first writes the count back into ``draining_counts``
-(:meth:`.registry.Registry.reach`). This module looks for messages in all possible slots, whatever
-``draining_counts`` says.
-
-Two live messages may share an id; each slot keeps them apart. Two slots may each have a message of
-this id. Where they meet, the second becomes a copy, as if it had been put there.
-
-A message can only be moved between two slots on one server. On a Cluster, and with ``move=False``,
-messages stay where they are until they are delivered. Run again after the last one is gone, this
-module empties ``draining_counts``.
-"""
+"""Changes the slot count of a topic while producers and consumers use it."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -69,9 +18,124 @@ from ..model.message import decode_key, encode_key, is_hashed, key_of
 from ..model.topic import Topic, base_of, check_slots, slot_of
 from ..scripts.call import PageSize, ScriptCall, load
 from .center import TimeoutCenter
-from .claims import move_claims
-from .paces import move_paces
 from .registry import RELOAD
+from .upkeep import move_claims
+
+# -- what rates of keys have been used up to, while a topic is given another number of slots
+
+#: Keys that one call reads.
+LOOK = 500
+
+
+def move_paces(client: Any, topic: Topic, *, ended: bool) -> None:
+    """Have each key's rates, of starts and of puts, know in its new slot what they know in its
+    former one. What waits moves with its own; this is for keys of which nothing waits.
+
+    ended: whether nobody uses the former slots any more: then they forget it
+    """
+    for number in range(topic.slot_span):
+        slot = topic.slot(number)
+        for name in ("pace", "put_pace"):
+            source = getattr(slot, name)
+            for page in _pages(client, source):
+                for target, used in _by_target(topic, number, page).items():
+                    _note(client, source, getattr(topic.slot(target), name), used)
+            if ended and number >= topic.slots:
+                client.delete(source)
+
+
+def _pages(client: Any, key: str) -> Iterator[list[tuple[bytes, float]]]:
+    cursor = 0
+    while True:
+        cursor, page = client.zscan(key, cursor, count=LOOK)
+        if page:
+            yield page
+        if not cursor:
+            return
+
+
+def _by_target(
+    topic: Topic, number: int, page: list[tuple[bytes, float]]
+) -> dict[int, dict[bytes, float]]:
+    """What goes from a slot to which others."""
+    found: dict[int, dict[bytes, float]] = defaultdict(dict)
+    fewest = min(topic.slots, *topic.declaration.draining_counts or (topic.slots,))
+    for member, used in page:
+        if member in (b"", b":"):  # of the whole topic
+            continue
+        if is_hashed(name := member.decode()):
+            # Any slot may be its own that this one is divided into.
+            targets: Iterable[int] = range(number % fewest, topic.slots, fewest)
+        else:
+            targets = (slot_of(decode_key(name), topic.slots),)
+        for target in targets:
+            if target != number:
+                found[target][member] = used
+    return found
+
+
+def _note(client: Any, source: str, target: str, used: dict[bytes, float]) -> None:
+    client.zadd(target, used, gt=True)
+    lasts = client.pttl(source)
+    if lasts > 0 and client.pttl(target) < lasts:
+        client.pexpire(target, lasts)
+
+
+# -- changes the slot count of a topic while producers and consumers use it
+#
+# The declaration has the current count (``slots``) and other counts by which messages may still lie
+# in the topic (``draining_counts``). Messages are put into slots of the current count. Consumers,
+# counts and look-ups by id read the slots of all these counts. So a message is delivered in time
+# wherever it lies, and no message has to be moved for that. The change consists of steps. After
+# each
+# step, and within it, the topic is consistent: if the process is killed, run it again.
+#
+# 0. Only on one server, of a topic that is limited: the new count is added to ``draining_counts``.
+#    Nothing is put by it yet. Six seconds later all consumers read the slots of both counts, and
+#    count what runs of a key in all of them together.
+#
+# 1. The declaration gets the new count, and the old count is added to ``draining_counts``, by one
+#    write, unless somebody else has changed the declaration. From now on:
+#
+#    - A consumer learns of new slots from the first announcement of one, or within about a second:
+#      it reads the declaration with every look into all slots.
+#    - A producer reads the declaration within five seconds (one of an older release, within half a
+#      minute), and puts messages into old slots until then. A publish that is repeated because its
+#      reply was lost goes into the same slot again, which recognises it.
+#
+# 2. Half a minute later, no producer uses the old count, and nobody looks anything up by the old
+#    declaration. Waiting and dead messages are moved to their new slots, some messages a call, by a
+#    script that is atomic and keeps their scores: at no moment is a message in both slots or in
+#    none. A look-up by id reads the slot that a message may come from before the slot that it may
+# go
+#    to. Messages in flight stay, for their consumers will settle them there.
+#
+#    - To fewer slots: slot n is emptied into slot n mod count; every count is a power of two. This
+#      is repeated until the slots beyond the new count are empty.
+#    - To more slots: the slot of a message follows from its slot basis, which is in its envelope,
+#      or else from the key that it was put with, which is among its traits. (What its headers say
+#      of the key may be another one: the topic's key header may have been changed since.) A body
+#      that is no envelope was put by a program that uses the center directly. If it has no key, or
+#      another slot basis than its key, or a key of which only the hash is known, it stays where it
+#      is until it is delivered. Old slots remain slots of the topic, so one look is enough.
+#
+# 3. When no message lies by another count, ``draining_counts`` is emptied, unless somebody else has
+#    changed the declaration.
+#
+# A producer that was suspended, or that has kept a batch for minutes, may put by an old count even
+# later. Such a message is announced like any other. The consumer that claims an announcement of a
+# slot that the topic no longer has first writes the count back into ``draining_counts``
+# (:meth:`.registry.Registry.reach`). This module looks for messages in all possible slots, whatever
+# ``draining_counts`` says.
+#
+# Two live messages may share an id; each slot keeps them apart. Two slots may each have a message
+# of
+# this id. Where they meet, the second becomes a copy, as if it had been put there.
+#
+# A message can only be moved between two slots on one server. On a Cluster, and with
+# ``move=False``,
+# messages stay where they are until they are delivered. Run again after the last one is gone, this
+# module empties ``draining_counts``.
 
 #: Seconds after which no producer uses a count that was changed: one of an older release reads a
 #: declaration again after 30.

@@ -18,9 +18,8 @@ from ..scripts.call import microseconds
 from ..tracing import Tracing
 from .center import TimeoutCenter
 from .consumption import Loops
-from .deliveries import Deliveries
-from .puts import Puts
-from .receipts import Given
+from .pop import Deliveries, Given
+from .put import Puts
 from .requests import NewMessage
 
 _FIELDS = ("id", "body", "at", "delay")
@@ -82,7 +81,7 @@ class TracedPuts(_Traced):
         delay: float | None = None,
         **how: Any,
     ) -> Put:
-        """As :meth:`.puts.Puts.put`."""
+        """As :meth:`.put.Puts.put`."""
         with self._sending(topic, id, body, at, delay):
             return self._part.put(topic, id, body, at=at, delay=delay, **how)
 
@@ -93,7 +92,7 @@ class TracedPuts(_Traced):
         *,
         token: str | None = None,
     ) -> list[Put]:
-        """As :meth:`.puts.Puts.put_many`."""
+        """As :meth:`.put.Puts.put_many`."""
         some = list(messages)
         if not some:
             return self._part.put_many(topic, some, token=token)
@@ -117,7 +116,7 @@ class TracedDeliveries(_Traced):
     _tracing: Tracing
 
     def pop(self, topic: str | Iterable[str], limit: int | None = None, **how: Any) -> Popped:
-        """As :meth:`.deliveries.Deliveries.pop`. What finds nothing has no span."""
+        """As :meth:`.pop.Deliveries.pop`. What finds nothing has no span."""
         began = time.time_ns()
         popped = self._part.pop(topic, limit, **how)
         if popped.messages:
@@ -131,11 +130,11 @@ class TracedDeliveries(_Traced):
         return popped
 
     def ack(self, messages: Given) -> Settled:
-        """As :meth:`.deliveries.Deliveries.ack`."""
+        """As :meth:`.pop.Deliveries.ack`."""
         return self._settled("ack", self._part.ack, messages)
 
     def release(self, messages: Given) -> Settled:
-        """As :meth:`.deliveries.Deliveries.release`."""
+        """As :meth:`.pop.Deliveries.release`."""
         return self._settled("release", self._part.release, messages)
 
     def _settled(
@@ -152,14 +151,14 @@ class TracedDeliveries(_Traced):
     def reject(
         self, message: Delivery | str, *, requeue: bool, reason: str = "", **how: Any
     ) -> str | None:
-        """As :meth:`.deliveries.Deliveries.reject`."""
+        """As :meth:`.pop.Deliveries.reject`."""
         with self._settling("requeue" if requeue else "reject", [message], reason) as count:
             state = self._part.reject(message, requeue=requeue, reason=reason, **how)
             count(state is not None)
         return state
 
     def bury(self, message: Delivery, *, reason: str, **how: Any) -> str | None:
-        """As :meth:`.deliveries.Deliveries.bury`."""
+        """As :meth:`.pop.Deliveries.bury`."""
         with self._settling("bury", [message], reason) as count:
             kept = self._part.bury(message, reason=reason, **how)
             count(kept is not None)

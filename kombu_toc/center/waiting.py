@@ -1,6 +1,7 @@
 """Pops that wait: they block on the wake indexes of their topics until something is due.
 
-:class:`.wait.Wait` decides; what is here asks the server. A pop that waits does as an idle worker
+:class:`.pop_wait.Wait` decides; what is here asks the server. A pop that waits does as an idle
+worker
 does. It takes an announcement from a wake index, which nobody else has then, and pops the slot when
 the announced time has come. What it has taken and does not need, it announces again.
 """
@@ -25,12 +26,11 @@ from ..errors import ConfigurationError, NotPermittedError
 from ..model.keys import Keys
 from ..model.results import Popped
 from ..model.topic import Topic
+from .calls import Commands
 from .clock import ServerClock
-from .commands import Commands
+from .pop_wait import Claim, Gathered, Looks, Shares, Wait, WakeConnection, early_us, sleep_of
 from .registry import Registry
 from .runner import BROKEN, Runner
-from .wait import Claim, Gathered, Looks, Shares, Wait, early_us
-from .wake import WakeConnection, sleep_of
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ TICK = 0.001
 KEEP = 8
 KEEP_FOR = 30.0
 
-#: Pops a topic: the topic, how many messages, and what :meth:`.deliveries.Deliveries.pop` has
+#: Pops a topic: the topic, how many messages, and what :meth:`.pop.Deliveries.pop` has
 #: beside that.
 Pop = Callable[..., Popped]
 
@@ -116,7 +116,7 @@ class Waiting:
         """Pop messages of several topics, or wait for them.
 
         pop: pops a topic at once
-        topics, limit, wait: see :meth:`.deliveries.Deliveries.pop`
+        topics, limit, wait: see :meth:`.pop.Deliveries.pop`
         how: what else `pop` is given
         chooses: whether certain messages are asked for, which is refused
         """

@@ -9,9 +9,9 @@ from typing import Any
 
 from redis import exceptions
 
-from ..center.bindings import Bindings
+from ..center.calls import announce_presence
 from ..center.center import TimeoutCenter
-from ..center.commands import announce_presence
+from ..center.exchanges import Bindings
 from ..client.errors import is_temporary
 from ..errors import TocError
 from ..model.results import Delivery

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
 
-from ..center.broadcasts import read_command
+from ..center.exchanges import read_command
 from ..client.cluster import is_passing
 from .loop import Alarm, Loop, end_wait
 from .pipe import Waiting

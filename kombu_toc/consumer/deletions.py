@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..center.bindings import Bindings
 from ..center.center import TimeoutCenter
+from ..center.exchanges import Bindings
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall, load
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from ..center.commands import divide_evenly
+from ..center.calls import divide_evenly
 from ..client.options import ROUND_ROBIN
 from ..model.results import Popped
 from .zones import OVERDUE_US, PreferredSlots, divide

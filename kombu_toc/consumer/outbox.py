@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
 
-from ..center.burying import bury_call
-from ..center.marking import mark_calls
+from ..center.pop import bury_call, mark_calls
 from .claims import by_topic
 from .loop import TICK, Alarm, Loop
 from .pipe import BROKEN

@@ -34,8 +34,8 @@ from .wake_listener import WAKE_BLOCK, WakeListener
 from .wiring import Wiring
 
 if TYPE_CHECKING:
-    from ..center.broadcasts import Subscription
     from ..center.center import TimeoutCenter
+    from ..center.exchanges import Subscription
     from ..client.options import Settings
     from .due_queue import Claim, Entry
     from .guarding import Guarding

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from ..center.broadcasts import Subscription
+    from ..center.exchanges import Subscription
     from ..model.results import Delivery
     from .policy import WorkerPolicy
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..center.broadcasts import (
+from ..center.exchanges import (
     BEGINNING,
     PAGE,
     Entry,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from ..center.bindings import Bindings
 from ..center.center import TimeoutCenter
+from ..center.exchanges import Bindings
 
 logger = logging.getLogger(__name__)
 

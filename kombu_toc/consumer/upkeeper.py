@@ -18,8 +18,8 @@ from typing import Any
 from uuid import uuid4
 
 from ..center.center import TimeoutCenter
+from ..center.clock import Watch
 from ..center.upkeep import Event, Upkeep, elect
-from ..center.watch import Watch
 from ..errors import NotPermittedError
 from .deferred_log import DeferredLog
 from .election import ATTEMPT_INTERVAL, LEASE, Election

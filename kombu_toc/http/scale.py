@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from ..center.center import TimeoutCenter
-from ..center.scan import MOST_FAR
+from ..center.find import MOST_FAR
 from ..errors import LibraryError
 from .far import FAR_WITHIN
 from .operations import Operation, answer

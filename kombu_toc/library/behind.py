@@ -19,8 +19,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ..center.calls import CANCEL, FULL, MOVE, Entry, logs_of, read_call, written_call
 from ..center.center import TimeoutCenter
-from ..center.logs import CANCEL, FULL, MOVE, Entry, logs_of, read_call, written_call
 from ..errors import EnvelopeError, LibraryError
 from ..model import message, scores
 from ..model.keys import Slot

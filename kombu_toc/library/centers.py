@@ -9,8 +9,8 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
 from ..center.center import TimeoutCenter
-from ..center.recurring import ScheduleChange
 from ..center.requests import ADD, PutRequest
+from ..center.schedules import ScheduleChange
 from ..errors import LibraryError
 from ..model.delivery import name_in
 from ..model.library import BEHIND, OFF, OUTBOX

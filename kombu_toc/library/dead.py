@@ -10,8 +10,8 @@ from typing import Any
 
 from sqlalchemy import Table, delete, select, text, tuple_, update
 
-from ..center.burying import bury_call
 from ..center.center import TimeoutCenter
+from ..center.pop import bury_call
 from ..errors import LibraryError
 from ..model import message, scores
 from ..model.results import Delivery, Found

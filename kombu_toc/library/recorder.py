@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any
 
 from ..center.center import TimeoutCenter
-from ..center.recurring import ScheduleChange
 from ..center.runner import BROKEN
+from ..center.schedules import ScheduleChange
 from ..errors import ConfigurationError, LibraryError
 from ..model.topic import Declaration, Topic
 from . import outbox, statuses

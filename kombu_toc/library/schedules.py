@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import Connection, delete, select
 
 from ..center.center import TimeoutCenter
-from ..center.recurring import ScheduleChange, ScheduleFiring
+from ..center.schedules import ScheduleChange, ScheduleFiring
 from ..errors import LibraryError
 from .putting import Putter
 from .records import key_of

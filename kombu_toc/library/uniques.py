@@ -6,8 +6,8 @@ import zlib
 from typing import Any
 
 from ..center.center import TimeoutCenter
-from ..center.claims import home_of
-from ..center.unique_put import Conflict, unique_call
+from ..center.put import Conflict, unique_call
+from ..center.upkeep import home_of
 from ..model.message import FOR_A_TIME, KEEP_EARLIER, UNIQUE, Claim, Unique, claim_of, decode_key
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall

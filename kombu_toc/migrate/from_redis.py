@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 from kombu import Connection
 
-from ..center.commands import SENT
-from ..center.context import POP_BYTES
+from ..center.calls import SENT
+from ..center.core import POP_BYTES
 from ..errors import ActionTimeError, MigrationError, TraitError
 from ..model.message import key_of
 from ..scripts.call import PageSize, ScriptCall, when_of

@@ -25,7 +25,7 @@ from typing import Any
 from kombu import Connection
 from kombu.utils.json import dumps
 
-from ..center.bindings import Bindings
+from ..center.exchanges import Bindings
 from ..model.results import IN_FLIGHT, WAITING, Cancelled, Found
 from ..transport.channel import Channel
 from .broker import Broker, connected, refuse_if_any

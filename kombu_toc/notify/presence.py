@@ -13,7 +13,7 @@ from math import inf
 from redis.exceptions import RedisError
 
 from ..aio.center import AsyncTimeoutCenter
-from ..center.commands import announce_presence
+from ..center.calls import announce_presence
 from ..center.runner import BROKEN
 from ..consumer.presence import PRESENCE_INTERVAL, PRESENCE_MS
 from ..errors import TocError

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Hashable
 
-from ..center.broadcasts import Subscription, begin, recall
 from ..center.center import TimeoutCenter
+from ..center.exchanges import Subscription, begin, recall
 
 
 class BroadcastQueues:

@@ -18,7 +18,7 @@ from kombu.transport import virtual
 from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.uuid import uuid
 
-from ..center.broadcasts import Subscription, remember
+from ..center.exchanges import Subscription, remember
 from ..compat import kombu_channel
 from ..consumer.policy import DefaultPolicy, WorkerPolicy
 from ..consumer.snapshot import snapshot

@@ -8,9 +8,8 @@ from typing import Any
 
 from kombu.transport import virtual
 
-from ..center.bindings import Bindings, Routes, Table, binding
-from ..center.broadcasts import part_of_binding
 from ..center.center import TimeoutCenter
+from ..center.exchanges import Bindings, Routes, Table, binding, part_of_binding
 from ..consumer.lease_keeper import LeaseKeeper
 from ..errors import NotPermittedError
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from kombu import message as kombu_message
 
-from ..center.broadcasts import Subscription
+from ..center.exchanges import Subscription
 from ..model.results import Delivery
 
 #: Delivery tags, unique within the process: one may be settled on a channel that is closed.

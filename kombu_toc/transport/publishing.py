@@ -13,14 +13,13 @@ from itertools import count
 from secrets import token_urlsafe
 from typing import Any
 
-from ..center.bindings import Bindings
-from ..center.broadcasts import broadcast_call, keepers
+from ..center.calls import SENT
 from ..center.center import TimeoutCenter
-from ..center.claims import home_of
 from ..center.clock import SendersClock
-from ..center.commands import SENT
+from ..center.exchanges import Bindings, broadcast_call, keepers
+from ..center.put import Conflict, is_unique_call, put_unique, unique_call
 from ..center.requests import ADD, KEEP, REMEMBER, PutRequest
-from ..center.unique_put import Conflict, is_unique_call, put_unique, unique_call
+from ..center.upkeep import home_of
 from ..client.options import Settings
 from ..consumer.pipe import BROKEN
 from ..errors import AlreadyThereError

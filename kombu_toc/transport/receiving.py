@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from ..center.broadcasts import Subscription, first_that_matches
+from ..center.calls import RECOVER
 from ..center.center import TimeoutCenter
-from ..center.commands import RECOVER
+from ..center.exchanges import Subscription, first_that_matches
 from ..consumer.lease_keeper import LeaseKeeper
 from ..consumer.policy import WorkerPolicy
 from ..consumer.poller import Poller

@@ -14,10 +14,10 @@ from typing import Any
 
 from amqp.protocol import queue_declare_ok_t
 
-from ..center.commands import SENT
+from ..center.calls import SENT
+from ..center.put import Conflict, ask_recorded
 from ..center.requests import ADD, PutRequest
 from ..center.runner import BROKEN
-from ..center.unique_put import Conflict, ask_recorded
 from ..consumer.guarding import Guarding
 from ..errors import AlreadyThereError, NotPermittedError, ReplicationError
 from ..library import outbox

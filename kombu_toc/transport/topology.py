@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
-from ..center.broadcasts import Subscription
 from ..center.center import TimeoutCenter
+from ..center.exchanges import Subscription
 from ..consumer.lease_keeper import LeaseKeeper
 from ..consumer.pipe import BROKEN
 from .broadcast_queues import BroadcastQueues

@@ -19,9 +19,9 @@ from kombu.transport import virtual
 from kombu.utils.url import as_url
 from redis import exceptions
 
-from ..center import permissions
-from ..center.bindings import Routes
+from ..center import server
 from ..center.center import TimeoutCenter
+from ..center.exchanges import Routes
 from ..center.factory import make_center
 from ..client.cluster import ClusterClient
 from ..client.connect import CONNECT_TIMEOUT, connect
@@ -310,7 +310,7 @@ class Transport(virtual.Transport):
         if not self._may_consume:
             _consumers[self.identity] = os.getpid()
             SOCKET.usable()
-            permissions.check(self.center, permissions.CONSUMERS)
+            server.check(self.center, server.CONSUMERS)
             self._may_consume = True
 
     # -- Kombu's calls
@@ -352,7 +352,7 @@ class Transport(virtual.Transport):
         """
         try:
             self._reach()
-            permissions.check(self.center, permissions.PRODUCERS)
+            server.check(self.center, server.PRODUCERS)
             if self.identity in _consumers:  # it would be refused only a moment later
                 self.check_consumer()
             self._open_channel()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kombu import Connection, Exchange, Producer, Queue
 
 from kombu_toc import TimeoutCenter
-from kombu_toc.center.bindings import MAX_FOUND, MAX_TABLES, Bindings, Table, binding
+from kombu_toc.center.exchanges import MAX_FOUND, MAX_TABLES, Bindings, Table, binding
 from kombu_toc.transport.exchanges import TopicExchange
 
 from .inspection import keys_left
@@ -164,7 +164,7 @@ def test_a_routing_key_that_the_first_release_has_given_to_another_queue_leads_t
     client.zrem(key, binding("direct", "key", None, "one"))
     client.zadd(key, {binding("direct", "key", None, "two"): "inf"})
     limit = {1: "READ_AGAIN", 500: "READ_ALL_AGAIN"}[number]
-    monkeypatch.setattr(f"kombu_toc.center.bindings.{limit}", 0.0)  # its time is over
+    monkeypatch.setattr(f"kombu_toc.center.exchanges.{limit}", 0.0)  # its time is over
     publish(connection, exchange, "key")
     assert waiting(center, "one", "two") == [1, 1]
 

@@ -15,8 +15,8 @@ import pytest
 import redis
 
 from kombu_toc import ScheduleChange, ScheduleFiring, TimeoutCenter, Unique
-from kombu_toc.center.logs import read_call, written_call
-from kombu_toc.center.recurring import RecurringCommands
+from kombu_toc.center.calls import read_call, written_call
+from kombu_toc.center.schedules import RecurringCommands
 from kombu_toc.metrics.counters import Metrics
 
 from ..servers import Server

@@ -14,7 +14,7 @@ from kombu import Connection, Consumer, Exchange, Message, Producer, Queue
 from kombu.asynchronous import Hub
 
 from kombu_toc import TimeoutCenter
-from kombu_toc.center.broadcasts import PAGE, PARTS, part_of_key
+from kombu_toc.center.exchanges import PAGE, PARTS, part_of_key
 from kombu_toc.consumer import subscriptions
 from kombu_toc.model import message as envelope
 

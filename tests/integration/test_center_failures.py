@@ -19,8 +19,7 @@ from kombu_toc import (
     TimeoutCenter,
     center_for,
 )
-from kombu_toc.center.bindings import Bindings, binding
-from kombu_toc.center.broadcasts import broadcast_call
+from kombu_toc.center.exchanges import Bindings, binding, broadcast_call
 from kombu_toc.model import scores
 from kombu_toc.model.results import DEAD, WAITING
 

@@ -15,7 +15,7 @@ from kombu import Connection, Consumer, Queue
 from kombu.exceptions import ChannelError
 
 from kombu_toc import ConfigurationError, TimeoutCenter
-from kombu_toc.center import expiring
+from kombu_toc.center import topics
 from kombu_toc.consumer.sweeping import sweep
 from kombu_toc.model.topic import Declaration
 
@@ -143,7 +143,7 @@ def test_two_processes_that_consume_it_do_not_take_it_from_each_other(
 @contextmanager
 def other_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patched:
-        patched.setattr(expiring, "_user", "another")
+        patched.setattr(topics, "_user", "another")
         yield
 
 

@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from kombu_toc import TimeoutCenter, center_for
-from kombu_toc.center.bindings import Bindings, binding
+from kombu_toc.center.exchanges import Bindings, binding
 from kombu_toc.consumer.lease_keeper import LeaseKeeper
 from kombu_toc.model.results import Delivery
 from kombu_toc.model.topic import slot_of

@@ -12,9 +12,9 @@ import redis
 from kombu import Connection, Queue
 
 from kombu_toc import DEAD, IN_FLIGHT, WAITING, Delivery, TimeoutCenter
+from kombu_toc.center.clock import MAY
 from kombu_toc.center.reshard import reshard_topic
 from kombu_toc.center.upkeep import Part, keep
-from kombu_toc.center.watch import MAY
 from kombu_toc.consumer.lease_keeper import LeaseKeeper
 from kombu_toc.model.results import STRAY_TOKEN
 from kombu_toc.scripts.call import load

@@ -28,7 +28,7 @@ from kombu_toc import (
     center_for,
     reshard_topic,
 )
-from kombu_toc.center.logs import read_call
+from kombu_toc.center.calls import read_call
 from kombu_toc.library import behind as behind_module
 from kombu_toc.library import statuses
 from kombu_toc.library.behind import Behind

@@ -11,7 +11,7 @@ from celery import Celery
 from celery_toc import timeout_center
 from celery_toc.worker import recurring
 from kombu_toc import TimeoutCenter
-from kombu_toc.center.recurring import ScheduleChange, ScheduleFiring
+from kombu_toc.center.schedules import ScheduleChange, ScheduleFiring
 from kombu_toc.library.schedules import Schedules
 from kombu_toc.library.schema import SCHEDULES
 

@@ -12,7 +12,7 @@ import redis
 from kombu import Connection, Queue
 
 from kombu_toc import TERMS, ConfigurationError, Limit, TimeoutCenter, reshard_topic
-from kombu_toc.center import contradictions
+from kombu_toc.center import registry
 
 from ..unit.test_terms import EVERY
 from .conftest import drain
@@ -29,7 +29,7 @@ KEPT = {name: kept for name, (_, kept) in EVERY.items()}
 @pytest.fixture
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process has warned of nothing yet."""
-    monkeypatch.setattr(contradictions, "_warned", set())
+    monkeypatch.setattr(registry, "_warned", set())
 
 
 def standing(center: TimeoutCenter, topic: str = "mail") -> dict[str, Any]:

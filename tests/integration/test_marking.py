@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from kombu_toc import Delivery, TimeoutCenter
-from kombu_toc.center.marking import mark_calls
+from kombu_toc.center.clock import MAY
+from kombu_toc.center.pop import mark_calls
 from kombu_toc.center.requests import PutRequest
 from kombu_toc.center.upkeep import Part, keep
-from kombu_toc.center.watch import MAY
 from kombu_toc.model.delivery import trait
 
 from .inspection import announced, check_slots, residue, slot_keys, time_passes

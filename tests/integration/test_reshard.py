@@ -354,8 +354,8 @@ def test_a_message_that_is_moved_between_two_looks_is_found_once(center, monkeyp
     id = next(f"{n}" for n in range(100) if topic.slot_for(f"{n}").number >= 2)
     center.run(center.putting(topic, id, packed(id), delay_us=10**10))
     assert not reshard_topic(center, "mail", 2, settle=0, move=False).done
-    monkeypatch.setattr("kombu_toc.center.lookup.CALLS_TOGETHER", 1)
-    monkeypatch.setattr("kombu_toc.center.lookup.IDS_PER_CALL", 1)
+    monkeypatch.setattr("kombu_toc.center.find.CALLS_TOGETHER", 1)
+    monkeypatch.setattr("kombu_toc.center.find.IDS_PER_CALL", 1)
     looker = TimeoutCenter(center.client)
     ask, slots = looker.run_all, []
 

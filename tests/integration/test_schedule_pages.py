@@ -16,7 +16,7 @@ from celery import Celery
 from celery_toc import TaskCenter, timeout_center
 from celery_toc.web.listing import page_of_schedules
 from kombu_toc import ReplicationError, ScheduleChange, ScheduleFiring, TimeoutCenter
-from kombu_toc.center import recurring
+from kombu_toc.center import schedules
 from kombu_toc.http import Token, new_token
 
 from ..cluster import Cluster
@@ -191,7 +191,7 @@ def test_what_was_noted_and_never_put_is_found_nowhere(center: TimeoutCenter) ->
 
 
 def test_a_page_may_have_more_queues_than_are_asked_together(center: TimeoutCenter) -> None:
-    queues = [f"q{number:03}" for number in range(2 * recurring.TOPICS_TOGETHER + 10)]
+    queues = [f"q{number:03}" for number in range(2 * schedules.TOPICS_TOGETHER + 10)]
     for queue in queues[::2]:
         put(center, queue, "a")
     for limit in (5, 50, 99, 100, 105, 1000):
@@ -207,12 +207,12 @@ def test_a_page_may_have_more_queues_than_are_asked_together(center: TimeoutCent
         assert found == queues[::2]
 
 
-@pytest.mark.parametrize("rounds", [1, recurring.ROUNDS])
+@pytest.mark.parametrize("rounds", [1, schedules.ROUNDS])
 def test_a_page_goes_on_behind_names_whose_schedules_are_gone(
     center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch, rounds: int
 ) -> None:
     """One round gives fewer than the limit, and says where it has ended."""
-    monkeypatch.setattr(recurring, "ROUNDS", rounds)
+    monkeypatch.setattr(schedules, "ROUNDS", rounds)
     for name in "abcdef":
         put(center, "mail", name)
     have_stale_name(center, "b", "g")

@@ -26,7 +26,7 @@ from kombu_toc import (
     TimeoutCenter,
     UnknownTopicError,
 )
-from kombu_toc.center import contradictions
+from kombu_toc.center import registry
 from kombu_toc.center.registry import AGING, RELOAD
 from kombu_toc.consumer.rereading import REREAD
 
@@ -160,7 +160,7 @@ def test_steps_that_were_altered_are_no_error_for_who_has_others(
     client: redis.Redis, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else to alter them would stop who sends with the steps that the queue was declared with."""
-    monkeypatch.setattr(contradictions, "_warned", set())
+    monkeypatch.setattr(registry, "_warned", set())
     sender = TimeoutCenter(client, steps=(0, 5))
     sender.put("mail", "x", b"", priority=5)
     with pytest.raises(PriorityStepsError, match="celery toc topic set mail --priority-steps 0,9"):

@@ -9,10 +9,10 @@ import pytest
 from kombu import Connection, Exchange, Queue
 
 from kombu_toc import DEAD, IN_FLIGHT, Delivery, Limits, NewMessage, TimeoutCenter, TraitError
+from kombu_toc.center.clock import MAY_NOT
 from kombu_toc.center.requests import PopRequest
 from kombu_toc.center.reshard import reshard_topic
 from kombu_toc.center.upkeep import Part, Upkeep, keep
-from kombu_toc.center.watch import MAY_NOT
 
 from .conftest import drain
 from .inspection import aged, check_slots, now_us, residue, slot_keys, time_passes

@@ -21,8 +21,8 @@ from kombu.exceptions import ChannelError
 
 import kombu_toc
 from kombu_toc import TimeoutCenter
-from kombu_toc.center import contradictions
-from kombu_toc.center.bindings import Bindings, binding
+from kombu_toc.center import registry
+from kombu_toc.center.exchanges import Bindings, binding
 from kombu_toc.consumer.policy import DefaultPolicy
 from kombu_toc.consumer.sweeping import sweep
 from kombu_toc.model import message as envelope
@@ -854,7 +854,7 @@ def test_what_a_queues_declaration_asks_for_without_effect_is_named(connect: Con
 @pytest.fixture
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process has warned of nothing yet."""
-    monkeypatch.setattr(contradictions, "_warned", set())
+    monkeypatch.setattr(registry, "_warned", set())
 
 
 def test_a_declaration_that_contradicts_the_stored_one_is_one_warning(

@@ -25,8 +25,8 @@ from kombu_toc import (
     center_for,
     reshard_topic,
 )
-from kombu_toc.center.claims import ClaimSweep
-from kombu_toc.center.marking import mark_calls
+from kombu_toc.center.pop import mark_calls
+from kombu_toc.center.upkeep import ClaimSweep
 
 from ..servers import Server
 from .inspection import check_slots, now_us

@@ -24,7 +24,7 @@ from kombu_toc import (
     TimeoutCenter,
     center_for,
 )
-from kombu_toc.center.wake import WakeConnection
+from kombu_toc.center.pop_wait import WakeConnection
 from kombu_toc.scripts.call import load
 
 from ..cluster import Cluster

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kombu_toc.center.apart import Heads, divided
+from kombu_toc.center.pop_cluster import SlotHeads, divided
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -17,12 +17,12 @@ def test_each_slot_is_asked_for_those_that_are_first_of_all(seed: int) -> None:
         for number in range(5)
     }
     left, most = draw.randrange(1, 40), draw.randrange(1, 20)
-    heads = {number: Heads(some[:most], most) for number, some in every.items() if some}
+    heads = {number: SlotHeads(some[:most], most) for number, some in every.items() if some}
     for _ in range(20):
         counts, short = divided(heads, left)
         if short is None:
             break
-        heads[short] = Heads(every[short][: 2 * heads[short].most], 2 * heads[short].most)
+        heads[short] = SlotHeads(every[short][: 2 * heads[short].most], 2 * heads[short].most)
     assert short is None
     got = sorted(head for number, count in counts.items() for head in every[number][:count])
     first = sorted(head for some in every.values() for head in some)[:left]
@@ -31,16 +31,16 @@ def test_each_slot_is_asked_for_those_that_are_first_of_all(seed: int) -> None:
 
 
 def test_a_slot_that_has_told_all_it_was_asked_for_is_asked_again_before_others_go_on() -> None:
-    heads = {1: Heads([(0, 1), (0, 2)], 2), 2: Heads([(0, 9), (1, 1)], 2)}
+    heads = {1: SlotHeads([(0, 1), (0, 2)], 2), 2: SlotHeads([(0, 9), (1, 1)], 2)}
     assert divided(heads, 1) == ({1: 1}, None)
     assert divided(heads, 2) == ({1: 2}, None)
     assert divided(heads, 3) == ({1: 2}, 1)
 
 
 def test_the_only_slot_is_asked_for_all() -> None:
-    assert divided({4: Heads([(0, 1)], 1)}, 7) == ({4: 7}, None)
+    assert divided({4: SlotHeads([(0, 1)], 1)}, 7) == ({4: 7}, None)
 
 
 def test_slots_that_do_not_tell_their_order_are_asked_for_equal_shares() -> None:
-    heads = {number: Heads([], 5) for number in range(3)}
+    heads = {number: SlotHeads([], 5) for number in range(3)}
     assert divided(heads, 7) == ({0: 3, 1: 2, 2: 2}, None)

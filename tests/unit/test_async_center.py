@@ -14,7 +14,7 @@ from kombu_toc import AsyncTimeoutCenter, ConfigurationError, TimeoutCenter
 from kombu_toc.aio.bridge import run, wait_for
 from kombu_toc.aio.client import _patience
 from kombu_toc.aio.replies import ReplyReader
-from kombu_toc.center.delegate import Delegate, Option
+from kombu_toc.center.center import Delegate, Option
 
 from ..loops import in_loop
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from kombu_toc.center.broadcasts import Subscription
+from kombu_toc.center.exchanges import Subscription
 from kombu_toc.consumer.broadcast_reader import BroadcastReader
 from kombu_toc.consumer.loop import Loop
 from kombu_toc.consumer.subscriptions import STREAM_PAUSE

@@ -9,10 +9,7 @@ import pytest
 from redis.crc import key_slot
 
 from kombu_toc.center.admin_commands import PURGE_STEP, AdminCommands, Place
-from kombu_toc.center.apart import look_call
-from kombu_toc.center.burying import bury_call
-from kombu_toc.center.claims import sweep_call
-from kombu_toc.center.commands import (
+from kombu_toc.center.calls import (
     ACKS_PER_CALL,
     ERROR_LENGTH,
     LEASES_PER_CALL,
@@ -22,15 +19,18 @@ from kombu_toc.center.commands import (
     add_counters,
     announce_presence,
     divide_evenly,
+    read_call,
+    written_call,
 )
-from kombu_toc.center.context import Context
-from kombu_toc.center.logs import read_call, written_call
-from kombu_toc.center.marking import mark_calls
+from kombu_toc.center.core import Context
 from kombu_toc.center.picking import PickRequest, Wanted, pick_call
+from kombu_toc.center.pop import bury_call, mark_calls
+from kombu_toc.center.pop_cluster import look_call
+from kombu_toc.center.put import unique_call
 from kombu_toc.center.put_many import PutNames, put_many_call
-from kombu_toc.center.recurring import RecurringCommands, ScheduleChange
 from kombu_toc.center.requests import PopRequest, PutRequest
-from kombu_toc.center.unique_put import unique_call
+from kombu_toc.center.schedules import RecurringCommands, ScheduleChange
+from kombu_toc.center.upkeep import sweep_call
 from kombu_toc.errors import ActionTimeError
 from kombu_toc.metrics.counters import Counters
 from kombu_toc.model import scores

@@ -11,8 +11,8 @@ import redis
 import redis.asyncio
 
 from kombu_toc import ConfigurationError, Limits, TimeoutCenter
-from kombu_toc.center.delegate import Delegate, Option
-from kombu_toc.center.lookup import Lookup
+from kombu_toc.center.center import Delegate, Option
+from kombu_toc.center.find import Lookup
 
 DELEGATES = sorted(
     name for name, value in vars(TimeoutCenter).items() if isinstance(value, Delegate)

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from kombu_toc.center import permissions
+from kombu_toc.center import server
 from kombu_toc.model.limits import LIMITS
 from kombu_toc.model.message import DICTIONARY
 from kombu_toc.model.topic import Declaration
@@ -58,7 +58,7 @@ def test_each_file_is_an_operation_or_a_fragment_of_one() -> None:
         name for name in files if (SCRIPTS / f"{name}.lua").read_text().startswith("-- Fragment")
     }
     assert set(names()) == files - fragments
-    assert {*permissions.PRODUCERS, *permissions.CONSUMERS} <= set(names())
+    assert {*server.PRODUCERS, *server.CONSUMERS} <= set(names())
 
 
 def test_the_head_of_a_script_says_what_it_is_called_with() -> None:

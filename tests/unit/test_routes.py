@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kombu_toc.center.bindings import MANY, READ_AGAIN, READ_ALL_AGAIN, Routes, binding
+from kombu_toc.center.exchanges import MANY, READ_AGAIN, READ_ALL_AGAIN, Routes, binding
 from kombu_toc.model.keys import Keys
 from kombu_toc.scripts.call import ScriptCall
 

@@ -9,7 +9,7 @@ import pytest
 import redis
 from redis.exceptions import NoScriptError, ResponseError
 
-from kombu_toc.center.commands import add_counters
+from kombu_toc.center.calls import add_counters
 from kombu_toc.center.runner import Runner, executor_for
 from kombu_toc.errors import ConfigurationError, ReplicationError
 from kombu_toc.metrics.counters import Metrics

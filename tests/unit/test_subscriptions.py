@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kombu_toc.center.broadcasts import BEGINNING, PAGE, Subscription
+from kombu_toc.center.exchanges import BEGINNING, PAGE, Subscription
 from kombu_toc.consumer.subscriptions import (
     RESTART_PAUSE,
     STREAM_PAUSE,

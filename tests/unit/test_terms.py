@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kombu_toc import LIMITS, TERMS, ConfigurationError, Put, RateLimitedError, TraitError
-from kombu_toc.center.contradictions import shown
+from kombu_toc.center.registry import shown
 from kombu_toc.model.limits import check_gates, interval_us, same
 from kombu_toc.model.message import MAX_ENCODED, decode_key, encode_key, key_of
 from kombu_toc.model.topic import Declaration

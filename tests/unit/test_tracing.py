@@ -25,8 +25,8 @@ from opentelemetry.semconv.attributes import error_attributes, server_attributes
 from opentelemetry.trace import SpanKind
 
 from kombu_toc import Channel, ConfigurationError, center_for
-from kombu_toc.center.deliveries import Deliveries
-from kombu_toc.center.puts import Puts
+from kombu_toc.center.pop import Deliveries
+from kombu_toc.center.put import Puts
 from kombu_toc.center.traced import TracedDeliveries, TracedPuts
 from kombu_toc.client.options import read
 from kombu_toc.client.urls import read_url

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from kombu_toc import ConfigurationError, Delivery, Popped
-from kombu_toc.center.wait import (
+from kombu_toc.center.pop_wait import (
     KEPT_UP,
     LOOK,
     LOOK_RARELY,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kombu_toc.center.watch import RENEWED, Watch
+from kombu_toc.center.clock import RENEWED, Watch
 
 #: By how much the server's clock is ahead of the monotonic one.
 AHEAD = 1_700_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
-from ...center.scan import MOST_FAR
+from ...center.find import MOST_FAR
 from ..problems import invalid
 from . import words
 from .board import ENDS, SPANS, Row, Snapshot, Span

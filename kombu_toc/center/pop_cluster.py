@@ -20,8 +20,8 @@ from redis.exceptions import RedisError
 from ..model.results import Delivery, Popped
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall
-from .commands import Commands, divide_evenly
-from .context import Context
+from .calls import Commands, divide_evenly
+from .core import Context
 from .leases import Leases
 from .requests import PopRequest
 from .runner import BROKEN, Runner
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 MOST_HEADS = 1000
 
 
-class Heads(NamedTuple):
+class SlotHeads(NamedTuple):
     """What a slot would give first.
 
     messages: step index and score of each; none if its order is not told beforehand
@@ -141,10 +141,10 @@ class _Pop:
             if not messages:
                 raise error
             logger.warning("cannot pop some slots of %r for now: %s", self._topic.name, error)
-        popped = joined(self._parts, bool(heads), messages)
+        popped = merge_popped(self._parts, bool(heads), messages)
         return popped._replace(errors=list(self._errors.values()))
 
-    def _divided(self, heads: dict[int, Heads], left: int) -> dict[int, int]:
+    def _divided(self, heads: dict[int, SlotHeads], left: int) -> dict[int, int]:
         """How many each slot is to be asked for: the first ones of all."""
         while True:
             if self._topic.declaration.lanes:  # its slots do not tell their order
@@ -164,7 +164,7 @@ class _Pop:
         served, name = self._shared.served, self._topic.name
         return sorted(heads, key=lambda number: served.get((name, number), -1))
 
-    def _look(self, numbers: Sequence[int], left: int, recover: int) -> dict[int, Heads]:
+    def _look(self, numbers: Sequence[int], left: int, recover: int) -> dict[int, SlotHeads]:
         """Find out which slots have something, and what they would give first.
 
         left: how many are wanted of all of them
@@ -195,7 +195,7 @@ class _Pop:
             self._parts.append(part)
             self._leases.sample(self._topic, number, part.now_us, sent)
             if part.more:
-                found[number] = Heads(heads, most)
+                found[number] = SlotHeads(heads, most)
         return found
 
     def _take(self, counts: dict[int, int]) -> dict[int, Popped]:
@@ -240,7 +240,7 @@ def look_call(commands: Commands, topic: Topic, request: PopRequest) -> ScriptCa
     return call._replace(parse=parse)
 
 
-def divided(heads: Mapping[int, Heads], left: int) -> tuple[dict[int, int], int | None]:
+def divided(heads: Mapping[int, SlotHeads], left: int) -> tuple[dict[int, int], int | None]:
     """How many of each slot are the first ones of all; and the slot that has told too little to
     know more.
 
@@ -263,7 +263,7 @@ def divided(heads: Mapping[int, Heads], left: int) -> tuple[dict[int, int], int 
     return counts, None
 
 
-def joined(parts: Sequence[Popped], more: bool, messages: list[Delivery]) -> Popped:
+def merge_popped(parts: Sequence[Popped], more: bool, messages: list[Delivery]) -> Popped:
     """Several pops as one."""
     return Popped(
         max((part.now_us for part in parts), default=0),

@@ -16,12 +16,11 @@ from itertools import islice
 
 from ..model.keys import Keys, Slot, schedule_place
 from ..scripts.call import ScriptCall, load, texts
-from .names import AT_ONCE, SET, SORTED_SET, Names
-from .registry import Registry
+from .registry import AT_ONCE, SET, SORTED_SET, Names, Registry
 from .runner import Runner
 
 
-class Places:
+class ScheduleIndex:
     """Notes where schedules are, and tells it."""
 
     def __init__(self, runner: Runner, registry: Registry, keys: Keys) -> None:

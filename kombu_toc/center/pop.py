@@ -2,31 +2,228 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+import zlib
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from ..errors import ConfigurationError, ReceiptError
+from ..metrics.counters import TopicCounts
+from ..model import scores
 from ..model.delivery import shown
 from ..model.keys import check_name
 from ..model.results import DEAD, Delivery, Found, Popped, Settled
-from ..model.topic import Topic
-from ..scripts.call import as_bytes
-from .apart import Apart, joined
-from .burying import bury_call
-from .commands import RECOVER, Commands, batches_by_slot, slot_numbers
-from .context import Context
+from ..model.topic import Topic, base_of
+from ..scripts.call import ScriptCall, as_bytes, load, text
+from .calls import (
+    ERROR_LENGTH,
+    REASON_LENGTH,
+    RECOVER,
+    Commands,
+    batches_by_slot,
+    encoded,
+    slot_numbers,
+)
+from .core import Context
+from .find import Lookup, Scan
 from .leases import Leases
-from .lookup import Lookup
 from .picking import LOOK, Choice, Picking
-from .receipts import SLOT, Given, Receipts, delivery_of, message_of
+from .pop_cluster import Apart, merge_popped
+from .pop_wait import sleep_of
 from .recording import Recorder
 from .registry import Registry
 from .requests import REMEMBER, PopRequest
 from .runner import Runner
-from .scan import Scan
 from .waiting import Flown, PopNames, Waiting
-from .wake import sleep_of
+
+# -- puts a delivered message into DeadQueue
+
+
+def bury_call(
+    context: Context, topic: Topic, delivery: Delivery, reason: str, error: str
+) -> ScriptCall:
+    """Put a delivered message into DeadQueue. Result: the id that it is kept under; None if every
+    id that it could have is taken by another message.
+
+    It may run twice without harm.
+    """
+    base = base_of(delivery.id)
+    # A slot that the topic has no more, since it was resharded, is read by nobody.
+    stays = delivery.slot < topic.slot_span
+    slot = topic.slot(delivery.slot) if stays else topic.slot_for(base)
+    copy = f"{base}#{zlib.crc32(delivery.body):08x}"
+    birth = re.split("[;~@!]", delivery.birth, maxsplit=1)[0]
+    return context.announcing(
+        topic,
+        "bury",
+        (*slot.script_keys, slot.copies(base)),
+        (
+            len(topic.steps),
+            slot.number,
+            delivery.body,
+            delivery.birth,
+            scores.lease(0, delivery.step, delivery.retries_left),
+            encoded(" ".join(reason.split())[:REASON_LENGTH] or "failed"),
+            encoded(error[:ERROR_LENGTH]),
+            topic.declaration.expires or 0,
+            delivery.id,
+            copy,
+            f"{copy}-{birth}",
+        ),
+        partial(_read, context.counts(topic)),
+        limited=slot if topic.declaration.lanes or delivery.has_place else None,
+    )
+
+
+def _read(counts: TopicCounts, raw: list[Any]) -> str | None:
+    id, died, *_ = raw
+    counts.dead += died == 1
+    return None if died < 0 else text(id)
+
+
+# -- marks deliveries that are acknowledged although their tasks still run
+
+
+def mark_calls(
+    topic_of: Callable[[Delivery], Topic], deliveries: Iterable[Delivery], *, buries: bool = False
+) -> list[ScriptCall]:
+    """Mark messages as acknowledged: they stay in flight until they are acknowledged once more,
+    and are gone if their leases end before. Result of each call: a list of those that are held no
+    longer by their deliveries, and so are not marked.
+
+    topic_of: the topic of a delivery; asks nobody
+    buries: they are dead if their leases end before, and not gone
+
+    Each may run twice without harm.
+    """
+    calls = []
+    for batch in batches_by_slot(deliveries):
+        slot = topic_of(batch[0]).slot(batch[0].slot)
+        args: list[Any] = [int(buries)]
+        args += [x for one in batch for x in (one.id, one.lease_token, one.birth)]
+        parse = partial(_refused, batch)
+        calls.append(ScriptCall(load("mark"), (slot.prepare, slot.tokens), args, parse))
+    return calls
+
+
+def _refused(batch: list[Delivery], raw: list[int]) -> list[Delivery]:
+    return [batch[number - 1] for number in raw]
+
+
+# -- messages and receipts, as callers give them to what ends a delivery
+
+#: Messages or receipts, mixed, or one of them.
+Given = Delivery | str | Iterable[Delivery | str]
+
+#: The slot of a delivery: how the calls of ack are ordered.
+SLOT = attrgetter("slot")
+
+
+def delivery_of(delivery: Delivery) -> Hashable:
+    """What tells a delivery from all others."""
+    return delivery.topic, delivery.slot, delivery.id, delivery.birth
+
+
+def message_of(delivery: Delivery) -> Hashable:
+    """What tells the message of a delivery from all others."""
+    birth = re.split("[;~@!]", delivery.birth, maxsplit=1)[0]
+    return delivery.topic, delivery.slot, delivery.id, birth
+
+
+class Read:
+    """What a caller has given.
+
+    deliveries: one for each
+    """
+
+    __slots__ = ("_said", "deliveries")
+
+    def __init__(self) -> None:
+        self.deliveries: list[Delivery] = []
+        #: the receipts that deliveries were given by, by the identity of the delivery
+        self._said: dict[int, str] = {}
+
+    def add(self, delivery: Delivery, receipt: str) -> None:
+        self.deliveries.append(delivery)
+        self._said[id(delivery)] = receipt
+
+    def said(self, delivery: Delivery) -> Delivery | str:
+        """What the caller has given for a delivery."""
+        return self._said.get(id(delivery), delivery)
+
+    def stale(
+        self,
+        batches: Iterable[list[Delivery]],
+        results: Iterable[Settled],
+        identity: Callable[[Delivery], Hashable],
+    ) -> list[Delivery | str]:
+        """What the caller has given that was stale, in that order.
+
+        batches: the deliveries of each call, in its order
+        results: the result of each call
+        identity: what was given twice is not stale because of that
+        """
+        stale, settled = set(), set()
+        for batch, result in zip(batches, results, strict=True):
+            gone = set(result.stale)
+            for at, delivery in enumerate(batch):
+                if at in gone:
+                    stale.add(id(delivery))
+                else:
+                    settled.add(identity(delivery))
+        return [
+            self.said(one)
+            for one in self.deliveries
+            if id(one) in stale and identity(one) not in settled
+        ]
+
+
+class Receipts:
+    """Reads what callers give."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    def read(self, given: Given) -> Read:
+        """Raises ReceiptError for what is neither a message nor a receipt of a topic here."""
+        read = Read()
+        known: set[str] = set()
+        for one in (given,) if isinstance(given, (str, bytes, Delivery)) else given:
+            if isinstance(one, Delivery):
+                if one.topic not in known:
+                    known.add(one.topic)
+                    # Another process may have delivered it; a topic that is gone has the defaults.
+                    if self._registry.known(one.topic) is None:
+                        self._registry.declared(one.topic)
+                read.deliveries.append(one)
+            elif isinstance(one, str):
+                read.add(self._delivery(one), one)
+            else:
+                raise ReceiptError(
+                    f"{one!r:.60} is neither a message that was popped nor a receipt"
+                )
+        return read
+
+    def _delivery(self, receipt: str) -> Delivery:
+        delivery = Delivery.of_receipt(receipt)
+        topic = self._registry.recent(delivery.topic)
+        if topic is None:
+            raise ReceiptError(
+                f"{shown(receipt)} is of the queue {delivery.topic!r}, which does not exist here: "
+                "it was deleted, or the receipt is of another server or key prefix"
+            )
+        if delivery.step >= len(topic.steps):
+            raise ReceiptError(
+                f"{shown(receipt)} is of the queue {delivery.topic!r} when it had other priority "
+                "steps; that queue was deleted since, and the message with it"
+            )
+        return delivery
+
+
+# -- delivers messages, and ends their deliveries
 
 #: Seconds by which a pop looks ahead at most. Of a rate that is used up for longer than it says and
 #: a second, scripts take it that it was another one before (lanes.lua).
@@ -229,7 +426,7 @@ class Deliveries:
             popped = ask(request._replace(name=name, recover=0))
             parts.append(popped)
         if len(parts) > 1:
-            popped = joined(parts, popped.more, popped.messages)
+            popped = merge_popped(parts, popped.more, popped.messages)
         for kept in noted:
             for event in kept.events:
                 popped.rolled_back.extend(event.rolled_back)
