@@ -324,14 +324,14 @@ MUTANTS = [
     ),
     Mutant(
         "leases are renewed after a half, not a third",
-        "kombu_toc/consumer/leases.py",
+        "kombu_toc/consumer/holdings.py",
         "/ BEATS_PER_LEASE\n",
         "/ BEATS_PER_LEASE * 1.5\n",
         "tests/unit/test_leases.py::test_each_lease_is_renewed_by_its_own_visibility",
     ),
     Mutant(
         "a paused queue is asked all the same",
-        "kombu_toc/consumer/pending.py",
+        "kombu_toc/consumer/state.py",
         "        for topic in self.paused:\n            self.slots.pop(topic, None)\n",
         "        for topic in self.paused:\n            pass\n",
         "tests/unit/test_pending.py::test_a_topic_that_goes_on_after_a_pause_is_looked_into",
@@ -371,7 +371,7 @@ MUTANTS = [
     ),
     Mutant(
         "broadcasts that are read unhurriedly are read a page a pause",
-        "kombu_toc/consumer/subscriptions.py",
+        "kombu_toc/consumer/blocking.py",
         "            self.next_reading = 0.0\n            return True\n",
         "            return True\n",
         "tests/integration/test_broadcasts.py::"

@@ -1,25 +1,29 @@
-"""Messages that were acknowledged while their tasks run on.
-
-What such a message holds, a place of a limited queue, is held until its task has ended: only then
-is it acknowledged for good. Its owner says what is executed (:class:`.policy.WorkerPolicy`), and is
-asked, instead of telling each end: a task ends in many ways. So nothing is held for a task that
-nobody executes.
-"""
+"""Messages that were acknowledged while their tasks run on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
 from ..model.results import Delivery
+from ..scripts.call import ScriptCall
 from .policy import WorkerPolicy
+
+# -- messages that were acknowledged while their tasks run on
+#
+# What such a message holds, a place of a limited queue, is held until its task has ended: only then
+# is it acknowledged for good. Its owner says what is executed (:class:`.policy.WorkerPolicy`), and
+# is
+# asked, instead of telling each end: a task ends in many ways. So nothing is held for a task that
+# nobody executes.
 
 
 class EarlyAcks:
     """Those of a process. Any thread may call this.
 
-    lock: held for moments, reentrant; see :class:`.holdings.Holdings`
+    lock: held for moments, reentrant; see :class:`.holdings.HeldResources`
     """
 
     def __init__(self, lock: AbstractContextManager[Any]) -> None:
@@ -97,3 +101,34 @@ class EarlyAcks:
                         del self._running[policy]
                     return True
         return False
+
+
+# -- calls that must run and could not
+
+
+class OwedCalls:
+    """The calls that a process owes, in order. Any thread may call this, without a lock.
+
+    Each may run twice without harm. Its length counts those that are being tried as well.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[ScriptCall] = deque()
+        self._trying = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting) + self._trying
+
+    def add(self, calls: Iterable[ScriptCall]) -> None:
+        """Run these as well."""
+        self._waiting.extend(calls)
+
+    def take(self) -> list[ScriptCall]:
+        """Those that are to be tried now; :meth:`tried` is next."""
+        self._trying = number = len(self._waiting)
+        return [self._waiting.popleft() for _ in range(number)]
+
+    def tried(self, again: Iterable[ScriptCall] = ()) -> None:
+        """What was taken was tried; these are to be tried again, before all others."""
+        self._waiting.extendleft(reversed(list(again)))
+        self._trying = 0

@@ -1,26 +1,126 @@
-"""What a consumer asks for, and what the replies mean.
-
-Nothing here sends anything, or reads a clock: :meth:`Fetcher.plan` says what is to be sent, and
-:meth:`Fetcher.take` learns from what came of it.
-"""
+"""What a consumer asks for, and what the replies mean."""
 
 from __future__ import annotations
 
+import logging
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from ..center.calls import divide_evenly
 from ..client.options import ROUND_ROBIN
 from ..model.results import Popped
-from .zones import OVERDUE_US, PreferredSlots, divide
+from .state import MAX_CLAIMS
 
 if TYPE_CHECKING:
+    from ..center.clock import ServerClock
     from ..model.topic import Topic
-    from .consumer_state import ConsumerState
-    from .due_queue import Claim, Entry
-    from .zones import Part, Preference
+    from .loop import Loop
+    from .outbox import Outbox
+    from .state import Claim, ConsumerState, DueQueue, Entry
+
+
+# -- which slots of a topic a consumer takes first
+#
+# Nothing here asks a server or reads a clock. A consumer without the option ``toc_prefer_slots``
+# has
+# none of this.
+
+logger = logging.getLogger(__name__)
+
+#: Microseconds for which a message of another slot must have been due.
+OVERDUE_US = 1_000_000
+
+#: What the option says: slots of every topic, or of some.
+Preference = Sequence[int] | Mapping[str, Sequence[int]]
+
+#: A part of a topic's slots, and how much of it is asked for: at once, and overdue.
+Part = tuple[set[int] | None, int, int]
+
+
+class PreferredSlots:
+    """The slots that a consumer takes first.
+
+    preference: slots of every topic, or a topic -> slots. Those that a topic does not have count
+        for nothing. If it has none of them, or no others, all its slots are alike.
+    """
+
+    def __init__(self, preference: Preference) -> None:
+        self._preference = preference
+        #: topic, number of its slots -> the preferred ones; none if all are alike
+        self._own: dict[tuple[str, int], frozenset[int]] = {}
+
+    @classmethod
+    def of(cls, preference: Preference) -> PreferredSlots | None:
+        """None if nothing is preferred."""
+        return cls(preference) if preference else None
+
+    def own(self, topic: Topic) -> frozenset[int]:
+        """The slots of a topic that are taken first; none if all are alike. They are where what may
+        start of one depends on the others."""
+        if topic.declaration.lanes and topic.counts_together:
+            return frozenset()
+        place = topic.name, topic.slot_span
+        known = self._own.get(place)
+        if known is None:
+            known = self._own[place] = self._find(*place)
+        return known
+
+    def _find(self, name: str, span: int) -> frozenset[int]:
+        preference, beyond = self._preference, []
+        if isinstance(preference, Mapping):
+            preference = preference.get(name, ())
+            beyond = [slot for slot in preference if slot >= span]
+        own = frozenset(slot for slot in preference if slot < span)
+        if beyond:
+            logger.warning(
+                "toc_prefer_slots names slots %s of queue %r, which has %d slots: without effect",
+                *(beyond, name, span),
+            )
+        return own if len(own) < span else frozenset()
+
+    def is_foreign(self, topic: Topic, slot: int) -> bool:
+        """Whether a slot is left to others, unless they leave it for too long."""
+        own = self.own(topic)
+        return bool(own) and slot not in own
+
+
+def divide(
+    own: frozenset[int],
+    span: int,
+    slots: set[int] | None,
+    limits: tuple[int, int],
+    *,
+    others_turn: bool,
+    look: bool,
+) -> tuple[list[Part], set[int]]:
+    """What is popped of a topic on one server, and the slots whose turn is later.
+
+    slots: those to be asked; None for all
+    limits: how many messages at once, and how many overdue
+    others_turn: whether the others' turn has come, if both have something
+    look: whether the others are looked into, if nothing is known of them
+    """
+    mine, others = (set(own), set()) if slots is None else (slots & own, slots - own)
+    if others and (others_turn or not mine):
+        return [(others, 0, max(limits))], mine
+    parts: list[Part] = [(mine, *limits)]
+    if look and not others:
+        parts.append((set(range(span)) - own, 0, 0))
+    return parts, others
+
+
+def earliest(claims: Sequence[Claim], most: int) -> list[Claim]:
+    """Of the claims of a slot of others, those to be kept. (A later one is announced again if
+    nobody serves it.)"""
+    return sorted(set(claims))[:most]
+
+
+# -- what a consumer asks for, and what the replies mean
+#
+# Nothing here sends anything, or reads a clock: :meth:`Fetcher.plan` says what is to be sent, and
+# :meth:`Fetcher.take` learns from what came of it.
 
 #: So many times as rarely an idle consumer looks into all slots while somebody keeps them up.
 RARELY = 180.0
@@ -397,3 +497,48 @@ def due_entries(
             due = 0
         entries.append((due, (batch, place, number), state, delivery))
     return entries
+
+
+# -- passes on claims of slots that other workers prefer
+
+
+class ClaimForwarder:
+    """What becomes of a claim of a slot that is left to others: it is announced where they listen,
+    and kept, to see a second after its time whether they have served it.
+
+    topic_of: the topic of that name, with this slot number at least
+    next_number: a number that is higher than all before
+    """
+
+    def __init__(
+        self,
+        preferred: PreferredSlots,
+        due: DueQueue,
+        outbox: Outbox,
+        clock: ServerClock,
+        loop: Loop,
+        topic_of: Callable[[str, int], Topic],
+        next_number: Callable[[], int],
+    ) -> None:
+        self._preferred = preferred
+        self._due = due
+        self._outbox = outbox
+        self._clock = clock
+        self._loop = loop
+        self._topic_of = topic_of
+        self._next_number = next_number
+
+    def take(self, claim: Claim, state: ConsumerState) -> bool:
+        """Take a claim if others prefer its slot; whether they do."""
+        topic, slot, us = claim
+        if not self._preferred.is_foreign(self._topic_of(topic, slot), slot):
+            return False
+        if us + OVERDUE_US > self._clock.at(self._loop.now()):
+            self._outbox.pass_on(claim)
+        claims = [claim]
+        if self._due.count_claims(topic, slot) >= MAX_CLAIMS:
+            claims += self._due.take_claims(lambda other: other[:2] == claim[:2])
+        for one in earliest(claims, MAX_CLAIMS):
+            number = (self._next_number(), 0, 0)
+            self._due.push_claim(one[2] + OVERDUE_US, number, state, one)
+        return True

@@ -1,20 +1,35 @@
-"""Pops that are on their way, and those whose replies were lost: what they gave is not.
-
-The process keeps them, and not a connection: who connects again asks for them by name. What nobody
-asks for is given back.
-"""
+"""Pops that are on their way, and those whose replies were lost: what they gave is not."""
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import ResponseError
 
 from ..center.center import TimeoutCenter
 from ..center.requests import REMEMBER
+from ..errors import EnvelopeError
+from ..model import message as envelope
+from ..model.results import Delivery
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall
+from .connections import BROKEN
+
+if TYPE_CHECKING:
+    from ..model.results import Popped
+
+
+# -- pops that are on their way, and those whose replies were lost
+#
+# The process keeps them, and not a connection: who connects again asks for them by name. What
+# nobody
+# asks for is given back.
 
 #: Seconds after which messages are given back whose consumer has not asked for them: it finds them
 #: where they were, then, or another one does.
@@ -28,7 +43,7 @@ NOT_LOST = float("inf")
 
 
 @dataclass
-class Flight:
+class UnansweredPop:
     """A pop that was sent."""
 
     topic: Topic
@@ -57,7 +72,7 @@ class Flight:
         return center.commands.recall(self.topic, self.slots, self.name, **how)
 
 
-class Flights:
+class UnansweredPops:
     """Those of a process and a server.
 
     lock: makes a lock that is held for moments
@@ -69,21 +84,21 @@ class Flights:
     ) -> None:
         self._lock = lock()
         self._clock = clock
-        self._flying: dict[str, Flight] = {}
-        self._lost: dict[str, Flight] = {}
+        self._flying: dict[str, UnansweredPop] = {}
+        self._lost: dict[str, UnansweredPop] = {}
 
     def __bool__(self) -> bool:
         return bool(self._flying or self._lost)
 
-    def expect(self, flight: Flight) -> None:
+    def expect(self, flight: UnansweredPop) -> None:
         """It is on its way."""
         self._flying[flight.name] = flight
 
-    def arrive(self, flight: Flight) -> None:
+    def arrive(self, flight: UnansweredPop) -> None:
         """Its reply has come."""
         self._flying.pop(flight.name, None)
 
-    def lose(self, flight: Flight) -> bool:
+    def lose(self, flight: UnansweredPop) -> bool:
         """Its reply will not come. Whether what it gave can still be asked for."""
         now = self._clock()
         with self._lock:
@@ -101,24 +116,24 @@ class Flights:
     def any_lost(self) -> bool:
         return bool(self._lost)
 
-    def take(self, topics: Collection[str]) -> list[Flight]:
+    def take(self, topics: Collection[str]) -> list[UnansweredPop]:
         """Those that were lost of these topics: the caller asks for what they gave."""
         now = self._clock()
         return self._take(lambda one: one.topic.name in topics and now >= one.again)
 
-    def take_kept(self) -> list[Flight]:
+    def take_kept(self) -> list[UnansweredPop]:
         """Those that nobody has asked for: the caller gives back what they gave."""
         now = self._clock()
         return self._take(lambda one: now >= one.lost + KEPT)
 
-    def _take(self, which: Callable[[Flight], bool]) -> list[Flight]:
+    def _take(self, which: Callable[[UnansweredPop], bool]) -> list[UnansweredPop]:
         with self._lock:
             taken = [one for one in self._lost.values() if which(one)]
             for one in taken:
                 del self._lost[one.name]
         return taken
 
-    def flying(self) -> list[Flight]:
+    def flying(self) -> list[UnansweredPop]:
         """Those whose replies have been on their way for so long that their leases are to be
         renewed."""
         now = self._clock()
@@ -131,3 +146,113 @@ class Flights:
     def shortest(self) -> float:
         """Seconds of the shortest lease of any."""
         return min((one.visibility for one in list(self._flying.values())), default=float("inf"))
+
+
+# -- how a log names messages and their tasks
+
+#: Messages whose task names are looked up for a log, at once.
+MAX_NAMED = 10
+
+
+def task_of(body: bytes, id: str) -> str:
+    """The name of the task that a message kept under that id carries; empty if it is none, or
+    cannot be read."""
+    try:
+        name = envelope.unpack(body, id)["headers"].get("task")
+    except EnvelopeError:
+        return ""
+    return name if isinstance(name, str) else ""
+
+
+def describe(delivery: Delivery) -> str:
+    """Which message it is: id, topic, and the task's name if it has one."""
+    task = task_of(delivery.body, delivery.id)
+    return f"{delivery.id} of {delivery.topic}{f' (task {task})' if task else ''}"
+
+
+def task_names(
+    center: TimeoutCenter, topic: str, ids: list[str], messages: Iterable[Delivery] = ()
+) -> dict[str, str]:
+    """What a log says of the tasks of these messages: `` (task NAME)``, or nothing. What is not
+    among `messages` is looked up, for it is rare."""
+    names = dict.fromkeys(ids, "")
+    bodies = {message.id: message.body for message in messages if message.id in names}
+    unknown = [id for id in ids if id not in bodies][:MAX_NAMED]
+    if unknown:
+        with suppress(*BROKEN, ResponseError):
+            bodies.update((found.id, found.body) for found in center.get(unknown, topic=topic))
+    for id, body in bodies.items():
+        task = task_of(body, id)
+        if id in names and task:
+            names[id] = f" (task {task})"
+    return names
+
+
+# -- what a log is told of a pop
+
+logger = logging.getLogger(__name__)
+
+#: Ids of dropped messages that one line names, at most.
+MAX_DROPPED = 10
+
+
+def log_pop(center: TimeoutCenter, tally: Counter[str], topic: str, result: Popped) -> None:
+    """Log and count it.
+
+    tally: is counted up: "bare" (ids without a body), "rolled back", "died", "dropped"
+    """
+    tally["bare"] += len(result.bare)
+    tally["rolled back"] += len(result.rolled_back)
+    tally["died"] += len(result.died)
+    tally["dropped"] += len(result.dropped)
+    for id in result.bare:
+        logger.error("message %s of %s had no body: removed", id, topic)
+    names = task_names(center, topic, result.rolled_back + result.died, result.messages)
+    log_undelivered(logger.log, topic, names, result.rolled_back, result.died, result.dropped)
+    if result.expired:
+        tally["expired"] += len(result.expired)
+        log_expired(logger.log, topic, result.expired)
+
+
+def log_expired(log: Callable[..., None], topic: str, expired: Sequence[str]) -> None:
+    """Log which messages were too old to be delivered. log: as :meth:`logging.Logger.log`"""
+    if expired:
+        more = ", ..." if len(expired) > MAX_DROPPED else ""
+        log(
+            logging.WARNING,
+            "%s: %d messages have expired, they are not delivered: %s",
+            *(topic, len(expired), ", ".join(expired[:MAX_DROPPED]) + more),
+        )
+
+
+def log_undelivered(
+    log: Callable[..., None],
+    topic: str,
+    names: Mapping[str, str],
+    rolled_back: Iterable[str],
+    died: Iterable[str],
+    dropped: Sequence[str],
+) -> None:
+    """Log what became of messages that were not delivered, by their ids.
+
+    log: as :meth:`logging.Logger.log`; names: of their tasks, as :func:`task_names`
+    """
+    for id in rolled_back:
+        log(
+            logging.WARNING,
+            "message %s of %s%s: its lease ended, it is delivered again",
+            *(id, topic, names[id]),
+        )
+    for id in died:
+        log(
+            logging.ERROR,
+            "message %s of %s%s: lost for good, it is in DeadQueue",
+            *(id, topic, names[id]),
+        )
+    if dropped:
+        more = ", ..." if len(dropped) > MAX_DROPPED else ""
+        log(
+            logging.WARNING,
+            "DeadQueue of %s: %d messages dropped, for they are too old or too many: %s",
+            *(topic, len(dropped), ", ".join(dropped[:MAX_DROPPED]) + more),
+        )

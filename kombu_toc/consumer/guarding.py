@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from ..center.center import TimeoutCenter
-    from .consumer_state import ConsumerState
-    from .due_queue import Entry
     from .loop import Loop
+    from .state import ConsumerState, Entry
 
     #: What is known of those that have ended, by their places; None if nothing is.
     Ended: TypeAlias = Mapping[int, Any] | None

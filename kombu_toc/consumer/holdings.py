@@ -2,19 +2,584 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeAlias, TypeVar
 
-from .deletions import OwedDeletions
-from .early_acks import EarlyAcks
-from .expiries import Expiries
-from .flights import Flights
-from .leases import BEATS_PER_LEASE, Leases
-from .owed_calls import OwedCalls
-from .presence import KeptFresh, Presence
+from ..center.center import TimeoutCenter
+from ..center.exchanges import Bindings
+from ..model.results import Delivery
+from ..model.topic import Topic
+from ..scripts.call import ScriptCall, load
+from .early_acks import EarlyAcks, OwedCalls
+from .flights import UnansweredPops
+
+# -- the leases of delivered messages that a process holds
+#
+# Nothing here waits or asks the server; the time is handed in, in monotonic seconds.
+
+#: A slot of a topic: (topic, slot).
+Place: TypeAlias = tuple[str, int]
+
+#: (topic, slot, id)
+_Key: TypeAlias = tuple[str, int, str]
+
+#: Renewals within one lease: two may fail before it ends.
+BEATS_PER_LEASE = 3
+
+
+class Leases:
+    """Delivered messages, each with its visibility timeout. Any thread may call this.
+
+    lock: held for moments, reentrant; see :class:`HeldResources`
+    """
+
+    def __init__(self, lock: AbstractContextManager[Any]) -> None:
+        self._lock = lock
+        self._held: dict[_Key, tuple[Delivery, float]] = {}
+        #: of what may not be renewed for ever: monotonic seconds when it ends
+        self._ends: dict[_Key, float] = {}
+        #: what has ended, and was delivered here again before that was noticed
+        self._overran: list[Delivery] = []
+        #: visibility timeout -> seconds after a third of which a renewal is due, if they are fewer:
+        #: others judge by the topic's visibility whether a holder had the time to renew
+        self._rhythm: dict[float, float] = {}
+        #: visibility timeout -> monotonic seconds until which every such lease is known to last
+        self._safe: dict[float, float] = {}
+        #: the first of these
+        self._safe_until = float("inf")
+        #: where leases could not be renewed -> monotonic seconds until which they are known to
+        #: last; put in its place as a whole
+        self._unrenewed: dict[Place, float] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._held)
+
+    def hold(
+        self,
+        delivery: Delivery,
+        visibility: float,
+        now: float,
+        ends: float | None = None,
+        rhythm: float | None = None,
+    ) -> None:
+        """Renew this message's lease, of so many seconds, until it is dropped.
+
+        ends: monotonic seconds when the delivery ends although it is renewed
+        rhythm: visibility timeout of its topic, if it has its own
+        """
+        with self._lock:
+            if rhythm is not None and rhythm < self._rhythm.get(visibility, visibility):
+                self._rhythm[visibility] = rhythm
+            key = (delivery.topic, delivery.slot, delivery.id)
+            if ends is not None or self._ends:
+                self._note_end(key, now, ends)
+            self._held[key] = (delivery, visibility)
+            until = now + visibility
+            if until < self._safe.get(visibility, float("inf")):
+                self._safe[visibility] = until
+                self._safe_until = min(self._safe_until, until)
+
+    def _note_end(self, key: _Key, now: float, ends: float | None) -> None:
+        before = self._ends.pop(key, None)
+        if before is not None and before <= now:
+            self._overran.append(self._held[key][0])
+        if ends is not None:
+            self._ends[key] = ends
+
+    def drop(self, delivery: Delivery) -> None:
+        """Do not renew it any longer: it is settled."""
+        key = (delivery.topic, delivery.slot, delivery.id)
+        birth, token = delivery.birth, delivery.lease_token
+        with self._lock:
+            held = self._held.get(key)
+            # Else the message was delivered again, or another one of this id was.
+            if held is not None and (held[0].birth, held[0].lease_token) == (birth, token):
+                del self._held[key]
+                if self._ends:
+                    self._ends.pop(key, None)
+
+    def lose(self, delivery: Delivery) -> bool:
+        """Its lease ended before it was renewed. Whether it was held still: it may be settled or
+        delivered anew."""
+        key = (delivery.topic, delivery.slot, delivery.id)
+        with self._lock:
+            held = self._held.get(key)
+            if held is None or held[0] is not delivery:
+                return False
+            del self._held[key]
+            self._ends.pop(key, None)
+            return True
+
+    def take_overran(self) -> list[Delivery]:
+        """Deliveries that have ended although they were renewed, and were delivered here again
+        before a renewal told that: each once."""
+        with self._lock:
+            taken, self._overran = self._overran, []
+            return taken
+
+    def held(self) -> list[tuple[Delivery, float]]:
+        """The messages whose leases are renewed, each with its visibility timeout in seconds."""
+        with self._lock:
+            return list(self._held.values())
+
+    def due(self, began: float, next_at: float) -> list[tuple[Delivery, float]]:
+        """What a renewal that begins now is to renew: each lease before a third of it has passed
+        (or of its topic's, if that is shorter), and what may have ended although it was renewed.
+
+        began: now; next_at: when the next one may be; monotonic seconds
+        """
+        with self._lock:
+            late = {
+                visibility
+                for visibility, until in self._safe.items()
+                if self._unrenewed
+                or until - visibility + self._rhythm.get(visibility, visibility) / BEATS_PER_LEASE
+                <= next_at
+            }
+            found = [pair for pair in self._held.values() if pair[1] in late]
+            for key, ends in self._ends.items():
+                if ends <= began and self._held[key][1] not in late:
+                    found.append(self._held[key])
+            return found
+
+    def first_end(self) -> float:
+        """Monotonic seconds when the first delivery ends although it is renewed; infinite if none
+        does."""
+        return min(tuple(self._ends.values()), default=float("inf"))
+
+    def shortest(self) -> float:
+        """Seconds of the shortest lease, or of the shortest visibility of a topic; infinite if
+        there is none."""
+        with self._lock:
+            held = {visibility for _, visibility in self._held.values()}
+            return min((self._rhythm.get(one, one) for one in held), default=float("inf"))
+
+    def in_time(
+        self, now: float, topic: str | None = None, slots: Collection[int] | None = None
+    ) -> bool:
+        """Whether every lease held here still lasts, as far as can be known without asking.
+
+        Not so after the process was suspended, or the server away for long, until what still can
+        be was renewed: whoever rolls back expired leases meanwhile would deliver again what this
+        very process executes.
+
+        topic, slots: the place that is asked for. Leases elsewhere that cannot be renewed,
+            because a node of a Cluster is away or refuses it, do not matter then.
+        """
+        if not self._held:
+            return True
+        return now < self._safe_until and all(
+            now < until
+            for (name, slot), until in self._unrenewed.items()
+            if topic is None or (name == topic and (slots is None or slot in slots))
+        )
+
+    def renewed(
+        self, began: float, failed: Iterable[Place], visibilities: Collection[float]
+    ) -> None:
+        """What was held was renewed, of these visibility timeouts.
+
+        began: when the renewal began
+        failed: where it could not be done
+        """
+        with self._lock:
+            before = self._unrenewed
+            self._unrenewed = {place: before.get(place, self._safe_until) for place in failed}
+            # What was taken meanwhile has a lease that began later.
+            held = {visibility for _, visibility in self._held.values()}
+            self._safe = {
+                visibility: began + visibility if visibility in visibilities else until
+                for visibility, until in self._safe.items()
+                if visibility in held
+            }
+            self._safe_until = min(self._safe.values(), default=float("inf"))
+            if self._rhythm:
+                self._rhythm = {v: one for v, one in self._rhythm.items() if v in held}
+
+    def rest(self) -> None:
+        """Nothing is held: what was known of the time does not count any more."""
+        with self._lock:
+            self._safe = {}
+            self._safe_until = float("inf")
+            self._unrenewed = {}
+
+
+def by_place(
+    held: Iterable[tuple[Delivery, float]],
+) -> dict[tuple[str, int, float], list[Delivery]]:
+    """(topic, slot, visibility) -> deliveries, whose leases one call can renew."""
+    found: dict[tuple[str, int, float], list[Delivery]] = defaultdict(list)
+    for delivery, visibility in held:
+        found[delivery.topic, delivery.slot, visibility].append(delivery)
+    return found
+
+
+# -- which queues a process consumes
+
+#: Milliseconds for which it is known what this process consumes, unless it announces it again;
+#: seconds after which it does; and within which it announces a change.
+PRESENCE_MS = 60_000
+PRESENCE_INTERVAL = 15.0
+PRESENCE_CHANGE = 0.5
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+class Presence:
+    """The queues that a process consumes. Any thread may call this.
+
+    lock: as :class:`Leases`; host, pid: of the process
+    """
+
+    def __init__(self, lock: AbstractContextManager[Any], host: str, pid: int) -> None:
+        self._lock = lock
+        self._process = [host, pid]
+        #: queue -> the channels that consume it
+        self._consumed: dict[str, set[Hashable]] = {}
+        #: what is in Redis, and monotonic seconds when that is to be announced again
+        self._announced = ""
+        self._due = 0.0
+        #: whether an announcement is on its way
+        self._announcing = False
+
+    def __bool__(self) -> bool:
+        """Whether there is something to announce, now or later."""
+        return bool(self._consumed or self._announced or self._announcing)
+
+    def add(self, queue: str, holder: Hashable) -> None:
+        """A channel consumes a queue."""
+        with self._lock:
+            self._consumed.setdefault(queue, set()).add(holder)
+            self._due = 0.0
+
+    def remove(self, queue: str, holder: Hashable) -> bool:
+        """It consumes it no more. Returns whether it did."""
+        with self._lock:
+            holders = self._consumed.get(queue, set())
+            if holder not in holders:
+                return False
+            holders.discard(holder)
+            if not holders:
+                del self._consumed[queue]
+            self._due = 0.0
+            return True
+
+    def remove_all(self, holder: Hashable) -> bool:
+        """A channel is closed. Returns whether it has consumed anything."""
+        with self._lock:
+            consumed = [queue for queue, holders in self._consumed.items() if holder in holders]
+            for queue in consumed:
+                self.remove(queue, holder)
+            return bool(consumed)
+
+    def end(self) -> bool:
+        """The process ends, and consumes nothing any more. Returns whether Redis says otherwise,
+        or is about to."""
+        with self._lock:
+            self._consumed.clear()
+            self._due = 0.0
+            return bool(self)
+
+    def is_due(self, now: float) -> bool:
+        """Whether it is to be announced."""
+        return now >= self._due
+
+    def next(self, now: float) -> tuple[str, list[str]]:
+        """(what is to be announced, what it replaces); empty if the process consumes nothing.
+
+        :meth:`announced` or :meth:`failed` is next.
+        """
+        with self._lock:
+            queues = sorted(self._consumed)
+            self._due = now + PRESENCE_INTERVAL
+            self._announcing = True
+        statement = json.dumps([*self._process, *queues]) if queues else ""
+        return statement, [self._announced] if self._announced not in ("", statement) else []
+
+    def announced(self, statement: str) -> None:
+        """It is in Redis."""
+        self._announced = statement
+        self._announcing = False
+
+    def failed(self) -> None:
+        """It could not be announced: soon again."""
+        self._due = 0.0
+        self._announcing = False
+
+
+class KeptFresh(Generic[Name]):
+    """Names that are kept from going stale until their last holder leaves them. Any thread may call
+    this.
+
+    lock: as :class:`Leases`
+    choose: picks one of several holders' lifetimes
+    """
+
+    def __init__(
+        self, lock: AbstractContextManager[Any], choose: Callable[[Iterable[int]], int]
+    ) -> None:
+        self._lock = lock
+        self._choose = choose
+        #: name -> who holds it -> milliseconds it lives without being refreshed
+        self._held: dict[Name, dict[Hashable, int]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._held)
+
+    def __contains__(self, name: Name) -> bool:
+        return name in self._held
+
+    def keep(self, name: Name, lifetime_ms: int, holder: Hashable) -> None:
+        """Keep it until this holder leaves it, and every other."""
+        with self._lock:
+            self._held.setdefault(name, {})[holder] = lifetime_ms
+
+    def leave(self, name: Name, holder: Hashable) -> bool:
+        """Returns whether it was this holder that has kept it, and nobody else does."""
+        with self._lock:
+            holders = self._held.get(name)
+            if holders is None or holder not in holders:
+                return False
+            del holders[holder]
+            if not holders:
+                self._held.pop(name, None)
+            return not holders
+
+    def leave_all(self, holder: Hashable) -> None:
+        """A channel is closed."""
+        with self._lock:
+            for name in list(self._held):
+                self.leave(name, holder)
+
+    def forget(self, name: Name) -> None:
+        """It is deleted: nobody holds it any more."""
+        with self._lock:
+            self._held.pop(name, None)
+
+    def forget_where(self, of: Callable[[Name], bool]) -> None:
+        """Those of which `of` is true are deleted."""
+        with self._lock:
+            for name in [name for name in self._held if of(name)]:
+                del self._held[name]
+
+    def lifetimes(self) -> dict[Name, int]:
+        """The milliseconds of each that is held.
+
+        Of copies: the lock keeps other threads out, but not a channel that is collected as garbage
+        while this runs, and leaves what it held.
+        """
+        with self._lock:
+            chosen = {}
+            for name, holders in self._held.copy().items():
+                if lifetimes := list(holders.values()):
+                    chosen[name] = self._choose(lifetimes)
+            return chosen
+
+
+# -- when queues that this process has used may expire
+#
+# Nothing here asks a server: the time is an argument.
+
+
+class Expiries:
+    """When each queue may expire, as far as this process knows. Any thread may call this.
+
+    lock: as :class:`Leases`
+    """
+
+    def __init__(self, lock: AbstractContextManager[Any]) -> None:
+        self._lock = lock
+        #: queue -> monotonic seconds
+        self._at: dict[str, float] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._at)
+
+    def note(self, queue: str, at: float) -> None:
+        """It was used just now, and expires at that time, in monotonic seconds, if nobody uses it
+        until then."""
+        with self._lock:
+            self._at[queue] = at
+
+    def next(self, now: float, retry: float) -> float:
+        """Monotonic seconds when to look next, after a look that begins now.
+
+        retry: seconds after which to look again for those whose time has come, if the look fails
+        """
+        with self._lock:
+            return min(
+                (at if at > now else now + retry for at in self._at.values()),
+                default=float("inf"),
+            )
+
+    def take(self, now: float) -> bool:
+        """Whether it is time to look; if so, it has been for those of which it was."""
+        with self._lock:
+            passed = [queue for queue, at in self._at.items() if at <= now]
+            for queue in passed:
+                del self._at[queue]
+            return bool(passed)
+
+
+# -- transient queues that could not be deleted when they were left
+#
+# Such a queue may be declared again at any time, under the same name, and what is owed must not hit
+# the new one. Whoever declares it withdraws the deletion first. Nothing is sent of a deletion that
+# is
+# withdrawn; and what was sent before, and is not answered, the server refuses after a moment, for
+# which the one who declares waits.
+
+#: Seconds after which the server refuses a call of a deletion.
+CALL_EXPIRES = 2.0
+
+#: Seconds beyond that after which nobody waits for it any more: clocks differ in their pace.
+MARGIN = 0.1
+
+
+@dataclass
+class Deletion:
+    """A queue that is to be deleted."""
+
+    queue: str
+    #: exchange -> the queue's bindings to it that this process has made, as they are in Redis
+    bindings: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    #: monotonic seconds after which the server refuses the call that was sent last; 0 if that is
+    #: answered
+    unanswered_until: float = 0.0
+    #: what was declared of it: it is gone when only a part of the calls has run
+    topic: Topic | None = None
+
+
+class OwedDeletions:
+    """The deletions that a process owes. Any thread may call its methods; none waits for Redis.
+
+    lock: makes a lock that is held for moments
+    now: monotonic seconds
+    """
+
+    def __init__(self, lock: Callable[[], Any]) -> None:
+        self._lock = lock()
+        self._owed: dict[str, Deletion] = {}
+        #: those that are withdrawn, and of which a call may still arrive at the server
+        self._withdrawn: dict[str, Deletion] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._owed)
+
+    def owe(self, queue: str, bindings: Mapping[str, Sequence[str]]) -> None:
+        """Have it deleted; bindings: as :attr:`Deletion.bindings`."""
+        with self._lock:
+            before = self._owed.get(queue)
+            deletion = Deletion(queue, {**before.bindings, **bindings} if before else bindings)
+            if before is not None:
+                deletion.unanswered_until = before.unanswered_until
+                deletion.topic = before.topic
+            self._owed[queue] = deletion
+
+    def withdraw(self, queue: str, now: float) -> float:
+        """The queue is about to be declared: do not delete it.
+
+        Returns the seconds for which a call that was sent may still delete it, unless it is
+        answered before; 0 if there is none.
+        """
+        if not self._owed and not self._withdrawn:
+            return 0.0
+        with self._lock:
+            deletion = self._owed.pop(queue, None)
+            if deletion is not None:
+                self._withdrawn[queue] = deletion
+            deletion = self._withdrawn.get(queue)
+            if deletion is None:
+                return 0.0
+            if now >= deletion.unanswered_until:
+                del self._withdrawn[queue]
+                return 0.0
+            return deletion.unanswered_until - now
+
+    def pending(self) -> list[Deletion]:
+        """Those that are to be tried."""
+        with self._lock:
+            return list(self._owed.values())
+
+    def may_send(self, deletion: Deletion, now: float) -> bool:
+        """Whether a call of it may be sent, which the server refuses after CALL_EXPIRES."""
+        with self._lock:
+            if self._owed.get(deletion.queue) is not deletion:
+                return False
+            deletion.unanswered_until = now + CALL_EXPIRES + MARGIN
+            return True
+
+    def answered(self, deletion: Deletion) -> None:
+        """The call that was sent last cannot do anything any more."""
+        with self._lock:
+            deletion.unanswered_until = 0.0
+
+    def done(self, deletion: Deletion) -> None:
+        """It is deleted, or cannot be."""
+        with self._lock:
+            if self._owed.get(deletion.queue) is deletion:
+                del self._owed[deletion.queue]
+
+
+def calls_of(center: TimeoutCenter, deletion: Deletion) -> Iterator[ScriptCall]:
+    """The calls that delete the queue, in the order in which they are to run. Their first argument
+    is to be set."""
+    queue, keys = deletion.queue, center.keys
+    deletion.topic = topic = center.declared(queue) or deletion.topic
+    whole = [keys.wake(queue), keys.counted(queue), *keys.minutes(queue)]
+    entries = [
+        (key, "stale", member)
+        for exchange, members in deletion.bindings.items()
+        for member in members
+        for key in (keys.bindings(exchange), keys.readers(exchange))
+    ]
+    entries += [
+        (keys.topics, "hash", queue),
+        (keys.names, "zset", queue),
+        (keys.paused, "set", queue),
+        (keys.expiring, "zset", f"topic:{queue}"),
+    ]
+    yield _discarding(whole, entries)
+    if topic is not None:
+        for slot in topic.all_slots():
+            yield _discarding([*slot.all(), *map(slot.store, topic.other_steps())])
+
+
+def _discarding(whole: Sequence[str], entries: Sequence[tuple[str, str, str]] = ()) -> ScriptCall:
+    named = [part for _, *entry in entries for part in entry]
+    return ScriptCall(
+        load("discard"), [*whole, *(key for key, *_ in entries)], (0, len(whole), *named), int
+    )
+
+
+def delete(
+    center: TimeoutCenter, owed: OwedDeletions, deletion: Deletion, clock: Callable[[], float]
+) -> None:
+    """Delete the queue with its bindings and all that is in it, unless that is withdrawn.
+
+    clock: tells monotonic seconds. Raises what a call raises; then it is still owed.
+    """
+    for call in calls_of(center, deletion):
+        expires = center.run(call) + int(CALL_EXPIRES * 1000)
+        if not owed.may_send(deletion, clock()):
+            return
+        done_at = center.run(call._replace(args=(expires, *call.args[1:])))
+        owed.answered(deletion)
+        if done_at > expires:
+            return  # too late: at the next attempt
+    bindings = Bindings(center)
+    for exchange in deletion.bindings:
+        bindings.of(exchange)  # drops what is stale, and with the last binding the streams
+    owed.done(deletion)
+
+
+# -- what a process holds on a server and owes it, and when that is to be seen to next
 
 #: Seconds between attempts to run what is owed.
 RETRY_INTERVAL = 1.0
@@ -38,7 +603,7 @@ def next_beat(now: float, lifetimes: Iterable[float], ends_at: float) -> float:
     return min(due, max(ends_at, now + RETRY_INTERVAL))
 
 
-class Holdings:
+class HeldResources:
     """Passive parts, which share a lock. None of them asks the server.
 
     lock: held for moments, within which no greenlet yields. It is reentrant: garbage may be
@@ -63,7 +628,7 @@ class Holdings:
         self.calls = OwedCalls()
         self.deletions = OwedDeletions(make_lock)
         #: what is being delivered, and what was to be
-        self.flights = Flights(make_lock)
+        self.flights = UnansweredPops(make_lock)
 
     def __bool__(self) -> bool:
         """Whether there is anything to see to."""

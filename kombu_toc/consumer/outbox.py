@@ -3,27 +3,95 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
 
 from ..center.pop import bury_call, mark_calls
-from .claims import by_topic
+from ..model.results import Delivery
+from ..scripts.call import ScriptCall
+from .connections import BROKEN
+from .flights import describe
 from .loop import TICK, Alarm, Loop
-from .pipe import BROKEN
-from .settlements import Settlements
-from .wording import in_words
+from .state import by_topic
 
 if TYPE_CHECKING:
     from ..center.center import TimeoutCenter
-    from ..model.results import Delivery
-    from ..scripts.call import ScriptCall
-    from .due_queue import Claim
     from .lease_keeper import LeaseKeeper
+    from .loop import Connection
     from .policy import WorkerPolicy
-    from .wiring import Connection
+    from .state import Claim
+
+
+# -- acknowledgements and other calls that leave together, and when they leave
+
+#: While there is a backlog, acknowledgements wait for the next pop: so many at most, and for so
+#: many seconds.
+MAX_ACKS = 32
+ACKS_WAIT = 0.003
+
+
+class Settlements:
+    """What is to leave with the next turn of the loop. Any thread may add to it."""
+
+    def __init__(self) -> None:
+        self.acks: deque[Delivery] = deque()
+        self.calls: deque[ScriptCall] = deque()
+        #: what was acknowledged while its task runs on, and is to be marked, and whether it is dead
+        #: if that is lost; each by its identity
+        self.marks: dict[int, tuple[Delivery, bool]] = {}
+        #: what has left something for which others may wait
+        self.freed: deque[Delivery] = deque()
+        #: monotonic seconds when acknowledgements leave that wait for company
+        self.leave_at: float | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.acks or self.calls or self.marks)
+
+    def may_wait(self, now: float) -> bool:
+        """Whether what there is may wait for the next pop to take it along.
+
+        Acknowledgements may, for moments from when this is first asked. Rejections do not, for
+        another consumer may wait for the message.
+        """
+        if self.calls or len(self.acks) + len(self.marks) >= MAX_ACKS:
+            return False
+        if self.leave_at is None:
+            self.leave_at = now + ACKS_WAIT
+        return now < self.leave_at
+
+    def leave_now(self) -> None:
+        """What waits is not to wait any longer."""
+        self.leave_at = 0.0
+
+    def take(self) -> tuple[list[Delivery], list[ScriptCall]]:
+        """What leaves now: deliveries to acknowledge, and calls."""
+        self.leave_at = None
+        return _drained(self.acks), _drained(self.calls)
+
+    def take_freed(self) -> list[Delivery]:
+        """What has left something since this was last asked."""
+        return _drained(self.freed)
+
+    def take_marks(self) -> list[tuple[Delivery, bool]]:
+        """What leaves now to be marked."""
+        taken = []
+        with suppress(KeyError):  # another thread has taken one out
+            while self.marks:
+                taken.append(self.marks.popitem()[1])
+        return taken
+
+
+def _drained(queue: deque[Any]) -> list[Any]:
+    # Others may be adding to it.
+    return [queue.popleft() for _ in range(len(queue))]
+
+
+# -- sends what settles messages
 
 logger = logging.getLogger(__name__)
 
@@ -118,9 +186,9 @@ class Outbox:
         """
         self._leases.drop(delivery)
         if not requeue:
-            logger.warning("message %s goes to DeadQueue: %s", in_words(delivery), reason)
+            logger.warning("message %s goes to DeadQueue: %s", describe(delivery), reason)
         elif not (on_purpose or delivery.retries_left):
-            logger.error("message %s: no retries left, it goes to DeadQueue", in_words(delivery))
+            logger.error("message %s: no retries left, it goes to DeadQueue", describe(delivery))
         call = self._center.commands.reject(
             delivery, requeue=requeue, reason=reason, error=error, on_purpose=on_purpose
         )
@@ -134,7 +202,7 @@ class Outbox:
     def bury(self, delivery: Delivery, reason: str, error: str = "") -> None:
         """Put what was acknowledged before into DeadQueue, as soon as :meth:`ack` acknowledges,
         and after that."""
-        logger.warning("message %s goes to DeadQueue: %s", in_words(delivery), reason)
+        logger.warning("message %s goes to DeadQueue: %s", describe(delivery), reason)
         center = self._center
         topic = center.registry.topic_of(delivery)
         call = bury_call(center.context, topic, delivery, reason, error)

@@ -1,15 +1,10 @@
-"""Waits for messages without polling: claims, due times, and what is sent when.
-
-One poller serves all channels of a connection, in Kombu's event loop or without one. It has a
-connection that blocks on the wake indexes, one for everything that is answered at once, and, if
-broadcasts are consumed, one that blocks on the streams. What is claimed and what is held until its
-action time share one heap, for which one timer is set.
-"""
+"""Waits for messages without polling: claims, due times, and what is sent when."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from queue import Empty
@@ -19,28 +14,119 @@ from redis.exceptions import ResponseError
 
 from ..center.clock import ServerClock, ServerClocks
 from ..model.results import Delivery, Popped
-from .broadcast_reader import STREAM_BLOCK, BroadcastReader
-from .claims import MAX_CLAIMS, claimant, idle_topics
-from .cluster_pipes import SLOW
-from .consumer_state import ConsumerState
+from ..scripts.call import texts
+from .blocking import STREAM_BLOCK, WAKE_BLOCK, BroadcastReader, WakeListener
+from .connections import BROKEN, SLOW
 from .dispatcher import Dispatcher
 from .fetcher import due_entries
+from .flights import log_pop
+from .loop import Wiring
 from .outbox import Outbox
-from .pipe import BROKEN
-from .pop_log import log_pop
 from .popper import Popper
-from .rereading import Rereading
-from .wake_listener import WAKE_BLOCK, WakeListener
-from .wiring import Wiring
+from .state import MAX_CLAIMS, ConsumerState, claimant, idle_topics
 
 if TYPE_CHECKING:
     from ..center.center import TimeoutCenter
     from ..center.exchanges import Subscription
     from ..client.options import Settings
-    from .due_queue import Claim, Entry
     from .guarding import Guarding
     from .lease_keeper import LeaseKeeper
+    from .loop import Connection
     from .sink import Sink
+    from .state import Claim, Entry
+
+
+# -- what a consumer reads again now and then
+#
+# So a pause, and whatever is changed of a topic, is known within five seconds.
+
+#: Seconds after which it is read again; an idle consumer looks every second whether it is time to.
+REREAD = 4.0
+
+
+class Rereading:
+    """Reads it along with what is sent anyway.
+
+    states: the consumers
+    on_resumed: told the topics that are paused no more
+    on_lost: called when a topic is gone that is consumed here
+    """
+
+    def __init__(
+        self,
+        center: TimeoutCenter,
+        work: Connection,
+        states: Mapping[Any, ConsumerState],
+        on_resumed: Callable[[set[str]], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self._center = center
+        self._work = work
+        self._states = states
+        self._on_resumed = on_resumed
+        self._on_lost = on_lost
+        self._paused: set[str] = set()
+        self._at = 0.0
+        #: the limits of topics as they were last read
+        self._gates: dict[str, str] = {}
+
+    def begin(self, state: ConsumerState, now: float) -> None:
+        """A topic is consumed from now on. Waits for the server, if it was not asked lately."""
+        if now >= self._at:
+            self._at = now + REREAD
+            self._paused = self._center.paused()
+        state.pending.pause(self._paused)
+
+    def read(self, now: float) -> None:
+        """Read it, if it is time to; now: monotonic seconds."""
+        if now < self._at or not self._states:
+            return
+        self._at = now + REREAD
+        keys = self._center.keys
+        names = list({name: None for s in self._states.values() for name in s.pending.topics})
+        declarations = (("HMGET", keys.topics, *names), partial(self._learn, names))
+        self._work.send([(("SMEMBERS", keys.paused), self._pause), declarations])
+
+    def _pause(self, names: Iterable[bytes]) -> None:
+        self._paused = set(texts(names))
+        resumed: set[str] = set()
+        for state in self._states.values():
+            resumed |= state.pending.pause(self._paused)
+        if resumed:
+            self._on_resumed(resumed)
+
+    def _learn(self, names: list[str], raws: Iterable[bytes | None]) -> None:
+        registry = self._center.registry
+        for name, raw in zip(names, raws, strict=True):
+            if raw is not None:
+                topic = registry.learn(name, raw)
+                if topic is not None:
+                    self._compare(name, topic.declaration.gates)
+            elif any(name in state.pending.topics for state in self._states.values()):
+                # Deleted, or lost with the server's memory. What is put by who still remembers it
+                # is found by id only if it is declared.
+                known = registry.known(name)
+                call = None if known is None else registry.declare_again_call(known)
+                if call is not None:
+                    self._work.send([(call, None)])
+                    self._on_lost()
+
+    def _compare(self, name: str, gates: str) -> None:
+        """Look into a topic whose limits are others now: they may let something start."""
+        before, self._gates[name] = self._gates.get(name, gates), gates
+        if before != gates:
+            for state in self._states.values():
+                if name in state.pending.topics:
+                    state.pending.look(name)
+
+
+# -- waits for messages without polling
+#
+# One poller serves all channels of a connection, in Kombu's event loop or without one. It has a
+# connection that blocks on the wake indexes, one for everything that is answered at once, and, if
+# broadcasts are consumed, one that blocks on the streams. What is claimed and what is held until
+# its
+# action time share one heap, for which one timer is set.
 
 #: How long a pass over all topics comes after the one before, of toc_poll_interval: what it finds
 #: still has to be claimed and delivered within that.
@@ -81,7 +167,7 @@ class Poller:
         self._stepped: tuple[int, float] | None = None
         #: the consumers, by the channels that they deliver to
         self.states: dict[Any, ConsumerState] = {}
-        #: what went wrong, counted: see :func:`.pop_log.log_pop`
+        #: what went wrong, counted: see :func:`.flights.log_pop`
         self.tally: Counter[str] = Counter()
         self.loop = wiring.loop(self._on_nudged)
         self._work = wiring.work(self.loop)

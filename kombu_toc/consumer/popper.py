@@ -11,20 +11,18 @@ from typing import TYPE_CHECKING, Any
 from ..center.clock import STEP, ServerClock, Steps
 from ..center.requests import REMEMBER, PopRequest
 from ..model.results import Popped
-from .fetcher import Fetcher, Plan, Pop
-from .flights import Flight
-from .passing import Passing
+from .fetcher import ClaimForwarder, Fetcher, Plan, Pop
+from .flights import UnansweredPop
 
 if TYPE_CHECKING:
     from ..center.center import TimeoutCenter
     from ..center.upkeep import Kept
     from ..client.options import Settings
     from ..model.topic import Topic
-    from .consumer_state import ConsumerState
-    from .due_queue import DueQueue
     from .lease_keeper import LeaseKeeper
     from .loop import Loop
     from .outbox import Outbox
+    from .state import ConsumerState, DueQueue
 
 logger = logging.getLogger(__name__)
 
@@ -124,13 +122,13 @@ class Popper:
 
     # -- zones
 
-    def passing(self, due: DueQueue, outbox: Outbox) -> Passing | None:
+    def passing(self, due: DueQueue, outbox: Outbox) -> ClaimForwarder | None:
         """What takes claims of slots that others prefer; None if no slots are preferred here."""
         preferred = self.fetcher.preferred
         if preferred is None:
             return None
         told = (self._clock, self._loop, self.topic_of, self.next_number)
-        return Passing(preferred, due, outbox, *told)
+        return ClaimForwarder(preferred, due, outbox, *told)
 
     def passed_on(self, name: str) -> list[str]:
         """Where others pass on what they leave to this process, of a topic."""
@@ -162,7 +160,7 @@ class Popper:
         call = center.commands.pop(topic, request)
         pop.number = self.next_number()
         state.pops_in_flight.add(pop.number)
-        flight = Flight(
+        flight = UnansweredPop(
             topic, tuple(pop.slots) if pop.slots else None, name, visibility, self._loop.now()
         )
         if not pop.looks:
@@ -179,7 +177,7 @@ class Popper:
         self,
         state: ConsumerState,
         pop: Pop,
-        flight: Flight,
+        flight: UnansweredPop,
         turn: tuple[int, int, int],
         key: str | bytes,
         result: Popped,
@@ -193,7 +191,7 @@ class Popper:
         self.fetcher.take(state, pop, result)
         self._on_popped(state, pop.topic.name, result, flight.visibility, turn)
 
-    def _failed(self, state: ConsumerState, pop: Pop, flight: Flight) -> None:
+    def _failed(self, state: ConsumerState, pop: Pop, flight: UnansweredPop) -> None:
         if not pop.looks:
             self._leases.lose(flight)
         # A node that cannot be reached, or a key that another program has written.
@@ -253,7 +251,7 @@ class Popper:
         return items
 
     def _recalled(
-        self, state: ConsumerState, flight: Flight, number: int, key: str, result: Popped
+        self, state: ConsumerState, flight: UnansweredPop, number: int, key: str, result: Popped
     ) -> None:
         state.pops_in_flight.discard(number)
         where = self._center.client.place_of(key) if self._center.clustered else None
@@ -267,7 +265,7 @@ class Popper:
         self._on_popped(state, flight.topic.name, result, flight.visibility, turn)
         self._on_back()  # since they were given, the clock may have been set
 
-    def _recall_failed(self, state: ConsumerState, flight: Flight, number: int) -> None:
+    def _recall_failed(self, state: ConsumerState, flight: UnansweredPop, number: int) -> None:
         if self._center.clustered:
             state.pops_in_flight.discard(number)
         self._leases.lose(flight)

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 from ..center.center import TimeoutCenter
 from ..metrics.counters import COUNTERS
 from ..model.results import Delivery
+from .flights import task_of
 from .lease_keeper import LeaseKeeper
 from .poller import Poller
-from .wording import task_of
 
 #: Messages that are named one by one, at most.
 MAX_SHOWN = 100

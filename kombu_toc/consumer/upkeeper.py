@@ -1,10 +1,4 @@
-"""One process of a fleet keeps all topics in order: see :mod:`kombu_toc.center.upkeep`.
-
-Every consuming process tries now and then to become that one; it is, as long as it renews a short
-lease in Redis. The work is done in a native thread with a connection of its own, which is there
-in that one process only: it goes on also while a task blocks everything else, and nothing waits
-for it.
-"""
+"""One process of a fleet keeps all topics in order: see :mod:`kombu_toc.center.upkeep`."""
 
 from __future__ import annotations
 
@@ -19,15 +13,124 @@ from uuid import uuid4
 
 from ..center.center import TimeoutCenter
 from ..center.clock import Watch
+from ..center.exchanges import Bindings
 from ..center.upkeep import Event, Upkeep, elect
 from ..errors import NotPermittedError
-from .deferred_log import DeferredLog
-from .election import ATTEMPT_INTERVAL, LEASE, Election
-from .native_threads import WakeEvent, unpatched_threading
-from .pipe import BROKEN
-from .pop_log import log_expired, log_undelivered
-from .sweeping import sweep
-from .wording import task_names
+from .connections import BROKEN
+from .flights import log_expired, log_undelivered, task_names
+from .threads import DeferredLog, WakeEvent, unpatched_threading
+
+# -- which process of a fleet keeps all topics up
+#
+# Nothing here waits or asks the server; times are monotonic seconds.
+
+#: Seconds for which a process is elected unless it is again. The others try when that has passed:
+#: with the time between two passes it is no gap to who watches leases (``scripts/upkeep.lua``).
+LEASE = 2.0
+
+#: Seconds between attempts, at most.
+ATTEMPT_INTERVAL = 2.0
+
+NEVER = float("inf")
+
+
+class Election:
+    """One process's part in it. Any thread may call this."""
+
+    def __init__(self) -> None:
+        #: who wants it to take part -> seconds between two passes
+        self._wanted: dict[Hashable, float] = {}
+        #: monotonic seconds of the next attempt to be elected
+        self.due = NEVER
+        #: until when somebody else is known to be elected, and this process
+        self._other_until = 0.0
+        self._elected_until = 0.0
+
+    def want(self, who: Hashable, interval: float) -> None:
+        """Somebody consumes here: take part, with a pass every so many seconds if elected."""
+        self._wanted[who] = interval
+        if self.due == NEVER:
+            self.due = 0.0
+
+    def unwant(self, who: Hashable) -> bool:
+        """They consume no more. Returns whether anybody else does."""
+        self._wanted.pop(who, None)
+        if not self._wanted:
+            self.due = NEVER
+        return self.wanted
+
+    @property
+    def wanted(self) -> bool:
+        return bool(self._wanted)
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two passes."""
+        return min(self._wanted.values(), default=0.0)
+
+    def again(self, at: float) -> None:
+        """Make the next attempt at that time."""
+        self.due = at
+
+    def result(self, mine: bool, somebody: bool, asked: float, answered: float) -> None:
+        """An attempt was made.
+
+        mine: whether this process is elected; somebody: whether any is
+        asked, answered: when the server was asked, and when its answer came
+        """
+        if mine:
+            self._elected_until = asked + LEASE
+        elif somebody:
+            self._other_until = answered + LEASE + ATTEMPT_INTERVAL
+
+    def resign(self) -> None:
+        """This process is elected no longer."""
+        self._elected_until = 0.0
+
+    def elected(self, now: float) -> bool:
+        """Whether it is this process, as far as it knows."""
+        return now < self._elected_until
+
+    def known(self, now: float) -> bool:
+        """Whether some process is known to be elected."""
+        return self.elected(now) or now < self._other_until
+
+    def renewal_due(self, now: float) -> bool:
+        """Whether this process is to be elected again, to go on."""
+        return now >= self._elected_until - LEASE * 2 / 3
+
+
+# -- deletes what others have left behind
+
+logger = logging.getLogger(__name__)
+
+#: Stale topics and exchanges that one look deletes at most.
+SWEEP_MOST = 100
+
+
+def sweep(center: TimeoutCenter, log: Callable[..., None] = logger.log) -> list[str]:
+    """Delete the transient queues and bindings that nobody has refreshed; return their names.
+
+    log: logs, as :meth:`logging.Logger.log`
+    """
+    stale = center.stale(SWEEP_MOST)
+    bindings = Bindings(center)
+    for member in stale:
+        kind, _, name = member.partition(":")
+        if kind == "topic":
+            log(logging.INFO, "deleting queue %s: it went stale", name)
+            center.delete(name)
+        else:
+            bindings.of(name)
+    return stale
+
+
+# -- one process of a fleet keeps all topics in order
+#
+# Every consuming process tries now and then to become that one; it is, as long as it renews a short
+# lease in Redis. The work is done in a native thread with a connection of its own, which is there
+# in that one process only: it goes on also while a task blocks everything else, and nothing waits
+# for it.
 
 #: Seconds between attempts where they fail.
 FAILED_INTERVAL = 5.0

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 from ..aio.center import AsyncTimeoutCenter
 from ..center.calls import announce_presence
 from ..center.runner import BROKEN
-from ..consumer.presence import PRESENCE_INTERVAL, PRESENCE_MS
+from ..consumer.holdings import PRESENCE_INTERVAL, PRESENCE_MS
 from ..errors import TocError
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import Any
 from kombu.exceptions import KombuError
 from redis.exceptions import ResponseError
 
-from ..consumer.pipe import BROKEN
+from ..consumer.connections import BROKEN
 from ..scripts.call import ScriptCall
 
 try:

@@ -21,7 +21,7 @@ from ..center.put import Conflict, is_unique_call, put_unique, unique_call
 from ..center.requests import ADD, KEEP, REMEMBER, PutRequest
 from ..center.upkeep import home_of
 from ..client.options import Settings
-from ..consumer.pipe import BROKEN
+from ..consumer.connections import BROKEN
 from ..errors import AlreadyThereError
 from ..model import message as envelope
 from ..model.delivery import traits_of

@@ -12,9 +12,9 @@ from redis.exceptions import ResponseError
 
 from ..center.center import TimeoutCenter
 from ..client.options import Settings, suggestion
+from ..consumer.connections import BROKEN
 from ..consumer.lease_keeper import LeaseKeeper
-from ..consumer.pipe import BROKEN
-from ..consumer.sweeping import sweep
+from ..consumer.upkeeper import sweep
 from ..errors import ConfigurationError
 from ..model.limits import LIBRARY_TERMS, LIMITS, NOTIFIER_TERMS, TERMS, Limits
 from ..model.topic import Topic, check_slots

@@ -8,8 +8,8 @@ from typing import Any
 
 from ..center.center import TimeoutCenter
 from ..center.exchanges import Subscription
+from ..consumer.connections import BROKEN
 from ..consumer.lease_keeper import LeaseKeeper
-from ..consumer.pipe import BROKEN
 from .broadcast_queues import BroadcastQueues
 from .exchanges import Exchanges
 from .queues import Queues

@@ -13,7 +13,7 @@ from typing import Any
 
 from opentelemetry.trace import SpanContext
 
-from ..consumer.pipe import BROKEN
+from ..consumer.connections import BROKEN
 from ..errors import ActionTimeError
 from ..model.topic import Topic
 from ..tracing import Received, Reception, Tracing

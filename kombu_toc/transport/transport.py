@@ -31,10 +31,9 @@ from ..client.options import Settings, hide, read
 from ..client.urls import Address, mask_password, read_url, sentinel_url
 from ..compat import http_protocol  # noqa: F401 - so that its part can be switched off
 from ..compat.redis_connections import SOCKET
+from ..consumer.connections import BROKEN, RestingNodes
 from ..consumer.lease_keeper import LeaseKeeper
-from ..consumer.pipe import BROKEN
 from ..consumer.poller import Poller
-from ..consumer.resting_nodes import RestingNodes
 from ..errors import ConfigurationError, FailoverError, NotPermittedError, ServerError
 from ..library.opening import attach
 from ..scripts.call import ScriptCall

@@ -15,7 +15,7 @@ from kombu.asynchronous import Hub
 
 from kombu_toc import TimeoutCenter
 from kombu_toc.center.exchanges import PAGE, PARTS, part_of_key
-from kombu_toc.consumer import subscriptions
+from kombu_toc.consumer import blocking
 from kombu_toc.model import message as envelope
 
 from ..proxy import Proxy
@@ -270,7 +270,7 @@ def test_broadcasts_go_on_when_the_server_s_clock_steps_back(tmp_path: Path, key
 def test_a_stream_that_was_made_anew_by_a_clock_that_stepped_back_is_read(
     connect: Connect, center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kombu_toc.consumer.subscriptions.RESTART_PAUSE", 0.0)
+    monkeypatch.setattr("kombu_toc.consumer.blocking.RESTART_PAUSE", 0.0)
     connection = connect()
     inbox = consume(connection, Queue("own", EVERYONE, exclusive=True))
     broadcast(connection, "before")
@@ -455,7 +455,7 @@ def test_events_that_come_faster_than_a_page_a_pause_are_read_without_falling_be
 ) -> None:
     """What is read unhurriedly is read until there is no more; with tasks in between. A pause would
     last longer than the test."""
-    monkeypatch.setattr(subscriptions, "STREAM_PAUSE", 60.0)
+    monkeypatch.setattr(blocking, "STREAM_PAUSE", 60.0)
     connection, other = connect(), connect()
     hub, tasks = Hub(), Inbox()
     connection.register_with_event_loop(hub)

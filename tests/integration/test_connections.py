@@ -18,7 +18,7 @@ import redis
 from kombu import Connection, Exchange, Queue
 
 import kombu_toc
-from kombu_toc.consumer.sweeping import sweep
+from kombu_toc.consumer.upkeeper import sweep
 
 from ..servers import Server
 

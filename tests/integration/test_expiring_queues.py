@@ -16,7 +16,7 @@ from kombu.exceptions import ChannelError
 
 from kombu_toc import ConfigurationError, TimeoutCenter
 from kombu_toc.center import topics
-from kombu_toc.consumer.sweeping import sweep
+from kombu_toc.consumer.upkeeper import sweep
 from kombu_toc.model.topic import Declaration
 
 from ..servers import Server

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from kombu_toc.consumer.pipe import BROKEN, PipelinedConnection
+from kombu_toc.consumer.connections import BROKEN, PipelinedConnection
 from kombu_toc.metrics.counters import Metrics
 from kombu_toc.scripts.call import Script, ScriptCall
 

@@ -14,7 +14,7 @@ from kombu import Connection, Consumer, Producer, Queue
 
 import kombu_toc
 from kombu_toc import TimeoutCenter
-from kombu_toc.consumer import rereading
+from kombu_toc.consumer import poller
 
 from .inspection import announced, check_slots, forget_late, now_us
 
@@ -68,7 +68,7 @@ def test_a_consumer_takes_nothing_of_what_is_paused_and_all_of_it_afterwards(
     assert not center.pause("mail")  # it is by now
     began = time.monotonic()
     listener.listen(lambda: listener.knows == {"mail"})
-    assert time.monotonic() - began < rereading.REREAD + 1.5
+    assert time.monotonic() - began < poller.REREAD + 1.5
     publish(sender, "now", "mail")
     publish(sender, "soon", "mail", headers={"x-delay": 300})
     publish(sender, "other", "news", headers={"x-delay": 1500})  # later than those, and two looks

@@ -15,7 +15,7 @@ from kombu import Connection, Consumer, Exchange, Producer, Queue
 
 import kombu_toc
 from kombu_toc import Migrated, TimeoutCenter, migrate_back
-from kombu_toc.consumer.beat import Beat
+from kombu_toc.consumer.lease_keeper import Beat
 
 from ..servers import Server
 from .conftest import drain

@@ -28,7 +28,7 @@ from kombu_toc import (
 )
 from kombu_toc.center import registry
 from kombu_toc.center.registry import AGING, RELOAD
-from kombu_toc.consumer.rereading import REREAD
+from kombu_toc.consumer.poller import REREAD
 
 from ..cluster import Cluster
 from ..servers import Server

@@ -19,8 +19,8 @@ from kombu import Connection, Consumer, Message, Queue
 
 import kombu_toc
 from kombu_toc import Limits, TimeoutCenter
-from kombu_toc.consumer.election import LEASE
 from kombu_toc.consumer.lease_keeper import LeaseKeeper
+from kombu_toc.consumer.upkeeper import LEASE
 from kombu_toc.model.results import Delivery
 
 from ..servers import Server, SteppedServer

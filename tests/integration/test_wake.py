@@ -13,7 +13,7 @@ import redis
 from kombu import Connection, Consumer, Message, Producer, Queue
 
 from kombu_toc import TimeoutCenter
-from kombu_toc.consumer.claims import MAX_CLAIMS
+from kombu_toc.consumer.state import MAX_CLAIMS
 from kombu_toc.model.scores import action_time
 from kombu_toc.scripts.call import load
 

@@ -7,9 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from kombu_toc.center.exchanges import Subscription
-from kombu_toc.consumer.broadcast_reader import BroadcastReader
+from kombu_toc.consumer.blocking import STREAM_PAUSE, BroadcastReader
 from kombu_toc.consumer.loop import Loop
-from kombu_toc.consumer.subscriptions import STREAM_PAUSE
 
 
 class Hub:

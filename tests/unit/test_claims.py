@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kombu_toc.consumer.claims import WakeTopics, by_topic, claimant, idle_topics
+from kombu_toc.consumer.state import WakeTopics, by_topic, claimant, idle_topics
 
 from .consumers import consumer
 

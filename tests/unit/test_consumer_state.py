@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kombu_toc.consumer.consumer_state import REST_OF_BATCH, ConsumerState
+from kombu_toc.consumer.state import REST_OF_BATCH, ConsumerState
 
 SINK: Any = object()
 

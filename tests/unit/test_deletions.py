@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from kombu_toc.consumer.deletions import CALL_EXPIRES, MARGIN, OwedDeletions
+from kombu_toc.consumer.holdings import CALL_EXPIRES, MARGIN, OwedDeletions
 
 LATEST = CALL_EXPIRES + MARGIN
 

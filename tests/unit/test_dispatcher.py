@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kombu_toc.consumer.consumer_state import ConsumerState
 from kombu_toc.consumer.dispatcher import LATE_US, Dispatcher
+from kombu_toc.consumer.state import ConsumerState
 
 NOW = 1_000_000
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from kombu_toc.consumer.due_queue import DueQueue
+from kombu_toc.consumer.state import DueQueue
 from kombu_toc.model.results import Delivery
 
 

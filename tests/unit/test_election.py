@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kombu_toc.consumer.election import ATTEMPT_INTERVAL, LEASE, NEVER, Election
+from kombu_toc.consumer.upkeeper import ATTEMPT_INTERVAL, LEASE, NEVER, Election
 
 
 def test_a_process_takes_part_while_somebody_consumes_in_it() -> None:

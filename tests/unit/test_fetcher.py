@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from kombu_toc.client.options import PRIORITY, ROUND_ROBIN, Settings
-from kombu_toc.consumer.consumer_state import ConsumerState
 from kombu_toc.consumer.fetcher import (
     ASK_OTHERS,
     OTHERS_STALE,
@@ -19,6 +18,7 @@ from kombu_toc.consumer.fetcher import (
     is_worth_a_pop,
     split_over_slots,
 )
+from kombu_toc.consumer.state import ConsumerState
 from kombu_toc.model.topic import Declaration, Topic
 
 from .consumers import MS, consumer, delivery, popped, topic_of

@@ -5,9 +5,15 @@ from __future__ import annotations
 import threading
 
 from kombu_toc import Delivery
-from kombu_toc.consumer.expiries import Expiries
-from kombu_toc.consumer.holdings import RETRY_INTERVAL, SWEEP_INTERVAL, next_beat
-from kombu_toc.consumer.leases import BEATS_PER_LEASE, Leases, by_place
+from kombu_toc.consumer.holdings import (
+    BEATS_PER_LEASE,
+    RETRY_INTERVAL,
+    SWEEP_INTERVAL,
+    Expiries,
+    Leases,
+    by_place,
+    next_beat,
+)
 
 NEVER = float("inf")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kombu_toc.consumer.pending import ASK_AGAIN, MAX_LOOKS, MAX_OTHERS, PendingTopics
+from kombu_toc.consumer.state import ASK_AGAIN, MAX_LOOKS, MAX_OTHERS, PendingTopics
 
 
 def of(*topics: str) -> PendingTopics:

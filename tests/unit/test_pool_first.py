@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from kombu_toc.consumer.pool_first import POOL_FIRST, PoolFirst
+from kombu_toc.consumer.dispatcher import POOL_FIRST, YieldToPool
 
 
-def delivered() -> PoolFirst:
+def delivered() -> YieldToPool:
     """One turn has begun, and something was delivered in it."""
-    pool = PoolFirst()
+    pool = YieldToPool()
     pool.turn += 1
     pool.delivered_in = pool.turn
     return pool
@@ -23,7 +23,7 @@ def test_a_turn_with_a_delivery_and_the_next_one_are_the_pools() -> None:
 
 
 def test_without_a_delivery_no_turn_is_the_pools() -> None:
-    pool = PoolFirst()
+    pool = YieldToPool()
     pool.turn += 1
     assert not pool.takes_turn(1.0, backlog=False)
 
@@ -33,7 +33,7 @@ def test_a_backlog_is_worked_off_without_waiting_for_the_pool() -> None:
 
 
 def test_deliveries_in_every_turn_hold_up_the_rest_for_a_while_only() -> None:
-    pool, now = PoolFirst(), 1.0
+    pool, now = YieldToPool(), 1.0
     while True:
         pool.turn += 1
         pool.delivered_in = pool.turn

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from kombu_toc.consumer.owed_calls import OwedCalls
-from kombu_toc.consumer.presence import PRESENCE_INTERVAL, KeptFresh, Presence
+from kombu_toc.consumer.early_acks import OwedCalls
+from kombu_toc.consumer.holdings import PRESENCE_INTERVAL, KeptFresh, Presence
 from kombu_toc.scripts.call import ScriptCall, load
 
 

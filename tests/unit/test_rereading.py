@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from kombu_toc.consumer.rereading import REREAD, Rereading
+from kombu_toc.consumer.poller import REREAD, Rereading
 from kombu_toc.model.topic import Declaration
 
 from .consumers import consumer

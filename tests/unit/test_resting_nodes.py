@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kombu_toc.consumer.resting_nodes import FIRST_REST, LONGEST_REST, RestingNodes
+from kombu_toc.consumer.connections import FIRST_REST, LONGEST_REST, RestingNodes
 
 
 def test_a_node_that_is_lost_rests_twice_as_long_each_time_and_never_for_long() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kombu_toc.consumer.settlements import ACKS_WAIT, MAX_ACKS, Settlements
+from kombu_toc.consumer.outbox import ACKS_WAIT, MAX_ACKS, Settlements
 
 
 def of(*acks: Any) -> Settlements:

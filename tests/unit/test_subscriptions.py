@@ -5,12 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kombu_toc.center.exchanges import BEGINNING, PAGE, Subscription
-from kombu_toc.consumer.subscriptions import (
-    RESTART_PAUSE,
-    STREAM_PAUSE,
-    Subscriptions,
-    restart,
-)
+from kombu_toc.consumer.blocking import RESTART_PAUSE, STREAM_PAUSE, Subscriptions, restart
 
 
 class Sink:

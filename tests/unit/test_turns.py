@@ -8,11 +8,11 @@ from collections import Counter
 import pytest
 
 from kombu_toc.client.options import PRIORITY, SORTED
-from kombu_toc.consumer.turns import Turns
+from kombu_toc.consumer.state import QueueRotation
 
 
-def turns_of(*topics: str, **options: str) -> Turns:
-    turns = Turns(**options)
+def turns_of(*topics: str, **options: str) -> QueueRotation:
+    turns = QueueRotation(**options)
     for topic in topics:
         turns.append(topic)
     return turns

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from kombu_toc.client.options import Settings
-from kombu_toc.consumer.consumer_state import ConsumerState
-from kombu_toc.consumer.fetcher import Fetcher
-from kombu_toc.consumer.zones import OVERDUE_US, PreferredSlots, divide, earliest
+from kombu_toc.consumer.fetcher import OVERDUE_US, Fetcher, PreferredSlots, divide, earliest
+from kombu_toc.consumer.state import ConsumerState
 from kombu_toc.model.topic import Declaration, Topic
 
 from .consumers import consumer, popped, topic_of

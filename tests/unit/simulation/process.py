@@ -17,7 +17,7 @@ import redis
 from kombu_toc.center.requests import PopRequest
 from kombu_toc.center.upkeep import Kept
 from kombu_toc.consumer.early_acks import EarlyAcks
-from kombu_toc.consumer.flights import Flight, Flights
+from kombu_toc.consumer.flights import UnansweredPop, UnansweredPops
 from kombu_toc.consumer.loop import Loop
 from kombu_toc.model.results import Delivery
 from kombu_toc.model.topic import Declaration, Limits, Topic
@@ -352,7 +352,7 @@ class Leases:
         self._owed: list[Call] = []
         self._renewed = process.now()
         self._safe_until = float("inf")
-        self.flights = Flights(RLock, process.now)
+        self.flights = UnansweredPops(RLock, process.now)
         self.early_acks = EarlyAcks(RLock())
 
     def hold(self, delivery: Delivery, visibility: float) -> None:
@@ -370,10 +370,10 @@ class Leases:
     def retry_later(self, calls: list[Call]) -> None:
         self._owed += calls
 
-    def expect(self, flight: Flight) -> None:
+    def expect(self, flight: UnansweredPop) -> None:
         self.flights.expect(flight)
 
-    def lose(self, flight: Flight) -> None:
+    def lose(self, flight: UnansweredPop) -> None:
         self.flights.lose(flight)
 
     def flush_deferred_logs(self) -> None: ...
