@@ -125,13 +125,13 @@ if TYPE_CHECKING:
     from .model.spread import token_with as token_with
     from .model.topic import Topic as Topic
     from .transport.action_time import use_timezone as use_timezone
-    from .transport.capacity import Capacity as Capacity
-    from .transport.capturing import Captured as Captured
-    from .transport.capturing import CapturingChannel as CapturingChannel
+    from .transport.channel import Captured as Captured
+    from .transport.channel import CapturingChannel as CapturingChannel
     from .transport.channel import Channel as Channel
     from .transport.message import Message as Message
+    from .transport.publisher import unique_answer as unique_answer
+    from .transport.qos import Capacity as Capacity
     from .transport.transport import Transport as Transport
-    from .transport.uniqueness import unique_answer as unique_answer
 
 #: The public names, and the module each lives in: the same as above, for a type checker.
 _PLACES = {
@@ -218,13 +218,13 @@ _PLACES = {
     "mask_password": "client.urls",
     "server_url": "client.urls",
     "EmbeddedServer": "client.embedded",
-    "Capacity": "transport.capacity",
-    "Captured": "transport.capturing",
-    "CapturingChannel": "transport.capturing",
+    "Capacity": "transport.qos",
+    "Captured": "transport.channel",
+    "CapturingChannel": "transport.channel",
     "Channel": "transport.channel",
     "Message": "transport.message",
     "Transport": "transport.transport",
-    "unique_answer": "transport.uniqueness",
+    "unique_answer": "transport.publisher",
     "use_timezone": "transport.action_time",
     "WorkerPolicy": "consumer.policy",
     "CompatPart": "compat.registry",

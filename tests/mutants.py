@@ -338,7 +338,7 @@ MUTANTS = [
     ),
     Mutant(
         "a countdown is a time by the sender's clock",
-        "kombu_toc/transport/publishing.py",
+        "kombu_toc/transport/publisher.py",
         "if at_us is not None and properties.get(envelope.COUNTDOWN):",
         "if False:",
         "tests/integration/test_clock_steps.py::"
@@ -346,7 +346,7 @@ MUTANTS = [
     ),
     Mutant(
         "a countdown is early if its sender stands still between two clocks",
-        "kombu_toc/transport/publishing.py",
+        "kombu_toc/transport/publisher.py",
         "self._clock, time.time_ns() // 1000, time.monotonic())\n        waits =",
         "self._clock, now=time.monotonic(), wall_us=time.time_ns() // 1000)\n        waits =",
         "tests/integration/test_clock_steps.py::"

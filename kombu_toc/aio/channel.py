@@ -7,7 +7,7 @@ from typing import Any
 
 from ..model import message as envelope
 from ..transport.channel import Channel
-from ..transport.publishing import token_of
+from ..transport.publisher import token_of
 
 
 class AsyncChannel(Channel):

@@ -30,7 +30,7 @@ from ..model.message import key_of
 from ..scripts.call import PageSize, ScriptCall, when_of
 from ..transport.action_time import action_time
 from ..transport.channel import Channel
-from ..transport.publishing import GROUP, message_traits
+from ..transport.publisher import GROUP, message_traits
 from .broker import Broker, connected, literally, refuse_if_any
 from .messages import Unreadable, delivered, eta_or_none, from_kombu, parse, tag_of
 from .moving import BATCH, REMEMBER, Account, Migrated, Move, Progress, carry_out

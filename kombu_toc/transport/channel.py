@@ -1,8 +1,4 @@
-"""The channel: Kombu's operations in terms of the timeout center.
-
-It conducts its parts: the publisher, the queues, the exchanges, the queues that read broadcasts,
-what concerns several of these (the topology), the receiver, and the QoS.
-"""
+"""The channel: Kombu's operations in terms of the timeout center."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from amqp.protocol import queue_declare_ok_t
 from kombu.exceptions import ChannelError
@@ -19,21 +15,25 @@ from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.uuid import uuid
 
 from ..center.exchanges import Subscription, remember
+from ..center.requests import PutRequest
 from ..compat import kombu_channel
 from ..consumer.policy import DefaultPolicy, WorkerPolicy
 from ..consumer.snapshot import snapshot
 from ..model.results import Delivery
-from .broadcast_queues import BroadcastQueues
-from .capacity import Capacity, capacity_of
-from .exchanges import Exchanges, TopicExchange
+from ..model.topic import Topic
+from ..scripts.call import ScriptCall, load
+from .exchanges import BroadcastQueues, Exchanges, TopicExchange
 from .message import Message as DeliveredMessage
 from .message import tags
-from .publish_batch import PublishBatch
-from .publishing import Publisher
-from .qos import QoS
-from .queues import Queues
+from .publisher import PublishBatch, Publisher, is_unique
+from .qos import Capacity, QoS, capacity_of
+from .queues import Queues, Topology
 from .receiving import Receiver
-from .topology import Topology
+
+# -- the channel
+#
+# It conducts its parts: the publisher, the queues, the exchanges, the queues that read broadcasts,
+# what concerns several of these (the topology), the receiver, and the QoS.
 
 logger = logging.getLogger(__name__)
 
@@ -411,3 +411,66 @@ class Channel(virtual.Channel):
             self.connection.close_channel(self)
         # As Kombu does: each of them refers to the channel.
         self.exchange_types = None  # type: ignore[assignment]
+
+
+# -- A channel that keeps what is published instead of sending it
+
+
+class Captured(NamedTuple):
+    """A message that was not sent.
+
+    queue: where it would have gone; None for a broadcast, and for a message with a unique key
+    message: as Kombu has prepared it
+    traits: what holds for it alone, as :func:`kombu_toc.model.delivery.traits_of` makes it
+    """
+
+    queue: str | None
+    message: dict[str, Any]
+    priority: int = 0
+    traits: str = ""
+    unique: bool = False
+
+
+class _CapturingPublisher(Publisher):
+    """Keeps what the center would be asked for."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.captured: list[Captured] = []
+        self._message: dict[str, Any] = {}
+
+    def put(
+        self,
+        queue: str,
+        message: dict[str, Any],
+        batch: PublishBatch | None = None,
+        topic: Topic | None = None,
+    ) -> None:
+        if is_unique(message.get("headers") or {}, message["properties"]):
+            self.captured.append(Captured(None, message, unique=True))
+            return
+        self._message = message
+        self.putting(topic or self._topic_of(queue), message, admit=False)
+
+    def call_of(self, topic: Topic, request: PutRequest) -> ScriptCall:
+        made = Captured(topic.name, self._message, request.priority, request.traits)
+        self.captured.append(made)
+        return ScriptCall(load("put"), (), (), lambda raw: raw)
+
+    def broadcast(self, exchange: str, message: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        self.captured.append(Captured(None, message))
+
+
+class CapturingChannel(Channel):
+    """Declares queues as any channel does, and sends nothing.
+
+    transport: the transport of a connection
+    """
+
+    publisher: _CapturingPublisher
+    publisher_class = _CapturingPublisher
+
+    @property
+    def captured(self) -> list[Captured]:
+        """What was published."""
+        return self.publisher.captured

@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from kombu.transport import virtual
 
+from ..consumer.policy import WorkerPolicy
 from ..model.results import Delivery
 from .message import Message
+
+# -- what a channel has delivered and not yet settled, and how much more it may take
 
 logger = logging.getLogger(__name__)
 
@@ -139,3 +142,33 @@ class QoS(virtual.QoS):
         for message in messages:
             if message.delivery is None:
                 message.return_broadcast()
+
+
+# -- how much a consumer can take
+
+#: Seconds for which a worker's processes have work queued: the round trip to Redis is hidden.
+AHEAD = 0.02
+
+
+class Capacity(NamedTuple):
+    """How much a consumer can take."""
+
+    free: int  #: that many could start at once; negative if more is queued than can start
+    room: int  #: that many are taken, those included
+    batch: int  #: the room there is when nothing is queued, and as many as free come free
+
+
+def capacity_of(policy: WorkerPolicy, room: int, held: int, window: int) -> Capacity:
+    """What a consumer can take, by what its owner could start and by its prefetch window.
+
+    room: messages that still fit into the window; window: messages that fit into it when empty
+    held: messages that are fetched, and could start none yet
+    """
+    idle = policy.idle_slots()
+    if idle is None:
+        return Capacity(room, room, window)
+    free = idle - held
+    if not policy.prefetches:
+        return Capacity(free, min(room, free), 0)
+    ahead = policy.idle_within(AHEAD)
+    return Capacity(free, min(room, free + ahead), min(window, ahead))

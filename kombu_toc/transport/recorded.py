@@ -35,10 +35,8 @@ from ..model.topic import Declaration, Topic
 from ..scripts.call import ScriptCall
 from .channel import Channel
 from .message import Message
-from .publish_batch import PublishBatch
-from .publishing import Publisher, publish_of
+from .publisher import PublishBatch, Publisher, is_unique, publish_of
 from .qos import QoS
-from .uniqueness import is_unique
 
 
 class RecordedPublisher(Publisher):

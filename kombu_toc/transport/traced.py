@@ -20,8 +20,7 @@ from ..tracing import Received, Reception, Tracing
 from .action_time import action_time
 from .channel import Channel
 from .message import Message
-from .publish_batch import PublishBatch
-from .publishing import Publisher
+from .publisher import PublishBatch, Publisher
 from .qos import QoS
 
 

@@ -25,7 +25,7 @@ from kombu import Connection, Consumer, Producer, Queue
 
 import kombu_toc
 from kombu_toc import Delivery
-from kombu_toc.transport import publishing
+from kombu_toc.transport import publisher
 
 from ..servers import SteppedServer
 
@@ -90,7 +90,7 @@ def test_a_countdown_is_not_early_although_its_sender_stands_still_at_any_moment
 
     stalling = {name: then_stands_still(getattr(time, name)) for name in ("monotonic", "time_ns")}
     count_down(connection, "before", 60)
-    monkeypatch.setattr(publishing, "time", SimpleNamespace(**stalling))
+    monkeypatch.setattr(publisher, "time", SimpleNamespace(**stalling))
     before = now_us(stepped)
     count_down(connection, "m1", 60)
     [found] = connection.transport.center.get("m1", topic="mail")

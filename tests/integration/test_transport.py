@@ -26,7 +26,7 @@ from kombu_toc.center.exchanges import Bindings, binding
 from kombu_toc.consumer.policy import DefaultPolicy
 from kombu_toc.consumer.upkeeper import sweep
 from kombu_toc.model import message as envelope
-from kombu_toc.transport.publish_batch import BatchPublishError
+from kombu_toc.transport.publisher import BatchPublishError
 
 from ..proxy import Proxy
 from ..servers import Server

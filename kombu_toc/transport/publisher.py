@@ -6,12 +6,18 @@ import json
 import os
 import time
 import zlib
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from itertools import count
 from secrets import token_urlsafe
 from typing import Any
+
+from kombu.exceptions import KombuError
+from redis.exceptions import ResponseError
 
 from ..center.calls import SENT
 from ..center.center import TimeoutCenter
@@ -22,17 +28,213 @@ from ..center.requests import ADD, KEEP, REMEMBER, PutRequest
 from ..center.upkeep import home_of
 from ..client.options import Settings
 from ..consumer.connections import BROKEN
-from ..errors import AlreadyThereError
+from ..errors import AlreadyThereError, KeptError
 from ..model import message as envelope
 from ..model.delivery import traits_of
-from ..model.message import Claim, key_of
+from ..model.message import KEEP_EARLIER, UNIQUE, Claim, Unique, claim_of, key_of
 from ..model.results import KEPT, Put
 from ..model.spread import token_with
 from ..model.topic import Topic
 from ..scripts.call import Countdown, ScriptCall
 from .action_time import action_time
-from .publish_batch import PublishBatch
-from .uniqueness import say_kept, say_replaced, take_claim, under
+
+# -- publishes that leave together, for Producer.batch() of Kombu 5.7
+
+try:
+    from kombu.exceptions import BatchPublishError
+except ImportError:  # Kombu before 5.7 publishes no batches
+
+    class BatchPublishError(KombuError):  # type: ignore[no-redef]
+        """A batch failed; what of it was delivered is uncertain."""
+
+
+#: Messages of a batch for which it is forgotten, when it is complete, that they were put; of more,
+#: this goes by itself.
+MAX_NOTED = 50_000
+
+#: Keys that one command deletes.
+PAGE = 100
+
+
+class PublishBatch:
+    """Publishes that leave together, for ``Producer.batch()`` of Kombu 5.7.
+
+    A message that is sent twice because a reply was lost stays one message, so the messages of a
+    batch that has failed may be published again in another one, whatever has become of them.
+    """
+
+    def __init__(self, channel: Any, max_size: int) -> None:
+        self.channel = channel
+        self.max_size = max_size
+        self._calls: list[ScriptCall] = []
+        self._over = ""
+        #: where it is remembered that a message of the batch was put, and of those that were
+        self._notes: list[str] = []
+        #: of those that are recorded, who does that, and the record of each
+        self._write: Callable[[list[Any]], None] | None = None
+        self._records: list[Any] = []
+        #: what takes back those that are in the task library only, and have not left yet
+        self._withdraws: list[Callable[[], None]] = []
+        self._noted: deque[str] = deque(maxlen=MAX_NOTED)
+
+    def publish(self, message: dict[str, Any], **kwargs: Any) -> Any:
+        """Route a prepared message and keep it until the batch is full or flushed."""
+        self._check()
+        result = self.channel.basic_publish(message, _publish_batch=self, **kwargs)
+        if len(self._calls) >= self.max_size:
+            self.flush()
+        return result
+
+    def add(self, call: ScriptCall, note: str) -> None:
+        """Take what the channel has made of a message.
+
+        note: the key in which it is remembered that it was put
+        """
+        self._calls.append(call)
+        self._notes.append(note)
+
+    def record(self, write: Callable[[list[Any]], None], record: Any) -> None:
+        """Keep the record of a message until the messages leave; write: writes them, before"""
+        self._write = write
+        self._records.append(record)
+
+    def add_far(self, withdraw: Callable[[], None]) -> None:
+        """A message of the batch is in the task library only.
+
+        withdraw: takes it back if the batch is aborted before it leaves
+        """
+        self._withdraws.append(withdraw)
+
+    def flush(self) -> None:
+        """Send what has gathered. Raises Kombu's BatchPublishError if any of it fails."""
+        self._check()
+        calls, self._calls = self._calls, []
+        notes, self._notes = self._notes, []
+        records, self._records = self._records, []
+        self._withdraws = []
+        try:
+            if self._write is not None and records:
+                self._write(records)
+            self.channel.center.run_puts(calls)
+        except Exception as exc:
+            self._over = "has failed before"
+            raise BatchPublishError("publish batch failed; delivery is uncertain") from exc
+        self._noted.extend(notes)
+
+    def discard(self) -> None:
+        """Forget what was not sent yet."""
+        self._calls, self._notes = [], []
+        self._records = []
+        withdraws, self._withdraws = self._withdraws, []
+        for withdraw in withdraws:
+            withdraw()
+        self._over = "is aborted"
+
+    def close(self) -> None:
+        """It is complete, unless it has failed: nobody will repeat it."""
+        if self._over:
+            return
+        self._over = "is closed"
+        by_slot: dict[str, list[str]] = defaultdict(list)
+        for key in self._noted:
+            by_slot[key.rpartition(":sent:")[0]].append(key)
+        with (
+            suppress(*BROKEN, ResponseError),  # they go by themselves within a minute
+            self.channel.center.client.pipeline(transaction=False) as pipe,
+        ):
+            for keys in by_slot.values():
+                for start in range(0, len(keys), PAGE):
+                    pipe.unlink(*keys[start : start + PAGE])
+            pipe.execute()
+
+    def _check(self) -> None:
+        if self._over:
+            raise RuntimeError(f"the publish batch {self._over}")
+
+
+# -- unique keys of published messages
+
+#: The headers of a message with a unique key, or properties. Celery sends headers along with a
+#: retry, and no properties.
+UNTIL, CONFLICT, AT_MOST = "x-unique-until", "x-unique-conflict", "x-unique-at-most"
+
+
+class UniqueAnswer:
+    """What became of a message of this id."""
+
+    __slots__ = ("id",)
+
+    def __init__(self, id: str) -> None:
+        self.id = id  #: the id that it has now: of the one whose place it has taken
+
+
+_awaited: ContextVar[UniqueAnswer | None] = ContextVar("awaited", default=None)
+
+
+@contextmanager
+def unique_answer(id: str) -> Iterator[UniqueAnswer]:
+    """Within the block, the sender of the message of this id learns what became of it: its id if it
+    takes the place of another one, and KeptError if it is not sent because there is another one,
+    which nobody is told otherwise."""
+    answer = UniqueAnswer(id)
+    token = _awaited.set(answer)
+    try:
+        yield answer
+    finally:
+        _awaited.reset(token)
+
+
+def say_kept(id: str, other: str) -> None:
+    """The message of this id is not sent, because there is the other. Raises KeptError if its
+    sender wants to know."""
+    answer = _awaited.get()
+    if answer is not None and answer.id == id:
+        raise KeptError(other)
+
+
+def say_replaced(id: str, other: str) -> None:
+    """The message of this id has the place of the other, and its id."""
+    answer = _awaited.get()
+    if answer is not None and answer.id == id:
+        answer.id = other
+
+
+def is_unique(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> bool:
+    """Whether a message has a unique key."""
+    return UNIQUE in headers or UNIQUE in properties
+
+
+def take_claim(message: dict[str, Any], id: str, basis: str | None) -> Claim:
+    """The claim of a message with a unique key; what says so is written into its headers.
+
+    basis: what picks its slot if it is not the unique key
+
+    Raises TraitError for what makes no sense.
+    """
+    headers, properties = message.get("headers") or {}, message["properties"]
+    said = properties if UNIQUE in properties else headers
+    found = {name: said.get(name) for name in (UNIQUE, UNTIL, CONFLICT, AT_MOST)}
+    if said is properties:
+        others = {n: v for n, v in headers.items() if n not in found}
+        message["headers"] = others | {n: v for n, v in found.items() if v is not None}
+        message["properties"] = {n: v for n, v in properties.items() if n not in found}
+    unique = Unique(found[UNIQUE], found[UNTIL], found[CONFLICT] or KEEP_EARLIER, found[AT_MOST])
+    return claim_of(f"message {id}", unique, basis, "x-unique-")
+
+
+def under(message: dict[str, Any], id: str) -> dict[str, Any]:
+    """The message with another id."""
+    headers, properties = dict(message["headers"]), dict(message["properties"])
+    before = headers.get("id")
+    headers["id"] = id
+    if headers.get("root_id") == before:
+        headers["root_id"] = id
+    if properties.get("correlation_id") == before:
+        properties["correlation_id"] = id
+    return {**message, "headers": headers, "properties": properties}
+
+
+# -- publishing
 
 #: Seconds that a publish takes before it fails for a node of a Cluster that cannot be reached: as
 #: Celery pauses before it connects again.
