@@ -5,7 +5,7 @@
     async with AsyncTimeoutCenter.from_url("toc+redis://localhost:6379/0") as center:
         await center.put("mail", "order-7", b"remind", delay=3600)
 
-The parts of the center run as they are, in a greenlet (:mod:`.bridge`). Their calls leave over
+The parts of the center run as they are, in a greenlet (:mod:`.waiting`). Their calls leave over
 connections of redis.asyncio (:mod:`.links`).
 """
 
@@ -24,10 +24,9 @@ from ..client.connect import connect
 from ..client.options import read
 from ..client.urls import read_url
 from ..errors import ConfigurationError
-from .bridge import check, run
 from .client import AsyncClient, AsyncClusterClient, open_link
 from .library import AsyncLibrary, attach_in_threads, library_of
-from .waiting import AsyncConsumption
+from .waiting import AsyncConsumption, check, run
 
 P = ParamSpec("P")
 R = TypeVar("R")

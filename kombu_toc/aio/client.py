@@ -1,4 +1,4 @@
-"""Clients of one server and of a Cluster, for code that :func:`.bridge.run` calls.
+"""Clients of one server and of a Cluster, for code that :func:`.waiting.run` calls.
 
 They have redis-py's methods, and those of :class:`kombu_toc.client.connection.Client`. What these
 send and receive goes over connections of redis.asyncio, and does not block the loop.
@@ -26,9 +26,8 @@ from ..client.errors import is_demoted, server_of, translated
 from ..client.tls import TLSConnection
 from ..errors import ConfigurationError, FailoverError, ServerError
 from ..scripts.call import Packer
-from .bridge import not_awaited, run, wait_for
 from .links import BROKEN, MAX_CONNECTIONS, Link, Links, whole
-from .waiting import AsyncWakeConnection
+from .waiting import AsyncWakeConnection, not_awaited, run, wait_for
 
 #: Commands that may block, and where the seconds for which they may do so are.
 _BLOCKING = {"BZPOPMIN": -1, "BZPOPMAX": -1, "BLPOP": -1, "BRPOP": -1}

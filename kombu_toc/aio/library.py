@@ -21,7 +21,7 @@ from ..library import outbox
 from ..library.opening import attach
 from ..model.results import Delivery, Found
 from ..model.topic import Topic
-from .bridge import wait_for
+from .waiting import wait_for
 
 R = TypeVar("R")
 
@@ -34,7 +34,7 @@ _AT_ONCE = frozenset(("note", "gather", "consumes", "scheduled"))
 
 class InThreads:
     """Something whose methods wait for databases; each is called in a thread, and awaited where
-    :func:`.bridge.run` runs the caller."""
+    :func:`.waiting.run` runs the caller."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner

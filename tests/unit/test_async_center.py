@@ -11,9 +11,9 @@ import redis
 from redis.exceptions import NoScriptError, ResponseError
 
 from kombu_toc import AsyncTimeoutCenter, ConfigurationError, TimeoutCenter
-from kombu_toc.aio.bridge import run, wait_for
 from kombu_toc.aio.client import _patience
-from kombu_toc.aio.replies import ReplyReader
+from kombu_toc.aio.links import ReplyReader
+from kombu_toc.aio.waiting import run, wait_for
 from kombu_toc.center.center import Delegate, Option
 
 from ..loops import in_loop
