@@ -460,7 +460,7 @@ MUTANTS = [
     ),
     Mutant(
         "a notification is signed without its time",
-        "kombu_toc/notify/signing.py",
+        "kombu_toc/notify/message.py",
         'signed = f"{id}.{timestamp}.".encode() + body',
         'signed = f"{id}.".encode() + body',
         "tests/unit/test_notifier.py",

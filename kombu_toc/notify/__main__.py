@@ -8,9 +8,8 @@ import sys
 from ..aio.center import AsyncTimeoutCenter
 from ..client.programs import Program, say
 from ..errors import TocError
-from .notifier import BACKOFF, CONCURRENCY, TIMEOUT, check_needs
-from .running import notify
-from .signing import SECRETS, Secrets, new_secret
+from .message import SECRETS, Secrets, new_secret
+from .notifier import BACKOFF, CONCURRENCY, TIMEOUT, check_needs, notify
 
 #: The environment variable with the broker, whose URL may have a password.
 BROKER = "TOC_NOTIFY_BROKER"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
 from functools import partial
 from math import inf
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from redis.exceptions import RedisError
@@ -16,18 +18,28 @@ from redis.exceptions import RedisError
 from ..aio.center import AsyncTimeoutCenter
 from ..center.runner import BROKEN
 from ..client.programs import check_installed, one_line
+from ..client.urls import raise_file_limit
 from ..errors import ConfigurationError, EnvelopeError, TocError
 from ..model.delivery import origin_in
 from ..model.results import DEAD, Delivery, Popped
-from .addresses import Addresses
-from .keeping import LEASE, Keeper
-from .lanes import Lane
-from .message import COMPRESSED, content_of, headers_of, host_of
-from .presence import Presence
-from .settling import Settler
-from .signing import SecretsFile, normal
-from .targets import Target, read_targets, stop_target
-from .verdicts import AGAIN, DONE, GONE, Verdict, backoff_of, judge, shown
+from .message import COMPRESSED, SecretsFile, content_of, headers_of, host_of, normal
+from .queue import (
+    AGAIN,
+    DONE,
+    GONE,
+    LEASE,
+    Keeper,
+    Lane,
+    Presence,
+    Settler,
+    Verdict,
+    backoff_of,
+    judge,
+    shown,
+)
+from .targets import Addresses, Target, read_targets, stop_target
+
+# -- the notifier
 
 logger = logging.getLogger(__name__)
 
@@ -437,3 +449,64 @@ class _Group:
             await asyncio.wait({self._bell}, timeout=None if left == inf else left)
             if self._bell.done():
                 self._bell = self._loop.create_future()
+
+
+# -- runs a notifier until the process is told to end
+
+
+def notify(
+    open_center: Callable[[], AsyncTimeoutCenter],
+    *,
+    secrets: str | Path | None = None,
+    unsigned: bool = False,
+    say: Callable[[str], None] = print,
+    **options: Any,
+) -> None:
+    """Send what is due until SIGINT or SIGTERM; what is under way then ends first.
+
+    open_center: makes the center, in the event loop
+    secrets: a file with the secrets of targets; None: the environment variable TOC_NOTIFY_SECRETS
+    unsigned: sign nothing instead
+    say: is told that it has begun
+    options: those of :class:`.notifier.Notifier`
+
+    Raises ConfigurationError for what makes no sense, OSError if the secrets cannot be read.
+    """
+    kept = None if unsigned else SecretsFile(secrets)
+    raise_file_limit()
+
+    async def run() -> None:
+        async with open_center() as center:
+            notifier = Notifier(center, kept, **options)
+            until = asyncio.Event()
+            loop = asyncio.get_running_loop()
+            for one in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(one, _end, loop, until)
+            if unsigned:
+                say("Nothing is signed: a target cannot tell who has sent what it gets.")
+            say("Sending what is due of queues that have a target.")
+            await notifier.run(until)
+
+    asyncio.run(run())
+
+
+def _end(loop: asyncio.AbstractEventLoop, until: asyncio.Event) -> None:
+    """The first signal ends it in order; the next one at once."""
+    until.set()
+    for one in (signal.SIGINT, signal.SIGTERM):
+        loop.remove_signal_handler(one)
+
+
+def beside(
+    secrets: str | Path | None, **options: Any
+) -> Callable[[AsyncTimeoutCenter], Callable[[asyncio.Event], Any]]:
+    """A notifier inside a server of the HTTP API: for the argument ``beside`` of
+    :func:`kombu_toc.http.api_for`.
+
+    secrets, options: as those of :func:`notify`
+
+    Raises OSError if the secrets cannot be read; the application raises ConfigurationError for what
+    makes no sense.
+    """
+    kept = SecretsFile(secrets)
+    return lambda center: Notifier(center, kept, **options).run

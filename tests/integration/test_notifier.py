@@ -31,8 +31,7 @@ from kombu_toc import (
 from kombu_toc.aio.links import Link
 from kombu_toc.center.reshard import reshard_topic
 from kombu_toc.notify import Notifier, new_secret
-from kombu_toc.notify.keeping import LEASE, Keeper
-from kombu_toc.notify.settling import Settler
+from kombu_toc.notify.queue import LEASE, Keeper, Settler
 
 from ..cluster import Cluster
 from ..http_server import HttpServer

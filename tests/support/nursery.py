@@ -44,7 +44,7 @@ ROOT = Path(__file__).parents[2]
 PRELOADED = {
     "kombu_toc": (
         *("kombu_toc.transport.transport", "kombu_toc.http.__main__", "kombu_toc.notify.__main__"),
-        *("kombu_toc.http.page", "kombu_toc.notify.running", "kombu_toc.http.serving"),
+        *("kombu_toc.http.page", "kombu_toc.notify.notifier", "kombu_toc.http.serving"),
         *("aiohttp", "httptools", "uvicorn.protocols.http.httptools_impl", "uvicorn.lifespan.off"),
         *("sqlalchemy.dialects.sqlite", "sqlalchemy.ext.asyncio", "kombu_toc.library.opening"),
     ),

@@ -29,36 +29,44 @@ import redis
 from kombu_toc import LIMITS, ConfigurationError, Delivery, EnvelopeError, pack
 from kombu_toc.model import scores
 from kombu_toc.model.topic import Declaration
-from kombu_toc.notify import SecretsFile, new_secret, settling
-from kombu_toc.notify.addresses import Addresses, AddressRefused
-from kombu_toc.notify.keeping import TIMES, Keeper
-from kombu_toc.notify.lanes import GATHER, MOST_BYTES, MOST_TURN, SAY_EVERY, Lane
+from kombu_toc.notify import SecretsFile, new_secret
+from kombu_toc.notify import queue as settling
 from kombu_toc.notify.message import (
     MAX_EXPANDED,
     MAX_ID,
+    Secrets,
     content_of,
     headers_of,
     host_of,
+    signature,
     type_of,
     webhook_id,
 )
-from kombu_toc.notify.settling import Settler
-from kombu_toc.notify.signing import Secrets, signature
-from kombu_toc.notify.time_limit import MOMENT, TimeLimit
-from kombu_toc.notify.verdicts import (
+from kombu_toc.notify.queue import (
     AGAIN,
     DONE,
+    GATHER,
     GONE,
     KEPT,
     LEAST_BACKOFF,
     MAX_BACKOFF,
     MAX_REST,
+    MOMENT,
+    MOST_BYTES,
+    MOST_TURN,
+    SAY_EVERY,
+    TIMES,
     Answer,
+    Keeper,
+    Lane,
+    Settler,
+    TimeLimit,
     backoff_of,
     judge,
     seconds_of,
     shown,
 )
+from kombu_toc.notify.targets import Addresses, AddressRefused
 
 HOOK = "https://shop.example.com/hook"
 NOW = datetime(2026, 1, 31, 9, 30, tzinfo=timezone.utc)
@@ -866,7 +874,7 @@ def test_names_that_hang_do_not_delay_others_again(monkeypatch: pytest.MonkeyPat
 def test_a_name_that_hangs_does_not_keep_the_process_from_ending() -> None:
     text = """
 import asyncio, socket, time
-from kombu_toc.notify.addresses import Addresses
+from kombu_toc.notify.targets import Addresses
 from kombu_toc.notify.posting import Poster
 
 async def run():
