@@ -383,8 +383,8 @@ def _rebuild(center: Any, statements: Statements) -> dict[str, float]:
 
 def _load(center: Any, store: Any) -> float:
     """Messages a second that are loaded ahead, of the first ones."""
-    from kombu_toc.library.far_store import FarStore
-    from kombu_toc.library.loader import Loader
+    from kombu_toc.library.horizon import Loader
+    from kombu_toc.library.horizon_store import FarStore
     from kombu_toc.library.putting import Putter
 
     center.declare("far", horizon=3600)
@@ -399,7 +399,7 @@ def _load(center: Any, store: Any) -> float:
 def _look(center: Any, store: Any) -> dict[str, float]:
     """Milliseconds of a look at what is overdue and is in Redis, and of one that puts it there."""
     from kombu_toc.library.putting import Putter
-    from kombu_toc.library.reconcile import Reconciler
+    from kombu_toc.library.rebuild import Reconciler
     from kombu_toc.library.records import Row
 
     begin = time.time_ns() // 1000 - 3600 * 1_000_000

@@ -16,10 +16,9 @@ from ..errors import LibraryError
 from ..model import message, scores
 from ..model.results import Delivery, Found
 from . import statuses
-from .becoming import are
 from .guard import ends_of, over_of
-from .presence import DEAD, MISSING, states_in_redis
-from .putting import Putter
+from .outcomes import are
+from .putting import DEAD, MISSING, Putter, states_in_redis
 from .records import (
     Event,
     Key,

@@ -15,14 +15,13 @@ from functools import partial
 from ..center.center import TimeoutCenter
 from ..errors import LibraryError
 from . import statuses
-from .becoming import DAY_US
-from .behind import Behind
 from .dead import DeadLetters
-from .far import is_far
-from .far_store import FarStore
-from .loader import Loader
+from .deferred import Behind
+from .horizon import Loader, is_far
+from .horizon_store import FarStore
+from .outcomes import DAY_US
 from .putting import Putter
-from .reconcile import LOOK_INTERVAL, Reconciler
+from .rebuild import LOOK_INTERVAL, Reconciler
 from .records import Key, Row, now_us
 from .returning import Returner, off_among
 from .schedules import GONE_US, Schedules

@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from ..errors import LibraryError
-from .engines import library_error
+from .db import library_error
 from .schema import LAYOUT, REVISION, SHARED, VERSION_TABLE, indexes_of, tables
 from .shards import Database, Shards
 

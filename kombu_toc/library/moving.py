@@ -16,8 +16,8 @@ from typing import Any
 from sqlalchemy import Connection, delete, select
 
 from ..model.spread import spread_of
-from .becoming import are
-from .engines import ROWS_PER_STATEMENT
+from .db import ROWS_PER_STATEMENT
+from .outcomes import are
 from .records import Key
 from .shards import Shard, Shards
 

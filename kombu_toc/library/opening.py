@@ -15,7 +15,7 @@ from ..client.urls import Address, read_url
 from ..errors import ConfigurationError, LibraryError
 
 if TYPE_CHECKING:
-    from .centers import OpenLibrary
+    from .center import OpenLibrary
     from .recorder import Recorder
     from .shards import Database, Shards
 
@@ -82,9 +82,9 @@ def attach(
     if not settings.toc_library:
         return None
     from . import recorder as recording
-    from .centers import OpenLibrary
-    from .far import FarMessages
-    from .far_store import FarStore
+    from .center import OpenLibrary
+    from .horizon import FarMessages
+    from .horizon_store import FarStore
     from .library import Library
     from .store import Store
 

@@ -1,18 +1,84 @@
-"""Puts the messages of rows into Redis, many at once: none that is there already is added again."""
+"""Puts the messages of rows into Redis, many at once: none that is there already is added
+again."""
 
 from __future__ import annotations
 
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..center.center import TimeoutCenter
+from ..center.put import Conflict, unique_call
 from ..center.put_many import BYTES_PER_CALL, MESSAGES_PER_CALL, put_many_call
+from ..center.upkeep import home_of
+from ..model import results
+from ..model.keys import Slot
+from ..model.message import FOR_A_TIME, KEEP_EARLIER, UNIQUE, Claim, Unique, claim_of, decode_key
 from ..model.results import PutTogether
 from ..model.topic import Declaration, Topic
 from ..scripts.call import ScriptCall
-from .records import Row, as_of, now_us, request_of
-from .uniques import is_anothers, is_unique, putting
+from .records import Row, as_of, identity_of, is_of, now_us, request_of
+from .store import CHUNK
+
+# -- unique keys of rows
+
+#: The mode of a claim that holds until its message is done.
+UNTIL_DONE = "1"
+
+#: The header that says for how long a message has its key.
+UNTIL = "x-unique-until"
+
+
+def is_unique(row: Row) -> bool:
+    """Whether a row's message has a unique key."""
+    return ";u" in row.traits or ",u" in row.traits
+
+
+def _claim_of(row: Row, until: Any) -> tuple[Claim, str]:
+    """The claim of a row's message, and its other traits.
+
+    until: what its header says of that
+    """
+    said = row.traits.lstrip(";").split(",")
+    own = next(one for one in said if one.startswith("u"))
+    others = ",".join(one for one in said if one is not own)
+    mode, _, name = own[1:].partition(".")
+    shown = decode_key(name).rpartition("\x1f")[2]
+    lasts_us = 0
+    if int(mode) == FOR_A_TIME:
+        # It holds anew. What does not say for how long has it until it is done.
+        try:
+            lasts_us = claim_of("", Unique(shown, float(until)), row.basis).lasts_us
+        except (TypeError, ValueError):
+            mode = UNTIL_DONE
+    basis = row.basis or shown
+    checksum = zlib.crc32(basis.encode("utf-8", "surrogatepass"))
+    claim = Claim(shown, name, int(mode), lasts_us, checksum, KEEP_EARLIER, None)
+    return claim, f";{others}" if others else ""
+
+
+def putting(center: TimeoutCenter, topic: Topic, row: Row) -> ScriptCall:
+    """The call that puts the message of a row with a unique key back. Result: a Put, or a
+    Conflict if another message has its key by now."""
+    headers = identity_of(row.topic, row.id, row.body, row.traits)[1]
+    claim, traits = _claim_of(row, headers.get(UNTIL) if UNIQUE in headers else None)
+    goes_on = bool(headers.get("retries")) or bool(headers.get("replaced_task_nesting"))
+    basis = row.basis or claim.shown
+    request = request_of(row)._replace(traits=traits, basis=basis)
+    topic = home_of(center.runner, topic, claim, basis)
+    center.registry.admit(topic, row.id, basis, unique=True)
+    return unique_call(
+        center.commands, topic, request, claim, goes_on=goes_on, adds=bool(headers.get("retries"))
+    )
+
+
+def is_anothers(row: Row, result: Any) -> bool:
+    """Whether another message has the key of one that was to be put."""
+    return isinstance(result, Conflict) and result.base != row.id
+
+
+# -- puts the messages of rows into Redis, many at once
 
 
 class Putter:
@@ -121,3 +187,58 @@ def _batches(rows: Sequence[Row]) -> Iterable[Sequence[Row]]:
         size += len(row.body)
     if batch:
         yield batch
+
+
+# -- where the messages of rows are in Redis
+
+#: What a row's message is found to be.
+THERE, DEAD, MISSING = "there", "dead", "missing"
+
+
+def states_in_redis(center: TimeoutCenter, rows: Sequence[Row]) -> list[str]:
+    """Where the message of each row is."""
+    found: list[str] = []
+    for start in range(0, len(rows), CHUNK):
+        found += _states(center, rows[start : start + CHUNK])
+    return found
+
+
+def _states(center: TimeoutCenter, rows: Sequence[Row]) -> list[str]:
+    found = [MISSING] * len(rows)
+    # Each slot is asked once for all: there may be many that merely wait for a worker.
+    of_slot: dict[str, tuple[Slot, list[int]]] = {}
+    for place, row in enumerate(rows):
+        topic = center.registry.resolved(row.topic)
+        for slot in topic.slots_for(row.basis or row.id):
+            of_slot.setdefault(slot.body, (slot, []))[1].append(place)
+    with center.client.pipeline(transaction=False) as pipe:
+        for slot, places in of_slot.values():
+            names = [name for place in places for name in _names(rows[place])]
+            pipe.hmget(slot.body, names)
+            pipe.zmscore(slot.dead, names)
+            pipe.hmget(slot.tokens, names)
+        answers = iter(pipe.execute())
+    for _, places in of_slot.values():
+        bodies, dead, tokens = next(answers), next(answers), next(answers)
+        for at, place in enumerate(places):
+            # Under the id there may be another message; then it is known by a name of its own.
+            at += at if is_of(rows[place], bodies[2 * at], tokens[2 * at]) else at + 1
+            if bodies[at] is not None:
+                found[place] = THERE if dead[at] is None else DEAD
+    for place, row in enumerate(rows):
+        if found[place] == MISSING and is_unique(row):
+            found[place] = _elsewhere(center, row)
+    return found
+
+
+def _elsewhere(center: TimeoutCenter, row: Row) -> str:
+    """Where the message of a row is that may have the name of the one whose place it has taken."""
+    for one in center.get(row.id, topic=row.topic, basis=row.basis):
+        if is_of(row, one.body, one.token.encode()):
+            return DEAD if one.state == results.DEAD else THERE
+    return MISSING
+
+
+def _names(row: Row) -> tuple[str, str]:
+    """What a row's message is known by in its slot."""
+    return row.id, f"{row.id}#{row.token}"

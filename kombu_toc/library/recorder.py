@@ -22,11 +22,10 @@ from ..center.schedules import ScheduleChange
 from ..errors import ConfigurationError, LibraryError
 from ..model.topic import Declaration, Topic
 from . import outbox, statuses
-from .backlog import Backlog
-from .engines import RefusedError
+from .db import RefusedError
 from .guard import Guard
 from .keeper import Keeper
-from .notes import FLUSH_AT, Gathering
+from .notes import FLUSH_AT, Backlog, Gathering
 from .records import Event, Key, Row, now_us
 from .schedules import Schedules
 from .shards import Database

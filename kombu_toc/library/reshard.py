@@ -9,7 +9,7 @@ from sqlalchemy import Table, delete, func, select, tuple_, update
 
 from ..errors import LibraryError
 from ..model.library import LibraryResharded
-from .becoming import KEY
+from .outcomes import KEY
 from .records import Key, now_us
 from .schedules import Schedules
 from .schema import LAYOUT, LOCATOR, SCHEDULES, TOPICS

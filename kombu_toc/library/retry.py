@@ -14,7 +14,7 @@ from ..model.library import Record, Retried
 from ..model.results import Found
 from ..model.spread import token_with
 from . import outbox, statuses
-from .becoming import DAY_US, KEY
+from .outcomes import DAY_US, KEY
 from .records import Kept, Key, Row, key_of, now_us, texts_of
 from .shards import Shard
 from .store import Store

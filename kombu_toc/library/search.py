@@ -24,7 +24,7 @@ from sqlalchemy import (
 from ..errors import LibraryError
 from ..model.library import Record, RecordPage
 from . import statuses
-from .becoming import DAY_US
+from .outcomes import DAY_US
 from .records import storable
 from .schema import COMMON, IS_TAKEN, WENT_WRONG
 from .shards import Database, Shard, Shards

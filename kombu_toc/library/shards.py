@@ -17,10 +17,9 @@ from ..client.options import DatabaseURL
 from ..errors import ConfigurationError, LibraryError
 from ..model.spread import spread_of, spread_of_biz
 from ..model.topic import slot_of
-from .engines import OF_TABLE, Dialect, RefusedError, library_error, open_engines
+from .db import OF_TABLE, Dialect, RefusedError, Watchdog, library_error, open_engines
 from .records import Key
 from .schema import LAYOUT, ShardTables, tables
-from .watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from sqlalchemy import (
     RowMapping,
     Table,
     bindparam,
+    case,
     delete,
     func,
     select,
@@ -25,14 +26,97 @@ from sqlalchemy import (
 
 from ..model.library import Record, RecordPage
 from ..model.topic import Declaration
-from . import becoming, outbox, pages, search, statuses
-from .becoming import DAY_US, are
+from . import outbox, outcomes, search, statuses
 from .declarations import Declarations
 from .locator import Locator
 from .moving import Mover
+from .outcomes import DAY_US, are
 from .records import Event, Key, Row, now_us
 from .schema import COMMON, IS_FAR, IS_NOT_FAR, LAYOUT
 from .shards import Database, Shard, Shards
+
+# -- reads rows a page at a time, which is bounded in bytes as well
+
+#: Bytes of a body that is read with its row.
+SMALL = 16_384
+
+#: Bytes of larger bodies that are read, and of any that are worked on, together. A body that has
+#: more goes alone.
+BYTES = 8_000_000
+
+
+def read(
+    shard: Shard, conditions: Sequence[Any], order: Sequence[Any], limit: int
+) -> tuple[list[Row], bool]:
+    """The first rows for which this holds, and whether there are no more of them. As few as one,
+    though there are more, where bodies are large."""
+    table = shard.tables.pending
+    body = case((func.length(table.c.body) <= SMALL, table.c.body)).label("body")
+    columns = [body if name == "body" else table.c[name] for name in Row._fields]
+    statement: Any = select(*columns)
+    statement = statement.where(*conditions).order_by(*order).limit(limit)
+
+    def work(connection: Connection) -> list[Row]:
+        return [Row(*row) for row in connection.execute(statement)]
+
+    while True:
+        rows = shard.database.run_single(work)
+        ends = len(rows) < limit
+        large = [row.key for row in rows if row.body is None]
+        if not large:
+            return rows, ends
+        rows, all_of_them = _with_bodies(shard, rows, large)
+        ends = ends and all_of_them
+        if rows or ends:
+            return rows, ends
+        # What was large has ended meanwhile.
+
+
+def _with_bodies(shard: Shard, rows: Sequence[Row], large: Sequence[Key]) -> tuple[list[Row], bool]:
+    """The same rows with the bodies that were left out, as far as these may be in memory together,
+    but for rows that are there no more; and whether that is all of them."""
+    table = shard.tables.pending
+    key = (table.c.id, table.c.token, table.c.topic)
+
+    def read(value: Any, keys: Sequence[Key]) -> dict[Key, Any]:
+        found = shard.database.read(select(*key, value.label("value")).where(are(table, keys)))
+        return {(row["id"], row["token"], row["topic"]): row["value"] for row in found}
+
+    sizes = read(func.length(table.c.body), large)
+    total, kept = 0, 0
+    for one in large:
+        total += sizes.get(one, 0)
+        if kept and total > BYTES:
+            break
+        kept += 1
+    bodies = read(table.c.body, large[:kept])
+    left = set(large[kept:])
+    filled: list[Row] = []
+    for row in rows:
+        if row.body is not None:
+            filled.append(row)
+        elif row.key in bodies:
+            filled.append(row._replace(body=bodies[row.key]))
+        elif row.key in left:
+            return filled, False
+    return filled, True
+
+
+def together(rows: Iterable[Row], number: int) -> Iterator[list[Row]]:
+    """Rows, as many at a time as are worked on together: so many at most."""
+    some: list[Row] = []
+    size = 0
+    for row in rows:
+        if some and (len(some) >= number or size + len(row.body) > BYTES):
+            yield some
+            some, size = [], 0
+        some.append(row)
+        size += len(row.body)
+    if some:
+        yield some
+
+
+# -- the statements of the library
 
 #: Microseconds for which it may be unsaid that a worker has had a message.
 DOUBT_US = 3_000_000
@@ -198,7 +282,7 @@ class Store:
         """Delete rows of messages that have ended."""
         for shard, some in self.shards.of_keys(keys).items():
             for chunk in chunks(some):
-                work = partial(becoming.forget, shard.database.dialect, shard.tables.pending, chunk)
+                work = partial(outcomes.forget, shard.database.dialect, shard.tables.pending, chunk)
                 shard.database.run_single(work)
 
     def take_over(self, rows: Sequence[Row]) -> None:
@@ -283,7 +367,7 @@ class Store:
             # In one order, so that two processes do not wait for each other.
             some.sort(key=attrgetter("key"))
             for chunk in chunks(some):
-                work = partial(becoming.write, shard.database.dialect, shard.tables, chunk)
+                work = partial(outcomes.write, shard.database.dialect, shard.tables, chunk)
                 shard.database.run(work)
                 over = [event for event in chunk if event.has_ended]
                 if over:
@@ -404,7 +488,7 @@ class Store:
         for shard, some in self.shards.of_keys(keys).items():
             for chunk in chunks(some):
                 work = partial(
-                    becoming.ended_of, shard.database.dialect, shard.tables.history, chunk, since
+                    outcomes.ended_of, shard.database.dialect, shard.tables.history, chunk, since
                 )
                 found |= shard.database.run_single(work)
         return found
@@ -417,7 +501,7 @@ class Store:
         limit: int,
         until_us: int | None = None,
     ) -> list[Row]:
-        """Rows of what has not ended, the soonest first: as many as the limit and as :mod:`.pages`
+        """Rows of what has not ended, the soonest first: as many as the limit and as :mod:`.store`
         allow; none if there are no more.
 
         place: whether they are in Redis, as far as is known
@@ -440,15 +524,15 @@ class Store:
         columns = shard.tables.pending.c
         order = [columns[name] for name in _ORDER]
         if after is None:
-            return pages.read(shard, conditions, order, limit)[0]
+            return read(shard, conditions, order, limit)[0]
         # Apart what is due at the same moment, and what is later: so an index leads to either,
         # however many are due at once.
         key = tuple_(columns.id, columns.token, columns.topic)
         same = [columns.action_us == after[0], columns.id >= after[1], key > after[1:]]
-        rows, ends = pages.read(shard, [*conditions, *same], order, limit)
+        rows, ends = read(shard, [*conditions, *same], order, limit)
         if ends and len(rows) < limit:
             later = [*conditions, columns.action_us > after[0]]
-            rows += pages.read(shard, later, order, limit - len(rows))[0]
+            rows += read(shard, later, order, limit - len(rows))[0]
         return rows
 
     def holding(

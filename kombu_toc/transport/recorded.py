@@ -21,8 +21,8 @@ from ..center.runner import BROKEN
 from ..consumer.guarding import Guarding
 from ..errors import AlreadyThereError, NotPermittedError, ReplicationError
 from ..library import outbox
-from ..library.centers import OpenLibrary
-from ..library.far import is_far
+from ..library.center import OpenLibrary
+from ..library.horizon import is_far
 from ..library.notes import FLUSH_AT
 from ..library.records import ATTRIBUTES, BIZ_TYPE, Event, Row, row_of, stem_of
 from ..library.statuses import DEAD, DONE, FAR, NAMES, NOT_PUT, PENDING, TAKEN

@@ -29,7 +29,8 @@ from kombu import Connection, Producer
 from redis.connection import AbstractConnection
 
 from kombu_toc import center_for
-from kombu_toc.library import opening, rebuild, reconcile, store
+from kombu_toc.library import opening, rebuild, store
+from kombu_toc.library import rebuild as reconcile
 from kombu_toc.library.keeper import Keeper
 from kombu_toc.library.recorder import Recorder
 from kombu_toc.library.shards import Database

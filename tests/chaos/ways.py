@@ -18,8 +18,9 @@ from sqlalchemy.pool import NullPool
 
 from kombu_toc import LIBRARY_TERMS, outbox
 from kombu_toc.client.options import DatabaseURL, read_databases
-from kombu_toc.library import behind, guard, loader, migrate, statuses
-from kombu_toc.library.far_store import FarStore
+from kombu_toc.library import deferred, guard, migrate, statuses
+from kombu_toc.library import horizon as loader
+from kombu_toc.library.horizon_store import FarStore
 from kombu_toc.library.keeper import Keeper
 from kombu_toc.library.shards import Shards
 from kombu_toc.library.store import Store
@@ -174,8 +175,8 @@ class Behind(Way):
     @contextmanager
     def installed(self) -> Iterator[None]:
         with (
-            mock.patch.object(behind, "AGE_MS", 0),
-            mock.patch.object(behind, "RELOAD", 0.0),
+            mock.patch.object(deferred, "AGE_MS", 0),
+            mock.patch.object(deferred, "RELOAD", 0.0),
             super().installed(),
         ):
             yield

@@ -16,7 +16,7 @@ from kombu_toc import ConfigurationError, LibraryError, LibraryStatus, Rebuilt, 
 from kombu_toc.library import statuses
 from kombu_toc.library.keeper import Keeper
 from kombu_toc.library.putting import Putter
-from kombu_toc.library.reconcile import DEAD, MISSING, THERE, Reconciler, states_in_redis
+from kombu_toc.library.rebuild import DEAD, MISSING, THERE, Reconciler, states_in_redis
 from kombu_toc.library.records import Event, now_us
 from kombu_toc.library.schema import REVISION
 from kombu_toc.model import message as envelope
@@ -400,8 +400,8 @@ def test_without_a_library_there_is_none_to_ask(center):
 @pytest.fixture
 def at_once(monkeypatch) -> None:
     """Nothing is on its way, and what is missing once is missing."""
-    monkeypatch.setattr("kombu_toc.library.reconcile.UNDER_WAY_US", 0)
-    monkeypatch.setattr("kombu_toc.library.reconcile.CONFIRM", 0.0)
+    monkeypatch.setattr("kombu_toc.library.rebuild.UNDER_WAY_US", 0)
+    monkeypatch.setattr("kombu_toc.library.rebuild.CONFIRM", 0.0)
 
 
 def lose(client: Any, center: Any, id: str) -> None:
@@ -512,8 +512,8 @@ def test_what_a_worker_has_taken_is_put_again_when_it_says_so_no_more(
 
 
 def test_a_look_is_bounded_and_the_next_one_goes_on(broker, store, center, at_once, monkeypatch):
-    monkeypatch.setattr("kombu_toc.library.reconcile.CHUNK", 10)
-    monkeypatch.setattr("kombu_toc.library.reconcile.ROWS_PER_LOOK", 40)
+    monkeypatch.setattr("kombu_toc.library.rebuild.CHUNK", 10)
+    monkeypatch.setattr("kombu_toc.library.rebuild.ROWS_PER_LOOK", 40)
     for number in range(100):
         publish(broker, f"order-{number}")
     center.purge("mail")  # this center has no library

@@ -16,11 +16,11 @@ from kombu import Connection, Producer, Queue
 from sqlalchemy import select, text
 
 from kombu_toc import DEAD, LibraryError, center_for
-from kombu_toc.library import backlog, returning, statuses
+from kombu_toc.library import notes, returning, statuses
 from kombu_toc.library import rebuild as rebuilding
-from kombu_toc.library.becoming import DAY_US
 from kombu_toc.library.dead import DeadLetters
 from kombu_toc.library.keeper import Keeper
+from kombu_toc.library.outcomes import DAY_US
 from kombu_toc.library.records import expires_us, now_us, row_of_message
 from kombu_toc.library.schema import TOPICS
 from kombu_toc.library.shards import Database
@@ -257,8 +257,8 @@ def test_what_has_ended_does_not_begin_again(client, broker, recorder, store, th
 def test_beyond_its_bounds_a_process_gives_up_says_so_and_counts(
     server, options, store, away, caplog, monkeypatch, unrecorded
 ):
-    monkeypatch.setattr(backlog, "MAX_ROWS", 10)
-    monkeypatch.setattr(backlog, "MAX_EVENTS", 20)
+    monkeypatch.setattr(notes, "MAX_ROWS", 10)
+    monkeypatch.setattr(notes, "MAX_EVENTS", 20)
     chosen = {**options, "toc_library_required": False}
     with Connection(server.toc_url, transport_options=chosen) as connection:
         recorder = connection.default_channel.recorder

@@ -10,9 +10,9 @@ import pytest
 import sqlalchemy.event
 from sqlalchemy import Engine
 
-from kombu_toc.library import becoming, statuses
-from kombu_toc.library.ahead import reading_ahead
-from kombu_toc.library.becoming import DAY_US
+from kombu_toc.library import outcomes, statuses
+from kombu_toc.library.outcomes import DAY_US
+from kombu_toc.library.prefetch import reading_ahead
 from kombu_toc.library.records import Event, Row, now_us
 from kombu_toc.library.store import Store
 
@@ -37,11 +37,11 @@ def event(row: Row, status: int, error: str = "", attempts: int = 1, has_row: bo
     return Event(row.key, status, now_us(), attempts, "w:1", error, (said, 7), has_row)
 
 
-class Unknowing(becoming.MySQLBecoming):
+class Unknowing(outcomes.MySQLBecoming):
     """As if the database had no JSON_TABLE."""
 
-    _EVENTS = becoming.MySQLBecoming._EVENTS.replace("JSON_TABLE", "NO_SUCH_THING")
-    _TOLD = becoming.MySQLBecoming._TOLD.replace("JSON_TABLE", "NO_SUCH_THING")
+    _EVENTS = outcomes.MySQLBecoming._EVENTS.replace("JSON_TABLE", "NO_SUCH_THING")
+    _TOLD = outcomes.MySQLBecoming._TOLD.replace("JSON_TABLE", "NO_SUCH_THING")
 
 
 @pytest.fixture(params=["as it is", "an older database"])
@@ -49,9 +49,9 @@ def how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, store: 
     """Both ways of MySQL; the others have one."""
     if request.param == "as it is":
         return
-    old = Unknowing() if store.shards.databases[0].dialect.name == "mysql" else becoming.Becoming()
-    for name in becoming._OF:
-        monkeypatch.setitem(becoming._OF, name, old)
+    old = Unknowing() if store.shards.databases[0].dialect.name == "mysql" else outcomes.Becoming()
+    for name in outcomes._OF:
+        monkeypatch.setitem(outcomes._OF, name, old)
 
 
 @pytest.mark.usefixtures("how")

@@ -29,9 +29,9 @@ from kombu_toc import (
     reshard_topic,
 )
 from kombu_toc.center.calls import read_call
-from kombu_toc.library import behind as behind_module
+from kombu_toc.library import deferred as behind_module
 from kombu_toc.library import statuses
-from kombu_toc.library.behind import Behind
+from kombu_toc.library.deferred import Behind
 from kombu_toc.library.keeper import Keeper
 from kombu_toc.library.recorder import Recorder
 from kombu_toc.library.shards import Database
@@ -471,8 +471,8 @@ def test_what_off_means(server, broker, store, center, options, at_once):
 @pytest.fixture
 def at_once(monkeypatch) -> None:
     """Nothing is on its way, and what is missing once is missing."""
-    monkeypatch.setattr("kombu_toc.library.reconcile.UNDER_WAY_US", 0)
-    monkeypatch.setattr("kombu_toc.library.reconcile.CONFIRM", 0.0)
+    monkeypatch.setattr("kombu_toc.library.rebuild.UNDER_WAY_US", 0)
+    monkeypatch.setattr("kombu_toc.library.rebuild.CONFIRM", 0.0)
 
 
 def test_a_queue_may_take_only_what_an_outbox_sends(broker, store, center):
@@ -561,8 +561,8 @@ def test_a_log_is_bounded_in_bytes(small, mail, store, center, behind):
 def test_what_comes_while_all_is_looked_through_gets_rows_too(
     small, mail, store, center, behind, monkeypatch
 ):
-    monkeypatch.setattr("kombu_toc.library.behind.CHUNK", 10)
-    monkeypatch.setattr("kombu_toc.library.behind.TURN", 0.0)
+    monkeypatch.setattr("kombu_toc.library.deferred.CHUNK", 10)
+    monkeypatch.setattr("kombu_toc.library.deferred.TURN", 0.0)
     for number in range(100):
         publish(mail, f"order-{number}", **LATER)
     turns = 0
@@ -576,8 +576,8 @@ def test_what_comes_while_all_is_looked_through_gets_rows_too(
 
 
 def test_a_look_that_is_killed_is_begun_again(small, mail, store, center, behind, monkeypatch):
-    monkeypatch.setattr("kombu_toc.library.behind.CHUNK", 10)
-    monkeypatch.setattr("kombu_toc.library.behind.TURN", 0.0)
+    monkeypatch.setattr("kombu_toc.library.deferred.CHUNK", 10)
+    monkeypatch.setattr("kombu_toc.library.deferred.TURN", 0.0)
     for number in range(60):
         publish(mail, f"order-{number}", **LATER)
     assert behind.turn()
@@ -815,7 +815,7 @@ def test_many_slots_and_queues_are_written_together(broker, store, center, behin
 
 
 def test_large_bodies_are_read_a_few_at_a_time(mail, store, center, behind, monkeypatch):
-    monkeypatch.setattr("kombu_toc.library.behind.BYTES", 1000)
+    monkeypatch.setattr("kombu_toc.library.deferred.BYTES", 1000)
     for number in range(20):
         publish(mail, f"order-{number}", **{"x-note": "n" * 900, "x-biz-id": number})
     read = behind._read(behind._see())
@@ -852,7 +852,7 @@ RECORDER = """
 import json, sys
 from kombu_toc import TimeoutCenter, center_for
 from kombu_toc.client.options import read_databases
-from kombu_toc.library.behind import Behind
+from kombu_toc.library.deferred import Behind
 from kombu_toc.library.shards import Shards
 from kombu_toc.library.store import Store
 

@@ -8,10 +8,11 @@ import pytest
 
 from kombu_toc import center_for
 from kombu_toc.center.requests import PutRequest
-from kombu_toc.library import centers, keeper, rebuild, recorder, records, statuses
-from kombu_toc.library.becoming import DAY_US
+from kombu_toc.library import center as centers
+from kombu_toc.library import keeper, rebuild, recorder, records, statuses
+from kombu_toc.library.library import ServerTime
+from kombu_toc.library.outcomes import DAY_US
 from kombu_toc.library.records import Event, Row, now_us
-from kombu_toc.library.server_time import ServerTime
 from kombu_toc.library.store import Store
 
 from ..library import broker, engine, new_url, options, publish, status_of, store

@@ -18,7 +18,7 @@ import celery_toc
 from celery_toc import timeout_center
 from celery_toc.cli import toc
 from kombu_toc import LibraryError
-from kombu_toc.library import reconcile
+from kombu_toc.library import rebuild
 from kombu_toc.library.schema import REVISION
 
 from ..library import close_libraries
@@ -113,7 +113,7 @@ def test_an_option_that_a_driver_does_not_know_is_named(app, run):
 
 
 def test_check_says_what_is_missing_and_mends_it(app, run, client, monkeypatch):
-    monkeypatch.setattr("kombu_toc.library.reconcile.UNDER_WAY_US", 0)
+    monkeypatch.setattr("kombu_toc.library.rebuild.UNDER_WAY_US", 0)
     id = send(app, 1)
     assert run("library", "check") == ("The library and Redis agree.\n", 0)
     client.flushall()
@@ -128,7 +128,7 @@ def test_check_says_what_is_missing_and_mends_it(app, run, client, monkeypatch):
 
 
 def test_check_leaves_alone_what_has_no_row_by_design(app, monkeypatch):
-    monkeypatch.setattr(reconcile, "UNDER_WAY_US", 0)
+    monkeypatch.setattr(rebuild, "UNDER_WAY_US", 0)
     send(app, 41)
     center = timeout_center(app)
     center.schedules.put("nightly", "shop.mail.remind", 3600, args=(43,))

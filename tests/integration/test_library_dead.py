@@ -78,7 +78,7 @@ def test_one_that_was_requeued_comes_back_to_be_run(client, broker, store, cente
 def test_one_that_was_requeued_without_the_library_has_a_row_after_a_check(
     broker, store, center, recorded, monkeypatch
 ):
-    monkeypatch.setattr("kombu_toc.library.reconcile.UNDER_WAY_US", 0)
+    monkeypatch.setattr("kombu_toc.library.rebuild.UNDER_WAY_US", 0)
     die(broker, "order-1")
     center.forget("mail")
     assert center.requeue_dead("mail") == 1
@@ -153,7 +153,7 @@ def test_one_whose_worker_was_lost_runs_when_it_is_requeued(broker, store, cente
 
 
 def test_check_leaves_what_was_requeued_so(client, broker, store, center, recorded, monkeypatch):
-    monkeypatch.setattr("kombu_toc.library.reconcile.UNDER_WAY_US", 0)
+    monkeypatch.setattr("kombu_toc.library.rebuild.UNDER_WAY_US", 0)
     lose_its_worker(broker, store, center)
     recorded.forget("mail")
     recorded.requeue_dead("mail", ids=["order-1"])

@@ -25,12 +25,12 @@ from kombu_toc import (
     TimeoutCenter,
     center_for,
 )
-from kombu_toc.library import far_store, loader, statuses
-from kombu_toc.library.far_store import FarStore
+from kombu_toc.library import horizon, horizon_store, statuses
+from kombu_toc.library.horizon import Loader
+from kombu_toc.library.horizon_store import FarStore
 from kombu_toc.library.keeper import Keeper
-from kombu_toc.library.loader import Loader
 from kombu_toc.library.putting import Putter
-from kombu_toc.library.reconcile import Comparison, Reconciler
+from kombu_toc.library.rebuild import Comparison, Reconciler
 from kombu_toc.library.records import Row, now_us
 from kombu_toc.library.store import Store
 
@@ -128,7 +128,7 @@ def test_the_soonest_is_put_first_whatever_its_queue_and_table(
     for number, id in enumerate(ids):
         publish(queue, id, "other" if number % 2 else "mail", **{"x-delay": DAY})
         time_passes(store, id, until_due=60 + number)
-    monkeypatch.setattr(loader, "TOGETHER", 1)
+    monkeypatch.setattr(horizon, "TOGETHER", 1)
     put: list[str] = []
     plain = Putter.put
 
@@ -146,7 +146,7 @@ def test_hours_away_are_caught_up_in_bounded_steps(queue, store, center, monkeyp
     for id in ids:
         send(queue, id)
     time_passes(store, *ids, until_due=-7200)
-    monkeypatch.setattr(far_store, "BYTES", 4 * len(row_of(store, ids[0]).body))
+    monkeypatch.setattr(horizon_store, "BYTES", 4 * len(row_of(store, ids[0]).body))
     sizes: list[int] = []
     plain = Putter.put
 
@@ -168,12 +168,12 @@ def test_a_turn_ends_soon_and_says_that_there_is_more(queue, store, center, monk
     for id in ids:
         send(queue, id)
     time_passes(store, *ids)
-    monkeypatch.setattr(loader, "TURN", 0.0)
-    monkeypatch.setattr(loader, "TOGETHER", 3)
+    monkeypatch.setattr(horizon, "TURN", 0.0)
+    monkeypatch.setattr(horizon, "TOGETHER", 3)
     one = loader_of(store, center)
     assert one.turn(time.monotonic() + 60)
     assert 0 < one.loaded < len(ids)
-    monkeypatch.setattr(loader, "TURN", 60.0)
+    monkeypatch.setattr(horizon, "TURN", 60.0)
     assert not one.turn(time.monotonic() + 60)
     assert one.loaded == 8
 
@@ -181,7 +181,7 @@ def test_a_turn_ends_soon_and_says_that_there_is_more(queue, store, center, monk
 @pytest.fixture(params=["few", "many"])
 def as_many(request, monkeypatch) -> None:
     """A thread puts what is many."""
-    monkeypatch.setattr(far_store, "WORTH_A_THREAD", {"few": 10**9, "many": 0}[request.param])
+    monkeypatch.setattr(horizon_store, "WORTH_A_THREAD", {"few": 10**9, "many": 0}[request.param])
 
 
 @pytest.mark.parametrize("when", ["before the put", "after the put"])
@@ -243,7 +243,7 @@ def test_each_turn_puts_something_however_slow_the_looks_are(
     """A turn ended before it had put anything, if its looks took as long as a turn may."""
     send(queue, "far")
     time_passes(store, "far")
-    monkeypatch.setattr(loader, "TURN", 0.05)
+    monkeypatch.setattr(horizon, "TURN", 0.05)
     ahead = FarStore.ahead
 
     def slow(*args: Any) -> Any:
@@ -482,7 +482,7 @@ def test_many_of_one_time_are_listed_each_once(queue, asked, store, monkeypatch)
     for id in ids:
         send(queue, id)
     FarStore(store).move(store.of_ids(ids), {"action_us": now_us() + 7_200_000_000})
-    monkeypatch.setattr(far_store, "CHUNK", 8)
+    monkeypatch.setattr(horizon_store, "CHUNK", 8)
     seen, after = [], None
     while True:
         page = asked.scan(limit=7, after=after)
@@ -780,7 +780,7 @@ def test_what_a_worker_lists_is_in_redis(server, options, queue, store, monkeypa
     def refuse(*how: Any, **more: Any) -> None:
         raise AssertionError("a database was asked")
 
-    monkeypatch.setattr("kombu_toc.library.far.FarMessages.read", refuse)
+    monkeypatch.setattr("kombu_toc.library.horizon.FarMessages.read", refuse)
     listed = remote_control.scheduled(state)
     assert [one["request"]["id"] for one in listed] == [near.id]
     app.close()

@@ -12,10 +12,10 @@ import pytest
 from sqlalchemy import Engine, event, text
 
 from kombu_toc import LibraryError, center_for
-from kombu_toc.library import becoming, engines, guard, rebuild, statuses
+from kombu_toc.library import db, guard, outcomes, rebuild, statuses
 from kombu_toc.library import store as store_module
 from kombu_toc.library.dead import DeadLetters
-from kombu_toc.library.far_store import FarStore
+from kombu_toc.library.horizon_store import FarStore
 from kombu_toc.library.keeper import Keeper
 from kombu_toc.library.records import Event, Row, now_us
 from kombu_toc.library.shards import Database
@@ -425,8 +425,8 @@ def test_what_reads_all_rows_may_take_longer_than_a_statement(server, new_url, a
 
 def test_a_day_of_history_is_dropped_a_little_at_a_time(server, options, store, monkeypatch):
     """Where that means to delete its rows, whoever writes meanwhile does not wait for all."""
-    monkeypatch.setattr(engines, "ROWS_PER_DELETE", 2)
-    now, later = now_us(), now_us() + 40 * becoming.DAY_US
+    monkeypatch.setattr(db, "ROWS_PER_DELETE", 2)
+    now, later = now_us(), now_us() + 40 * outcomes.DAY_US
     for at in (now, later):
         store.record([one._replace(at_us=at) for one in ends_of(0, 40)])
     monkeypatch.setattr("kombu_toc.library.keeper.now_us", lambda: later)

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, text
 from kombu_toc import LibraryError
 from kombu_toc.client.options import read_databases
 from kombu_toc.library import statuses
-from kombu_toc.library.becoming import DAY_US
+from kombu_toc.library.outcomes import DAY_US
 from kombu_toc.library.records import Event, now_us
 from kombu_toc.library.shards import Shards
 from kombu_toc.library.store import Store

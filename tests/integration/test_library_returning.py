@@ -12,7 +12,7 @@ from kombu_toc import TimeoutCenter, center_for
 from kombu_toc.library import statuses
 from kombu_toc.library.keeper import Keeper
 from kombu_toc.library.putting import Putter
-from kombu_toc.library.reconcile import Reconciler
+from kombu_toc.library.rebuild import Reconciler
 from kombu_toc.library.records import Event, Row, now_us
 from kombu_toc.library.returning import LOST
 from kombu_toc.library.store import Store
@@ -29,8 +29,8 @@ LATER = {"x-delay": 60_000}
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is on its way, and what is missing once is missing."""
-    monkeypatch.setattr("kombu_toc.library.reconcile.UNDER_WAY_US", 0)
-    monkeypatch.setattr("kombu_toc.library.reconcile.CONFIRM", 0.0)
+    monkeypatch.setattr("kombu_toc.library.rebuild.UNDER_WAY_US", 0)
+    monkeypatch.setattr("kombu_toc.library.rebuild.CONFIRM", 0.0)
     monkeypatch.setattr("kombu_toc.library.store.DOUBT_US", 0)
 
 

@@ -139,7 +139,7 @@ def test_what_several_processes_say_late_is_put_together_whoever_writes_first(st
 
 def test_a_firing_that_waits_has_no_row_and_leaves_none(app, client, store, monkeypatch):
     """Neither by ``check --fix``: what is paused then is not put back."""
-    monkeypatch.setattr("kombu_toc.library.reconcile.UNDER_WAY_US", 0)
+    monkeypatch.setattr("kombu_toc.library.rebuild.UNDER_WAY_US", 0)
     center = timeout_center(app)
     center.schedules.put("nightly", "shop.remind", 3600)
     assert center.center.scan("celery").messages

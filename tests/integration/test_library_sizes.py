@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from kombu_toc import LibraryError, TimeoutCenter, center_for
-from kombu_toc.library import pages, statuses
-from kombu_toc.library.rebuild import Rebuild
-from kombu_toc.library.reconcile import Comparison
+from kombu_toc.library import statuses
+from kombu_toc.library import store as pages
+from kombu_toc.library.rebuild import Comparison, Rebuild
 from kombu_toc.library.records import Event, now_us
 from kombu_toc.library.store import Store
 
@@ -107,7 +107,7 @@ def test_check_compares_large_messages_a_few_at_a_time(
     server, client, store, options, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(pages, "BYTES", 50_000)
-    monkeypatch.setattr("kombu_toc.library.reconcile.UNDER_WAY_US", 0)
+    monkeypatch.setattr("kombu_toc.library.rebuild.UNDER_WAY_US", 0)
     recorded: TimeoutCenter = center_for(server.toc_url, **options)
     recorded.declare("mail")
     at = time.time() + 600
@@ -126,7 +126,7 @@ def test_check_keeps_a_bounded_number_of_what_disagrees(
 ):
     """Of a million that are missing, some are mended before the others are read."""
     for name, value in {"UNDER_WAY_US": 0, "CHUNK": 5, **bound}.items():
-        monkeypatch.setattr(f"kombu_toc.library.reconcile.{name}", value)
+        monkeypatch.setattr(f"kombu_toc.library.rebuild.{name}", value)
     recorded = center_for(server.toc_url, **options)
     recorded.declare("mail")
     at = time.time() + 600

@@ -14,7 +14,7 @@ from sqlalchemy import Engine, event
 from kombu_toc import ConfigurationError, EmbeddedServer, center_for
 from kombu_toc.client.options import read, read_databases
 from kombu_toc.library import migrate, statuses
-from kombu_toc.library.becoming import DAY_US
+from kombu_toc.library.outcomes import DAY_US
 from kombu_toc.library.shards import Shards
 from kombu_toc.library.store import Store
 

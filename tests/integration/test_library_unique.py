@@ -9,7 +9,7 @@ import pytest
 from kombu import Connection
 
 from kombu_toc import TimeoutCenter, Unique, UniqueError, center_for
-from kombu_toc.library.uniques import is_unique
+from kombu_toc.library.putting import is_unique
 
 from ..library import broker, consume, engine, new_url, options, publish, status_of, store
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from kombu_toc.library import backlog, notes, statuses
-from kombu_toc.library.backlog import Backlog
-from kombu_toc.library.notes import Gathering
+from kombu_toc.library import notes, statuses
+from kombu_toc.library import notes as backlog
+from kombu_toc.library.notes import Backlog, Gathering
 from kombu_toc.library.records import BIZ_ID, BIZ_TYPE, Event
 from kombu_toc.model import scores
 from kombu_toc.model.topic import Declaration, Topic

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kombu_toc.library import behind
-from kombu_toc.library.behind import CATCH_UP, ENTRIES, INTERVAL, RECENT, _Pace
+from kombu_toc.library import deferred
+from kombu_toc.library.deferred import CATCH_UP, ENTRIES, INTERVAL, RECENT, _Pace
 
 
 class Clock:
@@ -30,7 +30,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         process_time=lambda: made.used,
         thread_time=lambda: made.own,
     )
-    monkeypatch.setattr(behind, "time", times)
+    monkeypatch.setattr(deferred, "time", times)
     return made
 
 

@@ -6,8 +6,8 @@ import socket
 import threading
 import time
 
-from kombu_toc.library import watchdog
-from kombu_toc.library.watchdog import Watchdog
+from kombu_toc.library import db
+from kombu_toc.library.db import Watchdog
 
 
 def threads() -> int:
@@ -37,7 +37,7 @@ def test_its_thread_ends_when_it_is_closed_and_begins_again() -> None:
 
 
 def test_its_thread_ends_when_nothing_is_watched_any_more(monkeypatch) -> None:
-    monkeypatch.setattr(watchdog, "IDLE", 0.05)
+    monkeypatch.setattr(db, "IDLE", 0.05)
     before = threads()
     one, other = socket.socketpair()
     with one, other, Watchdog(0.04).watching(one.fileno(), time.monotonic() + 60):

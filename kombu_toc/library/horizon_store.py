@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, func, select, text, tuple_, update
 
 from ..errors import LibraryError
-from . import becoming, statuses
-from .becoming import are
+from . import outcomes, statuses
+from .outcomes import are
 from .records import Event, Key, Row, now_us
 from .schema import IS_FAR
 from .shards import Shard
@@ -219,7 +219,7 @@ class FarStore:
                             which = are(table, keys)
                             connection.execute(update(table).where(which).values(**changes))
                             keys = [row._replace(**changes).key for row in chunk]
-                        becoming.put(database.dialect, table, keys, connection)
+                        outcomes.put(database.dialect, table, keys, connection)
             return rows
 
         return database.run(work)
@@ -277,7 +277,7 @@ class FarStore:
     ) -> None:
         status, at = how
         events = [Event(key, status, at, 0, "", "", ({}, 0)) for key in keys]
-        becoming.write(shard.database.dialect, shard.tables, events, connection)
+        outcomes.write(shard.database.dialect, shard.tables, events, connection)
 
     def _divided(self, keys: Sequence[Key]) -> Iterator[tuple[Shard, Sequence[Key]]]:
         """Keys by their shards, as many as a statement names, in one order whoever does it."""

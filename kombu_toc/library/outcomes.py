@@ -13,21 +13,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import (
-    Connection,
-    Table,
-    and_,
-    bindparam,
-    delete,
-    select,
-    text,
-    tuple_,
-    update,
-)
+from sqlalchemy import Connection, Table, and_, bindparam, delete, select, text, tuple_, update
 from sqlalchemy.exc import ProgrammingError
 
 from . import statuses
-from .engines import Dialect
+from .db import Dialect
 from .records import Event, Kept, Key, Row, now_us, texts_of
 from .schema import COMMON, MAX_ATTEMPTS, ShardTables
 

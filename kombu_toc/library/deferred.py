@@ -30,18 +30,9 @@ from ..model.topic import Topic
 from . import statuses
 from .dead import DeadLetters
 from .guard import ends_of, over_of
-from .presence import MISSING, states_in_redis
-from .reconcile import key_of
-from .records import (
-    TOLD_HEADERS,
-    Event,
-    Key,
-    Row,
-    identity_of,
-    ids_of,
-    now_us,
-    row_of_message,
-)
+from .putting import MISSING, states_in_redis
+from .rebuild import key_of
+from .records import TOLD_HEADERS, Event, Key, Row, identity_of, ids_of, now_us, row_of_message
 from .store import CHUNK, Store
 
 logger = logging.getLogger(__name__)
