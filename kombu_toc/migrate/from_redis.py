@@ -31,9 +31,25 @@ from ..scripts.call import PageSize, ScriptCall, when_of
 from ..transport.action_time import action_time
 from ..transport.channel import Channel
 from ..transport.publisher import GROUP, message_traits
-from .broker import Broker, connected, literally, refuse_if_any
-from .messages import Unreadable, delivered, eta_or_none, from_kombu, parse, tag_of
-from .moving import BATCH, REMEMBER, Account, Migrated, Move, Progress, carry_out
+from .moving import (
+    BATCH,
+    REMEMBER,
+    Account,
+    Broker,
+    Migrated,
+    Move,
+    Progress,
+    Unreadable,
+    carry_out,
+    connected,
+    delivered,
+    eta_or_none,
+    from_kombu,
+    literally,
+    parse,
+    refuse_if_any,
+    tag_of,
+)
 
 #: How the keys of Kombu's bindings begin, after the prefix.
 _BINDINGS = "_kombu.binding."

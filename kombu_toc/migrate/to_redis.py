@@ -28,9 +28,20 @@ from kombu.utils.json import dumps
 from ..center.exchanges import Bindings
 from ..model.results import IN_FLIGHT, WAITING, Cancelled, Found
 from ..transport.channel import Channel
-from .broker import Broker, connected, refuse_if_any
-from .messages import Unreadable, to_kombu
-from .moving import BATCH, REMEMBER, Account, Migrated, Move, Progress, carry_out
+from .moving import (
+    BATCH,
+    REMEMBER,
+    Account,
+    Broker,
+    Migrated,
+    Move,
+    Progress,
+    Unreadable,
+    carry_out,
+    connected,
+    refuse_if_any,
+    to_kombu,
+)
 
 #: What is told of processes that have said that they consume.
 _FORGOTTEN = "; one that was killed is forgotten within a minute"

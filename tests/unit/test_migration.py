@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kombu_toc.migrate.messages import (
+from kombu_toc.migrate.moving import (
+    MAX_NAMED,
     NEAR,
+    Account,
     Unreadable,
     delivered,
     eta_or_none,
@@ -20,7 +22,6 @@ from kombu_toc.migrate.messages import (
     tag_of,
     to_kombu,
 )
-from kombu_toc.migrate.moving import MAX_NAMED, Account
 from kombu_toc.model import scores
 from kombu_toc.model.message import pack
 from kombu_toc.model.results import IN_FLIGHT, WAITING, Found
