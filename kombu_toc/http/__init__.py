@@ -21,9 +21,6 @@ from .fields import Text as Text
 from .fields import Time as Time
 from .messages import id_of as id_of
 from .messages import trace_of as trace_of
-from .operations import Operation as Operation
-from .operations import answer as answer
-from .operations import read_body as read_body
 from .page import FiringRow as FiringRow
 from .page import Mask as Mask
 from .page import Page as Page
@@ -36,9 +33,12 @@ from .problems import Problem as Problem
 from .problems import invalid as invalid
 from .problems import not_found as not_found
 from .problems import retry_after as retry_after
-from .requests import Answer as Answer
-from .requests import Request as Request
-from .seen import page_of_names as page_of_names
+from .queues import page_of_names as page_of_names
+from .request import Answer as Answer
+from .request import Operation as Operation
+from .request import Request as Request
+from .request import answer as answer
+from .request import read_body as read_body
 from .serving import PORT as PORT
 from .serving import check_needs as check_needs
 from .serving import serve as serve

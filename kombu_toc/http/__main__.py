@@ -10,12 +10,10 @@ from collections.abc import Iterator
 
 from ..client.programs import Program, say
 from ..errors import TocError
-from .app import KEEP_ANSWERS, OPERATIONS, api_for
-from .background import Beside
+from .app import KEEP_ANSWERS, OPERATIONS, Beside, api_for, document
 from .guard import CONNECTIONS
-from .openapi import document
-from .operations import ROLES, Router
 from .page import Mask
+from .request import ROLES, Router
 from .serving import PORT, check_needs, serve
 from .tokens import TOKENS, new_token, tokens_of
 

@@ -1,8 +1,4 @@
-"""The ASGI application: from a request to an operation, and from what it does to an answer.
-
-It uses nothing of a framework: paths are matched as they were sent, so a name may have a slash or
-a colon in it, and a request costs little beside what it asks of the broker.
-"""
+"""The ASGI application: from a request to an operation, and from what it does to an answer."""
 
 from __future__ import annotations
 
@@ -17,35 +13,194 @@ from ..center.center import TimeoutCenter
 from ..client.errors import is_demoted, is_temporary
 from ..library.opening import center_for
 from ..model.results import Found
+from ..version import __version__
 from . import guard, library, pull, queues, scale, tasks
 from .audit import MOST, Audit
-from .background import Background, Beside
-from .desk import Desk
-from .fields import Text
+from .fields import Object, Text
 from .idempotency import REPLAYED, Idempotency, as_answer
+from .long_polls import LongPolls
 from .mask import Masking
 from .messages import Room, shown_found, shown_masked
-from .openapi import document
-from .operations import Operation, Router, answer, check_no_body, read_parameters, read_query
-from .origins import check_local, check_name
 from .page import Mask, Page, PageExtras
-from .problems import Problem, invalid, not_found, problem_of
-from .requests import (
+from .problems import KINDS, SCHEMA, Problem, invalid, not_found, problem_of
+from .request import (
     CLOSE,
+    EVERYWHERE,
     MAX_HEADERS,
     MAX_TARGET,
+    PARAMETERS,
+    ROLES,
     Answer,
     Gone,
+    Operation,
     Receive,
     Request,
+    Router,
     Scope,
     Send,
+    answer,
+    check_local,
+    check_name,
+    check_no_body,
     check_single,
     discard_body,
     has_body,
     path_of,
+    read_parameters,
+    read_query_of,
+    statuses_of,
 )
 from .tokens import NOBODY, Token, Tokens
+
+# -- what runs in the event loop of a server, beside its requests
+
+#: Runs until an event is set.
+Run = Callable[[asyncio.Event], Awaitable[None]]
+
+#: Makes that for a center.
+Beside = Callable[[AsyncTimeoutCenter], Run]
+
+
+class Background:
+    """What runs from the beginning of an application to its end."""
+
+    def __init__(self, runs: Iterable[Run]) -> None:
+        self._runs = tuple(runs)
+        self._until: asyncio.Event | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def begin(self) -> None:
+        """Run them."""
+        if self._until is None:
+            self._until = until = asyncio.Event()
+            self._tasks = [asyncio.create_task(_guarded(run, until)) for run in self._runs]
+
+    async def end(self) -> None:
+        """Have them end, and wait until they have."""
+        if self._until is not None:
+            self._until.set()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+            self._until, self._tasks = None, []
+
+
+async def _guarded(run: Run, until: asyncio.Event) -> None:
+    try:
+        await run(until)
+    except Exception:
+        logger.exception("what runs beside the requests has failed")
+
+
+# -- the OpenAPI document, made from the operations; python -m kombu_toc.http --openapi writes it
+
+_ABOUT = """Messages that become visible at their action time, and tasks of Celery, for any
+language. Errors are problems (RFC 9457). Times are RFC 3339, durations are seconds."""
+
+
+def document(router: Router) -> dict[str, Any]:
+    """The document of these operations."""
+    schemas: dict[str, Any] = {"Problem": SCHEMA}
+    paths: dict[str, dict[str, Any]] = {}
+    for one in router.operations:
+        if not one.is_shown:
+            continue
+        described = _described(one, schemas)
+        paths.setdefault(one.shown_path, {})[one.method.lower()] = described
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "celery-toc",
+            "version": __version__,
+            "description": " ".join(_ABOUT.split()),
+        },
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "responses": {
+                f"Problem{status}": _problem(status, kinds)
+                for status, kinds in statuses_of(KINDS).items()
+            },
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _problem(status: int, kinds: list[str]) -> dict[str, Any]:
+    return {
+        "description": " Or: ".join(f"{KINDS[kind][1]}." for kind in kinds),
+        "content": {
+            "application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}
+        },
+    }
+
+
+def _described(one: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "operationId": f"{one.run.__module__.rpartition('.')[2]}.{one.method.lower()}"
+        f".{'.'.join(part.strip('{}') for part in one.path[1:]) or one.path[0]}"
+        f"{'.' if one.verb else ''}{one.verb}",
+        "summary": one.summary,
+    }
+    said = [one.about] if one.about else []
+    if one.role:
+        said.append(f"Needs the role {one.role}: {ROLES[one.role]}.")
+        made["security"] = [{}, {"token": []}]
+    made["description"] = " ".join(said)
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": PARAMETERS[name].schema()}
+        for name in one.parameters
+    ]
+    parameters += [
+        {"name": name, "in": "query", "schema": kind.schema()} for name, kind in one.query.items()
+    ]
+    if one.idempotent_by_key:
+        parameters.append(
+            {
+                "name": "Idempotency-Key",
+                "in": "header",
+                "description": "A repeated request with the same key gets the same answer.",
+                "schema": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": 255,
+                    "pattern": "^[!-~](?:[ -~]*[!-~])?$",
+                },
+            }
+        )
+    if parameters:
+        made["parameters"] = parameters
+    if one.request is not None:
+        content = {"application/json": {"schema": _schema(one.request, schemas)}}
+        content.update({name: {"schema": dict(schema)} for name, schema in one.media.items()})
+        made["requestBody"] = {"required": one.required, "content": content}
+    made["responses"] = {
+        str(status): {
+            "description": about,
+            "content": {one.text or "application/json": {"schema": dict(schema)}},
+        }
+        for status, (about, schema) in one.answers.items()
+    }
+    kinds = [*EVERYWHERE, *one.problems] if one.role else ["bad-request", "broker", "internal"]
+    if one.request is not None:
+        kinds.append("unsupported-media-type")
+    if one.idempotent_by_key:
+        kinds += ["conflict", "key-reused"]
+    for status in sorted(statuses_of(dict.fromkeys(kinds))):
+        made["responses"][str(status)] = {"$ref": f"#/components/responses/Problem{status}"}
+    return made
+
+
+def _schema(fields: Object, schemas: dict[str, Any]) -> dict[str, Any]:
+    if not fields.name:
+        return fields.schema()
+    schemas[fields.name] = fields.schema()
+    return {"$ref": f"#/components/schemas/{fields.name}"}
+
+
+# -- the ASGI application
+#
+# It uses nothing of a framework: paths are matched as they were sent, so a name may have a slash or
+# a colon in it, and a request costs little beside what it asks of the broker.
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +260,7 @@ class HttpApi:
     ) -> None:
         self.center = center
         self.tokens = tokens or Tokens()
-        self.desk = Desk(center, len(self.tokens.tokens))
+        self.desk = LongPolls(center, len(self.tokens.tokens))
         self._idempotency = Idempotency(center, keep_answers)
         self.max_body = max_body
         self.check_message = check_message
@@ -283,7 +438,7 @@ class HttpApi:
             if request.token.is_anonymous:
                 check_name(request, self.names)
         if operation.is_shown:
-            request.asked = read_query(operation, request.query)
+            request.asked = read_query_of(operation, request.query)
             if request.method not in WITH_BODY and has_body(scope):
                 raise invalid("body", f"a {request.method} takes none; say it in the URL")
 

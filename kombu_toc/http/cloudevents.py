@@ -15,9 +15,8 @@ from urllib.parse import unquote
 
 from .fields import Number, Text, Time
 from .messages import token_of, trace_of
-from .operations import check_encoding
 from .problems import Problem, invalid
-from .requests import Request, read_json
+from .request import Request, check_encoding, read_json
 
 STRUCTURED = "application/cloudevents+json"
 

@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 
 from ..aio.center import AsyncTimeoutCenter
 from .problems import Problem, invalid, retry_after
-from .requests import Answer, Request
+from .request import Answer, Request
 
 logger = logging.getLogger(__name__)
 

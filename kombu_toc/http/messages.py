@@ -25,7 +25,7 @@ from ..model.results import (
 )
 from .fields import Anything, Base64, Headers, Number, Object, Text, Time, shown_time
 from .problems import invalid
-from .requests import Request
+from .request import Request
 
 #: Headers that a Python process wrote may have dates, UUIDs, and numbers that JSON has not.
 _encode = json.JSONEncoder(default=str).encode

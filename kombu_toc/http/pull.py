@@ -14,9 +14,8 @@ from ..model.results import DEAD, IN_FLIGHT, WAITING, Delivery, Found
 from . import guard
 from .fields import Flag, Listed, Number, Object, Text
 from .messages import CONTENT, LEASED, LEASED_TASK, Room, content_of, shown_delivery
-from .operations import Operation, answer, read_body
 from .problems import Problem, invalid
-from .requests import Answer, Gone, Request
+from .request import Answer, Gone, Operation, Request, answer, read_body
 
 #: Seconds for which a lease may wait, at most; messages of one lease, and receipts of one request.
 MAX_WAIT = 30

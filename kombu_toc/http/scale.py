@@ -8,10 +8,9 @@ from typing import Any
 from ..center.center import TimeoutCenter
 from ..center.find import MOST_FAR
 from ..errors import LibraryError
-from .far import FAR_WITHIN
-from .operations import Operation, answer
+from .library import FAR_WITHIN
 from .queues import WITHIN, counts_of
-from .requests import Answer, Request
+from .request import Answer, Operation, Request, answer
 
 
 async def scale(api: Any, request: Request) -> Answer:

@@ -18,8 +18,8 @@ from ..client.urls import raise_file_limit
 from ..errors import ConfigurationError
 from .app import HttpApi
 from .guard import CONNECTIONS, KEEP_ALIVE, guarded
-from .origins import is_loopback
 from .problems import Problem
+from .request import is_loopback
 
 PORT = 8088
 

@@ -23,9 +23,8 @@ from .messages import (
     token_of,
     unique_of,
 )
-from .operations import Operation, answer, read_body
 from .problems import Problem, invalid, not_found, problem_of
-from .requests import Answer, Request
+from .request import Answer, Operation, Request, answer, read_body
 
 #: Messages of one page, and of one request, at most.
 MAX_PAGE = 1000

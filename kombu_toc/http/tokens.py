@@ -23,8 +23,8 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 
 from ..errors import ConfigurationError
-from .operations import ROLES
 from .problems import Problem, retry_after
+from .request import ROLES
 
 logger = logging.getLogger(__name__)
 

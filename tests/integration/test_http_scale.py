@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kombu_toc import LibraryError, TimeoutCenter, center_for
-from kombu_toc.http.far import FarAhead
+from kombu_toc.http.library import FarAhead
 
 from ..http_server import HttpServer
 from ..library import close_libraries

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kombu_toc.http import Problem
-from kombu_toc.http.desk import SPELL, Desk
+from kombu_toc.http.long_polls import SPELL, LongPolls
 from kombu_toc.model.results import Delivery
 
 from ..loops import in_loop
@@ -52,7 +52,7 @@ def popped(messages: list[Delivery]) -> Any:
     return SimpleNamespace(messages=messages)
 
 
-async def ask(desk: Desk, queue: str = "mail", **how: Any) -> asyncio.Task[list[Delivery]]:
+async def ask(desk: LongPolls, queue: str = "mail", **how: Any) -> asyncio.Task[list[Delivery]]:
     """A lease that stands in the line when this returns."""
     asked = {"limit": 1, "wait": 20.0, "visibility": None, **how}
     before = desk.waiting
@@ -65,7 +65,7 @@ async def ask(desk: Desk, queue: str = "mail", **how: Any) -> asyncio.Task[list[
 def test_if_handing_out_fails_all_are_told_and_every_message_is_given_back() -> None:
     async def use() -> None:
         center: Any = Center()
-        desk = Desk(center)
+        desk = LongPolls(center)
 
         async def extend(*args: Any) -> Any:
             raise ConnectionError("it is gone")
@@ -87,7 +87,7 @@ def test_if_handing_out_fails_all_are_told_and_every_message_is_given_back() -> 
 def test_who_goes_away_while_a_lease_is_extended_leaves_it_to_the_next_one() -> None:
     async def use() -> None:
         center: Any = Center()
-        desk = Desk(center)
+        desk = LongPolls(center)
         extending, go_on = asyncio.Event(), asyncio.Event()
 
         async def extend(*args: Any) -> Any:
@@ -115,7 +115,7 @@ def test_who_goes_away_while_a_lease_is_extended_leaves_it_to_the_next_one() -> 
 def test_if_it_ends_while_messages_are_handed_out_they_are_given_back() -> None:
     async def use() -> None:
         center: Any = Center()
-        desk = Desk(center)
+        desk = LongPolls(center)
         extending = asyncio.Event()
 
         async def extend(*args: Any) -> Any:
@@ -138,7 +138,7 @@ def test_if_it_ends_while_messages_are_handed_out_they_are_given_back() -> None:
 def test_after_the_end_nobody_waits() -> None:
     async def use() -> None:
         center: Any = Center()
-        desk = Desk(center)
+        desk = LongPolls(center)
         await desk.aclose()
         assert await desk.lease("mail", 1, 20.0, None) == []
         assert center.waits == []
@@ -149,7 +149,7 @@ def test_after_the_end_nobody_waits() -> None:
 def test_each_asker_has_a_share_of_the_queues_and_nobody_elses() -> None:
     async def use() -> None:
         center: Any = Center()
-        desk = Desk(center, askers=20)
+        desk = LongPolls(center, askers=20)
         for number in range(10):
             await ask(desk, f"q{number}", who="one")
         with pytest.raises(Problem) as caught:
@@ -166,7 +166,7 @@ def test_each_asker_has_a_share_of_the_queues_and_nobody_elses() -> None:
 def test_a_pop_waits_no_longer_than_somebody_who_asks() -> None:
     async def use() -> None:
         center: Any = Center()
-        desk = Desk(center)
+        desk = LongPolls(center)
         assert await desk.lease("mail", 1, 0.2, None) == []
         while desk.lines:
             await asyncio.sleep(0.01)

@@ -11,10 +11,9 @@ import pytest
 from celery import Celery
 
 from celery_toc.web import api_for_app
-from kombu_toc.http.app import OPERATIONS
-from kombu_toc.http.openapi import document
-from kombu_toc.http.operations import ROLES, Router
+from kombu_toc.http.app import OPERATIONS, document
 from kombu_toc.http.problems import KINDS
+from kombu_toc.http.request import ROLES, Router
 
 ROOT = Path(__file__).parents[2]
 WITH_APP = api_for_app(Celery("shop", broker="toc+redis://localhost:1/0", set_as_current=False))

@@ -30,7 +30,7 @@ from kombu_toc.http.page.queue import _back
 from kombu_toc.http.page.reading import Reader
 from kombu_toc.http.page.selection import Selection, last_line
 from kombu_toc.http.page.times import read_time
-from kombu_toc.http.requests import Request
+from kombu_toc.http.request import Request
 
 from .page_messages import NOW, envelope, found, read
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..requests import Answer
+from ..request import Answer
 from . import words
 from .acts import ACTS, Act
 from .html import Markup, h, link, markup

@@ -19,9 +19,8 @@ from redis.exceptions import RedisError
 
 from ...aio.center import AsyncTimeoutCenter
 from ...errors import TocError
-from ..origins import check_name, port_of
 from ..problems import Problem
-from ..requests import Request
+from ..request import Request, check_name, port_of
 from ..tokens import NOBODY, Token, Tokens
 
 #: The cookie, to whose name the port is added; and the field of a form that no other site knows.

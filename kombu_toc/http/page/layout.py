@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from ...version import __version__
-from ..requests import Answer, Request
+from ..request import Answer, Request
 from . import words
 from .door import Visitor, cookie_header, cookie_name, read_cookie
 from .html import Markup, h, link, markup, shown

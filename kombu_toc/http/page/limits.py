@@ -14,7 +14,7 @@ from ...model.results import Usage
 from ...scripts.call import text
 from ..mask import HIDDEN
 from ..problems import invalid
-from ..requests import Answer
+from ..request import Answer
 from . import words
 from .html import Markup, h, link, markup
 from .layout import Ask, Column, View, form, hidden, labelled, live, opening, redirect, table

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...model.library import Record
 from ...model.results import IN_FLIGHT, Found, Usage
-from ..requests import Answer
+from ..request import Answer
 from . import words
 from .acts import ACTS, fits
 from .html import Markup, h, link, markup

@@ -10,11 +10,10 @@ from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl
 
-from ..far import FarAhead
+from ..library import FarAhead
 from ..mask import Mask
-from ..operations import Operation
 from ..problems import Problem, not_found, problem_of, retry_after
-from ..requests import Answer, Gone, Request
+from ..request import Answer, Gone, Operation, Request
 from . import bulk, dead, limits, message, overview, queue, records, schedules, words
 from .acts import Acting
 from .board import Board, FirstLook

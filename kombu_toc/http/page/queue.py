@@ -8,7 +8,7 @@ from typing import Any
 from ...model.results import Counts, Found
 from ...model.topic import Declaration
 from ..problems import Problem, invalid, not_found
-from ..requests import Answer
+from ..request import Answer
 from . import words
 from .acts import ACTS, Act
 from .html import Markup, h, link, markup

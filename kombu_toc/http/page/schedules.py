@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..problems import invalid, not_found
-from ..requests import Answer
+from ..request import Answer
 from . import words
 from .extras import ScheduleRow
 from .html import Markup, h, link, markup

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple, Protocol
 
 from ...aio.center import AsyncTimeoutCenter
 from ..audit import Audit
-from ..far import FarAhead
+from ..library import FarAhead
 from ..mask import Mask
 from ..problems import Problem
-from ..requests import Answer
+from ..request import Answer
 from ..tokens import Tokens
 from .acts import Acting
 from .board import Board

@@ -154,7 +154,7 @@ async def give_back(center: AsyncTimeoutCenter, messages: Iterable[Delivery]) ->
         logger.warning("%d messages come back when their leases end: %s", len(some), exc)
 
 
-class Desk:
+class LongPolls:
     """Hands out messages to those who lease them.
 
     askers: how many may ask: each has a share of the queues that may be waited for
