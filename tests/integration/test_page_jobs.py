@@ -15,8 +15,8 @@ from kombu_toc import TimeoutCenter
 from kombu_toc.aio.center import AsyncTimeoutCenter
 from kombu_toc.http import Mask, PageExtras, Problem
 from kombu_toc.http.audit import Audit
-from kombu_toc.http.page import marks
-from kombu_toc.http.page.acts import Acting
+from kombu_toc.http.page import selection as marks
+from kombu_toc.http.page.actions import Acting
 from kombu_toc.http.page.jobs import Job, Jobs
 from kombu_toc.http.page.reading import Reader
 from kombu_toc.http.page.selection import Selection, find

@@ -10,9 +10,9 @@ import pytest
 
 from kombu_toc import Found, Page
 from kombu_toc.http import Mask, PageExtras
-from kombu_toc.http.page import finds as finds_module
-from kombu_toc.http.page.finds import Finds, Key
+from kombu_toc.http.page import search_cache as finds_module
 from kombu_toc.http.page.reading import Reader
+from kombu_toc.http.page.search_cache import Finds, Key
 from kombu_toc.http.page.selection import Listing, Selection
 
 from .page_messages import found

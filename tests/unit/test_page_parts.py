@@ -16,20 +16,18 @@ from hypothesis import strategies as st
 from kombu_toc import Page
 from kombu_toc.http import Mask, PageExtras, Problem, tasks
 from kombu_toc.http.audit import Audit
-from kombu_toc.http.page import graves as graves_module
-from kombu_toc.http.page import words
+from kombu_toc.http.page import dead_letter_groups as graves_module
+from kombu_toc.http.page import html
 from kombu_toc.http.page.board import SPANS, edges_of
 from kombu_toc.http.page.bulk import _facts
-from kombu_toc.http.page.charts import bars, sparkline
-from kombu_toc.http.page.door import read_cookie
-from kombu_toc.http.page.graves import Graves
-from kombu_toc.http.page.html import Markup, h, link, markup
+from kombu_toc.http.page.dead_letter_groups import Graves
+from kombu_toc.http.page.html import Markup, bars, h, link, markup, read_time, sparkline
 from kombu_toc.http.page.jobs import Job
 from kombu_toc.http.page.page import _fields_of
 from kombu_toc.http.page.queue import _back
 from kombu_toc.http.page.reading import Reader
 from kombu_toc.http.page.selection import Selection, last_line
-from kombu_toc.http.page.times import read_time
+from kombu_toc.http.page.sessions import read_cookie
 from kombu_toc.http.request import Request
 
 from .page_messages import NOW, envelope, found, read
@@ -106,7 +104,7 @@ def test_a_time_that_cannot_be_read_names_the_field_and_the_way_out(text: str) -
     ],
 )
 def test_a_span_has_its_two_largest_units(seconds: float, text: str) -> None:
-    assert words.span(seconds) == text
+    assert html.span(seconds) == text
 
 
 def test_charts_take_anything() -> None:

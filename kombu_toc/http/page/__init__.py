@@ -7,10 +7,10 @@ knows keys (``page.js``). Nothing is loaded from anywhere else.
 from __future__ import annotations
 
 from ..mask import Mask as Mask
-from .door import Visitor as Visitor
-from .extras import FiringRow as FiringRow
-from .extras import PageExtras as PageExtras
-from .extras import ScheduleRow as ScheduleRow
-from .extras import WorkerRow as WorkerRow
 from .page import Page as Page
+from .reading import FiringRow as FiringRow
+from .reading import PageExtras as PageExtras
 from .reading import Parts as Parts
+from .reading import ScheduleRow as ScheduleRow
+from .reading import WorkerRow as WorkerRow
+from .sessions import Visitor as Visitor

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..request import Answer
-from . import words
-from .acts import ACTS, Act
+from . import html
+from .actions import ACTS, Act
 from .html import Markup, h, link, markup
 from .jobs import ASKING, COUNTING, DONE, FAILED, LOST, RUNNING, STOPPED, Job
 from .layout import Ask, View, badge, details, form, hidden, live, redirect
@@ -33,16 +33,16 @@ def _facts(job: Job) -> Markup:
     act = ACTS[job.act]
     over = {
         COUNTING: f"Counting: {job.matching:,} so far, of {job.looked:,} that were looked at.",
-        ASKING: f"{words.counted(job.matching, 'message')} "
+        ASKING: f"{html.counted(job.matching, 'message')} "
         f"{'matches' if job.matching == 1 else 'match'}.",
         RUNNING: f"{job.number:,} of {job.matching:,} {act.done}.",
-        DONE: f"Done: {words.counted(job.number, 'message')} {act.done}."
+        DONE: f"Done: {html.counted(job.number, 'message')} {act.done}."
         + _missing(job)
         + _skipped(job)
         + (" More match than were counted: begin it again for those." if job.more else ""),
-        STOPPED: f"Stopped: {words.counted(job.number, 'message')} {act.done}." + _skipped(job),
-        FAILED: f"Failed after {words.counted(job.number, 'message')}: {job.said}",
-        LOST: f"Its process is gone; {words.counted(job.number, 'message')} {act.done} until "
+        STOPPED: f"Stopped: {html.counted(job.number, 'message')} {act.done}." + _skipped(job),
+        FAILED: f"Failed after {html.counted(job.number, 'message')}: {job.said}",
+        LOST: f"Its process is gone; {html.counted(job.number, 'message')} {act.done} until "
         "then. Begin it again for the others.",
     }
     bar = None
@@ -51,7 +51,7 @@ def _facts(job: Job) -> Markup:
         bar = h.progress(value=share, max=max(job.matching, 1), aria_label="how much is done")
     elif job.phase == COUNTING:
         bar = h.progress(aria_label="counting")
-    to = words.moment(round(job.at * 1e6)) if job.at is not None else None
+    to = html.moment(round(job.at * 1e6)) if job.at is not None else None
     return markup(
         h.p(badge(job.phase), " ", h.strong(over[job.phase]), role="status"),
         bar,
@@ -84,7 +84,7 @@ def _missing(job: Job) -> str:
 
 def _skipped(job: Job) -> str:
     """What becomes of schedules whose next firing was cancelled."""
-    return f" {words.skipped(*job.skipped)}" if job.skipped[1] else ""
+    return f" {html.skipped(*job.skipped)}" if job.skipped[1] else ""
 
 
 def _controls(ask: Ask, job: Job) -> Markup | None:

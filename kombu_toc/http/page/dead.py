@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from . import words
-from .acts import ACTS
-from .graves import LOOKED, LOOKED_IN_ALL, Group
+from . import html
+from .actions import ACTS
+from .dead_letter_groups import LOOKED, LOOKED_IN_ALL, Group
 from .html import Markup, h, link, markup
 from .layout import Ask, Column, View, badge, form, hidden, live, table
 from .reading import DIED
@@ -37,7 +37,7 @@ async def dead(tools: Tools, ask: Ask) -> View:
         most = min(LOOKED, LOOKED_IN_ALL - looked)
         if most <= 0 or len(parts) >= QUEUES:
             left = len(rows) - len(parts)
-            parts.append(h.p(f"... and {words.counted(left, 'queue')} with fewer.", class_="about"))
+            parts.append(h.p(f"... and {html.counted(left, 'queue')} with fewer.", class_="about"))
             break
         seen = await tools.graves.look(row.queue, row.counts.dead, most, now_us)
         looked += seen.looked
@@ -76,7 +76,7 @@ def _table_of(ask: Ask, groups: Iterable[Group], now_us: int) -> Markup:
         (
             (
                 h.a(
-                    words.number(one.number),
+                    html.number(one.number),
                     href=link(
                         "queue",
                         queue=one.queue,
@@ -91,7 +91,7 @@ def _table_of(ask: Ask, groups: Iterable[Group], now_us: int) -> Markup:
                 one.task or h.span("no task", class_="dim"),
                 one.reason,
                 one.error or h.span("-", class_="dim"),
-                words.when(one.last_us, now_us),
+                html.when(one.last_us, now_us),
                 _acts(ask, one),
             )
             for one in groups

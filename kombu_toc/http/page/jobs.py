@@ -2,7 +2,7 @@
 
 How far a job has come is kept in Redis, so each process of several can show it, begin it and stop
 it. One process counts, and one does it, which need not be the same: each writes a field of its own.
-Beside these are the marks of what was counted, in parts (:mod:`.marks`). It is done to nothing
+Beside these are the marks of what was counted, in parts (:mod:`.selection`). It is done to nothing
 else: who confirms has seen a number, and means these.
 """
 
@@ -20,11 +20,11 @@ from ...aio.center import AsyncTimeoutCenter
 from ...model.results import Found
 from ..audit import Audit
 from ..problems import Problem, not_found, problem_of, retry_after
-from . import marks, words
-from .acts import ACTS, Acting, narrowed
-from .marks import Marks, read_part, those_of
+from . import html
+from . import selection as marks
+from .actions import ACTS, Acting, narrowed
 from .reading import Reader, state_of
-from .selection import Selection
+from .selection import Marks, Selection, read_part, those_of
 
 logger = logging.getLogger(__name__)
 
@@ -302,7 +302,7 @@ class Jobs:
     async def _note(self, job: Job, what: str) -> None:
         """Write into the audit log what becomes of a job that was confirmed."""
         if job.is_meant:
-            to = "" if job.at is None else f" to {words.iso(round(job.at * 1e6))}"
+            to = "" if job.at is None else f" to {html.iso(round(job.at * 1e6))}"
             said = f"{what}: {job.selection.described()}{to}"
             begun = what == "begins"
             await self._audit.write(

@@ -11,10 +11,10 @@ from urllib.parse import quote, unquote
 
 from ...version import __version__
 from ..request import Answer, Request
-from . import words
-from .door import Visitor, cookie_header, cookie_name, read_cookie
+from . import html
 from .html import Markup, h, link, markup, shown
 from .reading import TITLES, Shown, cut
+from .sessions import Visitor, cookie_header, cookie_name, read_cookie
 
 HTML = b"text/html; charset=utf-8"
 
@@ -326,7 +326,7 @@ def message_link(shown: Shown) -> Markup:
 def time_of(shown: Shown, now_us: int) -> Markup | str:
     """When a message is due, when its lease ends, or when it died."""
     us = shown.found.time_us
-    return words.when(us, now_us) if us else "now: it was rolled back"
+    return html.when(us, now_us) if us else "now: it was rolled back"
 
 
 def arguments_of(shown: Shown) -> str:

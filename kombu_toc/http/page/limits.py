@@ -15,7 +15,7 @@ from ...scripts.call import text
 from ..mask import HIDDEN
 from ..problems import invalid
 from ..request import Answer
-from . import words
+from . import html
 from .html import Markup, h, link, markup
 from .layout import Ask, Column, View, form, hidden, labelled, live, opening, redirect, table
 from .tools import Tools
@@ -88,10 +88,10 @@ def _table_of(found: list[Usage]) -> Markup:
     rows = []
     for usage in found:
         waits = [
-            words.number(usage.running),
-            words.number(usage.waiting),
-            words.number(usage.keys_waiting),
-            words.span(usage.oldest_us / 1e6) if usage.oldest_us else "-",
+            html.number(usage.running),
+            html.number(usage.waiting),
+            html.number(usage.keys_waiting),
+            html.span(usage.oldest_us / 1e6) if usage.oldest_us else "-",
         ]
         for place, one in enumerate(usage.limits):
             used = f"{one.used:,}" if one.of is None else f"{one.used:,} of {one.of:,}"
@@ -102,7 +102,7 @@ def _table_of(found: list[Usage]) -> Markup:
                     one.name.replace("_", " "),
                     str(_text(one.value)),
                     h.span(used, class_="warn" if full else None),
-                    words.span(one.opens_us / 1e6) if one.opens_us else "-",
+                    html.span(one.opens_us / 1e6) if one.opens_us else "-",
                     *(waits if not place else [""] * 4),
                 )
             )
@@ -169,7 +169,7 @@ def _waiting(keys: list[WaitingKey], is_hidden: bool) -> Markup | None:
                     HIDDEN if is_hidden else one.key,
                     "one that runs"
                     if one.opens_us is None
-                    else f"its rate, {words.span(one.opens_us / 1e6)}",
+                    else f"its rate, {html.span(one.opens_us / 1e6)}",
                 )
                 for one in keys
             ),

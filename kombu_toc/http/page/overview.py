@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from ...center.find import MOST_FAR
 from ..problems import invalid
-from . import words
+from . import html
 from .board import ENDS, SPANS, Row, Snapshot, Span
-from .charts import bars, sparkline
-from .extras import WorkerRow
-from .html import Markup, h, link, markup
+from .html import Markup, bars, h, link, markup, sparkline
 from .layout import Ask, Column, View, badge, live, opening, table, tabs
+from .reading import WorkerRow
 from .tools import Tools
 
 #: Milliseconds after which a viewer looks again.
@@ -49,7 +48,7 @@ async def overview(tools: Tools, ask: Ask) -> View:
     far = {row.queue: known[row.queue] for row in rows if row.queue in known}
     trouble = ""
     if tools.board.trouble is not None:
-        gone = words.span(tools.board.age())
+        gone = html.span(tools.board.age())
         trouble = f"{tools.board.trouble.said}. What is shown is {gone} old; it is tried again."
     drawn = tools.board.drawn(
         snapshot,
@@ -84,14 +83,14 @@ def _cards(rows: Sequence[Row]) -> Markup:
 
     oldest = max((row.oldest for row in rows), default=0.0)
     cards = [
-        ("ready", words.number(total("ready")), f"oldest {words.span(oldest)}" if oldest else ""),
-        ("scheduled", words.number(total("scheduled")), ""),
-        ("in flight", words.number(total("in_flight")), "not acknowledged"),
-        ("dead", words.number(total("dead")), ""),
+        ("ready", html.number(total("ready")), f"oldest {html.span(oldest)}" if oldest else ""),
+        ("scheduled", html.number(total("scheduled")), ""),
+        ("in flight", html.number(total("in_flight")), "not acknowledged"),
+        ("dead", html.number(total("dead")), ""),
     ]
     for name, end in zip(SPANS, ENDS, strict=True):
         article = "an" if name == "hour" else "a"
-        cards.append((f"due within {article} {name}", words.number(max(due(end), 0)), ""))
+        cards.append((f"due within {article} {name}", html.number(max(due(end), 0)), ""))
     return h.div(
         (
             h.div(h.b(value), h.span(title, f", {more}" if more else None))
@@ -115,14 +114,14 @@ def _coming(rows: Sequence[Row], name: str, span: Span, snapshot: Snapshot) -> M
         ends = [sum(row.due.get(edge, 0) for row in rows) for edge in edges]
         numbers = [max(later - sooner, 0) for sooner, later in itertools.pairwise(ends)]
     labels = [
-        f"{words.counted(number, 'message')} in {words.span(start)} to "
-        f"{words.span(start + span.seconds)}"
+        f"{html.counted(number, 'message')} in {html.span(start)} to "
+        f"{html.span(start + span.seconds)}"
         for number, start in zip(numbers, edges, strict=False)
     ]
     total = sum(numbers)
-    about = f"{words.counted(total, 'message')} due within the next {name}"
+    about = f"{html.counted(total, 'message')} due within the next {name}"
     marks = [h.span("now")] + [
-        h.span(f"+{words.span(span.whole * part / 4)}") for part in (1, 2, 3, 4)
+        h.span(f"+{html.span(span.whole * part / 4)}") for part in (1, 2, 3, 4)
     ]
     return markup(
         h.h2("Coming due"),
@@ -130,7 +129,7 @@ def _coming(rows: Sequence[Row], name: str, span: Span, snapshot: Snapshot) -> M
         h.div(
             h.p(
                 h.strong(about),
-                f", at most {words.number(max(numbers))} in {words.span(span.seconds)}",
+                f", at most {html.number(max(numbers))} in {html.span(span.seconds)}",
                 class_="about",
             ),
             bars(numbers, labels, about),
@@ -150,7 +149,7 @@ def _further(far: Mapping[str, int | None]) -> Markup | None:
     told = [
         "the library cannot be asked what there is of " + name
         if number is None
-        else f"{words.number(number)}{'+' if number >= MOST_FAR else ''} of {name}"
+        else f"{html.number(number)}{'+' if number >= MOST_FAR else ''} of {name}"
         for name, number in sorted(far.items())
     ]
     more = f", and {len(told) - 10:,} more queues" if len(told) > 10 else ""
@@ -192,7 +191,7 @@ def _cells(row: Row) -> list[object]:
     counts, late = row.counts, row.late
 
     def to(state: str, number: int, kind: str = "") -> Markup | str:
-        text = words.number(number)
+        text = html.number(number)
         if not number:
             return h.span(text, class_="dim")
         return h.a(text, href=link("queue", queue=row.queue, state=state), class_=kind or None)
@@ -212,14 +211,14 @@ def _cells(row: Row) -> list[object]:
         to("in-flight", counts.in_flight),
         to("dead", counts.dead, "bad")
         if not counts.dead
-        else h.a(words.number(counts.dead), href=link("dead", queue=row.queue), class_="bad"),
-        h.span(words.span(row.oldest), class_="warn" if row.oldest >= 1 else "dim")
+        else h.a(html.number(counts.dead), href=link("dead", queue=row.queue), class_="bad"),
+        h.span(html.span(row.oldest), class_="warn" if row.oldest >= 1 else "dim")
         if row.oldest
         else h.span("-", class_="dim"),
-        words.number(row.rate),
-        sparkline(row.rates, f"deliveries a second, up to {words.number(max(row.rates))}"),
-        words.lateness(late.quantile(0.5)),
-        words.lateness(late.quantile(0.99)),
+        html.number(row.rate),
+        sparkline(row.rates, f"deliveries a second, up to {html.number(max(row.rates))}"),
+        html.lateness(late.quantile(0.5)),
+        html.lateness(late.quantile(0.99)),
         sparkline(row.lates, "how late 99 of 100 were delivered, minute by minute"),
         consumers,
     ]
@@ -258,7 +257,7 @@ def _holdings(told: Sequence[WorkerRow]) -> Markup:
         return h.ul(shown, class_="held") if shown else h.span("nothing", class_="dim")
 
     number = sum(len(one.running) for one in told)
-    about = f"{words.counted(number, 'task')} {'runs' if number == 1 else 'run'}. {words.FLIGHT}"
+    about = f"{html.counted(number, 'task')} {'runs' if number == 1 else 'run'}. {html.FLIGHT}"
     workers = table(
         (
             Column("Worker", "wide"),

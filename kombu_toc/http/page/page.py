@@ -14,13 +14,11 @@ from ..library import FarAhead
 from ..mask import Mask
 from ..problems import Problem, not_found, problem_of, retry_after
 from ..request import Answer, Gone, Operation, Request
-from . import bulk, dead, limits, message, overview, queue, records, schedules, words
-from .acts import Acting
+from . import bulk, dead, html, limits, message, overview, queue, schedules
+from . import message as records
+from .actions import Acting
 from .board import Board, FirstLook
-from .door import LASTS, Door, Visitor, cookie_header
-from .extras import PageExtras
-from .finds import Finds
-from .graves import Graves
+from .dead_letter_groups import Graves
 from .html import Markup, h, markup
 from .jobs import Jobs
 from .layout import (
@@ -36,7 +34,9 @@ from .layout import (
     page_of,
     redirect,
 )
-from .reading import Reader
+from .reading import PageExtras, Reader
+from .search_cache import Finds
+from .sessions import LASTS, Door, Visitor, cookie_header
 from .tools import Api, Tools, Viewing
 
 logger = logging.getLogger(__name__)
@@ -231,7 +231,7 @@ class Page:
     def _failed(self, ask: Ask, exc: Exception) -> Answer:
         """What is answered if something went wrong: a page that says what, and the way on."""
         if isinstance(exc, FirstLook):
-            said = f"The first look at {words.number(exc.of)} queues is under way."
+            said = f"The first look at {html.number(exc.of)} queues is under way."
             bar = h.progress(max=str(exc.of), value=str(exc.seen))
             return self._page(ask, View("One moment", markup(h.p(said), h.p(bar)), every=1_000))
         problem = problem_of(exc)

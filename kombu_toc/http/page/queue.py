@@ -9,9 +9,9 @@ from ...model.results import Counts, Found
 from ...model.topic import Declaration
 from ..problems import Problem, invalid, not_found
 from ..request import Answer
-from . import words
-from .acts import ACTS, Act
-from .html import Markup, h, link, markup
+from . import html
+from .actions import ACTS, Act
+from .html import Markup, h, link, markup, read_time
 from .layout import (
     Ask,
     Column,
@@ -32,7 +32,6 @@ from .layout import (
 )
 from .reading import DIED, FLYING, READY, SCHEDULED, Shown
 from .selection import ALL_WAITING, ANY, FIELDS, Listing, Selection, find
-from .times import read_time
 from .tools import Tools, check_role
 
 #: Messages of a page, and milliseconds after which it is looked at again.
@@ -87,7 +86,7 @@ async def queue(tools: Tools, ask: Ask) -> View | Answer:
             ),
             _filters(ask, name, selection),
             h.p(f"Just the {selection.described()}.", class_="about") if selection.alike else None,
-            h.p(words.FLIGHT, " The overview shows what runs.", class_="about")
+            h.p(html.FLIGHT, " The overview shows what runs.", class_="about")
             if selection.state == FLYING and tools.extras.has_workers
             else None,
             _messages(ask, selection, listing, now_us, seen_us, _number_of(counts, selection)),
@@ -149,7 +148,7 @@ def _tabs(ask: Ask, name: str, selection: Selection, counts: Counts) -> Markup:
         (
             (
                 state,
-                f"{title} {words.number(numbers[state])}",
+                f"{title} {html.number(numbers[state])}",
                 link("queue", **{**kept, "queue": name, "state": state}),
             )
             for state, title in _STATES
@@ -246,7 +245,7 @@ def _messages(
             hidden({"queue": selection.queue, "back": link("queue", **here)}),
             live(
                 "messages",
-                h.p("As of ", words.when(seen_us, now_us), ".", class_="about")
+                h.p("As of ", html.when(seen_us, now_us), ".", class_="about")
                 if seen_us is not None
                 else None,
                 table(
@@ -358,7 +357,7 @@ async def do(tools: Tools, ask: Ask) -> View | Answer:
         return await _ask_if_meant(tools, ask, act, there, now_us, back)
     what = ", ".join(ids[:20]) + (f" and {len(ids) - 20} more" if len(ids) > 20 else "")
     if at is not None:
-        what += f" to {words.iso(round(at * 1e6))}"
+        what += f" to {html.iso(round(at * 1e6))}"
     async with tools.audit.doing(ask.visitor.name, act.name, name, what) as doing:
         try:
             done = await tools.acting.run(act.name, there, at)
@@ -367,11 +366,11 @@ async def do(tools: Tools, ask: Ask) -> View | Answer:
             tools.graves.forget(name)
         doing.number = done.number
     late = len(ids) - done.number
-    said = f"{words.counted(done.number, 'message')} {act.done}."
+    said = f"{html.counted(done.number, 'message')} {act.done}."
     if late > 0:
         said += f" Too late for {late:,}: a worker has it, or it is gone."
     if done.skipped:
-        said += f" {words.skipped(done.skipped)}"
+        said += f" {html.skipped(done.skipped)}"
     return redirect(ask, back, said)
 
 
@@ -382,7 +381,7 @@ async def _ask_if_meant(
         raise not_found("these messages are gone: they are done, or somebody else was first")
     messages = [one async for one in tools.reader.read_all(there[:20], now_us)]
     rest = len(there) - len(messages)
-    number = words.counted(len(there), "message")
+    number = html.counted(len(there), "message")
     return View(
         f"{act.title} {number}?",
         markup(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ..problems import invalid, not_found
 from ..request import Answer
-from . import words
-from .extras import ScheduleRow
+from . import html
 from .html import Markup, h, link, markup
 from .layout import Ask, Column, View, badge, details, form, hidden, live, redirect, table
+from .reading import ScheduleRow
 from .tools import Tools, check_any, check_role
 
 #: Schedules of a page, and milliseconds after which it is looked at again.
@@ -43,9 +43,9 @@ async def schedules(tools: Tools, ask: Ask) -> View:
                             ("Fires", f"{row.rule} ({row.zone})" if row.zone else row.rule),
                             ("State", badge(row.state)),
                             ("Queue", h.a(row.queue, href=link("queue", queue=row.queue))),
-                            ("Next", words.when(row.next_us, now_us) if row.next_us else None),
-                            ("Last", words.when(row.last_us, now_us) if row.last_us else None),
-                            ("Runs", words.number(row.runs)),
+                            ("Next", html.when(row.next_us, now_us) if row.next_us else None),
+                            ("Last", html.when(row.last_us, now_us) if row.last_us else None),
+                            ("Runs", html.number(row.runs)),
                             ("Put by", row.owner),
                         )
                     ),
@@ -60,8 +60,8 @@ async def schedules(tools: Tools, ask: Ask) -> View:
                         ),
                         (
                             (
-                                words.when(one.planned_us, now_us),
-                                words.when(one.started_us, now_us) if one.started_us else "-",
+                                html.when(one.planned_us, now_us),
+                                html.when(one.started_us, now_us) if one.started_us else "-",
                                 one.outcome,
                                 one.reason,
                             )
@@ -109,9 +109,9 @@ def _table_of(ask: Ask, rows: list[ScheduleRow], now_us: int) -> Markup:
                 one.rule,
                 one.queue,
                 badge(one.state),
-                words.when(one.next_us, now_us) if one.next_us else "-",
-                words.when(one.last_us, now_us) if one.last_us else "-",
-                words.number(one.runs),
+                html.when(one.next_us, now_us) if one.next_us else "-",
+                html.when(one.last_us, now_us) if one.last_us else "-",
+                html.number(one.runs),
                 _acts(ask, one, "schedules"),
             )
             for one in rows

@@ -12,15 +12,14 @@ from ..mask import Mask
 from ..problems import Problem
 from ..request import Answer
 from ..tokens import Tokens
-from .acts import Acting
+from .actions import Acting
 from .board import Board
-from .door import Door
-from .extras import PageExtras
-from .finds import Finds
-from .graves import Graves
+from .dead_letter_groups import Graves
 from .jobs import Jobs
 from .layout import Ask, View
-from .reading import Reader
+from .reading import PageExtras, Reader
+from .search_cache import Finds
+from .sessions import Door
 
 
 class Api(Protocol):

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ...model.results import Cancelled, Found
-from .extras import PageExtras
-from .reading import DIED, READY, SCHEDULED
+from .reading import DIED, READY, SCHEDULED, PageExtras
 from .selection import ALL_WAITING, ANY
 
 
