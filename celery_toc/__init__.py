@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from .app.task_center import TaskCenter as TaskCenter
     from .app.uniqueness import Unique as Unique
     from .app.uniqueness import unique as unique
-    from .schedules.errors import ScheduleError as ScheduleError
-    from .schedules.errors import UnknownScheduleError as UnknownScheduleError
+    from .schedules.rules import ScheduleError as ScheduleError
+    from .schedules.rules import UnknownScheduleError as UnknownScheduleError
     from .schedules.schedules import Schedules as Schedules
     from .schedules.view import Firing as Firing
     from .schedules.view import Listed as Listed
@@ -32,10 +32,10 @@ _PLACES = {
     "Listed": "schedules.view",
     "SchedulesByName": "schedules.view",
     "Schedule": "schedules.view",
-    "ScheduleError": "schedules.errors",
+    "ScheduleError": "schedules.rules",
     "Schedules": "schedules.schedules",
     "Unique": "app.uniqueness",
-    "UnknownScheduleError": "schedules.errors",
+    "UnknownScheduleError": "schedules.rules",
     "outbox": "app.outbox",
     "unique": "app.uniqueness",
 }

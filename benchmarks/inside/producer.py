@@ -174,8 +174,8 @@ def copy_schedules(number: int) -> None:
     """Put so many more that are like the first of those, in batches: faster than one by one."""
     import kombu_toc
     from celery_toc import timeout_center
+    from celery_toc.schedules.messages import firing_of
     from celery_toc.schedules.state import firing_id
-    from celery_toc.schedules.templates import firing_of
 
     center = timeout_center(app).center
     _, [found] = center.recurring.find("nightly-0", template=True)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from ..app.task_center import TaskCenter
-    from ..schedules.planning import Plan
+    from ..schedules.messages import Plan
 
 #: What imported schedules have before the name of their source, as their owner.
 OWNER = "import:"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from ..app.task_center import TaskCenter
-    from ..schedules.planning import Plan
+    from ..schedules.messages import Plan
     from ..schedules.view import Schedule
 
 #: What the schedules that were put here have before the app's name, as their owner.

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from ..schedules.errors import UnknownScheduleError
+from ..schedules.rules import UnknownScheduleError
 from . import times
 from .exits import NOT_FOUND, Command, Failure, Group
 from .options import complete_schedule, queue_option, yes_option

@@ -10,8 +10,18 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from celery import schedules
 
-from .errors import ScheduleError
-from .rules import LAST_US, MICROSECOND, Cron, Every, Sun, Timing, to_datetime, to_us, zone_of
+from .rules import (
+    LAST_US,
+    MICROSECOND,
+    Cron,
+    Every,
+    ScheduleError,
+    Sun,
+    Timing,
+    to_datetime,
+    to_us,
+    zone_of,
+)
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -1,11 +1,4 @@
-"""When a schedule fires next. Pure: time is an argument, in microseconds since the epoch.
-
-A crontab is read in its time zone. A local time that is missing, because the clock is put forward,
-fires once, at the end of the gap. One that is doubled, because the clock is put back, fires once,
-the first time. Where every hour counts (``hour="*"``), real time does: nothing is added after a
-gap, and the doubled hour fires twice. Intervals know nothing of zones: they are counted from their
-anchor, so they never drift.
-"""
+"""When a schedule fires next. Pure: time is an argument, in microseconds since the epoch."""
 
 from __future__ import annotations
 
@@ -19,7 +12,28 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from celery.schedules import solar
 
-from .errors import ScheduleError
+import kombu_toc
+
+# -- what can be wrong with a schedule
+
+
+class ScheduleError(kombu_toc.ConfigurationError):
+    """A schedule cannot be kept as it was asked for; nothing is changed."""
+
+
+class UnknownScheduleError(ScheduleError):
+    """There is no schedule of that name."""
+
+
+# -- when a schedule fires next
+#
+# A crontab is read in its time zone. A local time that is missing, because the clock is put
+# forward,
+# fires once, at the end of the gap. One that is doubled, because the clock is put back, fires once,
+# the first time. Where every hour counts (``hour="*"``), real time does: nothing is added after a
+# gap, and the doubled hour fires twice. Intervals know nothing of zones: they are counted from
+# their
+# anchor, so they never drift.
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 MICROSECOND = timedelta(microseconds=1)

@@ -14,10 +14,9 @@ from urllib.parse import quote, unquote
 import kombu_toc
 
 from . import state
-from .errors import ScheduleError, UnknownScheduleError
-from .planning import Plan, Wanted, plan_of
+from .messages import Plan, Wanted, firing_of, plan_of
+from .rules import ScheduleError, UnknownScheduleError
 from .state import Record, Step, firing_id
-from .templates import firing_of
 from .view import Firing, Listed, Schedule, SchedulesByName, firing_of_line
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from kombu_toc.http import (
 )
 
 from .. import aio
-from ..schedules.errors import ScheduleError, UnknownScheduleError
 from ..schedules.reading import read_cron
+from ..schedules.rules import ScheduleError, UnknownScheduleError
 from .listing import page_of_schedules
 from .tasks import Allowed
 

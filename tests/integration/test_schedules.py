@@ -22,7 +22,7 @@ import celery_toc
 import kombu_toc
 from celery_toc import TaskCenter, aio, timeout_center
 from celery_toc.schedules import state
-from celery_toc.schedules.errors import ScheduleError, UnknownScheduleError
+from celery_toc.schedules.rules import ScheduleError, UnknownScheduleError
 from celery_toc.worker import recurring as worker
 from celery_toc.worker.recurring import take
 from kombu_toc import WAITING

@@ -11,9 +11,17 @@ import ephem
 import pytest
 from celery.schedules import crontab, schedule, solar
 
-from celery_toc.schedules.errors import ScheduleError
 from celery_toc.schedules.reading import read_schedule
-from celery_toc.schedules.rules import Cron, Every, Timing, timing_of, to_datetime, to_us, zone_of
+from celery_toc.schedules.rules import (
+    Cron,
+    Every,
+    ScheduleError,
+    Timing,
+    timing_of,
+    to_datetime,
+    to_us,
+    zone_of,
+)
 from celery_toc.schedules.state import Record
 
 UTC = timezone.utc
