@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from .app.outbox import outbox as outbox
+    from .app.sending import Unique as Unique
+    from .app.sending import unique as unique
     from .app.task import Task as Task
-    from .app.task_center import TaskCenter as TaskCenter
-    from .app.uniqueness import Unique as Unique
-    from .app.uniqueness import unique as unique
+    from .app.task import TaskCenter as TaskCenter
     from .schedules.rules import ScheduleError as ScheduleError
     from .schedules.rules import UnknownScheduleError as UnknownScheduleError
     from .schedules.schedules import Schedules as Schedules
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 #: Public names that are loaded when they are first used, and the module each lives in.
 _PLACES = {
     "Task": "app.task",
-    "TaskCenter": "app.task_center",
+    "TaskCenter": "app.task",
     "Firing": "schedules.view",
     "Listed": "schedules.view",
     "SchedulesByName": "schedules.view",
     "Schedule": "schedules.view",
     "ScheduleError": "schedules.rules",
     "Schedules": "schedules.schedules",
-    "Unique": "app.uniqueness",
+    "Unique": "app.sending",
     "UnknownScheduleError": "schedules.rules",
     "outbox": "app.outbox",
-    "unique": "app.uniqueness",
+    "unique": "app.sending",
 }
 
 __all__ = ("__version__", "biz", "timeout_center", *_PLACES)
@@ -69,7 +69,7 @@ def timeout_center(app: Celery, **options: Any) -> TaskCenter:
     Raises ConfigurationError if the app's broker URL is not one of ours. The connection is made
     when it is first used.
     """
-    from .app.task_center import TaskCenter
+    from .app.task import TaskCenter
 
     with app.connection_for_write() as connection:
         if not isinstance(connection.transport, kombu_toc.Transport):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import kombu_toc
 
-from .app.async_sender import AsyncTaskCenter, sender_of
+from .app.sending import AsyncTaskCenter, sender_of
 
 if TYPE_CHECKING:
     from celery import Celery, Signature

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import datetime, timezone
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from functools import cached_property, wraps
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, cast
 
+from celery.utils.time import maybe_make_aware
 from kombu.message import Message
 from kombu.serialization import prepare_accept_content
 
 import kombu_toc
+from kombu_toc import TimeoutCenter
 
 if TYPE_CHECKING:
-    from celery import Celery
+    from celery import Celery, Signature
+
+    from ..schedules.schedules import Schedules
+
+
+# -- A message of a timeout center, read as a task of Celery's
 
 
 class Task:
@@ -165,3 +175,331 @@ class Task:
             for name in self.headers.get("stamped_headers") or ()
             if name in stamps
         }
+
+
+# -- the timeout center of an app
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+def _delegate(
+    method: Callable[Concatenate[TimeoutCenter, P], R],
+) -> Callable[Concatenate[TaskCenter, P], R]:
+    """The method of the wrapped center, with its signature, types and docstring."""
+    name = method.__name__
+
+    @wraps(method)
+    def call(self: TaskCenter, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return cast(R, getattr(self.center, name)(*args, **kwargs))
+
+    return call
+
+
+class _Attribute(Generic[T]):
+    """An attribute of the wrapped center, which is read and written there."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: TaskCenter, owner: type) -> T:
+        if instance is None:  # on the class, for documentation tools
+            return cast(T, self)
+        return cast(T, getattr(instance.center, self._name))
+
+    def __set__(self, instance: TaskCenter, value: T) -> None:
+        setattr(instance.center, self._name, value)
+
+
+class TaskCenter:
+    """The timeout center of an app's broker. :func:`celery_toc.timeout_center` returns it.
+
+    It wraps a :class:`kombu_toc.TimeoutCenter` and has all of its methods and attributes. Three
+    things differ: a predicate (``where=``) is given a :class:`Task`, :meth:`reschedule` accepts
+    times as Celery has them, and there are methods that deal with tasks. The functions of
+    `kombu_toc` that take a center, such as ``read_metrics``, take this one, too.
+
+    app: the app whose messages these are
+    center: the center to wrap; it is shared, not copied
+    """
+
+    def __init__(self, app: Celery, center: TimeoutCenter | TaskCenter) -> None:
+        self.app = app
+        #: the center that is wrapped
+        self.center: TimeoutCenter = center.center if isinstance(center, TaskCenter) else center
+
+    def __repr__(self) -> str:
+        return f"<TaskCenter of {self.app.main!r}: {self.center!r}>"
+
+    @cached_property
+    def schedules(self) -> Schedules:
+        """Tasks that run again and again: see :class:`.Schedules`."""
+        from ..schedules.schedules import Schedules
+
+        return Schedules(self.app, self.center, self.task)
+
+    # -- messages as tasks
+
+    def task(
+        self,
+        found: kombu_toc.Found | kombu_toc.Cancelled | kombu_toc.Delivery,
+        *,
+        decode: Literal["safe", "app"] = "safe",
+    ) -> Task:
+        """Read one message as a task.
+
+        decode: ``"app"``: its body as a worker of this app decodes it. Whoever may write to the
+            broker then decides what is run, if the app accepts pickle, and how large it grows.
+        """
+        return Task(self.app, found, decode=decode)
+
+    def tasks(self, found: Iterable[kombu_toc.Found]) -> list[Task]:
+        """Read messages as tasks."""
+        return [self.task(one) for one in found]
+
+    def scheduled(self, topics: Iterable[str], limit: int, *, far: bool = True) -> Iterator[Task]:
+        """Yield the tasks of these topics that wait for their time, the soonest first. At the end
+        it raises PartialError if nodes of a Cluster are away.
+
+        limit: the maximum number of tasks
+        far: also those that are too far ahead to be in Redis; then databases are asked
+        """
+        seconds, rest = self.client.time()
+        since = seconds + rest / 1e6
+
+        away = self.center.scans.away()
+
+        def waiting(topic: str) -> Iterator[kombu_toc.Found]:
+            found = self.center.scans.read(
+                topic, kombu_toc.WAITING, since=since, far=far, away=away
+            )
+            return (one for one, _ in found if self.task(one).name is not None)
+
+        soonest = heapq.merge(*map(waiting, topics), key=lambda found: found.time_us)
+        yield from map(self.task, itertools.islice(soonest, limit))
+        away.checked(None)
+
+    def ensure_task(self, task: Signature, *, task_id: str, **options: Any) -> bool:
+        """Send a task unless a message with this id is waiting, in flight or dead.
+
+        task: its signature
+        options: those of ``apply_async``: ``countdown``, ``eta``, ``queue``, ...
+
+        Returns whether it was sent. If several processes try at the same time, with the same
+        queue and the same slot basis or none, exactly one sends it. A task that has been
+        acknowledged does not count: Celery acknowledges a task when it starts, unless
+        ``acks_late`` is set.
+        """
+        if self.get(task_id):
+            return False
+        try:
+            sent = task.apply_async(task_id=task_id, **{kombu_toc.ENSURE: True}, **options)
+        except kombu_toc.AlreadyThereError:
+            return False
+        return bool(sent.id == task_id)  # else another one has its unique key
+
+    def reschedule(
+        self,
+        task_id: str,
+        *,
+        eta: datetime | float | None = None,
+        countdown: float | None = None,
+        at: float | None = None,
+        delay: float | None = None,
+        topic: str | None = None,
+        basis: str | None = None,
+    ) -> list[kombu_toc.Rescheduled]:
+        """Give a waiting task another time; without a time it is due now.
+
+        eta: a datetime (without a time zone it is read as Celery does), or seconds since the epoch
+        countdown: seconds from now by Redis's clock
+
+        Otherwise as :meth:`kombu_toc.TimeoutCenter.reschedule`, whose `at` and `delay` can be
+        used instead.
+        """
+        if isinstance(eta, datetime):
+            eta = cast(float, maybe_make_aware(eta, self.app.timezone).timestamp())
+        return self.center.reschedule(
+            task_id,
+            at=at if eta is None else eta,
+            delay=delay if countdown is None else countdown,
+            topic=topic,
+            basis=basis,
+        )
+
+    # -- what a predicate selects: it is given a Task
+
+    def _on_tasks(self, where: Callable[[Task], Any] | None) -> Callable[[Any], Any] | None:
+        return None if where is None else lambda found: where(self.task(found))
+
+    def scan(
+        self,
+        topic: str | None = None,
+        *,
+        state: str | Collection[str] | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        where: Callable[[Task], Any] | None = None,
+        limit: int = 100,
+        after: str | None = None,
+        size: int | None = None,
+    ) -> kombu_toc.Page:
+        """Read messages in the order of their times: :meth:`kombu_toc.TimeoutCenter.scan`.
+
+        where: only the messages for whose :class:`Task` this is true
+        """
+        return self.center.scan(
+            topic,
+            state=state,
+            since=since,
+            until=until,
+            where=self._on_tasks(where),
+            limit=limit,
+            after=after,
+            size=size,
+        )
+
+    def count(
+        self,
+        topic: str | None = None,
+        *,
+        state: str | Collection[str] | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        where: Callable[[Task], Any] | None = None,
+    ) -> int:
+        """Count the messages that :meth:`scan` would read, page by page."""
+        return self.center.count(
+            topic, state=state, since=since, until=until, where=self._on_tasks(where)
+        )
+
+    def pop(
+        self,
+        topic: str | Iterable[str],
+        limit: int | None = None,
+        *,
+        where: Callable[[Task], Any] | None = None,
+        **options: Any,
+    ) -> kombu_toc.Popped:
+        """Deliver messages to the caller: :meth:`kombu_toc.TimeoutCenter.pop`.
+
+        where: messages for whose :class:`Task` this is true
+        options: the others of that method
+        """
+        return self.center.pop(topic, limit, where=self._on_tasks(where), **options)
+
+    def requeue_dead(
+        self,
+        topic: str | None = None,
+        *,
+        ids: Iterable[str] | None = None,
+        where: Callable[[Task], Any] | None = None,
+    ) -> int:
+        """Deliver dead messages again: :meth:`kombu_toc.TimeoutCenter.requeue_dead`.
+
+        where: only the messages for whose :class:`Task` this is true
+        """
+        return self.center.requeue_dead(topic, ids=ids, where=self._on_tasks(where))
+
+    def purge_dead(
+        self,
+        topic: str | None = None,
+        *,
+        ids: Iterable[str] | None = None,
+        where: Callable[[Task], Any] | None = None,
+    ) -> int:
+        """Delete dead messages; return how many. Otherwise as :meth:`requeue_dead`."""
+        return self.center.purge_dead(topic, ids=ids, where=self._on_tasks(where))
+
+    # -- the same as of the center that is wrapped
+
+    def declare(self, name: str, **limits: Any) -> kombu_toc.Topic:
+        """Declare a topic: :meth:`kombu_toc.TimeoutCenter.declare`."""
+        return self.center.declare(name, **limits)
+
+    def alter(self, topic: str, **limits: Any) -> kombu_toc.Topic:
+        """Change limits of a declared topic: :meth:`kombu_toc.TimeoutCenter.alter`."""
+        return self.center.alter(topic, **limits)
+
+    describe = _delegate(TimeoutCenter.describe)
+    get = _delegate(TimeoutCenter.get)
+    cancel = _delegate(TimeoutCenter.cancel)
+    cancel_found = _delegate(TimeoutCenter.cancel_found)
+    reschedule_found = _delegate(TimeoutCenter.reschedule_found)
+    run_now = _delegate(TimeoutCenter.run_now)
+    put_many = _delegate(TimeoutCenter.put_many)
+    bury = _delegate(TimeoutCenter.bury)
+    remember_cancelled = _delegate(TimeoutCenter.remember_cancelled)
+    cancelled_lately = _delegate(TimeoutCenter.cancelled_lately)
+    speaks_for = _delegate(TimeoutCenter.speaks_for)
+    edition = _delegate(TimeoutCenter.edition)
+
+    counts = _delegate(TimeoutCenter.counts)
+    count_far = _delegate(TimeoutCenter.count_far)
+    counts_by_slot = _delegate(TimeoutCenter.counts_by_slot)
+    coming = _delegate(TimeoutCenter.coming)
+    summary = _delegate(TimeoutCenter.summary)
+    usage = _delegate(TimeoutCenter.usage)
+    unwritten = _delegate(TimeoutCenter.unwritten)
+    consumers = _delegate(TimeoutCenter.consumers)
+
+    topic = _delegate(TimeoutCenter.topic)
+    topics = _delegate(TimeoutCenter.topics)
+    known = _delegate(TimeoutCenter.known)
+    declared = _delegate(TimeoutCenter.declared)
+    redeclare = _delegate(TimeoutCenter.redeclare)
+    agreed = _delegate(TimeoutCenter.agreed)
+    admit = _delegate(TimeoutCenter.admit)
+    learn = _delegate(TimeoutCenter.learn)
+    forget = _delegate(TimeoutCenter.forget)
+    reach = _delegate(TimeoutCenter.reach)
+    refresh = _delegate(TimeoutCenter.refresh)
+    stale = _delegate(TimeoutCenter.stale)
+    pause = _delegate(TimeoutCenter.pause)
+    paused = _delegate(TimeoutCenter.paused)
+    is_paused = _delegate(TimeoutCenter.is_paused)
+    purge = _delegate(TimeoutCenter.purge)
+    delete = _delegate(TimeoutCenter.delete)
+    check = _delegate(TimeoutCenter.check)
+    repair = _delegate(TimeoutCenter.repair)
+
+    put = _delegate(TimeoutCenter.put)
+    consume = _delegate(TimeoutCenter.consume)
+    ack = _delegate(TimeoutCenter.ack)
+    reject = _delegate(TimeoutCenter.reject)
+    release = _delegate(TimeoutCenter.release)
+    extend = _delegate(TimeoutCenter.extend)
+
+    run = _delegate(TimeoutCenter.run)
+    run_all = _delegate(TimeoutCenter.run_all)
+    run_each = _delegate(TimeoutCenter.run_each)
+    run_puts = _delegate(TimeoutCenter.run_puts)
+
+    client = _Attribute[Any]()
+    clustered = _Attribute[bool]()
+    keys = _Attribute[Any]()
+    steps = _Attribute[tuple[int, ...] | None]()
+    slots = _Attribute[int]()
+    retries = _Attribute[int]()
+    limits = _Attribute[kombu_toc.Limits]()
+    wait_replicas = _Attribute[int]()
+    wait_timeout = _Attribute[float]()
+    metrics = _Attribute[kombu_toc.Metrics]()
+    pop_bytes = _Attribute[int]()
+    grace = _Attribute[float | None]()
+    library = _Attribute[Any]()
+
+    # The methods that build a script call without running it, for code that batches calls.
+    declaring = _Attribute[Callable[..., Any]]()
+    appearing = _Attribute[Callable[..., Any]]()
+    putting = _Attribute[Callable[..., Any]]()
+    popping = _Attribute[Callable[..., Any]]()
+    recalling = _Attribute[Callable[..., Any]]()
+    finding_due = _Attribute[Callable[..., Any]]()
+    acking = _Attribute[Callable[..., Any]]()
+    rejecting = _Attribute[Callable[..., Any]]()
+    releasing = _Attribute[Callable[..., Any]]()
+    extending = _Attribute[Callable[..., Any]]()
+    handing_back = _Attribute[Callable[..., Any]]()
+    counting = _Attribute[Callable[..., Any]]()

@@ -11,7 +11,7 @@ from .entry import UNUSABLE, Entry, Read, Refused
 if TYPE_CHECKING:
     from celery import Celery
 
-    from ..app.task_center import TaskCenter
+    from ..app.task import TaskCenter
     from ..schedules.messages import Plan
 
 #: What imported schedules have before the name of their source, as their owner.

@@ -24,7 +24,7 @@ from .entry import UNUSABLE, Entry, Read, Refused
 if TYPE_CHECKING:
     from celery import Celery
 
-    from ..app.task_center import TaskCenter
+    from ..app.task import TaskCenter
     from ..schedules.messages import Plan
     from ..schedules.view import Schedule
 

@@ -9,7 +9,7 @@ from celery.backends.base import DisabledBackend
 
 from kombu_toc import Cancelled
 
-from ..app.revoked import mark_revoked, remember_revoked
+from ..app.revoke import mark_revoked, remember_revoked
 from .exits import FAILED, NOT_FOUND, TOO_LATE, Command
 from .message import state_of
 from .options import yes_option

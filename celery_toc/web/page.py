@@ -27,7 +27,7 @@ from kombu_toc.http import (
 )
 
 from .. import aio, timeout_center
-from ..app.revoked import mark_revoked, remember_revoked
+from ..app.revoke import mark_revoked, remember_revoked
 from ..app.task import Task
 from ..schedules.rules import ScheduleError, UnknownScheduleError
 from .listing import page_of_schedules

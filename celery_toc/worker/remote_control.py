@@ -19,8 +19,7 @@ from kombu.utils.encoding import safe_repr
 
 from kombu_toc import PartialError
 
-from ..app.task import Task
-from ..app.task_center import TaskCenter
+from ..app.task import Task, TaskCenter
 from ..compat import inspecting
 from ..schedules.view import Schedule
 

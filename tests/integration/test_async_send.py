@@ -22,7 +22,7 @@ from celery import Celery, chain, chord, group, signals
 from kombu.exceptions import OperationalError
 
 from celery_toc import aio
-from celery_toc.app.async_sender import LANES, sender_of
+from celery_toc.app.sending import LANES, sender_of
 from celery_toc.compat import quick_messages
 from kombu_toc import AsyncChannel, ConfigurationError, TimeoutCenter
 from kombu_toc.model.message import DICTIONARY
