@@ -13,8 +13,8 @@ from celery import bootsteps, signals
 from celery.worker import state
 
 from ..compat import soft_shutdown
-from . import pools
-from .policy import PoolPolicy
+from . import pool
+from .pool import PoolPolicy
 from .requests import SubmittedRequests
 
 #: Seconds that a signal handler waits for messages to be given back.
@@ -78,7 +78,7 @@ class Shutdown:
     def _on_signal(self, **_: Any) -> None:
         # A solo worker executes its tasks within its loop.
         channel = self._channel()
-        if channel is not None and pools.is_solo(self._consumer.pool):
+        if channel is not None and pool.is_solo(self._consumer.pool):
             self._help(channel.poller.release_all)
 
     def _on_soft_shutdown(self) -> None:

@@ -26,11 +26,10 @@ import kombu_toc
 
 from .. import compat
 from ..app.broker import visibility_warnings
-from . import failures, pools, recurring, timer
-from .beat import BeatSchedule
-from .pace import Pace
-from .policy import PoolPolicy
+from . import failures, pool, requests, schedules
+from .pool import Pace, PoolPolicy
 from .requests import SubmittedRequests
+from .schedules import BeatSchedule
 from .shutdown import Shutdown, is_stopping
 
 logger = get_logger(__name__)
@@ -58,7 +57,7 @@ class TimeoutCenterStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celer
         self._submitted = SubmittedRequests(self._nudge)
         self._shutdown = Shutdown(c, self._submitted, self._consuming)
         self._accepts_early = False
-        self._followers = recurring.Followers()
+        self._followers = schedules.Followers()
         self._beat_schedule = BeatSchedule(c.app, c.hostname)
         if self.enabled:
             with compat.refusing():
@@ -70,11 +69,11 @@ class TimeoutCenterStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celer
         compat.worker_state.check()
         self._accepts_early = compat.due_times.install(
             c,
-            timer_of=lambda timers: timer.PastTimers(
+            timer_of=lambda timers: requests.PastTimers(
                 timers, lambda: compat.processes.time_limits(c.pool), lambda: c.qos
             ),
-            handle_of=timer.begin_when_due,
-            after_strategy=timer.forget_what_has_ended,
+            handle_of=requests.begin_when_due,
+            after_strategy=requests.forget_what_has_ended,
         )
         failures.explain(c)
         compat.acknowledgements.install(c)
@@ -105,8 +104,8 @@ class TimeoutCenterStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celer
             self._policy.paused = self._paused
             self._shutdown.listen()
         channel.policy = self._policy
-        channel.receiver.on_firing = recurring.Firings(channel)
-        channel.lease_keeper.keep_up_also(recurring.Followers, self._followers)
+        channel.receiver.on_firing = schedules.Firings(channel)
+        channel.lease_keeper.keep_up_also(schedules.Followers, self._followers)
         self._beat_schedule.start()
         self._channel, self._consumes = channel, True
         if not self._has_described:  # once, not at every reconnect
@@ -114,10 +113,10 @@ class TimeoutCenterStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celer
             _describe(c, channel)
 
     def _watch(self, c: Any) -> None:
-        if pools.is_solo(c.pool):
-            pools.watch_solo(c.pool, self._pace.took)
-        elif not c.hub or pools.in_threads(c.pool):
-            pools.watch(c.pool, self._submitted)
+        if pool.is_solo(c.pool):
+            pool.watch_solo(c.pool, self._pace.took)
+        elif not c.hub or pool.in_threads(c.pool):
+            pool.watch(c.pool, self._submitted)
 
     def stop(self, c: Any) -> None:
         if is_stopping(c):

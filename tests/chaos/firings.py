@@ -29,7 +29,7 @@ from celery import Celery
 import kombu_toc
 from celery_toc import timeout_center
 from celery_toc.schedules.state import firing_id
-from celery_toc.worker import recurring
+from celery_toc.worker import schedules as recurring
 from kombu_toc import TimeoutCenter
 
 #: Milliseconds between two firings of a schedule.

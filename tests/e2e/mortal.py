@@ -9,9 +9,9 @@ import signal
 from collections.abc import Sequence
 from typing import Any
 
-from celery_toc.worker import recurring
+from celery_toc.worker import schedules
 
-_take = recurring.take
+_take = schedules.take
 
 
 def die() -> None:
@@ -55,4 +55,4 @@ def install(share: float) -> None:
             die()
         return found
 
-    recurring.take = take
+    schedules.take = take

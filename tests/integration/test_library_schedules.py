@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 
 from celery_toc import timeout_center
-from celery_toc.worker import recurring
+from celery_toc.worker import schedules
 from kombu_toc import TimeoutCenter
 from kombu_toc.center.schedules import ScheduleChange, ScheduleFiring
 from kombu_toc.library.schedules import Schedules
@@ -70,7 +70,7 @@ def test_after_a_firing_the_next_one_comes_back(app, client, store, center: Time
     mine = timeout_center(app)
     mine.schedules.put("often", "shop.remind", 0.2, args=(1,))
     [delivery] = mine.center.pop("celery", wait=10).messages
-    assert recurring.take(mine.center.recurring, delivery, "often")[0] == "run"
+    assert schedules.take(mine.center.recurring, delivery, "often")[0] == "run"
     mine.center.ack(delivery)
     recorder_of(app).flush()
     mine.schedules.pause("often")

@@ -23,8 +23,8 @@ import kombu_toc
 from celery_toc import TaskCenter, aio, timeout_center
 from celery_toc.schedules import state
 from celery_toc.schedules.rules import ScheduleError, UnknownScheduleError
-from celery_toc.worker import recurring as worker
-from celery_toc.worker.recurring import take
+from celery_toc.worker import schedules as worker
+from celery_toc.worker.schedules import take
 from kombu_toc import WAITING
 
 from ..chaos.firings import chaos

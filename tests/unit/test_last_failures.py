@@ -11,7 +11,7 @@ from billiard.exceptions import Terminated, WorkerLostError
 from celery.exceptions import Ignore, Reject, Retry
 
 import kombu_toc
-from celery_toc.worker.last_failures import TEXT, TRACEBACK, dying, report
+from celery_toc.worker.failures import TEXT, TRACEBACK, dying, report
 
 pytestmark = pytest.mark.versions
 

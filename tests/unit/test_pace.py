@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_toc.worker.pace import Pace
+from celery_toc.worker.pool import Pace
 
 
 def test_nothing_is_expected_of_tasks_that_nobody_has_seen_end() -> None:

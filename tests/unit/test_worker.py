@@ -17,10 +17,9 @@ from kombu.asynchronous.timer import Timer
 from kombu.common import QoS
 
 from celery_toc.compat import quick_times
-from celery_toc.worker.pace import Pace
-from celery_toc.worker.policy import PoolPolicy, is_timed
+from celery_toc.worker.pool import Pace, PoolPolicy, is_timed
+from celery_toc.worker.requests import PastTimers, begin_when_due
 from celery_toc.worker.shutdown import Shutdown
-from celery_toc.worker.timer import PastTimers, begin_when_due
 from kombu_toc import Delivery, Message
 
 pytestmark = pytest.mark.versions

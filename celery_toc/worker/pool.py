@@ -1,0 +1,312 @@
+"""Pools of threads, of greenlets, and of one thread: what they are given, and when it ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Hashable, Set
+from concurrent.futures import CancelledError
+from typing import Any
+from weakref import ref
+
+from billiard.einfo import ExceptionInfo
+from celery import Task
+from celery.concurrency.solo import TaskPool as SoloPool
+from celery.worker import state
+
+import kombu_toc
+
+from ..compat import pools, processes
+from .requests import SubmittedRequests
+
+# -- pools of threads, of greenlets, and of one thread
+#
+# In these nothing wakes the event loop when a task ends, and a task whose result cannot be stored
+# would never end for Celery, or would end a worker of one thread.
+
+
+def is_solo(pool: Any) -> bool:
+    """Whether tasks are executed within the event loop, which stands still meanwhile."""
+    return isinstance(pool, SoloPool)
+
+
+def in_threads(pool: Any) -> bool:
+    """Whether the pool queues tasks for threads."""
+    try:
+        from celery.concurrency.thread import TaskPool
+    except ImportError:  # no concurrent.futures
+        return False
+    return isinstance(pool, TaskPool)
+
+
+def watch_solo(pool: Any, took: Callable[[float], None]) -> None:
+    """Tell how many seconds each task of a worker of one thread takes; and keep the worker from
+    ending with a task."""
+    if not pools.SOLO_HOOKS.usable(pool):
+        return
+
+    def wrap(apply: Callable[..., Any]) -> Callable[..., Any]:
+        def on_apply(
+            target: Any, args: Any = None, kwargs: Any = None, callback: Any = None, **options: Any
+        ) -> Any:
+            request = pools.request_of(callback)
+            if request is not None:
+                target, callback = _failing(request, target, callback)
+            began = time.monotonic()
+            try:
+                return apply(target, args or (), kwargs, callback, **options)
+            finally:
+                took(time.monotonic() - began)
+
+        return on_apply
+
+    pools.replace(pool, wrap)
+
+
+def watch(pool: Any, submitted: SubmittedRequests) -> None:
+    """Keep account of what a pool of threads or greenlets is given. Raises CompatError."""
+    pools.HOOKS.usable(pool)
+
+    def wrap(apply: Callable[..., Any]) -> Callable[..., Any]:
+        def on_apply(
+            target: Any,
+            args: Any = None,
+            kwargs: Any = None,
+            callback: Any = None,
+            accept_callback: Any = None,
+            **options: Any,
+        ) -> Any:
+            # The pool has it from now on, and starts it when it can, whatever becomes of the
+            # connection.
+            request = pools.request_of(callback)
+            if request is None:
+                return apply(
+                    target,
+                    args,
+                    kwargs,
+                    callback=callback,
+                    accept_callback=accept_callback,
+                    **options,
+                )
+
+            def accepted(*when: Any) -> None:
+                if not submitted.accept(request):
+                    raise CancelledError
+                accept_callback(*when)
+
+            traced, tell = _failing(request, target, callback)
+
+            def ended(result: Any) -> Any:
+                try:
+                    return tell(result)
+                finally:
+                    submitted.end(request)
+
+            def run(*args: Any, **kwargs: Any) -> Any:
+                try:
+                    return traced(*args, **kwargs)
+                except BaseException:  # the pool does not call back then
+                    submitted.end(request)
+                    raise
+
+            if request.message.given_back:  # it was waiting for its rate limit
+                return None
+            submitted.add(request, time.monotonic(), starts=pool.is_green)
+            return apply(run, args, kwargs, callback=ended, accept_callback=accepted, **options)
+
+        return on_apply
+
+    pools.replace(pool, wrap)
+
+
+def _failing(
+    request: Any, target: Callable[..., Any], callback: Callable[[Any], Any]
+) -> tuple[Callable[..., Any], Callable[[Any], Any]]:
+    """A pool's target and callback, so that a task fails whose result cannot be stored.
+
+    A process of a pool tells of it. In threads, Celery would take such a task for one that runs for
+    ever, and a worker of one thread would end.
+    """
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return target(*args, **kwargs)
+        except Exception:
+            return ExceptionInfo()
+
+    def ended(result: Any) -> Any:
+        return request.on_failure(result) if isinstance(result, ExceptionInfo) else callback(result)
+
+    return run, ended
+
+
+# -- estimates how soon a worker's processes become idle, from the run times of recent tasks
+
+#: The weight of the latest task in the moving average.
+WEIGHT = 0.2
+
+
+class Pace:
+    """The mean run time of a worker's tasks, and when its current tasks started.
+
+    Times are monotonic seconds and are passed in.
+    """
+
+    def __init__(self) -> None:
+        #: mean run time in seconds; None until a task has ended
+        self.mean: float | None = None
+        self._began: dict[Hashable, float] = {}
+
+    def took(self, seconds: float) -> None:
+        """Record the run time of a task that has ended."""
+        if self.mean is None:
+            self.mean = seconds
+        else:
+            self.mean += WEIGHT * (seconds - self.mean)
+
+    def see(self, executing: Set[Hashable], now: float) -> None:
+        """Record which tasks are executing now."""
+        began = self._began
+        for task in began.keys() - executing:
+            self.took(now - began.pop(task))
+        for task in executing - began.keys():
+            began[task] = now
+
+    def soon_free(self, seconds: float, processes: int, now: float) -> int:
+        """Estimate how many more tasks the processes start within `seconds`.
+
+        A task that has run for longer than the mean is expected to run for as long again, so that
+        nothing is fetched to wait behind a long task. Returns 0 until a task has ended.
+        """
+        mean = self.mean
+        if mean is None:
+            return 0
+        mean = max(mean, 1e-6)
+        rate = max(processes - len(self._began), 0) / mean
+        for since in self._began.values():
+            age = now - since
+            rate += 1 / (age if age > mean else mean)
+        return int(seconds * rate)
+
+
+# -- what a Celery worker tells the transport
+
+#: Seconds for which a pool of threads has work queued of its own.
+QUEUED_IN_POOL = 0.02
+
+
+class PoolPolicy:
+    """The policy of a worker's channel; see `kombu_toc.WorkerPolicy`.
+
+    accepts_early: whether tasks may be handed over ahead of their time
+    is_stopping: tells whether the worker is about to end
+    """
+
+    def __init__(
+        self,
+        consumer: Any,
+        submitted: SubmittedRequests,
+        pace: Pace,
+        *,
+        accepts_early: bool,
+        is_stopping: Callable[[], bool],
+    ) -> None:
+        pool = consumer.pool
+        self._consumer = consumer
+        self._submitted = submitted
+        self._pace = pace
+        self._is_stopping = is_stopping
+        self.accepts_early = accepts_early
+        self.queues_in_pool = in_threads(pool)
+        self.paused = False
+        #: while everything is given back that the pool has not begun
+        self.ending = False
+        # A full pool of greenlets stops whoever gives it one more, for as long as it is full.
+        self._prefetches = not (
+            pool.is_green or consumer.app.conf.get("worker_disable_prefetch", False)
+        )
+        self._scaler = getattr(consumer.controller, "autoscaler", None) or consumer.controller
+        self._missing = processes.missing_of(pool)
+        #: what was executing when that was last looked at
+        self._seen: set[Any] = set()
+        self._sent = processes.SentTasks(pool) if processes.in_event_loop(pool) else None
+        self.flush_pool = processes.SendNow(pool)
+        self.before_delivery = state.maybe_shutdown
+
+    @property
+    def prefetches(self) -> bool:
+        return self._prefetches and not self.paused
+
+    def idle_slots(self) -> int | None:
+        busy = self._submitted.busy()
+        if busy != self._seen:
+            self._seen = busy
+            self._pace.see(busy, time.monotonic())
+        return 0 if self.paused else self._limit() - len(busy)
+
+    def idle_within(self, seconds: float) -> int:
+        return self._pace.soon_free(seconds, self._limit(), time.monotonic())
+
+    def start_limit(self) -> int | None:
+        idle = self.idle_slots()
+        if self.queues_in_pool and idle is not None:
+            # A thread goes on with what its pool has queued while the loop waits for the
+            # interpreter.
+            idle += self.idle_within(QUEUED_IN_POOL)
+        return idle
+
+    def _limit(self) -> int:
+        # An autoscaler's pool grows for what comes, up to its present maximum.
+        most = getattr(self._scaler, "max_concurrency", None)
+        pool = self._consumer.pool
+        # Before Celery 5.7, a gevent pool's num_processes is how many tasks run just now.
+        limit: int = most or (pool.limit if pool.is_green else pool.num_processes) or 1
+        return limit - self._missing()
+
+    def wants_early(self, message: kombu_toc.Message) -> bool:
+        return is_timed(self._consumer.app, message)
+
+    def keeps(self, message: kombu_toc.Message) -> bool:
+        if self.ending:
+            return self._submitted.begun(message) or self._was_sent(message)
+        # Only the connection is lost, unless the worker is about to end.
+        if self._is_stopping():
+            return False
+        request = self._submitted.executing(message)
+        if request is None:
+            return self._was_sent(message)
+        # What Celery is about to cancel is left to be delivered again.
+        cancels = self._consumer.app.conf.get("worker_cancel_long_running_tasks_on_connection_loss")
+        return not (cancels and request.task.acks_late and not request.acknowledged)
+
+    def _was_sent(self, message: kombu_toc.Message) -> bool:
+        return self._sent is not None and self._sent.keeps(message)
+
+    def execution(self, message: kombu_toc.Message) -> Hashable | None:
+        # Celery has noted by now that the pool has begun its task, or that it has ended. What is
+        # terminated has ended for Celery before its process has.
+        request = self._submitted.active(message)
+        if request is None and self._sent is not None:
+            request = self._sent.executed(message)
+        return None if request is None else ref(request)
+
+    def ended(self, executions: Collection[Hashable]) -> Collection[Hashable]:
+        ended = set(executions) - self._submitted.busy()
+        if not ended or self._sent is None:
+            return ended
+        return [one for one in ended if not self._sent.executes(one())]  # type: ignore[operator]
+
+    def take_queued(self, seconds: float) -> list[kombu_toc.Message]:
+        return self._submitted.take_queued(time.monotonic() - seconds)
+
+
+def is_timed(app: Any, message: kombu_toc.Message) -> bool:
+    """Whether Celery prepares this message's task and then leaves it to the timer.
+
+    Its own strategy does; one of somebody else's might begin the task at once.
+    """
+    task = app.tasks.get(message.headers.get("task"))
+    return (
+        message.waited
+        and getattr(task, "Strategy", None) == Task.Strategy
+        and type(task).start_strategy is Task.start_strategy
+    )
