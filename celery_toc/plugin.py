@@ -16,7 +16,7 @@ from celery import signals
 import kombu_toc
 
 from . import compat
-from .beat import warning
+from .beat import configured
 
 
 def install() -> None:
@@ -33,7 +33,7 @@ def install() -> None:
         _add_step()
     compat.countdowns.install()
     compat.hidden_settings.install()
-    warning.watch()
+    configured.watch()
     from .app import revoke  # it loads parts of Celery
 
     revoke.install()

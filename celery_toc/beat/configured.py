@@ -1,25 +1,131 @@
-"""Reads an app's ``beat_schedule``: what the setting has, and what ``app.add_periodic_task`` adds.
-
-An entry may say in its ``options`` what a beat has no name for: ``toc_misfire``, ``toc_grace``,
-``toc_overlap``, ``toc_jitter``, ``toc_timezone``, ``toc_start``, ``toc_end``, ``toc_max_runs`` and
-``toc_either_day``. A beat passes them on with the message, where nobody minds.
-"""
+"""Reads an app's ``beat_schedule``: what the setting has, and what ``app.add_periodic_task``
+adds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from celery import signals
 from celery.backends.base import DisabledBackend
 from celery.beat import BeatLazyFunc
 from celery.schedules import crontab, maybe_schedule
+from kombu.exceptions import KombuError
+
+import kombu_toc
 
 from ..schedules.reading import decides_itself
-from .entry import Entry, NotTakenError, Read, Refused
-from .warning import without_marks
 
 if TYPE_CHECKING:
     from celery import Celery
+
+
+# -- one recurring task, wherever it was configured
+
+#: What a schedule that cannot be planned raises: of many, the others are planned all the same.
+UNUSABLE = (kombu_toc.TocError, KombuError, ValueError, TypeError, KeyError, OverflowError)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A recurring task as a beat has it.
+
+    schedule: what ``center.schedules.put`` takes
+    options: those of ``apply_async``
+    rules: further arguments of ``center.schedules.put``, such as ``misfire`` and ``timezone``
+    paused: whether it fires only after somebody resumes it
+    """
+
+    name: str
+    task: str
+    schedule: Any
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    rules: Mapping[str, Any] = field(default_factory=dict)
+    paused: bool = False
+
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments of ``center.schedules.put``, without the owner."""
+        return {
+            "args": list(self.args),
+            "kwargs": dict(self.kwargs),
+            "options": dict(self.options),
+            **self.rules,
+        }
+
+
+class Refused(NamedTuple):
+    """An entry that cannot be taken, and why."""
+
+    name: str
+    reason: str
+
+
+class Read(NamedTuple):
+    """What a reader has found."""
+
+    entries: list[Entry]
+    refused: list[Refused]
+
+
+class NotTakenError(ValueError):
+    """Why an entry cannot be taken."""
+
+
+# -- finds a celery beat that runs although the app's schedules are put without one
+
+logger = logging.getLogger(__name__)
+
+#: What the messages of a beat have among their headers: Celery's own from 5.7 on, and that of
+#: django-celery-beat.
+MARK = "celery_beat_task"
+_MARKS = (MARK, "periodic_task_name")
+
+#: What a firing of a schedule has.
+_FIRING = "x-schedule"
+
+
+def is_of_a_beat(headers: Mapping[str, Any]) -> bool:
+    """Whether a beat has sent the message with these headers."""
+    return any(mark in headers for mark in _MARKS) and _FIRING not in headers
+
+
+def without_marks(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """Headers without those by which a beat marks what it sends."""
+    return {name: value for name, value in headers.items() if name not in _MARKS}
+
+
+def watch() -> None:
+    """Have a beat that starts in this process warn, if it need not run."""
+    signals.beat_init.connect(_on_beat_init, weak=False, dispatch_uid="celery_toc.beat")
+
+
+def _on_beat_init(sender: Any = None, **_: Any) -> None:
+    app = getattr(sender, "app", None)
+    if app is None or not app.conf.get("toc_beat"):
+        return
+    logger.warning(
+        "This celery beat is not needed: toc_beat is set, so the workers put beat_schedule. What "
+        "this beat sends runs twice: stop it"
+    )
+    # Before Celery 5.7 a beat does not mark what it sends; workers warn of what is marked.
+    signals.before_task_publish.connect(_mark, weak=False, dispatch_uid="celery_toc.beat")
+
+
+def _mark(headers: Any = None, **_: Any) -> None:
+    if isinstance(headers, dict):
+        headers.setdefault(MARK, True)
+
+
+# -- reads an app's beat_schedule
+#
+# An entry may say in its ``options`` what a beat has no name for: ``toc_misfire``, ``toc_grace``,
+# ``toc_overlap``, ``toc_jitter``, ``toc_timezone``, ``toc_start``, ``toc_end``, ``toc_max_runs``
+# and
+# ``toc_either_day``. A beat passes them on with the message, where nobody minds.
 
 #: Arguments of ``center.schedules.put`` that an entry's options have with ``toc_`` before them.
 RULES = (

@@ -13,8 +13,7 @@ from typing import Any
 
 from celery.schedules import crontab, schedule, solar
 
-from .entry import Entry, NotTakenError, Read, Refused
-from .warning import without_marks
+from .configured import Entry, NotTakenError, Read, Refused, without_marks
 
 #: For what happens once, at the time with which it starts.
 _ONCE = schedule(timedelta(days=1))

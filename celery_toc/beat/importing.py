@@ -6,7 +6,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
 from . import configured
-from .entry import UNUSABLE, Entry, Read, Refused
+from .configured import UNUSABLE, Entry, Read, Refused
 
 if TYPE_CHECKING:
     from celery import Celery

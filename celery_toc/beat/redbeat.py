@@ -14,8 +14,7 @@ from zoneinfo import ZoneInfo
 
 from celery.schedules import crontab, schedule
 
-from .entry import Entry, NotTakenError, Read, Refused
-from .warning import without_marks
+from .configured import Entry, NotTakenError, Read, Refused, without_marks
 
 #: What redbeat puts before the names of its keys, unless ``redbeat_key_prefix`` says otherwise.
 PREFIX = "redbeat:"

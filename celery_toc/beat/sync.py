@@ -19,7 +19,7 @@ import kombu_toc
 from ..schedules.reading import check_name, read_schedule, read_zone
 from ..schedules.schedules import TOGETHER
 from . import configured
-from .entry import UNUSABLE, Entry, Read, Refused
+from .configured import UNUSABLE, Entry, Read, Refused
 
 if TYPE_CHECKING:
     from celery import Celery

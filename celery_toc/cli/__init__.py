@@ -11,14 +11,14 @@ from typing import Any
 import click
 
 from celery_toc import __version__
-from celery_toc.beat import warning
+from celery_toc.beat import configured
 from celery_toc.compat import command_line
 from celery_toc.worker import remote_control as remote_control
 
 from .exits import Group
 
 command_line.add_commands()
-warning.watch()
+configured.watch()
 
 #: The commands, and where each is. To add one, write a module and add a line here.
 COMMANDS = {

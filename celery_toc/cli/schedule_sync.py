@@ -11,7 +11,7 @@ import click
 import kombu_toc
 
 from ..beat import redbeat
-from ..beat.entry import Read, Refused
+from ..beat.configured import Read, Refused
 from ..beat.importing import OWNER, Imported, import_entries
 from ..beat.sync import Outcome, Sync
 from .exits import FAILED, USAGE, Command, Failure

@@ -16,8 +16,8 @@ from celery.utils.log import get_logger
 import celery_toc
 import kombu_toc
 
+from ..beat.configured import is_of_a_beat
 from ..beat.sync import Outcome, Sync
-from ..beat.warning import is_of_a_beat
 from ..schedules import state
 from ..schedules.reading import utc
 from ..schedules.schedules import run_step

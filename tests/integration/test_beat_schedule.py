@@ -13,7 +13,7 @@ from celery.schedules import crontab
 from kombu import pools
 
 from celery_toc import timeout_center
-from celery_toc.beat.entry import Entry, Read, Refused
+from celery_toc.beat.configured import Entry, Read, Refused
 from celery_toc.beat.importing import import_entries
 from celery_toc.beat.sync import Outcome, Sync
 

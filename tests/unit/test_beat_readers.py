@@ -13,8 +13,7 @@ from celery.beat import BeatLazyFunc
 from celery.schedules import crontab, schedule
 
 from celery_toc.beat import configured, django_beat, redbeat
-from celery_toc.beat.entry import Entry, Read
-from celery_toc.beat.warning import is_of_a_beat
+from celery_toc.beat.configured import Entry, Read, is_of_a_beat
 
 pytestmark = pytest.mark.versions
 
