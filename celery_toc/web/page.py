@@ -30,7 +30,7 @@ from .. import aio, timeout_center
 from ..app.revoke import mark_revoked, remember_revoked
 from ..app.task import Task
 from ..schedules.rules import ScheduleError, UnknownScheduleError
-from .listing import page_of_schedules
+from .schedules import page_of_schedules
 
 if TYPE_CHECKING:
     from celery import Celery

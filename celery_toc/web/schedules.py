@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
 
 from celery.schedules import solar
 from kombu.exceptions import KombuError
@@ -19,16 +20,17 @@ from kombu_toc.http import (
     Request,
     Text,
     Time,
+    Token,
     answer,
     invalid,
     not_found,
+    page_of_names,
     read_body,
 )
 
 from .. import aio
 from ..schedules.reading import read_cron
 from ..schedules.rules import ScheduleError, UnknownScheduleError
-from .listing import page_of_schedules
 from .tasks import Allowed
 
 if TYPE_CHECKING:
@@ -36,6 +38,66 @@ if TYPE_CHECKING:
 
     from ..schedules.view import Firing, Schedule
 
+
+# -- pages of schedules, by queue and name
+
+
+async def page_of_schedules(
+    schedules: Any, token: Token, limit: int, after: str = "", queue: str | None = None
+) -> tuple[list[Schedule], str | None]:
+    """A page of schedules, and where the next one begins, if there are more. It may have fewer than
+    the limit, or none: a bounded number of queues is looked at, and of names.
+
+    schedules: of an app, awaited
+    after: where it begins, as this has returned it; empty: at the first one
+    queue: only those of this one, which the token may see
+
+    Raises Problem if this has never returned `after`.
+    """
+    first, name = _read(after)
+    more = None
+    if queue is None:
+        queues, more = await page_of_names(schedules.queues, token, first, limit)
+        if name and token.sees(first):
+            queues = [first, *queues]
+        else:
+            name = ""
+    else:
+        if after and (first != queue or not name):
+            raise _invalid(after)
+        queues = [queue]
+    found: list[Schedule]
+    found, behind = await schedules.page(queues, limit=limit + 1, after=name)
+    if len(found) > limit:
+        last = found[limit - 1]
+        return found[:limit], _written(last.queue, last.name)
+    if behind is not None:
+        return found, _written(*behind)
+    return found, None if more is None else _written(more)
+
+
+def _written(queue: str, name: str = "") -> str:
+    return f"{_quoted(queue)}:{_quoted(name)}" if name else _quoted(queue)
+
+
+def _quoted(name: str) -> str:
+    return quote(name, safe="")
+
+
+def _read(after: str) -> tuple[str, str]:
+    """The queue and the name behind which a page begins; without a name, behind all of that
+    queue."""
+    queue, *names = map(unquote, after.split(":"))
+    if len(names) > 1 or (after and not queue) or names == [""]:
+        raise _invalid(after)
+    return queue, names[0] if names else ""
+
+
+def _invalid(after: str) -> Exception:
+    return invalid("after", f"{after[:80]!r} is not what a page of these schedules has given")
+
+
+# -- schedules over HTTP: read, put, paused, resumed, skipped, run, deleted
 
 PUT = Object(
     {
