@@ -23,8 +23,8 @@ configured.watch()
 #: The commands, and where each is. To add one, write a module and add a line here.
 COMMANDS = {
     "status": "celery_toc.cli.status:status",
-    "list": "celery_toc.cli.list:list_",
-    "show": "celery_toc.cli.show:show",
+    "list": "celery_toc.cli.messages:list_",
+    "show": "celery_toc.cli.messages:show",
     "cancel": "celery_toc.cli.cancel:cancel",
     "reschedule": "celery_toc.cli.reschedule:reschedule",
     "run": "celery_toc.cli.reschedule:run",
@@ -34,19 +34,19 @@ COMMANDS = {
     "purge": "celery_toc.cli.queue:purge",
     "delete": "celery_toc.cli.queue:delete",
     "topic": "celery_toc.cli.topic:topic",
-    "limits": "celery_toc.cli.limits:limits",
-    "find": "celery_toc.cli.find:find",
-    "history": "celery_toc.cli.find:history",
+    "limits": "celery_toc.cli.status:limits",
+    "find": "celery_toc.cli.messages:find",
+    "history": "celery_toc.cli.messages:history",
     "library": "celery_toc.cli.library:library",
     "schedule": "celery_toc.cli.schedule:schedule",
-    "check": "celery_toc.cli.check:check",
-    "repair": "celery_toc.cli.check:repair",
+    "check": "celery_toc.cli.status:check",
+    "repair": "celery_toc.cli.status:repair",
     "top": "celery_toc.cli.top:top",
-    "reshard": "celery_toc.cli.reshard:reshard",
+    "reshard": "celery_toc.cli.queue:reshard",
     "migrate": "celery_toc.cli.migrate:migrate",
-    "metrics": "celery_toc.cli.metrics:metrics",
+    "metrics": "celery_toc.cli.status:metrics",
     "web": "celery_toc.cli.web:web",
-    "notify": "celery_toc.cli.notify:notify",
+    "notify": "celery_toc.cli.web:notify",
 }
 
 

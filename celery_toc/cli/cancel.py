@@ -11,8 +11,9 @@ from kombu_toc import Cancelled
 
 from ..app.revoke import mark_revoked, remember_revoked
 from .exits import FAILED, NOT_FOUND, TOO_LATE, Command
-from .message import state_of
+from .messages import state_of
 from .options import yes_option
+from .screen import counted, skipped
 from .selection import (
     Filters,
     Matching,
@@ -23,7 +24,6 @@ from .selection import (
     show_found,
 )
 from .session import Session, with_session
-from .wording import counted, skipped
 
 
 @click.command(

@@ -8,13 +8,11 @@ from typing import Any
 import click
 
 from .exits import NOT_FOUND, TOO_LATE, Command, Group
-from .list import paging, show_page
-from .message import named
+from .messages import named, paging, show_all, show_page
 from .options import complete_dead_id, queue_option, yes_option
+from .screen import counted
 from .selection import look_up
 from .session import Session, with_session
-from .show import show_all
-from .wording import counted
 
 COMMANDS = {
     name: f"{__name__}:{name.replace('list', 'list_')}"

@@ -10,9 +10,8 @@ import click
 import kombu_toc
 
 from .exits import FAILED, FAULTS, Command, Failure, Group
-from .screen import Column
+from .screen import Column, counted
 from .session import Session, with_session
-from .wording import counted
 
 COMMANDS = {
     "create": f"{__name__}:create",

@@ -10,9 +10,10 @@ import click
 
 from kombu_toc import Found
 
-from . import times
+from . import options
 from .exits import TOO_LATE, USAGE, Command, Failure
 from .options import SPAN, yes_option
+from .screen import counted
 from .selection import (
     MOVED_WITHIN,
     Filters,
@@ -23,7 +24,6 @@ from .selection import (
     selection_options,
 )
 from .session import Session, with_session
-from .wording import counted
 
 
 @click.command(
@@ -58,7 +58,7 @@ def reschedule(
         raise click.UsageError("give either --eta or --countdown")
     if eta is not None:
         try:
-            at = times.read_moment(eta, session.zone)
+            at = options.read_moment(eta, session.zone)
         except ValueError as exc:
             raise Failure(f"--eta: {exc}", USAGE) from None
     if named:
@@ -66,7 +66,7 @@ def reschedule(
         _by_id(session, ids, given.queue, when)
     else:
         to = at if countdown is None else session.now + countdown
-        to_text = f"to {times.local_iso(to, session.zone)}"
+        to_text = f"to {options.local_iso(to, session.zone)}"
         _by_filters(session, given, to, f"Reschedule {{}} {to_text}?", yes)
 
 
@@ -107,7 +107,7 @@ def _by_id(
         session.complain(f"too late: {id!r} is gone", TOO_LATE)
     results = []
     for each in in_order(ids, moved):
-        due = times.iso(each.time_us / 1e6) if each.time_us else None
+        due = options.iso(each.time_us / 1e6) if each.time_us else None
         state = each.state.replace(" ", "-")
         if state == "waiting":
             state = "scheduled" if each.time_us > session.now * 1e6 and when else "ready"
@@ -124,7 +124,7 @@ def _by_id(
         if not each.moved:
             session.complain(f"too late: {each.id!r} is {each.state}", TOO_LATE)
         elif not session.as_json:
-            at = times.local_iso(each.time_us / 1e6, session.zone) if due and when else "now"
+            at = options.local_iso(each.time_us / 1e6, session.zone) if due and when else "now"
             session.screen.say(f"{each.id} in {each.topic!r} is due {at}.")
     if session.as_json:
         session.screen.json({"results": results})
@@ -150,7 +150,7 @@ def _by_filters(
     if not number:
         session.screen.say("No messages match.")
         return
-    done = "now" if to is None else times.local_iso(to, session.zone)
+    done = "now" if to is None else options.local_iso(to, session.zone)
     session.screen.say(f"Rescheduled {counted(moved, 'message')}, due {done}.")
     if late:
         session.complain(f"too late for {counted(late, 'message')}: a worker has it", TOO_LATE)

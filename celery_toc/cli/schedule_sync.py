@@ -15,9 +15,8 @@ from ..beat.configured import Read, Refused
 from ..beat.importing import OWNER, Imported, import_entries
 from ..beat.sync import Outcome, Sync
 from .exits import FAILED, USAGE, Command, Failure
-from .screen import Column
+from .screen import Column, counted, plural
 from .session import Session, with_session
-from .wording import counted, plural
 
 REFUSED = (Column("name", fold=True), Column("why it is not taken", fold=True))
 

@@ -9,9 +9,8 @@ import click
 
 from kombu_toc import Found
 
-from . import times
-from .list import bounds, narrowed
-from .message import describe, in_a_line, named
+from . import options
+from .messages import bounds, describe, in_a_line, named, narrowed
 from .options import complete_id, queue_option
 from .session import Session
 
@@ -146,9 +145,9 @@ def _described(session: Session, filters: Filters, queue: str | None) -> str:
         said.append(f"in {queue!r}")
     since, until = bounds(session, filters.since, filters.until)
     if since is not None:
-        said.append(f"due from {times.local_iso(since, session.zone)} on")
+        said.append(f"due from {options.local_iso(since, session.zone)} on")
     if until is not None:
-        said.append(f"due before {times.local_iso(until, session.zone)}")
+        said.append(f"due before {options.local_iso(until, session.zone)}")
     return "".join(f" {part}" for part in said)
 
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
 
 import kombu_toc
+from kombu_toc import Fault
 
 from ..app.broker import visibility_warnings
-from . import times
-from .exits import Command
-from .options import queues_argument
-from .screen import Cell, Column, scaled
+from . import options
+from .exits import FAILED, FAULTS, PARTIAL, USAGE, Command, Failure
+from .options import queues_argument, yes_option
+from .screen import Cell, Column, counted, listed, scaled
 from .session import Session, with_session
-from .wording import counted, listed
+from .topic import text_of
+
+# -- celery toc status
 
 COLUMNS = (
     Column("queue", fold=True),
@@ -226,8 +229,8 @@ def line(row: dict[str, Any], *, far: bool = False) -> list[Any]:
         row["in_flight"],
         Cell(row["dead"], "red" if row["dead"] else ""),
         *([_far(row)] if far else []),
-        Cell(times.span(oldest), "yellow" if oldest >= 1 else "") if oldest else None,
-        *(None if row[late] is None else times.milliseconds(row[late]) for late in LATE),
+        Cell(options.span(oldest), "yellow" if oldest >= 1 else "") if oldest else None,
+        *(None if row[late] is None else options.milliseconds(row[late]) for late in LATE),
         consumers,
         None if size is None else _bytes(size),
     ]
@@ -259,3 +262,259 @@ def server_of(session: Session) -> dict[str, str]:
         "name": name if info else "",
         "version": str(info.get("valkey_version") or info.get("redis_version") or ""),
     }
+
+
+# -- celery toc check and repair
+
+FAULT_COLUMNS = (
+    Column("queue"),
+    Column("slot", right=True),
+    Column("fault"),
+    Column("id", fold=True),
+    Column("in", fold=True),
+)
+
+
+@click.command(
+    cls=Command,
+    example="""
+celery -A shop toc check
+celery -A shop toc check mail --json
+""",
+)
+@queues_argument
+@with_session
+def check(session: Session, queues: tuple[str, ...]) -> None:
+    """Look through queues for inconsistencies, such as an id without a body.
+
+    The queues may be in use meanwhile. Exit code 5 if something is found.
+    """
+    center = session.center
+    names = session.queues(queues)
+    faults = _report(session, (f for name in names for f in session.ask(center.check, name)))
+    if faults:
+        session.exit_code = FAULTS
+
+
+@click.command(
+    cls=Command,
+    example="""
+celery -A shop toc repair
+celery -A shop toc repair mail --yes --json
+""",
+)
+@queues_argument
+@yes_option
+@with_session
+def repair(session: Session, queues: tuple[str, ...], yes: bool) -> None:
+    """Mend what `check` finds.
+
+    The queues may be in use meanwhile. An id without a body is removed; a body without an id goes
+    to the dead messages.
+    """
+    center, names = session.center, session.queues(queues)
+    if not yes:
+        found = sum(len(session.ask(center.check, name)) for name in names)
+        if found:
+            session.confirm(f"Repair {counted(found, 'inconsistency')}?", yes)
+    _report(session, (fault for name in names for fault in session.ask(center.repair, name)))
+
+
+def _report(session: Session, faults: Iterable[Fault]) -> list[Fault]:
+    found = list(faults)
+    if session.as_json:
+        session.json(
+            {
+                "faults": [
+                    {
+                        "queue": fault.topic,
+                        "topic": fault.topic,
+                        "slot": fault.slot,
+                        "kind": fault.kind,
+                        "id": fault.id or None,
+                        "places": list(fault.places),
+                    }
+                    for fault in found
+                ]
+            }
+        )
+    elif found:
+        rows = [[f.topic, f.slot, f.kind, f.id or None, ", ".join(f.places)] for f in found]
+        session.screen.table(FAULT_COLUMNS, rows)
+    else:
+        session.screen.say("No inconsistencies found.")
+    return found
+
+
+# -- celery toc metrics
+
+
+class _Address(click.ParamType):  # type: ignore[type-arg]  # Click's is generic from 8.5 on
+    """``host:port``, ``:port`` for all addresses of the machine, ``port`` for its loopback."""
+
+    name = "address"
+
+    def convert(
+        self,
+        value: str | tuple[str, int],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> tuple[str, int]:
+        if isinstance(value, tuple):
+            return value
+        host, colon, port = value.rpartition(":")
+        if not port.isascii() or not port.isdigit() or int(port) > 65535:
+            self.fail(f"{value!r} is not an address; write HOST:PORT, or :9808", param, ctx)
+        if not host:
+            return ("0.0.0.0" if colon else "127.0.0.1"), int(port)
+        return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+@click.command(
+    cls=Command,
+    example="""
+celery -A shop toc metrics
+celery -A shop toc metrics --serve :9808
+celery -A shop toc metrics --serve 127.0.0.1:9808
+""",
+)
+@click.option(
+    "--serve",
+    "address",
+    type=_Address(),
+    metavar="[HOST]:PORT",
+    help="Serve them over HTTP at this address until Ctrl-C; without HOST, at all addresses.",
+)
+@with_session
+def metrics(session: Session, address: tuple[str, int] | None) -> None:
+    """Queue depths, counters and lateness in Prometheus's text format.
+
+    Without --serve they are printed once. One exporter is enough for any number of workers:
+    everything is read from Redis.
+    """
+    try:
+        from ..integrations import prometheus as exporter
+    except ImportError as exc:
+        raise Failure(
+            f"{exc}: this command needs prometheus-client; pip install 'celery-toc[metrics]'",
+            USAGE,
+        ) from exc
+    session.center.client.ping()  # fails at once if the broker is down
+    if session.as_json or address is None:
+        registry = exporter.registry(session.center)
+        samples = [sample for family in registry.collect() for sample in family.samples]
+        if session.as_json:
+            session.screen.json(
+                [
+                    {"name": one.name, "labels": one.labels, "value": float(one.value)}
+                    for one in samples
+                ]
+            )
+        else:
+            click.echo(exporter.metrics_text(session.center), nl=False)
+        for one in samples:
+            if one.name == "celery_toc_slots_missing":
+                where = "{topic!r} at {server}".format(**one.labels)
+                session.complain(f"no answer from {one.value:.0f} slots of {where}", PARTIAL)
+        return
+    host, port = address
+    try:
+        server, thread = exporter.serve(session.center, host, port)
+    except OSError as exc:
+        raise Failure(f"cannot serve at {host}:{port}: {exc.strerror or exc}", FAILED) from exc
+    shown = f"[{host}]" if ":" in host else host
+    click.echo(f"Serving metrics at http://{shown}:{server.server_port}/metrics", err=True)
+    try:
+        thread.join()
+    except KeyboardInterrupt:  # the way to end it
+        server.shutdown()
+
+
+# -- celery toc limits
+
+LIMIT_COLUMNS = (
+    Column("queue", fold=True),
+    Column("limit"),
+    Column("value", right=True),
+    Column("used", right=True),
+    Column("next in", right=True),
+    Column("waiting", right=True, spare=1),
+    Column("keys waiting", right=True, spare=2),
+    Column("oldest", right=True, spare=3),
+)
+
+
+@click.command(
+    cls=Command,
+    example="""
+celery -A shop toc limits
+celery -A shop toc limits mail --json
+""",
+)
+@queues_argument
+@with_session
+def limits(session: Session, queues: tuple[str, ...]) -> None:
+    """What queues limit, what is used of it, and what waits for it.
+
+    Used: of a rate, how many of those that may come at once; of `concurrency`, how many run; of
+    a limit of each key, how many keys it holds back (`key rate`), of how many something runs, or
+    how many take turns. Next in: when the next may start. Waiting: messages that are due.
+    """
+    found = []
+    for name in session.queues(queues):
+        used: kombu_toc.Usage | None = session.ask(session.center.usage, name)
+        if used is not None and (used.limits or queues):
+            found.append(used)
+    if session.as_json:
+        session.json({"limits": [document(one) for one in found]})
+        return
+    rows = [row for one in found for row in _rows(one)]
+    if rows:
+        session.screen.table(LIMIT_COLUMNS, rows)
+    else:
+        session.screen.say("No queue limits anything: 'celery toc topic set QUEUE --rate 100/s'.")
+
+
+def document(found: kombu_toc.Usage) -> dict[str, Any]:
+    """A queue, as in JSON."""
+    return {
+        "queue": found.topic,
+        "topic": found.topic,
+        "limits": [
+            {
+                "limit": one.name,
+                "value": one.value,
+                "used": one.used,
+                "of": one.of,
+                "opens_seconds": one.opens_us / 1e6,
+            }
+            for one in found.limits
+        ],
+        "running": found.running,
+        "waiting": found.waiting,
+        "keys_waiting": found.keys_waiting,
+        "oldest_seconds": found.oldest_us / 1e6,
+    }
+
+
+def _rows(found: kombu_toc.Usage) -> list[list[Any]]:
+    """The rows of a queue; what waits in it is said once."""
+    rows = []
+    for number, one in enumerate(found.limits):
+        is_full = one.of is not None and one.used >= one.of
+        used = str(one.used) if one.of is None else f"{one.used}/{one.of}"
+        rest: list[Any] = [None] * 3
+        if not number:
+            oldest = found.oldest_us / 1e6
+            rest = [found.waiting, found.keys_waiting, options.span(oldest) if oldest else None]
+        rows.append(
+            [
+                found.topic,
+                one.name.replace("_", " "),
+                text_of(one.name, one.value),
+                Cell(used, "yellow" if is_full and found.waiting else ""),
+                options.milliseconds(one.opens_us / 1e6) if one.opens_us else None,
+                *rest,
+            ]
+        )
+    return rows

@@ -10,12 +10,11 @@ import click
 
 import kombu_toc
 
-from . import times
+from . import options
 from .exits import FAILED, Command, Failure, Group
 from .options import complete_queue, queues_argument
-from .screen import Cell, Column
+from .screen import Cell, Column, listed
 from .session import Session, with_session
-from .wording import listed
 
 COMMANDS = {
     "list": f"{__name__}:list_",
@@ -82,7 +81,7 @@ class _Value(click.ParamType):  # type: ignore[type-arg]  # Click's is generic f
         unit = getattr(kind, "unit", "")
         try:
             if unit:
-                seconds = times.read_span(value)
+                seconds = options.read_span(value)
                 value = round(seconds * 1000) if unit == "milliseconds" else seconds
             return kind.read(option_of(self.limit), value)
         except ValueError as exc:

@@ -21,7 +21,7 @@ from celery_toc.cli.screen import (
 )
 from celery_toc.cli.status import COLUMNS as STATUS
 from celery_toc.cli.status import line
-from celery_toc.cli.top_view import RATES, bars, view
+from celery_toc.cli.top import RATES, bars, view
 
 COLUMNS = (Column("id"), Column("in flight", right=True), Column("error", fold=True))
 ROWS = [["order-7", 1200, None], ["x", Cell(3, "red"), "two\nlines"]]

@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from celery_toc.cli import times
+from celery_toc.cli import options
 
 NOW = 1_900_000_000.0
 
@@ -29,22 +29,22 @@ NOW = 1_900_000_000.0
     ],
 )
 def test_a_span_is_seconds_or_numbers_with_units(text, seconds):
-    assert times.read_span(text) == pytest.approx(seconds)
+    assert options.read_span(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-5", "5x", "h", "1h30", "1 h", "inf", "nan", "٣"])
 def test_what_is_no_span_is_refused_with_what_is_allowed(text):
     with pytest.raises(ValueError, match="1h30m"):
-        times.read_span(text)
+        options.read_span(text)
 
 
 def test_a_moment_without_an_offset_is_in_the_apps_time_zone():
     """Which is also what the commands show."""
     vienna = ZoneInfo("Europe/Vienna")
-    assert times.read_moment("2030-07-01T12:00:00", vienna) == times.read_moment(
+    assert options.read_moment("2030-07-01T12:00:00", vienna) == options.read_moment(
         "2030-07-01T10:00:00Z", timezone.utc
     )
-    assert times.read_moment("2030-01-01T12:00:00", vienna) == times.read_moment(
+    assert options.read_moment("2030-01-01T12:00:00", vienna) == options.read_moment(
         "2030-01-01T12:00:00+01:00", timezone.utc
     )
 
@@ -52,24 +52,24 @@ def test_a_moment_without_an_offset_is_in_the_apps_time_zone():
 @pytest.mark.parametrize("text", ["", "tomorrow", "2030-13-01", "12:00", "2030-01-01T25:00", "1h"])
 def test_what_is_no_moment_is_refused_with_an_example(text):
     with pytest.raises(ValueError, match="ISO 8601, such as"):
-        times.read_moment(text, timezone.utc)
+        options.read_moment(text, timezone.utc)
 
 
 @pytest.mark.parametrize(
     ("text", "offset"), [("now", 0), ("1h", 3600), ("+1h", 3600), ("-2d", -172_800), ("-90", -90)]
 )
 def test_a_bound_may_be_a_span_before_or_after_now(text, offset):
-    assert times.read_bound(text, timezone.utc, NOW) == NOW + offset
+    assert options.read_bound(text, timezone.utc, NOW) == NOW + offset
 
 
 def test_a_bound_may_be_a_moment():
-    assert times.read_bound("2030-03-17T17:46:40Z", timezone.utc, 0) == NOW
+    assert options.read_bound("2030-03-17T17:46:40Z", timezone.utc, 0) == NOW
 
 
 @pytest.mark.parametrize("text", ["", "-", "yesterday", "--1h"])
 def test_what_is_no_bound_is_refused_with_both_ways_to_write_one(text):
     with pytest.raises(ValueError, match=r"ISO 8601.* or as a span"):
-        times.read_bound(text, timezone.utc, NOW)
+        options.read_bound(text, timezone.utc, NOW)
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_what_is_no_bound_is_refused_with_both_ways_to_write_one(text):
     ],
 )
 def test_people_are_shown_two_units_at_most(seconds, text):
-    assert times.span(seconds) == text
+    assert options.span(seconds) == text
 
 
 def test_json_has_utc_to_the_millisecond():
-    assert times.iso(NOW + 0.1239) == "2030-03-17T17:46:40.123Z"
+    assert options.iso(NOW + 0.1239) == "2030-03-17T17:46:40.123Z"

@@ -1,0 +1,695 @@
+"""``celery toc find`` and ``history``: what the task library knows, also of what has ended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from fnmatch import fnmatchcase
+from typing import Any
+
+import click
+
+import kombu_toc
+from kombu_toc import Found, Record
+
+from .. import Task
+from . import options
+from .exits import FAILED, NOT_FOUND, PARTIAL, USAGE, Command, Failure
+from .options import complete_id, queue_option, yes_option
+from .screen import Cell, Column, clean, counted
+from .session import Session, with_session
+
+# -- celery toc find and history
+
+#: What went wrong, and can be sent again.
+FAILURES = ("failed", "dead")
+
+#: Tasks that are shown unless it is said, and that are counted before they are sent again.
+SHOWN, COUNTED = 50, 1000
+
+RECORD_COLUMNS = (
+    Column("id", fold=True),
+    Column("status"),
+    Column("time"),
+    Column("task", fold=True, spare=2),
+    Column("queue", fold=True, spare=3),
+    Column("business", fold=True, spare=1),
+    Column("attempts", right=True, spare=5),
+    Column("changed", spare=4),
+    Column("error", fold=True, spare=6),
+)
+
+
+@click.command(
+    cls=Command,
+    example="""
+celery -A shop toc find --biz-id 42
+celery -A shop toc find --biz-type order --biz-id 42 --status pending --json
+celery -A shop toc find --task shop.mail.remind --since -1d --limit 20
+celery -A shop toc find --failed --task shop.mail.remind --retry
+""",
+)
+@click.option("--biz-id", metavar="ID", help="Only of this business id.")
+@click.option("--biz-type", metavar="NAME", help="Only of this business type.")
+@click.option(
+    "--status", "-s", type=click.Choice(kombu_toc.STATUSES), multiple=True, help="Only of these."
+)
+@click.option("--failed", is_flag=True, help="Only what has failed or is dead.")
+@click.option("--task", metavar="NAME", help="Only tasks of this name.")
+@click.option(
+    "--attribute",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Only with this attribute; several: with all of them.",
+)
+@click.option(
+    "--since",
+    metavar="TIME",
+    help="Only with an action time from then on: ISO 8601, or a span from now such as -2d.",
+)
+@click.option("--until", metavar="TIME", help="Only with an action time until then.")
+@click.option(
+    "--limit", "-n", type=click.IntRange(1), help="At most so many; 50, unless with --retry."
+)
+@click.option("--after", metavar="CURSOR", help="Go on where another page ended.")
+@click.option("--retry", is_flag=True, help="Send all of them again, that have failed or are dead.")
+@yes_option
+@with_session
+def find(
+    session: Session,
+    biz_id: str | None,
+    biz_type: str | None,
+    status: tuple[str, ...],
+    failed: bool,
+    task: str | None,
+    attribute: tuple[str, ...],
+    since: str | None,
+    until: str | None,
+    limit: int | None,
+    after: str | None,
+    retry: bool,
+    yes: bool,
+) -> None:
+    """Find tasks in the library, by the order of their action times.
+
+    It needs no Redis. `celery toc show ID` has the traceback of one that has failed. A search by
+    --biz-id asks one table, any other all tables. Exit code 1 if a database does not answer: what
+    the others have is shown.
+
+    With --retry, all that are found are sent again, each once however often this is done, and not
+    more than --limit, if that is given.
+    """
+    if failed and status:
+        raise click.UsageError("give --failed or --status, and not both")
+    which: dict[str, Any] = {
+        "biz_id": biz_id,
+        "biz_type": biz_type,
+        "task": task,
+        "attributes": dict(_attribute(text) for text in attribute),
+        "between": (_bound(session, "--since", since), _bound(session, "--until", until)),
+    }
+    if retry:
+        wrong = FAILURES if failed else status
+        if not wrong or not set(wrong) <= set(FAILURES) or after is not None:
+            raise click.UsageError(
+                "--retry goes with --failed, or with --status failed or dead, and not with --after"
+            )
+        _retry(session, which, wrong, limit, yes)
+        return
+    page = session.library.find(
+        status=(FAILURES if failed else status) or None,
+        limit=SHOWN if limit is None else limit,
+        after=after,
+        **which,
+    )
+    _show(session, page.records, page.after, page.away)
+    for url in page.away:
+        session.complain(f"{url} does not answer: what it has is not shown", FAILED)
+
+
+def _attribute(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise click.UsageError(f"--attribute {text!r}: write it as NAME=VALUE")
+    return name, value
+
+
+def _retry(
+    session: Session, which: dict[str, Any], status: tuple[str, ...], limit: int | None, yes: bool
+) -> None:
+    library = session.library
+    most = min(limit or COUNTED, COUNTED)
+    number = len(library.find(status=status, limit=most, **which).records)
+    done = kombu_toc.Retried(0, 0)
+    if number:
+        more = " or more" if number == COUNTED != limit else ""
+        session.confirm(f"Send {counted(number, 'task')}{more} again?", yes)
+        done = library.retry(status=status, limit=limit, **which)
+    if session.as_json:
+        session.screen.json({"retried": done.number, "not_kept": done.not_kept})
+        return
+    session.screen.say(
+        f"Sent {counted(done.number, 'task')} again." if done.number else "No tasks match."
+    )
+    if done.not_kept:
+        session.complain(f"{counted(done.not_kept, 'task')}: the message is not kept", PARTIAL)
+
+
+@click.command(
+    cls=Command,
+    example="""
+celery -A shop toc history 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
+""",
+)
+@click.argument("id", metavar="ID")
+@with_session
+def history(session: Session, id: str) -> None:
+    """Show what has become of a task: a line for each message, such as those of its retries.
+
+    It needs no Redis. Exit code 3 if the library does not know the id.
+    """
+    records = session.library.history(id)
+    if not records:
+        raise Failure(f"the library has no task {id!r}", NOT_FOUND)
+    _show(session, records, None)
+
+
+def _bound(session: Session, option: str, text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        return options.read_bound(text, session.zone, datetime.now(timezone.utc).timestamp())
+    except ValueError as exc:
+        raise Failure(f"{option}: {exc}", USAGE) from None
+
+
+def _iso(us: int) -> str | None:
+    if not us:
+        return None
+    text = datetime.fromtimestamp(us / 1e6, timezone.utc).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
+
+
+def _show(
+    session: Session,
+    records: list[kombu_toc.Record],
+    after: str | None,
+    away: tuple[str, ...] = (),
+) -> None:
+    if session.as_json:
+        document: dict[str, Any] = {"tasks": [described(record) for record in records]}
+        session.screen.json({**document, "after": after, "away": list(away)})
+        return
+
+    def moment(us: int) -> str | None:
+        if not us:
+            return None
+        return datetime.fromtimestamp(us / 1e6, session.zone).isoformat(timespec="seconds")
+
+    rows = [
+        [
+            *(record.id, record.status, moment(record.action_us), record.task, record.topic),
+            " ".join(part for part in (record.biz_type, record.biz_id) if part) or None,
+            *(record.attempts, moment(record.modified_us)),
+            (record.error or "").partition("\n")[0] or None,
+        ]
+        for record in records
+    ]
+    if rows:
+        session.screen.table(RECORD_COLUMNS, rows)
+    else:
+        session.screen.say("No tasks match.")
+    if after is not None:
+        session.screen.say(f"There are more: --after '{after}'", "dim")
+
+
+def described(record: kombu_toc.Record) -> dict[str, Any]:
+    """A record as JSON."""
+    return {
+        "id": record.id,
+        "queue": record.topic,
+        "topic": record.topic,
+        "task": record.task,
+        "status": record.status,
+        "time": _iso(record.action_us),
+        "biz_type": record.biz_type,
+        "biz_id": record.biz_id,
+        "attributes": record.attributes,
+        "attempts": record.attempts,
+        "worker": record.worker,
+        "error": record.error,
+        "created": _iso(record.created_us),
+        "changed": _iso(record.modified_us),
+    }
+
+
+# -- A message as JSON for scripts, and as text for people
+
+#: States, one word each. A waiting message is scheduled or ready.
+STATES = ("scheduled", "ready", "in-flight", "dead")
+
+_STYLES = {"scheduled": "", "ready": "yellow", "in-flight": "cyan", "dead": "red"}
+
+#: Characters of arguments, a reason or an error that a table shows.
+VALUE_WIDTH = 60
+
+COLUMNS = (
+    Column("id"),
+    Column("task", fold=True),
+    Column("queue", fold=True, spare=True),
+    Column("state"),
+    Column("time", spare=True),
+    Column("in", right=True),
+    Column("arguments", fold=True),
+)
+
+DEAD_COLUMNS = (
+    Column("id"),
+    Column("task", fold=True),
+    Column("queue", fold=True, spare=True),
+    Column("died", spare=True),
+    Column("reason", fold=True),
+    Column("error", fold=True),
+)
+
+
+def describe(session: Session, task: Task, *, whole: bool = False) -> dict[str, Any]:
+    """A message as in JSON; docs/commands.md explains the fields.
+
+    task: read from a message that was found
+    whole: with headers, properties and body
+    """
+    found = task.found
+    assert isinstance(found, Found)
+    shown = {
+        "id": found.id,
+        "task": task.name or None,
+        "queue": found.topic,
+        "topic": found.topic,
+        "slot": found.slot,
+        "priority": _priority(session, found),
+        "state": state_of(session, found),
+        "time": options.iso(found.time_us / 1e6) if found.time_us else None,
+        "retries_left": _retries_left(session, found),
+        "far": found.far,
+        "key": found.key,
+        "unique": found.unique,
+        "visibility": found.visibility,
+        "max_lease": found.max_lease,
+        "expiration": found.expiration,
+        "expires": options.iso(found.expires_us / 1e6) if found.expires_us else None,
+        "args": _values(task.args),
+        "kwargs": _values(task.kwargs),
+        "argsrepr": _repr(task.headers, "argsrepr", task.args),
+        "kwargsrepr": _repr(task.headers, "kwargsrepr", task.kwargs),
+        "reason": found.reason or None,
+        "error": found.error or None,
+        "problem": task.problem or None,
+    }
+    if whole:
+        shown["headers"] = task.headers
+        shown["properties"] = task.properties
+        shown["content_type"] = task.content_type
+        shown["body"] = _text(task.body)
+    return shown
+
+
+def _priority(session: Session, found: Found) -> int:
+    """Its priority step, as its topic declares them."""
+    steps = session.center.topic(found.topic).steps
+    return steps[min(found.step, len(steps) - 1)]
+
+
+class State(click.Choice):  # type: ignore[type-arg]  # Click's is generic from 8.2 on
+    """One of STATES; spaces and underscores are accepted for the hyphen."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        return super().convert(value.replace(" ", "-").replace("_", "-"), param, ctx)
+
+
+def state_of(session: Session, found: Found) -> str:
+    """One of STATES."""
+    if found.state == "waiting":
+        return "ready" if found.time_us <= session.now * 1e6 else "scheduled"
+    return found.state.replace(" ", "-")
+
+
+def _retries_left(session: Session, found: Found) -> int | None:
+    if found.retries_left is not None:
+        return found.retries_left
+    topic = session.center.known(found.topic)  # which has just been looked at
+    return topic.declaration.retries if topic else None
+
+
+def _values(decoded: Any) -> Any:
+    """Arguments for JSON, which shows as text what it cannot hold; None if they are not decoded."""
+    if decoded is None or isinstance(decoded, str):
+        return None
+    try:
+        return json.loads(json.dumps(decoded, default=repr))
+    except (TypeError, ValueError):  # keys that are not text, or a value that contains itself
+        return repr(decoded)
+
+
+def _repr(headers: dict[str, Any], name: str, decoded: Any) -> str | None:
+    said = headers.get(name)
+    if isinstance(said, str):
+        return said
+    return None if decoded is None else repr(decoded)
+
+
+def _text(body: bytes) -> str:
+    return body.decode("utf-8", "backslashreplace")
+
+
+def arguments(shown: dict[str, Any]) -> str:
+    """Arguments as in a call, from what :func:`describe` returns."""
+    args, kwargs = shown["argsrepr"] or "()", shown["kwargsrepr"] or "{}"
+    return args if kwargs == "{}" else f"{args} {kwargs}"
+
+
+def row(session: Session, shown: dict[str, Any], seconds: float) -> list[Any]:
+    """A row for COLUMNS.
+
+    shown: what :func:`describe` returns
+    seconds: its time, since the epoch; 0 if it was rolled back and is due at once
+    """
+    state = shown["state"]
+    return [
+        shown["id"],
+        shown["task"],
+        shown["queue"],
+        Cell(state, _STYLES[state]),
+        _when(session, seconds) if seconds else None,
+        _signed(seconds - session.now) if seconds else None,
+        _cut(arguments(shown)),
+    ]
+
+
+def dead_row(session: Session, shown: dict[str, Any], seconds: float) -> list[Any]:
+    """A row for DEAD_COLUMNS; as :func:`row`."""
+    return [
+        shown["id"],
+        shown["task"],
+        shown["queue"],
+        _when(session, seconds),
+        _cut(shown["reason"] or ""),
+        _cut((shown["error"] or "").partition("\n")[0]),
+    ]
+
+
+def _when(session: Session, seconds: float) -> str:
+    """A time: ISO 8601 with its offset in plain text. On a terminal the offset is left out, because
+    a line below the table names the time zone, and so is today's date."""
+    if not session.screen.is_rich:
+        return options.local_iso(seconds, session.zone)
+    text = options.local(seconds, session.zone)
+    today = options.local(session.now, session.zone)[:10]
+    return text[11:] if text[:10] == today else text
+
+
+def _signed(seconds: float) -> str:
+    return options.span(seconds) if seconds >= 0 else f"-{options.span(-seconds)}"
+
+
+def _cut(text: str) -> str:
+    text = clean(text)
+    return text if len(text) <= VALUE_WIDTH else f"{text[: VALUE_WIDTH - 3]}..."
+
+
+def in_a_line(session: Session, shown: dict[str, Any], seconds: float) -> str:
+    """A message in one line, for a question."""
+    when = f", {options.distance(seconds - session.now)}" if seconds else ""
+    name = shown["task"] or "(no task)"
+    return f"{name} {shown['id']} in {shown['queue']!r}: {shown['state']}{when}"
+
+
+def named(pattern: str | None) -> Callable[[Task], bool] | None:
+    """The predicate that a task has such a name; ``*`` and ``?`` are wildcards."""
+    if pattern is None:
+        return None
+    return lambda task: fnmatchcase(task.name or "", pattern)
+
+
+# -- celery toc list
+
+
+def paging(function: Any) -> Any:
+    """The options that say which messages, and how many of them."""
+    for option in (
+        click.option("--after", metavar="CURSOR", help="Go on where another page ended."),
+        click.option(
+            "--limit",
+            "-n",
+            type=click.IntRange(1),
+            default=50,
+            show_default=True,
+            help="Messages on a page.",
+        ),
+        click.option("--task", metavar="NAME", help="Only tasks of that name; * and ? match any."),
+        click.option("--until", metavar="TIME", help="Only with a time before that one."),
+        click.option(
+            "--since",
+            metavar="TIME",
+            help="Only from that time on: ISO 8601, or a span from now such as 1h30m or -2d.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+@click.command(
+    "list",
+    cls=Command,
+    example="""
+celery -A shop toc list --queue mail --until 1h
+celery -A shop toc list --task 'shop.tasks.*' --state scheduled --limit 20
+celery -A shop toc list --since 2030-12-24 --until 2030-12-27 --json
+""",
+)
+@queue_option
+@click.option("--state", "-s", type=State(STATES), help="Only in this state.")
+@paging
+@with_session
+def list_(session: Session, queue: str | None, state: str | None, **which: Any) -> None:
+    """The messages of a queue, or of all together, in the order of time.
+
+    The time of one that waits is when it is due; of one in flight, when its lease ends; of a dead
+    one, when it died.
+    """
+    show_page(session, queue, state, **which)
+
+
+def bounds(
+    session: Session, since: str | None, until: str | None
+) -> tuple[float | None, float | None]:
+    """The times that were given, in seconds since the epoch."""
+
+    def read(option: str, text: str | None) -> float | None:
+        if text is None:
+            return None
+        try:
+            return options.read_bound(text, session.zone, session.now)
+        except ValueError as exc:
+            raise Failure(f"--{option}: {exc}", USAGE) from None
+
+    return read("since", since), read("until", until)
+
+
+def narrowed(
+    session: Session, state: str | None, earliest: float | None, latest: float | None
+) -> tuple[str | None, float | None, float | None]:
+    """The center's state, and the times, that these filters together mean.
+
+    Fails if nothing can ever match them.
+    """
+    now = session.now
+    if earliest is not None and latest is not None and earliest >= latest:
+        raise Failure("--since is not before --until: nothing can match", USAGE)
+    if state == "scheduled" and latest is not None and latest <= now:
+        raise Failure(
+            "what is scheduled is due later than now, and --until is in the past: "
+            "nothing can match",
+            USAGE,
+        )
+    if state in ("ready", "dead") and earliest is not None and earliest > now:
+        what = "was due" if state == "ready" else "died"
+        raise Failure(f"what is {state} {what} before now: --since is in the future", USAGE)
+    if state == "ready":
+        return "waiting", earliest, now if latest is None else min(now, latest)
+    if state == "scheduled":
+        return "waiting", now if earliest is None else max(now, earliest), latest
+    return {"in-flight": "in flight", "dead": "dead"}.get(state or ""), earliest, latest
+
+
+def show_page(
+    session: Session,
+    queue: str | None,
+    state: str | None,
+    *,
+    since: str | None,
+    until: str | None,
+    task: str | None,
+    limit: int,
+    after: str | None,
+) -> None:
+    """Show a page of what there is."""
+    kind, earliest, latest = narrowed(session, state, *bounds(session, since, until))
+    queue = session.queue(queue)
+    try:
+        page = session.ask(
+            session.center.scan,
+            queue,
+            state=kind,
+            since=earliest,
+            until=latest,
+            where=named(task),
+            limit=limit,
+            after=after,
+        )
+    except ValueError as exc:  # a cursor that is none
+        raise Failure(exc, USAGE) from None
+    messages = [describe(session, session.center.task(found)) for found in page.messages]
+    if session.as_json:
+        session.json({"messages": messages, "after": page.after})
+        return
+    make_row, columns = (dead_row, DEAD_COLUMNS) if state == "dead" else (row, COLUMNS)
+    rows = [
+        make_row(session, message, found.time_us / 1e6)
+        for message, found in zip(messages, page.messages, strict=True)
+    ]
+    if rows:
+        left_out = session.screen.table(columns, rows)
+        if left_out:
+            session.screen.say(f"No room for {' and '.join(left_out)}.", "dim")
+        if session.screen.is_rich and not {"time", "died"} & set(left_out):
+            session.screen.say(f"Times are in {session.zone_name}.", "dim")
+    else:
+        session.screen.say("No messages match.")
+    if page.after is not None:
+        session.screen.say(f"There are more: --after {page.after}", "dim")
+
+
+# -- celery toc show
+
+#: What a task is in the library that has not ended.
+LIVE = ("pending", "taken")
+
+#: What the time of a message means, by its state.
+_TIMES = {
+    "scheduled": "due",
+    "ready": "due",
+    "in-flight": "lease ends",
+    "dead": "died",
+}
+
+
+@click.command(
+    cls=Command,
+    example="""
+celery -A shop toc show 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
+celery -A shop toc show 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --json
+""",
+)
+@click.argument("id", shell_complete=complete_id)
+@queue_option
+@with_session
+def show(session: Session, id: str, queue: str | None) -> None:
+    """All of a message, decoded; and what the task library has of those of its id that have ended,
+    with the end of the traceback of a failure.
+
+    Messages that share the id, such as a task and its retry, are all shown.
+    """
+    found = session.ask(session.center.get, id, topic=session.queue(queue))
+    records = [one for one in session.history(id) if one.topic == (queue or one.topic)]
+    show_all(session, id, found, [one for one in records if one.status not in LIVE])
+
+
+def show_all(session: Session, id: str, found: list[Found], records: Sequence[Record] = ()) -> None:
+    """Show the messages that were found under an id, and what is recorded of others."""
+    messages = [describe(session, session.center.task(each), whole=True) for each in found]
+    if session.as_json:
+        recorded = {"records": [described(one) for one in records]} if records else {}
+        session.json({"id": id, "messages": messages, **recorded})
+    for number, (each, message) in enumerate(zip(found, messages, strict=True)):
+        if session.as_json:
+            break
+        if number:
+            session.screen.say()
+        session.screen.fields(_fields(session, message, each.time_us / 1e6))
+    for number, record in enumerate(() if session.as_json else records):
+        if found or number:
+            session.screen.say()
+        session.screen.fields(_recorded(session, record))
+    if not found and not records:
+        session.complain_of_none(id)
+
+
+def _recorded(session: Session, record: Record) -> list[tuple[str, Any]]:
+    """What the library has of a message that has ended."""
+
+    def time(us: int) -> str:
+        return f"{options.local_iso(us / 1e6, session.zone)}"
+
+    return [
+        *(("id", record.id), ("task", record.task), ("status", record.status)),
+        ("due", time(record.action_us) if record.action_us else None),
+        *(("queue", record.topic), ("business type", record.biz_type)),
+        *(("business id", record.biz_id), ("attempts", record.attempts)),
+        *((f"attributes.{name}", value) for name, value in record.attributes.items()),
+        *(("worker", record.worker), ("created", time(record.created_us))),
+        ("changed", time(record.modified_us)),
+        *_lines("error", record.error),
+    ]
+
+
+def _fields(session: Session, message: dict[str, Any], seconds: float) -> list[tuple[str, Any]]:
+    when = "now: it was rolled back"
+    if seconds:
+        away = options.distance(seconds - session.now)
+        when = f"{options.local_iso(seconds, session.zone)} ({away})"
+    fields = [
+        ("id", message["id"]),
+        ("task", message["task"]),
+        ("state", message["state"]),
+        (_TIMES[message["state"]], when),
+        ("queue", message["queue"]),
+        ("slot", message["slot"]),
+        ("place", "the task library, until its time comes" if message["far"] else None),
+        ("priority", message["priority"]),
+        ("retries left", message["retries_left"]),
+        *_own(message),
+        ("args", message["argsrepr"]),
+        ("kwargs", message["kwargsrepr"]),
+        ("reason", message["reason"]),
+        *_lines("error", message["error"]),
+        ("problem", message["problem"]),
+    ]
+    for group in ("headers", "properties"):
+        fields += [
+            (f"{group}.{name}", _value(value))
+            for name, value in message[group].items()
+            if value is not None
+        ]
+    return [*fields, ("content type", message["content_type"]), ("body", message["body"])]
+
+
+def _own(message: dict[str, Any]) -> list[tuple[str, Any]]:
+    """What holds for it and not for its queue, as far as anything does."""
+    seconds = [
+        (label, f"{message[name]:g} s")
+        for label, name in (("visibility", "visibility"), ("max lease", "max_lease"))
+        if message[name] is not None
+    ]
+    texts = [(name, message[name]) for name in ("expires", "key", "unique") if message[name]]
+    return [*seconds, *texts]
+
+
+def _lines(name: str, text: str | None) -> list[tuple[str, Any]]:
+    """A text of several lines, such as a traceback."""
+    return [("" if at else name, line) for at, line in enumerate((text or "").splitlines())]
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
