@@ -395,17 +395,28 @@ class Operations:
                     break
         return total
 
-    def delete(self, topic: str, *, if_empty: bool = False, settle: float = RELOAD) -> bool:
+    def delete(
+        self,
+        topic: str,
+        *,
+        if_empty: bool = False,
+        if_undeclared: bool = False,
+        settle: float = RELOAD,
+    ) -> bool:
         """Delete a topic with everything in it: waiting, in flight and dead.
 
         if_empty: only if it holds no message in any state. One that is put meanwhile stays, and
             so does the topic
+        if_undeclared: only what a topic that has expired has left. One that is declared anew
+            meanwhile stays
         settle: with `if_empty`, seconds for which this waits for such a message. For five seconds
             a producer may put messages by what it has read before; who says less may leave one
             in a topic that nobody has declared
 
         Returns whether it is deleted. Who uses it later declares it anew.
         """
+        if if_undeclared and self._registry.declared(topic) is not None:
+            return False
         declared = self._registry.standing(topic)
         if if_empty:
             return self._delete_empty(declared, settle)
@@ -422,13 +433,15 @@ class Operations:
         ]
         coming = declared.slot(0).coming
         schedules = [name for some in pages(self._client, coming, "zscan") for name in texts(some)]
+        if if_undeclared and self._registry.declared(topic) is not None:
+            return False
         with self._client.pipeline(transaction=False) as pipe:
             for slot in declared.all_slots():
                 pipe.unlink(*slot.all(), *map(slot.store, declared.other_steps()))
             for key in copies:
                 pipe.unlink(as_bytes(key))
             pipe.execute()
-        self._undeclare(declared, schedules)
+        self._undeclare(declared, schedules, is_declared=not if_undeclared)
         if recorder is not None:
             recorder.purged(topic)
             recorder.forgotten(topic)
@@ -471,15 +484,19 @@ class Operations:
             pipe.exists(topic.slot(0).schedules)
             return any(pipe.execute())
 
-    def _undeclare(self, declared: Topic, schedules: Sequence[str] = ()) -> None:
+    def _undeclare(
+        self, declared: Topic, schedules: Sequence[str] = (), *, is_declared: bool = True
+    ) -> None:
         keys, topic = self._keys, declared.name
         with self._client.pipeline(transaction=False) as pipe:
             zones = [keys.passed_on(topic, slot) for slot in range(declared.slot_span)]
-            pipe.unlink(keys.wake(topic), keys.users(topic), *zones)
-            pipe.hdel(keys.topics, topic)
-            pipe.zrem(keys.names, topic)
+            pipe.unlink(keys.wake(topic), *zones)
+            if is_declared:  # else the script that found it expired has done that
+                pipe.unlink(keys.users(topic))
+                pipe.hdel(keys.topics, topic)
+                pipe.zrem(keys.names, topic)
+                pipe.zrem(keys.expiring, f"topic:{topic}")
             pipe.srem(keys.paused, topic)
-            pipe.zrem(keys.expiring, f"topic:{topic}")
             pipe.unlink(keys.counted(topic), *keys.minutes(topic))
             pipe.zscore(keys.scheduled_names, topic)
             *_, had_schedules = pipe.execute()

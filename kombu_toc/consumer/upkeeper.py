@@ -119,7 +119,7 @@ def sweep(center: TimeoutCenter, log: Callable[..., None] = logger.log) -> list[
         kind, _, name = member.partition(":")
         if kind == "topic":
             log(logging.INFO, "deleting queue %s: it went stale", name)
-            center.delete(name)
+            center.delete(name, if_undeclared=True)
         else:
             bindings.of(name)
     return stale

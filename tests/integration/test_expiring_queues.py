@@ -140,6 +140,26 @@ def test_two_processes_that_consume_it_do_not_take_it_from_each_other(
         assert is_there(client)
 
 
+def test_a_queue_that_is_declared_again_while_what_expired_is_deleted_stays(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    center, other = TimeoutCenter(client), TimeoutCenter(client)
+    center.declare("brief", slots=1, expires=1, kept=60_000)
+    time.sleep(0.05)  # the server's own clock decides what has expired
+    take = center.stale
+
+    def take_and_be_late(most: int) -> list[str]:
+        names = take(most)
+        other.declare("brief", slots=1, expires=60_000, kept=60_000)
+        other.put("brief", "new", b"", delay=60)
+        return names
+
+    monkeypatch.setattr(center, "stale", take_and_be_late)
+    assert sweep(center) == ["topic:brief"]
+    assert is_there(client)
+    assert [one.id for one in other.get("new")] == ["new"]
+
+
 @contextmanager
 def other_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patched:
