@@ -202,7 +202,7 @@ class Rebuild:
             if topic.declaration.library == OFF and not topic.declaration.expires
         ]
         done = done._replace(put=done.put + others, not_kept=tuple(sorted(off)))
-        if others and on_progress is not None:
+        if on_progress is not None:
             on_progress(done)
         if self._away:
             raise LibraryError(

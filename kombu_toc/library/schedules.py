@@ -71,9 +71,11 @@ class Schedules:
         self._store = store
         self._lock = threading.Lock()
         self._changes: dict[Name, dict[str, Any]] = {}
+        self._writing = threading.Lock()
 
-    def __len__(self) -> int:
-        return len(self._changes)
+    def __bool__(self) -> bool:
+        """Whether a change is not written yet, or just being written."""
+        return bool(self._changes) or self._writing.locked()
 
     def changed(self, topic: str, change: ScheduleChange, at_us: int) -> None:
         """A schedule was changed in Redis."""
@@ -110,14 +112,20 @@ class Schedules:
     # -- in the recorder's thread
 
     def write(self) -> None:
-        """Write what has changed. Raises LibraryError, and keeps what is not written."""
+        """Write what has changed. Raises LibraryError, and keeps what is not written.
+
+        Who calls while another thread writes waits for it.
+        """
+        with self._writing:
+            self._write_all()
+
+    def _write_all(self) -> None:
         with self._lock:
             changes, self._changes = self._changes, {}
         failed: LibraryError | None = None
         by_database: dict[Database, list[Name]] = defaultdict(list)
-        for name in sorted(
-            changes
-        ):  # in one order, so that two processes do not wait for each other
+        # In one order, so that two processes do not wait for each other.
+        for name in sorted(changes):
             by_database[self._store.shards.of(name[1]).database].append(name)
         for database, names in by_database.items():
             for start in range(0, len(names), TOGETHER):

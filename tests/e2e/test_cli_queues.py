@@ -102,11 +102,11 @@ def test_more_than_a_page_is_cancelled_and_rescheduled(
             ]
         )
     words = ("reschedule", "--queue", "celery", "--since", "30m", "--until", "5h", "--yes")
-    eta = datetime.fromtimestamp(time.time() + HOUR + 600, timezone.utc).isoformat()
+    # Between two of them: one that is at that time already is not moved.
+    eta = datetime.fromtimestamp(now / 1e6 + HOUR + 600.5, timezone.utc).isoformat()
     assert run(*words, "--eta", eta, "--json").json == {"moved": 2401, "late": 0}
-    assert (
-        toc.count("celery", since=time.time() + HOUR + 590, until=time.time() + HOUR + 610) == 2401
-    )
+    moved_to = now / 1e6 + HOUR + 600
+    assert toc.count("celery", since=moved_to - 10, until=moved_to + 10) == 2401
     assert run("run", "--queue", "celery", "--yes", "--json").json == {**{"moved": 2401, "late": 0}}
     assert toc.counts("celery") == (2401, 0, 0, 0)
     said = run("cancel", "--queue", "celery", "--state", "ready", "--keep-results", "--yes")

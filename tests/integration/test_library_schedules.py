@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from celery import Celery
+from sqlalchemy import Engine, event
 
 from celery_toc import timeout_center
 from celery_toc.worker import schedules
@@ -64,6 +66,27 @@ def test_schedules_and_their_next_firings_come_back(app, client, store):
     after = {one.id: one for one in center.center.scan("celery", limit=100).messages}
     assert after.keys() == messages.keys()
     assert {one.body for one in after.values()} == {one.body for one in messages.values()}
+
+
+def test_all_is_written_when_a_flush_ends_also_what_another_thread_writes(app, client, store):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def stall(connection: object, cursor: object, statement: str, *rest: object) -> None:
+        if "toc_library_schedules" in statement and not begun.is_set():
+            begun.set()
+            go_on.wait(10)
+
+    event.listen(Engine, "before_cursor_execute", stall)
+    timeout_center(app).schedules.put("each", "shop.remind", 3600)
+    assert begun.wait(10)  # the recorder's thread writes it
+    flushing = threading.Thread(target=recorder_of(app).flush)
+    flushing.start()
+    flushing.join(0.2)  # it must not end
+    assert flushing.is_alive()
+    go_on.set()
+    flushing.join(10)
+    event.remove(Engine, "before_cursor_execute", stall)
+    assert rows(store).keys() == {"each"}
 
 
 def test_after_a_firing_the_next_one_comes_back(app, client, store, center: TimeoutCenter):
