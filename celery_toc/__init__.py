@@ -11,7 +11,8 @@ from kombu_toc import __version__
 if TYPE_CHECKING:
     from celery import Celery
 
-    from .app.outbox import outbox as outbox
+    from kombu_toc import outbox as outbox
+
     from .app.sending import Unique as Unique
     from .app.sending import unique as unique
     from .app.task import Task as Task
@@ -36,11 +37,10 @@ _PLACES = {
     "Schedules": "schedules.schedules",
     "Unique": "app.sending",
     "UnknownScheduleError": "schedules.rules",
-    "outbox": "app.outbox",
     "unique": "app.sending",
 }
 
-__all__ = ("__version__", "biz", "timeout_center", *_PLACES)
+__all__ = ("__version__", "biz", "outbox", "timeout_center", *_PLACES)
 
 
 def biz(type: str | None = None, id: object = None, /, **attributes: object) -> dict[str, Any]:
@@ -69,30 +69,22 @@ def timeout_center(app: Celery, **options: Any) -> TaskCenter:
     Raises ConfigurationError if the app's broker URL is not one of ours. The connection is made
     when it is first used.
     """
+    from .app.broker import broker_of
     from .app.task import TaskCenter
 
-    with app.connection_for_write() as connection:
-        if not isinstance(connection.transport, kombu_toc.Transport):
-            shown = kombu_toc.mask_password(connection.as_uri(include_password=True))
-            raise kombu_toc.ConfigurationError(
-                f"the broker of app {app.main!r} is {shown}, which is not a timeout "
-                "center: such a URL begins with toc+, as in toc+redis://localhost:6379/0"
-            )
-        return TaskCenter(
-            app,
-            kombu_toc.center_for(
-                connection.as_uri(include_password=True),
-                ssl=connection.ssl,
-                **{**connection.transport_options, **options},
-            ),
-        )
+    broker = broker_of(app)
+    options = {**broker.options, **options}
+    return TaskCenter(app, kombu_toc.center_for(broker.url, ssl=broker.ssl, **options))
 
 
 if not TYPE_CHECKING:  # with it, no checker would report a name that does not exist
 
     def __getattr__(name: str) -> Any:
-        if name not in _PLACES:
+        if name == "outbox":
+            value = kombu_toc.outbox  # it needs an extra
+        elif name in _PLACES:
+            value = getattr(import_module(f".{_PLACES[name]}", __name__), name)
+        else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(f".{_PLACES[name]}", __name__), name)
         globals()[name] = value
         return value

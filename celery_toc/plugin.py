@@ -31,8 +31,8 @@ def install() -> None:
     if "celery.worker.consumer" in sys.modules:
         # With gevent and eventlet, a worker asks for its transport after that signal.
         _add_step()
-    compat.countdowns.install()
-    compat.hidden_settings.install()
+    compat.sending.install_countdowns()
+    compat.control.install_hidden_settings()
     configured.watch()
     from .app import revoke  # it loads parts of Celery
 
@@ -50,7 +50,7 @@ def _add_step() -> None:
     from .worker.step import TimeoutCenterStep
 
     # The step itself finds out whether a worker's broker is ours.
-    compat.bootsteps.add(TimeoutCenterStep)
+    compat.worker.add_bootstep(TimeoutCenterStep)
 
 
 def _in_the_apps_timezone(moment: datetime) -> datetime:

@@ -16,7 +16,7 @@ from celery.utils.log import get_logger
 
 import kombu_toc
 
-from ..compat import revoking
+from ..compat import control
 from .task import Task, TaskCenter
 
 # -- what follows when the message of a revoked task was removed
@@ -129,7 +129,7 @@ Send = Callable[[Any], Any]
 
 def install() -> None:
     """Have every app whose broker is ours remove what it revokes."""
-    revoking.install(_on_broadcast)
+    control.install_revoke_removes(_on_broadcast)
 
 
 def _on_broadcast(

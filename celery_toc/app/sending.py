@@ -18,8 +18,8 @@ from kombu.utils import json
 
 import kombu_toc
 
-from ..compat import async_results, uniqueness
-from ..compat.quick_messages import QuickMessages
+from ..compat import sending as compat
+from .broker import broker_of
 from .task import TaskCenter
 
 if TYPE_CHECKING:
@@ -125,13 +125,7 @@ class AsyncSender:
 
     def __init__(self, app: Celery) -> None:
         self.app = app
-        with app.connection_for_write() as connection:
-            if not isinstance(connection.transport, kombu_toc.Transport):
-                shown = kombu_toc.mask_password(connection.as_uri(include_password=True))
-                raise kombu_toc.ConfigurationError(
-                    f"the broker of app {app.main!r} is {shown}, which is not a timeout center: "
-                    "such a URL begins with toc+, as in toc+redis://localhost:6379/0"
-                )
+        broker_of(app)
         # One that is Kombu's in all but the transport, and how it waits between attempts.
         self._connection = connection = app.connection_for_write()
         connection.transport_cls = kombu_toc.AsyncTransport
@@ -139,7 +133,7 @@ class AsyncSender:
         self._transport: kombu_toc.AsyncTransport = connection.transport
         self._center = self._transport.async_center
         self.center = AsyncTaskCenter(TaskCenter(app, self._transport.center), self._center)
-        self._quick = QuickMessages(app)
+        self._quick = compat.QuickMessages(app)
         #: kinds of messages of which Celery is making one
         self._learning: set[Any] = set()
         self._idle: list[Lane] = []
@@ -233,7 +227,7 @@ class AsyncSender:
         return result
 
     def _by_celery(self, signature: Any, lane: Lane, options: dict[str, Any]) -> Any:
-        async_results.install(self.app.backend)
+        compat.install_async_results(self.app.backend)
         return signature.apply_async(producer=lane.producer, **options)
 
     def _again(self, publish: Callable[..., Any]) -> Callable[..., Any]:
@@ -342,7 +336,7 @@ def unique(
     Raises CompatError if this Celery lacks a name that is needed. Sending raises TraitError if an
     option makes no sense.
     """
-    uniqueness.install()
+    compat.install_uniqueness()
     said = {"": key, "-until": until, "-conflict": conflict, "-at-most": at_most}
     return {f"x-unique{name}": value for name, value in said.items() if value is not None}
 
@@ -365,7 +359,7 @@ class Unique:
         conflict: str = "keep",
         at_most: float | None = None,
     ) -> None:
-        uniqueness.install()
+        compat.install_uniqueness()
         self.key = key
         self.until = until
         self.conflict = conflict

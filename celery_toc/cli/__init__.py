@@ -12,12 +12,12 @@ import click
 
 from celery_toc import __version__
 from celery_toc.beat import configured
-from celery_toc.compat import command_line
+from celery_toc.compat import control
 from celery_toc.worker import remote_control as remote_control
 
 from .exits import Group
 
-command_line.add_commands()
+control.add_commands()
 configured.watch()
 
 #: The commands, and where each is. To add one, write a module and add a line here.

@@ -1,9 +1,9 @@
 """Every private name of Celery, Kombu, billiard and Flower that this package touches or replaces.
 
-One file a subject. Its docstring says what it touches, why no public way exists, in which versions
-that was read, and what is lost without it. Each defines a `kombu_toc.CompatPart`, which is checked
-on start and can be switched off: ``TOC_COMPAT_OFF=quick-times,send-now``. docs/compat.md lists
-them.
+One file a subject. Its docstring says of each part what it touches, why no public way exists, in
+which versions that was read, and what is lost without it. Each part is a `kombu_toc.CompatPart`,
+which is checked on start and can be switched off: ``TOC_COMPAT_OFF=quick-times,send-now``.
+docs/compat.md lists them.
 
 Nothing here imports a worker's modules before a worker needs them: a web process that only sends
 tasks loads these files too, and so knows every part's name.
@@ -17,55 +17,9 @@ from contextlib import contextmanager
 
 from kombu_toc import CompatPart, ConfigurationError
 
-from . import (
-    acknowledgements,
-    async_results,
-    bootsteps,
-    command_line,
-    connecting,
-    countdowns,
-    due_times,
-    failures,
-    flower,
-    hidden_settings,
-    inspecting,
-    pools,
-    processes,
-    quick_messages,
-    quick_times,
-    remote_control,
-    revoking,
-    soft_shutdown,
-    uniqueness,
-    weak_sets,
-    worker_state,
-)
+from . import control, pools, requests, sending, worker
 
-__all__ = (
-    "acknowledgements",
-    "async_results",
-    "bootsteps",
-    "check_names",
-    "command_line",
-    "connecting",
-    "countdowns",
-    "due_times",
-    "failures",
-    "flower",
-    "hidden_settings",
-    "inspecting",
-    "pools",
-    "processes",
-    "quick_messages",
-    "quick_times",
-    "refusing",
-    "remote_control",
-    "revoking",
-    "soft_shutdown",
-    "uniqueness",
-    "weak_sets",
-    "worker_state",
-)
+__all__ = ("check_names", "control", "pools", "refusing", "requests", "sending", "worker")
 
 logger = logging.getLogger(__name__)
 

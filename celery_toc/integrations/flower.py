@@ -1,6 +1,6 @@
 """Flower's Broker page: how many messages the queues of a timeout center hold.
 
-`celery_toc.compat.flower` has Flower ask :class:`Queues`. The transport calls :func:`install`
+`celery_toc.compat.control` has Flower ask :class:`Queues`. The transport calls :func:`install`
 (entry point ``kombu_toc.extensions``), and only in a process that has imported Flower by itself.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import kombu_toc
 
-from ..compat import flower
+from ..compat import control
 
 #: Seconds, the same as Flower uses for Redis: a page must not wait for a server that is away.
 TIMEOUTS = {"socket_connect_timeout": 1.0, "socket_timeout": 2.0}
@@ -20,7 +20,7 @@ TIMEOUTS = {"socket_connect_timeout": 1.0, "socket_timeout": 2.0}
 
 def install() -> None:
     """Have Flower use :class:`Queues` for a broker URL of ours."""
-    flower.install(Queues)
+    control.install_flower(Queues)
 
 
 class Queues:

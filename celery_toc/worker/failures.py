@@ -14,7 +14,7 @@ from celery.utils.log import get_logger
 
 import kombu_toc
 
-from ..compat import failures as compat
+from ..compat.requests import install_failure_reasons
 
 # -- A task that fails for good goes to DeadQueue, where the app or the task asks for it
 #
@@ -46,6 +46,19 @@ class _Outcome:
         self.events: set[str] = set()
 
 
+def _raised(exc_info: Any) -> BaseException:
+    """The exception that a task has raised, whatever it was wrapped in between processes."""
+    exc: BaseException = exc_info.exception
+    return exc.exc if isinstance(exc, ExceptionWithTraceback) else exc
+
+
+def _named_as(base: type, request_class: type) -> type:
+    """Give a request class the name of its base, by which logs and tools know it."""
+    request_class.__qualname__ = request_class.__name__ = base.__name__
+    request_class.__module__ = base.__module__
+    return request_class
+
+
 @cache
 def dying(base: type) -> type:
     """A request class whose message goes to DeadQueue when its task has failed for good."""
@@ -58,9 +71,7 @@ def dying(base: type) -> type:
         _is_settled = False
 
         def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
-            exc = exc_info.exception
-            if isinstance(exc, ExceptionWithTraceback):
-                exc = exc.exc
+            exc = _raised(exc_info)
             handle = partial(super().on_failure, exc_info, *args, **kwargs)
             if isinstance(exc, _NO_FAILURE):
                 return handle()
@@ -124,9 +135,7 @@ def dying(base: type) -> type:
                 self._is_settled = True  # also if its process is killed then
             super().send_event(type, **fields)
 
-    Request.__qualname__ = Request.__name__ = base.__name__
-    Request.__module__ = base.__module__
-    return Request
+    return _named_as(base, Request)
 
 
 def report(exc: BaseException, traceback: object) -> str:
@@ -170,7 +179,7 @@ def explain(consumer: Any) -> None:
         reject(logger, consumer.connection_errors)
         return True
 
-    compat.install(
+    install_failure_reasons(
         consumer,
         {
             "on_unknown_message": _note_unknown_message,
@@ -228,9 +237,7 @@ def _telling(base: type) -> type:
         keeps_traceback = False
 
         def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
-            exc = exc_info.exception
-            if isinstance(exc, ExceptionWithTraceback):
-                exc = exc.exc
+            exc = _raised(exc_info)
             if isinstance(exc, Reject):
                 _note(self.message, "rejected by the task")
                 self.message.asks_requeue = True
@@ -252,9 +259,7 @@ def _telling(base: type) -> type:
                 if isinstance(exc, Reject):
                     return self.reject(requeue=exc.requeue)
 
-    Request.__qualname__ = Request.__name__ = base.__name__
-    Request.__module__ = base.__module__
-    return Request
+    return _named_as(base, Request)
 
 
 @cache
@@ -283,9 +288,7 @@ def _recorded(base: type) -> type:
             return found
 
         def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
-            exc = exc_info.exception
-            if isinstance(exc, ExceptionWithTraceback):
-                exc = exc.exc
+            exc = _raised(exc_info)
             handle = partial(super().on_failure, exc_info, *args, **kwargs)
             return _ending(self.message, _outcome(exc), handle)
 
@@ -297,9 +300,7 @@ def _recorded(base: type) -> type:
             return _ending(self.message, "failed", handle)
 
     Request.on_success = _noting_success(base.on_success)  # type: ignore[attr-defined]
-    Request.__qualname__ = Request.__name__ = base.__name__
-    Request.__module__ = base.__module__
-    return Request
+    return _named_as(base, Request)
 
 
 def _noting_success(on_success: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from celery.worker import state
 
 import kombu_toc
 
-from ..compat import pools, processes
+from ..compat import pools
 from .requests import SubmittedRequests
 
 # -- pools of threads, of greenlets, and of one thread
@@ -59,7 +59,7 @@ def watch_solo(pool: Any, took: Callable[[float], None]) -> None:
 
         return on_apply
 
-    pools.replace(pool, wrap)
+    pools.replace_on_apply(pool, wrap)
 
 
 def watch(pool: Any, submitted: SubmittedRequests) -> None:
@@ -115,7 +115,7 @@ def watch(pool: Any, submitted: SubmittedRequests) -> None:
 
         return on_apply
 
-    pools.replace(pool, wrap)
+    pools.replace_on_apply(pool, wrap)
 
 
 def _failing(
@@ -225,11 +225,11 @@ class PoolPolicy:
             pool.is_green or consumer.app.conf.get("worker_disable_prefetch", False)
         )
         self._scaler = getattr(consumer.controller, "autoscaler", None) or consumer.controller
-        self._missing = processes.missing_of(pool)
+        self._missing = pools.missing_of(pool)
         #: what was executing when that was last looked at
         self._seen: set[Any] = set()
-        self._sent = processes.SentTasks(pool) if processes.in_event_loop(pool) else None
-        self.flush_pool = processes.SendNow(pool)
+        self._sent = pools.SentTasks(pool) if pools.in_event_loop(pool) else None
+        self.flush_pool = pools.SendNow(pool)
         self.before_delivery = state.maybe_shutdown
 
     @property

@@ -20,7 +20,7 @@ from kombu.utils.encoding import safe_repr
 from kombu_toc import PartialError
 
 from ..app.task import Task, TaskCenter
-from ..compat import inspecting
+from ..compat import control
 from ..schedules.view import Schedule
 
 logger = get_logger(__name__)
@@ -114,7 +114,7 @@ def toc_resume(state: Any, **kwargs: Any) -> Any:
 
 
 #: Celery's commands that the two below replace; None if they are not replaced.
-_celerys = inspecting.commands()
+_celerys = control.inspect_commands()
 
 
 def scheduled(state: Any, limit: int | None = None, **kwargs: Any) -> Any:

@@ -11,7 +11,7 @@ from celery.worker import state
 
 import kombu_toc
 
-from ..compat import weak_sets
+from ..compat import worker
 
 # -- celery's requests
 
@@ -32,7 +32,7 @@ class SubmittedRequests:
         self._started: set[Any] = set()
         #: held while it is decided whether one is begun or its message given back
         self.deciding = threading.Lock()
-        self._references = weak_sets.references(state.reserved_requests, state.active_requests)
+        self._references = worker.references(state.reserved_requests, state.active_requests)
 
     def add(self, request: Any, now: float, *, starts: bool) -> None:
         """The pool is about to be given it.

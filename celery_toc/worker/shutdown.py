@@ -12,7 +12,7 @@ from typing import Any
 from celery import bootsteps, signals
 from celery.worker import state
 
-from ..compat import soft_shutdown
+from ..compat.worker import install_soft_shutdown
 from . import pool
 from .pool import PoolPolicy
 from .requests import SubmittedRequests
@@ -47,7 +47,7 @@ class Shutdown:
         """Be told when the worker is to end although its loop does not turn."""
         signals.worker_shutting_down.connect(self._on_signal)
         if not self._consumer.pool.is_green:
-            soft_shutdown.install(self._consumer.controller, self._on_soft_shutdown)
+            install_soft_shutdown(self._consumer.controller, self._on_soft_shutdown)
 
     def finish(self, policy: PoolPolicy) -> None:
         """The loop turns no more, but the pool may work on for as long as its tasks take."""

@@ -66,26 +66,26 @@ class TimeoutCenterStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celer
     def _install(self, c: Any) -> None:
         # Strategies bind the timer's method when the Tasks step starts, before this one.
         compat.check_names()
-        compat.worker_state.check()
-        self._accepts_early = compat.due_times.install(
+        compat.worker.check_worker_state()
+        self._accepts_early = compat.requests.install_due_times(
             c,
             timer_of=lambda timers: requests.PastTimers(
-                timers, lambda: compat.processes.time_limits(c.pool), lambda: c.qos
+                timers, lambda: compat.pools.time_limits(c.pool), lambda: c.qos
             ),
             handle_of=requests.begin_when_due,
             after_strategy=requests.forget_what_has_ended,
         )
         failures.explain(c)
-        compat.acknowledgements.install(c)
-        compat.quick_times.install(c)
-        compat.connecting.install(c, state.maybe_shutdown)
+        compat.requests.install_acks_at_once(c)
+        compat.requests.install_quick_times(c)
+        compat.worker.install_connect_pause(c, state.maybe_shutdown)
 
     def include_if(self, c: Any) -> bool:
         return self.enabled
 
     def create(self, c: Any) -> None:
         """All steps are made, and none has started."""
-        compat.remote_control.install(c)
+        compat.control.install_remote_control(c)
 
     def start(self, c: Any) -> None:
         c.timeout_center_step = self

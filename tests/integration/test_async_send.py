@@ -23,7 +23,7 @@ from kombu.exceptions import OperationalError
 
 from celery_toc import aio
 from celery_toc.app.sending import LANES, sender_of
-from celery_toc.compat import quick_messages
+from celery_toc.compat import sending
 from kombu_toc import AsyncChannel, ConfigurationError, TimeoutCenter
 from kombu_toc.model.message import DICTIONARY
 
@@ -61,7 +61,7 @@ def made_quickly() -> Iterator[mock.Mock]:
     """Counts the messages that were not made by Celery's own code. What was learned of Celery's
     holds for as long as a test takes."""
     with (
-        mock.patch.object(quick_messages, "FRESH", 60.0),
+        mock.patch.object(sending, "FRESH", 60.0),
         mock.patch.object(
             AsyncChannel, "publish_made", autospec=True, side_effect=AsyncChannel.publish_made
         ) as counted,
@@ -212,7 +212,7 @@ def test_what_changes_holds_after_a_second(
     app: Celery, center: TimeoutCenter, made_quickly: mock.Mock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add = app.tasks["shop.add"]
-    monkeypatch.setattr(quick_messages, "FRESH", 0.5)
+    monkeypatch.setattr(sending, "FRESH", 0.5)
 
     async def send() -> None:
         for _ in range(4):

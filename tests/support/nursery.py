@@ -53,7 +53,7 @@ PRELOADED = {
         *("celery.backends.redis", "celery.loaders.app", "celery.app.builtins", "celery.app.amqp"),
         *("celery.app.control", "celery.events.state", "celery.app.log", "celery.app.events"),
         *("celery_toc.cli.session", "celery_toc.app.revoke", "rich.table", "rich.live"),
-        *("celery_toc.compat.countdowns", "sqlalchemy.dialects.sqlite"),
+        *("celery_toc.compat.sending", "sqlalchemy.dialects.sqlite"),
     ),
     "worker": (
         *("kombu_toc.transport.transport", "celery.__main__", "celery.bin.celery", "celery.app"),
@@ -63,7 +63,7 @@ PRELOADED = {
         *("celery.worker.strategy", "celery.worker.autoscale", "celery.worker.pidbox"),
         *("celery.concurrency.prefork", "celery.concurrency.solo", "celery.concurrency.thread"),
         *("celery.app.trace", "celery.app.routes", "celery_toc.app.revoke", "billiard.heap"),
-        *("celery_toc.compat.countdowns", "sqlalchemy.dialects.sqlite"),
+        *("celery_toc.compat.sending", "sqlalchemy.dialects.sqlite"),
     ),
 }
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from celery_toc.compat.processes import SentTasks
+from celery_toc.compat.pools import SentTasks
 
 pytestmark = pytest.mark.versions
 

@@ -16,7 +16,7 @@ from celery.worker.request import Request
 from kombu.asynchronous.timer import Timer
 from kombu.common import QoS
 
-from celery_toc.compat import quick_times
+from celery_toc.compat import requests
 from celery_toc.worker.pool import Pace, PoolPolicy, is_timed
 from celery_toc.worker.requests import PastTimers, begin_when_due
 from celery_toc.worker.shutdown import Shutdown
@@ -188,7 +188,7 @@ def request_classes(app: Celery, fails: bool = False) -> dict[str, type[Request]
             raise KeyError("of an app's own strategy")
 
     consumer = SimpleNamespace(app=app, update_strategies=update_strategies)
-    quick_times.install(consumer)
+    requests.install_quick_times(consumer)
     consumer.update_strategies()
     return seen
 

@@ -1,4 +1,47 @@
-"""A task's message is made quickly, for asyncio.
+"""How a task's message is made and sent.
+
+A message tells whether its time was given as a countdown (`countdowns`).
+
+Touches: ``AMQP.create_task_message``, which is replaced on the class.
+
+Why: Celery turns a countdown into an ``eta`` by the clock of the machine that sends. Nothing that
+is handed to ``before_task_publish`` or to the transport tells the two apart.
+
+Read in Celery 5.3.6, 5.5.3 and 5.7.0.
+
+Without: a countdown is an ``eta``. If the sender's clock is wrong, so is the time, as with every
+other broker. Messages of protocol 1 have no id and no ``eta`` that the center can read, and wait
+in the worker.
+
+`async-results`: a result backend does not wait for its server when a task is sent from an event
+loop.
+
+Touches: ``RedisBackend.on_task_call``, which is replaced on the app's backend.
+
+Why: when a task is sent, Celery's Redis backend subscribes to its result, and waits for the server.
+That blocks the event loop. It is not needed: ``AsyncResult.get`` subscribes, too, and then looks
+whether the result is there.
+
+Read in Celery 5.3.6, 5.5.3 and 5.7.0.
+
+Without: with results in Redis, the first task that is sent, and one a second, blocks the event loop
+for a round trip to the server that keeps the results.
+
+A task that is not sent has the result of the one that is there (`uniqueness`).
+
+Touches: ``Celery.send_task``, which is replaced on the class when uniqueness is first asked for in
+a process; ``Celery._tasks``, which is read.
+
+Why: with ``conflict="keep"`` and ``"replace"``, ``apply_async`` returns the result of a task that
+was sent before. Celery makes the result of the id that it has chosen itself, and calls nothing in
+between that could tell it another one. A signal could compute the key from the arguments, but is
+not told the app.
+
+Read in Celery 5.3.6, 5.5.3 and 5.7.0.
+
+Without: a task that should be unique is not.
+
+A task's message is made quickly, for asyncio (`quick-messages`).
 
 Touches: ``Task.__header__``, ``Task._dump_pydantic_arguments``, ``Task.apply_async``,
 ``Task.shadow_name``, ``Celery.send_task``, ``AMQP.argsrepr_maxsize`` and ``kwargsrepr_maxsize``,
@@ -20,25 +63,188 @@ Without: `celery_toc.aio.send` sends about a quarter as many tasks a second.
 
 from __future__ import annotations
 
+import inspect
 import re
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
+from functools import partial, wraps
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
 from celery import Celery, Task, signals
 from celery.app.routes import MapRoute
+from celery.utils import uuid
 from celery.utils.saferepr import saferepr
 from kombu.serialization import registry
 from kombu.utils import json
 
 import kombu_toc
-from kombu_toc import CompatPart
+from kombu_toc import COUNTDOWN, CompatPart
 
-from . import uniqueness
+# -- countdowns
 
-PART = CompatPart(
+COUNTDOWNS = CompatPart(
+    "countdowns",
+    touches="Celery's AMQP.create_task_message",
+    lost="a countdown begins by the clock of the machine that sends",
+    check=lambda amqp: [
+        *CompatPart.missing(amqp, "create_task_message"),
+        *CompatPart.missing(
+            vars(amqp).get("create_task_message"), "__get__", "__set__", "__delete__"
+        ),
+    ],
+)
+
+
+def install_countdowns() -> None:
+    """Give the messages that are made of a countdown a mark."""
+    from celery.app.amqp import AMQP
+
+    if not COUNTDOWNS.usable(AMQP):
+        return
+    # On the class, and uncached: the app that is just sending its first message has its AMQP,
+    # and looks this up when it has asked for its transport (from Celery 5.5 on).
+    cached = AMQP.create_task_message
+    AMQP.create_task_message = property(
+        lambda amqp: partial(create_task_message, cached.__get__(amqp)),
+        cached.__set__,
+        cached.__delete__,
+    )
+
+
+def create_task_message(
+    create: Callable[..., Any],
+    /,
+    task_id: str,
+    name: str,
+    args: Any = None,
+    kwargs: Any = None,
+    countdown: float | None = None,
+    *rest: Any,
+    **options: Any,
+) -> Any:
+    """Create the message of a task, and add what the transport reads.
+
+    create: Celery's function, which is given all the other arguments
+
+    What is added is the mark of a countdown, and with protocol 1, whose headers are empty, id and
+    eta. Returns what `create` returns: headers, properties, body, event.
+    """
+    message = create(task_id, name, args, kwargs, countdown, *rest, **options)
+    headers, properties, body, _ = message
+    if countdown:
+        # A property and not a header: a retry inherits headers, and may have another kind of time.
+        properties[COUNTDOWN] = True
+    if isinstance(body, dict):  # protocol 1
+        headers.setdefault("id", task_id)
+        if body.get("eta"):
+            headers.setdefault("eta", body["eta"])
+    return message
+
+
+# -- async-results
+
+ASYNC_RESULTS = CompatPart(
+    "async-results",
+    touches="Celery's RedisBackend.on_task_call",
+    lost="sending from an event loop waits for the server that keeps the results",
+    check=lambda backend: CompatPart.missing(backend, "on_task_call"),
+)
+
+
+def install_async_results(backend: Any) -> None:
+    """Keep a result backend from blocking the loop that sends; if it has been done, do nothing."""
+    if "on_task_call" in vars(backend) or not hasattr(backend, "result_consumer"):
+        return
+    if not ASYNC_RESULTS.usable(backend) or not any(
+        cls.__module__ == "celery.backends.redis" for cls in type(backend).__mro__
+    ):
+        return
+    subscribe = backend.on_task_call
+
+    def on_task_call(producer: Any, task_id: str) -> Any:
+        if isinstance(getattr(producer, "channel", None), kombu_toc.AsyncChannel):
+            return None
+        return subscribe(producer, task_id)
+
+    backend.on_task_call = on_task_call
+
+
+# -- uniqueness
+
+UNIQUENESS = CompatPart(
+    "uniqueness",
+    touches="Celery's Celery.send_task and Celery._tasks",
+    lost="a task that should be unique is not",
+    check=lambda app: CompatPart.missing(app, "send_task"),
+    way_out="Take uniqueness away from the tasks, or install a release of Celery that has it.",
+)
+
+
+def install_uniqueness() -> None:
+    """Let tasks be unique that are sent from now on; if it has been done, do nothing."""
+    if hasattr(Celery.send_task, "toc_original") or not UNIQUENESS.usable(Celery):
+        return
+    original = Celery.send_task
+    names = tuple(inspect.signature(original).parameters)[4:]
+
+    @wraps(original)
+    def send(
+        app: Celery, name: str, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any
+    ) -> Any:
+        task = options.get("task_type") or app._tasks.get(name)
+        unique = getattr(task, "toc_unique", None)
+        headers = options.get("headers")
+        if unique is None and "x-unique" not in options and not (headers and "x-unique" in headers):
+            return original(app, name, args, kwargs, *rest, **options)
+        options.update(zip(names, rest, strict=False))
+        # A retry has the headers of what it repeats.
+        if unique is not None and "x-unique" not in options and not options.get("retries"):
+            options.update(unique.options_for(task, args, kwargs))
+        return _send_unique(app, original, name, args, kwargs, options)
+
+    send.toc_original = original  # type: ignore[attr-defined]
+    Celery.send_task = send
+
+
+def original_send_task(app_class: Any) -> Any:
+    """What Celery would send with, or somebody else has put in its place."""
+    return getattr(app_class.send_task, "toc_original", app_class.send_task)
+
+
+def _send_unique(
+    app: Celery,
+    send: Callable[..., Any],
+    name: str,
+    args: Any,
+    kwargs: Any,
+    options: dict[str, Any],
+) -> Any:
+    """Send a task, or find the one that is there; return its result."""
+    id = options["task_id"] = options.get("task_id") or uuid()
+    try:
+        with kombu_toc.unique_answer(id) as answer:
+            result = send(app, name, args, kwargs, **options)
+    except kombu_toc.KeptError as exc:
+        made = options.get("result_cls") or app.AsyncResult
+        ignored = options.get("ignore_result")
+        if not ignored:
+            made(id)  # Celery has begun to wait for it; it ends that when this is collected
+        result = made(exc.id)
+        result.ignored = ignored
+        parent = app.current_worker_task
+        if parent and options.get("add_to_parent", True):
+            parent.add_trail(result)
+        return result
+    if answer.id != id:
+        result.id = answer.id
+    return result
+
+
+# -- quick-messages
+
+QUICK_MESSAGES = CompatPart(
     "quick-messages",
     touches="Celery's Task.__header__, Task.apply_async, Celery.send_task and their like",
     lost="celery_toc.aio sends about a quarter as many tasks a second",
@@ -196,7 +402,7 @@ class QuickMessages:
 
     def __init__(self, app: Celery) -> None:
         self._app = app
-        self._usable = PART.usable(app.amqp)
+        self._usable = QUICK_MESSAGES.usable(app.amqp)
         self._shapes: dict[Any, Shape | int] = {}
         self._checked = 0.0
         self._plain = False
@@ -246,7 +452,7 @@ class QuickMessages:
             and all(isinstance(route, MapRoute) for route in app.amqp.router.routes or ())
             and _is_celerys(Task.apply_async, "celery/app/task.py")
             and _is_celerys(Task.shadow_name, "celery/app/task.py")
-            and _is_celerys(uniqueness.original(type(app)), "celery/app/base.py")
+            and _is_celerys(original_send_task(type(app)), "celery/app/base.py")
             and "send_task" not in vars(app)
             and _is_celerys(app.amqp.send_task_message, "celery/app/amqp.py")
         )
