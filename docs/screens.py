@@ -1,7 +1,7 @@
 """Takes the screens in docs/screens/ from a real run: `python docs/screens.py`.
 
 Starts a server and a worker, has them work for a while, runs ``celery toc`` in a terminal of its
-own, and saves what is on it as SVG. Needs celery-toc[embedded,cli].
+own, and saves what is on it as SVG. Needs celery-toc[embedded] and rich, which draws the SVG.
 """
 
 from __future__ import annotations

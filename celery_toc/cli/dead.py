@@ -7,52 +7,36 @@ from typing import Any
 
 import click
 
-from .exits import NOT_FOUND, TOO_LATE, Command, Group
+from .actions import look_up
+from .exits import NOT_FOUND, TOO_LATE, Group
 from .messages import named, paging, show_all, show_page
 from .options import complete_dead_id, queue_option, yes_option
 from .screen import counted
-from .selection import look_up
-from .session import Session, with_session
+from .session import Session, command
 
-COMMANDS = {
-    name: f"{__name__}:{name.replace('list', 'list_')}"
-    for name in ("list", "show", "requeue", "purge")
-}
-
-
-@click.group(cls=Group, commands_at=COMMANDS)
-@click.pass_context
-def dead(ctx: click.Context) -> None:
-    """Messages that were given up on: list, show, requeue, purge."""
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
+dead = Group(
+    "dead",
+    help="Messages that were given up on: list, show, requeue, purge.",
+    commands_at=dict.fromkeys(("list", "show", "requeue", "purge"), __name__),
+)
 
 
-@click.command(
-    "list",
-    cls=Command,
-    example="""
+@command("""
 celery -A shop toc dead list --queue mail --since -1d
 celery -A shop toc dead list --task 'shop.tasks.*' --json
-""",
-)
+""")
 @queue_option
 @paging
-@with_session
 def list_(session: Session, queue: str | None, **which: Any) -> None:
     """Dead messages in the order in which they died, with the reason and the last error."""
     show_page(session, queue, "dead", **which)
 
 
-@click.command(
-    cls=Command,
-    example="""
+@command("""
 celery -A shop toc dead show 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
-""",
-)
+""")
 @click.argument("id", shell_complete=complete_dead_id)
 @queue_option
-@with_session
 def show(session: Session, id: str, queue: str | None) -> None:
     """All of a dead message, decoded."""
     found = session.ask(session.center.get, id, topic=session.queue(queue))
@@ -76,15 +60,11 @@ def _dead_options(function: Any) -> Any:
     return function
 
 
-@click.command(
-    cls=Command,
-    example="""
+@command("""
 celery -A shop toc dead requeue 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
 celery -A shop toc dead requeue --queue mail --task shop.tasks.remind --yes
-""",
-)
+""")
 @_dead_options
-@with_session
 def requeue(session: Session, **which: Any) -> None:
     """Put dead messages back into their queues, due now, with all their retries.
 
@@ -93,15 +73,11 @@ def requeue(session: Session, **which: Any) -> None:
     _apply(session, "requeue", "requeued", session.center.requeue_dead, **which)
 
 
-@click.command(
-    cls=Command,
-    example="""
+@command("""
 celery -A shop toc dead purge 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --yes
 celery -A shop toc dead purge --queue mail
-""",
-)
+""")
 @_dead_options
-@with_session
 def purge(session: Session, **which: Any) -> None:
     """Delete dead messages for good.
 

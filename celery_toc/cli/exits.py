@@ -103,13 +103,14 @@ class Command(_Exits):
 
 
 class Group(_Exits, DYMGroup):  # type: ignore[misc]  # click_didyoumean has no types
-    """A group whose commands are imported when they are used.
+    """A group whose commands are imported when they are used. Without a command it shows its help.
 
-    commands_at: name of a command -> ``module:attribute``
+    commands_at: name of a command -> its module, in which it has that name, or ``name_``
     """
 
     def __init__(self, *args: Any, commands_at: Mapping[str, str], **kwargs: Any) -> None:
-        super().__init__(*args, **{"invoke_without_command": True, **kwargs})
+        shows_help = {"invoke_without_command": True, "callback": _show_help}
+        super().__init__(*args, **{**shows_help, **kwargs})
         self.commands_at = commands_at
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -118,5 +119,12 @@ class Group(_Exits, DYMGroup):  # type: ignore[misc]  # click_didyoumean has no 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in self.commands_at:
             return None
-        module, _, attribute = self.commands_at[name].partition(":")
-        return cast(click.Command, getattr(import_module(module), attribute))
+        module = import_module(self.commands_at[name])
+        return cast(click.Command, getattr(module, f"{name}_", None) or getattr(module, name))
+
+
+@click.pass_context
+def _show_help(ctx: click.Context, /, **_: Any) -> None:
+    # Options that the app has added to all commands come as keywords; they mean nothing here.
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())

@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-import sys
-from typing import Any
-
 import click
 
-import kombu_toc
-
-from .exits import FAILED, FAULTS, Command, Failure, Group
-from .screen import Column, counted
-from .session import Session, with_session
-
-COMMANDS = {
-    "create": f"{__name__}:create",
-    "upgrade": f"{__name__}:upgrade",
-    "status": f"{__name__}:status",
-    "check": f"{__name__}:check",
-    "prune": f"{__name__}:prune",
-    "rebuild": f"{__name__}:rebuild",
-    "reshard": f"{__name__}:reshard",
-}
+from .exits import FAILED, FAULTS, Group
+from .screen import Column, Progress, counted
+from .session import Session, command
 
 DIFFERENCES = (Column("kind"), Column("id", fold=True), Column("queue", fold=True))
 
 COLUMNS = (Column("database", fold=True), Column("version"), Column("problem", fold=True))
 
 
-@click.group(cls=Group, commands_at=COMMANDS)
-@click.pass_context
-def library(ctx: click.Context) -> None:
-    """The record in SQL behind Redis: its tables, its state, and what is put back from it."""
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
+library = Group(
+    "library",
+    help="The record in SQL behind Redis: its tables, its state, and what is put back from it.",
+    commands_at=dict.fromkeys(
+        ("create", "upgrade", "status", "check", "prune", "rebuild", "reshard"), __name__
+    ),
+)
 
 
 def _changed(session: Session, what: str, otherwise: str, databases: list[str]) -> None:
@@ -46,29 +32,23 @@ def _changed(session: Session, what: str, otherwise: str, databases: list[str]) 
         session.screen.say(otherwise)
 
 
-@click.command(cls=Command, example="celery -A shop toc library create")
-@with_session
+@command("celery -A shop toc library create")
 def create(session: Session) -> None:
     """Make the tables in databases that have none. (SQLite's are made when it is first used.)"""
     _changed(session, "Made the tables in", "All tables are there.", session.library.create())
 
 
-@click.command(cls=Command, example="celery -A shop toc library upgrade")
-@with_session
+@command("celery -A shop toc library upgrade")
 def upgrade(session: Session) -> None:
     """Bring the tables of an older release up to date."""
     changed = session.library.upgrade()
     _changed(session, "Brought up to date:", "All tables are up to date.", changed)
 
 
-@click.command(
-    cls=Command,
-    example="""
+@command("""
 celery -A shop toc library status
 celery -A shop toc library status --json
-""",
-)
-@with_session
+""")
 def status(session: Session) -> None:
     """Show each database, and how many tasks are recorded in which status.
 
@@ -95,15 +75,11 @@ def status(session: Session) -> None:
         session.exit_code = FAILED
 
 
-@click.command(
-    cls=Command,
-    example="""
+@command("""
 celery -A shop toc library check
 celery -A shop toc library check --fix --json
-""",
-)
+""")
 @click.option("--fix", is_flag=True, help="Mend what is found.")
-@with_session
 def check(session: Session, fix: bool) -> None:
     """Compare the library with Redis: what is pending, and what waits.
 
@@ -116,8 +92,7 @@ def check(session: Session, fix: bool) -> None:
             {
                 "fixed": fix,
                 "disagreements": [
-                    {"kind": one.kind, "id": one.id, "queue": one.topic, "topic": one.topic}
-                    for one in found
+                    {"kind": one.kind, "id": one.id, "queue": one.topic} for one in found
                 ],
             }
         )
@@ -131,13 +106,10 @@ def check(session: Session, fix: bool) -> None:
         session.exit_code = FAULTS
 
 
-@click.command(
-    cls=Command,
-    example="""
+@command("""
 celery -A shop toc library prune
 celery -A shop toc library prune --days 7
-""",
-)
+""")
 @click.option(
     "--days",
     type=click.FloatRange(1),
@@ -145,7 +117,6 @@ celery -A shop toc library prune --days 7
     show_default=True,
     help="Keep the history of so many days.",
 )
-@with_session
 def prune(session: Session, days: float) -> None:
     """Drop the history of earlier days, by whole days. What is pending stays."""
     dropped = session.library.prune(days)
@@ -155,27 +126,18 @@ def prune(session: Session, days: float) -> None:
         session.screen.say(f"Dropped {counted(dropped, 'day')} of history.")
 
 
-@click.command(
-    cls=Command,
-    example="""
+@command("""
 celery -A shop toc library rebuild
 celery -A shop toc library rebuild --json
-""",
-)
-@with_session
+""")
 def rebuild(session: Session) -> None:
     """Put back into Redis what is pending and is not there, the soonest first.
 
     After Redis was lost, flushed, or replaced by an empty one. Workers may run and others send
     meanwhile. The command can be stopped and repeated: what is there is not put twice.
     """
-    shown = _Progress(session)
-    try:
-        done = session.library.rebuild(shown)
-    except kombu_toc.LibraryError as exc:
-        raise Failure(exc, FAILED) from exc
-    finally:
-        shown.end()
+    with Progress("Rebuilding", hidden=session.as_json) as bar:
+        done = session.library.rebuild(lambda so_far: bar(so_far.rows, so_far.of_rows))
     if session.as_json:
         session.screen.json(
             {
@@ -197,14 +159,10 @@ def rebuild(session: Session) -> None:
         )
 
 
-@click.command(
-    cls=Command,
-    example="""
+@command("""
 celery -A shop toc library reshard
 celery -A shop toc library reshard --json
-""",
-)
-@with_session
+""")
 def reshard(session: Session) -> None:
     """Move the rows to other databases, or to another number of tables, while they are used.
 
@@ -212,38 +170,9 @@ def reshard(session: Session) -> None:
     the former one in toc_library_before and toc_library_tables_before: until all is moved, both are
     read. The command can be stopped and repeated. Afterwards take the latter two options away.
     """
-    shown = _Progress(session, "Moving")
-    try:
-        done = session.library.reshard(shown)
-    except kombu_toc.LibraryError as exc:
-        raise Failure(exc, FAILED) from exc
-    finally:
-        shown.end()
+    with Progress("Moving", hidden=session.as_json) as bar:
+        done = session.library.reshard(lambda so_far: bar(so_far.rows, so_far.of_rows))
     if session.as_json:
         session.screen.json({"rows": done.rows, "moved": done.moved})
         return
     session.screen.say(f"Moved {counted(done.moved, 'row')}, of {counted(done.of_rows, 'row')}.")
-
-
-class _Progress:
-    """A progress bar with an estimate on standard error, if that is a terminal."""
-
-    def __init__(self, session: Session, label: str = "Rebuilding") -> None:
-        self._label = label
-        self._shows = sys.stderr.isatty() and not session.as_json
-        self._bar: Any = None
-
-    def __call__(self, done: kombu_toc.Rebuilt | kombu_toc.LibraryResharded) -> None:
-        if not self._shows or not done.of_rows:
-            return
-        if self._bar is None:
-            self._bar = click.progressbar(
-                length=done.of_rows, label=self._label, file=sys.stderr, show_eta=True
-            )
-            self._bar.__enter__()
-        self._bar.length = done.of_rows
-        self._bar.update(done.rows - self._bar.pos)
-
-    def end(self) -> None:
-        if self._bar is not None:
-            self._bar.__exit__(None, None, None)

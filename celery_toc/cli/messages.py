@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -15,10 +15,10 @@ from kombu_toc import Found, Record
 
 from .. import Task
 from . import options
-from .exits import FAILED, NOT_FOUND, PARTIAL, USAGE, Command, Failure
+from .exits import FAILED, NOT_FOUND, PARTIAL, USAGE, Failure
 from .options import complete_id, queue_option, yes_option
 from .screen import Cell, Column, clean, counted
-from .session import Session, with_session
+from .session import Session, command
 
 # -- celery toc find and history
 
@@ -41,15 +41,12 @@ RECORD_COLUMNS = (
 )
 
 
-@click.command(
-    cls=Command,
-    example="""
+@command("""
 celery -A shop toc find --biz-id 42
 celery -A shop toc find --biz-type order --biz-id 42 --status pending --json
 celery -A shop toc find --task shop.mail.remind --since -1d --limit 20
 celery -A shop toc find --failed --task shop.mail.remind --retry
-""",
-)
+""")
 @click.option("--biz-id", metavar="ID", help="Only of this business id.")
 @click.option("--biz-type", metavar="NAME", help="Only of this business type.")
 @click.option(
@@ -75,14 +72,10 @@ celery -A shop toc find --failed --task shop.mail.remind --retry
 @click.option("--after", metavar="CURSOR", help="Go on where another page ended.")
 @click.option("--retry", is_flag=True, help="Send all of them again, that have failed or are dead.")
 @yes_option
-@with_session
 def find(
     session: Session,
-    biz_id: str | None,
-    biz_type: str | None,
     status: tuple[str, ...],
     failed: bool,
-    task: str | None,
     attribute: tuple[str, ...],
     since: str | None,
     until: str | None,
@@ -90,6 +83,7 @@ def find(
     after: str | None,
     retry: bool,
     yes: bool,
+    **which: Any,
 ) -> None:
     """Find tasks in the library, by the order of their action times.
 
@@ -102,13 +96,9 @@ def find(
     """
     if failed and status:
         raise click.UsageError("give --failed or --status, and not both")
-    which: dict[str, Any] = {
-        "biz_id": biz_id,
-        "biz_type": biz_type,
-        "task": task,
-        "attributes": dict(_attribute(text) for text in attribute),
-        "between": (_bound(session, "--since", since), _bound(session, "--until", until)),
-    }
+    which["attributes"] = dict(_attribute(text) for text in attribute)
+    now = time.time()
+    which["between"] = (session.time("since", since, now), session.time("until", until, now))
     if retry:
         wrong = FAILURES if failed else status
         if not wrong or not set(wrong) <= set(FAILURES) or after is not None:
@@ -156,14 +146,10 @@ def _retry(
         session.complain(f"{counted(done.not_kept, 'task')}: the message is not kept", PARTIAL)
 
 
-@click.command(
-    cls=Command,
-    example="""
+@command("""
 celery -A shop toc history 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
-""",
-)
+""")
 @click.argument("id", metavar="ID")
-@with_session
 def history(session: Session, id: str) -> None:
     """Show what has become of a task: a line for each message, such as those of its retries.
 
@@ -173,22 +159,6 @@ def history(session: Session, id: str) -> None:
     if not records:
         raise Failure(f"the library has no task {id!r}", NOT_FOUND)
     _show(session, records, None)
-
-
-def _bound(session: Session, option: str, text: str | None) -> float | None:
-    if text is None:
-        return None
-    try:
-        return options.read_bound(text, session.zone, datetime.now(timezone.utc).timestamp())
-    except ValueError as exc:
-        raise Failure(f"{option}: {exc}", USAGE) from None
-
-
-def _iso(us: int) -> str | None:
-    if not us:
-        return None
-    text = datetime.fromtimestamp(us / 1e6, timezone.utc).isoformat(timespec="milliseconds")
-    return text.replace("+00:00", "Z")
 
 
 def _show(
@@ -202,16 +172,12 @@ def _show(
         session.screen.json({**document, "after": after, "away": list(away)})
         return
 
-    def moment(us: int) -> str | None:
-        if not us:
-            return None
-        return datetime.fromtimestamp(us / 1e6, session.zone).isoformat(timespec="seconds")
-
     rows = [
         [
-            *(record.id, record.status, moment(record.action_us), record.task, record.topic),
+            *(record.id, record.status, _moment(session, record.action_us)),
+            *(record.task, record.topic),
             " ".join(part for part in (record.biz_type, record.biz_id) if part) or None,
-            *(record.attempts, moment(record.modified_us)),
+            *(record.attempts, _moment(session, record.modified_us)),
             (record.error or "").partition("\n")[0] or None,
         ]
         for record in records
@@ -224,23 +190,26 @@ def _show(
         session.screen.say(f"There are more: --after '{after}'", "dim")
 
 
+def _moment(session: Session, us: int) -> str | None:
+    return options.local_iso(us / 1e6, session.zone) if us else None
+
+
 def described(record: kombu_toc.Record) -> dict[str, Any]:
     """A record as JSON."""
     return {
         "id": record.id,
         "queue": record.topic,
-        "topic": record.topic,
         "task": record.task,
         "status": record.status,
-        "time": _iso(record.action_us),
+        "time": options.iso_us(record.action_us),
         "biz_type": record.biz_type,
         "biz_id": record.biz_id,
         "attributes": record.attributes,
         "attempts": record.attempts,
         "worker": record.worker,
         "error": record.error,
-        "created": _iso(record.created_us),
-        "changed": _iso(record.modified_us),
+        "created": options.iso_us(record.created_us),
+        "changed": options.iso_us(record.modified_us),
     }
 
 
@@ -286,11 +255,10 @@ def describe(session: Session, task: Task, *, whole: bool = False) -> dict[str, 
         "id": found.id,
         "task": task.name or None,
         "queue": found.topic,
-        "topic": found.topic,
         "slot": found.slot,
         "priority": _priority(session, found),
         "state": state_of(session, found),
-        "time": options.iso(found.time_us / 1e6) if found.time_us else None,
+        "time": options.iso_us(found.time_us),
         "retries_left": _retries_left(session, found),
         "far": found.far,
         "key": found.key,
@@ -298,7 +266,7 @@ def describe(session: Session, task: Task, *, whole: bool = False) -> dict[str, 
         "visibility": found.visibility,
         "max_lease": found.max_lease,
         "expiration": found.expiration,
-        "expires": options.iso(found.expires_us / 1e6) if found.expires_us else None,
+        "expires": options.iso_us(found.expires_us or 0),
         "args": _values(task.args),
         "kwargs": _values(task.kwargs),
         "argsrepr": _repr(task.headers, "argsrepr", task.args),
@@ -402,7 +370,7 @@ def dead_row(session: Session, shown: dict[str, Any], seconds: float) -> list[An
 def _when(session: Session, seconds: float) -> str:
     """A time: ISO 8601 with its offset in plain text. On a terminal the offset is left out, because
     a line below the table names the time zone, and so is today's date."""
-    if not session.screen.is_rich:
+    if not session.screen.is_terminal:
         return options.local_iso(seconds, session.zone)
     text = options.local(seconds, session.zone)
     today = options.local(session.now, session.zone)[:10]
@@ -459,19 +427,14 @@ def paging(function: Any) -> Any:
     return function
 
 
-@click.command(
-    "list",
-    cls=Command,
-    example="""
+@command("""
 celery -A shop toc list --queue mail --until 1h
 celery -A shop toc list --task 'shop.tasks.*' --state scheduled --limit 20
 celery -A shop toc list --since 2030-12-24 --until 2030-12-27 --json
-""",
-)
+""")
 @queue_option
 @click.option("--state", "-s", type=State(STATES), help="Only in this state.")
 @paging
-@with_session
 def list_(session: Session, queue: str | None, state: str | None, **which: Any) -> None:
     """The messages of a queue, or of all together, in the order of time.
 
@@ -486,15 +449,7 @@ def bounds(
 ) -> tuple[float | None, float | None]:
     """The times that were given, in seconds since the epoch."""
 
-    def read(option: str, text: str | None) -> float | None:
-        if text is None:
-            return None
-        try:
-            return options.read_bound(text, session.zone, session.now)
-        except ValueError as exc:
-            raise Failure(f"--{option}: {exc}", USAGE) from None
-
-    return read("since", since), read("until", until)
+    return session.time("since", since), session.time("until", until)
 
 
 def narrowed(
@@ -563,7 +518,7 @@ def show_page(
         left_out = session.screen.table(columns, rows)
         if left_out:
             session.screen.say(f"No room for {' and '.join(left_out)}.", "dim")
-        if session.screen.is_rich and not {"time", "died"} & set(left_out):
+        if session.screen.is_terminal and not {"time", "died"} & set(left_out):
             session.screen.say(f"Times are in {session.zone_name}.", "dim")
     else:
         session.screen.say("No messages match.")
@@ -585,16 +540,12 @@ _TIMES = {
 }
 
 
-@click.command(
-    cls=Command,
-    example="""
+@command("""
 celery -A shop toc show 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
 celery -A shop toc show 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --json
-""",
-)
+""")
 @click.argument("id", shell_complete=complete_id)
 @queue_option
-@with_session
 def show(session: Session, id: str, queue: str | None) -> None:
     """All of a message, decoded; and what the task library has of those of its id that have ended,
     with the end of the traceback of a failure.
@@ -629,17 +580,14 @@ def show_all(session: Session, id: str, found: list[Found], records: Sequence[Re
 def _recorded(session: Session, record: Record) -> list[tuple[str, Any]]:
     """What the library has of a message that has ended."""
 
-    def time(us: int) -> str:
-        return f"{options.local_iso(us / 1e6, session.zone)}"
-
     return [
         *(("id", record.id), ("task", record.task), ("status", record.status)),
-        ("due", time(record.action_us) if record.action_us else None),
+        ("due", _moment(session, record.action_us)),
         *(("queue", record.topic), ("business type", record.biz_type)),
         *(("business id", record.biz_id), ("attempts", record.attempts)),
         *((f"attributes.{name}", value) for name, value in record.attributes.items()),
-        *(("worker", record.worker), ("created", time(record.created_us))),
-        ("changed", time(record.modified_us)),
+        *(("worker", record.worker), ("created", _moment(session, record.created_us))),
+        ("changed", _moment(session, record.modified_us)),
         *_lines("error", record.error),
     ]
 

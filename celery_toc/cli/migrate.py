@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import click
@@ -10,10 +9,10 @@ import click
 import kombu_toc
 
 from ..schedules.view import Schedule
-from .exits import FAILED, USAGE, Command, Failure
+from .exits import FAILED, USAGE, Failure
 from .options import yes_option
-from .screen import Column
-from .session import Session, with_session
+from .screen import Column, Progress, counted
+from .session import Session, command
 
 #: Added to the error that somebody consumes: what can be done.
 OVERRIDE = "; --force moves what is there all the same"
@@ -22,15 +21,12 @@ QUEUES = (Column("queue"), Column("messages", right=True))
 STAYING = (Column("in"), Column("message", fold=True), Column("reason", fold=True))
 
 
-@click.command(
-    cls=Command,
-    example="""
+@command("""
 celery -A shop toc migrate redis://localhost:6379/0 --dry-run
 celery -A shop toc migrate redis://localhost:6379/0
 celery -A shop toc migrate redis://localhost:6379/0 -Q mail --yes --json
 celery -A shop toc migrate --to redis://localhost:6379/0
-""",
-)
+""")
 @click.argument("source", metavar="[redis://...]", required=False)
 @click.option(
     "--to", "target", metavar="redis://...", help="The way back: from the app's broker to this one."
@@ -53,7 +49,6 @@ celery -A shop toc migrate --to redis://localhost:6379/0
     help="Also while somebody consumes: a task that workers of both brokers take runs twice.",
 )
 @yes_option
-@with_session
 def migrate(
     session: Session,
     source: str | None,
@@ -92,7 +87,10 @@ def migrate(
         ]
 
     def run(label: str, **more: Any) -> Any:
-        with session.app.connection_for_write() as connection, _Bar(session, label) as bar:
+        with (
+            session.app.connection_for_write() as connection,
+            Progress(label, hidden=session.as_json) as bar,
+        ):
             if source:
                 return kombu_toc.migrate_broker(url, connection, progress=bar, **options, **more)
             return kombu_toc.migrate_back(connection, url, progress=bar, **options, **more)
@@ -107,7 +105,9 @@ def migrate(
                     raise Failure(f"{found.refused}{OVERRIDE}", FAILED)
                 where = f"{'from' if source else 'to'} {shown}"
                 if found.moved:
-                    session.confirm(f"Move {_messages(found.moved)} {where}: {_parts(found)}?", yes)
+                    session.confirm(
+                        f"Move {counted(found.moved, 'message')} {where}: {_parts(found)}?", yes
+                    )
             result = run("Moving")
     except kombu_toc.ConsumersError as exc:
         raise Failure(f"{exc}{OVERRIDE}", FAILED) from exc
@@ -115,34 +115,6 @@ def migrate(
         raise Failure(exc, FAILED) from exc
     schedules = [] if source else _schedules(session, queues)
     _report(session, result, dry_run, schedules)
-
-
-class _Bar:
-    """A progress bar on standard error, if that is a terminal."""
-
-    def __init__(self, session: Session, label: str) -> None:
-        self._label = label
-        self._shows = sys.stderr.isatty() and not session.as_json
-        self._bar: Any = None
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __call__(self, done: int, total: int) -> None:
-        if not self._shows:
-            return
-        if self._bar is None:
-            self._bar = click.progressbar(length=total, label=self._label, file=sys.stderr)
-            self._bar.__enter__()
-        self._bar.update(done - self._bar.pos)
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._bar is not None:
-            self._bar.__exit__(*exc_info)
-
-
-def _messages(number: int) -> str:
-    return "1 message" if number == 1 else f"{number} messages"
 
 
 def _parts(result: Any) -> str:
@@ -161,7 +133,7 @@ def _schedules(session: Session, queues: tuple[str, ...]) -> list[Schedule]:
 def _say_schedules(session: Session, schedules: list[Schedule]) -> None:
     if not schedules:
         return
-    stay = "1 schedule stays" if len(schedules) == 1 else f"{len(schedules)} schedules stay"
+    stay = f"{counted(len(schedules), 'schedule')} {'stays' if len(schedules) == 1 else 'stay'}"
     session.screen.say(
         f"{stay} in the timeout center: workers of the other broker fire none, beyond the firing "
         "that was moved. With 'celery beat' this replaces them:",
@@ -204,11 +176,15 @@ def _report(session: Session, result: Any, dry_run: bool, schedules: list[Schedu
         if result.queues:
             session.screen.table(QUEUES, sorted(result.queues.items()))
         verb = "Would move" if dry_run else "Moved"
-        moved = f"{_messages(result.moved)}: {_parts(result)}" if result.moved else "no messages"
+        moved = (
+            f"{counted(result.moved, 'message')}: {_parts(result)}"
+            if result.moved
+            else "no messages"
+        )
         session.screen.say(f"{verb} {moved}.")
         if result.dead:
             letters = (
-                "1 dead letter stays" if result.dead == 1 else f"{result.dead} dead letters stay"
+                f"{counted(result.dead, 'dead letter')} {'stays' if result.dead == 1 else 'stay'}"
             )
             session.screen.say(
                 f"{letters} in the timeout center; 'celery toc dead requeue' makes them messages "
@@ -221,7 +197,7 @@ def _report(session: Session, result: Any, dry_run: bool, schedules: list[Schedu
         _say_schedules(session, schedules)
     if result.staying:
         stay = "stays where it is" if result.staying == 1 else "stay where they are"
-        session.complain(f"{_messages(result.staying)} {stay}", FAILED)
+        session.complain(f"{counted(result.staying, 'message')} {stay}", FAILED)
     for queue in result.unknown:
         session.complain(f"there is no queue {queue!r} to move from", FAILED)
     if result.refused:

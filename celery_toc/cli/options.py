@@ -81,6 +81,11 @@ def iso(seconds: float) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def iso_us(us: int) -> str | None:
+    """The same of microseconds; None of 0, which is no time."""
+    return iso(us / 1e6) if us else None
+
+
 def local(seconds: float, zone: tzinfo) -> str:
     """``2030-12-24 18:00:00`` in a time zone, for people."""
     return datetime.fromtimestamp(seconds, zone).strftime("%Y-%m-%d %H:%M:%S")

@@ -6,10 +6,10 @@ import click
 
 import kombu_toc
 
-from .exits import FAILED, NOT_FOUND, Command, Failure
+from .exits import FAILED, NOT_FOUND, Failure
 from .options import SPAN, complete_queue, yes_option
 from .screen import counted, listed, skipped
-from .session import Session, with_session
+from .session import Session, command
 
 # -- celery toc pause, resume, purge and delete
 
@@ -19,15 +19,11 @@ _queues = click.argument(
 _queue = click.argument("queue", metavar="QUEUE", shell_complete=complete_queue)
 
 
-@click.command(
-    cls=Command,
-    example="""
+@command("""
 celery -A shop toc pause mail
 celery -A shop toc pause mail news --json
-""",
-)
+""")
 @_queues
-@with_session
 def pause(session: Session, queues: tuple[str, ...]) -> None:
     """Have no worker take anything from queues, until `resume`.
 
@@ -37,14 +33,10 @@ def pause(session: Session, queues: tuple[str, ...]) -> None:
     _set(session, queues, True)
 
 
-@click.command(
-    cls=Command,
-    example="""
+@command("""
 celery -A shop toc resume mail
-""",
-)
+""")
 @_queues
-@with_session
 def resume(session: Session, queues: tuple[str, ...]) -> None:
     """Have workers take from paused queues again, within five seconds."""
     _set(session, queues, False)
@@ -63,16 +55,12 @@ def _set(session: Session, queues: tuple[str, ...], paused: bool) -> None:
         session.screen.say(f"{listed(same)} {are} {'already' if paused else 'not'} paused.")
 
 
-@click.command(
-    cls=Command,
-    example="""
+@command("""
 celery -A shop toc purge mail
 celery -A shop toc purge mail --yes --json
-""",
-)
+""")
 @_queue
 @yes_option
-@with_session
 def purge(session: Session, queue: str, yes: bool) -> None:
     """Delete all messages of a queue that wait, due or not: scheduled tasks too.
 
@@ -100,17 +88,13 @@ def purge(session: Session, queue: str, yes: bool) -> None:
         session.screen.say(f"No messages wait in {queue!r}.")
 
 
-@click.command(
-    cls=Command,
-    example="""
+@command("""
 celery -A shop toc delete old-mail
 celery -A shop toc delete old-mail --force --yes
-""",
-)
+""")
 @_queue
 @click.option("--force", is_flag=True, help="Also with messages in it, and while it is consumed.")
 @yes_option
-@with_session
 def delete(session: Session, queue: str, force: bool, yes: bool) -> None:
     """Delete a queue: its declaration, counters and bindings; with --force also its messages.
 
@@ -164,13 +148,10 @@ def _power_of_two(ctx: click.Context, param: click.Parameter, slots: int) -> int
     return slots
 
 
-@click.command(
-    cls=Command,
-    example="""
+@command("""
 celery -A shop toc reshard mail --slots 32
 celery -A shop toc reshard mail --slots 4 --wait 10m --yes --json
-""",
-)
+""")
 @click.argument("queue", shell_complete=complete_queue)
 @click.option(
     "--slots",
@@ -195,7 +176,6 @@ celery -A shop toc reshard mail --slots 4 --wait 10m --yes --json
     help="How long producers may take to learn of the new number.",
 )
 @yes_option
-@with_session
 def reshard(
     session: Session, queue: str, slots: int, wait: float, settle: float, yes: bool
 ) -> None:
@@ -234,7 +214,6 @@ def reshard(
         session.screen.json(
             {
                 "queue": queue,
-                "topic": queue,
                 "slots": slots,
                 "slots_before": before,
                 "moved": result.moved,

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from datetime import datetime
 from fnmatch import fnmatchcase
+from functools import wraps
 from itertools import islice
 from typing import Any
 
@@ -17,27 +18,13 @@ from kombu.exceptions import KombuError
 from ..beat.sync import OWNER
 from ..schedules.reading import read_cron
 from ..schedules.rules import UnknownScheduleError
-from . import options
 from . import options as times
-from .exits import FAILED, NOT_FOUND, USAGE, Command, Failure, Group
+from .exits import FAILED, NOT_FOUND, USAGE, Failure, Group
 from .options import SPAN, complete_queue, complete_schedule, queue_option, yes_option
 from .screen import Cell, Column, counted, listed
-from .session import Session, with_session
+from .session import Session, command
 
 # -- celery toc schedule
-
-COMMANDS = {
-    "list": f"{__name__}:list_",
-    "show": f"{__name__}:show",
-    "put": "celery_toc.cli.schedule:put",
-    "pause": f"{__name__}:pause",
-    "resume": f"{__name__}:resume",
-    "skip": f"{__name__}:skip",
-    "run": f"{__name__}:run",
-    "delete": f"{__name__}:delete",
-    "sync": "celery_toc.cli.schedule_sync:sync",
-    "import": "celery_toc.cli.schedule_sync:import_",
-}
 
 COLUMNS = (
     Column("name", fold=True),
@@ -68,23 +55,23 @@ _names = click.argument(
 )
 
 
-@click.group(cls=Group, commands_at=COMMANDS)
-@click.pass_context
-def schedule(ctx: click.Context) -> None:
-    """Recurring tasks: list, show, put, pause, resume, skip, run, delete, sync, import."""
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
+schedule = Group(
+    "schedule",
+    help="Recurring tasks: list, show, put, pause, resume, skip, run, delete, sync, import.",
+    commands_at={
+        **dict.fromkeys(
+            ("list", "show", "put", "pause", "resume", "skip", "run", "delete"), __name__
+        ),
+        **dict.fromkeys(("sync", "import"), "celery_toc.cli.schedule_sync"),
+    },
+)
 
 
-@click.command(
-    "list",
-    cls=Command,
-    example="""
+@command("""
 celery -A shop toc schedule list
 celery -A shop toc schedule list --task 'shop.mail.*' --state paused
 celery -A shop toc schedule list --queue mail --json
-""",
-)
+""")
 @queue_option
 @click.option("--task", metavar="NAME", help="Only this task; * and ? match any.")
 @click.option(
@@ -95,7 +82,6 @@ celery -A shop toc schedule list --queue mail --json
     "--limit", "-n", type=click.IntRange(1), default=50, show_default=True, help="Lines of a page."
 )
 @click.option("--after", metavar="CURSOR", help="Go on where another page ended.")
-@with_session
 def list_(
     session: Session,
     queue: str | None,
@@ -119,7 +105,7 @@ def list_(
             {"schedules": [document(one) for one in found], "after": after},
         )
     elif found:
-        if session.screen.is_rich:
+        if session.screen.is_terminal:
             session.screen.say(f"Times are in {session.zone_name}.", "dim")
         session.screen.table(COLUMNS, [_line(session, one) for one in found])
         if after is not None:
@@ -136,15 +122,11 @@ def _matches(found: Any, task: str | None, state: str | None, owner: str | None)
     )
 
 
-@click.command(
-    cls=Command,
-    example="""
+@command("""
 celery -A shop toc schedule show nightly
 celery -A shop toc schedule show nightly --json
-""",
-)
+""")
 @click.argument("name", metavar="NAME", shell_complete=complete_schedule)
-@with_session
 def show(session: Session, name: str) -> None:
     """Everything about a schedule: its next firings, and what became of the last ones."""
     found = session.center.schedules.get(name)
@@ -190,45 +172,48 @@ def show_fields(session: Session, found: Any, coming: list[datetime]) -> None:
     session.screen.fields(fields)
 
 
-def _command(
-    function: Callable[[Session, str], tuple[dict[str, Any], str]], name: str, example: str
-) -> click.Command:
-    """A command that does the same with each schedule that is named."""
+def _each(
+    function: Callable[[Session, str], tuple[dict[str, Any], str]],
+) -> Callable[..., Any]:
+    """The function of a command that does the same with each schedule that is named."""
 
-    @_names
-    @with_session
+    @wraps(function)
     def run(session: Session, names: tuple[str, ...]) -> None:
         results = []
-        for one in dict.fromkeys(names):
+        for name in dict.fromkeys(names):
             try:
-                result, said = function(session, one)
+                result, told = function(session, name)
             except UnknownScheduleError:
-                error = unknown(session, one)
-                session.complain(error.format_message(), NOT_FOUND)
+                session.complain(unknown(session, name).format_message(), NOT_FOUND)
                 continue
             results.append(result)
             if not session.as_json:
-                session.screen.say(said)
+                session.screen.say(told)
         if session.as_json:
             session.screen.json({"schedules": results})
 
-    run.__doc__ = function.__doc__
-    return click.command(name, cls=Command, example=example)(run)
+    return _names(run)
 
 
-def _pause(session: Session, name: str) -> tuple[dict[str, Any], str]:
+@command("celery -A shop toc schedule pause nightly")
+@_each
+def pause(session: Session, name: str) -> tuple[dict[str, Any], str]:
     """Have schedules fire no more, until `resume`. What has fired already goes on."""
     found = session.center.schedules.pause(name)
     return document(found), f"Paused {name!r}."
 
 
-def _resume(session: Session, name: str) -> tuple[dict[str, Any], str]:
+@command("celery -A shop toc schedule resume nightly")
+@_each
+def resume(session: Session, name: str) -> tuple[dict[str, Any], str]:
     """Have paused schedules fire again, from their next time on."""
     found = session.center.schedules.resume(name)
     return document(found), f"Resumed {name!r}: next {_moment(session, found.next) or 'never'}."
 
 
-def _skip(session: Session, name: str) -> tuple[dict[str, Any], str]:
+@command("celery -A shop toc schedule skip nightly")
+@_each
+def skip(session: Session, name: str) -> tuple[dict[str, Any], str]:
     """Leave out the next firing of schedules."""
     before = session.center.schedules.get(name)
     found = session.center.schedules.skip_next(name)
@@ -237,28 +222,20 @@ def _skip(session: Session, name: str) -> tuple[dict[str, Any], str]:
     return document(found), said
 
 
-def _run(session: Session, name: str) -> tuple[dict[str, Any], str]:
+@command("celery -A shop toc schedule run nightly")
+@_each
+def run(session: Session, name: str) -> tuple[dict[str, Any], str]:
     """Send the tasks of schedules now, beside their firings."""
     id = session.center.schedules.run_now(name)
     return {"name": name, "id": id}, f"Sent {name!r} as {id}."
 
 
-pause = _command(_pause, "pause", "celery -A shop toc schedule pause nightly")
-resume = _command(_resume, "resume", "celery -A shop toc schedule resume nightly")
-skip = _command(_skip, "skip", "celery -A shop toc schedule skip nightly")
-run = _command(_run, "run", "celery -A shop toc schedule run nightly")
-
-
-@click.command(
-    cls=Command,
-    example="""
+@command("""
 celery -A shop toc schedule delete nightly
 celery -A shop toc schedule delete nightly hourly --yes --json
-""",
-)
+""")
 @_names
 @yes_option
-@with_session
 def delete(session: Session, names: tuple[str, ...], yes: bool) -> None:
     """Delete schedules with their next firings. What has fired already goes on.
 
@@ -340,7 +317,7 @@ def _moment(session: Session, moment: datetime | None) -> str | None:
     if moment is None:
         return None
     seconds = moment.timestamp()
-    shown = times.local if session.screen.is_rich else times.local_iso
+    shown = times.local if session.screen.is_terminal else times.local_iso
     return shown(seconds, session.zone)
 
 
@@ -403,14 +380,11 @@ class _Json(click.ParamType):  # type: ignore[type-arg]  # Click's is generic fr
         self.fail(f"{value!r} is not JSON such as {self.example}", param, ctx)
 
 
-@click.command(
-    cls=Command,
-    example="""
+@command("""
 celery -A shop toc schedule put nightly shop.tidy --cron '0 3 * * *'
 celery -A shop toc schedule put poll shop.poll --every 30s --args '["eu"]' --overlap skip
 celery -A shop toc schedule put dawn shop.lights_off --sun sunrise --at 52.5,13.4
-""",
-)
+""")
 @click.argument("name", metavar="NAME")
 @click.argument("task", metavar="TASK")
 @click.option(
@@ -461,7 +435,6 @@ celery -A shop toc schedule put dawn shop.lights_off --sun sunrise --at 52.5,13.
 @click.option("--end", metavar="TIME", help="Not after.")
 @click.option("--max-runs", type=click.IntRange(1), metavar="N", help="So often, then it ends.")
 @click.option("--force", is_flag=True, help="Also if another has put a schedule of that name.")
-@with_session
 def put(
     session: Session,
     name: str,
@@ -482,10 +455,7 @@ def put(
     rules = {rule: value for rule, value in more.items() if value is not None}
     for bound in ("start", "end"):
         if bound in rules:
-            try:
-                rules[bound] = options.read_bound(rules[bound], session.zone, session.now)
-            except ValueError as exc:
-                raise click.UsageError(f"--{bound}: {exc}") from exc
+            rules[bound] = session.time(bound, rules[bound])
     schedules = session.center.schedules
     before = schedules.get(name)
     if before is not None and before.owner and not force:

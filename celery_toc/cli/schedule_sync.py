@@ -14,9 +14,9 @@ from ..beat import redbeat
 from ..beat.configured import Read, Refused
 from ..beat.importing import OWNER, Imported, import_entries
 from ..beat.sync import Outcome, Sync
-from .exits import FAILED, USAGE, Command, Failure
+from .exits import FAILED, USAGE, Failure
 from .screen import Column, counted, plural
-from .session import Session, with_session
+from .session import Session, command
 
 REFUSED = (Column("name", fold=True), Column("why it is not taken", fold=True))
 
@@ -31,15 +31,11 @@ def _load(session: Session) -> None:
     session.app.finalize()
 
 
-@click.command(
-    cls=Command,
-    example="""
+@command("""
 celery -A shop toc schedule sync --dry-run
 celery -A shop toc schedule sync
-""",
-)
+""")
 @_dry_run
-@with_session
 def sync(session: Session, dry_run: bool) -> None:
     """Put what the app has in beat_schedule; remove what it has put and is gone.
 
@@ -89,21 +85,16 @@ def _report_sync(session: Session, outcome: Outcome, dry_run: bool) -> None:
     _say_refused(session, outcome.refused)
 
 
-@click.command(
-    "import",
-    cls=Command,
-    example="""
+@command("""
 celery -A shop toc schedule import django --dry-run
 celery -A shop toc schedule import django
 celery -A shop toc schedule import redbeat redis://localhost:6379/1
-""",
-)
+""")
 @click.argument("source", type=click.Choice(("django", "redbeat")))
 @click.argument("url", metavar="[redis://...]", required=False)
 @click.option("--key-prefix", metavar="TEXT", help="redbeat_key_prefix; the app's, or 'redbeat:'.")
 @_dry_run
 @click.option("--force", is_flag=True, help="Also what others have put under the same names.")
-@with_session
 def import_(
     session: Session,
     source: str,

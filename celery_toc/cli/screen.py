@@ -1,7 +1,8 @@
-"""What a command prints: with Rich on a terminal, as plain text anywhere else."""
+"""The output of a command: for people on a terminal, and plain text anywhere else."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import select
@@ -15,18 +16,9 @@ from typing import Any, NamedTuple
 
 import click
 
-# -- what a command prints
+# -- tables, fields and lines
 #
-# Rich is an extra (``celery-toc[cli]``): without it a terminal gets plain text too. Text that comes
-# from a message is shown without control characters, because anybody may have sent it.
-
-try:
-    import rich.console
-    import rich.table
-    import rich.text
-except ImportError:  # it is an extra
-    rich = None  # type: ignore[assignment]  # whoever uses it asks Screen.is_rich
-
+# Text that comes from a message is shown without control characters: anybody may have sent it.
 
 #: Minimum width of a column whose text may be folded; and if the terminal is narrower than that.
 FOLDED, NARROWEST = 12, 5
@@ -34,7 +26,7 @@ FOLDED, NARROWEST = 12, 5
 #: Numbers from this one on are shortened if there is no room for them: 1.2M.
 LONG = 10_000
 
-#: The codes of those styles of Rich that are used without it.
+#: Styles, and their codes on a terminal.
 _SGR = {"bold": 1, "dim": 2, "red": 31, "yellow": 33, "cyan": 36}
 
 
@@ -53,7 +45,7 @@ class Column(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A value with a style of Rich, which plain text ignores."""
+    """A value with a style, which plain text ignores."""
 
     value: Any
     style: str = ""
@@ -179,11 +171,8 @@ def styled(text: str, style: str, colors: bool) -> str:
     return f"\x1b[{code}m{text}\x1b[0m"
 
 
-def ansi_table(
-    columns: Sequence[Column], rows: Iterable[Sequence[Any]], width: int, *, colors: bool = True
-) -> list[list[str]]:
-    """The lines of the heading, then those of each row, for a terminal of that width."""
-    table = fitted(columns, rows, width)
+def drawn_table(table: Fitted, *, colors: bool = True) -> list[list[str]]:
+    """The lines of the heading, then those of each row, for a terminal."""
 
     def drawn(cells: Sequence[tuple[str, str]]) -> list[str]:
         parts = [_broken(text, wide) for (text, _), wide in zip(cells, table.widths, strict=True)]
@@ -218,84 +207,74 @@ def plain_table(columns: Sequence[Column], rows: Iterable[Sequence[Any]]) -> str
     )
 
 
-def rich_table(columns: Sequence[Column], rows: Iterable[Sequence[Any]], width: int) -> Any:
-    """The same as a table of Rich, for a terminal of that width."""
-    table = fitted(columns, rows, width - 2)
-    made = rich.table.Table(
-        box=rich.box.SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False
-    )
-    for column, wide in zip(table.columns, table.widths, strict=True):
-        made.add_column(
-            column.name,
-            justify="right" if column.right else "left",
-            no_wrap=not column.fold,
-            width=wide,
-            overflow="fold",
-        )
-    for row in table.rows:
-        made.add_row(*(rich.text.Text(*cell) for cell in row))
-    return made
-
-
 class Screen:
-    """Standard output, written with Rich or as plain text.
+    """Standard output: with colours and for its width if it is a terminal, otherwise plain text.
 
     no_color: as ``celery --no-color``; the environment's NO_COLOR does the same
-    console: a Rich console to use; unless given, one is made on a terminal if Rich is installed
     """
 
-    def __init__(self, *, no_color: bool = False, console: Any = None) -> None:
-        self.console = console
-        no_color = no_color or bool(os.environ.get("NO_COLOR"))
-        self.colors = not no_color
-        if console is None and rich is not None and sys.stdout.isatty():
-            self.console = rich.console.Console(no_color=no_color or None, highlight=False)
+    def __init__(self, *, no_color: bool = False) -> None:
+        self.colors = not (no_color or os.environ.get("NO_COLOR"))
 
     @property
-    def is_live(self) -> bool:
-        """Whether it is a terminal whose screen can be redrawn."""
+    def is_terminal(self) -> bool:
+        """Whether it is a terminal, whose screen can be redrawn."""
         return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
-    @property
-    def is_rich(self) -> bool:
-        return self.console is not None
+    def _styled(self, text: str, style: str) -> str:
+        return styled(text, style, self.colors) if self.is_terminal else text
 
     def table(self, columns: Sequence[Column], rows: Iterable[Sequence[Any]]) -> list[str]:
         """Show a table; return the names of the columns that were left out."""
-        if not self.is_rich:
+        if not self.is_terminal:
             click.echo(plain_table(columns, rows))
             return []
-        table = rich_table(columns, rows, self.console.width)
-        self.console.print(table)
-        shown = {column.header for column in table.columns}
-        return [column.name for column in columns if column.name not in shown]
+        table = fitted(columns, rows, shutil.get_terminal_size().columns)
+        for text in itertools.chain(*drawn_table(table, colors=self.colors)):
+            click.echo(text)
+        return [column.name for column in columns if column not in table.columns]
 
     def fields(self, pairs: Iterable[tuple[str, Any]]) -> None:
         """Names and values, one below the other."""
         pairs = [(name, value) for name, value in pairs if value is not None]
-        if self.is_rich:
-            grid = rich.table.Table.grid(padding=(0, 2))
-            grid.add_column(style="bold", no_wrap=True)
-            grid.add_column(overflow="fold")
-            for name, value in pairs:
-                grid.add_row(name, rich.text.Text(*_shown(value)))
-            self.console.print(grid)
-        else:
-            width = max((len(name) for name, _ in pairs), default=0)
-            for name, value in pairs:
-                click.echo(f"{name.ljust(width)}  {_plain(value)}")
+        width = max((len(name) for name, _ in pairs), default=0)
+        for name, value in pairs:
+            text, style = _shown(value) if self.is_terminal else (_plain(value), "")
+            click.echo(f"{self._styled(name.ljust(width), 'bold')}  {self._styled(text, style)}")
 
     def say(self, text: str = "", style: str = "") -> None:
         """A line."""
-        if self.is_rich:
-            self.console.print(rich.text.Text(clean(text), style), soft_wrap=True)
-        else:
-            click.echo(clean(text))
+        click.echo(self._styled(clean(text), style))
 
     @staticmethod
     def json(document: Any) -> None:
         """One JSON document on a line of its own, in ASCII."""
         click.echo(json.dumps(document, default=str))
+
+
+class Progress:
+    """A progress bar with an estimate on standard error, if that is a terminal."""
+
+    def __init__(self, label: str, *, hidden: bool) -> None:
+        self._label = label
+        self._shows = sys.stderr.isatty() and not hidden
+        self._bar: Any = None
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __call__(self, done: int, total: int) -> None:
+        if not self._shows or not total:
+            return
+        if self._bar is None:
+            self._bar = click.progressbar(length=total, label=self._label, file=sys.stderr)
+            self._bar.__enter__()
+        self._bar.length = total
+        self._bar.update(done - self._bar.pos)
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._bar is not None:
+            self._bar.__exit__(*exc_info)
 
 
 # -- A terminal that is redrawn again and again, until q is typed

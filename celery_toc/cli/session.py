@@ -16,7 +16,8 @@ from celery import Celery
 import celery_toc
 import kombu_toc
 
-from .exits import DONE, FAILED, NOT_FOUND, PARTIAL, USAGE, Declined, Failure
+from . import options
+from .exits import DONE, FAILED, NOT_FOUND, PARTIAL, USAGE, Command, Declined, Failure
 from .screen import Screen
 
 T = TypeVar("T")
@@ -119,6 +120,18 @@ class Session:
         offset = datetime.fromtimestamp(self.now, self.zone).strftime("%z")
         return f"{self.zone} (UTC{offset[:3]}:{offset[3:]})"
 
+    def time(self, option: str, text: str | None, now: float | None = None) -> float | None:
+        """The time that an option gives, in seconds since the epoch; None if it is not given.
+
+        now: seconds since the epoch; by Redis's clock unless given
+        """
+        if text is None:
+            return None
+        try:
+            return options.read_bound(text, self.zone, self.now if now is None else now)
+        except ValueError as exc:
+            raise Failure(f"--{option}: {exc}", USAGE) from None
+
     def ask(self, question: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """The answer of the center; while nodes of a Cluster are away, that of the others: what is
         missing is said when the command ends, which then has exit code 6."""
@@ -131,7 +144,8 @@ class Session:
     def json(self, document: dict[str, Any]) -> None:
         """Show one JSON document, with what is missing in it, if anything is."""
         if self.missing:
-            missing = [{"queue": one.topic, **one._asdict()} for one in self.missing]
+            fields = ("queue", "slots", "server", "error")
+            missing = [dict(zip(fields, one, strict=True)) for one in self.missing]
             document = {**document, "missing": missing}
         self.screen.json(document)
 
@@ -175,16 +189,29 @@ class Session:
             raise Declined("Cancelled; nothing was changed.", FAILED)
 
 
-def with_session(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command ``--json``, and a :class:`Session` as its first argument."""
+def command(example: str) -> Callable[[Callable[..., Any]], click.Command]:
+    """Make a command of a function, whose first argument becomes a :class:`Session`. It has
+    ``--json`` beside the options of the function.
 
-    @click.option("--json", "as_json", is_flag=True, help="One JSON document, for scripts.")
-    @click.pass_context
-    @functools.wraps(function)
-    def run(ctx: click.Context, /, as_json: bool, **kwargs: Any) -> None:
-        session = Session(ctx, as_json)
-        function(session, **kwargs)
-        session.say_missing()
-        ctx.exit(session.exit_code)
+    example: lines for its help
+    """
 
-    return run
+    def make(function: Callable[..., Any]) -> click.Command:
+        @click.pass_context
+        @functools.wraps(function)
+        def run(ctx: click.Context, /, as_json: bool, **kwargs: Any) -> None:
+            session = Session(ctx, as_json)
+            function(session, **kwargs)
+            session.say_missing()
+            ctx.exit(session.exit_code)
+
+        name = function.__name__.rstrip("_")
+        made = click.command(name, cls=Command, example=example)(run)
+        made.params.append(
+            click.Option(
+                ["--json", "as_json"], is_flag=True, help="One JSON document, for scripts."
+            )
+        )
+        return made
+
+    return make

@@ -12,10 +12,10 @@ from kombu_toc import Fault
 
 from ..app.broker import visibility_warnings
 from . import options
-from .exits import FAILED, FAULTS, PARTIAL, USAGE, Command, Failure
+from .exits import FAILED, FAULTS, PARTIAL, USAGE, Failure
 from .options import queues_argument, yes_option
 from .screen import Cell, Column, counted, listed, scaled
-from .session import Session, with_session
+from .session import Session, command
 from .topic import text_of
 
 # -- celery toc status
@@ -47,17 +47,13 @@ ANSWER_WITHIN = 1.0
 LATE = ("late_p50_seconds", "late_p99_seconds")
 
 
-@click.command(
-    cls=Command,
-    example="""
+@command("""
 celery -A shop toc status
 celery -A shop toc status mail --json
-""",
-)
+""")
 @queues_argument
 @click.option("--all", "-a", "every", is_flag=True, help="Also reply queues with nothing in them.")
 @click.option("--running", is_flag=True, help="Also ask the workers which tasks they run.")
-@with_session
 def status(session: Session, queues: tuple[str, ...], every: bool, running: bool) -> None:
     """What each queue holds, and how late its messages were delivered in the last minutes.
 
@@ -140,7 +136,6 @@ def survey(
         rows.append(
             {
                 "queue": found.topic,
-                "topic": found.topic,
                 "slots": found.slots,
                 **found.counts._asdict(),
                 "oldest_seconds": found.oldest_us / 1e6,
@@ -176,8 +171,8 @@ def note_far(center: Any, names: Sequence[str], rows: Sequence[dict[str, Any]]) 
         except kombu_toc.LibraryError:
             far[topic] = None
     for row in rows:
-        if row["topic"] in far:
-            row["far"] = far[row["topic"]]
+        if row["queue"] in far:
+            row["far"] = far[row["queue"]]
 
 
 def unconsumed(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -275,15 +270,11 @@ FAULT_COLUMNS = (
 )
 
 
-@click.command(
-    cls=Command,
-    example="""
+@command("""
 celery -A shop toc check
 celery -A shop toc check mail --json
-""",
-)
+""")
 @queues_argument
-@with_session
 def check(session: Session, queues: tuple[str, ...]) -> None:
     """Look through queues for inconsistencies, such as an id without a body.
 
@@ -296,16 +287,12 @@ def check(session: Session, queues: tuple[str, ...]) -> None:
         session.exit_code = FAULTS
 
 
-@click.command(
-    cls=Command,
-    example="""
+@command("""
 celery -A shop toc repair
 celery -A shop toc repair mail --yes --json
-""",
-)
+""")
 @queues_argument
 @yes_option
-@with_session
 def repair(session: Session, queues: tuple[str, ...], yes: bool) -> None:
     """Mend what `check` finds.
 
@@ -328,7 +315,6 @@ def _report(session: Session, faults: Iterable[Fault]) -> list[Fault]:
                 "faults": [
                     {
                         "queue": fault.topic,
-                        "topic": fault.topic,
                         "slot": fault.slot,
                         "kind": fault.kind,
                         "id": fault.id or None,
@@ -370,14 +356,11 @@ class _Address(click.ParamType):  # type: ignore[type-arg]  # Click's is generic
         return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-@click.command(
-    cls=Command,
-    example="""
+@command("""
 celery -A shop toc metrics
 celery -A shop toc metrics --serve :9808
 celery -A shop toc metrics --serve 127.0.0.1:9808
-""",
-)
+""")
 @click.option(
     "--serve",
     "address",
@@ -385,7 +368,6 @@ celery -A shop toc metrics --serve 127.0.0.1:9808
     metavar="[HOST]:PORT",
     help="Serve them over HTTP at this address until Ctrl-C; without HOST, at all addresses.",
 )
-@with_session
 def metrics(session: Session, address: tuple[str, int] | None) -> None:
     """Queue depths, counters and lateness in Prometheus's text format.
 
@@ -444,15 +426,11 @@ LIMIT_COLUMNS = (
 )
 
 
-@click.command(
-    cls=Command,
-    example="""
+@command("""
 celery -A shop toc limits
 celery -A shop toc limits mail --json
-""",
-)
+""")
 @queues_argument
-@with_session
 def limits(session: Session, queues: tuple[str, ...]) -> None:
     """What queues limit, what is used of it, and what waits for it.
 
@@ -479,7 +457,6 @@ def document(found: kombu_toc.Usage) -> dict[str, Any]:
     """A queue, as in JSON."""
     return {
         "queue": found.topic,
-        "topic": found.topic,
         "limits": [
             {
                 "limit": one.name,

@@ -15,10 +15,9 @@ import redis
 import kombu_toc
 
 from . import options
-from .exits import Command
 from .options import SPAN, queues_argument
-from .screen import Column, Terminal, ansi_table, clean, counted, plain_table, styled
-from .session import Session, with_session
+from .screen import Column, Terminal, clean, counted, drawn_table, fitted, plain_table, styled
+from .session import Session, command
 from .status import COLUMNS as STATUS_COLUMNS
 from .status import line, server_of, survey, title
 
@@ -92,7 +91,8 @@ def view(
         styled(_axis(span)[:width], "dim", colors),
     ]
     rows = snapshot["topics"]
-    table, *drawn = ansi_table(COLUMNS, [cells(row) for row in rows], width, colors=colors)
+    fitting = fitted(COLUMNS, [cells(row) for row in rows], width)
+    table, *drawn = drawn_table(fitting, colors=colors)
     room = height - len(lines) - len(table)
     if sum(map(len, drawn)) > room - len(chart) and room - len(chart) < 4:
         chart = []
@@ -156,14 +156,11 @@ AWAY = (redis.RedisError, kombu_toc.TocError, OSError)
 MIN_WINDOW, WINDOW = 15.0, 30.0
 
 
-@click.command(
-    cls=Command,
-    example="""
+@command("""
 celery -A shop toc top
 celery -A shop toc top mail --span 1h --interval 2
 celery -A shop toc top --count 10 --json
-""",
-)
+""")
 @queues_argument
 @click.option(
     "--interval",
@@ -177,7 +174,6 @@ celery -A shop toc top --count 10 --json
     "--span", type=SPAN, default="10m", show_default=True, help="How far the time line reaches."
 )
 @click.option("--count", "-c", type=click.IntRange(1), help="End after so many looks.")
-@with_session
 def top(
     session: Session, queues: tuple[str, ...], interval: float, span: float, count: int | None
 ) -> None:
@@ -189,7 +185,7 @@ def top(
     if not span:
         raise click.UsageError("--span must be more than 0")
     snapshots = _Snapshots(session, queues, span)
-    show = _live if session.screen.is_live and not session.as_json else _lines
+    show = _live if session.screen.is_terminal and not session.as_json else _lines
     try:
         show(session, snapshots, max(interval, 0.1), count)
     except KeyboardInterrupt:

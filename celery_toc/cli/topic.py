@@ -11,18 +11,10 @@ import click
 import kombu_toc
 
 from . import options
-from .exits import FAILED, Command, Failure, Group
+from .exits import FAILED, Failure, Group
 from .options import complete_queue, queues_argument
 from .screen import Cell, Column, listed
-from .session import Session, with_session
-
-COMMANDS = {
-    "list": f"{__name__}:list_",
-    "show": f"{__name__}:show",
-    "declare": f"{__name__}:declare",
-    "set": f"{__name__}:set_",
-    "delete": "celery_toc.cli.queue:delete",
-}
+from .session import Session, command
 
 COLUMNS = (
     Column("queue", fold=True),
@@ -48,12 +40,14 @@ _DECLARED_ONCE = ("slots", "expires")
 _queue = click.argument("queue", metavar="QUEUE", shell_complete=complete_queue)
 
 
-@click.group(cls=Group, commands_at=COMMANDS)
-@click.pass_context
-def topic(ctx: click.Context) -> None:
-    """What queues are declared with: list, show, declare, set, delete."""
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
+topic = Group(
+    "topic",
+    help="What queues are declared with: list, show, declare, set, delete.",
+    commands_at={
+        **dict.fromkeys(("list", "show", "declare", "set"), __name__),
+        "delete": "celery_toc.cli.queue",
+    },
+)
 
 
 # -- options, one for each limit
@@ -101,69 +95,46 @@ def _limit_options(
                 option_of(name),
                 name,
                 type=_Value(name, may_be_default),
-                metavar=_METAVARS.get(name, "SPAN"),
-                help=_HELP.get(name),
+                metavar=_OPTIONS[name][0],
+                help=_OPTIONS[name][1],
             )(function)
         return function
 
     return add
 
 
-_HELP = {
-    "slots": "How many: a power of two, up to 512.",
-    "retries": "Redeliveries of a message, 0 to 31.",
-    "visibility": "How long a delivery lasts without a renewal.",
-    "expires": "Delete the queue when nobody has used it for so long.",
-    "retry_backoff": "How long a message waits after its first failed delivery.",
-    "retry_backoff_max": "The longest of these waits.",
-    "dead_age": "How long DeadQueue keeps a message.",
-    "dead_limit": "How many messages DeadQueue keeps.",
-    "max_lease": "How long one delivery may be renewed in all; 0: for ever.",
-    "message_ttl": "When a message expires, counted from its due time.",
-    "dead_expired": "Whether an expired message goes to DeadQueue.",
-    "requeue_limit": "How often a message may be requeued on purpose before it is dead.",
-    "rate": "Starts of the whole queue: 100/s, 10/m, 5000/h.",
-    "rate_burst": "How many of these may come at once.",
-    "concurrency": "How many of the queue run at once.",
-    "key_rate": "Starts of each key: 10/m.",
-    "key_burst": "How many of these may come at once.",
-    "key_concurrency": "How many of each key run at once.",
-    "key_order": "serial: of each key one at a time, strictly in order.",
-    "key_retry": "With serial: hold, or later: what comes back lets others pass.",
-    "key_fair": "Whether keys take turns.",
-    "key_weights": "How much more often a key has its turn: gold=3,silver=2.",
-    "put_rate": "How many may be added to the queue: 100/s.",
-    "key_put_rate": "How many may be added of each key.",
-    "key_header": "The header that names the key of a message.",
-    "library": "How the task library keeps the queue: through, outbox, behind, or off.",
-    "guard": "Whether what has ended in the library is not run again.",
-    "horizon": "What is further away is in the task library only.",
-    "target": "The URL that the notifier sends the queue's messages to.",
-    "steps": "The priority levels, such as 0,3,6,9.",
-}
-_METAVARS = {
-    "slots": "N",
-    "retries": "N",
-    "dead_limit": "N",
-    "dead_expired": "yes|no",
-    "requeue_limit": "N",
-    "rate": "RATE",
-    "rate_burst": "N",
-    "concurrency": "N",
-    "key_rate": "RATE",
-    "key_burst": "N",
-    "key_concurrency": "N",
-    "key_order": "serial",
-    "key_retry": "hold|later",
-    "key_fair": "yes|no",
-    "key_weights": "KEY=N,...",
-    "put_rate": "RATE",
-    "key_put_rate": "RATE",
-    "key_header": "NAME",
-    "library": "MODE",
-    "guard": "yes|no",
-    "target": "URL",
-    "steps": "N,N...",
+#: Of each limit, how its option's value is written, and the help.
+_OPTIONS = {
+    "slots": ("N", "How many: a power of two, up to 512."),
+    "retries": ("N", "Redeliveries of a message, 0 to 31."),
+    "visibility": ("SPAN", "How long a delivery lasts without a renewal."),
+    "expires": ("SPAN", "Delete the queue when nobody has used it for so long."),
+    "retry_backoff": ("SPAN", "How long a message waits after its first failed delivery."),
+    "retry_backoff_max": ("SPAN", "The longest of these waits."),
+    "dead_age": ("SPAN", "How long DeadQueue keeps a message."),
+    "dead_limit": ("N", "How many messages DeadQueue keeps."),
+    "max_lease": ("SPAN", "How long one delivery may be renewed in all; 0: for ever."),
+    "message_ttl": ("SPAN", "When a message expires, counted from its due time."),
+    "dead_expired": ("yes|no", "Whether an expired message goes to DeadQueue."),
+    "requeue_limit": ("N", "How often a message may be requeued on purpose before it is dead."),
+    "rate": ("RATE", "Starts of the whole queue: 100/s, 10/m, 5000/h."),
+    "rate_burst": ("N", "How many of these may come at once."),
+    "concurrency": ("N", "How many of the queue run at once."),
+    "key_rate": ("RATE", "Starts of each key: 10/m."),
+    "key_burst": ("N", "How many of these may come at once."),
+    "key_concurrency": ("N", "How many of each key run at once."),
+    "key_order": ("serial", "serial: of each key one at a time, strictly in order."),
+    "key_retry": ("hold|later", "With serial: hold, or later: what comes back lets others pass."),
+    "key_fair": ("yes|no", "Whether keys take turns."),
+    "key_weights": ("KEY=N,...", "How much more often a key has its turn: gold=3,silver=2."),
+    "put_rate": ("RATE", "How many may be added to the queue: 100/s."),
+    "key_put_rate": ("RATE", "How many may be added of each key."),
+    "key_header": ("NAME", "The header that names the key of a message."),
+    "library": ("MODE", "How the task library keeps the queue: through, outbox, behind, or off."),
+    "guard": ("yes|no", "Whether what has ended in the library is not run again."),
+    "horizon": ("SPAN", "What is further away is in the task library only."),
+    "target": ("URL", "The URL that the notifier sends the queue's messages to."),
+    "steps": ("N,N...", "The priority levels, such as 0,3,6,9."),
 }
 _ALTERABLE = (*(name for name in kombu_toc.LIMITS if name not in _DECLARED_ONCE), "steps")
 
@@ -171,17 +142,12 @@ _ALTERABLE = (*(name for name in kombu_toc.LIMITS if name not in _DECLARED_ONCE)
 # -- commands
 
 
-@click.command(
-    "list",
-    cls=Command,
-    example="""
+@command("""
 celery -A shop toc topic list
 celery -A shop toc topic list --json
-""",
-)
+""")
 @queues_argument
 @click.option("--all", "-a", "every", is_flag=True, help="Also queues that expire.")
-@with_session
 def list_(session: Session, queues: tuple[str, ...], every: bool) -> None:
     """What each queue is declared with.
 
@@ -200,30 +166,22 @@ def list_(session: Session, queues: tuple[str, ...], every: bool) -> None:
         session.screen.say("There are no queues yet: a worker declares its own when it starts.")
 
 
-@click.command(
-    cls=Command,
-    example="""
+@command("""
 celery -A shop toc topic show mail
 celery -A shop toc topic show mail --json
-""",
-)
+""")
 @_queue
-@with_session
 def show(session: Session, queue: str) -> None:
     """What a queue is declared with, where each limit comes from, and what is in it."""
     [queue] = session.queues([queue])
     _show(session, session.center.describe(queue))
 
 
-@click.command(
-    cls=Command,
-    example="""
+@command("""
 celery -A shop toc topic declare mail --slots 16 --retries 3
-""",
-)
+""")
 @_queue
 @_limit_options((*_DECLARED_ONCE, *_ALTERABLE), False)
-@with_session
 def declare(session: Session, queue: str, **limits: Any) -> None:
     """Declare a queue before anybody uses it. Refused if there is one of that name."""
     if queue in session.center.topics():
@@ -234,20 +192,15 @@ def declare(session: Session, queue: str, **limits: Any) -> None:
     _show(session, session.center.describe(queue))
 
 
-@click.command(
-    "set",
-    cls=Command,
-    example="""
+@command("""
 celery -A shop toc topic set mail --retries 3 --visibility 5m
 celery -A shop toc topic set mail --visibility default
 celery -A shop toc topic set mail --rate 100/s --key-concurrency 1
 celery -A shop toc topic set mail --rate none
 celery -A shop toc topic set mail --target https://shop.example.com/hook
-""",
-)
+""")
 @_queue
 @_limit_options(_ALTERABLE, True)
-@with_session
 def set_(session: Session, queue: str, **limits: Any) -> None:
     """Change limits of a queue while it is in use; `default` takes one back to the app's.
 
@@ -289,7 +242,6 @@ def document(found: kombu_toc.Description) -> dict[str, Any]:
     expires = found.expires_ms
     return {
         "queue": found.topic,
-        "topic": found.topic,
         "slots": found.slots,
         "limits": {name: limit._asdict() for name, limit in found.limits.items()},
         "closed_steps": list(found.closed_steps),

@@ -10,20 +10,17 @@ import click
 
 import kombu_toc
 
-from .exits import FAILED, Command, Failure
-from .session import Session, with_session
+from .exits import FAILED, Failure
+from .session import Session, command
 
 # -- celery toc web
 
 
-@click.command(
-    cls=Command,
-    example="""
+@command("""
 celery -A shop toc web
 celery -A shop toc web --allow 'shop.*'
 celery -A shop toc web --host 0.0.0.0 --port 8088 --tokens tokens.txt
-""",
-)
+""")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8088, show_default=True, help="0: a free one."
@@ -43,6 +40,7 @@ celery -A shop toc web --host 0.0.0.0 --port 8088 --tokens tokens.txt
 @click.option("--anonymous-read", is_flag=True, help="Let who has no token look at everything.")
 @click.option(
     "--name",
+    "names",
     multiple=True,
     help="A name of this server, by which who has no token may look; may be repeated.",
 )
@@ -81,23 +79,16 @@ celery -A shop toc web --host 0.0.0.0 --port 8088 --tokens tokens.txt
 @click.option("--certificate", type=click.Path(exists=True, dir_okay=False), help="For TLS.")
 @click.option("--key", type=click.Path(exists=True, dir_okay=False), help="Of the certificate.")
 @click.option("--openapi", is_flag=True, help="Print the OpenAPI document, and serve nothing.")
-@with_session
 def web(
     session: Session,
     host: str,
     port: int,
-    allow: tuple[str, ...],
     tokens: str | None,
     anonymous_read: bool,
-    name: tuple[str, ...],
-    keep_answers: float,
     notify: str | None,
     notify_allow: tuple[str, ...],
-    mask: tuple[str, ...],
-    connections: int,
-    certificate: str | None,
-    key: str | None,
     openapi: bool,
+    **more: Any,
 ) -> None:
     """Serve the page and the HTTP API until Ctrl-C: messages, tasks, queues, schedules, metrics.
 
@@ -121,25 +112,14 @@ def web(
     api: Any = api_for_app(
         session.app,
         tokens=known,
-        allow=allow,
-        names=name,
-        keep_answers=keep_answers,
         beside=beside,
-        mask=mask,
+        **{name: more.pop(name) for name in ("allow", "names", "keep_answers", "mask")},
     )
     if openapi:
         click.echo(json.dumps(api.document, indent=1))
         return
     try:
-        serve(
-            api,
-            host,
-            port,
-            certificate=certificate,
-            key=key,
-            connections=connections,
-            say=lambda text: click.echo(text, err=True),
-        )
+        serve(api, host, port, say=lambda text: click.echo(text, err=True), **more)
     except OSError as exc:
         shown = os.strerror(exc.errno) if exc.errno else exc
         raise Failure(f"cannot serve at {host}:{port}: {shown}", FAILED) from exc
@@ -148,14 +128,11 @@ def web(
 # -- celery toc notify
 
 
-@click.command(
-    cls=Command,
-    example="""
+@command("""
 celery -A shop toc topic set mail --target https://shop.example.com/hook
 python -m kombu_toc.notify --new-secret https://shop.example.com >secrets.txt
 celery -A shop toc notify --secrets secrets.txt
-""",
-)
+""")
 @click.option(
     "--secrets",
     type=click.Path(dir_okay=False),
@@ -183,16 +160,7 @@ celery -A shop toc notify --secrets secrets.txt
     show_default=True,
     help="Seconds that a message waits after its first failure, if its queue does not say.",
 )
-@with_session
-def notify(
-    session: Session,
-    secrets: str | None,
-    unsigned: bool,
-    allow: tuple[str, ...],
-    timeout: float,
-    concurrency: int,
-    backoff: float,
-) -> None:
+def notify(session: Session, **options: Any) -> None:
     """Send what is due of queues with a target there, by HTTP, until Ctrl-C.
 
     Any number of these share the work. `celery toc topic set QUEUE --target URL` gives a queue a
@@ -210,12 +178,7 @@ def notify(
             lambda: kombu_toc.AsyncTimeoutCenter.from_url(
                 broker.url, ssl=broker.ssl, **broker.options
             ),
-            secrets=secrets,
-            unsigned=unsigned,
-            allow=allow,
-            timeout=timeout,
-            concurrency=concurrency,
-            backoff=backoff,
+            **options,
             say=lambda text: click.echo(text, err=True),
         )
     except kombu_toc.ServerError:

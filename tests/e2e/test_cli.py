@@ -106,7 +106,7 @@ def test_status_tells_what_each_topic_holds(
     time.sleep(0.05)  # the other one gets older
     said = run("status", "--json")
     assert said.code == 0
-    topics = {row["topic"]: row for row in said.json["topics"]}
+    topics = {row["queue"]: row for row in said.json["topics"]}
     numbers = ("slots", "scheduled", "ready", "in_flight", "dead")
     held = {name: tuple(row[key] for key in numbers) for name, row in topics.items()}
     assert held == {
@@ -184,7 +184,6 @@ def test_list_tells_task_arguments_state_and_time(app: Celery, run: Run) -> None
         "id": id,
         "task": "e2e.nap",
         "queue": "celery",
-        "topic": "celery",
         "priority": 9,
         "state": "scheduled",
         "retries_left": 16,
@@ -322,7 +321,7 @@ def test_a_cancelled_task_is_gone_and_a_second_cancel_finds_nothing(
     assert said.json == {
         "results": [
             {
-                **{"id": id, "queue": "celery", "topic": "celery"},
+                **{"id": id, "queue": "celery"},
                 **{"state": "scheduled", "cancelled": True, "revoked": True},
             }
             for id in (first, second)
@@ -350,7 +349,6 @@ def test_what_a_worker_has_is_cancelled_too_late_and_says_so(
     assert said.json["results"][0] == {
         "id": id,
         "queue": "celery",
-        "topic": "celery",
         "state": "in-flight",
         "cancelled": False,
         "revoked": False,
@@ -383,7 +381,7 @@ def test_reschedule_gives_another_time(
     due = datetime.fromisoformat(result.pop("time").replace("Z", "+00:00")).timestamp()
     assert abs(due - time.time() - seconds) < 2
     assert result == {
-        **{"id": id, "queue": "celery", "topic": "celery"},
+        **{"id": id, "queue": "celery"},
         **{"state": "scheduled", "moved": True},
     }
     assert run("show", id, "--json").json["messages"][0]["time"] == said.json["results"][0]["time"]
@@ -452,7 +450,7 @@ def test_check_finds_what_cannot_be_and_repair_mends_it(
     [fault] = said.json["faults"]
     assert fault.pop("places")[0].endswith(":store")
     assert fault == {
-        **{"queue": "celery", "topic": "celery", "slot": found.slot},
+        **{"queue": "celery", "slot": found.slot},
         **{"kind": "no body", "id": "broken"},
     }
     assert run("check", "urgent").code == 0
@@ -478,7 +476,7 @@ def test_top_tells_rates_and_what_comes_due(
     assert len(looks) == 2
     for look in looks:
         [topic] = look["topics"]
-        assert (topic["topic"], topic["scheduled"]) == ("celery", 7)
+        assert (topic["queue"], topic["scheduled"]) == ("celery", 7)
         assert look["coming"]["span_seconds"] == 60
         assert sum(look["coming"]["due"]) == 4  # in 25, 35, 45 and 55 seconds
         assert max(look["coming"]["due"]) == 1
@@ -731,7 +729,7 @@ def test_celerys_own_program_has_the_commands(app: Celery, environment: dict[str
     }
     out, err, code = said["status"]
     assert code == 0, err
-    assert {row["topic"]: row["scheduled"] for row in json.loads(out)["topics"]}["urgent"] == 1
+    assert {row["queue"]: row["scheduled"] for row in json.loads(out)["topics"]}["urgent"] == 1
     assert said["unknown"] == ("", "Error: there is no message 'unknown'\n", 3)
     out, err, code = said["no app"]
     assert (out, code) == ("", 2)

@@ -117,7 +117,7 @@ def test_celery_toc_works_over_a_sentinel_url(
     sent = sentinel_app.tasks["e2e.note"].apply_async(("later",), countdown=3600)
     status = answer(sentinel_app, "status", "--json")
     assert status.code == 0, status.err
-    assert {t["topic"]: t["scheduled"] for t in status.json["topics"]} == {"celery": 1}
+    assert {t["queue"]: t["scheduled"] for t in status.json["topics"]} == {"celery": 1}
     assert status.json["broker"] == deployment.toc_url
     listed = answer(sentinel_app, "list", "--json").json["messages"]
     assert [message["id"] for message in listed] == [sent.id]

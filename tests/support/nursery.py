@@ -52,7 +52,7 @@ PRELOADED = {
         *("kombu_toc.transport.transport", "celery.__main__", "celery.bin.celery", "celery.app"),
         *("celery.backends.redis", "celery.loaders.app", "celery.app.builtins", "celery.app.amqp"),
         *("celery.app.control", "celery.events.state", "celery.app.log", "celery.app.events"),
-        *("celery_toc.cli.session", "celery_toc.app.revoke", "rich.table", "rich.live"),
+        *("celery_toc.cli.session", "celery_toc.app.revoke"),
         *("celery_toc.compat.sending", "sqlalchemy.dialects.sqlite"),
     ),
     "worker": (

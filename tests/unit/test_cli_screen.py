@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import io
+import itertools
+import os
 import re
 
 import pytest
-from rich.console import Console
 
 from celery_toc.cli import screen
 from celery_toc.cli.screen import (
     Cell,
     Column,
     Screen,
-    ansi_table,
     clean,
+    drawn_table,
     fitted,
     plain_table,
-    rich_table,
 )
 from celery_toc.cli.status import COLUMNS as STATUS
 from celery_toc.cli.status import line
@@ -25,6 +24,11 @@ from celery_toc.cli.top import RATES, bars, view
 
 COLUMNS = (Column("id"), Column("in flight", right=True), Column("error", fold=True))
 ROWS = [["order-7", 1200, None], ["x", Cell(3, "red"), "two\nlines"]]
+
+
+def drawn(columns, rows, width):
+    """A table as a terminal of that width shows it."""
+    return "\n".join(itertools.chain(*drawn_table(fitted(columns, rows, width))))
 
 
 def test_plain_text_is_aligned_and_has_no_separators_in_numbers():
@@ -40,31 +44,39 @@ def test_what_comes_from_a_message_cannot_move_the_cursor_or_add_a_line():
     """A task's name or an error may have come from anybody."""
     nasty = "a\x1b[2J\x1b]0;title\x07b\r\nc\x9bd\u202ee"
     assert clean(nasty) == "a\\x1b[2J\\x1b]0;title\\x07b\\r\\nc\\x9bd\\u202ee"
-    console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    console.print(rich_table([Column("name")], [[nasty]], 100))
-    printed = console.file.getvalue()
+    printed = drawn([Column("name")], [[nasty]], 100)
     assert "\x1b[2J" not in printed
     assert "\x07" not in printed
-
-
-def test_what_comes_from_a_message_is_no_markup():
-    console = Console(file=io.StringIO(), width=100)
-    console.print(rich_table([Column("name")], [["[red]x[/nonsense]"]], 100))
-    assert "[red]x[/nonsense]" in console.file.getvalue()
 
 
 def test_text_that_is_not_ascii_is_left_as_it_is():
     assert clean("Größe 寸法 📦") == "Größe 寸法 📦"
 
 
-def test_without_rich_a_terminal_gets_plain_text(monkeypatch, capsys):
+def test_a_terminal_gets_colours_and_its_width_and_nothing_else_does(monkeypatch, capsys):
+    def shown():
+        terminal = Screen()
+        left_out = terminal.table((*COLUMNS, Column("far", spare=1)), [[*row, 1] for row in ROWS])
+        terminal.fields([("id", "x"), ("slots", 8000), ("error", None)])
+        terminal.say("late", "yellow")
+        return left_out, capsys.readouterr().out
+
+    left_out, plain_text = shown()
+    assert not left_out
+    assert plain_text.splitlines()[-3:] == ["id     x", "slots  8000", "late"]
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    assert Screen().is_rich
-    monkeypatch.setattr(screen, "rich", None)
-    plain = Screen()
-    plain.table(COLUMNS, ROWS)
-    plain.fields([("id", "x"), ("slots", 8), ("error", None)])
-    assert capsys.readouterr().out.splitlines()[-2:] == ["id     x", "slots  8"]
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((30, 24)))
+    monkeypatch.setenv("TERM", "dumb")
+    assert shown() == ([], plain_text)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr("click.utils.should_strip_ansi", lambda *_: False)
+    left_out, text = shown()
+    assert left_out == ["far"]
+    assert "\x1b[33mlate\x1b[0m" in text
+    assert "\x1b[1mslots\x1b[0m  8,000" in text
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[33m" not in shown()[1]
 
 
 def test_bars_show_what_is_there_and_nothing_else():
@@ -83,16 +95,11 @@ def test_a_narrow_terminal_leaves_out_what_is_spare_and_never_cuts_an_id():
     )
     rows = [[id, "shop.mail.newsletter", "2030-12-24 18:00:00", "a long reason, told at length"]]
 
-    def printed(width):
-        console = Console(file=io.StringIO(), width=width)
-        console.print(rich_table(columns, rows, width))
-        return console.file.getvalue()
-
-    assert "died" in printed(100)
-    assert "died" not in printed(80)
+    assert "died" in drawn(columns, rows, 100)
+    assert "died" not in drawn(columns, rows, 70)
     for width in (68, 80, 100):
-        assert id in printed(width)
-        assert "task" in printed(width)
+        assert id in drawn(columns, rows, width)
+        assert "task" in drawn(columns, rows, width)
 
 
 # -- what a terminal has room for
@@ -104,7 +111,7 @@ def row(queue, number=0, **more):
     late = {"oldest_seconds": 90061.0, "late_p50_seconds": 0.0012, "late_p99_seconds": 86399.0}
     rest = {"consumers": 12, "paused": False, "memory_bytes": 123_456_789}
     rates = {"per_second": dict.fromkeys(RATES, number / 7)}
-    return {"queue": queue, "topic": queue, **counts, **late, **rest, **rates, **more}
+    return {"queue": queue, **counts, **late, **rest, **rates, **more}
 
 
 def plain(text):
@@ -129,9 +136,7 @@ def test_no_digit_is_cut_however_narrow_a_terminal_is(width, number):
     assert table.rows[1][names.index("ready")][0] == "0"
     if width >= 200:
         assert len(names) == len(STATUS)
-    console = Console(file=io.StringIO(), width=width, force_terminal=False)
-    console.print(rich_table(STATUS, [line(row("mail", number))], width))
-    printed = console.file.getvalue()
+    printed = plain(drawn(STATUS, [line(row("mail", number))], width))
     assert max(map(len, printed.splitlines())) <= width
     assert "…" not in printed
     assert "late p99" in printed or number > 1_000_000
@@ -187,9 +192,8 @@ def test_top_tells_that_redis_is_away_above_what_it_last_knew():
 
 
 def test_wide_characters_take_two_columns():
-    [heading, first] = ansi_table(
-        (Column("queue", fold=True), Column("n", right=True)), [["寸法寸法", 7]], 20, colors=False
-    )
+    columns = (Column("queue", fold=True), Column("n", right=True))
+    [heading, first] = drawn_table(fitted(columns, [["寸法寸法", 7]], 20), colors=False)
     assert plain(heading[0]) == "queue     n"
     assert plain(first[0]) == "寸法寸法  7"
 

@@ -1,0 +1,541 @@
+"""``celery toc cancel``, ``reschedule`` and ``run``, and how messages are selected: by ids, or by
+filters."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import click
+from celery.backends.base import DisabledBackend
+
+from kombu_toc import Cancelled, Found
+
+from ..app.revoke import mark_revoked, remember_revoked
+from . import options
+from .exits import FAILED, NOT_FOUND, TOO_LATE, USAGE, Failure
+from .messages import bounds, describe, in_a_line, named, narrowed, state_of
+from .options import SPAN, complete_id, queue_option, yes_option
+from .screen import counted, skipped
+from .session import Session, command
+
+# -- which messages
+
+#: Messages of a page that is read, and then changed by one call.
+PAGE = 500
+
+#: Messages that a question lists one by one, at most.
+MAX_LISTED = 10
+
+#: States of a waiting message.
+WAITING = ("scheduled", "ready")
+
+#: Seconds. Of many messages that are moved to one time, each comes a little behind the one before:
+#: all have times within this span.
+MOVED_WITHIN = 0.1
+
+
+class _WithId(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+T = TypeVar("T", bound=_WithId)
+
+
+def selection_options(function: Any) -> Any:
+    """Give a command the arguments and options that select waiting messages."""
+    for option in (
+        click.option(
+            "--until",
+            metavar="TIME",
+            help="Only those that are due before that time.",
+        ),
+        click.option(
+            "--since",
+            metavar="TIME",
+            help="Only those that are due from that time on: ISO 8601, or a span such as 1h30m.",
+        ),
+        click.option("--state", "-s", type=click.Choice(WAITING), help="Only in this state."),
+        click.option("--task", metavar="NAME", help="Only tasks of that name; * and ? match any."),
+        queue_option,
+        click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=complete_id),
+    ):
+        function = option(function)
+    return function
+
+
+class Filters(NamedTuple):
+    """The options that select messages, as they were given."""
+
+    queue: str | None
+    task: str | None
+    state: str | None
+    since: str | None
+    until: str | None
+
+    @property
+    def any(self) -> bool:
+        return any(value is not None for value in self)
+
+
+def check_usage(ids: tuple[str, ...], filters: Filters) -> bool:
+    """Return whether ids were named. Fails unless there are either ids or filters."""
+    rest = filters._replace(queue=None)
+    if ids and rest.any:
+        raise click.UsageError("give ids, or --task, --state, --since and --until, and not both")
+    if not ids and not filters.any:
+        raise click.UsageError("say which: ids, --queue, --task, --state, --since or --until")
+    return bool(ids)
+
+
+class Matching:
+    """The waiting messages that match filters.
+
+    described: the filters in words, for a question: `` of shop.remind in 'mail'``
+    """
+
+    def __init__(self, session: Session, filters: Filters) -> None:
+        self._session = session
+        self._queue = session.queue(filters.queue)
+        self._task = filters.task
+        _, self._since, self._until = narrowed(
+            session, filters.state, *bounds(session, filters.since, filters.until)
+        )
+        self.described = _described(session, filters, self._queue)
+
+    def count(self) -> int:
+        """How many messages match now."""
+        center, ask = self._session.center, self._session.ask
+        no_filters = (self._task, self._since, self._until) == (None, None, None)
+        if no_filters and self._queue is not None:
+            return ask(center.counts, self._queue).waiting
+        return ask(
+            center.count,
+            self._queue,
+            state="waiting",
+            since=self._since,
+            until=self._until,
+            where=named(self._task),
+        )
+
+    def pages(self, skip: Callable[[Found], bool] = lambda found: False) -> Iterator[list[Found]]:
+        """Yield the messages in pages.
+
+        skip: whether to leave a message out, such as one that this very command has moved
+        """
+        after = None
+        while True:
+            page = self._session.ask(
+                self._session.center.scan,
+                self._queue,
+                state="waiting",
+                since=self._since,
+                until=self._until,
+                where=named(self._task),
+                limit=PAGE,
+                after=after,
+            )
+            if found := [one for one in page.messages if not skip(one)]:
+                yield found
+            after = page.after
+            if after is None:
+                return
+
+
+def _described(session: Session, filters: Filters, queue: str | None) -> str:
+    """Filters in words, for a question: `` of shop.remind in 'mail'``."""
+    said = []
+    if filters.task:
+        said.append(f"of {filters.task}")
+    if queue is not None:
+        said.append(f"in {queue!r}")
+    since, until = bounds(session, filters.since, filters.until)
+    if since is not None:
+        said.append(f"due from {options.local_iso(since, session.zone)} on")
+    if until is not None:
+        said.append(f"due before {options.local_iso(until, session.zone)}")
+    return "".join(f" {part}" for part in said)
+
+
+def look_up(
+    session: Session, ids: tuple[str, ...], queue: str | None
+) -> tuple[list[Found], list[str]]:
+    """Look messages up by the ids that were named.
+
+    Returns the messages, and the ids without a message. An id also finds copies that share it.
+    """
+    found = session.ask(session.center.get, ids, topic=session.queue(queue))
+    names = {one.id for one in found} | {one.id.rpartition("#")[0] for one in found}
+    return found, [id for id in dict.fromkeys(ids) if id not in names]
+
+
+def in_order(ids: Iterable[str], done: Iterable[T]) -> list[T]:
+    """Sort results by the order in which the ids were named."""
+    places = {id: at for at, id in enumerate(dict.fromkeys(ids))}
+
+    def place(one: T) -> int:
+        return places.get(one.id, places.get(one.id.rpartition("#")[0], len(places)))
+
+    return sorted(done, key=place)
+
+
+def show_found(session: Session, found: list[Found]) -> None:
+    """Show the messages of a question, one a line."""
+    for one in found[:MAX_LISTED]:
+        message = describe(session, session.center.task(one))
+        session.screen.say(in_a_line(session, message, one.time_us / 1e6))
+    if len(found) > MAX_LISTED:
+        session.screen.say(f"... and {len(found) - MAX_LISTED:,} more")
+
+
+# -- celery toc cancel
+
+
+@command("""
+celery -A shop toc cancel 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
+celery -A shop toc cancel 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --yes --json
+celery -A shop toc cancel --queue mail --task shop.mail.remind --until 2h
+""")
+@selection_options
+@click.option(
+    "--in-flight",
+    is_flag=True,
+    help="With ids: also what a worker has. Its message is deleted, but the task is not stopped.",
+)
+@click.option(
+    "--biz-id",
+    metavar="ID",
+    help="Instead of ids and filters: what is pending of this business id in the task library.",
+)
+@click.option("--biz-type", metavar="NAME", help="With --biz-id: only of this business type.")
+@click.option("--keep-results", is_flag=True, help="Do not mark the results as REVOKED.")
+@yes_option
+def cancel(
+    session: Session,
+    ids: tuple[str, ...],
+    in_flight: bool,
+    biz_id: str | None,
+    biz_type: str | None,
+    keep_results: bool,
+    yes: bool,
+    **filters: Any,
+) -> None:
+    """Delete messages: a task that waits never runs, and its result is REVOKED.
+
+    Name ids, or select by --queue, --task, --state, --since and --until: then all that wait and
+    match. A message that a worker has already is left to it, which is reported (exit code 4).
+    """
+    given = Filters(**filters)
+    if biz_id is not None or biz_type is not None:
+        if biz_id is None or ids or in_flight or given.any:
+            raise click.UsageError("--biz-id, with or without --biz-type, goes without the others")
+        results = _Results(session, keep_results)
+        _cancel_business(session, biz_id, biz_type, yes, results)
+        results.finish()
+        return
+    named = check_usage(ids, given)
+    if in_flight and not named:
+        raise click.UsageError("--in-flight goes with ids; filters select waiting messages only")
+    results = _Results(session, keep_results)
+    if named:
+        _cancel_ids(session, ids, given.queue, in_flight, yes, results)
+    else:
+        _cancel_matching(session, given, yes, results)
+    results.finish()
+
+
+def _cancel_ids(
+    session: Session,
+    ids: tuple[str, ...],
+    queue: str | None,
+    in_flight: bool,
+    yes: bool,
+    results: _Results,
+) -> None:
+    center = session.center
+    found, missing = look_up(session, ids, queue)
+    for id in missing:
+        session.complain_of_none(id)
+    before = {(one.topic, one.id): state_of(session, one) for one in found}
+    if not found:
+        if session.as_json:
+            session.json({"results": [], "schedules": []})
+        return
+    if not yes:
+        show_found(session, found)
+    session.confirm(f"Delete {counted(len(found), 'message')}?", yes)
+    present = [id for id in dict.fromkeys(ids) if id not in missing]
+    done = session.ask(center.cancel, present, topic=queue, in_flight=in_flight)
+    shown = []
+    for each in in_order(ids, done):
+        state = each.state.replace(" ", "-")
+        if state == "waiting":
+            state = before.get((each.topic, each.id), "ready")
+        revoked = each.deleted and results.mark(each)
+        shown.append(_cancelled(each, state, revoked))
+        if not each.deleted:
+            session.complain(f"too late: {each.id!r} is {each.state}", TOO_LATE)
+        elif not session.as_json:
+            result = " Its result is REVOKED." if revoked else ""
+            session.screen.say(f"Cancelled {each.id} in {each.topic!r}; it was {state}.{result}")
+    schedules = sorted({one.schedule for one in done if one.schedule})
+    gone = {(one.topic, one.id) for one in found} - {(one.topic, one.id) for one in done}
+    for _, id in sorted(gone):  # since they were looked up
+        session.complain(f"too late: {id!r} is gone", TOO_LATE)
+    if session.as_json:
+        session.json({"results": shown, "schedules": schedules})
+    elif schedules:
+        session.screen.say(skipped(schedules), "yellow")
+
+
+def _cancelled(each: Cancelled, state: str, revoked: bool) -> dict[str, Any]:
+    return {
+        "id": each.id,
+        "queue": each.topic,
+        "state": state,
+        "cancelled": each.deleted,
+        "revoked": revoked,
+    }
+
+
+def _cancel_business(
+    session: Session, biz_id: str, biz_type: str | None, yes: bool, results: _Results
+) -> None:
+    library = session.center.library
+    if not yes:
+        page = library.find(biz_id=biz_id, biz_type=biz_type, status="pending", limit=1000)
+        number = len(page.records)
+        if number:
+            session.confirm(f"Cancel {counted(number, 'message')} of {biz_id!r}?", yes)
+    done = library.cancel(biz_id=biz_id, biz_type=biz_type)
+    shown = []
+    for each in done:
+        revoked = each.deleted and results.mark(each)
+        shown.append(_cancelled(each, each.state.replace(" ", "-"), revoked))
+        if not each.deleted:
+            session.complain(f"too late: {each.id!r} is {each.state}", TOO_LATE)
+        elif not session.as_json:
+            session.screen.say(f"Cancelled {each.id} in {each.topic!r}.")
+    if session.as_json:
+        session.screen.json({"results": shown})
+    if not done:
+        session.complain(f"nothing is pending of business id {biz_id!r}", NOT_FOUND)
+
+
+def _cancel_matching(session: Session, given: Filters, yes: bool, results: _Results) -> None:
+    matching = Matching(session, given)
+    cancelled = late = 0
+    schedules: set[str] = set()
+    number = matching.count()
+    if number:
+        session.confirm(f"Cancel {counted(number, 'message')}{matching.described}?", yes)
+        for page in matching.pages():
+            for each in session.ask(session.center.cancel_found, page, dead=False):
+                cancelled += each.deleted
+                late += not each.deleted
+                schedules |= {each.schedule} - {""}
+                if each.deleted:
+                    results.mark(each)
+    if session.as_json:
+        session.json(
+            {
+                "cancelled": cancelled,
+                "late": late,
+                "revoked": results.marked,
+                "schedules": sorted(schedules),
+            }
+        )
+        return
+    if not number:
+        session.screen.say("No messages match.")
+        return
+    results_too = f"; {counted(results.marked, 'result')} marked REVOKED" if results.marked else ""
+    session.screen.say(f"Cancelled {counted(cancelled, 'message')}{results_too}.")
+    if schedules:
+        session.screen.say(skipped(schedules), "yellow")
+    if late:
+        session.complain(f"too late for {counted(late, 'message')}: a worker has it", TOO_LATE)
+
+
+class _Results:
+    """Marks the results of cancelled tasks, as a revoke does."""
+
+    def __init__(self, session: Session, keep: bool) -> None:
+        self._session = session
+        self.marked = 0
+        #: why results are not marked; empty if the user does not want it
+        self._why: str | None = None
+        self._failed: Exception | None = None
+        self._revoked: list[str] = []
+        if keep:
+            self._why = ""
+        elif isinstance(session.app.backend, DisabledBackend):
+            self._why = "the app has no result backend"
+
+    def mark(self, cancelled: Cancelled) -> bool:
+        """Mark the result of one task; return whether that was done. What a worker has is left."""
+        if self._why is not None or self._failed is not None or cancelled.state == "in flight":
+            return False
+        task = self._session.center.task(cancelled)
+        try:
+            done = mark_revoked(
+                self._session.app, task, only_if_not_begun=cancelled.state == "dead"
+            )
+        except Exception as exc:  # a result backend that cannot be reached may raise anything
+            self._failed = exc
+            return False
+        self.marked += done
+        if done:
+            self._revoked.append(task.id)
+        return done
+
+    def finish(self) -> None:
+        """Have workers list the revoked tasks; report results that could not be marked."""
+        if self._revoked:
+            remember_revoked(self._session.center, self._revoked)
+        if self._failed is not None:
+            self._session.complain(f"results are not marked REVOKED: {self._failed}", FAILED)
+        elif self._why and not self._session.as_json:
+            self._session.screen.say(f"Results are not marked: {self._why}.", "dim")
+
+
+# -- celery toc reschedule and run
+
+
+@command("""
+celery -A shop toc reschedule 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --countdown 1h30m
+celery -A shop toc reschedule 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --eta 2030-12-24T18:00+01:00
+celery -A shop toc reschedule --queue mail --task shop.mail.remind --until 2h --countdown 1d
+""")
+@selection_options
+@click.option("--eta", metavar="TIME", help="ISO 8601; without an offset, in the app's time zone.")
+@click.option("--countdown", metavar="SPAN", type=SPAN, help="From now: seconds, or 1h30m, 2d.")
+@yes_option
+def reschedule(
+    session: Session,
+    ids: tuple[str, ...],
+    eta: str | None,
+    countdown: float | None,
+    yes: bool,
+    **filters: Any,
+) -> None:
+    """Give messages that wait another time.
+
+    Name ids, or say which by --queue, --task, --state, --since and --until: then all that wait
+    and match. One that is in flight or dead is left as it is (exit code 4).
+    """
+    given = Filters(**filters)
+    named = check_usage(ids, given)
+    if (eta is None) == (countdown is None):
+        raise click.UsageError("give either --eta or --countdown")
+    if eta is not None:
+        try:
+            at = options.read_moment(eta, session.zone)
+        except ValueError as exc:
+            raise Failure(f"--eta: {exc}", USAGE) from None
+    if named:
+        when: dict[str, Any] = {"delay": countdown} if eta is None else {"at": at}
+        _move_ids(session, ids, given.queue, when)
+    else:
+        to = at if countdown is None else session.now + countdown
+        to_text = f"to {options.local_iso(to, session.zone)}"
+        _move_matching(session, given, to, f"Reschedule {{}} {to_text}?", yes)
+
+
+@command("""
+celery -A shop toc run 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
+celery -A shop toc run --queue mail --task shop.mail.remind
+""")
+@selection_options
+@yes_option
+def run(session: Session, ids: tuple[str, ...], yes: bool, **filters: Any) -> None:
+    """Make messages that wait due now.
+
+    Name ids, or say which by --queue, --task, --state, --since and --until: then all that wait
+    and match. One that is in flight or dead is left as it is (exit code 4): `dead requeue` runs
+    dead ones.
+    """
+    given = Filters(**filters)
+    if check_usage(ids, given):
+        _move_ids(session, ids, given.queue, {})
+    else:
+        _move_matching(session, given, None, "Run {} now?", yes)
+
+
+def _move_ids(
+    session: Session, ids: tuple[str, ...], queue: str | None, when: dict[str, float]
+) -> None:
+    session.center.reschedule_found([], **when)  # refuses an invalid time
+    found, missing = look_up(session, ids, queue)
+    for id in missing:
+        session.complain_of_none(id)
+    moved = session.ask(session.center.reschedule_found, found, **when)
+    gone = {(one.topic, one.id) for one in found} - {(one.topic, one.id) for one in moved}
+    for _, id in sorted(gone):  # since they were looked up
+        session.complain(f"too late: {id!r} is gone", TOO_LATE)
+    results = []
+    for each in in_order(ids, moved):
+        due = options.iso_us(each.time_us)
+        state = each.state.replace(" ", "-")
+        if state == "waiting":
+            state = "scheduled" if each.time_us > session.now * 1e6 and when else "ready"
+        results.append(
+            {
+                "id": each.id,
+                "queue": each.topic,
+                "state": state,
+                "moved": each.moved,
+                "time": due,
+            }
+        )
+        if not each.moved:
+            session.complain(f"too late: {each.id!r} is {each.state}", TOO_LATE)
+        elif not session.as_json:
+            at = options.local_iso(each.time_us / 1e6, session.zone) if due and when else "now"
+            session.screen.say(f"{each.id} in {each.topic!r} is due {at}.")
+    if session.as_json:
+        session.screen.json({"results": results})
+
+
+def _move_matching(
+    session: Session, given: Filters, to: float | None, question: str, yes: bool
+) -> None:
+    when = {} if to is None else {"at": to}
+    session.center.reschedule_found([], **when)  # refuses an invalid time
+    matching = Matching(session, given)
+    number = matching.count()
+    moved = late = 0
+    if number:
+        session.confirm(question.format(f"{counted(number, 'message')}{matching.described}"), yes)
+        for page in matching.pages(skip=_has_time(session, to)):
+            for each in session.ask(session.center.reschedule_found, page, **when):
+                moved += each.moved
+                late += not each.moved
+    if session.as_json:
+        session.json({"moved": moved, "late": late})
+        return
+    if not number:
+        session.screen.say("No messages match.")
+        return
+    done = "now" if to is None else options.local_iso(to, session.zone)
+    session.screen.say(f"Rescheduled {counted(moved, 'message')}, due {done}.")
+    if late:
+        session.complain(f"too late for {counted(late, 'message')}: a worker has it", TOO_LATE)
+
+
+def _has_time(session: Session, to: float | None) -> Callable[[Found], bool]:
+    """The predicate that a message already has the time that it is to be given.
+
+    A scan in the order of time meets the messages again that this very command has moved.
+    """
+    began = time.monotonic()
+
+    def has_time(found: Found) -> bool:
+        now = session.now + time.monotonic() - began
+        if to is None or to <= now:
+            return found.time_us <= (now + MOVED_WITHIN) * 1e6
+        return to * 1e6 - 1000 <= found.time_us < (to + MOVED_WITHIN) * 1e6
+
+    return has_time
