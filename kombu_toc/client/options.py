@@ -16,7 +16,15 @@ import redis
 from redis.connection import URL_QUERY_ARGUMENT_PARSERS
 
 from ..errors import ConfigurationError
-from ..model.limits import DEFAULT_SLOTS, LIMITS, MAX_SLOTS, Limits, Number, check_steps
+from ..model.limits import (
+    DEFAULT_SLOTS,
+    LIMITS,
+    MAX_SLOTS,
+    Flag,
+    Limits,
+    Number,
+    check_steps,
+)
 from ..model.scores import MAX_RETRIES
 from ..model.topic import Declaration
 from .tls import read_requirement
@@ -201,14 +209,7 @@ LINKS, PARENTS = "links", "parents"
 _SECRET = re.compile("password|secret|token|credential", re.IGNORECASE)
 
 
-def _flag(name: str, value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    known = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
-    try:
-        return known[str(value).lower()]
-    except KeyError:
-        raise ConfigurationError(f"{name} must be true or false, not {value!r}") from None
+_flag = Flag().check
 
 
 def _text(name: str, value: Any) -> str:
@@ -299,92 +300,137 @@ def _masked(value: Any) -> Any:
     }
 
 
+class Option(NamedTuple):
+    """An option: how it is read, and where it may be given."""
+
+    #: takes the option's name and a value, which is text in a URL; returns the value to use
+    read: Callable[[str, Any], Any]
+    in_url: bool = True
+    #: whether ``broker_transport_options`` may have it; if not, it belongs to others there
+    in_options: bool = True
+    #: whether None there means that it is not set, as with Kombu's options for Sentinel
+    may_be_none: bool = False
+    #: how it is read in a URL, if otherwise
+    read_in_url: Callable[[str, str], Any] | None = None
+
+
+_SECONDS = Number(float, 0, unit="seconds").read
+_POSITIVE_SECONDS = Number(float, 0.01, unit="seconds").read
+_NATURAL = Number(int, 0, most=float("inf")).read
+
+
+def _row(read: Callable[[str, Any], Any], **how: Any) -> dict[str, Option]:
+    """The metadata of a field of :class:`Settings` that is an option."""
+    return {"option": Option(read, **how)}
+
+
+def _option(default: Any, read: Callable[[str, Any], Any], **how: Any) -> Any:
+    """A field of :class:`Settings` that is an option."""
+    return field(default=default, metadata=_row(read, **how))
+
+
 @dataclass
 class Settings:
     """The options of one connection, checked: a field for each. Times are in seconds."""
 
     #: how long a delivered message may stay unacknowledged without a renewal of its lease
-    visibility_timeout: float = Limits().visibility
+    visibility_timeout: float = _option(Limits().visibility, LIMITS["visibility"].read)
     #: the first part of every key, before ``toc_prefix``
-    global_keyprefix: str = ""
+    global_keyprefix: str = _option("", _text)
     #: distinct priority levels, 0 first; None: each topic's own
-    priority_steps: tuple[int, ...] | None = None
+    priority_steps: tuple[int, ...] | None = _option(None, _steps)
     #: which queue is served when several have due messages: ``round_robin``, each in turn;
     #: ``priority``, the first that was consumed; ``sorted``, the first by name
-    queue_order_strategy: str = ROUND_ROBIN
+    queue_order_strategy: str = _option(ROUND_ROBIN, _strategy)
     #: the prefix of every key
-    toc_prefix: str = "toc:"
+    toc_prefix: str = _option("toc:", _text)
     #: slot count of topics that are declared without one; None: the default
-    toc_slots: int | None = None
+    toc_slots: int | None = _option(None, LIMITS["slots"].read)
     #: redeliveries of a message, in topics that are declared without a number
-    toc_retries: int = MAX_RETRIES
+    toc_retries: int = _option(MAX_RETRIES, LIMITS["retries"].read)
     #: how long a message waits after its first failed delivery; doubled with each further one
-    toc_retry_backoff: float = Limits().retry_backoff
+    toc_retry_backoff: float = _option(Limits().retry_backoff, LIMITS["retry_backoff"].read)
     #: the longest of these waits
-    toc_retry_backoff_max: float = Limits().retry_backoff_max
+    toc_retry_backoff_max: float = _option(
+        Limits().retry_backoff_max, LIMITS["retry_backoff_max"].read
+    )
     #: how long DeadQueue keeps a message
-    toc_dead_age: float = Limits().dead_age
+    toc_dead_age: float = _option(Limits().dead_age, LIMITS["dead_age"].read)
     #: how many messages a topic's DeadQueue keeps
-    toc_dead_limit: int = Limits().dead_limit
+    toc_dead_limit: int = _option(Limits().dead_limit, LIMITS["dead_limit"].read)
     #: for how long one delivery may be renewed in all; 0: for ever
-    toc_max_lease: float = Limits().max_lease
+    toc_max_lease: float = _option(Limits().max_lease, LIMITS["max_lease"].read)
     #: how many replicas must have a message before its publish returns
-    toc_wait_replicas: int = 0
+    toc_wait_replicas: int = _option(0, _NATURAL)
     #: how long a publish waits for them
-    toc_wait_timeout: float = 1.0
+    toc_wait_timeout: float = _option(1.0, _POSITIVE_SECONDS)
     #: per topic: ``slots``, ``retries``, ``visibility``, ``retry_backoff``,
     #: ``retry_backoff_max``, ``dead_age``, ``dead_limit``, ``max_lease``, ``message_ttl``,
     #: ``dead_expired``, ``steps``, and what limits starts, keys and puts (``TERMS``)
-    toc_topics: dict[str, dict[str, Any]] = field(default_factory=dict)
+    toc_topics: dict[str, dict[str, Any]] = field(
+        default_factory=dict, metadata=_row(_topics, in_url=False)
+    )
     #: how long before its action time an idle worker may fetch a message, and then hold it
-    toc_lookahead: float = 0.020
+    toc_lookahead: float = _option(0.020, _SECONDS)
     #: how long a message must have been due before a busy worker fetches it
-    toc_queue_after: float = 0.005
+    toc_queue_after: float = _option(0.005, _SECONDS)
     #: bytes of messages that one fetch may return; a larger message is fetched alone
-    toc_pop_bytes: int = 8_000_000
+    toc_pop_bytes: int = _option(8_000_000, _NATURAL)
     #: slots that a consumer takes first, of every topic or per topic; the others only what has been
     #: due for a second
-    toc_prefer_slots: tuple[int, ...] | dict[str, tuple[int, ...]] = ()
+    toc_prefer_slots: tuple[int, ...] | dict[str, tuple[int, ...]] = field(
+        default=(), metadata=_row(_preference)
+    )
     #: how often an idle consumer checks all slots, whatever was announced
-    toc_poll_interval: float = 1.0
+    toc_poll_interval: float = _option(1.0, _POSITIVE_SECONDS)
     #: whether messages that will wait are compressed
-    toc_deflate: bool = True
+    toc_deflate: bool = _option(True, _flag)
     #: whether a revoke deletes the waiting message from Redis; read by celery_toc
-    toc_revoke_removes: bool = True
+    toc_revoke_removes: bool = _option(True, _flag)
     #: whether a task that fails for good goes to DeadQueue; read by celery_toc
-    toc_dead_on_failure: bool = False
+    toc_dead_on_failure: bool = _option(False, _flag)
     #: about how many broadcast messages an exchange keeps for consumers that reconnect
-    toc_fanout_length: int = 10_000
+    toc_fanout_length: int = _option(10_000, _NATURAL)
     #: how long, at least, an exclusive, auto-delete or expiring queue outlives its last refresh
-    toc_stale_after: float = 60.0
+    toc_stale_after: float = _option(60.0, _POSITIVE_SECONDS)
     #: whether operations and lateness are counted
-    toc_metrics: bool = True
+    toc_metrics: bool = _option(True, _flag)
     #: whether OpenTelemetry has a span for what is sent, received and settled: ``links``, or
     #: ``parents``; empty: it has none
-    toc_otel: str = ""
+    toc_otel: str = _option("", _tracing)
     #: databases of the task library; empty: there is none
-    toc_library: tuple[DatabaseURL, ...] = ()
+    toc_library: tuple[DatabaseURL, ...] = _option(
+        (), read_databases, may_be_none=True, read_in_url=read_from_url
+    )
     #: tables of each kind that each of these databases has
-    toc_library_tables: int = 1
+    toc_library_tables: int = _option(1, Number(int, 1, most=256).read)
     #: databases, and tables of each, from which rows are moved to these
-    toc_library_before: tuple[DatabaseURL, ...] = ()
-    toc_library_tables_before: int = 1
+    toc_library_before: tuple[DatabaseURL, ...] = _option(
+        (), read_databases, may_be_none=True, read_in_url=read_from_url
+    )
+    toc_library_tables_before: int = _option(1, Number(int, 1, most=256).read)
     #: whether a publish fails if its row cannot be written; else the row is written later
-    toc_library_required: bool = True
+    toc_library_required: bool = _option(True, _flag)
     #: how long a statement to a database may take
-    toc_library_timeout: float = 5.0
+    toc_library_timeout: float = _option(5.0, _POSITIVE_SECONDS)
     #: for how long history is kept
-    toc_library_retention: float = 30 * 86_400.0
+    toc_library_retention: float = _option(
+        30 * 86_400.0, Number(float, 86_400, unit="seconds").read
+    )
     #: the name by which the sentinels know the server
-    master_name: str = ""
+    master_name: str = _option("", _text, may_be_none=True)
     #: how many other sentinels a sentinel must know for its answer to count
-    min_other_sentinels: int = 0
+    min_other_sentinels: int = _option(0, _NATURAL, may_be_none=True)
     #: arguments of redis-py's connections to the sentinels, and ``ssl``
-    sentinel_kwargs: dict[str, Any] = field(default_factory=dict, repr=False)
+    sentinel_kwargs: dict[str, Any] = field(
+        default_factory=dict,
+        repr=False,
+        metadata=_row(_sentinel_kwargs, in_url=False, may_be_none=True),
+    )
     #: whether the server speaks TLS; the scheme ``rediss`` implies it
-    ssl: bool = False
+    ssl: bool = _option(False, _flag, in_options=False)
     #: whether the sentinels speak TLS
-    sentinel_ssl: bool = False
+    sentinel_ssl: bool = _option(False, _flag)
     #: arguments of redis-py's connections
     connection: dict[str, Any] = field(default_factory=dict)
     #: transport options without effect, each with the reason
@@ -419,65 +465,9 @@ class Settings:
         )
 
 
-class Option(NamedTuple):
-    """An option: how it is read, and where it may be given."""
-
-    #: takes the option's name and a value, which is text in a URL; returns the value to use
-    read: Callable[[str, Any], Any]
-    in_url: bool = True
-    #: whether ``broker_transport_options`` may have it; if not, it belongs to others there
-    in_options: bool = True
-    #: whether None there means that it is not set, as with Kombu's options for Sentinel
-    may_be_none: bool = False
-    #: how it is read in a URL, if otherwise
-    read_in_url: Callable[[str, str], Any] | None = None
-
-
-_SECONDS = Number(float, 0, unit="seconds").read
-_POSITIVE_SECONDS = Number(float, 0.01, unit="seconds").read
-_NATURAL = Number(int, 0, most=float("inf")).read
-
-#: The options, a row each. Those that set a limit of topics share its bounds.
+#: The options, by their names. Those that set a limit of topics share its bounds.
 _OPTIONS: dict[str, Option] = {
-    "visibility_timeout": Option(LIMITS["visibility"].read),
-    "global_keyprefix": Option(_text),
-    "priority_steps": Option(_steps),
-    "queue_order_strategy": Option(_strategy),
-    "toc_prefix": Option(_text),
-    "toc_slots": Option(LIMITS["slots"].read),
-    "toc_retries": Option(LIMITS["retries"].read),
-    "toc_retry_backoff": Option(LIMITS["retry_backoff"].read),
-    "toc_retry_backoff_max": Option(LIMITS["retry_backoff_max"].read),
-    "toc_dead_age": Option(LIMITS["dead_age"].read),
-    "toc_dead_limit": Option(LIMITS["dead_limit"].read),
-    "toc_max_lease": Option(LIMITS["max_lease"].read),
-    "toc_wait_replicas": Option(_NATURAL),
-    "toc_wait_timeout": Option(_POSITIVE_SECONDS),
-    "toc_topics": Option(_topics, in_url=False),
-    "toc_lookahead": Option(_SECONDS),
-    "toc_queue_after": Option(_SECONDS),
-    "toc_pop_bytes": Option(_NATURAL),
-    "toc_prefer_slots": Option(_preference),
-    "toc_poll_interval": Option(_POSITIVE_SECONDS),
-    "toc_deflate": Option(_flag),
-    "toc_revoke_removes": Option(_flag),
-    "toc_dead_on_failure": Option(_flag),
-    "toc_fanout_length": Option(_NATURAL),
-    "toc_stale_after": Option(_POSITIVE_SECONDS),
-    "toc_metrics": Option(_flag),
-    "toc_otel": Option(_tracing),
-    "toc_library": Option(read_databases, may_be_none=True, read_in_url=read_from_url),
-    "toc_library_tables": Option(Number(int, 1, most=256).read),
-    "toc_library_before": Option(read_databases, may_be_none=True, read_in_url=read_from_url),
-    "toc_library_tables_before": Option(Number(int, 1, most=256).read),
-    "toc_library_required": Option(_flag),
-    "toc_library_timeout": Option(_POSITIVE_SECONDS),
-    "toc_library_retention": Option(Number(float, 86_400, unit="seconds").read),
-    "master_name": Option(_text, may_be_none=True),
-    "min_other_sentinels": Option(_NATURAL, may_be_none=True),
-    "sentinel_kwargs": Option(_sentinel_kwargs, in_url=False, may_be_none=True),
-    "ssl": Option(_flag, in_options=False),
-    "sentinel_ssl": Option(_flag),
+    row.name: row.metadata["option"] for row in fields(Settings) if row.metadata
 }
 
 #: Kombu's own options that a URL may have; Kombu reads them.

@@ -15,10 +15,6 @@ from .message import encode_key
 from .scores import TRIED
 
 # -- what a limit on starts, on keys or on puts may be
-#
-# The kinds have what :class:`.limits.Number` has: ``check`` for a value from a program, ``read``
-# for
-# one that may be text, ``must`` and ``error`` for who gives another.
 
 #: The units of a rate, in seconds.
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -48,14 +44,35 @@ def count_of(rate: str) -> int:
     return max(1, int(float(rate.split("/")[0])))
 
 
-@dataclass(frozen=True)
-class Rate:
-    """So many in a second, a minute, an hour or a day. It is kept as text, such as ``100/s``."""
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What a limit may be.
+
+    called: the name for it in an error about a topic, if not its own
+    error: what is raised for any other value
+    """
 
     called: str = ""
     error: type[ConfigurationError] = ConfigurationError
 
-    #: what it must be, for an error
+    @property
+    def must(self) -> str:
+        """What it must be, for an error."""
+        raise NotImplementedError
+
+    def check(self, what: str, value: object) -> Any:
+        """Check a value from a program; return it as it is kept. Raises `error`, naming `what`."""
+        raise NotImplementedError
+
+    def read(self, what: str, value: object) -> Any:
+        """Check an option, whose value may be text. Raises as :meth:`check`."""
+        return self.check(what, value)
+
+
+@dataclass(frozen=True)
+class Rate(Kind):
+    """So many in a second, a minute, an hour or a day. It is kept as text, such as ``100/s``."""
+
     must = (
         "a rate such as 100/s, 10/m, 5000/h or 20/d (a plain number: so many a second), from one "
         "in 366 days to 1000000/s"
@@ -72,16 +89,12 @@ class Rate:
                 return f"{f'{count:.6f}'.rstrip('0').rstrip('.')}/{unit}"
         raise self.error(f"{what} must be {self.must}, not {value!r}")
 
-    read = check
-
 
 @dataclass(frozen=True)
-class Choice:
+class Choice(Kind):
     """One of some words."""
 
     words: tuple[str, ...]
-    called: str = ""
-    error: type[ConfigurationError] = ConfigurationError
 
     @property
     def must(self) -> str:
@@ -95,18 +108,12 @@ class Choice:
                 return word
         raise self.error(f"{what} must be {self.must}, not {value!r}")
 
-    read = check
-
 
 @dataclass(frozen=True)
-class Weights:
+class Weights(Kind):
     """Keys and how much more often than others they have their turn: a mapping, or as text
     ``gold=3,silver=2`` or JSON."""
 
-    called: str = ""
-    error: type[ConfigurationError] = ConfigurationError
-
-    #: what it must be, for an error
     must = (
         f"a mapping of at most {MAX_WEIGHTS} keys to numbers from 0.01 to 1000, such as "
         "{'gold': 3}, or text such as gold=3,silver=2"
@@ -127,17 +134,11 @@ class Weights:
             return tuple(sorted(weights.items()))
         raise self.error(f"{what} must be {self.must}, not {value!r}")
 
-    read = check
-
 
 @dataclass(frozen=True)
-class Header:
+class Header(Kind):
     """The name of a header of messages."""
 
-    called: str = ""
-    error: type[ConfigurationError] = ConfigurationError
-
-    #: what it must be, for an error
     must = "the name of a header: 1 to 100 ASCII characters without blanks"
 
     def check(self, what: str, value: object) -> Any:
@@ -146,17 +147,11 @@ class Header:
             return value
         raise self.error(f"{what} must be {self.must}, not {value!r}")
 
-    read = check
-
 
 @dataclass(frozen=True)
-class Url:
+class Url(Kind):
     """An address that messages are sent to by HTTP."""
 
-    called: str = ""
-    error: type[ConfigurationError] = ConfigurationError
-
-    #: what it must be, for an error
     must = (
         "a URL such as https://shop.example.com/hook: https or http, at most 2000 ASCII "
         "characters, without user, password and fragment"
@@ -176,8 +171,6 @@ class Url:
         if "@" in str(value):  # there may be a password before it
             raise self.error(f"{what} must be {self.must}")
         raise self.error(f"{what} must be {self.must}, not {value!r:.100}")
-
-    read = check
 
 
 def _pairs(value: Any) -> dict[Any, Any]:
@@ -217,7 +210,7 @@ HUGE = 10**9
 
 
 @dataclass(frozen=True)
-class Number:
+class Number(Kind):
     """What a number has to be.
 
     kind: int or float
@@ -226,8 +219,6 @@ class Number:
     power_of_two: whether it has to be a power of two as well
     whole_floats: whether a whole number may be a float, such as 1e5
     zero: what 0 stands for, if it may be 0 although that is below the bounds
-    called: the name for it in an error about a topic, if not its own
-    error: what is raised for any other value
     """
 
     kind: type[int] | type[float]
@@ -237,8 +228,6 @@ class Number:
     power_of_two: bool = False
     whole_floats: bool = False
     zero: str = ""
-    called: str = ""
-    error: type[ConfigurationError] = ConfigurationError
 
     @property
     def must(self) -> str:
@@ -289,13 +278,9 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Flag:
+class Flag(Kind):
     """What is true or false; as text also, such as in the arguments of a queue."""
 
-    called: str = ""
-    error: type[ConfigurationError] = ConfigurationError
-
-    #: what it must be, for an error
     must = "true or false"
 
     def check(self, what: str, value: object) -> bool:
@@ -306,11 +291,6 @@ class Flag:
         except KeyError:
             raise self.error(f"{what} must be {self.must}, not {value!r}") from None
 
-    read = check
-
-
-#: What a limit may be.
-Kind = Number | Flag | Rate | Choice | Weights | Header | Url
 
 #: Limits of starts, of keys and of puts: without one there is none.
 TERMS: dict[str, Kind] = {
