@@ -7,7 +7,7 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -23,8 +23,7 @@ from .requests import REMEMBER
 # picks the part. A part ``*`` has all messages, for queues that are bound to no certain first word.
 # A message is written only into parts that somebody reads.
 #
-# The exchange's own stream is read by everybody. It has messages without a routing key, and all
-# messages while a reader of the first release is there, which knows no parts.
+# The exchange's own stream is read by everybody. It has messages without a routing key.
 
 #: Milliseconds after which a stream that nothing is added to goes away.
 RETENTION_MS = 600_000
@@ -90,9 +89,6 @@ class Subscription:
     exchange: str
     binding: str
     last: dict[str, str]  #: key of a stream that is read -> id of the last entry
-    #: the queue is a topic, and producers put a copy into it; what is read here comes from
-    #: producers of an older release, which put none
-    kept: bool = False
     #: messages that were read and not handled, or released by a lost connection; of all bindings
     #: of the queue
     returned: list[Any] = field(default_factory=list)
@@ -157,7 +153,6 @@ def broadcast_call(
         of.bindings(exchange),
         of.fanout(exchange),
         of.sent(producer),
-        of.readers(exchange),
         of.parts(exchange),
         of.part(exchange, WHOLE),
         of.part(exchange, part),
@@ -233,21 +228,14 @@ class Entry(NamedTuple):
     id: str
     routing_key: str
     envelope: bytes
-    kept: bool  #: the queues that keep a copy of their own were given it
 
 
 def read_page(key: str, entries: Any) -> list[Entry]:
     """The entries of one stream in an XREAD reply."""
-    page = []
-    for id, flat in entries:
-        if len(flat) == 2:  # in a part
-            routing_key = flat[0].decode("utf-8", "surrogatepass")
-            page.append(Entry(key, id.decode(), routing_key, flat[1], True))
-            continue
-        fields = dict(zip(flat[::2], flat[1::2], strict=True))
-        routing_key = fields.get(b"r", b"").decode("utf-8", "surrogatepass")
-        page.append(Entry(key, id.decode(), routing_key, fields.get(b"m", b""), b"k" in fields))
-    return page
+    return [
+        Entry(key, id.decode(), routing_key.decode("utf-8", "surrogatepass"), envelope)
+        for id, (routing_key, envelope) in entries
+    ]
 
 
 def in_order(pages: list[list[Entry]]) -> list[Entry]:
@@ -269,12 +257,6 @@ def in_order(pages: list[list[Entry]]) -> list[Entry]:
 MAX_TABLES = 256
 MAX_FOUND = 4096
 
-#: Seconds after which bindings are read again even if their version is the same; the same for an
-#: exchange with more than MANY bindings.
-READ_AGAIN = 1.0
-READ_ALL_AGAIN = 60.0
-MANY = 100
-
 
 def binding(
     kind: str, routing_key: str, pattern: str | None, queue: str, part: str | None = None
@@ -282,7 +264,7 @@ def binding(
     """A binding as it is kept in Redis.
 
     kind: the exchange's type
-    part: the part of a fanout exchange that is read for the binding; None in the first release
+    part: the part of a fanout exchange that is read for the binding; None: no part is
     """
     made = [routing_key or "", pattern or "", queue, kind, *([] if part is None else [part])]
     return json.dumps(made, separators=(",", ":"))
@@ -301,7 +283,7 @@ class Bindings:
         ttl_ms: milliseconds until it expires unless it is refreshed; 0 for never
         """
         keys = self._keys
-        names = (keys.bindings, lambda _: keys.expiring, keys.readers, keys.parts, keys.bound)
+        names = (keys.bindings, lambda _: keys.expiring, keys.parts, keys.bound)
         part = "".join(json.loads(member)[4:5])
         args = (exchange, member, ttl_ms, part)
         call = ScriptCall(load("bind"), [of(exchange) for of in names], args, int)
@@ -331,7 +313,7 @@ class Bindings:
     def clear(self, exchange: str) -> None:
         """Remove all bindings of an exchange, and its streams."""
         keys = self._keys
-        named = [of(exchange) for of in (keys.bindings, keys.readers, keys.parts, keys.bound)]
+        named = [of(exchange) for of in (keys.bindings, keys.parts, keys.bound)]
         self._center.client.unlink(*named, *streams(self._center, exchange))
         self._center.client.zrem(keys.expiring, f"exchange:{exchange}")
 
@@ -353,7 +335,6 @@ class Bindings:
         keys = self._keys
         names = (
             keys.bindings(exchange),
-            keys.readers(exchange),
             keys.parts(exchange),
             keys.expiring,
             keys.bound(exchange),
@@ -365,14 +346,10 @@ class Bindings:
 
 
 class Table:
-    """The bindings of an exchange as they were read, with an index from routing keys to queues.
+    """The bindings of an exchange as they were read, with an index from routing keys to queues."""
 
-    read_at: monotonic seconds when they were read
-    """
-
-    def __init__(self, version: str, raw: Sequence[Any], read_at: float = 0.0) -> None:
+    def __init__(self, version: str, raw: Sequence[Any]) -> None:
         self.version = version
-        self.read_at = read_at
         pairs = zip(raw[::2], raw[1::2], strict=True)
         bound = [(json.loads(member), bool(transient)) for member, transient in pairs]
         #: the type of the exchange, according to its first binding
@@ -391,15 +368,6 @@ class Table:
         self._other: list[tuple[re.Pattern[str], str]] = []
         self._arranged = False
         self._found: dict[str, list[str]] = {}
-
-    @property
-    def many(self) -> bool:
-        """Whether it takes long to read the bindings."""
-        return len(self.rows) > MANY
-
-    def is_old(self, now: float) -> bool:
-        """Whether the bindings are to be read again. now: monotonic seconds"""
-        return now - self.read_at >= (READ_ALL_AGAIN if self.many else READ_AGAIN)
 
     def direct(self, routing_key: str) -> list[str]:
         """The queues that a direct exchange sends to."""
@@ -439,51 +407,24 @@ class Table:
 class Routes:
     """The bindings of exchanges, for producers: read once, and again when they have changed.
 
-    Each look asks the server whether they have changed, so that a new binding holds from the next
-    publish on. A process of the first release that replaces one binding by another does not change
-    the version. Therefore bindings are also read again from time to time, and if no queue is bound
-    to a routing key.
-
-    clock: monotonic seconds
+    Each look asks the server whether they have changed, so a new binding holds from the next
+    publish on.
     """
 
-    def __init__(self, center: TimeoutCenter, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, center: TimeoutCenter) -> None:
         self._center = center
-        self._clock = clock
         self._tables: dict[str, Table] = {}
-        #: exchange -> monotonic seconds when its bindings were read although they had not changed
-        self._read_again: dict[str, float] = {}
 
-    def of(self, exchange: str, known: str | None = None) -> Table:
-        """The bindings of an exchange as they are now.
-
-        known: the version that is not read again; the remembered one, if None
-        """
+    def of(self, exchange: str) -> Table:
+        """The bindings of an exchange as they are now."""
         table = self._tables.get(exchange)
-        if known is None:
-            fresh = table is not None and not table.is_old(self._clock())
-            known = table.version if table is not None and fresh else ""
+        known = "" if table is None else table.version
         keys = (self._center.keys.bindings(exchange), self._center.keys.bound(exchange))
         version, *raw = self._center.run(
             ScriptCall(load("bound"), keys, (known,), list, keys_recur=True)
         )
-        version = version.decode()
-        if table is None or version != known:
+        if table is None or version.decode() != known:
             if len(self._tables) >= MAX_TABLES:
                 self._tables.clear()
-                self._read_again.clear()
-            table = self._tables[exchange] = Table(version, raw, self._clock())
+            table = self._tables[exchange] = Table(version.decode(), raw)
         return table
-
-    def anew(self, exchange: str) -> Table:
-        """As :meth:`of`, but read again, because no queue was found for a routing key.
-
-        An exchange with many bindings is read at most once a second; in between, the remembered
-        bindings are returned.
-        """
-        now = self._clock()
-        table = self._tables.get(exchange)
-        if table is None or (table.many and now < self._read_again.get(exchange, 0.0)):
-            return table or self.of(exchange)
-        self._read_again[exchange] = now + READ_AGAIN
-        return self.of(exchange, known="")

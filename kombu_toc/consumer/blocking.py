@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..center.center import TimeoutCenter
     from .dispatcher import Dispatcher
     from .loop import Connection, Wiring
-    from .sink import Sink
+    from .policy import Sink
     from .state import Claim
 
 
@@ -49,7 +49,26 @@ BLOCK_AGAIN = 0.1
 MAX_UNBLOCKS = 20
 
 
-class WakeListener:
+class BlockingReader:
+    """A connection whose commands wait at the server, on keys that may be moved meanwhile."""
+
+    def __init__(self, center: TimeoutCenter, loop: Loop, wiring: Wiring) -> None:
+        self.connection = wiring.blocking(loop, self._on_refused)
+        self._center = center
+        self._loop = loop
+        #: monotonic seconds before which nothing blocks: what it would wait on is being moved
+        self._blocks_at = 0.0
+
+    def _on_refused(self, waiting: Waiting, exc: ResponseError) -> bool:
+        # Nothing is lost by that: neither was a claim made, nor a position read.
+        if self._center.client.apply_redirect(exc) is None and not is_passing(exc):
+            return False
+        self.connection.close()
+        self._blocks_at = self._loop.now() + BLOCK_AGAIN
+        return True
+
+
+class WakeListener(BlockingReader):
     """A connection that waits for the next time that is to be claimed."""
 
     def __init__(
@@ -60,16 +79,12 @@ class WakeListener:
         on_claim: Callable[[Claim], None],
         passed_on: Callable[[str], list[str]] | None = None,
     ) -> None:
+        super().__init__(center, loop, wiring)
         self.topics = WakeTopics()
         self._passed_on = passed_on
         #: while the wait is ended: whoever ends it goes on with what comes of it
         self.stopping = False
-        self.connection = wiring.blocking(loop, self._on_refused)
-        self._center = center
-        self._loop = loop
         self._on_claim = on_claim
-        #: monotonic seconds before which nothing blocks: what it would wait on is being moved
-        self._blocks_at = 0.0
 
     @property
     def may_listen(self) -> bool:
@@ -115,14 +130,6 @@ class WakeListener:
         claim = self.topics.received(reply)
         if claim is not None:
             self._on_claim(claim)
-
-    def _on_refused(self, waiting: Waiting, exc: ResponseError) -> bool:
-        # Nothing is lost by that: a claim that was not made.
-        if self._center.client.apply_redirect(exc) is None and not is_passing(exc):
-            return False
-        self.connection.close()
-        self._blocks_at = self._loop.now() + BLOCK_AGAIN
-        return True
 
 
 # -- broadcasts that are read
@@ -218,7 +225,7 @@ class Subscriptions:
         if self._bound.get(subscription.bound) != (sink, subscription):
             return False  # cancelled by what an entry before has brought about
         subscription.last[entry.key] = entry.id
-        return not (entry.kept and subscription.kept)  # else it is in the topic
+        return True
 
     def looks_for_restarts(self, now: float) -> list[tuple[Subscription, str, str]]:
         """What is to be looked at, for it may have been made anew: (subscription, stream, id of
@@ -254,7 +261,7 @@ def restart(subscription: Subscription, key: str, last: str, newest: Any) -> Non
 STREAM_BLOCK = 10.0
 
 
-class BroadcastReader:
+class BroadcastReader(BlockingReader):
     """Delivers what is broadcast to those who have subscribed."""
 
     def __init__(
@@ -265,18 +272,14 @@ class BroadcastReader:
         work: Connection,
         dispatcher: Dispatcher,
     ) -> None:
+        super().__init__(center, loop, wiring)
         self.subscriptions = Subscriptions()
-        self.connection = wiring.blocking(loop, self._on_refused)
-        self._center = center
-        self._loop = loop
         self._work = work
         self._dispatcher = dispatcher
         # Not early: the turn that it brings about must find that it is time to read.
         self._alarm = Alarm(loop, end_wait, early=0.0)
         #: what the connection waits for: {stream: id of the last entry}
         self._listened: dict[str, str] = {}
-        #: monotonic seconds before which nothing blocks: what it would wait on is being moved
-        self._blocks_at = 0.0
 
     def read(self, block: float) -> None:
         """Deliver what was returned, and read on; block: seconds to wait for more, at most"""
@@ -339,11 +342,3 @@ class BroadcastReader:
         for subscription, key, last in self.subscriptions.looks_for_restarts(self._loop.now()):
             look = ("XREVRANGE", key, "+", "-", "COUNT", 1)
             self._work.send([(look, partial(restart, subscription, key, last))])
-
-    def _on_refused(self, waiting: Waiting, exc: ResponseError) -> bool:
-        # Nothing is lost by that: a position that was not read.
-        if self._center.client.apply_redirect(exc) is None and not is_passing(exc):
-            return False
-        self.connection.close()
-        self._blocks_at = self._loop.now() + BLOCK_AGAIN
-        return True

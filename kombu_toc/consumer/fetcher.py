@@ -6,7 +6,7 @@ import logging
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ..center.calls import divide_evenly
 from ..client.options import ROUND_ROBIN
@@ -15,6 +15,7 @@ from .state import MAX_CLAIMS
 
 if TYPE_CHECKING:
     from ..center.clock import ServerClock
+    from ..client.options import Settings
     from ..model.topic import Topic
     from .loop import Loop
     from .outbox import Outbox
@@ -143,22 +144,6 @@ MOST_AHEAD_US = 900_000
 _random = random.Random()
 
 
-class FetchSettings(Protocol):
-    """The options that matter here; see :class:`kombu_toc.client.options.Settings`."""
-
-    @property
-    def toc_poll_interval(self) -> float: ...
-
-    @property
-    def toc_queue_after(self) -> float: ...
-
-    @property
-    def queue_order_strategy(self) -> str: ...
-
-    @property
-    def toc_prefer_slots(self) -> Preference: ...
-
-
 @dataclass(slots=True)
 class Pop:
     """A pop to be sent."""
@@ -210,7 +195,7 @@ class Fetcher:
 
     def __init__(
         self,
-        settings: FetchSettings,
+        settings: Settings,
         clustered: bool,
         topic_of: Callable[[str, int], Topic],
         jitter: Callable[[], float] = _random.random,

@@ -534,10 +534,9 @@ def calls_of(center: TimeoutCenter, deletion: Deletion) -> Iterator[ScriptCall]:
     deletion.topic = topic = center.declared(queue) or deletion.topic
     whole = [keys.wake(queue), keys.counted(queue), *keys.minutes(queue)]
     entries = [
-        (key, "stale", member)
+        (keys.bindings(exchange), "stale", member)
         for exchange, members in deletion.bindings.items()
         for member in members
-        for key in (keys.bindings(exchange), keys.readers(exchange))
     ]
     entries += [
         (keys.topics, "hash", queue),

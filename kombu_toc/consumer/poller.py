@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .guarding import Guarding
     from .lease_keeper import LeaseKeeper
     from .loop import Connection
-    from .sink import Sink
+    from .policy import Sink
     from .state import Claim, Entry
 
 

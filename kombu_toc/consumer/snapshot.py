@@ -24,7 +24,7 @@ class Source(Protocol):
     lease_keeper: LeaseKeeper
 
     def capacity(self, held: int, early: int = 0) -> tuple[int, int, int]:
-        """As :meth:`.sink.Sink.capacity`."""
+        """As :meth:`.policy.Sink.capacity`."""
 
 
 def snapshot(channel: Source) -> dict[str, Any]:

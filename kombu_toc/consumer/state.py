@@ -15,7 +15,7 @@ from ..model.results import Delivery
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    from .sink import EarlyMessage, Sink
+    from .policy import EarlyMessage, Sink
 
 
 # -- whose turn it is
@@ -302,7 +302,7 @@ class ConsumerState:
         return policy.queues_in_pool and (policy.idle_slots() or 0) < 0
 
     def capacity(self) -> tuple[int, int, int]:
-        """How much there is room for: see :class:`.sink.Sink`."""
+        """How much there is room for: see :class:`.policy.Sink`."""
         return self.sink.capacity(self.buffered, len(self.early))
 
     def rest_comes_until(self, entry: Entry) -> float:

@@ -85,7 +85,6 @@ class Keys:
         "parts_",
         "paused",
         "prefix",
-        "readers_",
         "schedule_places",
         "scheduled",
         "scheduled_names",
@@ -145,7 +144,6 @@ class Keys:
         self.fanout_ = f"{prefix}{{toc}}:fanout:"
         self.part_ = f"{prefix}{{toc}}:part:"
         self.parts_ = f"{prefix}{{toc}}:parts:"
-        self.readers_ = f"{prefix}{{toc}}:readers:"
         self.sent_ = f"{prefix}{{toc}}:sent:"
         self.counted_ = f"{prefix}{{toc}}:counted:"
         self.minute_ = f"{prefix}{{toc}}:minute:"
@@ -194,11 +192,6 @@ class Keys:
     def parts(self, exchange: str) -> str:
         """Hash: part -> until when it has a reader, in ms."""
         return self.parts_ + exchange
-
-    def readers(self, exchange: str) -> str:
-        """Sorted set: the bindings of the readers of parts, with the members of
-        :meth:`bindings`."""
-        return self.readers_ + exchange
 
     def sent(self, producer: str) -> str:
         """String: the producer's latest broadcast, kept for as long as it may be repeated."""

@@ -109,11 +109,6 @@ class Delivery(NamedTuple):
         return self._replace(score=score)
 
     @property
-    def mark(self) -> int:
-        """The old name of :attr:`lease_token`."""
-        return self.lease_token
-
-    @property
     def failures(self) -> int:
         """How often it was delivered before and rolled back."""
         return max(self.limit - self.retries_left, 0)

@@ -250,9 +250,6 @@ class Topic:
         """How many slots may hold messages: more than `slots` after a reshard to fewer."""
         return max(self.declaration.slots, *self.declaration.draining_counts, 1)
 
-    #: its name in earlier releases
-    span = slot_span
-
     @property
     def gates(self) -> str:
         """What limits its starts, as text for scripts: that of the declaration, and whether it is

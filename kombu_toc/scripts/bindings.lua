@@ -1,8 +1,8 @@
 -- Lists the bindings of an exchange, and drops those that went stale and one that is removed; with
 -- the last one, its broadcast streams go too.
 --
--- KEYS[1] bindings of the exchange   KEYS[2] readers of parts   KEYS[3] parts   KEYS[4] expiring
--- KEYS[5] version of the bindings   KEYS[6...] its streams
+-- KEYS[1] bindings of the exchange   KEYS[2] parts   KEYS[3] expiring
+-- KEYS[4] version of the bindings   KEYS[5...] its streams
 -- ARGV[1] exchange   ARGV[2...] bindings that are removed
 -- Returns {binding, 1 if it goes stale unless it is refreshed | 0, ...}.
 --@ version
@@ -10,23 +10,19 @@
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local gone = redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
-redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
-for i = 2, #ARGV do
-  gone = gone + redis.call('ZREM', KEYS[1], ARGV[i])
-  redis.call('ZREM', KEYS[2], ARGV[i])
-end
+for i = 2, #ARGV do gone = gone + redis.call('ZREM', KEYS[1], ARGV[i]) end
 local live = redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES')
 local member = 'exchange:' .. ARGV[1]
 if #live == 0 then
-  redis.call('DEL', KEYS[2], KEYS[3])
-  for i = 5, #KEYS do redis.call('DEL', KEYS[i]) end
-  redis.call('ZREM', KEYS[4], member)
+  redis.call('DEL', KEYS[2])
+  for i = 4, #KEYS do redis.call('DEL', KEYS[i]) end
+  redis.call('ZREM', KEYS[3], member)
 elseif live[2] == 'inf' then
-  redis.call('ZREM', KEYS[4], member)
-elseif redis.call('ZSCORE', KEYS[4], member) then
-  redis.call('ZADD', KEYS[4], live[2], member)
+  redis.call('ZREM', KEYS[3], member)
+elseif redis.call('ZSCORE', KEYS[3], member) then
+  redis.call('ZADD', KEYS[3], live[2], member)
 end
-if gone > 0 and #live > 0 then new_version(KEYS[5], #live / 2) end
+if gone > 0 and #live > 0 then new_version(KEYS[4]) end
 local bindings = {}
 for i = 1, #live, 2 do
   bindings[i] = live[i]

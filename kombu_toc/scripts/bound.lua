@@ -11,16 +11,15 @@ local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local stale = redis.call('ZCOUNT', KEYS[1], '-inf', now)
 if stale > 0 then redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now) end
-local count = redis.call('ZCARD', KEYS[1])
 local version = redis.call('GET', KEYS[2])
-if count == 0 then
+if redis.call('ZCARD', KEYS[1]) == 0 then
   if version then redis.call('DEL', KEYS[2]) end
   return {'0'}
 end
-if stale > 0 or not version or string.match(version, '%d+$') ~= tostring(count) then
+if stale > 0 or not version then
   -- Redis refuses what takes memory when it is full, but not after a script's first write.
   redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
-  version = new_version(KEYS[2], count)
+  version = new_version(KEYS[2])
 end
 local found = {version}
 if version == ARGV[1] then return found end

@@ -1,8 +1,7 @@
 -- Appends a message to the streams of an exchange that somebody reads.
 --
 -- KEYS[1] bindings of the exchange   KEYS[2] its stream   KEYS[3] the producer's latest broadcast
--- KEYS[4] readers of parts   KEYS[5] parts
--- KEYS[6] stream of the part '*'   KEYS[7] stream of the routing key's part
+-- KEYS[4] parts   KEYS[5] stream of the part '*'   KEYS[6] stream of the routing key's part
 -- ARGV[1] routing key   ARGV[2] envelope
 -- ARGV[3] about how many messages a stream keeps
 -- ARGV[4] milliseconds after which a stream that nothing is added to goes away
@@ -12,9 +11,7 @@
 -- producer broadcast last: the same, repeated because its reply was lost; then the bindings of
 -- queues that keep a copy of their own, which the producer puts there: those that never go stale.
 --
--- Whoever reads parts reads the exchange's own stream as well, which has all that is for
--- everybody; and everything, as long as somebody reads who knows of no parts. Then, of one part,
--- the others are spared it.
+-- Each reader reads the exchange's own stream, which has all that is for everybody, and a part.
 --
 -- A server that is full takes broadcasts all the same, lest workers cannot greet each other, nor be
 -- told anything; a stream keeps its last hundred then.
@@ -32,13 +29,13 @@ if redis.call('GET', KEYS[3]) == ARGV[5] then
   return result
 end
 
-local function read_until(part) return tonumber(redis.call('HGET', KEYS[5], part) or 0) end
+local function read_until(part) return tonumber(redis.call('HGET', KEYS[4], part) or 0) end
 
 local streams = {KEYS[2]}
-if ARGV[7] ~= '' and redis.call('ZCOUNT', KEYS[4], live, '+inf') == readers then
+if ARGV[7] ~= '' then
   streams = {}
-  if read_until('*') > ms then streams[1] = KEYS[6] end
-  if read_until(ARGV[7]) > ms then streams[#streams + 1] = KEYS[7] end
+  if read_until('*') > ms then streams[1] = KEYS[5] end
+  if read_until(ARGV[7]) > ms then streams[#streams + 1] = KEYS[6] end
   if #streams == 0 then return result end
 end
 -- To the microsecond, so that whoever reads several streams can tell their order. Redis makes an
@@ -46,10 +43,8 @@ end
 local id = string.format('%.0f-%d', ms, us)
 for i = 1, #streams do
   local key = streams[i]
-  local function add(as, about, most) -- in a part, the field is the routing key: less to read
-    if key ~= KEYS[2] then return redis.pcall('XADD', key, 'MAXLEN', about, most, as, ARGV[1], ARGV[2]) end
-    -- 'k' says that the queues that keep a copy are given theirs: they leave it alone here.
-    return redis.pcall('XADD', key, 'MAXLEN', about, most, as, 'r', ARGV[1], 'm', ARGV[2], 'k', '1')
+  local function add(as, about, most) -- the field is the routing key: less to read
+    return redis.pcall('XADD', key, 'MAXLEN', about, most, as, ARGV[1], ARGV[2])
   end
   local added = add(id, '~', ARGV[3])
   if type(added) == 'table' and added.err then added = add('*', '~', ARGV[3]) end

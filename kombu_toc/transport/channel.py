@@ -255,9 +255,6 @@ class Channel(virtual.Channel):
         """What this process has in hand and has counted; see :func:`.snapshot.snapshot`."""
         return snapshot(self)
 
-    #: The name that it had in the first release.
-    report = snapshot
-
     # -- settling
 
     def basic_ack(self, delivery_tag: Any, multiple: bool = False) -> None:

@@ -146,11 +146,7 @@ class Exchanges:
         kind = known["type"] if known else table.kind or "direct"
         if kind not in ("direct", "topic"):
             return None
-        queues = getattr(table, kind)(routing_key or "")
-        if not queues:
-            table = self._routes.anew(exchange)
-            queues = getattr(table, kind)(routing_key or "")
-        return queues, table
+        return getattr(table, kind)(routing_key or ""), table
 
     def delete(self, exchange: str) -> None:
         """Delete an exchange and its bindings; the queues stay."""
@@ -186,8 +182,6 @@ class BroadcastQueues:
         self._unfollow = unfollow
         #: queues that go away by themselves: what is read for each binding
         self._reading: dict[str, list[Subscription]] = {}
-        #: queues that keep what is broadcast: what is read of the stream for them all the same
-        self._keeping: dict[str, list[Subscription]] = {}
         #: queues that go away by themselves and are topics, for they are bound to other exchanges
         self._routed: set[str] = set()
 
@@ -197,7 +191,7 @@ class BroadcastQueues:
 
     def subscriptions(self, queue: str) -> list[Subscription]:
         """By which broadcasts are read for a queue, in the order of its bindings."""
-        return [*self._reading.get(queue, ()), *self._keeping.get(queue, ())]
+        return list(self._reading.get(queue, ()))
 
     def note_routed(self, queue: str) -> bool:
         """A transient queue is bound to an exchange that is not a fanout one.
@@ -210,25 +204,24 @@ class BroadcastQueues:
         return queue in self._reading
 
     def read_from_now(
-        self, queue: str, exchange: str, routing_key: str, member: str, transient: bool
+        self, queue: str, exchange: str, routing_key: str, member: str
     ) -> Subscription | None:
         """Read what is broadcast to a queue by this binding, from now on or from where it was left.
 
         member: the binding as it is in Redis
-        transient: the queue keeps no copy of its own
 
         Returns None if it is read already.
         """
-        reading = (self._reading if transient else self._keeping).setdefault(queue, [])
+        reading = self._reading.setdefault(queue, [])
         if any((one.exchange, one.binding) == (exchange, routing_key) for one in reading):
             return None
         known = recall(self._identity, queue, exchange, routing_key)
         last = begin(
             self._center,
-            self._streams(exchange, member, transient),
+            self._streams(exchange, member),
             known.last if known is not None else {},
         )
-        subscription = Subscription(queue, exchange, routing_key, last, kept=not transient)
+        subscription = Subscription(queue, exchange, routing_key, last)
         if reading:
             subscription.returned = reading[0].returned
         if known is not None and known.returned is not subscription.returned:
@@ -237,16 +230,14 @@ class BroadcastQueues:
         reading.append(subscription)
         return subscription
 
-    def _streams(self, exchange: str, member: str, parts: bool) -> list[str]:
+    def _streams(self, exchange: str, member: str) -> list[str]:
         """The streams that are read for a binding."""
         keys = self._center.keys
-        # What is read for a queue that keeps a copy is of producers that know of no parts.
-        some = json.loads(member)[4:5] if parts else []
-        return [keys.fanout(exchange), *(keys.part(exchange, part) for part in some)]
+        return [keys.fanout(exchange), *(keys.part(exchange, p) for p in json.loads(member)[4:5])]
 
     def read_no_more(self, of: Callable[[Subscription], bool]) -> None:
         """Read no more for the subscriptions of which `of` is true: they are unbound."""
-        for reading in (*self._reading.values(), *self._keeping.values()):
+        for reading in self._reading.values():
             for subscription in [one for one in reading if of(one)]:
                 reading.remove(subscription)
                 self._unfollow(subscription)
@@ -255,5 +246,4 @@ class BroadcastQueues:
         """It is deleted, or is to be."""
         self.read_no_more(lambda one: one.queue == queue)
         self._reading.pop(queue, None)
-        self._keeping.pop(queue, None)
         self._routed.discard(queue)

@@ -94,9 +94,6 @@ class Message(kombu_message.Message):
         else:
             function()
 
-    #: The name that it had in the first release.
-    when_due = call_when_due
-
     def reject_log_error(self, logger: Any, errors: Any, requeue: bool = False) -> None:
         """Reject it as Celery does, whatever has become of its task: a requeue costs a retry,
         unless :attr:`asks_requeue`. (:meth:`requeue` and ``reject(requeue=True)``, by which a

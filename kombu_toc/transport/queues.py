@@ -356,10 +356,11 @@ class Topology:
             # Before anybody can send to it: as a transient one, if it is one.
             self._queues.topic(queue)
         self._exchanges.bind(exchange, member, ttl_ms, self._holder)
+        if not ttl_ms:
+            return None, False
         if fanout:
-            read = self._broadcasts.read_from_now
-            return read(queue, exchange, routing_key or "", member, bool(ttl_ms)), False
-        return None, bool(ttl_ms) and self._broadcasts.note_routed(queue)
+            return self._broadcasts.read_from_now(queue, exchange, routing_key or "", member), False
+        return None, self._broadcasts.note_routed(queue)
 
     def unbind(self, queue: str, exchange: str, routing_key: str) -> None:
         """Undo a binding."""

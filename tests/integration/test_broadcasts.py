@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -54,18 +53,6 @@ def broadcast(
     connection: Connection, body: Any, exchange: Exchange = EVERYONE, key: str = ""
 ) -> None:
     Producer(connection, exchange).publish(body, routing_key=key)
-
-
-def as_before(connection: Connection, body: Any, exchange: str = "everyone", key: str = "") -> None:
-    """Broadcast as the first release did: all into one stream, and nothing beside it."""
-    center = connection.transport.center
-    channel = connection.default_channel
-    message = channel.prepare_message(
-        json.dumps(body), content_type="application/json", content_encoding="utf-8"
-    )
-    message["properties"]["delivery_info"] = {"exchange": exchange, "routing_key": key}
-    packed = envelope.pack(message, deflate=False)
-    center.client.xadd(center.keys.fanout(exchange), {"r": key, "m": packed})
 
 
 # -- queues that keep what is broadcast
@@ -205,25 +192,6 @@ def test_a_broadcast_that_is_repeated_is_kept_once(server: Server, connect: Conn
     )
 
 
-# -- side by side with the first release
-
-
-def test_a_queue_that_keeps_gets_what_a_producer_of_the_first_release_broadcasts(
-    connect: Connect,
-) -> None:
-    connection = connect()
-    inbox = consume(connection, Queue("kept", EVERYONE))
-    own = consume(connection, Queue("own", EVERYONE, exclusive=True))
-    as_before(connection, "old")
-    broadcast(connection, "new")
-    drain(connection)
-    assert sorted(inbox.bodies) == ["new", "old"]
-    assert own.bodies == ["old", "new"]
-    as_before(connection, "older")
-    drain(connection)
-    assert inbox.bodies[2:] == own.bodies[2:] == ["older"]
-
-
 # -- the server's clock
 
 
@@ -237,7 +205,7 @@ def test_a_binding_made_after_the_clock_stepped_back_gets_what_follows(
         {"body": b"1", "content-type": "application/json", "content-encoding": "utf-8"},
         deflate=False,
     )
-    center.client.xadd(center.keys.fanout("everyone"), {"r": "", "m": packed}, id="1000-1")
+    center.client.xadd(center.keys.fanout("everyone"), {"": packed}, id="1000-1")
     drain(connection)
     assert inbox.bodies == [1]
 
@@ -396,41 +364,6 @@ def test_a_reader_that_reconnects_goes_on_in_each_part(connect: Connect) -> None
     drain(second)
     assert inbox.bodies == ["one", "for all"]
     assert again.bodies == ["two", "for all, too"]
-
-
-def test_the_first_release_reads_and_broadcasts_beside(
-    connect: Connect, center: TimeoutCenter
-) -> None:
-    """While one of its readers is bound, all goes where it reads; it has bound in its own way."""
-    connection, client, keys = connect(), center.client, center.keys
-    workers, all_ = reader(connection, "w", "worker.#"), reader(connection, "all", "#")
-    broadcast(connection, 1, EVENTS, "worker.online")
-    assert "fanout:events" not in streams_in(client)
-    old = '["worker.#","","old","fanout"]'
-    now_ms = client.time()[0] * 1000
-    client.zadd(keys.bindings("events"), {old: now_ms + 60_000})
-    for number, key in ((2, "worker.online"), (3, "task.sent")):
-        broadcast(connection, number, EVENTS, key)
-    assert streams_in(client)["fanout:events"] == 2
-    as_before(connection, 4, "events", "worker.online")
-    client.zadd(keys.bindings("events"), {old: now_ms - 1})  # it has gone
-    broadcast(connection, 5, EVENTS, "worker.online")
-    assert streams_in(client)["fanout:events"] == 3
-    as_before(connection, 6, "events", "task.sent")
-    drain(connection)
-    assert workers.bodies == [1, 2, 4, 5]
-    # Its ids tell milliseconds, and these microseconds.
-    assert sorted(all_.bodies) == [1, 2, 3, 4, 5, 6]
-
-
-def test_the_first_release_knows_the_kind_of_an_exchange_by_any_binding(
-    connect: Connect, center: TimeoutCenter
-) -> None:
-    reader(connect(), "w", "worker.#")
-    [member] = center.client.zrange(center.keys.bindings("events"), 0, -1)
-    routing_key, pattern, queue = json.loads(member)[:3]
-    assert (routing_key, pattern, queue) == ("worker.#", "", "w")
-    assert json.loads(member)[3] == "fanout"
 
 
 @pytest.mark.parametrize("part", ["the same", "another"])

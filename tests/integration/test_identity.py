@@ -12,9 +12,7 @@ import redis
 from kombu import Connection, Queue
 
 from kombu_toc import DEAD, IN_FLIGHT, WAITING, Delivery, TimeoutCenter
-from kombu_toc.center.clock import MAY
 from kombu_toc.center.reshard import reshard_topic
-from kombu_toc.center.upkeep import Part, keep
 from kombu_toc.consumer.lease_keeper import LeaseKeeper
 from kombu_toc.model.results import STRAY_TOKEN
 from kombu_toc.scripts.call import load
@@ -22,8 +20,7 @@ from kombu_toc.scripts.call import load
 from ..proxy import Proxy
 from ..servers import Server
 from .conftest import drain
-from .inspection import birth_of, check_slots, residue
-from .older import OlderCenter
+from .inspection import check_slots, residue
 
 HOUR = 3600.0
 
@@ -253,14 +250,6 @@ def released_twice(center: TimeoutCenter, first: Delivery) -> None:
     assert center.release(center.pop("mail").messages) == 1
 
 
-def released_by_an_older(center: TimeoutCenter, first: Delivery) -> None:
-    assert center.release([first]) == 1
-    older = OlderCenter(center)
-    [second] = older.pop("mail")
-    assert center.release([first]) == 0
-    assert older.release(second) == 1
-
-
 def replayed(center: TimeoutCenter, first: Delivery) -> None:
     assert center.reject(first, requeue=False) == DEAD
     assert center.requeue_dead("mail") == 1
@@ -274,10 +263,6 @@ def replayed(center: TimeoutCenter, first: Delivery) -> None:
         back_in_store,
         released_and_delivered,
         released_twice,
-        pytest.param(
-            released_by_an_older,
-            marks=pytest.mark.one_server("of the older version there is what one server needs"),
-        ),
         replayed,
     ],
 )
@@ -388,113 +373,6 @@ def test_a_message_that_comes_from_another_slot_is_not_the_one_that_had_its_id_t
     assert residue(center.client) == []
 
 
-# -- beside workers of the version before
-
-
-older_beside = pytest.mark.one_server("of the older version there is what one server needs")
-
-
-@older_beside
-def test_what_an_older_worker_was_delivered_may_be_delivered_and_acknowledged_by_a_newer(
-    center: TimeoutCenter,
-) -> None:
-    older = OlderCenter(center)
-    center.put("mail", "x", b"")
-    assert len(older.pop("mail", visibility=0.0)) == 1
-    [second] = center.pop("mail").messages
-    assert second.failures == 1
-    assert center.extend([second]) == []
-    assert center.ack([second]) == 1
-    assert residue(center.client) == []
-    center.put("mail", "x", b"")
-    [second] = older.pop("mail", visibility=0.0)
-    [third] = center.pop("mail").messages
-    assert older.ack([second]) == 1  # late, by an older worker: by id
-    assert center.ack([third]) == 0
-    assert residue(center.client) == []
-
-
-@older_beside
-def test_what_a_newer_worker_was_delivered_may_be_delivered_and_acknowledged_by_an_older(
-    center: TimeoutCenter,
-) -> None:
-    older = OlderCenter(center)
-    first = deliver(center)
-    end_lease(center, first)
-    [second] = older.pop("mail")
-    assert center.extend([first]) == [first]
-    assert center.release([first]) == 0
-    assert older.ack([second]) == 1
-    # What it leaves is no harm, and goes with the next message of that id, or by a repair.
-    [fault] = center.check("mail")
-    assert fault.kind == STRAY_TOKEN
-    center.put("mail", "x", b"another", delay=HOUR)
-    assert center.check("mail") == []
-    assert center.ack([first]) == 0
-    assert center.run_now("x", topic="mail")[0].moved
-    [third] = center.pop("mail").messages
-    assert third.birth != first.birth
-    assert center.ack([first]) == 0
-    assert center.ack([third]) == 1
-    assert residue(center.client) == []
-
-
-@older_beside
-def test_what_an_older_worker_leaves_of_a_message_goes_when_its_slot_is_empty(
-    center: TimeoutCenter,
-) -> None:
-    first = deliver(center)
-    end_lease(center, first)
-    older = OlderCenter(center)
-    assert older.ack(older.pop("mail")) == 1
-    topic = center.topic("mail")
-    slot = topic.slot(first.slot)
-    assert center.client.exists(slot.tokens)
-    center.run(keep(center.context, [(Part(topic, (first.slot,)), MAY)], grace=0))
-    assert residue(center.client) == []
-
-
-@older_beside
-def test_a_late_ack_counts_although_an_older_worker_has_the_message_now(
-    center: TimeoutCenter,
-) -> None:
-    first = deliver(center)
-    end_lease(center, first)
-    assert len(OlderCenter(center).pop("mail")) == 1
-    assert center.ack([first]) == 1
-    assert residue(center.client) == []
-
-
-@older_beside
-def test_a_message_that_passes_from_one_version_to_the_other_and_back_is_one(
-    center: TimeoutCenter,
-) -> None:
-    """Released by a newer worker, delivered to an older one and released by that."""
-    older = OlderCenter(center)
-    first = deliver(center)
-    assert center.release([first]) == 1
-    [second] = older.pop("mail")
-    assert older.release(second) == 1
-    [third] = center.pop("mail").messages
-    assert (birth_of(third), third.failures) == (first.birth, 0)
-    assert center.ack([third]) == 1
-    assert residue(center.client) == []
-
-
-def test_what_was_in_flight_before_the_upgrade_comes_back_and_has_a_name_then(
-    center: TimeoutCenter, client: redis.Redis
-) -> None:
-    first = deliver(center)
-    slot = center.topic("mail").slot(first.slot)
-    client.delete(slot.tokens)  # as an older pop leaves it
-    assert center.extend([first]) == [first]
-    client.zadd(slot.prepare, {"x": first.mark})
-    [second] = center.pop("mail").messages
-    assert second.birth
-    assert center.ack([second]) == 1
-    assert residue(center.client) == []
-
-
 # -- names
 
 
@@ -517,7 +395,7 @@ def test_who_drops_a_delivery_goes_on_renewing_the_lease_of_a_namesake(
     first = deliver(center)
     center.ack([first])
     second = deliver(center, b"second")
-    assert first.mark == second.mark
+    assert first.lease_token == second.lease_token
     heartbeat.hold(second, 60)
     heartbeat.drop(first)
     assert [held for held, _ in heartbeat.held()] == [second]

@@ -54,7 +54,7 @@ def test_what_is_not_urgent_is_read_in_the_turn_that_its_timer_brings_about() ->
     reader = BroadcastReader(center, loop, wiring, work, dispatcher)
     sink: Any = SimpleNamespace(qos=SimpleNamespace(can_consume=lambda: True))
     reader.subscriptions.unhurried.add("events")
-    reader.subscriptions.add(sink, Subscription("q", "events", "", {"stream": "0-0"}, kept=False))
+    reader.subscriptions.add(sink, Subscription("q", "events", "", {"stream": "0-0"}))
     for turn in range(1, 5):
         reader.read(1.0)
         assert len(work.sent_at) == turn

@@ -82,7 +82,7 @@ def test_the_keys_of_no_single_slot_share_a_cluster_node(name, exchange):
     keys = Keys("app:toc:")
     every = [keys.topics, keys.expiring, keys.wake(name), keys.bindings(exchange)]
     every += [keys.fanout(exchange), keys.part(exchange, "*"), keys.part(exchange, "3")]
-    every += [keys.parts(exchange), keys.readers(exchange), keys.bound(exchange)]
+    every += [keys.parts(exchange), keys.bound(exchange)]
     assert len(set(every)) == len(every)
     assert {node_slot(key) for key in every} == {node_slot("toc")}
 
