@@ -1,4 +1,4 @@
-"""What sends the tasks of an app from one event loop."""
+"""Sends the tasks of an app from one event loop."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ class AsyncSender:
         return signature.apply_async(producer=lane.producer, **options)
 
     def _again(self, publish: Callable[..., Any]) -> Callable[..., Any]:
-        """What repeats a publish as the app's settings say."""
+        """Return a function that repeats a publish as the app's settings say."""
         conf, connection = self.app.conf, self._connection
         again = publish
         if conf.task_publish_retry:

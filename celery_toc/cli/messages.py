@@ -578,7 +578,7 @@ def show_all(session: Session, id: str, found: list[Found], records: Sequence[Re
 
 
 def _recorded(session: Session, record: Record) -> list[tuple[str, Any]]:
-    """What the library has of a message that has ended."""
+    """The library's record of a message that has ended, a line for each property."""
 
     return [
         *(("id", record.id), ("task", record.task), ("status", record.status)),
@@ -624,7 +624,7 @@ def _fields(session: Session, message: dict[str, Any], seconds: float) -> list[t
 
 
 def _own(message: dict[str, Any]) -> list[tuple[str, Any]]:
-    """What holds for it and not for its queue, as far as anything does."""
+    """The traits that a message has of its own, as far as it has any."""
     seconds = [
         (label, f"{message[name]:g} s")
         for label, name in (("visibility", "visibility"), ("max lease", "max_lease"))

@@ -370,7 +370,7 @@ def plural(noun: str) -> str:
 
 
 def skipped(schedules: Iterable[str]) -> str:
-    """What becomes of schedules whose next firing was deleted."""
+    """A sentence for the user: schedules whose next firing was deleted go on."""
     names = sorted(set(schedules))
     goes = "it goes" if len(names) == 1 else "each goes"
     return f"The next firing of {listed(names)} was among them; {goes} on with the one after that."

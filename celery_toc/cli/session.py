@@ -1,4 +1,4 @@
-"""What every command works with: the app, its timeout center, and the screen."""
+"""The session of a command: the app, its timeout center, and the screen."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Session:
             raise Failure(_NO_LIBRARY, USAGE) from exc
 
     def history(self, id: str) -> list[kombu_toc.Record]:
-        """What the task library has of an id, if there is one."""
+        """The records that the task library has of an id; none without a library."""
         try:
             library = self.center.library
         except kombu_toc.ConfigurationError:

@@ -55,7 +55,7 @@ celery -A shop toc status mail --json
 @click.option("--all", "-a", "every", is_flag=True, help="Also reply queues with nothing in them.")
 @click.option("--running", is_flag=True, help="Also ask the workers which tasks they run.")
 def status(session: Session, queues: tuple[str, ...], every: bool, running: bool) -> None:
-    """What each queue holds, and how late its messages were delivered in the last minutes.
+    """Show what each queue holds, and how late its messages were delivered in the last minutes.
 
     Scheduled: waiting for their time. Ready: due and not taken yet; oldest: for how long. In
     flight: taken by a worker and not acknowledged: tasks with acks_late until they end, and others
@@ -114,7 +114,7 @@ def _running(session: Session) -> list[dict[str, str]]:
 def survey(
     session: Session, named: Sequence[str], *, every: bool = False, memory: bool = False
 ) -> list[dict[str, Any]]:
-    """What each queue holds, as in JSON.
+    """The contents of each queue, as in JSON.
 
     named: only these queues; all unless given
     every: also queues that expire by themselves, while they are empty
@@ -432,7 +432,7 @@ celery -A shop toc limits mail --json
 """)
 @queues_argument
 def limits(session: Session, queues: tuple[str, ...]) -> None:
-    """What queues limit, what is used of it, and what waits for it.
+    """Show what queues limit, what is used of it, and what waits for it.
 
     Used: of a rate, how many of those that may come at once; of `concurrency`, how many run; of
     a limit of each key, how many keys it holds back (`key rate`), of how many something runs, or

@@ -233,7 +233,7 @@ class _Snapshots:
         return f"Redis has been away for {gone}, trying again: {said}"
 
     def _take(self) -> dict[str, Any]:
-        """What there is now, as in JSON."""
+        """A new snapshot, as in JSON."""
         session = self._session
         seconds, microseconds = session.center.client.time()
         self.now = now = seconds + microseconds / 1e6

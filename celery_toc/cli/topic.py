@@ -149,7 +149,7 @@ celery -A shop toc topic list --json
 @queues_argument
 @click.option("--all", "-a", "every", is_flag=True, help="Also queues that expire.")
 def list_(session: Session, queues: tuple[str, ...], every: bool) -> None:
-    """What each queue is declared with.
+    """Show what each queue is declared with.
 
     A value in parentheses is the app's own: the queue was declared without.
     """
@@ -172,7 +172,7 @@ celery -A shop toc topic show mail --json
 """)
 @_queue
 def show(session: Session, queue: str) -> None:
-    """What a queue is declared with, where each limit comes from, and what is in it."""
+    """Show what a queue is declared with, where each limit comes from, and what is in it."""
     [queue] = session.queues([queue])
     _show(session, session.center.describe(queue))
 

@@ -1,4 +1,4 @@
-"""What a worker's pool was given, and when that ends.
+"""Pools of a worker: the tasks that they were given, and when these end.
 
 What a pool of threads, greenlets or one thread is given, and when that ends.
 
@@ -151,7 +151,7 @@ def in_event_loop(pool: Any) -> bool:
 
 
 class SentTasks:
-    """What the processes of a pool were sent and have not said that they start.
+    """The tasks that a pool has sent to its processes, which have not said that they start them.
 
     Raises CompatError if the pool's books cannot be read.
     """
@@ -206,8 +206,8 @@ def sent_request(pool: Any, message: Any) -> Any:
 
 
 def missing_of(pool: Any) -> Callable[[], int]:
-    """What tells how many processes of a pool are not up: one that died leaves no room until
-    another one has taken its place."""
+    """Return a function that counts the processes of a pool that are not up: one that died leaves
+    no room until another one has taken its place."""
     if not in_event_loop(pool) or not MISSING.usable(getattr(pool, "_pool", None)):
         return lambda: 0
 
@@ -218,23 +218,23 @@ def missing_of(pool: Any) -> Callable[[], int]:
     return missing
 
 
-class SendNow:
-    """Has a pool of processes send its tasks in this turn of the event loop."""
+def send_now_of(pool: Any) -> Callable[[], bool]:
+    """Return a function that has a pool of processes send its tasks in this turn of the event
+    loop, and tells whether nothing is left to send. Other pools begin by themselves."""
+    if not in_event_loop(pool):
+        return lambda: True
+    sends: bool | None = None
 
-    def __init__(self, pool: Any) -> None:
-        self._pool = pool
-        self._begins_itself = not in_event_loop(pool)
-        self._sends: bool | None = False if self._begins_itself else None
-
-    def __call__(self) -> bool:
-        """Return whether nothing is left for the pool to send."""
-        if self._sends is None:
+    def send_now() -> bool:
+        nonlocal sends
+        if sends is None:
             # The pool has its method once it is part of the loop, later than all else starts.
-            self._sends = SEND_NOW.usable(self._pool._pool)
-        if self._sends:
-            self._pool._pool.on_poll_start()
-            return True
-        return self._begins_itself  # other pools begin by themselves
+            sends = SEND_NOW.usable(pool._pool)
+        if sends:
+            pool._pool.on_poll_start()
+        return sends
+
+    return send_now
 
 
 def time_limits(pool: Any) -> list[Any]:
@@ -318,7 +318,7 @@ def _empty(reader: Any) -> None:
 
 
 def _job(request: Any) -> Any:
-    """What the pool knows a request's task by, or None."""
+    """The pool's job of a request, or None."""
     reference = request._apply_result
     return reference() if reference is not None else None
 

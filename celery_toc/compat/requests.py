@@ -1,4 +1,4 @@
-"""What a worker's consumer does with a message until its task ends.
+"""Requests of a worker: from a message that is delivered to the end of its task.
 
 An acknowledgement leaves when a task says so (`acks-at-once`).
 

@@ -209,7 +209,7 @@ def install_uniqueness() -> None:
 
 
 def original_send_task(app_class: Any) -> Any:
-    """What Celery would send with, or somebody else has put in its place."""
+    """The ``send_task`` that was there before :func:`install_uniqueness`."""
     return getattr(app_class.send_task, "toc_original", app_class.send_task)
 
 
@@ -307,7 +307,7 @@ def _is_celerys(function: Any, file: str) -> bool:
 
 
 class Values:
-    """What one message has of its own."""
+    """The values in which a message differs from others of its shape."""
 
     __slots__ = ("args", "counts", "eta", "id", "key", "kwargs")
 
@@ -323,7 +323,7 @@ class Values:
 
 
 class Shape:
-    """What messages of one task with certain options have in common.
+    """The common part of messages of one task with certain options.
 
     message: one that Celery has made, after it was published
     eta: whether it has one
@@ -459,7 +459,7 @@ class QuickMessages:
         return self._plain
 
     def values_of(self, task: Any, id: str, args: Any, kwargs: Any, options: Any) -> Values | None:
-        """What a message has of its own; None if Celery is to make it.
+        """The values of a message; None if Celery is to make it.
 
         Raises TypeError for arguments that the task does not take.
         """

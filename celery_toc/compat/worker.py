@@ -135,7 +135,7 @@ WEAK_SETS = CompatPart(
 
 
 def references(first: Any, second: Any) -> Callable[[], set[Any]]:
-    """What gives references to everything that two WeakSets hold."""
+    """Return a function that gives references to everything that two WeakSets hold."""
     if WEAK_SETS.usable(first) and WEAK_SETS.usable(second):
         return lambda: first.data | second.data
 

@@ -36,7 +36,7 @@ _OTHERWISE = frozenset(("task-succeeded", "task-retried", "task-revoked", "task-
 
 
 class _Outcome:
-    """What Celery does with a request whose task has failed."""
+    """Celery's treatment of a request whose task has failed."""
 
     __slots__ = ("acknowledged", "events", "requeued")
 

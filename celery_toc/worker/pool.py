@@ -229,7 +229,7 @@ class PoolPolicy:
         #: what was executing when that was last looked at
         self._seen: set[Any] = set()
         self._sent = pools.SentTasks(pool) if pools.in_event_loop(pool) else None
-        self.flush_pool = pools.SendNow(pool)
+        self.flush_pool = pools.send_now_of(pool)
         self.before_delivery = state.maybe_shutdown
 
     @property

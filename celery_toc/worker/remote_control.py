@@ -59,7 +59,7 @@ _NONE = "the broker of this worker is not a timeout center"
 
 @_inspect()
 def toc(state: Any, **kwargs: Any) -> Any:
-    """What the worker holds: leases, messages fetched ahead, times it serves; its lateness."""
+    """Show what the worker holds: leases, messages fetched ahead, times it serves; its lateness."""
     step = _step(state)
     return nok(_NONE) if step is None else step.report()
 
@@ -101,7 +101,7 @@ def toc_pause(state: Any, **kwargs: Any) -> Any:
     step = _step(state)
     if step is None:
         return nok(_NONE)
-    return ok("paused" if step.pause() else "was paused already")
+    return ok("paused" if step.set_paused(True) else "was paused already")
 
 
 @_control()
@@ -110,7 +110,7 @@ def toc_resume(state: Any, **kwargs: Any) -> Any:
     step = _step(state)
     if step is None:
         return nok(_NONE)
-    return ok("takes tasks again" if step.resume() else "was not paused")
+    return ok("takes tasks again" if step.set_paused(False) else "was not paused")
 
 
 #: Celery's commands that the two below replace; None if they are not replaced.

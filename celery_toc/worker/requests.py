@@ -17,7 +17,7 @@ from ..compat import worker
 
 
 class SubmittedRequests:
-    """What a pool of threads or greenlets was given and has not ended.
+    """The requests that a pool of threads or greenlets was given and has not ended.
 
     Threads of the pool call it as well as the event loop.
 
@@ -55,7 +55,7 @@ class SubmittedRequests:
             return True
 
     def end(self, request: Any) -> None:
-        """It has ended, or does not begin."""
+        """Forget a request that has ended, or does not begin."""
         self._since.pop(request, None)
         self._started.discard(request)
         self._on_end()
@@ -192,8 +192,8 @@ class PastTimers:
 
 
 def begin_when_due(handle: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """What to do with a request instead of `handle`: of a message that is handed over ahead of its
-    time, wait until then.
+    """Return a function to use instead of `handle`: it waits with a message that is handed over
+    ahead of its time.
 
     Most of these go to the timer; but with an ``eta`` from before this machine's start Celery uses
     none.

@@ -137,23 +137,16 @@ class TimeoutCenterStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celer
 
     @property
     def center(self) -> kombu_toc.TimeoutCenter:
-        """That of the consumer's connection."""
+        """The center of the consumer's connection."""
         center: kombu_toc.TimeoutCenter = self._channel.center
         return center
 
     def report(self) -> dict[str, Any]:
-        """What ``celery inspect toc`` shows."""
+        """The answer to ``celery inspect toc``."""
         return {"paused": self._paused, **self._channel.snapshot()}
 
-    def pause(self) -> bool:
-        """Take no more tasks, also after a reconnect; whether that is new."""
-        return self._pause(True)
-
-    def resume(self) -> bool:
-        """Take tasks again; whether that is new."""
-        return self._pause(False)
-
-    def _pause(self, paused: bool) -> bool:
+    def set_paused(self, paused: bool) -> bool:
+        """Take no more tasks, also after a reconnect, or take them again; whether that is new."""
         if self._paused == paused:
             return False
         self._paused = paused

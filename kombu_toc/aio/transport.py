@@ -28,7 +28,7 @@ class AsyncTransport(Transport):
         self.Channel = RecordedAsyncChannel
 
     def _attach(self, center: TimeoutCenter) -> None:
-        attach_in_threads(center, self.settings, self.address, self._another_center())
+        attach_in_threads(center, self.settings, self.address, self._making())
 
     @property
     def async_center(self) -> AsyncTimeoutCenter:

@@ -27,6 +27,7 @@ from redis.exceptions import AskError, MovedError, ResponseError
 from ..errors import ConfigurationError, ServerError
 from ..scripts.call import pack_command
 from .connection import Client, Pipeline
+from .errors import BROKEN
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +59,6 @@ FRESH = 0.1
 
 #: Seconds for which a node that did not list the hash slots is asked last.
 ASK_LAST = 10.0
-
-BROKEN = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError)
 
 # redis-py 6 and later strip the first word of these errors: then the class has that information.
 _MOVED = re.compile(r"(?:\b(MOVED|ASK) |^)(\d+) (\S*):(\d+)")

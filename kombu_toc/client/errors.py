@@ -23,6 +23,9 @@ from redis.exceptions import (
 from ..errors import ConfigurationError, NotPermittedError, ServerError
 from ..scripts.call import commands_of, name_of
 
+#: What a broken connection raises.
+BROKEN = (redis.ConnectionError, redis.TimeoutError, OSError)
+
 # -- redis ACLs
 
 #: The end of every such error.
@@ -143,10 +146,8 @@ def server_of(pool: Any) -> str:
 OLDEST = (6, 2)
 
 
-#: What a managed server raises that hides its configuration; and a node of a Cluster that is away,
-#: while the others can be asked.
+#: What a managed server raises that hides its configuration.
 _HIDDEN = (ResponseError, NoPermissionError)
-_AWAY = (redis.ConnectionError, redis.TimeoutError, OSError)
 
 
 def _speaks_tls(client: redis.Redis) -> bool:
@@ -219,7 +220,7 @@ def durability_warnings(client: redis.Redis) -> list[str]:
                 warnings[warning] = None
         except _HIDDEN:
             pass
-        except _AWAY:
+        except BROKEN:
             if not hasattr(client, "primaries"):
                 raise
     return list(warnings)
@@ -233,7 +234,7 @@ def outage_warnings(client: redis.Redis) -> list[str]:
     """
     name = "cluster-require-full-coverage"
     for node in client.primaries() if hasattr(client, "primaries") else ():
-        with suppress(*_HIDDEN, *_AWAY):
+        with suppress(*_HIDDEN, *BROKEN):
             if node.config_get(name).get(name) == "yes":
                 return [
                     f"while one primary of the Cluster is away and no replica has taken over, all "
@@ -288,7 +289,7 @@ def read_memory(client: redis.Redis) -> list[Memory]:
             info = node.info("memory")
         except _HIDDEN:
             return []
-        except _AWAY:
+        except BROKEN:
             if not hasattr(client, "primaries"):
                 raise
             continue

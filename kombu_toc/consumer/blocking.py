@@ -167,7 +167,7 @@ class Subscriptions:
         return iter(list(self._bound.values()))
 
     def positions(self) -> tuple[dict[str, str], dict[str, str]]:
-        """What is to be read: {stream: id of the last entry}, of urgent and of other exchanges.
+        """The streams to read, {stream: id of the last entry}, of urgent and of other exchanges.
 
         Of several bindings that read a stream, the one that is furthest behind counts.
         """
@@ -228,8 +228,8 @@ class Subscriptions:
         return True
 
     def looks_for_restarts(self, now: float) -> list[tuple[Subscription, str, str]]:
-        """What is to be looked at, for it may have been made anew: (subscription, stream, id of
-        the last entry that was read). Nothing if that was done lately.
+        """Streams that may be new: (subscription, stream, id of the last entry that was read).
+        None if they were looked at lately.
 
         A stream that nothing is added to goes away, and its ids begin anew with the server's
         clock: where that has stepped back meanwhile, what comes would be taken for old.

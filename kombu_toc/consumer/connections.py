@@ -22,6 +22,7 @@ from ..client.cluster import (
 )
 from ..client.connect import SOCKET_TIMEOUT
 from ..client.connection import IDLE
+from ..client.errors import BROKEN as BROKEN
 from ..client.errors import explained, is_refused, is_temporary, refusal
 from ..compat.redis_connections import socket_of
 from ..errors import ServerError
@@ -29,9 +30,6 @@ from ..metrics.counters import Metrics
 from ..scripts.call import ScriptCall, pack_command, pieces
 
 # -- A connection of its own, on which commands are sent without waiting for their replies
-
-#: What a broken connection raises.
-BROKEN = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError)
 
 
 class Item(NamedTuple):
@@ -44,7 +42,7 @@ class Item(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """What a reply is awaited for."""
+    """An item whose reply is awaited."""
 
     item: Item
     owed: bool
@@ -323,14 +321,14 @@ class RestingNodes(Generic[Node]):
         return self._resting.get(node, (0.0, 0.0))[0] > now
 
     def lost(self, node: Node, now: float) -> bool:
-        """It could not be reached, once more. Returns whether that is new."""
+        """Note that a node could not be reached, once more. Returns whether that is new."""
         known = self._resting.get(node)
         rest = min(2 * known[1], LONGEST_REST) if known else FIRST_REST
         self._resting[node] = (now + rest, rest)
         return known is None
 
     def reached(self, node: Node) -> bool:
-        """It can be reached. Returns whether that is new."""
+        """Note that a node can be reached. Returns whether that is new."""
         return self._resting.pop(node, None) is not None
 
     def keep(self, nodes: Collection[Node]) -> list[Node]:

@@ -1,4 +1,4 @@
-"""What a consumer asks for, and what the replies mean."""
+"""Decides what a consumer asks for, and learns from the replies."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def divide(
     others_turn: bool,
     look: bool,
 ) -> tuple[list[Part], set[int]]:
-    """What is popped of a topic on one server, and the slots whose turn is later.
+    """Divide a pop of a topic on one server; return its parts, and the slots whose turn is later.
 
     slots: those to be asked; None for all
     limits: how many messages at once, and how many overdue
@@ -174,7 +174,7 @@ class Pop:
 
 @dataclass(slots=True)
 class Plan:
-    """What is to be sent, in this order."""
+    """Claims, questions and pops to send, in this order."""
 
     #: claims to be announced again: somebody else shall have them
     claims: list[Claim] = field(default_factory=list)
@@ -217,7 +217,7 @@ class Fetcher:
     def plan(
         self, state: ConsumerState, now: float, *, kept_up: bool, lookahead_us: int
     ) -> Plan | None:
-        """What a consumer is to ask for now, if anything. Nothing of it is on its way.
+        """Plan what a consumer asks for now, if anything. Nothing of it is on its way.
 
         now: monotonic seconds
         kept_up: whether expired leases and lost announcements are somebody else's concern
@@ -367,7 +367,7 @@ class Fetcher:
         now: float,
         recover: bool,
     ) -> list[Part]:
-        """What is popped of the slots that come first, and of the others."""
+        """Pops of the slots that come first, and of the others."""
         name = topic.name
         # Who is never idle claims nothing, and learns only by this of what others leave.
         look = slots is None or name in state.pending.backlog
@@ -402,7 +402,7 @@ class Fetcher:
 
     @staticmethod
     def miss(state: ConsumerState, pop: Pop, now: float) -> None:
-        """It could not be asked: its node is away, or the server has refused it."""
+        """Note that a topic could not be asked: its node is away, or the server has refused it."""
         state.pops_in_flight.discard(pop.number)
         if pop.topic.name in state.pending.topics:
             state.pending.miss(pop.topic.name, pop.slots, now)
@@ -488,8 +488,8 @@ def due_entries(
 
 
 class ClaimForwarder:
-    """What becomes of a claim of a slot that is left to others: it is announced where they listen,
-    and kept, to see a second after its time whether they have served it.
+    """Passes on claims of slots that are left to others: announces them where these listen, and
+    keeps them, to see a second after their time whether they were served.
 
     topic_of: the topic of that name, with this slot number at least
     next_number: a number that is higher than all before

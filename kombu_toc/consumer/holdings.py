@@ -1,4 +1,4 @@
-"""What a process holds on a server and owes it, and when that is to be seen to next."""
+"""Resources that a process holds on a server and calls that it owes, and when these are due."""
 
 from __future__ import annotations
 
@@ -129,8 +129,9 @@ class Leases:
             return list(self._held.values())
 
     def due(self, began: float, next_at: float) -> list[tuple[Delivery, float]]:
-        """What a renewal that begins now is to renew: each lease before a third of it has passed
-        (or of its topic's, if that is shorter), and what may have ended although it was renewed.
+        """Leases that a renewal which begins now is to renew: each before a third of it has passed
+        (or of its topic's, if that is shorter), and those that may have
+        ended although they were renewed.
 
         began: now; next_at: when the next one may be; monotonic seconds
         """
@@ -183,7 +184,7 @@ class Leases:
     def renewed(
         self, began: float, failed: Iterable[Place], visibilities: Collection[float]
     ) -> None:
-        """What was held was renewed, of these visibility timeouts.
+        """Note that leases of these visibility timeouts were renewed.
 
         began: when the renewal began
         failed: where it could not be done
@@ -259,7 +260,7 @@ class Presence:
             self._due = 0.0
 
     def remove(self, queue: str, holder: Hashable) -> bool:
-        """It consumes it no more. Returns whether it did."""
+        """Note that a channel consumes a queue no more. Returns whether it did."""
         with self._lock:
             holders = self._consumed.get(queue, set())
             if holder not in holders:
@@ -303,12 +304,12 @@ class Presence:
         return statement, [self._announced] if self._announced not in ("", statement) else []
 
     def announced(self, statement: str) -> None:
-        """It is in Redis."""
+        """Note that a statement is in Redis."""
         self._announced = statement
         self._announcing = False
 
     def failed(self) -> None:
-        """It could not be announced: soon again."""
+        """Note that an announcement has failed: it is due again soon."""
         self._due = 0.0
         self._announcing = False
 
@@ -358,12 +359,12 @@ class KeptFresh(Generic[Name]):
                 self.leave(name, holder)
 
     def forget(self, name: Name) -> None:
-        """It is deleted: nobody holds it any more."""
+        """Forget a name that is deleted: nobody holds it any more."""
         with self._lock:
             self._held.pop(name, None)
 
     def forget_where(self, of: Callable[[Name], bool]) -> None:
-        """Those of which `of` is true are deleted."""
+        """Forget the names of which `of` is true: they are deleted."""
         with self._lock:
             for name in [name for name in self._held if of(name)]:
                 del self._held[name]
@@ -402,8 +403,8 @@ class Expiries:
         return bool(self._at)
 
     def note(self, queue: str, at: float) -> None:
-        """It was used just now, and expires at that time, in monotonic seconds, if nobody uses it
-        until then."""
+        """Note that a queue was used just now, and expires at that time, in monotonic seconds,
+        unless it is used until then."""
         with self._lock:
             self._at[queue] = at
 
@@ -503,7 +504,7 @@ class OwedDeletions:
             return deletion.unanswered_until - now
 
     def pending(self) -> list[Deletion]:
-        """Those that are to be tried."""
+        """The deletions to try."""
         with self._lock:
             return list(self._owed.values())
 
@@ -521,7 +522,7 @@ class OwedDeletions:
             deletion.unanswered_until = 0.0
 
     def done(self, deletion: Deletion) -> None:
-        """It is deleted, or cannot be."""
+        """Forget a deletion that is done, or cannot be."""
         with self._lock:
             if self._owed.get(deletion.queue) is deletion:
                 del self._owed[deletion.queue]

@@ -65,14 +65,14 @@ class WorkerPolicy(Protocol):
         """Whether an unsettled message stays with this process when the channel closes."""
 
     def execution(self, message: Message) -> Hashable | None:
-        """What tells the task of a message from others while it is executed; None if it is not.
+        """An identity of the task of a message while it is executed; None if it is not.
 
         Asked when a message is acknowledged that holds something until its task has ended; in any
         thread.
         """
 
     def ended(self, executions: Collection[Hashable]) -> Collection[Hashable]:
-        """Those of what :meth:`execution` gave that have ended, however; in any thread."""
+        """Of these executions, the ones that have ended, however; in any thread."""
 
     def take_queued(self, seconds: float) -> list[Message]:
         """Take back what the pool was given so many seconds ago and has not begun."""
@@ -144,7 +144,7 @@ class Sink(Protocol):
 
     @property
     def policy(self) -> WorkerPolicy:
-        """What can be started, and what is kept."""
+        """The owner's policy: what can be started, and what is kept."""
 
     def capacity(self, held: int, early: int = 0) -> tuple[int, int, int]:
         """How many could start at once, how many are taken, and how many would be if nothing

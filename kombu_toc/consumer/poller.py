@@ -219,7 +219,7 @@ class Poller:
         self._keep_up()
 
     def _keep_up(self) -> None:
-        """Who consumes for long takes part in keeping all topics up."""
+        """Take part in keeping all topics up, if this process consumes for long."""
         if self._long_running and self.states:
             interval = self.settings.toc_poll_interval * LOOKS
             self.leases.keep_up(self, interval, self._on_step)
@@ -561,7 +561,7 @@ class Poller:
             self._maybe_fetch(state, self.loop.now())
 
     def _ask_where_freed(self) -> None:
-        """What has ended here has left a place, and nobody is nearer to it."""
+        """Ask for messages where a task that has ended left a place: nobody is nearer to it."""
         for delivery in self.outbox.settlements.take_freed():
             slot = delivery.slot if self.center.clustered else None
             for state in self.states.values():

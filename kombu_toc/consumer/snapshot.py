@@ -1,34 +1,20 @@
-"""What a consumer has in hand, as plain data, for people."""
+"""A snapshot of what a consumer has in hand, as plain data, for people."""
 
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol
+from typing import Any
 
-from ..center.center import TimeoutCenter
 from ..metrics.counters import COUNTERS
 from ..model.results import Delivery
 from .flights import task_of
-from .lease_keeper import LeaseKeeper
-from .poller import Poller
 
 #: Messages that are named one by one, at most.
 MAX_SHOWN = 100
 
 
-class Source(Protocol):
-    """The channel, as far as its snapshot needs it."""
-
-    center: TimeoutCenter
-    poller: Poller
-    lease_keeper: LeaseKeeper
-
-    def capacity(self, held: int, early: int = 0) -> tuple[int, int, int]:
-        """As :meth:`.policy.Sink.capacity`."""
-
-
-def snapshot(channel: Source) -> dict[str, Any]:
-    """What this process holds for a channel and what it has counted; times in seconds.
+def snapshot(channel: Any) -> dict[str, Any]:
+    """A snapshot of what this process holds for a channel and has counted; times in seconds.
 
     topics: per topic that it consumes, its slots, whether it holds more than there was room
         for, what this process has counted since it started, and how late it has delivered
@@ -84,7 +70,7 @@ def _message(delivery: Delivery) -> dict[str, Any]:
     }
 
 
-def _topic(channel: Source, name: str) -> dict[str, Any]:
+def _topic(channel: Any, name: str) -> dict[str, Any]:
     topic = channel.center.known(name)
     found: dict[str, Any] = {
         "slots": topic.slots if topic is not None else None,

@@ -1,4 +1,4 @@
-"""What is known of one consumer: a channel and the topics that it consumes."""
+"""The state of one consumer: a channel and the topics that it consumes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # Nothing here knows of Redis or reads a clock.
 
 
-class QueueRotation:
+class QueueRotation(list[str]):
     """The topics of a consumer, in the order in which they are served.
 
     strategy: ``round_robin``, and topics with something due get equal shares; ``priority``, and
@@ -32,25 +32,13 @@ class QueueRotation:
     """
 
     def __init__(self, strategy: str = ROUND_ROBIN) -> None:
+        super().__init__()
         self._strategy = strategy
-        self._topics: list[str] = []
-
-    def __contains__(self, topic: object) -> bool:
-        return topic in self._topics
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._topics)
-
-    def __len__(self) -> int:
-        return len(self._topics)
 
     def append(self, topic: str) -> None:
-        self._topics.append(topic)
+        super().append(topic)
         if self._strategy == SORTED:
-            self._topics.sort()
-
-    def remove(self, topic: str) -> None:
-        self._topics.remove(topic)
+            self.sort()
 
     def deal(self, number: int, wanting: Collection[str]) -> dict[str, int]:
         """Split a number over those topics that want a part; return who gets how many.
@@ -60,7 +48,7 @@ class QueueRotation:
         """
         if number <= 0:
             return {}
-        row = [topic for topic in self._topics if topic in wanting]
+        row = [topic for topic in self if topic in wanting]
         if not row:
             return {}
         if self._strategy != ROUND_ROBIN:
@@ -69,7 +57,7 @@ class QueueRotation:
         first = row[:rest]
         if first:
             # They have had their turn: the next call begins with the others.
-            self._topics = [topic for topic in self._topics if topic not in first] + first
+            self[:] = [topic for topic in self if topic not in first] + first
         dealt = dict.fromkeys(first, each + 1)
         if each:
             dealt.update((topic, each) for topic in row[rest:])
@@ -162,8 +150,8 @@ class PendingTopics:
             some.discard(topic)
 
     def pause(self, paused: Collection[str]) -> set[str]:
-        """These are the topics that are paused, of all; look into those that are no more, and
-        return them."""
+        """Note which topics are paused, of all; look into those that are no more, and return
+        them."""
         before = self.paused
         self.paused = {topic for topic in self.topics if topic in paused}
         resumed = before - self.paused
@@ -200,7 +188,7 @@ class PendingTopics:
                 self.ask_for_backlog(topic)
 
     def split(self, ready_limit: int, overdue_limit: int) -> dict[str, tuple[int, int]]:
-        """What is asked of which topics: (how many at once, how many overdue). (0, 0) is a look.
+        """Split numbers over the topics: (how many at once, how many overdue). (0, 0) is a look.
 
         ready_limit: how many could start at once
         overdue_limit: how many fit, those included; the rest is only for topics that are known
@@ -242,7 +230,7 @@ REST_OF_BATCH = 0.05
 
 
 class ConsumerState:
-    """What a consumer waits for, what it has in hand, and what it has asked for.
+    """The memory of a consumer: what it waits for, has in hand, and has asked for.
 
     It has more fields than most classes: it is the memory that the fetcher, the claims and the
     conductor share, and has hardly any behaviour.
@@ -373,7 +361,7 @@ class WakeTopics:
         return keys
 
     def received(self, reply: Any) -> Claim | None:
-        """What was claimed, by the reply to BZPOPMIN; None if it ended without."""
+        """The claim in a reply to BZPOPMIN; None if it ended without."""
         topics, self._topics = self._topics, {}
         if not reply:
             return None
@@ -443,7 +431,7 @@ class DueQueue:
 
     @property
     def first(self) -> Entry | None:
-        """What comes due first; it stays."""
+        """The entry that comes due first; it stays."""
         try:
             return self._heap[0]
         except IndexError:

@@ -63,197 +63,117 @@ def reading(key: str) -> tuple[tuple[str, ...], str]:
 
 
 class Keys:
-    """The keys that belong to no slot; all share the tag ``{toc}``. One field for each key or
-    prefix of keys."""
-
-    __slots__ = (
-        "answer_",
-        "audit",
-        "bindings_",
-        "bound_",
-        "cancelled",
-        "consumers",
-        "counted_",
-        "edition_",
-        "editions_",
-        "expiring",
-        "fanout_",
-        "job_",
-        "minute_",
-        "names",
-        "part_",
-        "parts_",
-        "paused",
-        "prefix",
-        "schedule_places",
-        "scheduled",
-        "scheduled_names",
-        "scripts",
-        "sent_",
-        "session_",
-        "speaker_",
-        "topics",
-        "upkeep",
-        "upkeep_also",
-        "users_",
-        "wake_",
-        "write_probe",
-        "zone_",
-    )
+    """The keys that belong to no slot; all share the tag ``{toc}``."""
 
     def __init__(self, prefix: str) -> None:
         if "{" in prefix or "}" in prefix:
             raise ConfigurationError(f"key prefix {prefix!r} may not contain braces")
         self.prefix = prefix
+        self._stem = stem = f"{prefix}{{toc}}:"
         #: hash: topic -> its declaration
-        self.topics = f"{prefix}{{toc}}:topics"
+        self.topics = stem + "topics"
         #: sorted set: the names of all topics, each with 0: they are read in order, in pages
-        self.names = f"{prefix}{{toc}}:names"
+        self.names = stem + "names"
         #: sorted set: transient topic or binding -> when it expires unless it is refreshed, in ms
-        self.expiring = f"{prefix}{{toc}}:expiring"
+        self.expiring = stem + "expiring"
         #: sorted set: a consumer and its topics -> when that entry expires, in ms
-        self.consumers = f"{prefix}{{toc}}:consumers"
+        self.consumers = stem + "consumers"
         #: set: topics whose consumption is paused
-        self.paused = f"{prefix}{{toc}}:paused"
+        self.paused = stem + "paused"
         #: never set: deleting it shows whether the server accepts writes
-        self.write_probe = f"{prefix}{{toc}}:nothing"
+        self.write_probe = stem + "nothing"
         #: hash: script:calls, script:timed, script:us -> number, for all topics
-        self.scripts = f"{prefix}{{toc}}:scripts"
+        self.scripts = stem + "scripts"
         #: sorted set: id of a message whose cancelling is to be reported -> when, in ms
-        self.cancelled = f"{prefix}{{toc}}:cancelled"
+        self.cancelled = stem + "cancelled"
         #: set: topics that have schedules; of an older release also such that had some
-        self.scheduled = f"{prefix}{{toc}}:scheduled"
+        self.scheduled = stem + "scheduled"
         #: sorted set: their names, each with 0
-        self.scheduled_names = f"{prefix}{{toc}}:scheduled-names"
+        self.scheduled_names = stem + "scheduled-names"
         #: sorted set: the names of schedules, each with its topic (:func:`schedule_place`) and 0
-        self.schedule_places = f"{prefix}{{toc}}:schedule-places"
+        self.schedule_places = stem + "schedule-places"
         #: string: the process elected for the upkeep of all topics; expires unless it is renewed
-        self.upkeep = f"{prefix}{{toc}}:upkeep"
+        self.upkeep = stem + "upkeep"
         #: the same: the process elected for what only some can do, such as to carry schedules on
-        self.upkeep_also = f"{prefix}{{toc}}:upkeep:also"
+        self.upkeep_also = stem + "upkeep:also"
         #: stream: what people have done on the page
-        self.audit = f"{prefix}{{toc}}:audit"
-        self.session_ = f"{prefix}{{toc}}:session:"
-        self.job_ = f"{prefix}{{toc}}:job:"
-        self.answer_ = f"{prefix}{{toc}}:answer:"
-        self.wake_ = f"{prefix}{{toc}}:wake:"
-        self.bindings_ = f"{prefix}{{toc}}:bindings:"
-        self.bound_ = f"{prefix}{{toc}}:bound:"
-        self.edition_ = f"{prefix}{{toc}}:edition:"
-        self.editions_ = f"{prefix}{{toc}}:editions:"
-        self.fanout_ = f"{prefix}{{toc}}:fanout:"
-        self.part_ = f"{prefix}{{toc}}:part:"
-        self.parts_ = f"{prefix}{{toc}}:parts:"
-        self.sent_ = f"{prefix}{{toc}}:sent:"
-        self.counted_ = f"{prefix}{{toc}}:counted:"
-        self.minute_ = f"{prefix}{{toc}}:minute:"
-        self.speaker_ = f"{prefix}{{toc}}:speaker:"
-        self.users_ = f"{prefix}{{toc}}:users:"
-        self.zone_ = f"{prefix}{{toc}}:zone:"
+        self.audit = stem + "audit"
 
     def answer(self, name: str) -> str:
         """String: the answer to a request over HTTP that has an Idempotency-Key, or that somebody
         is at it; expires."""
-        return self.answer_ + name
+        return f"{self._stem}answer:{name}"
 
     def session(self, name: str) -> str:
         """String: the token with which a session of the page was begun; expires."""
-        return self.session_ + name
+        return f"{self._stem}session:{name}"
 
     def job(self, name: str) -> str:
         """Hash: how far the page has come with what it does to many messages; expires."""
-        return self.job_ + name
+        return f"{self._stem}job:{name}"
 
     def wake(self, topic: str) -> str:
         """Sorted set: the topic's announcements that no consumer has claimed."""
-        return self.wake_ + topic
+        return f"{self._stem}wake:{topic}"
 
     def passed_on(self, topic: str, slot: int) -> str:
         """Sorted set: the slot's announcements that were passed on to those who prefer it, and
         that none of them has claimed; with the members of :meth:`wake`."""
-        return f"{self.zone_}{slot}:{topic}"
+        return f"{self._stem}zone:{slot}:{topic}"
 
     def bindings(self, exchange: str) -> str:
         """Sorted set: binding -> when it expires, in ms."""
-        return self.bindings_ + exchange
+        return f"{self._stem}bindings:{exchange}"
 
     def bound(self, exchange: str) -> str:
         """String: the version of the bindings."""
-        return self.bound_ + exchange
+        return f"{self._stem}bound:{exchange}"
 
     def fanout(self, exchange: str) -> str:
         """Stream: the exchange's broadcast messages, without those of parts."""
-        return self.fanout_ + exchange
+        return f"{self._stem}fanout:{exchange}"
 
     def part(self, exchange: str, part: str) -> str:
         """Stream: the broadcast messages of a part, which is a number or ``*``."""
-        return f"{self.part_}{part}:{exchange}"
+        return f"{self._stem}part:{part}:{exchange}"
 
     def parts(self, exchange: str) -> str:
         """Hash: part -> until when it has a reader, in ms."""
-        return self.parts_ + exchange
+        return f"{self._stem}parts:{exchange}"
 
     def sent(self, producer: str) -> str:
         """String: the producer's latest broadcast, kept for as long as it may be repeated."""
-        return self.sent_ + producer
+        return f"{self._stem}sent:{producer}"
 
     def speaker(self, topic: str) -> str:
         """String: the process elected to report what is in the topic."""
-        return self.speaker_ + topic
+        return f"{self._stem}speaker:{topic}"
 
     def edition(self, source: str) -> str:
         """Hash: which edition of a source's schedules is in force, and who puts it."""
-        return self.edition_ + source
+        return f"{self._stem}edition:{source}"
 
     def editions(self, source: str) -> str:
         """Sorted set: former editions of a source's schedules -> when they were replaced, in ms."""
-        return self.editions_ + source
+        return f"{self._stem}editions:{source}"
 
     def users(self, topic: str) -> str:
         """Sorted set, of a topic that its consumers keep: process -> until when it counts as one,
         in ms."""
-        return self.users_ + topic
+        return f"{self._stem}users:{topic}"
 
     def counted(self, topic: str) -> str:
         """Hash: counter -> number since the topic was declared."""
-        return self.counted_ + topic
+        return f"{self._stem}counted:{topic}"
 
     def minutes(self, topic: str) -> list[str]:
         """Hashes, a ring: the same for one minute each, with the minute's number since the
         epoch."""
-        return [f"{self.minute_}{place}:{topic}" for place in range(MINUTES)]
+        return [f"{self._stem}minute:{place}:{topic}" for place in range(MINUTES)]
 
 
 class Slot:
     """The keys of one slot; all share one hash tag, so they live on one node."""
-
-    __slots__ = (
-        "announced_times",
-        "body",
-        "busy",
-        "claims",
-        "coming",
-        "dead",
-        "firings",
-        "holders",
-        "lane_keys",
-        "log",
-        "number",
-        "pace",
-        "prepare",
-        "put_pace",
-        "reasons",
-        "schedule_names",
-        "schedules",
-        "schedules_changed",
-        "script_keys",
-        "stem",
-        "stores",
-        "templates",
-        "tokens",
-        "waits",
-        "watch",
-    )
 
     def __init__(self, prefix: str, topic: str, number: int, steps: tuple[int, ...]) -> None:
         self.number = number

@@ -46,7 +46,7 @@ def count_of(rate: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """What a limit may be.
+    """A kind of limit: its bounds and its error.
 
     called: the name for it in an error about a topic, if not its own
     error: what is raised for any other value
@@ -57,7 +57,7 @@ class Kind:
 
     @property
     def must(self) -> str:
-        """What it must be, for an error."""
+        """The allowed values, for an error."""
         raise NotImplementedError
 
     def check(self, what: str, value: object) -> Any:
@@ -98,7 +98,7 @@ class Choice(Kind):
 
     @property
     def must(self) -> str:
-        """What it must be, for an error."""
+        """The allowed values, for an error."""
         return " or ".join(map(repr, self.words))
 
     def check(self, what: str, value: object) -> Any:
@@ -211,7 +211,7 @@ HUGE = 10**9
 
 @dataclass(frozen=True)
 class Number(Kind):
-    """What a number has to be.
+    """A number within bounds.
 
     kind: int or float
     least, most: the bounds, inclusive
@@ -231,7 +231,7 @@ class Number(Kind):
 
     @property
     def must(self) -> str:
-        """What it must be, for an error."""
+        """The allowed values, for an error."""
         what = "a whole number" if self.kind is int else "a number"
         if self.power_of_two:
             what = "a power of two"
@@ -279,7 +279,7 @@ class Number(Kind):
 
 @dataclass(frozen=True)
 class Flag(Kind):
-    """What is true or false; as text also, such as in the arguments of a queue."""
+    """A value that is true or false; as text also, such as in the arguments of a queue."""
 
     must = "true or false"
 
@@ -478,7 +478,7 @@ def spacing_us(rate: str) -> float:
 
 
 def gates_of(said: Any) -> str:
-    """What limits the starts of a topic; empty if nothing does.
+    """The limits on the starts of a topic, as text for scripts; empty without any.
 
     said: its :class:`.topic.Declaration`, here and below
     """
@@ -502,8 +502,8 @@ def gates_of(said: Any) -> str:
 
 
 def put_gates_of(said: Any) -> str:
-    """What limits the puts of a topic; empty if nothing does. So many as the rate says may come at
-    once: 100 of ``100/s``."""
+    """The limits on the puts of a topic, as text for scripts; empty without any. As many as the
+    rate says may come at once: 100 of ``100/s``."""
     rates = (("p", said.put_rate), ("P", said.key_put_rate))
     return "".join(
         f"{name}{interval_us(rate):.3f}:{count_of(rate)}," for name, rate in rates if rate

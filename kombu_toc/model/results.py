@@ -1,4 +1,4 @@
-"""What the operations of a timeout center return. Values only: nothing here asks a server."""
+"""Results of the operations of a timeout center. Values only: nothing here asks a server."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ OUTCOMES = {0: REPEATED, 1: ADDED, 3: KEPT, 4: REPLACED}
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """What one put did."""
+    """The result of one put."""
 
     id: str  #: the id that the message is kept under
     outcome: str  #: ``added``, ``kept``, ``replaced`` or ``repeated``
@@ -222,7 +222,7 @@ class Put:
 
 
 class PutTogether(NamedTuple):
-    """What one call of a put of many did."""
+    """The result of one call of a put of many."""
 
     now_us: int  #: Redis's clock
     there: list[int]  #: which messages were there already, by their places in the call
@@ -232,7 +232,7 @@ class PutTogether(NamedTuple):
 
 
 class Popped(NamedTuple):
-    """What one pop did."""
+    """The result of one pop."""
 
     now_us: int  #: Redis's clock
     #: whether due messages are left; of those chosen by a predicate, whether it has not been asked
@@ -380,7 +380,7 @@ class Found(NamedTuple):
 
 
 class Cancelled(NamedTuple):
-    """What cancel did about one message."""
+    """The result of cancelling one message."""
 
     topic: str
     id: str
@@ -396,7 +396,7 @@ class Cancelled(NamedTuple):
 
 
 class Rescheduled(NamedTuple):
-    """What reschedule did about one message."""
+    """The result of rescheduling one message."""
 
     topic: str
     id: str
@@ -419,7 +419,7 @@ class Missing(NamedTuple):
 
 
 class Page(NamedTuple):
-    """What a scan has found so far."""
+    """A page of messages that a scan has read."""
 
     messages: list[Found]
     after: str | None  #: where the next page begins; None: there is no next page
@@ -478,7 +478,7 @@ class Summary(NamedTuple):
 
 
 class Unwritten(NamedTuple):
-    """What the task library has no rows of yet, of a queue that is kept ``behind``."""
+    """Changes without rows in the task library yet, of a queue that is kept ``behind``."""
 
     topic: str
     entries: int  #: how many changes of messages are not written
@@ -502,7 +502,7 @@ class Fault(NamedTuple):
 
 
 class Edition(NamedTuple):
-    """What the center says of an edition.
+    """The center's verdict on an edition.
 
     verdict: ``put``: the caller is to put it, or to go on; ``in force``: it is, and all of it is
         put; ``busy``: another process is putting one, ask again; ``former``: another is in force
@@ -544,7 +544,7 @@ class Used(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """What is used of a topic's limits."""
+    """Usage of a topic's limits."""
 
     topic: str
     limits: tuple[Used, ...]  #: those that it has
@@ -555,7 +555,7 @@ class Usage(NamedTuple):
 
 
 class SlotUsage(NamedTuple):
-    """What ``usage.lua`` tells of a slot."""
+    """The reply of ``usage.lua`` for a slot."""
 
     now_us: int
     running: int
@@ -572,7 +572,7 @@ class SlotUsage(NamedTuple):
 
 
 def usage_of(topic: str, said: Declaration, slots: Iterable[SlotUsage]) -> Usage:
-    """What is used of a topic's limits, from what its slots tell."""
+    """Compute the usage of a topic's limits from that of its slots."""
     every = list(slots)
 
     def total(name: str) -> int:

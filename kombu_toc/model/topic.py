@@ -64,7 +64,7 @@ _FROM_REDIS = {old: new for new, old in _IN_REDIS.items()}
 
 @dataclass(frozen=True)
 class Declaration:
-    """What a topic was declared with; stored in Redis, once per topic.
+    """The declaration of a topic; stored in Redis, once per topic.
 
     slots: number of shards, a power of two
     retries: redeliveries of a message
@@ -141,7 +141,7 @@ class Declaration:
 
     @cached_property
     def gates(self) -> str:
-        """What limits its starts, as text for scripts; empty if nothing does."""
+        """The limits on its starts, as text for scripts; empty without any."""
         return gates_of(self)
 
     @cached_property
@@ -151,7 +151,7 @@ class Declaration:
 
     @cached_property
     def put_gates(self) -> str:
-        """What limits its puts, as text for scripts; empty if nothing does."""
+        """The limits on its puts, as text for scripts; empty without any."""
         return put_gates_of(self)
 
     @cached_property
@@ -252,7 +252,7 @@ class Topic:
 
     @property
     def gates(self) -> str:
-        """What limits its starts, as text for scripts: that of the declaration, and whether it is
+        """The limits on starts, as text for scripts: those of the declaration, and whether it is
         being resharded: then a key may have messages in several slots."""
         said = self.declaration
         return said.gates + "d," if said.draining_counts else said.gates

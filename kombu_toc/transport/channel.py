@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from kombu.utils.uuid import uuid
 from ..center.exchanges import Subscription, remember
 from ..center.requests import PutRequest
 from ..compat import kombu_channel
+from ..consumer.connections import BROKEN
 from ..consumer.policy import DefaultPolicy, WorkerPolicy
 from ..consumer.snapshot import snapshot
 from ..model.results import Delivery
@@ -27,13 +28,13 @@ from .message import Message as DeliveredMessage
 from .message import tags
 from .publisher import PublishBatch, Publisher, is_unique
 from .qos import Capacity, QoS, capacity_of
-from .queues import Queues, Topology
+from .queues import Queues
 from .receiving import Receiver
 
 # -- the channel
 #
 # It conducts its parts: the publisher, the queues, the exchanges, the queues that read broadcasts,
-# what concerns several of these (the topology), the receiver, and the QoS.
+# the receiver, and the QoS.
 
 logger = logging.getLogger(__name__)
 
@@ -85,15 +86,6 @@ class Channel(virtual.Channel):
             center, self.lease_keeper, connection.routes, self.state, self.exchange_types
         )
         self.broadcast_queues = BroadcastQueues(center, connection.identity, self.poller.unfollow)
-        self.topology = Topology(
-            center,
-            self.lease_keeper,
-            self.queues,
-            self.exchanges,
-            self.broadcast_queues,
-            self.state,
-            self.channel_key,
-        )
         self.publisher = self._make_publisher(
             center, self.settings, self.queues.topic, self._get_message_priority, connection.miss
         )
@@ -136,7 +128,7 @@ class Channel(virtual.Channel):
             self.transport.run_briefly(self.publisher.putting(self.queues.topic(queue), message))
 
     def create_publish_batch(self, max_size: int) -> PublishBatch:
-        """What ``Producer.batch()`` publishes through."""
+        """A batch, through which ``Producer.batch()`` publishes."""
         return PublishBatch(self, max_size)
 
     def _put(
@@ -219,7 +211,7 @@ class Channel(virtual.Channel):
             self.queues.leave(queue)
             self.lease_keeper.consumes_no_more(queue, self.channel_key)
             self.poller.cancel(self, queue)
-        self.topology.leave(queue, self._has_other_consumer)
+        self._leave_queue(queue)
 
     def _has_other_consumer(self, queue: str) -> bool:
         return any(
@@ -252,7 +244,7 @@ class Channel(virtual.Channel):
         return self.qos.prefetch_count or BATCH
 
     def snapshot(self) -> dict[str, Any]:
-        """What this process has in hand and has counted; see :func:`.snapshot.snapshot`."""
+        """A snapshot of what this process has in hand; see :func:`.snapshot.snapshot`."""
         return snapshot(self)
 
     # -- settling
@@ -326,18 +318,35 @@ class Channel(virtual.Channel):
         exchange's stream, for as long as it is consumed.
         """
         exchange = exchange or "amq.direct"
-        new, is_topic_now = self.topology.bind(queue, exchange, routing_key, arguments)
-        if queue in self._active_queues:
-            if new is not None:
-                self.poller.follow(self, new)
-            if is_topic_now:
-                self.poller.consume(self, queue)
+        fanout = self.exchanges.typeof(exchange).type == "fanout"
+        self.state.binding_declare(queue, exchange, routing_key, arguments)
+        ttl_ms = self.queues.transient.get(queue, 0)
+        member = self.exchanges.member(queue, exchange, routing_key, arguments, bool(ttl_ms))
+        if ttl_ms:
+            self.lease_keeper.withdraw_deletion(queue, self.center.client.sleep)
+        if not fanout or not ttl_ms:
+            # Before anybody can send to it: as a transient one, if it is one.
+            self.queues.topic(queue)
+        self.exchanges.bind(exchange, member, ttl_ms, self.channel_key)
+        if not ttl_ms:
+            return
+        is_consumed = queue in self._active_queues
+        if fanout:
+            read = self.broadcast_queues.read_from_now(queue, exchange, routing_key or "", member)
+            if read is not None and is_consumed:
+                self.poller.follow(self, read)
+        elif self.broadcast_queues.note_routed(queue) and is_consumed:
+            self.poller.consume(self, queue)
 
     def queue_unbind(
         self, queue: str, exchange: str | None = None, routing_key: str = "", *args: Any, **kw: Any
     ) -> None:
         """Undo a binding."""
-        self.topology.unbind(queue, exchange or "amq.direct", routing_key)
+        exchange = exchange or "amq.direct"
+        self.state.binding_delete(queue, exchange, routing_key)
+        self.exchanges.unbind(queue, exchange, routing_key, None)
+        bound = (queue, exchange, routing_key or "")
+        self.broadcast_queues.read_no_more(lambda one: one.bound == bound)
 
     def queue_delete(
         self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any
@@ -345,20 +354,88 @@ class Channel(virtual.Channel):
         """Delete a queue with all its messages and bindings; return how many were waiting."""
         if if_unused and queue in self._active_queues:
             return 0
-        return self.topology.delete(queue, if_empty)
+        size = 0
+        declared = None if self.broadcast_queues.only_reads(queue) else self.center.declared(queue)
+        if declared is not None:
+            size = self.center.counts(queue).waiting
+            if if_empty and size:
+                return 0
+        self.broadcast_queues.read_no_more(lambda one: one.queue == queue)
+        self.exchanges.unbind_all(queue)
+        # The others' bindings of a transient queue go stale; and a queue that is gone has none:
+        # Kombu deletes that of its replies to remote control twice.
+        if declared is not None and not declared.declaration.expires:
+            self.exchanges.unbind_everywhere(queue)
+        self._forget_queue(queue)
+        if declared is not None:
+            self.center.delete(queue)
+        return size
 
     def after_reply_message_received(self, queue: str) -> None:
         """Kombu has the answers that it has asked for: their queue is not needed any more."""
-        self.topology.delete_transient(queue)
+        self._delete_transient(queue)
 
     def _has_queue(self, queue: str, **kwargs: Any) -> bool:
         return self.queues.is_there(queue)
 
     def _size(self, queue: str) -> int:
-        return self.topology.size(queue)
+        return 0 if self.broadcast_queues.only_reads(queue) else self.queues.size(queue)
 
     def _purge(self, queue: str) -> int:
-        return self.topology.purge(queue)
+        if self.broadcast_queues.only_reads(queue):
+            return 0
+        purged = self.center.purge(queue)
+        if purged.schedules:
+            logger.warning(
+                "the purge of queue %r deleted the next firing of %s; each goes on with the one "
+                "after that",
+                queue,
+                ", ".join(map(repr, purged.schedules)),
+            )
+        return int(purged)
+
+    def _delete_transient(self, queue: str) -> None:
+        """Delete it now, or as soon as the server can be reached again."""
+        bindings: dict[str, list[str]] = {}
+        try:
+            bindings = self.exchanges.members_of(queue)
+            self.queue_delete(queue)
+        except BROKEN as exc:
+            logger.debug("queue %s is to be deleted later: %s", queue, exc)
+            self._forget_queue(queue)
+            self.exchanges.forget(bindings)
+            self.lease_keeper.delete_later(queue, bindings)
+
+    def _leave_queue(self, queue: str) -> None:
+        """Its last consumer in this channel has gone: with it goes an auto-delete queue."""
+        self.queues.leave(queue)
+        if queue not in self.queues.auto_delete or self._has_other_consumer(queue):
+            return
+        if queue in self.queues.exclusive or self.broadcast_queues.only_reads(queue):
+            self._delete_transient(queue)
+            return
+        # Others may consume it, elsewhere: they keep it, or it goes stale.
+        self.lease_keeper.leave_topic(queue, self.channel_key)
+        transient = queue in self.queues.transient
+        for exchange, routing_key, arguments in self.state.queue_bindings(queue):
+            member = self.exchanges.member(queue, exchange, routing_key, arguments, transient)
+            self.lease_keeper.leave_binding(exchange, member, self.channel_key)
+
+    def _leave_all_queues(self) -> None:
+        """The channel closes: with it go the queues that nobody else can use."""
+        only_reading: Iterable[str] = filter(
+            self.broadcast_queues.only_reads, self.queues.auto_delete
+        )
+        for queue in self.queues.exclusive.union(only_reading):
+            if not self._has_other_consumer(queue):
+                self._delete_transient(queue)
+        self.lease_keeper.leave_all(self.channel_key)
+
+    def _forget_queue(self, queue: str) -> None:
+        """Remember nothing of it, and do not keep it fresh."""
+        self.broadcast_queues.forget(queue)
+        self.queues.forget(queue)
+        self.state.queue_bindings_delete(queue)
 
     # -- exchanges
 
@@ -403,7 +480,7 @@ class Channel(virtual.Channel):
         self.poller.flush()
         if self._qos is not None:
             self._qos.restore_unacked_once()
-        self.topology.leave_all(self._has_other_consumer)
+        self._leave_all_queues()
         if self.connection is not None:
             self.connection.close_channel(self)
         # As Kombu does: each of them refers to the channel.
@@ -469,5 +546,5 @@ class CapturingChannel(Channel):
 
     @property
     def captured(self) -> list[Captured]:
-        """What was published."""
+        """The messages that were published."""
         return self.publisher.captured

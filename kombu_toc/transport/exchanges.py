@@ -243,7 +243,7 @@ class BroadcastQueues:
                 self._unfollow(subscription)
 
     def forget(self, queue: str) -> None:
-        """It is deleted, or is to be."""
+        """Forget a queue that is deleted, or is to be."""
         self.read_no_more(lambda one: one.queue == queue)
         self._reading.pop(queue, None)
         self._routed.discard(queue)

@@ -107,7 +107,7 @@ class Message(kombu_message.Message):
         self.requeue()  # type: ignore[no-untyped-call]
 
     def note_release(self) -> None:
-        """It is given back unhandled: nothing begins."""
+        """Note that the message is given back unhandled: nothing begins."""
         self.given_back = True
         self.on_due = None
         on_given_back, self.on_given_back = self.on_given_back, None

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from contextlib import suppress
 from math import inf
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from ..center.center import TimeoutCenter
-from ..center.exchanges import Subscription
 from ..client.options import Settings, suggestion
 from ..consumer.connections import BROKEN
 from ..consumer.lease_keeper import LeaseKeeper
@@ -20,7 +18,6 @@ from ..consumer.upkeeper import sweep
 from ..errors import ConfigurationError
 from ..model.limits import LIBRARY_TERMS, LIMITS, NOTIFIER_TERMS, TERMS, Limits
 from ..model.topic import Topic, check_slots
-from .exchanges import BroadcastQueues, Exchanges
 
 # -- queues as topics
 
@@ -159,7 +156,7 @@ class Queues:
         return topic
 
     def _stays(self, queue: str) -> None:
-        """It does not go away by itself, whatever was asked for here."""
+        """Note that a queue does not go away by itself, whatever was asked for here."""
         for some in (self.transient, self.expiring):
             some.pop(queue, None)
         for names in (self.auto_delete, self.exclusive):
@@ -208,7 +205,7 @@ class Queues:
             self._touch(topic)
 
     def _touch(self, topic: Topic) -> None:
-        """It is used just now: it expires that much later, unless it is used again."""
+        """Say that a queue is used just now: it expires that much later."""
         if len(self._touched) > MAX_KNOWN:
             self._touched.clear()
         margin_ms = _touch_ms(topic)
@@ -217,7 +214,7 @@ class Queues:
         self._lease_keeper.look_after(topic.name, (topic.declaration.expires or 0) + margin_ms)
 
     def hold(self, queue: str) -> None:
-        """It is consumed from now on."""
+        """Note that a queue is consumed from now on."""
         topic = self._topic(queue)
         kept = topic.declaration.kept
         if kept:
@@ -225,7 +222,7 @@ class Queues:
             self._center.expiring.hold(topic)
 
     def leave(self, queue: str) -> None:
-        """It is consumed no more by this channel."""
+        """Note that this channel consumes a queue no more."""
         topic = self._center.known(queue)
         if topic is None or not topic.declaration.kept:
             return
@@ -266,7 +263,7 @@ class Queues:
         return None
 
     def forget(self, queue: str) -> None:
-        """It is deleted, or is to be."""
+        """Forget a queue that is deleted, or is to be."""
         self._lease_keeper.forget_topic(queue)
         self.transient.pop(queue, None)
         self.expiring.pop(queue, None)
@@ -306,149 +303,3 @@ def _unknown(arguments: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name} (an argument of RabbitMQ's)"
         elif name.startswith("x-") and name not in _ARGUMENTS and name not in _OTHER_ARGUMENTS:
             yield f"{name} (no such argument{suggestion(name, [*_ARGUMENTS, *_OTHER_ARGUMENTS])})"
-
-
-# -- queues, exchanges and bindings together
-
-logger = logging.getLogger(__name__)
-
-
-class Topology:
-    """Binds and deletes the queues of a channel.
-
-    state: Kombu's record of what this connection has declared and bound
-    holder: by which the lease keeper knows who uses a transient queue
-    """
-
-    def __init__(
-        self,
-        center: TimeoutCenter,
-        lease_keeper: LeaseKeeper,
-        queues: Queues,
-        exchanges: Exchanges,
-        broadcast_queues: BroadcastQueues,
-        state: Any,
-        holder: Hashable,
-    ) -> None:
-        self._center = center
-        self._lease_keeper = lease_keeper
-        self._queues = queues
-        self._exchanges = exchanges
-        self._broadcasts = broadcast_queues
-        self._state = state
-        self._holder = holder
-
-    def bind(
-        self, queue: str, exchange: str, routing_key: str, arguments: Any
-    ) -> tuple[Subscription | None, bool]:
-        """Bind a queue to an exchange.
-
-        Returns by what broadcasts are read for it from now on, and whether the queue, which has
-        only read broadcasts, is a topic from now on.
-        """
-        fanout = self._exchanges.typeof(exchange).type == "fanout"
-        self._state.binding_declare(queue, exchange, routing_key, arguments)
-        ttl_ms = self._queues.transient.get(queue, 0)
-        member = self._exchanges.member(queue, exchange, routing_key, arguments, bool(ttl_ms))
-        if ttl_ms:
-            self._lease_keeper.withdraw_deletion(queue, self._center.client.sleep)
-        if not fanout or not ttl_ms:
-            # Before anybody can send to it: as a transient one, if it is one.
-            self._queues.topic(queue)
-        self._exchanges.bind(exchange, member, ttl_ms, self._holder)
-        if not ttl_ms:
-            return None, False
-        if fanout:
-            return self._broadcasts.read_from_now(queue, exchange, routing_key or "", member), False
-        return None, self._broadcasts.note_routed(queue)
-
-    def unbind(self, queue: str, exchange: str, routing_key: str) -> None:
-        """Undo a binding."""
-        self._state.binding_delete(queue, exchange, routing_key)
-        self._exchanges.unbind(queue, exchange, routing_key, None)
-        bound = (queue, exchange, routing_key or "")
-        self._broadcasts.read_no_more(lambda one: one.bound == bound)
-
-    def delete(self, queue: str, if_empty: bool = False) -> int:
-        """Delete a queue with all its messages and bindings; return how many were waiting.
-
-        if_empty: not if any were
-        """
-        size = 0
-        declared = None if self._broadcasts.only_reads(queue) else self._center.declared(queue)
-        if declared is not None:
-            size = self._center.counts(queue).waiting
-            if if_empty and size:
-                return 0
-        self._broadcasts.read_no_more(lambda one: one.queue == queue)
-        self._exchanges.unbind_all(queue)
-        # The others' bindings of a transient queue go stale; and a queue that is gone has none:
-        # Kombu deletes that of its replies to remote control twice.
-        if declared is not None and not declared.declaration.expires:
-            self._exchanges.unbind_everywhere(queue)
-        self._forget(queue)
-        if declared is not None:
-            self._center.delete(queue)
-        return size
-
-    def delete_transient(self, queue: str) -> None:
-        """Delete it now, or as soon as the server can be reached again."""
-        bindings: dict[str, list[str]] = {}
-        try:
-            bindings = self._exchanges.members_of(queue)
-            self.delete(queue)
-        except BROKEN as exc:
-            logger.debug("queue %s is to be deleted later: %s", queue, exc)
-            self._forget(queue)
-            self._exchanges.forget(bindings)
-            self._lease_keeper.delete_later(queue, bindings)
-
-    def leave(self, queue: str, is_consumed: Callable[[str], bool]) -> None:
-        """Its last consumer in this channel has gone: with it goes an auto-delete queue.
-
-        is_consumed: whether another channel of the connection consumes a queue
-        """
-        self._queues.leave(queue)
-        if queue not in self._queues.auto_delete or is_consumed(queue):
-            return
-        if queue in self._queues.exclusive or self._broadcasts.only_reads(queue):
-            self.delete_transient(queue)
-            return
-        # Others may consume it, elsewhere: they keep it, or it goes stale.
-        self._lease_keeper.leave_topic(queue, self._holder)
-        transient = queue in self._queues.transient
-        for exchange, routing_key, arguments in self._state.queue_bindings(queue):
-            member = self._exchanges.member(queue, exchange, routing_key, arguments, transient)
-            self._lease_keeper.leave_binding(exchange, member, self._holder)
-
-    def leave_all(self, is_consumed: Callable[[str], bool]) -> None:
-        """The channel closes: with it go the queues that nobody else can use."""
-        only_reading: Iterable[str] = filter(self._broadcasts.only_reads, self._queues.auto_delete)
-        for queue in self._queues.exclusive.union(only_reading):
-            if not is_consumed(queue):
-                self.delete_transient(queue)
-        self._lease_keeper.leave_all(self._holder)
-
-    def size(self, queue: str) -> int:
-        """How many messages wait in a queue, due or not."""
-        return 0 if self._broadcasts.only_reads(queue) else self._queues.size(queue)
-
-    def purge(self, queue: str) -> int:
-        """Delete what waits in a queue; return how many messages that were."""
-        if self._broadcasts.only_reads(queue):
-            return 0
-        purged = self._center.purge(queue)
-        if purged.schedules:
-            logger.warning(
-                "the purge of queue %r deleted the next firing of %s; each goes on with the one "
-                "after that",
-                queue,
-                ", ".join(map(repr, purged.schedules)),
-            )
-        return int(purged)
-
-    def _forget(self, queue: str) -> None:
-        """Remember nothing of it, and do not keep it fresh."""
-        self._broadcasts.forget(queue)
-        self._queues.forget(queue)
-        self._state.queue_bindings_delete(queue)

@@ -180,20 +180,20 @@ class Transport(virtual.Transport):
 
     # -- what it is made of, made when first used
 
-    def _connecting(self) -> Callable[..., redis.Redis]:
-        """What connects as this connection does, also when it is closed: Kombu has taken its
-        client away by then."""
+    def _connecting(self, settings: Settings) -> Callable[..., redis.Redis]:
+        """Return a function that connects as this connection does, also when this one is closed:
+        Kombu has taken its client away by then."""
         return partial(
             connect,
             self.address,
-            self.settings,
+            settings,
             connect_timeout=self.client.connect_timeout,
             ssl=self.client.ssl,
             credential_provider=getattr(self.client, "credential_provider", None),
         )
 
     def _connect(self) -> redis.Redis:
-        made = self._connecting()(classes=self.client_classes)
+        made = self._connecting(self.settings)(classes=self.client_classes)
         if self.address.kind == "sentinel":
             manager: Any = made.connection_pool.sentinel_manager  # type: ignore[attr-defined]
             manager.on_other = self._forget_clocks
@@ -218,12 +218,7 @@ class Transport(virtual.Transport):
 
     def _attach(self, center: TimeoutCenter) -> None:
         """Have the center use the library."""
-        attach(center, self.settings, self.address, self._another_center())
-
-    def _another_center(self) -> Callable[[], TimeoutCenter]:
-        """What makes centers with connections of their own, which wait: threads use them."""
-        connecting, settings = self._connecting(), self.settings
-        return lambda: make_center(connecting(), settings)
+        attach(center, self.settings, self.address, self._making())
 
     @property
     def may_be_away(self) -> bool:
@@ -241,14 +236,14 @@ class Transport(virtual.Transport):
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What tells one server and prefix from another."""
+        """The identity of a server and a prefix."""
         a = self.address
         where = (a.kind, a.host, a.port, a.path, a.db, a.username, self.settings.prefix)
         return (*where, a.hosts, self.settings.master_name)
 
     @property
     def lease_keeper(self) -> LeaseKeeper:
-        """What renews, for the whole process, what it holds on this server."""
+        """The lease keeper of this process for this server."""
         if self._lease_keeper is None:
             center = self._making(BEAT_TIMEOUT)
             # By the login too: a password that was in use before may not be valid any more.
@@ -258,24 +253,19 @@ class Transport(virtual.Transport):
             self._lease_keeper = LeaseKeeper.of(whose, center, self.center.metrics)
         return self._lease_keeper
 
-    def _making(self, patience: float) -> Callable[[], TimeoutCenter]:
-        """What makes centers with connections of their own, which are not this transport's.
+    def _making(self, patience: float = 0.0) -> Callable[[], TimeoutCenter]:
+        """Return a function that makes centers with connections of their own.
 
         patience: seconds that a node of a Cluster may take: one that hangs must not hold up what
-            concerns the others
+            concerns the others; 0: as many as this connection's own
         """
-        settings, address, ssl = self.settings, self.address, self.client.ssl
-        provider = getattr(self.client, "credential_provider", None)
-        if address.kind == "cluster":
+        settings = self.settings
+        if patience and self.address.kind == "cluster":
             patience = min(settings.connection.get("socket_timeout") or patience, patience)
             brief = dict.fromkeys(("socket_timeout", "socket_connect_timeout"), patience)
             settings = replace(settings, connection={**settings.connection, **brief})
-
-        def center() -> TimeoutCenter:
-            made = connect(address, settings, ssl=ssl, credential_provider=provider)
-            return make_center(made, settings)
-
-        return center
+        connecting = self._connecting(settings)
+        return lambda: make_center(connecting(), settings)
 
     def run_briefly(self, call: ScriptCall) -> None:
         """Run a call that puts a message; on a Cluster, only if its node answers within a moment.
