@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from .migrate.moving import Migrated as Migrated
     from .migrate.moving import Staying as Staying
     from .migrate.to_redis import migrate_back as migrate_back
+    from .model.delivery import token_with as token_with
     from .model.library import STATUSES as STATUSES
     from .model.library import Disagreement as Disagreement
     from .model.library import LibraryResharded as LibraryResharded
@@ -122,7 +123,6 @@ if TYPE_CHECKING:
     from .model.results import Unwritten as Unwritten
     from .model.results import Usage as Usage
     from .model.results import Used as Used
-    from .model.spread import token_with as token_with
     from .model.topic import Topic as Topic
     from .transport.action_time import use_timezone as use_timezone
     from .transport.channel import Captured as Captured
@@ -193,7 +193,7 @@ _PLACES = {
     "LIBRARY_TERMS": "model.limits",
     "NOTIFIER_TERMS": "model.limits",
     "TERMS": "model.limits",
-    "token_with": "model.spread",
+    "token_with": "model.delivery",
     "Topic": "model.topic",
     "Usage": "model.results",
     "Used": "model.results",

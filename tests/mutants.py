@@ -387,7 +387,7 @@ MUTANTS = [
     ),
     Mutant(
         "a row with a business id lies in the table of its job id",
-        "kombu_toc/model/spread.py",
+        "kombu_toc/model/delivery.py",
         "    if len(token) == _LENGTH:\n        try:",
         "    if not token:\n        try:",
         "tests/integration/test_library_shards.py::test_a_row_lies_in_the_table_of_its_business_id",

@@ -91,8 +91,8 @@ class AsyncSchedules:
         after = None
         while True:
             page = await self.list(queue=queue, after=after)
-            for one in page.schedules:
-                yield one
+            for schedule in page.schedules:
+                yield schedule
             after = page.after
             if after is None:
                 return
@@ -257,7 +257,7 @@ def _begins_in_the_backend(signature: Any) -> bool:
     if isinstance(signature, chord):
         return True
     if isinstance(signature, chain):
-        return any(isinstance(one, (chain, chord, group)) for one in signature.tasks)
+        return any(isinstance(task, (chain, chord, group)) for task in signature.tasks)
     return isinstance(signature, group) and any(map(_begins_in_the_backend, signature.tasks))
 
 

@@ -137,7 +137,7 @@ class Matching:
                 limit=PAGE,
                 after=after,
             )
-            if found := [one for one in page.messages if not skip(one)]:
+            if found := [message for message in page.messages if not skip(message)]:
                 yield found
             after = page.after
             if after is None:

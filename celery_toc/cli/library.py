@@ -55,20 +55,26 @@ def status(session: Session) -> None:
     Exit code 1 if a database cannot be used.
     """
     databases = session.library.status()
-    usable = not any(one.problem for one in databases)
+    usable = not any(database.problem for database in databases)
     counts = session.library.counts() if usable else {}
     if session.as_json:
         session.screen.json(
             {
                 "databases": [
-                    {"url": one.url, "version": one.version, "problem": one.problem or None}
-                    for one in databases
+                    {
+                        "url": database.url,
+                        "version": database.version,
+                        "problem": database.problem or None,
+                    }
+                    for database in databases
                 ],
                 "counts": {name.replace(" ", "_"): number for name, number in counts.items()},
             }
         )
     else:
-        rows = [[one.url, one.version, one.problem or None] for one in databases]
+        rows = [
+            [database.url, database.version, database.problem or None] for database in databases
+        ]
         session.screen.table(COLUMNS, rows)
         session.screen.fields((name, number) for name, number in counts.items())
     if not usable:

@@ -554,7 +554,7 @@ def show(session: Session, id: str, queue: str | None) -> None:
     """
     found = session.ask(session.center.get, id, topic=session.queue(queue))
     records = [one for one in session.history(id) if one.topic == (queue or one.topic)]
-    show_all(session, id, found, [one for one in records if one.status not in LIVE])
+    show_all(session, id, found, [record for record in records if record.status not in LIVE])
 
 
 def show_all(session: Session, id: str, found: list[Found], records: Sequence[Record] = ()) -> None:

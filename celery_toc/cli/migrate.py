@@ -139,7 +139,7 @@ def _say_schedules(session: Session, schedules: list[Schedule]) -> None:
         "that was moved. With 'celery beat' this replaces them:",
         "yellow",
     )
-    entries = [line for one in schedules for line in one.beat_entry.split("\n")]
+    entries = [line for schedule in schedules for line in schedule.beat_entry.split("\n")]
     for line in (
         *("", "from datetime import timedelta", "from celery.schedules import crontab, solar", ""),
         *("beat_schedule = {", *entries, "}"),
@@ -167,8 +167,12 @@ def _report(session: Session, result: Any, dry_run: bool, schedules: list[Schedu
                 "dead": result.dead,
                 "refused": result.refused or None,
                 "schedules": [
-                    {"name": one.name, "queue": one.queue, "beat_entry": one.beat_entry}
-                    for one in schedules
+                    {
+                        "name": schedule.name,
+                        "queue": schedule.queue,
+                        "beat_entry": schedule.beat_entry,
+                    }
+                    for schedule in schedules
                 ],
             }
         )

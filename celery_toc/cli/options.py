@@ -197,7 +197,9 @@ def complete_dead_id(ctx: click.Context, incomplete: str) -> Iterable[str]:
 @_silently
 def complete_schedule(ctx: click.Context, incomplete: str) -> Iterable[str]:
     """The names of the schedules that fire next."""
-    return [one.name for one in _completing(ctx).schedules.list(limit=MAX_COMPLETED).schedules]
+    return [
+        schedule.name for schedule in _completing(ctx).schedules.list(limit=MAX_COMPLETED).schedules
+    ]
 
 
 queue_option = click.option(

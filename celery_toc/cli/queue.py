@@ -118,7 +118,7 @@ def delete(session: Session, queue: str, force: bool, yes: bool) -> None:
                 f"{queue!r} holds messages: {', '.join(held)}; --force deletes them", FAILED
             )
         if consumers:
-            names = ", ".join(sorted(one.name for one in consumers))
+            names = ", ".join(sorted(consumer.name for consumer in consumers))
             raise Failure(f"{queue!r} is consumed by {names}; stop them first, or --force", FAILED)
     number = sum(counts)
     what = f"with {counted(number, 'message')} ({', '.join(held)})" if held else "which is empty"

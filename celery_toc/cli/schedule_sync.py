@@ -10,7 +10,7 @@ import click
 
 import kombu_toc
 
-from ..beat import redbeat
+from ..beat import importing
 from ..beat.configured import Read, Refused
 from ..beat.importing import OWNER, Imported, import_entries
 from ..beat.sync import Outcome, Sync
@@ -122,14 +122,12 @@ def import_(
 
 
 def _read_django(session: Session, url: str | None) -> Read:
-    from ..beat import django_beat
-
     if url is not None:
         raise Failure(
             "django-celery-beat is read through the app's Django: leave out the URL", USAGE
         )
     try:
-        return django_beat.read(django_beat.rows(), session.now)
+        return importing.read_django(importing.django_rows(), session.now)
     except Exception as exc:  # whatever Django and its database raise
         raise Failure(
             f"the tables of django-celery-beat cannot be read: {type(exc).__name__}: {exc}", FAILED
@@ -143,11 +141,11 @@ def _read_redbeat(session: Session, url: str | None, key_prefix: str | None) -> 
     url = url or conf.get("redbeat_redis_url")
     if not url:
         raise Failure("say where redbeat keeps its entries: redis://localhost:6379/1", USAGE)
-    prefix = key_prefix or conf.get("redbeat_key_prefix") or redbeat.PREFIX
+    prefix = key_prefix or conf.get("redbeat_key_prefix") or importing.REDBEAT_PREFIX
     shown = kombu_toc.mask_password(url)
     try:
         with Redis.from_url(url) as client:
-            return redbeat.read(redbeat.definitions(client, prefix))
+            return importing.read_redbeat(importing.redbeat_definitions(client, prefix))
     except (RedisError, ValueError, OSError) as exc:
         raise Failure(f"redbeat's entries at {shown} cannot be read: {exc}", FAILED) from exc
 

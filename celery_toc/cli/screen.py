@@ -328,10 +328,10 @@ class Terminal:
     def show(self, lines: Sequence[str]) -> None:
         """Draw these lines in place of the last ones."""
         if self._alternate:
-            text = "\x1b[H" + "\n".join(f"\x1b[2K{one}" for one in lines) + "\x1b[J"
+            text = "\x1b[H" + "\n".join(f"\x1b[2K{line}" for line in lines) + "\x1b[J"
         else:
             up = f"\x1b[{self._height}F" if self._height else ""
-            text = f"{up}\x1b[J" + "".join(f"{one}\n" for one in lines)
+            text = f"{up}\x1b[J" + "".join(f"{line}\n" for line in lines)
         self._height = len(lines)
         self._write(text)
 

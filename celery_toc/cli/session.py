@@ -138,21 +138,21 @@ class Session:
         try:
             return question(*args, **kwargs)
         except kombu_toc.PartialError as exc:
-            self.missing += [one for one in exc.missing if one not in self.missing]
+            self.missing += [slots for slots in exc.missing if slots not in self.missing]
             return cast(T, exc.results)
 
     def json(self, document: dict[str, Any]) -> None:
         """Show one JSON document, with what is missing in it, if anything is."""
         if self.missing:
             fields = ("queue", "slots", "server", "error")
-            missing = [dict(zip(fields, one, strict=True)) for one in self.missing]
+            missing = [dict(zip(fields, slots, strict=True)) for slots in self.missing]
             document = {**document, "missing": missing}
         self.screen.json(document)
 
     def say_missing(self) -> None:
         """Say which slots did not answer."""
-        for one in self.missing:
-            Failure(f"no answer from {one}", PARTIAL).show()
+        for slots in self.missing:
+            Failure(f"no answer from {slots}", PARTIAL).show()
             self.exit_code = PARTIAL
 
     def queues(self, named: Sequence[str]) -> list[str]:

@@ -459,13 +459,13 @@ def document(found: kombu_toc.Usage) -> dict[str, Any]:
         "queue": found.topic,
         "limits": [
             {
-                "limit": one.name,
-                "value": one.value,
-                "used": one.used,
-                "of": one.of,
-                "opens_seconds": one.opens_us / 1e6,
+                "limit": limit.name,
+                "value": limit.value,
+                "used": limit.used,
+                "of": limit.of,
+                "opens_seconds": limit.opens_us / 1e6,
             }
-            for one in found.limits
+            for limit in found.limits
         ],
         "running": found.running,
         "waiting": found.waiting,

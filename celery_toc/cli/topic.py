@@ -250,7 +250,7 @@ def document(found: kombu_toc.Description) -> dict[str, Any]:
         "paused": found.paused,
         "target_stopped": found.target_stopped,
         **found.counts._asdict(),
-        "consumers": sorted(one.name for one in found.consumers),
+        "consumers": sorted(consumer.name for consumer in found.consumers),
     }
 
 
@@ -274,7 +274,7 @@ def _show(session: Session, found: kombu_toc.Description) -> None:
         fields.append(("target stopped", found.target_stopped))
     fields.append(("paused", "yes" if found.paused else "no"))
     fields += [(name.replace("_", " "), number) for name, number in found.counts._asdict().items()]
-    consumers = sorted(one.name for one in found.consumers)
+    consumers = sorted(consumer.name for consumer in found.consumers)
     session.screen.fields([*fields, ("consumers", listed(consumers) if consumers else "none")])
 
 

@@ -105,8 +105,12 @@ def _check_processes(pool: Any) -> list[str]:
         *CompatPart.missing(job, "_callback", "_write_to", "_scheduled_for", "_accepted", "_job"),
         *CompatPart.missing(job, "discard", "ready"),
         *CompatPart.missing(Request, "_apply_result"),
-        *(name for one in processes[:1] for name in CompatPart.missing(one, "_is_alive", "inq")),
-        *(name for one in processes[:1] for name in CompatPart.missing(one.inq, "_reader")),
+        *(
+            name
+            for process in processes[:1]
+            for name in CompatPart.missing(process, "_is_alive", "inq")
+        ),
+        *(name for process in processes[:1] for name in CompatPart.missing(process.inq, "_reader")),
     ]
 
 

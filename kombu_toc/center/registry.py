@@ -170,30 +170,6 @@ def agreed(topic: Topic, steps: tuple[int, ...]) -> Topic:
     )
 
 
-def check_unused(client: Any, topic: Topic, steps: tuple[int, ...]) -> None:
-    """Raise PriorityStepsError if messages are under default steps that these lack: an older
-    release has declared the topic, without steps. In such an app all places have the same, or
-    messages get lost."""
-    there = _in_use(client, topic, set(PRIORITY_STEPS) - set(steps))
-    if there:
-        raise PriorityStepsError(
-            f"queue {topic.name!r} holds messages under the priority steps "
-            f"{_listed(there)}, which {_listed(steps)} lack: they were sent with "
-            f"priority_steps {_listed(PRIORITY_STEPS)}, the default; leave priority_steps "
-            f"out, or 'celery toc repair {topic.name}' moves them"
-        )
-
-
-def _in_use(client: Any, topic: Topic, steps: Iterable[int]) -> list[int]:
-    """Those of some steps under which messages wait."""
-    pairs = [(step, slot.store(step)) for slot in topic.all_slots() for step in sorted(steps)]
-    with client.pipeline(transaction=False) as pipe:
-        for _, key in pairs:
-            pipe.exists(key)
-        replies = pipe.execute() if pairs else []
-    return sorted({step for (step, _), there in zip(pairs, replies, strict=True) if there})
-
-
 def _listed(steps: Iterable[int]) -> str:
     """Priority steps as a URL has them."""
     return ",".join(map(str, steps))
@@ -542,7 +518,7 @@ class Registry:
             wanted = replace(wanted, named=False, kept=kept)
         topic: Topic = self._runner.run(self.declare_call(name, wanted))
         if steps is not None:
-            topic = agreed(self._completed(topic, steps), steps)
+            topic = agreed(topic, steps)
         if asked not in (None, topic.slots, *topic.declaration.previous_counts):
             raise SlotCountError(
                 f"queue {name!r} was declared with {topic.slots} slots, not {asked}; "
@@ -584,18 +560,6 @@ class Registry:
             (name, wanted.to_json(), wanted.expires or 0),
             parse,
         )
-
-    def _completed(self, topic: Topic, steps: tuple[int, ...]) -> Topic:
-        """The topic; if an older release has declared it, without steps, these are written into
-        its declaration. In such an app all places have the same steps, or messages get lost."""
-        while topic.declaration.steps is None and not topic.declaration.expires:
-            check_unused(self._client, topic, steps)
-            self.redeclare(topic, replace(topic.declaration, steps=steps))
-            found = self.declared(topic.name)
-            if found is None:  # deleted just now
-                return topic
-            topic = found
-        return topic
 
     def redeclare(self, topic: Topic, declaration: Declaration) -> bool:
         """Replace the declaration that `topic` has by another.

@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import Connection, Integer, bindparam, delete, literal, select, text, union
 
 from ..errors import LibraryError
-from ..model.spread import has_biz, spread_of
+from ..model.delivery import has_biz, spread_of
 from ..model.topic import checksum_of
 from .records import Key, now_us
 from .schema import LOCATOR

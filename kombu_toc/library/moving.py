@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, select
 
-from ..model.spread import spread_of
+from ..model.delivery import spread_of
 from .db import ROWS_PER_STATEMENT
 from .outcomes import are
 from .records import Key

@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 from ..center.requests import PutRequest, suffix_of
 from ..errors import EnvelopeError, LibraryError
 from ..model import message as envelope
-from ..model.delivery import as_put, key_in, name_in, trait
+from ..model.delivery import BIZ_ID, as_put, key_in, name_in, token_with, trait
 from ..model.limits import Limits
 from ..model.results import WAITING, Delivery, Found
-from ..model.spread import BIZ_ID, token_with
 from ..scripts.call import Countdown
 from . import statuses
 

@@ -10,9 +10,9 @@ from sqlalchemy import Connection, RowMapping, or_, select, update
 from ..center.center import TimeoutCenter
 from ..errors import EnvelopeError
 from ..model import message
+from ..model.delivery import token_with
 from ..model.library import Record, Retried
 from ..model.results import Found
-from ..model.spread import token_with
 from . import outbox, statuses
 from .outcomes import DAY_US, KEY
 from .records import Kept, Key, Row, key_of, now_us, texts_of

@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
 
 from ..client.options import DatabaseURL
 from ..errors import ConfigurationError, LibraryError
-from ..model.spread import spread_of, spread_of_biz
+from ..model.delivery import spread_of, spread_of_biz
 from ..model.topic import slot_of
 from .db import OF_TABLE, Dialect, RefusedError, Watchdog, library_error, open_engines
 from .records import Key

@@ -6,6 +6,7 @@ import json
 import re
 from base64 import b64decode, urlsafe_b64encode
 from binascii import crc32
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -13,6 +14,7 @@ from ..errors import ReceiptError, TraitError
 from .limits import LIMITS, MAX_SLOTS, Kind, Number
 from .message import decode_key, encode_key, key_of_name
 from .scores import LAST_MS, TRIED
+from .topic import checksum_of
 
 # -- traits
 #
@@ -268,3 +270,46 @@ def _is_sound(fields: Any) -> bool:
     return all(isinstance(text, str) for text in (topic, id, birth)) and all(
         type(number) is int and 0 <= number <= most for number, most in numbers
     )
+
+
+# -- spreads
+#
+# The spread of a message is a number that picks its table in a task library. Of a message with a
+# business id it is made of that, and its token ends with it: who knows the message knows where its
+# row is. The spread of any other is made of its id.
+
+#: The header with the business id of a task.
+BIZ_ID = "x-biz-id"
+
+#: Hexadecimal digits of a token that are its own, and behind them those of a business id. No other
+#: token has as many.
+OWN, SPREAD = 8, 5
+_LENGTH = OWN + SPREAD
+
+
+def spread_of_biz(biz_id: str) -> int:
+    """The spread of what has this business id."""
+    return checksum_of(biz_id) & ((1 << 4 * SPREAD) - 1)
+
+
+def spread_of(id: str, token: str) -> int:
+    """The spread of a message."""
+    if len(token) == _LENGTH:
+        try:
+            return int(token[OWN:], 16)
+        except ValueError:
+            pass  # another client's
+    return checksum_of(id)
+
+
+def has_biz(token: str) -> bool:
+    """Whether a token says a business id."""
+    return len(token) == _LENGTH
+
+
+def token_with(token: str, headers: Mapping[str, Any]) -> str:
+    """The token of a message with these headers, of one that has any number of digits."""
+    biz_id = headers.get(BIZ_ID)
+    if biz_id is None:
+        return token
+    return f"{token[:OWN]}{spread_of_biz(str(biz_id)):0{SPREAD}x}"

@@ -69,13 +69,12 @@ class Declaration:
     slots: number of shards, a power of two
     retries: redeliveries of a message
     expires: milliseconds after which an unused topic is deleted, or None
-    steps: the distinct priority levels; None in declarations of older releases, whose messages are
-        under the steps of their senders' connections
+    steps: the distinct priority levels; None: those of each connection
     draining_counts: other slot counts by which messages may still be placed, after a reshard
     previous_counts: slot counts that it had; a declaration with one of them is not refused
     bases: whether a message may be in another slot than the one that its id selects
     named: of a topic that expires, whether it may have messages that somebody looks for by id;
-        replies have no such id. `bases` and `named` are None in declarations of older releases.
+        replies have no such id. `bases` and `named` may be None: that is not known.
     unique: whether a message with a unique key was put
     closed_steps: those of `steps` under which nothing is put any more; messages may still be there,
         and consumers read them

@@ -30,10 +30,9 @@ from ..client.options import Settings
 from ..consumer.connections import BROKEN
 from ..errors import AlreadyThereError, KeptError
 from ..model import message as envelope
-from ..model.delivery import traits_of
+from ..model.delivery import token_with, traits_of
 from ..model.message import KEEP_EARLIER, UNIQUE, Claim, Unique, claim_of, key_of
 from ..model.results import KEPT, Put
-from ..model.spread import token_with
 from ..model.topic import Topic
 from ..scripts.call import Countdown, ScriptCall
 from .action_time import action_time

@@ -26,11 +26,10 @@ from ..library.horizon import is_far
 from ..library.notes import FLUSH_AT
 from ..library.records import ATTRIBUTES, BIZ_TYPE, Event, Row, row_of, stem_of
 from ..library.statuses import DEAD, DONE, FAR, NAMES, NOT_PUT, PENDING, TAKEN
-from ..model.delivery import name_in
+from ..model.delivery import BIZ_ID, name_in
 from ..model.library import BEHIND, OFF, OUTBOX
 from ..model.message import KEEP_EARLIER, Claim
 from ..model.results import Delivery
-from ..model.spread import BIZ_ID
 from ..model.topic import Declaration, Topic
 from ..scripts.call import ScriptCall
 from .channel import Channel

@@ -17,8 +17,7 @@ from celery.schedules import crontab, schedule
 from kombu import pools
 
 from celery_toc import timeout_center
-from celery_toc.beat import redbeat as ours
-from celery_toc.beat.importing import import_entries
+from celery_toc.beat.importing import import_entries, read_redbeat, redbeat_definitions
 
 from ..cluster import Cluster
 from ..servers import Server
@@ -163,7 +162,7 @@ def test_what_redbeat_writes_is_taken_over(
     for name, when, more in made:
         RedBeatSchedulerEntry(name, "shop.tidy", when, app=app, **more).save()
     with single_server.client(3) as kept:
-        read = ours.read(ours.definitions(kept))
+        read = read_redbeat(redbeat_definitions(kept))
         done = import_entries(app, timeout_center(app), read, "import:redbeat")
         kept.flushdb()
     assert (done.put, done.paused) == (["every", "night", "off"], ["off"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable
 
 import pytest
@@ -19,11 +18,6 @@ from .conftest import drain
 from .inspection import announced, check_slots, residue
 
 TEN = tuple(range(10))
-
-
-def declared_before(client: redis.Redis, **declaration: object) -> None:
-    """A topic 'mail' as releases kept it that knew no steps in declarations."""
-    client.hset("toc:{toc}:topics", "mail", json.dumps({"slots": 1, "retries": 16, **declaration}))
 
 
 def kept(client: redis.Redis) -> dict[str, object]:
@@ -117,65 +111,6 @@ def test_resharding_keeps_the_steps(client: redis.Redis) -> None:
     reshard_topic(TimeoutCenter(client), "mail", 4, settle=0)
     assert kept(client)["steps"] == list(TEN)
     assert [message.id for message in TimeoutCenter(client).pop("mail").messages] == ["x"]
-
-
-# -- declarations of older releases
-
-
-def test_an_older_declaration_gets_the_steps_of_the_first_who_names_them(
-    client: redis.Redis,
-) -> None:
-    declared_before(client, newer="is kept")
-    silent = TimeoutCenter(client)
-    assert silent.declare("mail").steps == (0, 3, 6, 9)
-    assert "steps" not in kept(client)
-    assert TimeoutCenter(client, steps=TEN).declare("mail").steps == TEN
-    assert kept(client) == {"slots": 1, "retries": 16, "newer": "is kept", "steps": list(TEN)}
-    assert silent.declare("mail").steps == TEN
-    with pytest.raises(PriorityStepsError):
-        TimeoutCenter(client, steps=(0, 5)).declare("mail")
-
-
-def test_of_two_who_name_steps_for_an_older_declaration_at_once_one_is_told(
-    server, client: redis.Redis
-) -> None:
-    for _ in range(20):
-        declared_before(client)
-        ready, told = threading.Barrier(2), []
-
-        def declare(steps: tuple[int, ...], ready: threading.Barrier, told: list) -> None:
-            with server.client() as mine:
-                center = TimeoutCenter(mine, steps=steps)
-                ready.wait()
-                try:
-                    told.append(center.declare("mail").steps)
-                except PriorityStepsError:
-                    told.append(None)
-
-        threads = [
-            threading.Thread(target=declare, args=(steps, ready, told))
-            for steps in (TEN, (0, 3, 6, 9, 12))
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert sorted(told, key=bool) == [None, tuple(kept(client)["steps"])]
-
-
-def test_an_older_declaration_gets_no_steps_that_lack_those_of_its_messages(
-    client: redis.Redis,
-) -> None:
-    declared_before(client)
-    TimeoutCenter(client).put("mail", "x", b"", priority=7)
-    other = TimeoutCenter(client, steps=(0, 5))
-    with pytest.raises(PriorityStepsError, match=r"steps 6, which 0,5 lack.*default.*repair mail"):
-        other.declare("mail")
-    assert "steps" not in kept(client)
-    assert [fault.kind for fault in other.repair("mail")] == [OTHER_STEP]
-    assert other.declare("mail").steps == (0, 5)
-    [message] = other.pop("mail").messages
-    assert (message.id, message.step) == ("x", 1)
 
 
 # -- what waits under another step

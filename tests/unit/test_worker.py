@@ -19,7 +19,7 @@ from kombu.common import QoS
 from celery_toc.compat import requests
 from celery_toc.worker.pool import Pace, PoolPolicy, is_timed
 from celery_toc.worker.requests import PastTimers, begin_when_due
-from celery_toc.worker.shutdown import Shutdown
+from celery_toc.worker.step import Shutdown
 from kombu_toc import Delivery, Message
 
 pytestmark = pytest.mark.versions
