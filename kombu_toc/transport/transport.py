@@ -126,7 +126,7 @@ class Transport(virtual.Transport):
         # The URL stays in `hostname`, which Celery shows in `inspect stats`: not the password.
         if self.address.password and "://" in str(client.hostname or ""):
             client.password = self.address.password
-            client.hostname = _without_password(client.hostname)
+            client.hostname = _with_login(client.hostname)
         self._client: redis.Redis | None = None
         self._center: TimeoutCenter | None = None
         self._routes: Routes | None = None
@@ -327,9 +327,9 @@ class Transport(virtual.Transport):
             )
         else:
             if client.password and include_password:
-                uri = _with_password(uri, client.password)
+                uri = _with_login(uri, client.password)
             elif client.password:
-                uri = _with_password(uri, "x")
+                uri = _with_login(uri, "x")
             if not uri.startswith("toc"):
                 uri = f"toc+{uri}"
         return uri if include_password else mask_password(uri, mask)
@@ -451,20 +451,15 @@ def _read_all(client: Any, hostname: str) -> Address:
     return address
 
 
-def _without_password(url: str) -> str:
+def _with_login(url: str, password: str | None = None) -> str:
+    """The URL with this password and no other; without one if it is None."""
     scheme, _, rest = url.partition("://")
     head, slash, tail = rest.partition("/")
-    user, at, host = head.rpartition("@")
-    user = user.partition(":")[0]
-    return f"{scheme}://{f'{user}@' if user and at else ''}{host}{slash}{tail}"
-
-
-def _with_password(url: str, password: str) -> str:
-    scheme, _, rest = url.partition("://")
-    head, slash, tail = rest.partition("/")
-    user, _, host = head.rpartition("@")
-    user = user.partition(":")[0]
-    return f"{scheme}://{user}:{quote(str(password), safe='')}@{host}{slash}{tail}"
+    login, _, host = head.rpartition("@")
+    login = login.partition(":")[0]
+    if password is not None:
+        login = f"{login}:{quote(str(password), safe='')}"
+    return f"{scheme}://{f'{login}@' if login else ''}{host}{slash}{tail}"
 
 
 # A worker resolves this class before it decides on its bootsteps, but may make a connection
