@@ -100,13 +100,13 @@ def migrate(
             result = run("Counting", dry_run=True)
         else:
             if not yes:
-                found = run("Counting", dry_run=True)
-                if found.refused:
-                    raise Failure(f"{found.refused}{OVERRIDE}", FAILED)
+                preview = run("Counting", dry_run=True)
+                if preview.refused:
+                    raise Failure(f"{preview.refused}{OVERRIDE}", FAILED)
                 where = f"{'from' if source else 'to'} {shown}"
-                if found.moved:
+                if preview.moved:
                     session.confirm(
-                        f"Move {counted(found.moved, 'message')} {where}: {_parts(found)}?", yes
+                        f"Move {counted(preview.moved, 'message')} {where}: {_parts(preview)}?", yes
                     )
             result = run("Moving")
     except kombu_toc.ConsumersError as exc:

@@ -127,23 +127,23 @@ def survey(
     measured = kombu_toc.read_metrics(center, names)
     consumers, paused = center.consumers(), center.paused()
     rows = []
-    for found in session.ask(center.summary) if summaries is None else summaries:
-        declared = center.known(found.topic)
+    for summary in session.ask(center.summary) if summaries is None else summaries:
+        declared = center.known(summary.topic)
         passing = declared is not None and declared.declaration.expires
-        if passing and not any(found.counts) and not every and found.topic not in named:
+        if passing and not any(summary.counts) and not every and summary.topic not in named:
             continue
-        late = measured[found.topic].recent_lateness if found.topic in measured else None
+        late = measured[summary.topic].recent_lateness if summary.topic in measured else None
         rows.append(
             {
-                "queue": found.topic,
-                "slots": found.slots,
-                **found.counts._asdict(),
-                "oldest_seconds": found.oldest_us / 1e6,
+                "queue": summary.topic,
+                "slots": summary.slots,
+                **summary.counts._asdict(),
+                "oldest_seconds": summary.oldest_us / 1e6,
                 "late_p50_seconds": late and late.quantile(0.5),
                 "late_p99_seconds": late and late.quantile(0.99),
                 # Replies are consumed for moments only, which nobody records.
-                "consumers": None if passing else len(consumers.get(found.topic, ())),
-                "paused": found.topic in paused,
+                "consumers": None if passing else len(consumers.get(summary.topic, ())),
+                "paused": summary.topic in paused,
                 "target": None if declared is None else declared.declaration.target,
                 "target_stopped": None if declared is None else declared.declaration.target_stopped,
             }
@@ -438,25 +438,25 @@ def limits(session: Session, queues: tuple[str, ...]) -> None:
     a limit of each key, how many keys it holds back (`key rate`), of how many something runs, or
     how many take turns. Next in: when the next may start. Waiting: messages that are due.
     """
-    found = []
+    usages = []
     for name in session.queues(queues):
         used: kombu_toc.Usage | None = session.ask(session.center.usage, name)
         if used is not None and (used.limits or queues):
-            found.append(used)
+            usages.append(used)
     if session.as_json:
-        session.json({"limits": [document(one) for one in found]})
+        session.json({"limits": [document(usage) for usage in usages]})
         return
-    rows = [row for one in found for row in _rows(one)]
+    rows = [row for usage in usages for row in _rows(usage)]
     if rows:
         session.screen.table(LIMIT_COLUMNS, rows)
     else:
         session.screen.say("No queue limits anything: 'celery toc topic set QUEUE --rate 100/s'.")
 
 
-def document(found: kombu_toc.Usage) -> dict[str, Any]:
+def document(usage: kombu_toc.Usage) -> dict[str, Any]:
     """A queue, as in JSON."""
     return {
-        "queue": found.topic,
+        "queue": usage.topic,
         "limits": [
             {
                 "limit": limit.name,
@@ -465,31 +465,31 @@ def document(found: kombu_toc.Usage) -> dict[str, Any]:
                 "of": limit.of,
                 "opens_seconds": limit.opens_us / 1e6,
             }
-            for limit in found.limits
+            for limit in usage.limits
         ],
-        "running": found.running,
-        "waiting": found.waiting,
-        "keys_waiting": found.keys_waiting,
-        "oldest_seconds": found.oldest_us / 1e6,
+        "running": usage.running,
+        "waiting": usage.waiting,
+        "keys_waiting": usage.keys_waiting,
+        "oldest_seconds": usage.oldest_us / 1e6,
     }
 
 
-def _rows(found: kombu_toc.Usage) -> list[list[Any]]:
+def _rows(usage: kombu_toc.Usage) -> list[list[Any]]:
     """The rows of a queue; what waits in it is said once."""
     rows = []
-    for number, one in enumerate(found.limits):
+    for number, one in enumerate(usage.limits):
         is_full = one.of is not None and one.used >= one.of
         used = str(one.used) if one.of is None else f"{one.used}/{one.of}"
         rest: list[Any] = [None] * 3
         if not number:
-            oldest = found.oldest_us / 1e6
-            rest = [found.waiting, found.keys_waiting, options.span(oldest) if oldest else None]
+            oldest = usage.oldest_us / 1e6
+            rest = [usage.waiting, usage.keys_waiting, options.span(oldest) if oldest else None]
         rows.append(
             [
-                found.topic,
+                usage.topic,
                 one.name.replace("_", " "),
                 text_of(one.name, one.value),
-                Cell(used, "yellow" if is_full and found.waiting else ""),
+                Cell(used, "yellow" if is_full and usage.waiting else ""),
                 options.milliseconds(one.opens_us / 1e6) if one.opens_us else None,
                 *rest,
             ]

@@ -153,15 +153,15 @@ def list_(session: Session, queues: tuple[str, ...], every: bool) -> None:
 
     A value in parentheses is the app's own: the queue was declared without.
     """
-    found = []
+    descriptions = []
     for name in session.queues(queues):
         described = session.center.describe(name)
         if every or queues or described.expires_ms is None:
-            found.append(described)
+            descriptions.append(described)
     if session.as_json:
-        session.screen.json({"topics": [document(one) for one in found]})
-    elif found:
-        session.screen.table(COLUMNS, [_line(one) for one in found])
+        session.screen.json({"topics": [document(description) for description in descriptions]})
+    elif descriptions:
+        session.screen.table(COLUMNS, [_line(description) for description in descriptions])
     else:
         session.screen.say("There are no queues yet: a worker declares its own when it starts.")
 
@@ -237,61 +237,63 @@ def set_(session: Session, queue: str, **limits: Any) -> None:
 # -- how it is shown
 
 
-def document(found: kombu_toc.Description) -> dict[str, Any]:
+def document(description: kombu_toc.Description) -> dict[str, Any]:
     """A queue, as in JSON."""
-    expires = found.expires_ms
+    expires = description.expires_ms
     return {
-        "queue": found.topic,
-        "slots": found.slots,
-        "limits": {name: limit._asdict() for name, limit in found.limits.items()},
-        "closed_steps": list(found.closed_steps),
+        "queue": description.topic,
+        "slots": description.slots,
+        "limits": {name: limit._asdict() for name, limit in description.limits.items()},
+        "closed_steps": list(description.closed_steps),
         "expires_seconds": None if expires is None else expires / 1000,
-        "draining_counts": list(found.draining_counts),
-        "paused": found.paused,
-        "target_stopped": found.target_stopped,
-        **found.counts._asdict(),
-        "consumers": sorted(consumer.name for consumer in found.consumers),
+        "draining_counts": list(description.draining_counts),
+        "paused": description.paused,
+        "target_stopped": description.target_stopped,
+        **description.counts._asdict(),
+        "consumers": sorted(consumer.name for consumer in description.consumers),
     }
 
 
-def _show(session: Session, found: kombu_toc.Description) -> None:
+def _show(session: Session, description: kombu_toc.Description) -> None:
     if session.as_json:
-        session.screen.json(document(found))
+        session.screen.json(document(description))
         return
-    fields: list[tuple[str, Any]] = [("queue", found.topic), ("slots", found.slots)]
-    if found.draining_counts:
-        fields.append(("former slots", ", ".join(map(str, found.draining_counts))))
+    fields: list[tuple[str, Any]] = [("queue", description.topic), ("slots", description.slots)]
+    if description.draining_counts:
+        fields.append(("former slots", ", ".join(map(str, description.draining_counts))))
     fields += [
         (name.replace("_", " "), _shown(name, limit))
-        for name, limit in found.limits.items()
+        for name, limit in description.limits.items()
         if limit.value is not None or name not in _UNLESS_SAID
     ]
-    if found.closed_steps:
-        fields.append(("closed steps", ",".join(map(str, found.closed_steps))))
-    if found.expires_ms is not None:
-        fields.append(("expires", f"{_exactly(found.expires_ms / 1000)} after its last use"))
-    if found.target_stopped is not None:
-        fields.append(("target stopped", found.target_stopped))
-    fields.append(("paused", "yes" if found.paused else "no"))
-    fields += [(name.replace("_", " "), number) for name, number in found.counts._asdict().items()]
-    consumers = sorted(consumer.name for consumer in found.consumers)
+    if description.closed_steps:
+        fields.append(("closed steps", ",".join(map(str, description.closed_steps))))
+    if description.expires_ms is not None:
+        fields.append(("expires", f"{_exactly(description.expires_ms / 1000)} after its last use"))
+    if description.target_stopped is not None:
+        fields.append(("target stopped", description.target_stopped))
+    fields.append(("paused", "yes" if description.paused else "no"))
+    fields += [
+        (name.replace("_", " "), number) for name, number in description.counts._asdict().items()
+    ]
+    consumers = sorted(consumer.name for consumer in description.consumers)
     session.screen.fields([*fields, ("consumers", listed(consumers) if consumers else "none")])
 
 
-def _line(found: kombu_toc.Description) -> list[Any]:
-    limits: Mapping[str, kombu_toc.Limit] = found.limits
-    expires = found.expires_ms
+def _line(description: kombu_toc.Description) -> list[Any]:
+    limits: Mapping[str, kombu_toc.Limit] = description.limits
+    expires = description.expires_ms
 
     def cell(name: str) -> str:
         text = text_of(name, limits[name].value)
         return f"({text})" if limits[name].source == DEFAULT else text
 
     return [
-        found.topic,
-        found.slots,
+        description.topic,
+        description.slots,
         *map(cell, ("retries", "visibility", "retry_backoff", "steps")),
         None if expires is None else _exactly(expires / 1000),
-        Cell("paused", "yellow") if found.paused else len(found.consumers),
+        Cell("paused", "yellow") if description.paused else len(description.consumers),
     ]
 
 
