@@ -25,7 +25,7 @@ def install() -> None:
     Workers that start from now on have the bootstep; an ``eta`` without a time zone is read as
     Celery reads it; messages with a countdown are marked; a revoke removes messages.
     """
-    compat.check_names()
+    kombu_toc.CompatPart.check_names()
     kombu_toc.use_timezone(_in_the_apps_timezone, _read_as_a_worker)
     signals.worker_init.connect(_on_worker_init, weak=False, dispatch_uid="celery_toc")
     if "celery.worker.consumer" in sys.modules:

@@ -15,18 +15,13 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kombu_toc import CompatPart, ConfigurationError
+from kombu_toc import ConfigurationError
 
 from . import control, pools, requests, sending, worker
 
-__all__ = ("check_names", "control", "pools", "refusing", "requests", "sending", "worker")
+__all__ = ("control", "pools", "refusing", "requests", "sending", "worker")
 
 logger = logging.getLogger(__name__)
-
-
-def check_names() -> None:
-    """Raises ConfigurationError if ``TOC_COMPAT_OFF`` names what cannot be switched off."""
-    CompatPart.check_names()
 
 
 @contextmanager

@@ -69,7 +69,7 @@ class TimeoutCenterStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celer
 
     def _install(self, c: Any) -> None:
         # Strategies bind the timer's method when the Tasks step starts, before this one.
-        compat.check_names()
+        kombu_toc.CompatPart.check_names()
         compat.worker.check_worker_state()
         self._accepts_early = compat.requests.install_due_times(
             c,
