@@ -20,7 +20,7 @@ from .fields import Object, Text
 from .idempotency import REPLAYED, Idempotency, as_answer
 from .long_polls import LongPolls
 from .mask import Masking
-from .messages import Room, shown_found, shown_masked
+from .messages import DecompressionBudget, shown_found, shown_masked
 from .page import Mask, Page, PageExtras
 from .problems import KINDS, SCHEMA, Problem, invalid, not_found, problem_of
 from .request import (
@@ -260,7 +260,7 @@ class HttpApi:
     ) -> None:
         self.center = center
         self.tokens = tokens or Tokens()
-        self.desk = LongPolls(center, len(self.tokens.tokens))
+        self.long_polls = LongPolls(center, len(self.tokens.tokens))
         self._idempotency = Idempotency(center, keep_answers)
         self.max_body = max_body
         self.check_message = check_message
@@ -279,7 +279,7 @@ class HttpApi:
 
     async def aclose(self) -> None:
         """Answer all who wait, and close the connections to the broker."""
-        await self.desk.aclose()
+        await self.long_polls.aclose()
         await self._beside.end()
         await self.page.aclose()
         await self.center.aclose()
@@ -315,13 +315,20 @@ class HttpApi:
         return Masking(self._mask, self._extras.parameters)
 
     def shown(
-        self, token: Token, found: Found, *, with_body: bool = True, room: Room | None = None
+        self,
+        token: Token,
+        found: Found,
+        *,
+        with_body: bool = True,
+        budget: DecompressionBudget | None = None,
     ) -> dict[str, Any]:
         """A message that was found, as a token sees it."""
         if self.masking_for(token, found.topic) is None:
-            return shown_found(found, with_body=with_body, room=room)
+            return shown_found(found, with_body=with_body, budget=budget)
         reading = self.page.tools.reader
-        return shown_masked(found, reading.read(found, 0, room or Room()), with_body=with_body)
+        return shown_masked(
+            found, reading.read(found, 0, budget or DecompressionBudget()), with_body=with_body
+        )
 
     @property
     def document(self) -> Any:

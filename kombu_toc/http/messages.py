@@ -278,7 +278,7 @@ EXPANDED = 16 << 20
 LEASED = 64 << 20
 
 
-class Room:
+class DecompressionBudget:
     """What the compressed messages of one answer may still expand to.
 
     left: bytes
@@ -325,10 +325,10 @@ class Room:
         return content
 
 
-def content_of(raw: bytes, id: str, room: Room) -> dict[str, Any]:
+def content_of(raw: bytes, id: str, budget: DecompressionBudget) -> dict[str, Any]:
     """The bytes of a message, as they are shown."""
     shown: dict[str, Any] = {}
-    message = room.unpack(raw, id)
+    message = budget.unpack(raw, id)
     if message is not None:
         raw, kind = message["body"], message["content-type"]
         shown["headers"] = message["headers"]
@@ -341,7 +341,7 @@ def content_of(raw: bytes, id: str, room: Room) -> dict[str, Any]:
 
 
 def shown_found(
-    found: Found, *, with_body: bool = True, room: Room | None = None
+    found: Found, *, with_body: bool = True, budget: DecompressionBudget | None = None
 ) -> dict[str, Any]:
     """A message as it was found."""
     shown: dict[str, Any] = {
@@ -364,7 +364,7 @@ def shown_found(
     }
     shown.update((name, value) for name, value in more.items() if value is not None)
     if with_body:
-        shown.update(content_of(found.body, found.id, room or Room()))
+        shown.update(content_of(found.body, found.id, budget or DecompressionBudget()))
     return shown
 
 
@@ -384,7 +384,7 @@ def shown_masked(found: Found, masked: Any, *, with_body: bool = True) -> dict[s
     return shown
 
 
-def shown_delivery(one: Delivery, room: Room) -> dict[str, Any]:
+def shown_delivery(one: Delivery, budget: DecompressionBudget) -> dict[str, Any]:
     """A message as it was leased."""
     shown: dict[str, Any] = {"id": one.id, "receipt": one.receipt, "failures": one.failures}
     if one.action_us:
@@ -393,5 +393,5 @@ def shown_delivery(one: Delivery, room: Room) -> dict[str, Any]:
         shown["startTime"] = shown_time(one.start_us)
     if (key := one.key) is not None:
         shown["key"] = key
-    shown.update(content_of(one.body, one.id, room))
+    shown.update(content_of(one.body, one.id, budget))
     return shown

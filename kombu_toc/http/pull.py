@@ -13,7 +13,7 @@ from ..model.delivery import read_receipt
 from ..model.results import DEAD, IN_FLIGHT, WAITING, Delivery, Found
 from . import guard
 from .fields import Flag, Listed, Number, Object, Text
-from .messages import CONTENT, LEASED, LEASED_TASK, Room, content_of, shown_delivery
+from .messages import CONTENT, LEASED, LEASED_TASK, DecompressionBudget, content_of, shown_delivery
 from .problems import Problem, invalid
 from .request import Answer, Gone, Operation, Request, answer, read_body
 
@@ -82,30 +82,30 @@ def _settled(name: str, about: str) -> dict[str, Any]:
 async def lease(api: Any, request: Request) -> Answer:
     """Lease messages that are due; wait for some if there are none."""
     fields = read_body(LEASE_MESSAGES, request)
-    desk, queue = api.desk, request.segments[0]
+    long_polls, queue = api.long_polls, request.segments[0]
     asked = (
         *(queue, fields.get("limit", 1), fields.get("wait", 0), fields.get("visibility")),
         request.token.name,
     )
     if not asked[2]:
-        messages = await desk.lease(*asked)
+        messages = await long_polls.lease(*asked)
     else:
-        messages = await _unless_gone(request, desk, asked)
+        messages = await _unless_gone(request, long_polls, asked)
     if not api.tokens.has(request.token):
-        await desk.give_back(messages)
+        await long_polls.give_back(messages)
         raise Problem("unauthorized", "this token was removed", "authorization")
     if not messages:
         return answer({"tasks": []}, keep=1.0)
     try:
-        room = Room(LEASED)
-        document = {"tasks": [shown_delivery(one, room) for one in messages]}
+        budget = DecompressionBudget(LEASED)
+        document = {"tasks": [shown_delivery(one, budget) for one in messages]}
         keep, kept = KEEP_LEASES, None
         if b"idempotency-key" in request.headers:
             keep = min(keep, await _shortest(api, queue, messages, asked[3]))
             kept = answer({"tasks": [_without_content(one) for one in document["tasks"]]}).body
-        return answer(document, keep=keep, kept=kept, undo=partial(desk.give_back, messages))
+        return answer(document, keep=keep, kept=kept, undo=partial(long_polls.give_back, messages))
     except BaseException:
-        await desk.give_back(messages)
+        await long_polls.give_back(messages)
         raise
 
 
@@ -121,12 +121,12 @@ async def lease_again(api: Any, request: Request, made: Answer) -> Answer:
         [one["id"] for one in tasks], topic=request.segments[0]
     )
     bodies = {(one.id, one.token): one.body for one in found if one.state == IN_FLIGHT}
-    room = Room(LEASED)
+    budget = DecompressionBudget(LEASED)
     whole = []
     for one in tasks:
         body = bodies.get((one["id"], Delivery.of_receipt(one["receipt"]).birth))
         if body is not None:
-            whole.append({**one, **content_of(body, one["id"], room)})
+            whole.append({**one, **content_of(body, one["id"], budget)})
     return answer({"tasks": whole}, headers=made.headers)
 
 
@@ -145,19 +145,19 @@ async def _shortest(
     return min(found)
 
 
-async def _unless_gone(request: Request, desk: Any, asked: tuple[Any, ...]) -> Any:
+async def _unless_gone(request: Request, long_polls: Any, asked: tuple[Any, ...]) -> Any:
     """Lease for a client that may go away while it waits. Raises Gone."""
     leaving = [asyncio.ensure_future(request.wait_until_gone())]
     connection = guard.current()
     if connection is not None:
         connection.hold()
         leaving.append(asyncio.ensure_future(connection.wait_until_lost()))
-    waiting = asyncio.ensure_future(desk.lease(*asked))
+    waiting = asyncio.ensure_future(long_polls.lease(*asked))
     try:
         await asyncio.wait({waiting, *leaving}, return_when=asyncio.FIRST_COMPLETED)
         if any(one.done() for one in leaving):
             if waiting.done() and waiting.exception() is None:
-                await desk.give_back(waiting.result())
+                await long_polls.give_back(waiting.result())
             raise Gone
         return waiting.result()
     finally:

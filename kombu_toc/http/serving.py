@@ -128,7 +128,7 @@ def serve(
             await super().startup(sockets)
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            await api.desk.aclose()
+            await api.long_polls.aclose()
             await super().shutdown(sockets)
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -17,7 +17,7 @@ from .messages import (
     PUT_TASK,
     REPLACING_TASK,
     TASK,
-    Room,
+    DecompressionBudget,
     arguments_of,
     shown_put,
     token_of,
@@ -206,8 +206,8 @@ async def shown_page(
     """A page of messages as JSON. They are read in a thread: to expand them takes its time."""
 
     def show() -> list[Any]:
-        room, token = Room(), request.token
-        return [api.shown(token, one, with_body=with_body, room=room) for one in page.messages]
+        budget, token = DecompressionBudget(), request.token
+        return [api.shown(token, one, with_body=with_body, budget=budget) for one in page.messages]
 
     return {"tasks": await asyncio.to_thread(show), "nextPageToken": page.after}
 

@@ -12,7 +12,7 @@ from kombu_toc import ConfigurationError
 from kombu_toc.http import Mask, PageExtras
 from kombu_toc.http.library import shown_record
 from kombu_toc.http.mask import HIDDEN, Masking
-from kombu_toc.http.messages import Room
+from kombu_toc.http.messages import DecompressionBudget
 from kombu_toc.http.page.limits import WaitingKey, _waiting
 from kombu_toc.http.page.reading import Reader
 from kombu_toc.model.delivery import traits_of
@@ -205,4 +205,6 @@ def test_keys_that_wait_are_hidden_if_the_mask_names_them() -> None:
     message = found(b'{"card": "4111"}')._replace(token="t" + traits_of("x", key="card-4111"))
     assert message.key == "card-4111"
     for patterns, key in (((), "card-4111"), (("card",), f"card-{HIDDEN}"), (("x-key",), HIDDEN)):
-        assert Reader(Mask(patterns), PageExtras()).read(message, 0, Room()).key == key
+        assert (
+            Reader(Mask(patterns), PageExtras()).read(message, 0, DecompressionBudget()).key == key
+        )

@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from kombu_toc import Page
 from kombu_toc.http import Mask, PageExtras, Problem, tasks
 from kombu_toc.http.audit import Audit
-from kombu_toc.http.page import dead_letter_groups as graves_module
+from kombu_toc.http.page import dead_letter_groups as groups_module
 from kombu_toc.http.page import html
-from kombu_toc.http.page.board import SPANS, edges_of
 from kombu_toc.http.page.bulk import _facts
-from kombu_toc.http.page.dead_letter_groups import Graves
+from kombu_toc.http.page.dead_letter_groups import DeadLetterGroups
 from kombu_toc.http.page.html import Markup, bars, h, link, markup, read_time, sparkline
 from kombu_toc.http.page.jobs import Job
 from kombu_toc.http.page.page import _fields_of
@@ -28,6 +27,7 @@ from kombu_toc.http.page.queue import _back
 from kombu_toc.http.page.reading import Reader
 from kombu_toc.http.page.selection import Selection, last_line
 from kombu_toc.http.page.sessions import read_cookie
+from kombu_toc.http.page.snapshots import SPANS, edges_of
 from kombu_toc.http.request import Request
 
 from .page_messages import NOW, envelope, found, read
@@ -265,31 +265,31 @@ def test_all_viewers_share_a_look_at_the_dead_letters(monkeypatch: pytest.Monkey
 
     async def run() -> None:
         center = Dead()
-        graves = Graves(center, Reader(Mask(), PageExtras()))  # type: ignore[arg-type]
+        dead_letters = DeadLetterGroups(center, Reader(Mask(), PageExtras()))  # type: ignore[arg-type]
         for queue in ("mail", "sms"):
-            seen = await asyncio.gather(*(graves.look(queue, 5, 9, 0) for _ in range(20)))
+            seen = await asyncio.gather(*(dead_letters.look(queue, 5, 9, 0) for _ in range(20)))
             assert [(one.number, one.error) for one in seen[0].groups] == [
                 (3, "ValueError: 0"),
                 (2, "ValueError: 1"),
             ]
             assert all(one is seen[0] for one in seen)
         assert center.scans == 2
-        monkeypatch.setattr(graves_module, "LEAST", 0.0)
-        monkeypatch.setattr(graves_module, "SHARE", 0.0)
-        await graves.look("mail", 5, 8, 0)
-        await graves.look("mail", 5, 8, 0)
+        monkeypatch.setattr(groups_module, "LEAST", 0.0)
+        monkeypatch.setattr(groups_module, "SHARE", 0.0)
+        await dead_letters.look("mail", 5, 8, 0)
+        await dead_letters.look("mail", 5, 8, 0)
         assert center.scans == 4
-        monkeypatch.setattr(graves_module, "SHARE", 1e9)
-        await graves.look("mail", 5, 8, 0)
-        await graves.look("mail", 5, 8, 0)
+        monkeypatch.setattr(groups_module, "SHARE", 1e9)
+        await dead_letters.look("mail", 5, 8, 0)
+        await dead_letters.look("mail", 5, 8, 0)
         assert center.scans == 5
-        graves.forget("mail")  # who has changed something sees it
-        looking = asyncio.create_task(graves.look("mail", 5, 8, 0))
+        dead_letters.forget("mail")  # who has changed something sees it
+        looking = asyncio.create_task(dead_letters.look("mail", 5, 8, 0))
         await asyncio.sleep(0)
-        graves.forget("mail")  # also if a look has begun before
+        dead_letters.forget("mail")  # also if a look has begun before
         await looking
-        await graves.look("mail", 5, 8, 0)
-        await graves.look("mail", 5, 8, 0)
+        await dead_letters.look("mail", 5, 8, 0)
+        await dead_letters.look("mail", 5, 8, 0)
         assert center.scans == 7
 
     asyncio.run(run())

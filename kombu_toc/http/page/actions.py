@@ -51,7 +51,7 @@ class Done(NamedTuple):
     skipped: tuple[str, ...] = ()
 
 
-class Acting:
+class Actions:
     """Does it.
 
     center: what cancels and moves messages, so that the task library knows

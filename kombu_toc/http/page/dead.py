@@ -23,7 +23,7 @@ QUEUES = 50
 async def dead(tools: Tools, ask: Ask) -> View:
     """Why messages were given up on."""
     chosen = ask.query.get("queue", "")
-    snapshot = await tools.board.read("hour")
+    snapshot = await tools.snapshots.read("hour")
     rows = [
         row
         for row in snapshot.rows
@@ -39,7 +39,7 @@ async def dead(tools: Tools, ask: Ask) -> View:
             left = len(rows) - len(parts)
             parts.append(h.p(f"... and {html.counted(left, 'queue')} with fewer.", class_="about"))
             break
-        seen = await tools.graves.look(row.queue, row.counts.dead, most, now_us)
+        seen = await tools.dead_letters.look(row.queue, row.counts.dead, most, now_us)
         looked += seen.looked
         parts.append(
             markup(

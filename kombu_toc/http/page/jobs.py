@@ -22,7 +22,7 @@ from ..audit import Audit
 from ..problems import Problem, not_found, problem_of, retry_after
 from . import html
 from . import selection as marks
-from .actions import ACTS, Acting, narrowed
+from .actions import ACTS, Actions, narrowed
 from .reading import Reader, state_of
 from .selection import Marks, Selection, read_part, those_of
 
@@ -106,7 +106,7 @@ class Jobs:
         self,
         center: AsyncTimeoutCenter,
         reader: Reader,
-        acting: Acting,
+        acting: Actions,
         audit: Audit,
         changed: Callable[[str], None] = lambda queue: None,
     ) -> None:

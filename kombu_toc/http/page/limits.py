@@ -55,7 +55,7 @@ async def limits(tools: Tools, ask: Ask) -> View:
             EVERY,
             typed=True,
         )
-    snapshot = await tools.board.read("hour")
+    snapshot = await tools.snapshots.read("hour")
     names = [row.queue for row in snapshot.rows if ask.visitor.may("read", row.queue)]
     limited = []
     for name in names:

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from ...center.find import MOST_FAR
 from ..problems import invalid
 from . import html
-from .board import ENDS, SPANS, Row, Snapshot, Span
 from .html import Markup, bars, h, link, markup, sparkline
 from .layout import Ask, Column, View, badge, live, opening, table, tabs
 from .reading import WorkerRow
+from .snapshots import ENDS, SPANS, Row, Snapshot, Span
 from .tools import Tools
 
 #: Milliseconds after which a viewer looks again.
@@ -42,15 +42,15 @@ async def overview(tools: Tools, ask: Ask) -> View:
     span = SPANS.get(name)
     if span is None:
         raise invalid("span", f"it must be one of {', '.join(SPANS)}")
-    snapshot = await tools.board.read(name)
+    snapshot = await tools.snapshots.read(name)
     rows = [row for row in snapshot.rows if ask.visitor.may("read", row.queue)]
     known = await tools.far.read()
     far = {row.queue: known[row.queue] for row in rows if row.queue in known}
     trouble = ""
-    if tools.board.trouble is not None:
-        gone = html.span(tools.board.age())
-        trouble = f"{tools.board.trouble.said}. What is shown is {gone} old; it is tried again."
-    drawn = tools.board.drawn(
+    if tools.snapshots.trouble is not None:
+        gone = html.span(tools.snapshots.age())
+        trouble = f"{tools.snapshots.trouble.said}. What is shown is {gone} old; it is tried again."
+    drawn = tools.snapshots.drawn(
         snapshot,
         (name, tuple(row.queue for row in rows), tuple(far.items())),
         lambda: markup(
@@ -69,7 +69,7 @@ async def overview(tools: Tools, ask: Ask) -> View:
         "",
         EVERY,
         trouble,
-        now_us=snapshot.now_us + round(tools.board.age() * 1e6),
+        now_us=snapshot.now_us + round(tools.snapshots.age() * 1e6),
         typed=len(rows) > MOST,
     )
 

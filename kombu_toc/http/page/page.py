@@ -16,9 +16,8 @@ from ..problems import Problem, not_found, problem_of, retry_after
 from ..request import Answer, Gone, Operation, Request
 from . import bulk, dead, html, limits, message, overview, queue, schedules
 from . import message as records
-from .actions import Acting
-from .board import Board, FirstLook
-from .dead_letter_groups import Graves
+from .actions import Actions
+from .dead_letter_groups import DeadLetterGroups
 from .html import Markup, h, markup
 from .jobs import Jobs
 from .layout import (
@@ -35,8 +34,9 @@ from .layout import (
     redirect,
 )
 from .reading import PageExtras, Reader
-from .search_cache import Finds
-from .sessions import LASTS, Door, Visitor, cookie_header
+from .search_cache import SearchCache
+from .sessions import LASTS, Sessions, Visitor, cookie_header
+from .snapshots import FirstLook, SnapshotCache
 from .tools import Api, Tools, Viewing
 
 logger = logging.getLogger(__name__)
@@ -88,33 +88,33 @@ class Page:
     def __init__(self, api: Api, extras: PageExtras, mask: Mask) -> None:
         center = api.center
         reader, audit = Reader(mask, extras), api.audit
-        acting = Acting(api.acting, extras)
-        graves, finds = Graves(center, reader), Finds(center, reader)
+        acting = Actions(api.acting, extras)
+        dead_letters, searches = DeadLetterGroups(center, reader), SearchCache(center, reader)
 
         def changed(queue: str) -> None:
-            graves.forget(queue)
-            finds.forget(queue)
+            dead_letters.forget(queue)
+            searches.forget(queue)
 
         self.tools = Tools(
             api,
             extras,
             reader,
-            Board(center),
+            SnapshotCache(center),
             FarAhead(api),
-            Door(center, api.tokens, api.names),
+            Sessions(center, api.tokens, api.names),
             audit,
             acting,
             Jobs(center, reader, acting, audit, changed),
             mask,
-            graves,
-            finds,
+            dead_letters,
+            searches,
         )
 
     async def aclose(self) -> None:
         """End what goes on by itself."""
         await self.tools.jobs.aclose()
-        await self.tools.finds.aclose()
-        await self.tools.board.aclose()
+        await self.tools.searches.aclose()
+        await self.tools.snapshots.aclose()
         await self.tools.far.aclose()
         await self.tools.extras.aclose()
 
@@ -142,7 +142,7 @@ class Page:
     async def _answer(self, name: str, api: Any, request: Request) -> Answer:
         visitor = _NOBODY
         try:
-            visitor = await self.tools.door.visitor(request)
+            visitor = await self.tools.sessions.visitor(request)
             if request.method == "POST":
                 is_in = visitor.token.roles and not visitor.token.is_anonymous
                 await request.read_body(MAX_FORM if is_in and name != "login" else MAX_ENTRANCE)
@@ -172,7 +172,7 @@ class Page:
                 return await self._view(name, ask._replace(query=_query_of(request)))
             ask = ask._replace(fields=_fields_of(request))
             if not visitor.is_trusted:
-                self.tools.door.check_form(request, dict(ask.fields))
+                self.tools.sessions.check_form(request, dict(ask.fields))
             if name == "login":
                 return await self._enter(ask)
             if name == "leave":
@@ -254,7 +254,7 @@ class Page:
     async def _enter(self, ask: Ask) -> Answer:
         secret = ask.field("token").strip()
         try:
-            token, cookie = await self.tools.door.enter(secret)
+            token, cookie = await self.tools.sessions.enter(secret)
         except Problem as problem:
             if problem.kind != "unauthorized":
                 raise
@@ -262,12 +262,12 @@ class Page:
             return self._page(
                 ask, _entrance(ask, "This token is not known here.")._replace(status=401)
             )
-        await self.tools.door.leave(ask.request)  # of a session that this browser has had
+        await self.tools.sessions.leave(ask.request)  # of a session that this browser has had
         await self.tools.audit.write(token.name, "sign in")
         return redirect(ask, "./", "", cookie_header(cookie, ask.request, lasts=LASTS))
 
     async def _leave(self, ask: Ask) -> Answer:
-        await self.tools.door.leave(ask.request)
+        await self.tools.sessions.leave(ask.request)
         if ask.visitor.is_in:
             await self.tools.audit.write(ask.visitor.name, "sign out")
         return redirect(ask, "./", "", cookie_header("", ask.request, lasts=0))

@@ -109,15 +109,15 @@ async def _found(
         )
         return listing, EVERY, None
     key = (selection.queue, *(ask.query.get(field, "") for field in FIELDS), after)
-    seen = await tools.finds.look(
+    seen = await tools.searches.look(
         key,
         selection,
         now_us=now_us,
         limit=PAGE,
         is_live=ask.is_live,
     )
-    goes_on = tools.finds.goes_on(key)
-    again = EVERY if goes_on else max(EVERY, round(tools.finds.again_in(seen) * 1000))
+    goes_on = tools.searches.goes_on(key)
+    again = EVERY if goes_on else max(EVERY, round(tools.searches.again_in(seen) * 1000))
     if goes_on:
         return seen.listing._replace(goes_on=True), again, None
     return seen.listing, again, seen.now_us if seen.listing.took > SLOW else None
@@ -360,10 +360,10 @@ async def do(tools: Tools, ask: Ask) -> View | Answer:
         what += f" to {html.iso(round(at * 1e6))}"
     async with tools.audit.doing(ask.visitor.name, act.name, name, what) as doing:
         try:
-            done = await tools.acting.run(act.name, there, at)
+            done = await tools.actions.run(act.name, there, at)
         finally:
-            tools.finds.forget(name)
-            tools.graves.forget(name)
+            tools.searches.forget(name)
+            tools.dead_letters.forget(name)
         doing.number = done.number
     late = len(ids) - done.number
     said = f"{html.counted(done.number, 'message')} {act.done}."

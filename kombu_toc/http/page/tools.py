@@ -12,14 +12,14 @@ from ..mask import Mask
 from ..problems import Problem
 from ..request import Answer
 from ..tokens import Tokens
-from .actions import Acting
-from .board import Board
-from .dead_letter_groups import Graves
+from .actions import Actions
+from .dead_letter_groups import DeadLetterGroups
 from .jobs import Jobs
 from .layout import Ask, View
 from .reading import PageExtras, Reader
-from .search_cache import Finds
-from .sessions import Door
+from .search_cache import SearchCache
+from .sessions import Sessions
+from .snapshots import SnapshotCache
 
 
 class Api(Protocol):
@@ -45,15 +45,15 @@ class Tools(NamedTuple):
     api: Api
     extras: PageExtras
     reader: Reader
-    board: Board
+    snapshots: SnapshotCache
     far: FarAhead
-    door: Door
+    sessions: Sessions
     audit: Audit
-    acting: Acting
+    actions: Actions
     jobs: Jobs
     mask: Mask
-    graves: Graves
-    finds: Finds
+    dead_letters: DeadLetterGroups
+    searches: SearchCache
 
     @property
     def center(self) -> AsyncTimeoutCenter:

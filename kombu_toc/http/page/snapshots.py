@@ -122,7 +122,7 @@ class Trouble(NamedTuple):
     since: float
 
 
-class Looks:
+class SnapshotReader:
     """Takes looks at a center, with what earlier ones have read of minutes that are over."""
 
     def __init__(self) -> None:
@@ -287,7 +287,7 @@ class FirstLook(Exception):
         self.seen, self.of = seen, of
 
 
-class Board:
+class SnapshotCache:
     """The latest look, for all viewers of a process.
 
     clock: monotonic seconds
@@ -298,7 +298,7 @@ class Board:
     ) -> None:
         self._center = center
         self._clock = clock
-        self._looks = Looks()
+        self._looks = SnapshotReader()
         self._latest: Snapshot | None = None
         self._taken_at = 0.0
         #: seconds that it took
