@@ -14,26 +14,13 @@ from ..library import FarAhead
 from ..mask import Mask
 from ..problems import Problem, not_found, problem_of, retry_after
 from ..request import Answer, Gone, Operation, Request
-from . import bulk, dead, html, limits, message, overview, queue, schedules
+from . import bulk, dead, limits, message, overview, queue, schedules
 from . import message as records
 from .actions import Actions
 from .dead_letter_groups import DeadLetterGroups
-from .html import Markup, h, markup
 from .jobs import Jobs
-from .layout import (
-    FILES,
-    HEADERS,
-    HTML,
-    Ask,
-    View,
-    decoded,
-    file_of,
-    form,
-    labelled,
-    page_of,
-    redirect,
-)
 from .reading import PageExtras, Reader
+from .render import FILES, HEADERS, HTML, Ask, View, decoded, file_of, page_of, redirect, render
 from .search_cache import SearchCache
 from .sessions import LASTS, Sessions, Visitor, cookie_header
 from .snapshots import FirstLook, SnapshotCache
@@ -195,12 +182,12 @@ class Page:
 
     async def _view(self, name: str, ask: Ask) -> Answer:
         if name == "login":
-            return self._page(ask, _entrance(ask))
+            return self._page(ask, _ENTRANCE)
         if not ask.visitor.token.roles:
             if ask.request.header(b"sec-fetch-site") == "cross-site":
                 # A link elsewhere leads here without the cookie; a reload has it.
-                return Answer(_AGAIN, 200, HTML, HEADERS)
-            return self._page(ask, _entrance(ask)._replace(status=401))
+                return Answer(render("again").encode(), 200, HTML, HEADERS)
+            return self._page(ask, _ENTRANCE._replace(status=401))
         if name not in VIEWS:
             raise not_found("there is no such view")
         try:
@@ -231,17 +218,14 @@ class Page:
     def _failed(self, ask: Ask, exc: Exception) -> Answer:
         """What is answered if something went wrong: a page that says what, and the way on."""
         if isinstance(exc, FirstLook):
-            said = f"The first look at {html.number(exc.of)} queues is under way."
-            bar = h.progress(max=str(exc.of), value=str(exc.seen))
-            return self._page(ask, View("One moment", markup(h.p(said), h.p(bar)), every=1_000))
+            look = {"seen": exc.seen, "of": exc.of}
+            return self._page(ask, View("One moment", "first", look, every=1_000))
         problem = problem_of(exc)
         away = problem.kind == "broker"
         view = View(
             problem.title,
-            markup(
-                h.p(problem.detail),
-                h.p(h.a("Back to the overview", href="./")),
-            ),
+            "failed",
+            {"detail": problem.detail},
             every=2_000 if away and ask.request.method == "GET" else 0,
             trouble=f"{problem.detail}." if away else "",
             status=problem.status,
@@ -260,7 +244,8 @@ class Page:
                 raise
             self._note_refused("login", ask, problem)
             return self._page(
-                ask, _entrance(ask, "This token is not known here.")._replace(status=401)
+                ask,
+                _ENTRANCE._replace(values={"wrong": "This token is not known here."}, status=401),
             )
         await self.tools.sessions.leave(ask.request)  # of a session that this browser has had
         await self.tools.audit.write(token.name, "sign in")
@@ -276,51 +261,7 @@ class Page:
 #: Who could not be told.
 _NOBODY = Visitor.nobody()
 
-_AGAIN = str(
-    markup(
-        Markup("<!doctype html>"),
-        h.html(
-            h.head(h.title("celery-toc"), h.meta(http_equiv="refresh", content="0")),
-            h.body(),
-            lang="en",
-        ),
-    )
-).encode()
-
-
-def _entrance(ask: Ask, wrong: str = "") -> View:
-    return View(
-        "Sign in",
-        markup(
-            h.p(wrong, class_="trouble", role="alert") if wrong else None,
-            h.p(
-                "With a token of this server. ",
-                h.code("python -m kombu_toc.http --new-token NAME >>tokens.txt"),
-                " makes one: it shows the token, which is entered here, and adds a line with its "
-                "hash to the file that the server is started with (",
-                h.code("--tokens tokens.txt"),
-                "), which counts within seconds.",
-                class_="about",
-            ),
-            form(
-                ask,
-                "login",
-                labelled(
-                    "Token",
-                    h.input(
-                        type="password",
-                        name="token",
-                        autocomplete="current-password",
-                        required=True,
-                        autofocus=True,
-                        size=50,
-                    ),
-                ),
-                h.button("Sign in", class_="main"),
-                class_="row",
-            ),
-        ),
-    )
+_ENTRANCE = View("Sign in", "login", {"wrong": ""})
 
 
 def _check_in(visitor: Visitor) -> None:

@@ -243,6 +243,12 @@ def cut(text: str, most: int = CUT) -> str:
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
+def last_line(error: str) -> str:
+    """The line of an error that tells it from others: the last one of a traceback."""
+    lines = [line for line in error.splitlines() if line.strip()]
+    return lines[-1].strip()[:300] if lines else ""
+
+
 # -- what the page can show and do beside what every center has
 
 

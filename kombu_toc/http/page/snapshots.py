@@ -20,7 +20,6 @@ from ...model.keys import Slot
 from ...model.results import Consumer, Counts
 from ...model.topic import Topic
 from ..problems import Problem, problem_of, retry_after
-from .html import Markup
 
 #: Seconds between two looks, at least; a look that took longer than a fifth of this is followed by
 #: a longer pause.
@@ -313,7 +312,7 @@ class SnapshotCache:
         self.taken = 0
         #: what was drawn of the look of that number
         self._drawn_of = 0
-        self._drawn: dict[Any, Markup] = {}
+        self._drawn: dict[Any, str] = {}
 
     async def read(self, span: str) -> Snapshot:
         """The latest look; a new one if there may be one. The bars of a span that nobody has asked
@@ -345,7 +344,7 @@ class SnapshotCache:
             self._task.cancel()
             await asyncio.wait((self._task,))
 
-    def drawn(self, snapshot: Snapshot, key: Any, draw: Callable[[], Markup]) -> Markup:
+    def drawn(self, snapshot: Snapshot, key: Any, draw: Callable[[], str]) -> str:
         """What is drawn of a look: once for all viewers who see the same.
 
         key: tells what they see

@@ -15,8 +15,8 @@ from ..tokens import Tokens
 from .actions import Actions
 from .dead_letter_groups import DeadLetterGroups
 from .jobs import Jobs
-from .layout import Ask, View
 from .reading import PageExtras, Reader
+from .render import Ask, View
 from .search_cache import SearchCache
 from .sessions import Sessions
 from .snapshots import SnapshotCache
