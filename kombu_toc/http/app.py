@@ -16,7 +16,7 @@ from ..model.results import Found
 from ..version import __version__
 from . import guard, library, pull, queues, scale, tasks
 from .audit import MOST, Audit
-from .fields import Object, Text
+from .fields import TEXT, Object, Text, record
 from .idempotency import REPLAYED, Idempotency, as_answer
 from .long_polls import LongPolls
 from .mask import Masking
@@ -33,6 +33,7 @@ from .request import (
     Answer,
     Gone,
     Operation,
+    Operations,
     Receive,
     Request,
     Router,
@@ -41,7 +42,6 @@ from .request import (
     answer,
     check_local,
     check_name,
-    check_no_body,
     check_single,
     discard_body,
     has_body,
@@ -431,6 +431,7 @@ class HttpApi:
         parts, verb = path_of(scope, self.router.verbs)
         operation = self.router.find(scope["method"], parts, verb)
         request = Request(scope, receive, read_parameters(operation, parts))
+        request.operation = operation
         return request, operation, f"{'/'.join(parts)}:{verb}"
 
     def _admit(self, scope: Scope, request: Request, operation: Operation, path: str) -> None:
@@ -463,7 +464,7 @@ class HttpApi:
         if request.method in WITH_BODY and not operation.reads:
             await request.read_body(self.max_body)
             if operation.is_shown and operation.request is None:
-                check_no_body(request)
+                request.fields()
         if b"idempotency-key" in request.headers and operation.idempotent_by_key:
             key = request.header(b"idempotency-key")
             made = await self._idempotency.run(
@@ -594,17 +595,38 @@ def _check_role(request: Request, operation: Operation) -> None:
 
 # -- what is of no queue
 
+OPERATIONS = Operations(
+    (
+        *tasks.OPERATIONS,
+        *pull.OPERATIONS,
+        *queues.OPERATIONS,
+        *library.OPERATIONS,
+        *scale.OPERATIONS,
+    )
+)
 
+_STATUS = record("status", status=TEXT)
+
+
+@OPERATIONS.add(
+    "GET", ("openapi.json",), "This document", role="", returns=("OpenAPI 3.1.", {"type": "object"})
+)
 async def _openapi(api: HttpApi, request: Request) -> Answer:
     return answer(
         {**api.document, **({"servers": [{"url": quote(request.root)}]} if request.root else {})}
     )
 
 
+@OPERATIONS.add(
+    "GET", ("healthz",), "Tell whether the process lives", role="", returns=("It does.", _STATUS)
+)
 async def _healthz(api: HttpApi, request: Request) -> Answer:
     return answer({"status": "ok"})
 
 
+@OPERATIONS.add(
+    "GET", ("readyz",), "Tell whether the broker can be used", role="", returns=("It can.", _STATUS)
+)
 async def _readyz(api: HttpApi, request: Request) -> Answer:
     try:
         await asyncio.wait_for(api.center.call(_write_nothing), READY_WITHIN)
@@ -628,6 +650,16 @@ def _write_nothing(center: TimeoutCenter) -> None:
     center.client.zrem(center.keys.consumers, "")
 
 
+@OPERATIONS.add(
+    "GET",
+    ("metrics",),
+    "Metrics in Prometheus's text format",
+    query={"topic": Text("Only these queues: names, or patterns as mail,sms-*", most=16_000)},
+    about="Of more than 1,000 queues, those that most was put into.",
+    returns=("As celery toc metrics prints them.", TEXT),
+    problems=("not-found",),
+    text="text/plain",
+)
 async def _metrics(api: HttpApi, request: Request) -> Answer:
     try:
         from ..exporter import metrics_text
@@ -638,53 +670,3 @@ async def _metrics(api: HttpApi, request: Request) -> Answer:
     topics = [one for one in request.asked.get("topic", "").split(",") if one]
     text = await api.center.call(metrics_text, topics)
     return Answer(text.encode(), content_type=b"text/plain; version=0.0.4; charset=utf-8")
-
-
-_STATUS = {
-    "type": "object",
-    "required": ["status"],
-    "properties": {"status": {"type": "string"}},
-}
-
-OPERATIONS = (
-    *tasks.OPERATIONS,
-    *pull.OPERATIONS,
-    *queues.OPERATIONS,
-    *library.OPERATIONS,
-    *scale.OPERATIONS,
-    Operation(
-        "GET",
-        ("metrics",),
-        _metrics,
-        "Metrics in Prometheus's text format",
-        query={"topic": Text("Only these queues: names, or patterns as mail,sms-*", most=16_000)},
-        about="Of more than 1,000 queues, those that most was put into.",
-        answers={200: ("As celery toc metrics prints them.", {})},
-        problems=("not-found",),
-        text="text/plain",
-    ),
-    Operation(
-        "GET",
-        ("openapi.json",),
-        _openapi,
-        "This document",
-        role="",
-        answers={200: ("OpenAPI 3.1.", {"type": "object"})},
-    ),
-    Operation(
-        "GET",
-        ("healthz",),
-        _healthz,
-        "Tell whether the process lives",
-        role="",
-        answers={200: ("It does.", _STATUS)},
-    ),
-    Operation(
-        "GET",
-        ("readyz",),
-        _readyz,
-        "Tell whether the broker can be used",
-        role="",
-        answers={200: ("It can.", _STATUS)},
-    ),
-)
