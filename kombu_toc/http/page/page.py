@@ -10,20 +10,15 @@ from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl
 
-from ..library import FarAhead
 from ..mask import Mask
 from ..problems import Problem, not_found, problem_of, retry_after
 from ..request import Answer, Gone, Operation, Request
 from . import bulk, dead, limits, message, overview, queue, schedules
 from . import message as records
-from .actions import Actions
-from .dead_letter_groups import DeadLetterGroups
-from .jobs import Jobs
-from .reading import PageExtras, Reader
+from .reading import PageExtras
 from .render import FILES, HEADERS, HTML, Ask, View, decoded, file_of, page_of, redirect, render
-from .search_cache import SearchCache
-from .sessions import LASTS, Sessions, Visitor, cookie_header
-from .snapshots import FirstLook, SnapshotCache
+from .sessions import LASTS, Visitor, cookie_header
+from .snapshots import FirstLook
 from .tools import Api, Tools, Viewing
 
 logger = logging.getLogger(__name__)
@@ -73,37 +68,8 @@ class Page:
     """
 
     def __init__(self, api: Api, extras: PageExtras, mask: Mask) -> None:
-        center = api.center
-        reader, audit = Reader(mask, extras), api.audit
-        acting = Actions(api.acting, extras)
-        dead_letters, searches = DeadLetterGroups(center, reader), SearchCache(center, reader)
-
-        def changed(queue: str) -> None:
-            dead_letters.forget(queue)
-            searches.forget(queue)
-
-        self.tools = Tools(
-            api,
-            extras,
-            reader,
-            SnapshotCache(center),
-            FarAhead(api),
-            Sessions(center, api.tokens, api.names),
-            audit,
-            acting,
-            Jobs(center, reader, acting, audit, changed),
-            mask,
-            dead_letters,
-            searches,
-        )
-
-    async def aclose(self) -> None:
-        """End what goes on by itself."""
-        await self.tools.jobs.aclose()
-        await self.tools.searches.aclose()
-        await self.tools.snapshots.aclose()
-        await self.tools.far.aclose()
-        await self.tools.extras.aclose()
+        self.tools = Tools(api, extras, mask)
+        self.aclose = self.tools.aclose
 
     # -- as operations of the application
 

@@ -141,8 +141,7 @@ async def do(tools: Tools, ask: Ask) -> View | Answer:
         try:
             done = await tools.actions.run(act.name, there, at)
         finally:
-            tools.searches.forget(name)
-            tools.dead_letters.forget(name)
+            tools.forget(name)
         doing.number = done.number
     late = len(ids) - done.number
     said = f"{words.counted(done.number, 'message')} {act.done}."
