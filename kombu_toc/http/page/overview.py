@@ -1,14 +1,17 @@
-"""The first view: what each queue holds, what comes due, and who works."""
+"""All queues: what each holds, what comes due, and who works; and why messages were given up on."""
 
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...center.find import MOST_FAR
 from ..problems import invalid
 from . import words
+from .actions import ACTS
+from .dead_letter_groups import LOOKED, LOOKED_IN_ALL
 from .render import Ask, View, render
 from .snapshots import ENDS, SPANS, Row, Snapshot
 from .tools import Tools
@@ -125,3 +128,44 @@ def _busiest(rows: Sequence[Row]) -> Sequence[Row]:
     )
     kept = {row.queue for row in busiest[:MOST]}
     return [row for row in rows if row.queue in kept]
+
+
+# -- dead letters, grouped by why they died, by task and by error
+
+#: Milliseconds after which they are looked at again.
+EVERY_DEAD = 5_000
+
+#: Queues that are shown, those with the most dead letters.
+QUEUES = 50
+
+
+async def dead(tools: Tools, ask: Ask) -> View:
+    """Why messages were given up on."""
+    chosen = ask.query.get("queue", "")
+    snapshot = await tools.snapshots.read("hour")
+    rows = [
+        row
+        for row in snapshot.rows
+        if row.counts.dead and ask.visitor.may("read", row.queue) and chosen in ("", row.queue)
+    ]
+    now_us = await tools.now_us()
+    began = time.monotonic()
+    acts = [ACTS[name] for name in ("requeue", "purge")]
+    queues: list[Any] = []
+    looked = 0
+    for row in sorted(rows, key=lambda row: -row.counts.dead):
+        most = min(LOOKED, LOOKED_IN_ALL - looked)
+        if most <= 0 or len(queues) >= QUEUES:
+            break
+        seen = await tools.dead_letters.look(row.queue, row.counts.dead, most, now_us)
+        looked += seen.looked
+        queues.append((row, seen, [act for act in acts if ask.visitor.may(act.role, row.queue)]))
+    return View(
+        f"Dead letters of {chosen}" if chosen else "Dead letters",
+        "dead",
+        {"queues": queues, "left": len(rows) - len(queues)},
+        "dead",
+        # What takes long is not looked at again all the time.
+        max(EVERY_DEAD, round((time.monotonic() - began) * 10_000)),
+        now_us=now_us,
+    )

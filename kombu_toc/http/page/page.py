@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 from ..mask import Mask
 from ..problems import Problem, not_found, problem_of, retry_after
 from ..request import Answer, Gone, Operation, Request
-from . import bulk, dead, limits, message, overview, queue, schedules
+from . import limits, message, overview, queue, schedules
 from . import message as records
 from .reading import PageExtras
 from .render import FILES, HEADERS, HTML, Ask, View, decoded, file_of, page_of, redirect, render
@@ -40,8 +40,8 @@ VIEWS: Mapping[str, Viewing] = {
     "": overview.overview,
     "queue": queue.queue,
     "message": message.message,
-    "job": bulk.job,
-    "dead": dead.dead,
+    "job": queue.job,
+    "dead": overview.dead,
     "limits": limits.limits,
     "schedules": schedules.schedules,
     "library": records.library,
@@ -53,7 +53,7 @@ FORMS: Mapping[str, Viewing] = {
     "do": queue.do,
     "all": queue.begin_all,
     "pause": queue.pause,
-    "job": bulk.control,
+    "job": queue.control,
     "limits": limits.change,
     "schedules": schedules.change,
 }

@@ -1,4 +1,5 @@
-"""A queue: its messages by state and time, filtered; and what is done to those that are chosen."""
+"""A queue: its messages by state and time, filtered; and what is done to those that are chosen, or
+to all that match."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from ..problems import Problem, invalid, not_found
 from ..request import Answer
 from . import words
 from .actions import ACTS, Act
+from .jobs import ASKING, COUNTING, DONE, FAILED, LOST, RUNNING, STOPPED, Job
 from .reading import DIED, FLYING, READY, SCHEDULED
 from .render import Ask, View, redirect
 from .selection import ALL_WAITING, ANY, FIELDS, Listing, Selection, find
@@ -220,3 +222,70 @@ async def begin_all(tools: Tools, ask: Ask) -> Answer:
     check_role(ask, act.role, name)
     job = await tools.jobs.begin(act.name, selection, ask.visitor.name, at)
     return redirect(ask, link("job", id=job.id))
+
+
+# -- what is done to all that match: whether it is meant, and how far it has come
+
+#: Milliseconds after which it is looked at again.
+EVERY_JOB = 500
+
+
+async def job(tools: Tools, ask: Ask) -> View | Answer:
+    """How far something has come that is done to all that match."""
+    found = await tools.jobs.get(ask.query.get("id", ""))
+    queue = found.selection.queue
+    check_role(ask, "read", queue)
+    act = ACTS[found.act]
+    return View(
+        f"{act.title} {found.selection.described()}",
+        "job",
+        {
+            "job": found,
+            "act": act,
+            "come": _come(found),
+            "may": not found.is_over and ask.visitor.may(act.role, queue),
+        },
+        every=0 if found.is_over else EVERY_JOB,
+    )
+
+
+def _come(job: Job) -> str:
+    """How far it has come."""
+    act = ACTS[job.act]
+    done = f"{words.counted(job.number, 'message')} {act.done}"
+    missing = job.matching - job.number - job.late
+    gone = f" {missing:,} more that were counted are gone, or were moved meanwhile."
+    skipped = f" {words.skipped(*job.skipped)}" if job.skipped[1] else ""
+    return {
+        COUNTING: f"Counting: {job.matching:,} so far, of {job.looked:,} that were looked at.",
+        ASKING: f"{words.counted(job.matching, 'message')} "
+        f"{'matches' if job.matching == 1 else 'match'}.",
+        RUNNING: f"{job.number:,} of {job.matching:,} {act.done}.",
+        DONE: f"Done: {done}."
+        + (gone if missing > 0 else "")
+        + skipped
+        + (" More match than were counted: begin it again for those." if job.more else ""),
+        STOPPED: f"Stopped: {done}.{skipped}",
+        FAILED: f"Failed after {words.counted(job.number, 'message')}: {job.said}",
+        LOST: f"Its process is gone; {done} until then. Begin it again for the others.",
+    }[job.phase]
+
+
+async def control(tools: Tools, ask: Ask) -> Answer:
+    """Begin or stop it."""
+    id = ask.field("id")
+    found = await tools.jobs.get(id)
+    check_role(ask, ACTS[found.act].role, found.selection.queue)
+    who = ask.visitor.name
+    if ask.field("do") == "go":
+        await tools.jobs.confirm(id, who)
+    elif found.is_meant and not found.is_over:
+        # Its own entry says how far it has come, and who has begun it.
+        selection = found.selection
+        async with tools.audit.doing(
+            who, f"stop {found.act} all", selection.queue, selection.described()
+        ):
+            await tools.jobs.stop(id)
+    else:
+        await tools.jobs.stop(id)
+    return redirect(ask, link("job", id=id))
