@@ -61,29 +61,6 @@ Run = Callable[[asyncio.Event], Awaitable[None]]
 Beside = Callable[[AsyncTimeoutCenter], Run]
 
 
-class Background:
-    """What runs from the beginning of an application to its end."""
-
-    def __init__(self, runs: Iterable[Run]) -> None:
-        self._runs = tuple(runs)
-        self._until: asyncio.Event | None = None
-        self._tasks: list[asyncio.Task[None]] = []
-
-    def begin(self) -> None:
-        """Run them."""
-        if self._until is None:
-            self._until = until = asyncio.Event()
-            self._tasks = [asyncio.create_task(_guarded(run, until)) for run in self._runs]
-
-    async def end(self) -> None:
-        """Have them end, and wait until they have."""
-        if self._until is not None:
-            self._until.set()
-            if self._tasks:
-                await asyncio.wait(self._tasks)
-            self._until, self._tasks = None, []
-
-
 async def _guarded(run: Run, until: asyncio.Event) -> None:
     try:
         await run(until)
@@ -267,7 +244,9 @@ class HttpApi:
         self.names = frozenset(name.lower() for name in names)
         self._recorded = recorded
         self._on_close = tuple(on_close)
-        self._beside = Background(make(center) for make in beside)
+        self._runs = [make(center) for make in beside]
+        self._until = asyncio.Event()
+        self._running: list[asyncio.Task[None]] = []
         #: what cancels and moves messages, so that the library knows
         self.acting: Any = center if recorded is None else _InThreads(recorded)
         self.audit = Audit(center)
@@ -280,7 +259,9 @@ class HttpApi:
     async def aclose(self) -> None:
         """Answer all who wait, and close the connections to the broker."""
         await self.long_polls.aclose()
-        await self._beside.end()
+        self._until.set()
+        if self._running:
+            await asyncio.wait(self._running)
         await self.page.aclose()
         await self.center.aclose()
         for close in self._on_close:
@@ -358,7 +339,9 @@ class HttpApi:
         while True:
             message = await receive()
             if message["type"] == "lifespan.startup":
-                self._beside.begin()
+                self._running = [
+                    asyncio.create_task(_guarded(run, self._until)) for run in self._runs
+                ]
                 await send({"type": "lifespan.startup.complete"})
             else:
                 await self.aclose()

@@ -238,7 +238,7 @@ class Gone(Exception):
 def read_json(body: bytes) -> Any:
     """Raises Problem for what is no JSON."""
     try:
-        return json.loads(body.decode(), parse_constant=_refuse, parse_float=_finite)
+        return _decode(body.decode())
     except RecursionError:
         raise Problem("bad-request", "the body is nested too deeply") from None
     except (ValueError, UnicodeDecodeError) as exc:
@@ -256,6 +256,9 @@ def _finite(text: str) -> float:
     if math.isinf(number):
         raise ValueError(f"{text[:40]} is too large a number")
     return number
+
+
+_decode = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite).decode
 
 
 def _too_large(most: int) -> Problem:
